@@ -1,0 +1,3 @@
+from exhume.cli import main
+
+main()

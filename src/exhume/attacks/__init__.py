@@ -1,0 +1,1 @@
+"""Attacks: one idea of one paper, one file. None of them can receive a Secret."""

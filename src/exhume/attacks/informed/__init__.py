@@ -1,0 +1,1 @@
+"""The informed adversary: knows all training records but one (Balle22, Mnemonist23)."""

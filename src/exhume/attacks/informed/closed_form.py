@@ -1,0 +1,195 @@
+"""The closed-form reconstructor: one ridge regression per label from the change of the weights to the record.
+
+Balle22 trains a network (RecoNN) to map released weights to the missing record. Given the record's
+label and the direction of the change it made, that map is close to linear, so it can be fitted in
+closed form in seconds, from a fifth of the shadow models, and every setting can be chosen by exact
+leave-one-out error on the shadows.
+
+    delta_i = (theta_i - theta_base) / ||theta_i - theta_base||         i a shadow model
+    z_hat   = mean_y + sum_{i: y_i = y} A_i (<delta, delta_i> + const)     y the inferred label
+
+Memory: 8·s·p bytes for s shadows of p parameters, and 16·n² bytes for the n shadows of one label.
+Cost: the shadow models; then s·p·n + n³ operations a label.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.attacks.informed.change import direction
+from exhume.attacks.informed.label import LabelReader, read_labels
+from exhume.attacks.informed.ridge import Ridge, fit_ridge
+from exhume.contract import (
+    Cost,
+    ExhumeError,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Outcome,
+    Progress,
+    Reconstruction,
+    Records,
+    Release,
+    Status,
+    Store,
+    Weights,
+    silent,
+)
+from exhume.train.fleet import train_fleet
+
+__all__ = ["ClosedForm", "FittedClosedForm"]
+
+_INTERCEPT = 10.0  # added to the kernel of unit vectors: an intercept that is hardly penalised
+_SAMPLE = 50
+_FEWEST = 2  # shadows a label needs for a regression of its own
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """Reconstruct the one unknown training record from released weights.
+
+    Sees: `Weights`, r models, each trained on the fixed set and one unknown record.
+    Assumes: the training recipe, the initial parameters, the fixed set, and records of the same
+    distribution to train shadow models on.
+    Guarantees: nothing about the truth is used; labels, penalties and kernel widths are chosen by
+    leave-one-out error on the shadows. Deterministic given the shadows.
+    Reference: Balle22 (setting); the closed form and the label reader are ours.
+    """
+
+    chunk: int = 64  # shadow models trained at once; fixes the bits, see train.fleet
+
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> FittedClosedForm:
+        lacking = knowledge.lacking("recipe", "initial", "fixed", "shadow")
+        if lacking:
+            raise NotApplicable(f"the closed form needs to know: {', '.join(lacking)}", ever=True)
+        recipe, initial = knowledge.recipe, knowledge.initial
+        fixed, shadow = knowledge.fixed, knowledge.shadow
+        assert recipe is not None  # `lacking` has seen to these four
+        assert initial is not None
+        assert fixed is not None
+        assert shadow is not None
+        if len(shadow) < _FEWEST:
+            raise NotApplicable(
+                f"shadow: {len(shadow)} records given, at least 2 needed", ever=True
+            )
+        started = time.perf_counter()
+        base = recipe.fit(initial, fixed, fixed.none_for(1), key.fold("base"))[0]
+        fleet = train_fleet(
+            recipe,
+            initial,
+            fixed,
+            shadow.one_each(),
+            key=key.fold("shadow"),
+            store=store,
+            chunk=self.chunk,
+            stage="training shadow models",
+            progress=progress,
+        )
+        shadows = torch.cat(list(fleet))
+        progress("fitting the reconstructor", 0, len(shadow.classes))
+        layout = recipe.architecture.layout
+        reader = read_labels(shadows, shadow.labels, base, layout, len(shadow.classes))
+        directions = direction(shadows, base)
+        regressions = {}
+        for label in range(len(shadow.classes)):
+            rows = (shadow.labels == label).nonzero()[:, 0]
+            if len(rows) >= _FEWEST:
+                regressions[label] = _regress(directions[rows], shadow, rows)
+            progress("fitting the reconstructor", label + 1, len(shadow.classes))
+        if not regressions:
+            raise NotApplicable("shadow: no label has two records", ever=True)
+        cost = Cost(time.perf_counter() - started, models=len(shadow) + 1)
+        return FittedClosedForm(
+            base, reader, regressions, shadow.shape, cost, shadows[:_SAMPLE].clone()
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Regression:
+    """One label's map from directions to records."""
+
+    anchors: Tensor  # (n, p) directions of this label's shadows, fp64
+    mean: Tensor  # (q,)
+    ridge: Ridge
+    low: float
+    high: float
+    held_out_error: float  # mean squared leave-one-out error per value
+
+    def apply(self, directions: Tensor) -> tuple[Tensor, Tensor]:
+        """(m, p) to records (m, q) and their expected squared errors (m,)."""
+        cross = directions @ self.anchors.T + _INTERCEPT
+        own = directions.square().sum(1) + _INTERCEPT
+        records = (self.ridge.predict(cross) + self.mean).clamp(self.low, self.high)
+        relative = self.ridge.variance(cross, own) / self.ridge.held_out_variance().mean()
+        return records, self.held_out_error * relative
+
+
+def _regress(directions: Tensor, shadow: Records, rows: Tensor) -> _Regression:
+    records = shadow.inputs[rows].flatten(1).double()
+    low, high = float(shadow.inputs.min()), float(shadow.inputs.max())
+    mean = records.mean(0)
+
+    def error(held_out: Tensor) -> float:
+        return float(((held_out + mean).clamp(low, high) - records).square().mean())
+
+    ridge = fit_ridge(directions @ directions.T + _INTERCEPT, records - mean, error)
+    return _Regression(directions, mean, ridge, low, high, error(ridge.held_out))
+
+
+@dataclass(frozen=True, eq=False)
+class FittedClosedForm:
+    """The reconstructor: good for every release of the same recipe, start and fixed set."""
+
+    base: Tensor  # (p,) the model trained without the unknown record
+    reader: LabelReader
+    regressions: dict[int, _Regression]
+    shape: tuple[int, ...]
+    cost: Cost
+    sample: Tensor  # (at most 50, p) shadow models, to judge how well they are trained
+
+    def run(self, releases: Release) -> Reconstruction:
+        if not isinstance(releases, Weights):
+            why = NotApplicable(
+                "the closed form reads weights, not gradients or features", ever=False
+            )
+            return Reconstruction.none(0, self.shape, why)
+        parameters = releases.parameters
+        if parameters.shape[1] != self.base.shape[0]:
+            raise ExhumeError(
+                f"release: {parameters.shape[1]} parameters, the shadow models have {self.base.shape[0]}"
+            )
+        started = time.perf_counter()
+        scores = self.reader.scores(parameters)
+        usable = torch.tensor(sorted(self.regressions), device=scores.device)
+        labels = usable[scores[:, usable].argmax(1)]
+        directions = direction(parameters, self.base)
+        records = directions.new_zeros(len(parameters), *self.shape)
+        expected = directions.new_zeros(len(parameters))
+        for label, regression in self.regressions.items():
+            rows = (labels == label).nonzero()[:, 0]
+            found, expected[rows] = regression.apply(directions[rows])
+            records[rows] = found.reshape(-1, *self.shape)
+        seconds = self.cost.seconds + time.perf_counter() - started
+        return Reconstruction(
+            candidates=records[:, None].to(parameters.dtype),
+            confidence=-expected[:, None],
+            status=Status(Outcome.CONVERGED),
+            cost=Cost(seconds, self.cost.models),
+            labels=labels[:, None],
+            observed={
+                "label_accuracy_on_shadows": self.reader.held_out_accuracy,
+                "mse_on_shadows": _weighted(self.regressions),
+            },
+        )
+
+
+def _weighted(regressions: dict[int, _Regression]) -> float:
+    sizes = {label: len(r.anchors) for label, r in regressions.items()}
+    total = sum(r.held_out_error * sizes[label] for label, r in regressions.items())
+    return total / sum(sizes.values())

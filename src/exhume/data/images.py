@@ -1,0 +1,171 @@
+"""A folder of images: one sub-folder per class, or all images side by side as one class.
+
+Grey images give one channel; as soon as one image is in colour, all become RGB. Pixels are taken
+as they are stored: orientation tags are ignored, as most training pipelines do.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import sys
+import warnings
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from exhume.contract import ExhumeError, Progress, silent
+from exhume.data.pixels import Pixels
+
+__all__ = ["SUFFIXES", "folder", "images_in", "natural", "stack"]
+
+SUFFIXES = frozenset(
+    {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"}
+)
+_GREY = frozenset({"1", "L", "LA"})
+_COLOUR = frozenset({"RGB", "RGBA", "RGBX", "P", "PA", "CMYK", "YCbCr", "LAB", "HSV"})
+
+
+def folder(path: Path, *, size: int | None = None, progress: Progress = silent) -> Pixels:
+    """All images below a folder, classes and files in natural order.
+
+    size: crop each image to its centre square and resize it to size x size; None keeps it as it is.
+    """
+    kinds = _visible_folders(path)
+    here = images_in(path)
+    if kinds and here:
+        raise ExhumeError(
+            f"{path}: holds both images ({here[0].name}) and folders ({kinds[0].name}); "
+            "put every image into the folder of its class"
+        )
+    if not kinds and not here:
+        raise ExhumeError(f"{path}: holds no images; legal endings are {_legal()}")
+    groups = [(kind.name, _class_images(kind)) for kind in kinds] or [(path.resolve().name, here)]
+    files = [file for _, group in groups for file in group]
+    labels = [label for label, (_, group) in enumerate(groups) for _ in group]
+    return Pixels(
+        stack(files, size=size, progress=progress),
+        torch.tensor(labels, dtype=torch.int64),
+        tuple(name for name, _ in groups),
+    )
+
+
+def images_in(path: Path) -> list[Path]:
+    """The image files directly in a folder, in natural order."""
+    found = [p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and not _hidden(p)]
+    return sorted((p for p in found if p.is_file()), key=lambda p: natural(p.name))
+
+
+def stack(files: Sequence[Path], *, size: int | None = None, progress: Progress = silent) -> Tensor:
+    """(n, c, h, w) uint8. Sizes and modes are compared before the first image is decoded."""
+    if size is not None and size < 1:
+        raise ExhumeError(f"size: {size} given, it must be 1 or more")
+    mode, (width, height) = _agree(files, size)
+    channels = len(Image.new(mode, (1, 1)).getbands())
+    shape = (len(files), channels, height, width)
+    _refuse_flood(shape, files[0].parent)
+    values = np.empty(shape, dtype=np.uint8)
+    for index, file in enumerate(files):
+        progress("read images", index, len(files))
+        with _decoding(file), Image.open(file) as image:
+            pixels = image.convert(mode)
+            if size is not None:
+                pixels = _square(pixels, size)
+            values[index] = np.asarray(pixels).reshape(height, width, channels).transpose(2, 0, 1)
+    progress("read images", len(files), len(files))
+    return torch.from_numpy(values)
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A sort key by which s2 comes before s10."""
+    parts = re.findall(r"[0-9]+|[^0-9]+", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts] + [(-2, name)]
+
+
+def _agree(files: Sequence[Path], size: int | None) -> tuple[str, tuple[int, int]]:
+    """The mode and the (width, height) that all images will have."""
+    mode, first = "L", (0, 0)
+    for index, file in enumerate(files):
+        with _decoding(file), Image.open(file) as image:
+            kind, extent = image.mode, image.size
+        if kind not in _GREY | _COLOUR:
+            raise ExhumeError(f"{file}: mode {kind}; legal are 8-bit grey and colour images")
+        mode = "RGB" if kind in _COLOUR else mode
+        first = extent if index == 0 else first
+        if extent != first and size is None:
+            raise ExhumeError(
+                f"images of different sizes: {files[0]} is {first[0]}x{first[1]}, "
+                f"{file} is {extent[0]}x{extent[1]}; make them equal or pass a size"
+            )
+    return mode, first if size is None else (size, size)
+
+
+def _square(image: Image.Image, size: int) -> Image.Image:
+    """The centre square, cut out first so that nothing outside it shines in."""
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    centre = image.crop((left, top, left + side, top + side))
+    return centre.resize((size, size), Image.Resampling.BICUBIC)
+
+
+@contextmanager
+def _decoding(file: Path) -> Iterator[None]:
+    """Turns what Pillow's decoders raise on a damaged file into one sentence."""
+    bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            yield
+    except bombs as error:
+        raise ExhumeError(
+            f"{file}: more than {Image.MAX_IMAGE_PIXELS:,} pixels, perhaps a decompression bomb"
+        ) from error
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error) as error:
+        raise ExhumeError(f"{file}: unreadable or truncated image ({error})") from error
+
+
+def _visible_folders(path: Path) -> list[Path]:
+    found = [p for p in path.iterdir() if p.is_dir() and not _hidden(p)]
+    return sorted(found, key=lambda p: natural(p.name))
+
+
+def _class_images(kind: Path) -> list[Path]:
+    deeper = _visible_folders(kind)
+    if deeper:
+        raise ExhumeError(
+            f"{kind}: a class folder holds images only, it has a folder {deeper[0].name}"
+        )
+    files = images_in(kind)
+    if not files:
+        raise ExhumeError(
+            f"{kind}: this class folder holds no images; legal endings are {_legal()}"
+        )
+    return files
+
+
+def _hidden(path: Path) -> bool:
+    return path.name.startswith((".", "__MACOSX"))
+
+
+def _legal() -> str:
+    return ", ".join(sorted(SUFFIXES))
+
+
+def _refuse_flood(shape: tuple[int, ...], where: Path) -> None:
+    """Say it now rather than be killed halfway: 1 byte per pixel read and 4 as a float record."""
+    if sys.platform == "win32":
+        return
+    needed = 5 * int(np.prod(shape, dtype=np.int64))
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory:
+        raise ExhumeError(
+            f"{where}: {shape[0]} images of {shape[3]}x{shape[2]} need {needed / 1e9:.0f} GB, "
+            f"this machine has {memory / 1e9:.0f} GB; pass a smaller size"
+        )

@@ -1,0 +1,116 @@
+"""One door to all records: a name, a `name:path`, or a path whose format is recognised."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from exhume.contract import ExhumeError, Progress, Records, silent
+from exhume.data import arrays, cifar, idx, images
+from exhume.data.celeba import celeba, has_annotations
+from exhume.data.named import content_of, unknown
+from exhume.data.pixels import Pixels
+from exhume.data.sets import SETS
+
+__all__ = ["load"]
+
+_FORMATS = (
+    "a folder of images, a folder of idx files, an .npz file, a binary CIFAR folder or archive"
+)
+
+
+def load(
+    source: str | Path,
+    *,
+    size: int | None = None,
+    cache: Path | None = None,
+    progress: Progress = silent,
+) -> Records:
+    """Records of a named set (`mnist`), of the user's copy of one (`mnist:folder`), or of a path.
+
+    A `Path` is always a path; a text that is also a name is the name (write `./mnist` otherwise).
+
+    size: for image folders, crop to the centre square and resize to size x size; None: as they are.
+    cache: folder for named sets; None: `EXHUME_CACHE`, else the user's cache folder.
+    """
+    try:
+        return _load(source, size, cache, progress)
+    except OSError as error:  # a folder that may not be listed, a file that vanished
+        raise ExhumeError(f"{source}: {error}") from error
+
+
+def _load(source: str | Path, size: int | None, cache: Path | None, progress: Progress) -> Records:
+    text = str(source)
+    name, colon, rest = text.partition(":")
+    if isinstance(source, str) and name in SETS:
+        if SETS[name].kind != "images":
+            raise ExhumeError(f"{name}: a set of {SETS[name].kind}, which `pairs` loads")
+        if not colon:
+            _refuse_size(size, text)
+            return Pixels.of(content_of(name, cache=cache, progress=progress)).records()
+        return _copy_of(name, _existing(rest), size, progress)
+    path = Path(text).expanduser()
+    if not path.exists() and not _looks_like_path(source):
+        raise unknown(name, [n for n, known in SETS.items() if known.kind == "images"], "a path")
+    return _recognised(_existing(text), size, progress)
+
+
+def _copy_of(name: str, path: Path, size: int | None, progress: Progress) -> Records:
+    """The user's own copy of a named set, in the format its owners use."""
+    if name == "celeba-hq" and path.is_dir():
+        return celeba(path, size=size, progress=progress).records()
+    if name == "faces" and path.is_dir():
+        return images.folder(path, size=size, progress=progress).records()
+    _refuse_size(size, f"{name}:{path}")
+    if name == "mnist":
+        records = arrays.npz(path) if path.is_file() else idx.folder(path, classes=10).records()
+        return _shaped(records, SETS[name].shape, path)
+    if name in ("cifar10", "cifar100"):
+        return cifar.binary(path, cifar.CIFAR10 if name == "cifar10" else cifar.CIFAR100).records()
+    raise ExhumeError(f"{name}:{path}: not a copy of {name}; {SETS[name].by_hand}")
+
+
+def _recognised(path: Path, size: int | None, progress: Progress) -> Records:
+    """Records of a path, by what is there."""
+    if path.is_dir() and not any(path.iterdir()):
+        raise ExhumeError(f"{path}: an empty folder; legal are {_FORMATS}")
+    if path.is_dir() and not cifar.recognise(path) and not idx.has_idx(path):
+        reader = celeba if has_annotations(path) else images.folder
+        return reader(path, size=size, progress=progress).records()
+    _refuse_size(size, str(path))
+    if kind := cifar.recognise(path):
+        return cifar.binary(path, kind).records()
+    if path.is_dir():
+        return idx.folder(path).records()
+    if path.suffix == ".npz":
+        return arrays.npz(path)
+    raise ExhumeError(f"{path}: not a file that can be loaded; legal are {_FORMATS}")
+
+
+def _existing(text: str) -> Path:
+    path = Path(text).expanduser()
+    if not text or not path.exists():
+        raise ExhumeError(f"no such file or folder: {text!r}; legal are {_FORMATS}")
+    return path
+
+
+def _looks_like_path(source: str | Path) -> bool:
+    if isinstance(source, Path):
+        return True
+    name, colon, _ = source.partition(":")
+    if colon and len(name) > 1:  # not a Windows drive: a misspelt name:path
+        return False
+    return os.sep in source or source.startswith(("~", ".")) or bool(Path(source).suffix)
+
+
+def _refuse_size(size: int | None, source: str) -> None:
+    if size is not None:
+        raise ExhumeError(
+            f"size: {size} given, but {source} has its own; only folders of images resize"
+        )
+
+
+def _shaped(records: Records, shape: tuple[int, ...], path: Path) -> Records:
+    if records.shape != shape:
+        raise ExhumeError(f"{path}: records of shape {records.shape}, those of mnist are {shape}")
+    return records

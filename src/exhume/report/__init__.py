@@ -1,0 +1,1 @@
+"""The run folder and the self-contained page drawn from it."""

@@ -1,0 +1,277 @@
+"""The report's figures as text: inline SVG coloured by the page's style sheet, and PNG data URIs.
+
+Pure functions. Text that comes from the user is escaped here, values that are not finite are left
+out and zeros are drawn at the lower end of a logarithmic axis: no data makes a figure fail.
+
+Shapes: c h w image, d numbers of a vector record.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from markupsafe import Markup
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from exhume.report.words import number
+
+__all__ = ["histogram", "interval", "png_data_uri", "scatter", "strip"]
+
+WIDTH, HEIGHT = 460, 290
+LEFT, RIGHT, TOP, BOTTOM = 46, 448, 12, 244
+NOTHING = Markup('<p class="empty">There are no finite values to draw.</p>')
+
+
+def histogram(
+    series: Mapping[str, Iterable[float]], *, label: str, x_label: str, bins: int = 36
+) -> Markup:
+    """Counts of several series over shared bins, on a logarithmic x axis, with a legend.
+
+    The first series is filled, the second a line, the third dashed: readable without colour.
+    """
+    kept = {name: _finite(values) for name, values in series.items()}
+    kept = {name: values for name, values in kept.items() if values}
+    if not kept:
+        return NOTHING
+    axis = _Axis.around([v for values in kept.values() for v in values], LEFT, RIGHT)
+    counts = {name: _counts(values, axis, bins) for name, values in kept.items()}
+    top = _nice(max(max(c) for c in counts.values()))
+    marks = [_x_axis(axis, x_label), _count_axis(top)]
+    legend, told = [], []
+    for place, (name, count) in enumerate(counts.items()):
+        marks.append(
+            Markup('<path class="area s{}" d="{}"/>').format(
+                place % 3, _steps(count, top, closed=True)
+            )
+        )
+        marks.append(
+            Markup('<path class="line s{}" d="{}"/>').format(
+                place % 3, _steps(count, top, closed=False)
+            )
+        )
+        middle = number(median(kept[name]))
+        legend.append(
+            Markup('<li><i class="key s{}"></i>{} <span>median {}</span></li>').format(
+                place % 3, name, middle
+            )
+        )
+        low, high = number(min(kept[name])), number(max(kept[name]))
+        told.append(f"{name}: {len(kept[name])} values from {low} to {high}, median {middle}")
+    return _svg(marks, f"{label}. {'; '.join(told)}.") + Markup(
+        '<ul class="legend">{}</ul>'
+    ).format(Markup("").join(legend))
+
+
+def scatter(
+    x: Iterable[float],
+    y: Iterable[float],
+    *,
+    label: str,
+    x_label: str,
+    y_label: str,
+    most: int = 2000,
+) -> Markup:
+    """Points on two logarithmic axes of the same range, with the diagonal; below it y < x.
+
+    Points are written in the order of x, so their order in the file says nothing about records.
+    """
+    pairs = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    if not pairs:
+        return NOTHING
+    pairs.sort()
+    below = sum(b < a for a, b in pairs)
+    drawn = pairs[:: max(1, math.ceil(len(pairs) / most))]
+    values = [v for pair in pairs for v in pair]
+    across, up = _Axis.around(values, LEFT, RIGHT), _Axis.around(values, BOTTOM, TOP)
+    marks = [
+        Markup('<path class="won" d="M{0} {1}H{2}V{3}Z"/>').format(LEFT, BOTTOM, RIGHT, TOP),
+        _x_axis(across, x_label),
+        _y_axis(up, y_label),
+        Markup('<path class="diagonal" d="M{0} {1}L{2} {3}"/>').format(LEFT, BOTTOM, RIGHT, TOP),
+        _dots([p for p in drawn if p[1] >= p[0]], across, up, "s1"),
+        _dots([p for p in drawn if p[1] < p[0]], across, up, "s0"),
+    ]
+    legend = Markup(
+        '<ul class="legend"><li><i class="key dot s0"></i>below the diagonal <span>{}</span></li>'
+        '<li><i class="key dot s1"></i>on or above it <span>{}</span></li></ul>'
+    ).format(below, len(pairs) - below)
+    return _svg(marks, f"{label}. {below} of {len(pairs)} points lie below the diagonal.") + legend
+
+
+def interval(rows: Mapping[str, tuple[float, float, float]], *, label: str) -> Markup:
+    """A line per row, on a common scale from 0 to 1: (low, value, high) as range and point."""
+    marks, told = [], []
+    for place, (name, bounds) in enumerate(rows.items()):
+        if not all(math.isfinite(b) for b in bounds):
+            continue
+        low, value, high = (4 + 192 * min(max(b, 0.0), 1.0) for b in bounds)
+        marks.append(
+            Markup(
+                '<path class="rail" d="M4 {y}H196"/>'
+                '<path class="range s{s}" d="M{low:.1f} {y}H{high:.1f}"/>'
+                '<circle class="point s{s}" cx="{value:.1f}" cy="{y}" r="3.5"/>'
+            ).format(y=8 + 14 * place, s=place % 3, low=low, high=high, value=value)
+        )
+        told.append(f"{name}: {bounds[1]:.1%}, interval {bounds[0]:.1%} to {bounds[2]:.1%}")
+    if not marks:
+        return Markup("")
+    return Markup(
+        '<svg class="interval" viewBox="0 0 200 {}" role="img" aria-label="{}">{}</svg>'
+    ).format(14 * len(rows) + 2, f"{label}. {'; '.join(told)}.", Markup("").join(marks))
+
+
+def png_data_uri(image: Tensor, *, side: int = 128) -> str:
+    """(c, h, w) in [0, 1] as a PNG in a data URI; larger images are averaged down to `side` pixels.
+
+    One channel is grey, three are RGB, any other number is averaged to grey.
+    """
+    pixels = torch.nan_to_num(image.detach().float().cpu(), nan=0.0).clamp(0, 1)
+    if pixels.shape[0] not in (1, 3):
+        pixels = pixels.mean(0, keepdim=True)
+    height, width = pixels.shape[1:]
+    if max(height, width) > side:
+        shrink = side / max(height, width)
+        size = (max(1, round(height * shrink)), max(1, round(width * shrink)))
+        pixels = functional.interpolate(pixels[None], size=size, mode="area")[0]
+    array = (pixels * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    picture = Image.fromarray(array[..., 0] if array.shape[2] == 1 else array)
+    data = io.BytesIO()
+    picture.save(data, format="PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
+
+
+def strip(record: Tensor, *, label: str, columns: int = 256) -> Markup:
+    """(d,) in [0, 1] as a strip of bars; longer records are averaged down to `columns` bars."""
+    values = torch.nan_to_num(record.detach().float().cpu(), nan=0.0).clamp(0, 1)
+    if len(values) > columns:
+        values = functional.adaptive_avg_pool1d(values[None], columns)[0]
+    bars = "".join(f"V{32 - 31 * v:.4g}h1" for v in values.tolist())
+    return Markup(
+        '<svg class="strip" viewBox="0 0 {0} 32" preserveAspectRatio="none" role="img" '
+        'aria-label="{1}"><path d="M0 32{2}V32Z"/></svg>'
+    ).format(max(1, len(values)), label, bars)
+
+
+# Axes
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """A logarithmic axis: exponents of ten at its ends, and where these lie on the drawing."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    @staticmethod
+    def around(values: list[float], start: float, end: float) -> _Axis:
+        positive = [math.log10(v) for v in values if v > 0]
+        low, high = (min(positive), max(positive)) if positive else (-3.0, 0.0)
+        margin = max(0.03 * (high - low), 0.15 if high - low < 0.3 else 0.0)
+        return _Axis(low - margin, high + margin, start, end)
+
+    def fraction(self, value: float) -> float:
+        exponent = math.log10(value) if value > 0 else self.low
+        return min(max((exponent - self.low) / (self.high - self.low), 0.0), 1.0)
+
+    def place(self, value: float) -> float:
+        return self.start + self.fraction(value) * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        decades = range(math.ceil(self.low), math.floor(self.high) + 1)
+        if len(decades) > 6:
+            return [10.0**e for e in decades[:: math.ceil(len(decades) / 6)]]
+        steps = (1, 2, 5) if self.high - self.low < 2.2 else (1,)
+        every = [m * 10.0**e for e in range(math.floor(self.low), decades.stop + 1) for m in steps]
+        inside = [v for v in every if self.low <= math.log10(v) <= self.high]
+        return inside or [10 ** ((self.low + self.high) / 2)]
+
+
+def _x_axis(axis: _Axis, label: str) -> Markup:
+    line = Markup('<path class="axis" d="M{0} {1}H{2}"/>').format(LEFT, BOTTOM, RIGHT)
+    ticks = (
+        Markup(
+            '<path class="grid" d="M{0:.1f} {1}V{2}"/><text x="{0:.1f}" y="{3}">{4}</text>'
+        ).format(axis.place(v), TOP, BOTTOM, BOTTOM + 17, number(v))
+        for v in axis.ticks()
+    )
+    title = Markup('<text class="name" x="{}" y="{}">{}</text>').format(
+        (LEFT + RIGHT) / 2, HEIGHT - 8, label
+    )
+    return line + Markup("").join(ticks) + title
+
+
+def _y_axis(axis: _Axis, label: str) -> Markup:
+    ticks = (
+        Markup(
+            '<path class="grid" d="M{0} {1:.1f}H{2}"/>'
+            '<text class="left" x="{3}" y="{4:.1f}">{5}</text>'
+        ).format(LEFT, axis.place(v), RIGHT, LEFT - 6, axis.place(v) + 4, number(v))
+        for v in axis.ticks()
+    )
+    return Markup("").join(ticks) + Markup(
+        '<text class="name start" x="{}" y="{}">{}</text>'
+    ).format(LEFT + 8, TOP + 12, label)
+
+
+def _count_axis(top: int) -> Markup:
+    return Markup("").join(
+        Markup(
+            '<path class="grid" d="M{0} {1:.1f}H{2}"/>'
+            '<text class="left" x="{3}" y="{4:.1f}">{5}</text>'
+        ).format(LEFT, _height(v, top), RIGHT, LEFT - 6, _height(v, top) + 4, v)
+        for v in sorted({0, top // 2, top})
+    )
+
+
+# Marks
+
+
+def _finite(values: Iterable[float]) -> list[float]:
+    return [v for v in map(float, values) if math.isfinite(v)]
+
+
+def _counts(values: list[float], axis: _Axis, bins: int) -> list[int]:
+    counts = [0] * bins
+    for value in values:
+        counts[min(int(axis.fraction(value) * bins), bins - 1)] += 1
+    return counts
+
+
+def _nice(count: int) -> int:
+    """The least round even number, or 1, that is not below the count."""
+    if count <= 10:
+        return next(top for top in (1, 2, 4, 6, 8, 10) if top >= count)
+    unit = int(10 ** (len(str(count - 1)) - 2))
+    rounds = (10, 12, 14, 16, 20, 24, 30, 40, 50, 60, 80, 100)
+    return unit * next(top for top in rounds if top * unit >= count)
+
+
+def _height(count: float, top: int) -> float:
+    return BOTTOM - (BOTTOM - TOP) * count / top
+
+
+def _steps(counts: list[int], top: int, *, closed: bool) -> str:
+    width = (RIGHT - LEFT) / len(counts)
+    path = "".join(f"V{_height(c, top):.1f}h{width:.2f}" for c in counts)
+    return f"M{LEFT} {BOTTOM}{path}V{BOTTOM}{'Z' if closed else ''}"
+
+
+def _dots(points: list[tuple[float, float]], across: _Axis, up: _Axis, style: str) -> Markup:
+    path = "".join(f"M{across.place(a):.1f} {up.place(b):.1f}h0" for a, b in points)
+    return Markup('<path class="dots {}" d="{}"/>').format(style, path or "M0 0")
+
+
+def _svg(marks: list[Markup], label: str) -> Markup:
+    return Markup(
+        '<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
+    ).format(WIDTH, HEIGHT, label, Markup("").join(marks))

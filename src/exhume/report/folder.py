@@ -1,0 +1,80 @@
+"""The run folder: settings, environment, result, tensors and shards of one run, for its owner's eyes only."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from exhume.contract import ExhumeError
+from exhume.store import FolderStore, write_atomically
+
+__all__ = ["RunFolder", "environment"]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @staticmethod
+    def create(path: Path) -> RunFolder:
+        """Make the folder, or take up an earlier run in it; either way only its owner can read it."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            path.chmod(0o700)
+        except OSError as error:
+            raise ExhumeError(
+                f"cannot use {path} as run folder: {error.strerror or error}"
+            ) from error
+        if not os.access(path, os.W_OK):
+            raise ExhumeError(f"cannot use {path} as run folder: it is read-only")
+        return RunFolder(path)
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    def store(self) -> FolderStore:
+        return FolderStore(self.path / "shards")
+
+    def write_config(self, text: str) -> None:
+        write_atomically(self.config, text.encode())
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False)
+        write_atomically(self.path / name, f"{text}\n".encode())
+
+    def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+        write_atomically(self.path / name, save(plain))
+
+
+def environment() -> dict[str, str | int]:
+    """Where a run took place: enough to know which bits can be expected again."""
+    return {
+        "exhume": version("exhume"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count() or 0,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _cpu() -> str:
+    if sys.platform == "linux":
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,195 @@
+"""Evidence of one attack: target, reconstruction and what the adversary already held, as cards.
+
+The cards hold private records. They are made only for the full page, never for the redacted one.
+
+Shapes: t targets, *record is (c, h, w) for images and (d,) for vectors.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from markupsafe import Markup
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from exhume.contract import ExhumeError
+from exhume.report.figures import png_data_uri, strip
+
+__all__ = ["Card", "Gallery", "Picture", "make_gallery", "read_evidence", "selection"]
+
+CARDS = 200  # embedded per attack at most: half the best, a quarter the worst, a quarter between
+SMALL = 64  # images up to this side are enlarged with visible pixels instead of being smoothed
+
+PICTURES = {
+    "targets": ("Private record", "the private record"),
+    "reconstructions": ("Reconstruction", "what the attack brought back"),
+    "nearest": ("Nearest held", "the nearest record the adversary already held"),
+    "nearest_to_reconstruction": (
+        "Held, nearest to reconstruction",
+        "the held record nearest to the reconstruction",
+    ),
+}
+VECTORS = (
+    "mse",
+    "mae",
+    "psnr",
+    "ssim",
+    "oracle_mse",
+    "null_mse",
+    "confidence",
+    "labels",
+    "inferred",
+)
+
+
+@dataclass(frozen=True)
+class Picture:
+    role: str
+    caption: str
+    drawing: Markup
+
+
+@dataclass(frozen=True)
+class Card:
+    rank: int  # 1 = lowest error of all targets
+    pictures: tuple[Picture, ...]
+    mse: float
+    oracle: float | None
+    confidence: float | None
+    label: int | None
+    label_name: str
+    inferred_name: str
+    label_right: bool
+
+    @property
+    def ratio(self) -> float | None:
+        """Error over the oracle's error; None where the adversary held an exact copy."""
+        return self.mse / self.oracle if self.oracle and math.isfinite(self.oracle) else None
+
+
+@dataclass(frozen=True)
+class Gallery:
+    cards: tuple[Card, ...]
+    total: int
+    best: int
+    worst: int
+    classes: tuple[tuple[int, str], ...]  # labels that occur on a card
+
+    @property
+    def has_ratio(self) -> bool:
+        return any(card.ratio is not None for card in self.cards)
+
+    @property
+    def has_confidence(self) -> bool:
+        return any(card.confidence is not None for card in self.cards)
+
+
+def read_evidence(path: Path) -> dict[str, Tensor]:
+    """The tensors the page can draw, checked to agree in number of targets and record shape."""
+    try:
+        tensors = load_file(path)
+    except FileNotFoundError:
+        raise ExhumeError(f"{path}: the evidence named in result.json is missing") from None
+    except (SafetensorError, OSError, ValueError) as damage:
+        raise ExhumeError(f"{path}: not readable as safetensors ({damage})") from None
+    known = {name: tensors[name] for name in (*PICTURES, *VECTORS) if name in tensors}
+    if len({t.shape[0] if t.ndim else 0 for t in known.values()}) > 1:
+        shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in known.items())
+        raise ExhumeError(f"{path}: tensors disagree on the number of targets: {shapes}")
+    if any(known[name].ndim != 1 for name in VECTORS if name in known):
+        raise ExhumeError(f"{path}: each of {', '.join(VECTORS)} must have one number per target")
+    drawn = {tuple(known[name].shape) for name in PICTURES if name in known}
+    if len(drawn) > 1 or any(len(shape) not in (2, 4) for shape in drawn):
+        raise ExhumeError(f"{path}: records must share one shape, (t, d) or (t, c, h, w): {drawn}")
+    if "mse" not in known and {"targets", "reconstructions"} <= set(known):
+        difference = known["targets"].float() - known["reconstructions"].float()
+        known["mse"] = difference.flatten(1).square().mean(1)
+    return known
+
+
+def selection(error: Tensor, most: int) -> tuple[list[int], int, int]:
+    """At most `most` indices by rising error, and how many of them are the best and the worst.
+
+    error: (t,); NaN counts as the largest.
+    """
+    order: list[int] = torch.argsort(
+        torch.nan_to_num(error.double(), nan=math.inf), stable=True
+    ).tolist()
+    if len(order) <= most:
+        return order, len(order), 0
+    best = max(1, most // 2)
+    worst = most // 4
+    between = most - best - worst
+    middle = order[best : len(order) - worst]
+    step = len(middle) / max(between, 1)
+    chosen = [middle[int(step * (i + 0.5))] for i in range(between)]
+    return order[:best] + chosen + order[len(order) - worst :], best, worst
+
+
+def make_gallery(evidence: dict[str, Tensor], classes: list[str], *, size: int) -> Gallery | None:
+    """As many cards as fit in `size` bytes, up to `CARDS`; None where there is nothing to draw."""
+    if "mse" not in evidence or not any(name in evidence for name in PICTURES):
+        return None
+    total, most = len(evidence["mse"]), CARDS
+    ranks = {
+        index: rank for rank, index in enumerate(selection(evidence["mse"], total)[0], start=1)
+    }
+    while True:
+        chosen, best, worst = selection(evidence["mse"], most)
+        cards = tuple(_card(evidence, index, ranks[index], classes) for index in chosen)
+        drawn = sum(len(picture.drawing) for card in cards for picture in card.pictures)
+        if drawn <= size or most == 1:
+            break
+        most = max(1, min(most - 1, int(0.95 * len(cards) * size / drawn)))
+    present = {card.label: card.label_name for card in cards if card.label is not None}
+    return Gallery(cards, total, best, worst, tuple(sorted(present.items()))) if cards else None
+
+
+def _card(evidence: dict[str, Tensor], index: int, rank: int, classes: list[str]) -> Card:
+    def at(name: str) -> float | None:
+        return float(evidence[name][index]) if name in evidence else None
+
+    def named(name: str) -> tuple[int | None, str]:
+        if name not in evidence:
+            return None, ""
+        label = int(evidence[name][index])
+        return label, classes[label] if 0 <= label < len(classes) else str(label)
+
+    label, label_name = named("labels")
+    inferred, inferred_name = named("inferred")
+    pictures = tuple(
+        Picture(role, caption, _drawing(evidence[role][index], f"Rank {rank}: {alt}"))
+        for role, (caption, alt) in PICTURES.items()
+        if role in evidence
+    )
+    return Card(
+        rank=rank,
+        pictures=pictures,
+        mse=float(evidence["mse"][index]),
+        oracle=at("oracle_mse"),
+        confidence=at("confidence"),
+        label=label,
+        label_name=label_name,
+        inferred_name=inferred_name,
+        label_right=label == inferred,
+    )
+
+
+def _drawing(record: Tensor, alt: str) -> Markup:
+    if record.ndim == 1:
+        return strip(record, label=alt)
+    height, width = record.shape[1:]
+    return Markup(
+        '<img class="{}" src="{}" width="{}" height="{}" alt="{}" decoding="async">'
+    ).format(
+        "pixels" if max(height, width) <= SMALL else "photo",
+        png_data_uri(record),
+        width,
+        height,
+        alt,
+    )

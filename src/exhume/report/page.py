@@ -1,0 +1,198 @@
+"""The self-contained HTML page of a run: verdict, evidence, figures and settings in one file.
+
+The page opens from disk with the network off. It carries private records, unless it is redacted:
+then it holds no record, no per-record number and no path of the user.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from torch import Tensor
+
+from exhume.contract import ExhumeError
+from exhume.report import words
+from exhume.report.figures import histogram, scatter
+from exhume.report.gallery import Gallery, make_gallery, read_evidence
+from exhume.report.redact import paths_in, redacted
+from exhume.report.result import checked, read_json, read_toml
+from exhume.report.tiles import key_figures
+from exhume.report.words import Row, duration, number, percent, show
+from exhume.store import write_atomically
+
+__all__ = ["draw"]
+
+TEMPLATES = Path(__file__).parent / "templates"
+RECORDS_SIZE = 7_000_000  # bytes of record drawings on one page, over all attacks
+TONES = {"leaks": "leak", "no leak found": "clear", "not audited": "unknown"}
+SPREAD = (0.05, 0.25, 0.5, 0.75, 0.95)
+COMPARED = {
+    "mse": "reconstruction",
+    "oracle_mse": "nearest-record oracle",
+    "null_mse": "decoys (null)",
+}
+
+
+def draw(run: Path, *, redact: bool = False) -> Path:
+    """Write `report.html` of a run folder, or `report-redacted.html`, and say where it is."""
+    path = run / ("report-redacted.html" if redact else "report.html")
+    write_atomically(path, _render(_view(run, redact=redact)).encode())
+    return path
+
+
+# What the templates see
+
+
+@dataclass(frozen=True)
+class Section:
+    """One attack: what its result says, and what its evidence shows."""
+
+    anchor: str
+    attack: dict[str, Any]
+    knows: list[str]
+    metrics: list[Row]
+    histogram: Markup
+    scatter: Markup
+    spread: list[list[str]]  # one row per kind of error: its name and its quantiles
+    gallery: Gallery | None
+
+    @property
+    def applies(self) -> bool:
+        return bool(self.attack["status"].get("outcome") != "not applicable")
+
+
+def _view(run: Path, *, redact: bool) -> dict[str, Any]:
+    result = checked(read_json(run / "result.json"), run / "result.json")
+    evidence = [_evidence(run, attack) for attack in result["attacks"]]
+    config, environment = (
+        read_toml(run / "config.toml"),
+        read_json(run / "environment.json", needed=False),
+    )
+    if redact:
+        paths = [*paths_in(config), str(run), str(run.resolve())]
+        result, config, environment = (redacted(v, paths) for v in (result, config, environment))
+    share = RECORDS_SIZE // max(1, sum(e is not None for e in evidence))
+    sections = [
+        _section(place, attack, tensors, result["classes"], share=0 if redact else share)
+        for place, (attack, tensors) in enumerate(
+            zip(result["attacks"], evidence, strict=True), start=1
+        )
+    ]
+    return {
+        "result": result,
+        "redact": redact,
+        "shows_records": any(section.gallery for section in sections),
+        "tone": TONES.get(result["verdict"].get("word", ""), "unknown"),
+        "sections": sections,
+        "tiles": key_figures(result),
+        "victim": [
+            Row(words.humanise(k), words.measured(k, v)) for k, v in result["victim"].items()
+        ],
+        "metrics": words.metric_rows(result["metrics"]),
+        "config": [Row(k, show(v)) for k, v in _flat(config)],
+        "environment": [Row(k, show(v)) for k, v in _flat(environment or result["environment"])],
+        "glossary": words.GLOSSARY,
+        "spread_at": [f"{q:.0%}" for q in SPREAD],
+    }
+
+
+def _section(
+    place: int,
+    attack: dict[str, Any],
+    evidence: dict[str, Tensor] | None,
+    classes: list[str],
+    share: int,
+) -> Section:
+    errors = {
+        title: (evidence or {})[name].double()
+        for name, title in COMPARED.items()
+        if name in (evidence or {})
+    }
+    figure = Markup("")
+    if share and {COMPARED["mse"], COMPARED["oracle_mse"]} <= set(errors):
+        figure = scatter(
+            errors[COMPARED["oracle_mse"]].tolist(),
+            errors[COMPARED["mse"]].tolist(),
+            label="Error of each reconstruction against the error of its oracle",
+            x_label="oracle's error (MSE)",
+            y_label="reconstruction's error (MSE)",
+        )
+    return Section(
+        anchor=f"attack-{place}",
+        attack=attack,
+        knows=[words.KNOWN.get(name, str(name)) for name in attack["knows"]],
+        metrics=words.metric_rows(attack["metrics"]),
+        histogram=histogram(
+            {title: values.tolist() for title, values in errors.items()},
+            label="Histogram of errors",
+            x_label="error (MSE), lower is closer",
+        )
+        if errors
+        else Markup(""),
+        scatter=figure,
+        spread=[[title, *map(number, _quantiles(values))] for title, values in errors.items()],
+        gallery=make_gallery(evidence, classes, size=share) if evidence and share else None,
+    )
+
+
+def _quantiles(values: Tensor) -> list[float]:
+    finite = values[values.isfinite()]
+    if not len(finite):
+        return [math.nan] * len(SPREAD)
+    found: list[float] = torch.quantile(finite, torch.tensor(SPREAD, dtype=finite.dtype)).tolist()
+    return found
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        nested = isinstance(value, dict)
+        rows += _flat(value, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", value)]
+    return rows
+
+
+# Files
+
+
+def _evidence(run: Path, attack: dict[str, Any]) -> dict[str, Tensor] | None:
+    name = attack.get("evidence")
+    if not name:
+        return None
+    path = run / str(name)
+    if not path.resolve().is_relative_to(run.resolve()):
+        raise ExhumeError(f"{run / 'result.json'}: evidence {name!r} lies outside the run folder")
+    return read_evidence(path)
+
+
+def _render(view: dict[str, Any]) -> str:
+    templates = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters.update(number=number, percent=percent, show=show, duration=duration)
+    style, script = (
+        Markup((TEMPLATES / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js")
+    )
+    return templates.get_template("page.html").render(
+        **view,
+        style=style,
+        script=script,
+        # Only these two texts may act: markup that slipped through escaping would stay inert.
+        policy="default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
+        f"style-src {_hash(style)}; script-src {_hash(script)}",
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

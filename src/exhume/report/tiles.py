@@ -1,0 +1,86 @@
+"""The three or four figures at the top of the page."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from exhume.report.figures import interval
+from exhume.report.words import duration, number, percent
+
+__all__ = ["Tile", "key_figures"]
+
+
+@dataclass(frozen=True)
+class Tile:
+    title: str
+    value: str
+    range: str = ""
+    beside: str = ""
+    figure: Markup | None = None
+
+
+def key_figures(result: dict[str, Any]) -> list[Tile]:
+    """Key figures of the attack that succeeded most often."""
+    ran = [(_numbers(attack["metrics"]), _numbers(attack["cost"])) for attack in result["attacks"]]
+    ran = [(m, cost) for m, cost in ran if "success" in m or "mse" in m]
+    if not ran:
+        return []
+    m, cost = max(ran, key=lambda both: (both[0].get("success", 0), -both[0].get("mse", 0)))
+    tiles = (_success(m), _error(m), _labels(m, len(result["classes"])), _effort(cost))
+    return [tile for tile in tiles if tile]
+
+
+def _success(m: dict[str, float]) -> Tile | None:
+    rates = {
+        title: (m.get(f"{name}_low", m[name]), m[name], m.get(f"{name}_high", m[name]))
+        for name, title in (("success", "this attack"), ("null_success", "decoys"))
+        if name in m
+    }
+    if "success" not in m:
+        return None
+    null = rates.get("decoys")
+    beside = f"decoys {percent(null[1])}, at most {percent(null[2])}" if null else ""
+    figure = interval(rates, label="Success rate")
+    return Tile("Success rate", percent(m["success"]), _range(m, "success"), beside, figure)
+
+
+def _error(m: dict[str, float]) -> Tile | None:
+    if "mse" not in m:
+        return None
+    oracle = m.get("oracle_mse")
+    ratio = f"{number(m['mse'] / oracle)} times the oracle's" if oracle else ""
+    beside = f"nearest-record oracle {number(oracle)}" if oracle is not None else ""
+    return Tile("Error (MSE)", number(m["mse"]), ratio, beside)
+
+
+def _labels(m: dict[str, float], classes: int) -> Tile | None:
+    if "label_accuracy" not in m:
+        return None
+    guess = f"guessing {percent(1 / classes)}, {classes} classes" if classes else ""
+    value = percent(m["label_accuracy"])
+    return Tile("Labels inferred", value, _range(m, "label_accuracy"), guess)
+
+
+def _effort(cost: dict[str, float]) -> Tile | None:
+    if "seconds" not in cost:
+        return None
+    models = cost.get("models")
+    trained = f"{number(models)} models trained" if models else "no models trained"
+    return Tile("Effort", duration(cost["seconds"]), trained)
+
+
+def _range(m: dict[str, float], name: str) -> str:
+    low, high = m.get(f"{name}_low"), m.get(f"{name}_high")
+    return f"{percent(low)} to {percent(high)}" if low is not None and high is not None else ""
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }

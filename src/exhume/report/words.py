@@ -1,0 +1,207 @@
+"""The report's vocabulary: numbers as people read them, plain words for names in a result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "GLOSSARY",
+    "KNOWN",
+    "Row",
+    "duration",
+    "humanise",
+    "measured",
+    "metric_rows",
+    "number",
+    "percent",
+    "show",
+]
+
+MISSING = "–"
+
+KNOWN = {
+    "architecture": "the network's architecture",
+    "recipe": "the training algorithm and its settings",
+    "initial": "the parameters before training",
+    "fixed": "every training record except the target",
+    "shadow": "records of its own on which to train shadow models",
+    "public": "further records of the same distribution",
+    "batch_size": "how many records stand behind one gradient",
+    "labels": "the labels of the unknown records",
+    "parts": "some pieces of the split network",
+}
+"""The fields of `Knowledge`, completing the sentence "The adversary knew …"."""
+
+METRICS = {
+    "success": (
+        "Success rate",
+        "targets whose reconstruction is closer to the truth than any record the adversary held",
+    ),
+    "null_success": (
+        "Success rate on decoys",
+        "the same rate, scored against records that were not used: what chance gives",
+    ),
+    "mse": ("Mean squared error", "between target and reconstruction; 0 is a perfect copy"),
+    "oracle_mse": (
+        "Oracle's error",
+        "error of the held record nearest to the target, chosen by someone who knows the target",
+    ),
+    "nearest_mse": (
+        "Nearest-record error",
+        "error of the held record nearest to the reconstruction",
+    ),
+    "mean_image_mse": (
+        "Mean record's error",
+        "error of answering with the average record every time",
+    ),
+    "mae": ("Mean absolute error", "average distance of one value from the truth"),
+    "psnr": ("PSNR, in dB", "the error on a logarithmic scale; higher is closer"),
+    "ssim": ("SSIM", "structural similarity; 1 is identical"),
+    "label_accuracy": ("Label accuracy", "targets whose label the attack inferred correctly"),
+    "targets": ("Targets", "private records the attack tried to bring back"),
+    "pool": ("Records held", "records the adversary had, from which the oracle chooses"),
+    "duplicates": ("Duplicates", "targets of which the adversary already held an exact copy"),
+    "power": (
+        "Detectable rate",
+        "the smallest success rate that this audit could tell from chance",
+    ),
+}
+"""Name in a result: what it is called on the page, and what it means."""
+
+RATES = ("success", "accuracy", "power")
+
+GLOSSARY = (
+    (
+        "Target",
+        "A private record that was used to make the release, and that the attack tries to recover.",
+    ),
+    (
+        "Reconstruction",
+        "What the attack brought back, computed from the release without seeing the target.",
+    ),
+    (
+        "Nearest-record oracle",
+        "Of all records the adversary already held, the one nearest to the target. Only someone "
+        "who knows the target could choose it, so it is a hard bar: a reconstruction that beats "
+        "it must have drawn on the release.",
+    ),
+    (
+        "Success",
+        "The reconstruction is closer to its target than the oracle's record. The success rate "
+        "is the share of targets for which this happens, and the interval says how far chance "
+        "in the choice of targets could move it.",
+    ),
+    (
+        "Decoys, or the null",
+        "The same reconstructions scored against records that were not used. A rate that decoys "
+        "reach too is no evidence of a leak.",
+    ),
+    (
+        "MSE",
+        "Mean squared error over all values of a record, which lie between 0 and 1. Below about "
+        "0.01 an image is hard to tell from the original; its meaning for other data depends on "
+        "the data.",
+    ),
+    (
+        "Oracle ratio",
+        "A reconstruction's error divided by its oracle's. Below 1 is a success; the smaller, "
+        "the more the release gave away about this record.",
+    ),
+    (
+        "Confidence",
+        "The attack's own certainty, known without the truth. Comparable within one attack only.",
+    ),
+    (
+        "No leak found",
+        "These attacks, with this knowledge and effort, did not succeed. A stronger attack may "
+        "still.",
+    ),
+)
+
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def number(value: float) -> str:
+    """Three significant digits, thousands apart, a power of ten instead of a row of zeros."""
+    if isinstance(value, int):
+        return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    if not math.isfinite(value):
+        return MISSING
+    if value == 0:
+        return "0"
+    if abs(value) >= 1e6 or abs(value) < 1e-3:
+        mantissa, exponent = f"{value:.2e}".split("e")
+        mantissa = mantissa.rstrip("0").rstrip(".")
+        power = "10" + str(int(exponent)).translate(SUPERSCRIPTS)
+        return power if mantissa == "1" else f"{mantissa} × {power}"
+    if abs(value) >= 1000:
+        return number(round(value))
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def percent(value: float) -> str:
+    """A rate in percent, to a tenth where that is not zero."""
+    return f"{100 * value:.1f}".removesuffix(".0") + " %" if math.isfinite(value) else MISSING
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, whichever reads best."""
+    if seconds < 120:
+        return f"{number(seconds if seconds < 10 else round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def show(value: Any) -> str:
+    """Any plain value of a result, a configuration or an environment, for a table cell."""
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return number(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(show, value)) or "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {show(item)}" for key, item in value.items()) or "none"
+    return str(value)
+
+
+def humanise(name: str) -> str:
+    """`test_accuracy` as "Test accuracy"."""
+    text = name.replace("_", " ").strip()
+    return text[:1].upper() + text[1:]
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    value: str
+    meaning: str = ""
+
+
+def metric_rows(metrics: Mapping[str, Any]) -> list[Row]:
+    """Metrics the page knows in its own order, then all others; `x_low` and `x_high` join `x`."""
+    bounds = {f"{name}_{end}" for name in metrics for end in ("low", "high")}
+    names = [n for n in METRICS if n in metrics] + [n for n in metrics if n not in METRICS]
+    rows = []
+    for name in names:
+        if name in bounds:
+            continue
+        text = measured(name, metrics[name])
+        low, high = metrics.get(f"{name}_low"), metrics.get(f"{name}_high")
+        if low is not None and high is not None:
+            text += f" ({measured(name, low)} to {measured(name, high)})"
+        title, meaning = METRICS.get(name, (humanise(name), ""))
+        rows.append(Row(title, text, meaning))
+    return rows
+
+
+def measured(name: str, value: Any) -> str:
+    """A value as its name asks for: rates in percent, all else as `show` has it."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return percent(value) if is_number and name.endswith(RATES) else show(value)

@@ -1,0 +1,1 @@
+"""Scoring: the only place besides victims where a Secret is opened."""

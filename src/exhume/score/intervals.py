@@ -1,0 +1,57 @@
+"""Intervals for a share of successes, and how small a share a test of this size would notice."""
+
+from __future__ import annotations
+
+import torch
+from scipy.stats import beta, binom
+from torch import Tensor
+
+from exhume.contract import Key
+
+__all__ = ["bootstrap", "clopper_pearson", "detectable_rate"]
+
+
+def clopper_pearson(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
+    """Exact two-sided interval for a binomial share."""
+    tail = (1 - level) / 2
+    low = 0.0 if successes == 0 else float(beta.ppf(tail, successes, trials - successes + 1))
+    high = 1.0 if successes == trials else float(beta.isf(tail, successes + 1, trials - successes))
+    return low, high
+
+
+def bootstrap(
+    values: Tensor, key: Key, *, level: float = 0.95, draws: int = 2000
+) -> tuple[float, float]:
+    """Percentile interval of the mean of (t,) values.
+
+    A share of exactly 0 or 1 leaves the bootstrap nothing to vary; then the exact interval is given.
+    """
+    values = values.double()
+    total = float(values.sum())
+    if total in (0.0, float(len(values))) and bool(((values == 0) | (values == 1)).all()):
+        return clopper_pearson(int(total), len(values), level)
+    picks = torch.randint(len(values), (draws, len(values)), generator=key.generator())
+    means = values.cpu()[picks].mean(1)
+    tail = (1 - level) / 2
+    low, high = torch.quantile(means, torch.tensor([tail, 1 - tail], dtype=means.dtype))
+    return float(low), float(high)
+
+
+def detectable_rate(trials: int, ceiling: float, *, power: float = 0.95) -> float:
+    """The smallest true success rate whose lower limit exceeds `ceiling` with probability `power`.
+
+    1.0 if even certain success would not: then the test has no power at all.
+    """
+    needed = next(
+        (k for k in range(trials + 1) if clopper_pearson(k, trials)[0] > ceiling), trials + 1
+    )
+    if needed > trials:
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        if float(binom.sf(needed - 1, trials, middle)) >= power:
+            high = middle
+        else:
+            low = middle
+    return high

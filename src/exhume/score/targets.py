@@ -1,0 +1,152 @@
+"""Score one reconstruction per secret record: errors, success against the oracle, and the null."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.contract import ExhumeError, Key, Reconstruction, Records, Secret
+from exhume.score.intervals import bootstrap, clopper_pearson, detectable_rate
+from exhume.score.oracle import near_duplicates, nearest
+from exhume.score.pixels import mae, mse, psnr
+from exhume.score.structure import ssim
+from exhume.score.verdict import Verdict, judge
+
+__all__ = ["Errors", "TargetScores", "measure", "score_targets", "unrelated"]
+
+
+@dataclass(frozen=True, eq=False)
+class Errors:
+    """Per-target distances of one answer; `ssim` is None for records that are not images."""
+
+    mse: Tensor  # (t,) each
+    mae: Tensor
+    psnr: Tensor
+    ssim: Tensor | None
+
+    def named(self) -> dict[str, Tensor]:
+        named = {"mse": self.mse, "mae": self.mae, "psnr": self.psnr, "ssim": self.ssim}
+        return {name: values for name, values in named.items() if values is not None}
+
+    def means(self) -> dict[str, float]:
+        return {name: float(values.mean()) for name, values in self.named().items()}
+
+
+def measure(found: Tensor, truth: Tensor) -> Errors:
+    """(t, *shape) twice."""
+    image = truth.ndim == 4
+    return Errors(
+        mse(found, truth),
+        mae(found, truth),
+        psnr(found, truth),
+        ssim(found, truth) if image else None,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class TargetScores:
+    attack: Errors
+    oracle: Errors
+    baselines: dict[str, Errors]
+    metrics: dict[str, float]
+    verdict: Verdict
+    evidence: dict[str, Tensor]  # the records themselves, for their owner's eyes only
+
+
+def unrelated(labels: Tensor, key: Key) -> Tensor:
+    """(t,) a derangement: for each target another one, of the same label where there is one.
+
+    The same label makes the null demanding: an attack that only draws a typical member of the class
+    does as well on an unrelated record as on the right one.
+    """
+    if len(labels) < 2:
+        raise ExhumeError(f"targets: {len(labels)} given, at least 2 are needed to have a null")
+    order = torch.randperm(len(labels), generator=key.generator())
+    partner = torch.empty_like(order)
+    singles = []
+    for label in torch.unique(labels).tolist():
+        members = order[labels.cpu()[order] == label]
+        if len(members) > 1:
+            partner[members] = members.roll(1)
+        else:
+            singles.append(int(members[0]))
+    for member in singles:
+        others = [i for i in range(len(labels)) if i != member]
+        partner[member] = others[member % len(others)]
+    return partner
+
+
+def score_targets(
+    secret: Secret,
+    found: Reconstruction,
+    pool: Records,
+    key: Key,
+    *,
+    baselines: Mapping[str, Reconstruction],
+) -> TargetScores:
+    """Compare the first candidate of each release with its record. Opens the secret."""
+    truth = secret.open()
+    if found.candidates.shape[0] != len(truth) or found.candidates.shape[1] < 1:
+        releases, candidates = found.candidates.shape[:2]
+        raise ExhumeError(
+            f"reconstruction: {candidates} candidates for each of {releases} releases do not answer "
+            f"{len(truth)} records"
+        )
+    best = found.candidates[:, 0]
+    attack = measure(best, truth.inputs)
+    index, _ = nearest(truth.inputs, pool)
+    oracle = measure(pool.inputs[index], truth.inputs)
+    null_mse = mse(best[unrelated(truth.labels, key.fold("null")).to(best.device)], truth.inputs)
+    metrics, verdict = _summary(attack, oracle, null_mse, key)
+    metrics |= {"pool": len(pool), "duplicates": int(near_duplicates(oracle.mse, pool).sum())}
+    evidence = {
+        "targets": truth.inputs,
+        "reconstructions": best,
+        "nearest": pool.inputs[index],
+        "labels": truth.labels,
+        "confidence": found.confidence[:, 0],
+        "oracle_mse": oracle.mse,
+        "null_mse": null_mse,
+        **attack.named(),
+    }
+    if found.labels is not None:
+        evidence["inferred"] = found.labels[:, 0]
+        metrics["label_accuracy"] = float((found.labels[:, 0] == truth.labels).double().mean())
+    measured = {name: measure(b.candidates[:, 0], truth.inputs) for name, b in baselines.items()}
+    return TargetScores(attack, oracle, measured, metrics, verdict, evidence)
+
+
+def _summary(
+    attack: Errors, oracle: Errors, null_mse: Tensor, key: Key
+) -> tuple[dict[str, float], Verdict]:
+    won, chance = attack.mse < oracle.mse, null_mse < oracle.mse
+    successes, lucky, trials = int(won.sum()), int(chance.sum()), len(won)
+    null_low, null_high = clopper_pearson(lucky, trials)
+    success_low, success_high = bootstrap(won, key.fold("bootstrap"))
+    detectable = detectable_rate(trials, null_high)
+    metrics = {
+        **attack.means(),
+        "mae_plus_mse": float(attack.mse.mean() + attack.mae.mean()),
+        "success": successes / trials,
+        "success_low": success_low,
+        "success_high": success_high,
+        "null_success": lucky / trials,
+        "null_success_low": null_low,
+        "null_success_high": null_high,
+        "oracle_mse": float(oracle.mse.mean()),
+        "null_mse": float(null_mse.mean()),
+        "detectable_rate": detectable,
+        "targets": trials,
+    }
+    verdict = judge(
+        successes=successes,
+        targets=trials,
+        low=clopper_pearson(successes, trials)[0],
+        null_successes=lucky,
+        null_high=null_high,
+        detectable=detectable,
+    )
+    return metrics, verdict

@@ -1,0 +1,160 @@
+"""The settings of an audit: one frozen dataclass per section of `config.toml`, each default in one place."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from exhume.contract import ExhumeError
+
+__all__ = ["DataSettings", "MachineSettings", "Settings", "VictimSettings", "to_toml"]
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """0 for a size means: choose it from the number of records."""
+
+    source: str = "mnist"  # a name from `exhume data list`, or a path
+    fixed: int = (
+        0  # |D-|: training records the adversary knows (Balle22: 10,000; its notebook: 1,000)
+    )
+    targets: int = 0  # private records, one released model each
+    shadows: int = (
+        0  # records the adversary trains shadow models on (Balle22: 59,000; notebook: 10,000)
+    )
+    public: int = 0  # further records the adversary holds
+    test: int = 0  # records to measure the model's accuracy on
+
+
+@dataclass(frozen=True)
+class VictimSettings:
+    hidden: tuple[int, ...] = (10,)  # widths of the hidden layers
+    activation: str = "elu"
+    init: str = "lecun"  # or "torch"
+    steps: int = 100  # full-batch gradient steps
+    rate: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class MachineSettings:
+    """0 means: choose it here, once; the choice is written down and reused on resume."""
+
+    memory: int = 2048  # MiB that model training may take
+    threads: int = 0
+    chunk: int = 0  # models trained at once
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Settings:
+    seed: int = 0
+    data: DataSettings = field(default_factory=DataSettings)
+    victim: VictimSettings = field(default_factory=VictimSettings)
+    machine: MachineSettings = field(default_factory=MachineSettings)
+
+    def __post_init__(self) -> None:
+        for section, name, least in _LEAST:
+            value = getattr(getattr(self, section), name)
+            if value < least:
+                raise ExhumeError(f"{section}.{name}: {value} given, at least {least} needed")
+
+    @staticmethod
+    def from_toml(path: Path) -> Settings:
+        try:
+            content = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ExhumeError(f"cannot read {path}: {error.strerror or error}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ExhumeError(f"{path} is not a TOML file: {error}") from error
+        return Settings.from_mapping(content, where=str(path))
+
+    @staticmethod
+    def from_mapping(content: Mapping[str, Any], *, where: str = "settings") -> Settings:
+        filled: Settings = _filled(Settings(), content, where)
+        return filled
+
+    def with_seed(self, seed: int) -> Settings:
+        return replace(self, seed=seed)
+
+    def with_values(self, section: str, **values: Any) -> Settings:
+        """A copy with those values of a section replaced that are not None."""
+        given = {name: value for name, value in values.items() if value is not None}
+        return replace(self, **{section: replace(getattr(self, section), **given)})
+
+
+_LEAST = (
+    ("data", "fixed", 0),
+    ("data", "targets", 0),
+    ("data", "shadows", 0),
+    ("data", "public", 0),
+    ("data", "test", 0),
+    ("victim", "steps", 1),
+    ("machine", "memory", 16),
+    ("machine", "threads", 0),
+    ("machine", "chunk", 0),
+)
+
+
+def _filled(default: Any, content: Mapping[str, Any], where: str) -> Any:
+    """`default` with the values of `content`; every key must exist and every value must fit its type."""
+    known = {f.name: getattr(default, f.name) for f in fields(default)}
+    values = {}
+    for name, value in content.items():
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+            raise ExhumeError(f"{where}: unknown key {name!r}; {hint}")
+        values[name] = _fitting(known[name], value, f"{where}: {name}")
+    return replace(default, **values)
+
+
+def _fitting(default: Any, value: Any, where: str) -> Any:
+    if isinstance(default, DataSettings | VictimSettings | MachineSettings):
+        if not isinstance(value, Mapping):
+            raise ExhumeError(f"{where}: a section is needed here, got {value!r}")
+        return _filled(default, value, where)
+    if isinstance(default, tuple):
+        whole = isinstance(value, list | tuple) and all(type(item) is int for item in value)
+        if not whole:
+            raise ExhumeError(f"{where}: a list of whole numbers is needed, got {value!r}")
+        return tuple(value)
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    if type(value) is not type(default):
+        kind = {int: "a whole number", float: "a number", str: "a text"}[type(default)]
+        raise ExhumeError(f"{where}: {kind} is needed, got {value!r}")
+    return value
+
+
+def to_toml(settings: Settings) -> str:
+    """The settings as TOML, top-level values first."""
+    lines: list[str] = []
+    sections: list[str] = []
+    for name, value in asdict(settings).items():
+        if isinstance(value, dict):
+            sections += [
+                "",
+                f"[{name}]",
+                *(f"{key} = {_toml(item)}" for key, item in value.items()),
+            ]
+        else:
+            lines.append(f"{name} = {_toml(value)}")
+    return "\n".join([*lines, *sections]) + "\n"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    if isinstance(value, str):
+        escaped = "".join(
+            f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else c
+            for c in value.replace("\\", "\\\\").replace('"', '\\"')
+        )
+        return f'"{escaped}"'
+    return repr(value)

@@ -1,0 +1,125 @@
+"""Content-addressed shards: caching and resume in one place, so that the functions themselves stay pure.
+
+A piece of work is named by everything it depends on (`address`). A `FolderStore` writes each piece
+atomically and checks it on reading; a `NullStore` keeps nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from exhume.contract import ExhumeError, Key, Layout, Records
+
+__all__ = ["FolderStore", "NullStore", "address", "describe", "digest", "write_atomically"]
+
+
+def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
+    """Readers see the old file or the whole new one, even across a power cut."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ExhumeError(f"cannot write {path}: {error.strerror or error}") from error
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def digest(value: Tensor | Records) -> str:
+    """Hash of contents, shape and type."""
+    tensors = (value.inputs, value.labels) if isinstance(value, Records) else (value,)
+    state = hashlib.sha256()
+    for tensor in tensors:
+        state.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        state.update(tensor.detach().cpu().contiguous().numpy().data)
+    return state.hexdigest()
+
+
+Plain = str | int | float | bool | None | list["Plain"] | dict[str, "Plain"]
+
+
+def describe(value: object) -> Plain:
+    """A frozen dataclass (or a plain value) as JSON-able data, class names included."""
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, Layout):
+        return [[name, list(shape)] for name, shape in zip(value.names, value.shapes, strict=True)]
+    if is_dataclass(value) and not isinstance(value, type):
+        named = {f.name: describe(getattr(value, f.name)) for f in fields(value)}
+        return {"type": type(value).__name__, **named}
+    if isinstance(value, tuple | list):
+        return [describe(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(name): describe(item) for name, item in value.items()}
+    raise TypeError(f"cannot describe {type(value).__name__}: use dataclasses of plain values")
+
+
+def address(function: str, config: object, inputs: tuple[str, ...], key: Key, index: int) -> str:
+    """The name of one piece of work: what computes it, how, from what, with which randomness, which part."""
+    text = json.dumps([function, describe(config), inputs, key.digest, index], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class NullStore:
+    """Keeps nothing."""
+
+    def load(self, address: str) -> dict[str, Tensor] | None:
+        return None
+
+    def save(self, address: str, tensors: Mapping[str, Tensor]) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class FolderStore:
+    """One safetensors file per piece, in a folder only its owner can read."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise ExhumeError(f"cannot create {self.folder}: {error.strerror or error}") from error
+
+    def _path(self, address: str) -> Path:
+        return self.folder / f"{address}.safetensors"
+
+    def load(self, address: str) -> dict[str, Tensor] | None:
+        path = self._path(address)
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                expected = (file.metadata() or {}).get("digest")
+        except (SafetensorError, OSError):
+            return None
+        return tensors if _content(tensors) == expected else None
+
+    def save(self, address: str, tensors: Mapping[str, Tensor]) -> None:
+        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        write_atomically(self._path(address), save(plain, {"digest": _content(plain)}))
+
+
+def _content(tensors: Mapping[str, torch.Tensor]) -> str:
+    named = "".join(f"{name}:{digest(tensors[name])};" for name in sorted(tensors))
+    return hashlib.sha256(named.encode()).hexdigest()

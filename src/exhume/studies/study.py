@@ -1,0 +1,45 @@
+"""What a study is: a name, sizes for three scales, and claims that hold or do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from exhume.contract import Progress
+from exhume.report.folder import RunFolder
+
+__all__ = ["Claim", "Outcome", "Scale", "Study"]
+
+Scale = Literal["smoke", "cpu", "paper"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence of a paper (or of ours) and what was measured."""
+
+    id: str
+    statement: str
+    paper: str  # what the paper reports, in its own figures
+    measured: str
+    holds: bool
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    claims: list[Claim]
+    metrics: dict[str, float]
+    attacks: list[dict[str, Any]] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
+    deviations: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Study:
+    name: str
+    title: str
+    paper: str
+    run: Callable[[Scale, int, RunFolder, Progress], Outcome]

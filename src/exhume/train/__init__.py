@@ -1,0 +1,1 @@
+"""Training: one model, or thousands of small ones side by side."""

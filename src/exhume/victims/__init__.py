@@ -1,0 +1,1 @@
+"""Victims: data and training to a release and the secret behind it."""

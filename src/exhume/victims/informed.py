@@ -1,0 +1,40 @@
+"""Balle22's victim: models trained on the fixed set and one private record each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from exhume.contract import Key, Progress, Recipe, Records, Secret, Store, Weights, silent
+from exhume.train.fleet import train_fleet
+
+__all__ = ["release_one_each"]
+
+
+def release_one_each(
+    recipe: Recipe,
+    initial: Tensor,
+    fixed: Records,
+    targets: Records,
+    *,
+    key: Key,
+    store: Store,
+    chunk: int,
+    progress: Progress = silent,
+) -> tuple[Weights, Secret]:
+    """One released model per target, each trained on `fixed` and that target alone.
+
+    Auditing r targets needs r releases: an adversary who lacks one record faces one of them.
+    """
+    trained = train_fleet(
+        recipe,
+        initial,
+        fixed,
+        targets.one_each(),
+        key=key.fold("victim"),
+        store=store,
+        chunk=chunk,
+        stage="training the released models",
+        progress=progress,
+    )
+    return Weights(torch.cat(list(trained)), recipe.architecture.layout), Secret(targets)

@@ -1,0 +1,204 @@
+"""The page in a real browser, opened from disk with the network off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_runs import NASTY, MakeRun, attack, audit, evidence, study
+
+from exhume.report.page import draw
+
+pytestmark = pytest.mark.browser
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Open]:
+    """Opens a file; at the end insists that it asked for nothing else and did not complain."""
+    contexts, wrong, asked = [], [], []
+    own: list[str] = []
+
+    def opened(path: Path, **options: Any) -> Any:
+        options = {"viewport": {"width": 1280, "height": 900}, **options}
+        context = browser.new_context(offline=True, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(5000)
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("dialog", lambda dialog: (wrong.append(dialog.message), dialog.dismiss()))
+        page.on("request", lambda request: asked.append(request.url))
+        own.append(path.as_uri())
+        page.goto(own[-1])
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert not wrong
+    assert not [url for url in asked if url not in own and not url.startswith("data:image/png")]
+
+
+def shown(page: Any, field: str) -> list[float]:
+    found = page.eval_on_selector_all(
+        ".card:not([hidden])", f"cards => cards.map(card => Number(card.dataset.{field}))"
+    )
+    return [float(value) for value in found]
+
+
+def focused_rank(page: Any) -> int:
+    return int(page.evaluate("document.activeElement.closest('.card').dataset.rank"))
+
+
+def overflow(page: Any) -> int:
+    return int(page.evaluate("document.documentElement.scrollWidth - innerWidth"))
+
+
+def test_sorting_reorders_and_filtering_narrows(make_run: MakeRun, open_page: Open) -> None:
+    page = open_page(draw(make_run(audit(), evidence())))
+    assert shown(page, "rank") == list(range(1, 25))
+    assert page.locator("[data-count]").inner_text() == "24 of 200 cards"
+    expected = {"error-falling": ("mse", -1), "ratio": ("ratio", 1), "label": ("label", 1)}
+    for order, (field, sign) in {**expected, "confidence": ("confidence", -1)}.items():
+        page.select_option("[data-sort]", order)
+        values = [sign * v for v in shown(page, field)]
+        assert values == sorted(values)
+    page.click("[data-all]")
+    assert len(shown(page, "mse")) == 200
+    page.select_option("[data-filter]", label="two")
+    assert set(shown(page, "label")) == {2.0}
+    assert page.locator("[data-count]").inner_text() == f"{len(shown(page, 'mse'))} cards"
+    page.select_option("[data-sort]", "error")
+    values = shown(page, "mse")
+    assert values == sorted(values) and 20 < len(values) < 200
+
+
+def test_the_keyboard_reaches_every_card(make_run: MakeRun, open_page: Open) -> None:
+    page = open_page(draw(make_run(audit(), evidence())))
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.focus("[data-filter]")
+    page.keyboard.press("Tab")
+    assert focused_rank(page) == 1
+    page.keyboard.press("ArrowRight")
+    assert focused_rank(page) == 2
+    page.keyboard.press("ArrowDown")
+    columns = focused_rank(page) - 2
+    assert columns >= 2
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowLeft")
+    assert focused_rank(page) == 1
+    page.keyboard.press("End")
+    assert focused_rank(page) == 24
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+    page.keyboard.press("Enter")
+    title = page.locator("#enlarged-title")
+    assert title.inner_text() == "Target of rank 24"
+    assert page.locator("dialog img:visible").count() == 4
+    page.keyboard.press("ArrowRight")
+    assert title.inner_text() == "Target of rank 25"
+    page.click("text=Previous")
+    page.click("dialog >> text=Next")
+    page.keyboard.press("Escape")
+    assert not page.locator("dialog").is_visible()
+    assert focused_rank(page) == 25  # beyond the first cards: the gallery has opened up
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('.card')") is None
+
+
+def test_the_dialog_stops_at_both_ends(make_run: MakeRun, open_page: Open) -> None:
+    page = open_page(draw(make_run(audit(), evidence(2))))
+    page.click(".open >> nth=0")
+    assert page.locator('[data-step="-1"]').is_disabled()
+    page.keyboard.press("ArrowLeft")
+    page.click('[data-step="1"]')
+    assert page.locator("#enlarged-title").inner_text() == "Target of rank 2"
+    assert page.locator('[data-step="1"]').is_disabled()
+    page.click("[data-close]")
+    assert focused_rank(page) == 2
+
+
+def test_it_works_without_scripts(make_run: MakeRun, open_page: Open) -> None:
+    page = open_page(draw(make_run(audit(), evidence())), java_script_enabled=False)
+    assert page.locator(".card:visible").count() == 200
+    assert not page.locator("[data-sort]").is_visible()
+    first = page.locator(".card").first
+    assert first.get_attribute("data-rank") == "1"
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+@pytest.mark.parametrize("kind", ["images", "vectors", "study", "redacted"])
+def test_the_page_never_scrolls_sideways(
+    make_run: MakeRun, open_page: Open, kind: str, width: int
+) -> None:
+    long = "unbroken" * 30
+    result = audit(title=f"Title {long}", classes=[long, "one", "two"], victim={long: long})
+    if kind == "study":
+        result = study(attacks=[attack(), attack(name=long, notes=[long])])
+    run = make_run(
+        result, evidence(30, (40,) if kind == "vectors" else (1, 6, 6)), config=f'p = "{long}"'
+    )
+    page = open_page(draw(run, redact=kind == "redacted"), viewport={"width": width, "height": 800})
+    page.eval_on_selector_all("details", "all => all.forEach(one => one.open = true)")
+    assert overflow(page) <= 0
+    if kind != "redacted":
+        page.locator(".open").first.click()
+        assert overflow(page) <= 0
+        box = page.locator("dialog").bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= width
+
+
+def luminance(page: Any, selector: str, name: str) -> float:
+    colour = page.eval_on_selector(selector, f"e => getComputedStyle(e).{name}")
+    channels = [int(part) / 255 for part in colour.split("(")[1].rstrip(")").split(",")[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_legible_in_both_schemes(make_run: MakeRun, open_page: Open, scheme: str) -> None:
+    page = open_page(draw(make_run(audit(), evidence(5))), color_scheme=scheme)
+    assert (luminance(page, "body", "backgroundColor") > 0.5) == (scheme == "light")
+    grounds = {
+        "h1": "body",
+        ".intro": "body",
+        ".word": ".verdict",
+        ".detail": ".verdict",
+        ".banner p": ".banner",
+        ".beside": ".tile",
+        ".card dt": ".card",
+        ".ratio": ".card",
+    }
+    for text, ground in grounds.items():
+        pair = sorted((luminance(page, text, "color"), luminance(page, ground, "backgroundColor")))
+        assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4.5, text
+
+
+def test_hostile_text_stays_text(make_run: MakeRun, open_page: Open) -> None:
+    result = audit(
+        title=NASTY, classes=[NASTY, "one", "two"], attacks=[attack(name=NASTY, notes=[NASTY])]
+    )
+    page = open_page(draw(make_run(result, evidence(30))))
+    assert page.locator("h1").inner_text() == NASTY
+    assert NASTY in page.locator("[data-filter]").inner_text()
+    page.click(".open >> nth=0")
+    assert page.locator("img[src=x]").count() == 0
+
+
+def test_pictures_decode_and_small_ones_keep_their_pixels(
+    make_run: MakeRun, open_page: Open
+) -> None:
+    page = open_page(draw(make_run(audit(), evidence(30))))
+    sizes = page.eval_on_selector_all(
+        ".card:not([hidden]) img",
+        "all => Promise.all(all.map(i => i.decode().then(() => i.naturalWidth)))",
+    )
+    assert set(sizes) == {6}
+    assert (
+        page.eval_on_selector(".card img", "i => getComputedStyle(i).imageRendering") == "pixelated"
+    )
+    assert all(page.eval_on_selector_all(".card img", "all => all.map(i => i.alt.length > 10)"))

@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import json
+import math
+import stat
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from report_runs import NASTY, MakeRun, attack, audit, evidence, study
+from safetensors.torch import save_file
+
+from exhume.contract import ExhumeError
+from exhume.report.figures import png_data_uri
+from exhume.report.gallery import selection
+from exhume.report.page import draw
+from exhume.report.words import duration, metric_rows, number, percent, show
+
+
+class Tags(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def drawn(run: Path, *, redact: bool = False) -> str:
+    return draw(run, redact=redact).read_text(encoding="utf-8")
+
+
+def test_the_page_is_written_privately_and_leaves_nothing_else(make_run: MakeRun) -> None:
+    run = make_run(audit(), evidence())
+    before = {p.name for p in run.iterdir()}
+    path = draw(run)
+    assert path == run / "report.html"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert {p.name for p in run.iterdir()} == before | {"report.html"}
+    assert draw(run, redact=True) == run / "report-redacted.html"
+
+
+def test_drawing_twice_gives_the_same_bytes(make_run: MakeRun) -> None:
+    run = make_run(audit(), evidence())
+    assert drawn(run) == drawn(run)
+
+
+def test_the_page_says_verdict_knowledge_and_key_figures(make_run: MakeRun) -> None:
+    text = drawn(make_run(audit(), evidence()))
+    for words in (
+        "This page shows private records",
+        '<p class="word">leaks</p>',
+        "Most records come back.",
+        "every training record except the target",
+        "83 % to 89 %",
+        "at most 0.7 %",
+        "Showing 200 of 230 targets: the 100 with the lowest error",
+        "fewer shadows",
+        "data.path",
+        "How to read this page",
+    ):
+        assert words in text
+
+
+def test_nothing_outside_the_file_is_named(make_run: MakeRun) -> None:
+    for tag, attributes in Tags(drawn(make_run(audit(), evidence()))).found:
+        assert tag not in ("link", "iframe", "object", "embed", "base", "form")
+        for name in ("src", "href", "srcset", "action", "data", "poster"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("data:image/png;base64,", "#"))
+        assert not any(name.startswith("on") or name == "style" for name in attributes)
+
+
+def test_every_text_of_the_user_is_escaped(make_run: MakeRun) -> None:
+    verdict = {"word": NASTY, "sentence": NASTY, "detail": NASTY}
+    result = audit(
+        title=NASTY,
+        data=NASTY,
+        verdict=verdict,
+        victim={NASTY: NASTY},
+        classes=[NASTY] * 3,
+        deviations=[NASTY],
+        attacks=[
+            attack(
+                name=NASTY,
+                paper=NASTY,
+                sees=NASTY,
+                knows=[NASTY],
+                notes=[NASTY],
+                status={"outcome": NASTY, "reason": NASTY},
+                metrics={NASTY: 1.0, "mse": NASTY, "success": 0.5},
+                baselines=[{"name": NASTY, NASTY: NASTY}],
+                cost={NASTY: NASTY},
+            )
+        ],
+    )
+    config = f"{json.dumps(NASTY)} = {json.dumps(NASTY)}\n"
+    text = drawn(make_run(result, evidence(5), config=config, environment={NASTY: NASTY}))
+    tags = Tags(text).found
+    assert [tag for tag, _ in tags].count("script") == 1
+    assert all(str(a.get("src", "")).startswith("data:image/png") for t, a in tags if t == "img")
+    assert "<img src=x" not in text
+
+
+def secrets() -> dict[str, Any]:
+    return audit(
+        classes=["Jane Doe", "John Roe", "Ann Poe"],
+        verdict={
+            "word": "leaks",
+            "sentence": "Read from /home/jane/my data/mnist.npz here.",
+            "detail": "",
+        },
+        victim={"checkpoint": "/srv/Secret Place/model.pt", "run": r"C:\Users\jane\x.pt"},
+        attacks=[attack(notes=["see ~/private/notes.txt, and/or ../up/there/x.csv"])],
+    )
+
+
+def test_the_redacted_page_holds_no_record(make_run: MakeRun) -> None:
+    tensors = evidence(30)
+    text = drawn(make_run(secrets(), tensors), redact=True)
+    tags = {tag for tag, _ in Tags(text).found}
+    assert not tags & {"img", "canvas", "script", "dialog"}
+    assert "data:image" not in text
+    assert "data-rank" not in text and "data-mse" not in text
+    assert 'class="dots' not in text
+    for role in ("targets", "reconstructions", "nearest"):
+        assert png_data_uri(tensors[role][0]).split(",")[1][60:90] not in text
+    for value in tensors["mse"].tolist():
+        assert repr(value) not in text
+    for words in ("Redacted version", "left out of this redacted version", "83 % to 89 %"):
+        assert words in text
+    assert 'class="chart"' in text  # the histogram stays
+
+
+def test_the_redacted_page_names_no_place_and_no_person(make_run: MakeRun) -> None:
+    environment = {
+        "torch": "2.13.0",
+        "hostname": "janes-laptop",
+        "executable": "/home/jane/bin/python",
+    }
+    run = make_run(secrets(), evidence(30), environment=environment)
+    text = drawn(run, redact=True)
+    for gone in (
+        "jane",
+        "Jane",
+        "John",
+        "Secret Place",
+        "my data",
+        "/srv",
+        "~/",
+        "../up",
+        str(run.parent),
+    ):
+        assert gone not in text
+    for stays in ("mnist.npz", "model.pt", "x.pt", "notes.txt", "x.csv", "and/or", "2.13.0"):
+        assert stays in text
+    assert "jane" in drawn(run)
+
+
+def test_redaction_spares_the_text_around_bare_separators(make_run: MakeRun) -> None:
+    text = drawn(
+        make_run(study(deviations=["1/2 of it. And so on.."]), config='a = "/"\nb = ".."'),
+        redact=True,
+    )
+    assert "1/2 of it. And so on.." in text
+
+
+def test_a_redacted_table_of_vectors_holds_no_strip(make_run: MakeRun) -> None:
+    text = drawn(make_run(audit(), evidence(20, (12,))), redact=True)
+    assert 'class="strip"' not in text
+
+
+def test_vectors_are_drawn_as_strips(make_run: MakeRun) -> None:
+    text = drawn(make_run(audit(), evidence(20, (12,))))
+    assert text.count('class="strip"') == 20 * 4
+    assert "<img" not in text
+    assert "Showing all 20 targets" in text
+
+
+def test_missing_columns_are_left_out(make_run: MakeRun) -> None:
+    kept = ("targets", "reconstructions")
+    text = drawn(make_run(audit(), {k: v for k, v in evidence(8).items() if k in kept}))
+    assert text.count("<img") == 16
+    assert "Nearest held" not in text
+    assert 'value="confidence"' not in text and "data-filter>" not in text
+
+
+def test_values_that_are_not_finite_do_not_stop_the_page(make_run: MakeRun) -> None:
+    tensors = evidence(9)
+    tensors["mse"][:3] = math.nan
+    tensors["oracle_mse"][2:5] = 0.0
+    tensors["confidence"][:] = math.inf
+    tensors["reconstructions"][0] = math.nan
+    result = audit(attacks=[attack(metrics={"mse": math.nan, "success": None, "oracle_mse": 0.0})])
+    assert drawn(make_run(result, tensors)).count('<li class="card') == 9
+
+
+def test_a_study_shows_its_claims(make_run: MakeRun) -> None:
+    text = drawn(make_run(study()))
+    assert "1 of 2 claims hold" in text
+    assert "does not hold" in text
+    assert "Study informed-mnist · scale cpu · seed 0" in text
+    assert "Fit seconds" in text
+    assert 'class="verdict' not in text
+
+
+def test_a_study_written_without_a_kind_is_one(make_run: MakeRun) -> None:
+    result = study()
+    del result["kind"]
+    assert "1 of 2 claims hold" in drawn(make_run(result))
+
+
+def test_a_release_that_was_not_audited(make_run: MakeRun) -> None:
+    status = {"outcome": "not applicable", "reason": "The recipe is unknown.", "ever": True}
+    bare = attack(status=status, metrics={}, baselines=[], cost={}, evidence=None)
+    verdict = {"word": "not audited", "sentence": "No attack applies.", "detail": ""}
+    text = drawn(make_run(audit(verdict=verdict, attacks=[bare])))
+    assert "The recipe is unknown. More knowledge could change this." in text
+    assert 'class="verdict unknown"' in text
+    assert "It draws no records" in text
+    assert "<script" not in text
+
+
+def test_several_attacks_share_the_room_for_records(make_run: MakeRun, monkeypatch: Any) -> None:
+    monkeypatch.setattr("exhume.report.page.RECORDS_SIZE", 100_000)
+    tensors = evidence(40, (3, 16, 16))
+    run = make_run(
+        audit(attacks=[attack(), attack(name="Second", evidence="b.safetensors")]), tensors
+    )
+    save_file(tensors, run / "b.safetensors")
+    text = drawn(run)
+    assert text.count("of 40 targets") == 2
+    assert "The attacks side by side" in text
+    assert len(text) < 200_000
+
+
+def test_a_run_without_settings_is_drawn(make_run: MakeRun) -> None:
+    run = make_run(audit(), evidence(3))
+    (run / "config.toml").unlink()
+    (run / "environment.json").unlink()
+    assert "Settings" not in drawn(run)
+
+
+DAMAGE = {
+    "no result": ("result.json", None, "result.json: missing"),
+    "cut off": ("result.json", '{"schema": 1, "ki', "result.json: not readable as JSON"),
+    "not text": ("result.json", b"\xff\xfe\x00", "result.json: not readable as JSON"),
+    "a list": ("result.json", "[]", "result.json: must hold a JSON object, not list"),
+    "later schema": ("result.json", '{"schema": 2}', "schema is 2, this version reads 1"),
+    "other kind": ("result.json", '{"schema": 1, "kind": "x"}', "kind is 'x', legal are"),
+    "attacks": (
+        "result.json",
+        '{"schema":1,"kind":"audit","attacks":{}}',
+        "attacks must be a list, not dict",
+    ),
+    "an attack": (
+        "result.json",
+        '{"schema":1,"kind":"audit","attacks":[1]}',
+        r"attacks\[0\] must be an object",
+    ),
+    "metrics": (
+        "result.json",
+        '{"schema":1,"kind":"audit","attacks":[{"metrics":[]}]}',
+        r"attacks\[1\].metrics must be an object, not list",
+    ),
+    "escape": (
+        "result.json",
+        '{"schema":1,"kind":"audit","attacks":[{"evidence":"../x"}]}',
+        "evidence '../x' lies outside the run folder",
+    ),
+    "no evidence": ("closed-form.safetensors", None, "closed-form.safetensors: the evidence named"),
+    "bad evidence": (
+        "closed-form.safetensors",
+        b"junk",
+        "closed-form.safetensors: not readable as",
+    ),
+    "bad config": ("config.toml", "a = ", "config.toml: not readable as TOML"),
+    "bad environment": ("environment.json", "{", "environment.json: not readable as JSON"),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "message"), DAMAGE.values(), ids=DAMAGE.keys())
+def test_damage_is_one_sentence_naming_the_file(
+    make_run: MakeRun, name: str, content: str | bytes | None, message: str
+) -> None:
+    run = make_run(audit(), evidence(3))
+    if content is None:
+        (run / name).unlink()
+    else:
+        (run / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ExhumeError, match=message):
+        draw(run)
+    assert not list(run.glob("*report*"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mse": torch.zeros(4)}, "disagree on the number of targets"),
+        ({"mse": torch.zeros(3, 2)}, "must have one number per target"),
+        ({"nearest": torch.zeros(3, 5)}, "records must share one shape"),
+    ],
+)
+def test_evidence_that_contradicts_itself(make_run: MakeRun, changes: Any, message: str) -> None:
+    with pytest.raises(ExhumeError, match=message):
+        draw(make_run(audit(), {**evidence(3), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("count", "most"), [(0, 5), (3, 5), (5, 5), (6, 5), (500, 200), (201, 200), (9, 1)]
+)
+def test_a_selection_is_distinct_sorted_and_has_both_ends(count: int, most: int) -> None:
+    error = torch.rand(count, generator=torch.Generator().manual_seed(count))
+    chosen, best, worst = selection(error, most)
+    order = torch.argsort(error).tolist()
+    assert len(chosen) == len(set(chosen)) == min(count, most)
+    assert error[chosen].tolist() == sorted(error[chosen].tolist())
+    assert chosen[:best] == order[:best]
+    assert chosen[len(chosen) - worst :] == order[count - worst :]
+
+
+def test_numbers_read_well() -> None:
+    assert [number(v) for v in (0.016349, 0.5, 19.24, 2001, 12345.6, 0.0, math.nan)] == [
+        "0.0163",
+        "0.5",
+        "19.2",
+        "2\u202f001",
+        "12\u202f346",
+        "0",
+        "–",
+    ]
+    assert (number(1e-7), number(2.5e-5), number(-3e7)) == ("10⁻⁷", "2.5 × 10⁻⁵", "-3 × 10⁷")
+    assert [percent(v) for v in (0.86, 0.8612, 0.0, math.nan)] == ["86 %", "86.1 %", "0 %", "–"]
+    assert [duration(v) for v in (0.5, 61.2, 930, 9000)] == ["0.5 s", "61 s", "16 min", "2.5 h"]
+    assert [show(v) for v in (None, True, [], [1, "a"], {"k": 2})] == [
+        "–",
+        "yes",
+        "none",
+        "1, a",
+        "k 2",
+    ]
+
+
+def test_intervals_join_their_metric() -> None:
+    rows = metric_rows(
+        {"odd": 3, "success": 0.5, "success_low": 0.4, "success_high": 0.6, "low": 1}
+    )
+    assert [(r.name, r.value) for r in rows] == [
+        ("Success rate", "50 % (40 % to 60 %)"),
+        ("Odd", "3"),
+        ("Low", "1"),
+    ]
