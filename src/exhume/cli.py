@@ -190,23 +190,14 @@ def report(
 @_plainly
 def data_list() -> None:
     """The sets known by name."""
-    from rich.console import Console
-    from rich.table import Table
-
     from exhume.data import catalogue
 
-    table = Table("name", "what", "records", "shape", "from", "download", "cached", box=None)
     for named in catalogue():
-        table.add_row(
-            named.name,
-            named.description,
-            f"{named.records:,}",
-            "x".join(str(size) for size in named.shape),
-            named.source,
-            f"{named.download_mb} MB" if named.download_mb else "",
-            "yes" if named.cached else "no",
-        )
-    Console().print(table)
+        shape = "x".join(str(size) for size in named.shape) or named.kind
+        size = f"{named.download_mb} MB to download" if named.download_mb else "no download"
+        state = "cached" if named.cached else size
+        typer.echo(f"{named.name:10} {named.records:>8,} records  {shape:14} {state}")
+        typer.echo(f"{'':10} {named.description}; from {named.source}")
 
 
 @data_app.command("fetch")

@@ -195,7 +195,7 @@ class Layout:
                 raise ExhumeError(
                     f"parameter {name}: shape {tuple(tensor.shape)} given, {shape} expected"
                 )
-            flat.append(tensor.reshape(*lead, -1))
+            flat.append(tensor.reshape(*lead, prod(shape)))
         return torch.cat(flat, dim=-1)
 
 
@@ -230,6 +230,7 @@ Release = Weights | Gradient | Activations
 # Knowledge
 
 
+@runtime_checkable
 class Architecture(Protocol):
     """A network as a value: small enough to name, hash and send to another machine."""
 
@@ -246,6 +247,7 @@ class Architecture(Protocol):
         ...
 
 
+@runtime_checkable
 class Recipe(Protocol):
     """How a victim was trained, as a value."""
 
@@ -298,6 +300,7 @@ def silent(stage: str, done: int, total: int) -> None:
     """The progress callback of those who want none."""
 
 
+@runtime_checkable
 class Store(Protocol):
     """Finished pieces of work, by content address. A store may forget everything: functions stay pure."""
 

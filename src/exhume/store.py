@@ -52,10 +52,7 @@ def digest(value: Tensor | Records) -> str:
     return state.hexdigest()
 
 
-Plain = str | int | float | bool | None | list["Plain"] | dict[str, "Plain"]
-
-
-def describe(value: object) -> Plain:
+def describe(value: object) -> object:
     """A frozen dataclass (or a plain value) as JSON-able data, class names included."""
     if value is None or isinstance(value, str | int | float | bool):
         return value

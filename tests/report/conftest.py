@@ -24,12 +24,6 @@ QUIET = (
 )
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "browser: drives a real browser; skipped where there is none"
-    )
-
-
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
     """A run folder: `make_run(result, tensors, config="…", environment={…})`."""

@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from exhume.contract import ExhumeError, Progress
 
@@ -33,6 +33,7 @@ class Unreachable(Exception):  # noqa: N818
     """The source cannot be had here; another may."""
 
 
+@runtime_checkable
 class Origin(Protocol):
     """A source of files."""
 

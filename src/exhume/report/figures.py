@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from exhume.report.words import number
+from exhume.report.words import Number, number
 
 __all__ = ["histogram", "interval", "png_data_uri", "scatter", "strip"]
 
@@ -31,7 +31,7 @@ NOTHING = Markup('<p class="empty">There are no finite values to draw.</p>')
 
 
 def histogram(
-    series: Mapping[str, Iterable[float]], *, label: str, x_label: str, bins: int = 36
+    series: Mapping[str, Iterable[Number]], *, label: str, x_label: str, bins: int = 36
 ) -> Markup:
     """Counts of several series over shared bins, on a logarithmic x axis, with a legend.
 
@@ -71,8 +71,8 @@ def histogram(
 
 
 def scatter(
-    x: Iterable[float],
-    y: Iterable[float],
+    x: Iterable[Number],
+    y: Iterable[Number],
     *,
     label: str,
     x_label: str,
@@ -106,7 +106,7 @@ def scatter(
     return _svg(marks, f"{label}. {below} of {len(pairs)} points lie below the diagonal.") + legend
 
 
-def interval(rows: Mapping[str, tuple[float, float, float]], *, label: str) -> Markup:
+def interval(rows: Mapping[str, tuple[Number, Number, Number]], *, label: str) -> Markup:
     """A line per row, on a common scale from 0 to 1: (low, value, high) as range and point."""
     marks, told = [], []
     for place, (name, bounds) in enumerate(rows.items()):
@@ -169,21 +169,21 @@ class _Axis:
 
     low: float
     high: float
-    start: float
-    end: float
+    start: int
+    end: int
 
     @staticmethod
-    def around(values: list[float], start: float, end: float) -> _Axis:
+    def around(values: list[Number], start: int, end: int) -> _Axis:
         positive = [math.log10(v) for v in values if v > 0]
         low, high = (min(positive), max(positive)) if positive else (-3.0, 0.0)
         margin = max(0.03 * (high - low), 0.15 if high - low < 0.3 else 0.0)
         return _Axis(low - margin, high + margin, start, end)
 
-    def fraction(self, value: float) -> float:
+    def fraction(self, value: Number) -> float:
         exponent = math.log10(value) if value > 0 else self.low
         return min(max((exponent - self.low) / (self.high - self.low), 0.0), 1.0)
 
-    def place(self, value: float) -> float:
+    def place(self, value: Number) -> float:
         return self.start + self.fraction(value) * (self.end - self.start)
 
     def ticks(self) -> list[float]:
@@ -236,7 +236,7 @@ def _count_axis(top: int) -> Markup:
 # Marks
 
 
-def _finite(values: Iterable[float]) -> list[float]:
+def _finite(values: Iterable[Number]) -> list[float]:
     return [v for v in map(float, values) if math.isfinite(v)]
 
 
@@ -256,7 +256,7 @@ def _nice(count: int) -> int:
     return unit * next(top for top in rounds if top * unit >= count)
 
 
-def _height(count: float, top: int) -> float:
+def _height(count: int, top: int) -> float:
     return BOTTOM - (BOTTOM - TOP) * count / top
 
 
@@ -266,7 +266,7 @@ def _steps(counts: list[int], top: int, *, closed: bool) -> str:
     return f"M{LEFT} {BOTTOM}{path}V{BOTTOM}{'Z' if closed else ''}"
 
 
-def _dots(points: list[tuple[float, float]], across: _Axis, up: _Axis, style: str) -> Markup:
+def _dots(points: list[tuple[Number, Number]], across: _Axis, up: _Axis, style: str) -> Markup:
     path = "".join(f"M{across.place(a):.1f} {up.place(b):.1f}h0" for a, b in points)
     return Markup('<path class="dots {}" d="{}"/>').format(style, path or "M0 0")
 

@@ -37,7 +37,7 @@ SPREAD = (0.05, 0.25, 0.5, 0.75, 0.95)
 COMPARED = {
     "mse": "reconstruction",
     "oracle_mse": "nearest-record oracle",
-    "null_mse": "decoys (null)",
+    "null_mse": "unrelated record (null)",
 }
 
 
@@ -182,7 +182,7 @@ def _render(view: dict[str, Any]) -> str:
     )
     templates.filters.update(number=number, percent=percent, show=show, duration=duration)
     style, script = (
-        Markup((TEMPLATES / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js")
+        (TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
     )
     return templates.get_template("page.html").render(
         **view,

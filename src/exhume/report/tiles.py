@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from exhume.report.figures import interval
-from exhume.report.words import duration, number, percent
+from exhume.report.words import Number, duration, number, percent
 
 __all__ = ["Tile", "key_figures"]
 
@@ -34,21 +34,21 @@ def key_figures(result: dict[str, Any]) -> list[Tile]:
     return [tile for tile in tiles if tile]
 
 
-def _success(m: dict[str, float]) -> Tile | None:
+def _success(m: dict[str, Number]) -> Tile | None:
     rates = {
         title: (m.get(f"{name}_low", m[name]), m[name], m.get(f"{name}_high", m[name]))
-        for name, title in (("success", "this attack"), ("null_success", "decoys"))
+        for name, title in (("success", "this attack"), ("null_success", "unrelated"))
         if name in m
     }
     if "success" not in m:
         return None
-    null = rates.get("decoys")
-    beside = f"decoys {percent(null[1])}, at most {percent(null[2])}" if null else ""
+    null = rates.get("unrelated")
+    beside = f"unrelated records {percent(null[1])}, up to {percent(null[2])}" if null else ""
     figure = interval(rates, label="Success rate")
     return Tile("Success rate", percent(m["success"]), _range(m, "success"), beside, figure)
 
 
-def _error(m: dict[str, float]) -> Tile | None:
+def _error(m: dict[str, Number]) -> Tile | None:
     if "mse" not in m:
         return None
     oracle = m.get("oracle_mse")
@@ -57,7 +57,7 @@ def _error(m: dict[str, float]) -> Tile | None:
     return Tile("Error (MSE)", number(m["mse"]), ratio, beside)
 
 
-def _labels(m: dict[str, float], classes: int) -> Tile | None:
+def _labels(m: dict[str, Number], classes: int) -> Tile | None:
     if "label_accuracy" not in m:
         return None
     guess = f"guessing {percent(1 / classes)}, {classes} classes" if classes else ""
@@ -65,7 +65,7 @@ def _labels(m: dict[str, float], classes: int) -> Tile | None:
     return Tile("Labels inferred", value, _range(m, "label_accuracy"), guess)
 
 
-def _effort(cost: dict[str, float]) -> Tile | None:
+def _effort(cost: dict[str, Number]) -> Tile | None:
     if "seconds" not in cost:
         return None
     models = cost.get("models")
@@ -73,12 +73,12 @@ def _effort(cost: dict[str, float]) -> Tile | None:
     return Tile("Effort", duration(cost["seconds"]), trained)
 
 
-def _range(m: dict[str, float], name: str) -> str:
+def _range(m: dict[str, Number], name: str) -> str:
     low, high = m.get(f"{name}_low"), m.get(f"{name}_high")
     return f"{percent(low)} to {percent(high)}" if low is not None and high is not None else ""
 
 
-def _numbers(values: dict[str, Any]) -> dict[str, float]:
+def _numbers(values: dict[str, Any]) -> dict[str, Number]:
     return {
         name: value
         for name, value in values.items()

@@ -10,6 +10,7 @@ from typing import Any
 __all__ = [
     "GLOSSARY",
     "KNOWN",
+    "Number",
     "Row",
     "duration",
     "humanise",
@@ -21,6 +22,7 @@ __all__ = [
 ]
 
 MISSING = "–"
+Number = int | float  # as JSON has them
 
 KNOWN = {
     "architecture": "the network's architecture",
@@ -41,8 +43,25 @@ METRICS = {
         "targets whose reconstruction is closer to the truth than any record the adversary held",
     ),
     "null_success": (
-        "Success rate on decoys",
-        "the same rate, scored against records that were not used: what chance gives",
+        "Success rate on unrelated records",
+        "each reconstruction scored against another target of the same label: what chance gives",
+    ),
+    "null_mse": (
+        "Error against unrelated records",
+        "between a reconstruction and another target of the same label",
+    ),
+    "mae_plus_mse": ("MAE + MSE", "the loss that Balle22's notebook reports"),
+    "label_accuracy_on_shadows": (
+        "Label accuracy on shadows",
+        "the attack's own leave-one-out estimate, known without the truth",
+    ),
+    "mse_on_shadows": (
+        "Error on shadows",
+        "the attack's own leave-one-out estimate of its squared error, known without the truth",
+    ),
+    "shadow_accuracy": (
+        "Shadow models' accuracy",
+        "on public records: how well the models that the attack learns from are trained",
     ),
     "mse": ("Mean squared error", "between target and reconstruction; 0 is a perfect copy"),
     "oracle_mse": (
@@ -53,7 +72,7 @@ METRICS = {
         "Nearest-record error",
         "error of the held record nearest to the reconstruction",
     ),
-    "mean_image_mse": (
+    "mean_record_mse": (
         "Mean record's error",
         "error of answering with the average record every time",
     ),
@@ -63,15 +82,15 @@ METRICS = {
     "label_accuracy": ("Label accuracy", "targets whose label the attack inferred correctly"),
     "targets": ("Targets", "private records the attack tried to bring back"),
     "pool": ("Records held", "records the adversary had, from which the oracle chooses"),
-    "duplicates": ("Duplicates", "targets of which the adversary already held an exact copy"),
-    "power": (
+    "duplicates": ("Duplicates", "targets of which the adversary already held (almost) a copy"),
+    "detectable_rate": (
         "Detectable rate",
-        "the smallest success rate that this audit could tell from chance",
+        "the smallest success rate that this audit would tell from chance 95 times in 100",
     ),
 }
 """Name in a result: what it is called on the page, and what it means."""
 
-RATES = ("success", "accuracy", "power")
+RATES = ("success", "accuracy", "detectable_rate")
 
 GLOSSARY = (
     (
@@ -85,8 +104,7 @@ GLOSSARY = (
     (
         "Nearest-record oracle",
         "Of all records the adversary already held, the one nearest to the target. Only someone "
-        "who knows the target could choose it, so it is a hard bar: a reconstruction that beats "
-        "it must have drawn on the release.",
+        "who knows the target could choose it, which makes it a hard bar to clear.",
     ),
     (
         "Success",
@@ -95,15 +113,14 @@ GLOSSARY = (
         "in the choice of targets could move it.",
     ),
     (
-        "Decoys, or the null",
-        "The same reconstructions scored against records that were not used. A rate that decoys "
-        "reach too is no evidence of a leak.",
+        "Unrelated records, or the null",
+        "The same reconstructions scored against another target of the same label. A rate that "
+        "unrelated records reach too is no evidence of a leak.",
     ),
     (
         "MSE",
-        "Mean squared error over all values of a record, which lie between 0 and 1. Below about "
-        "0.01 an image is hard to tell from the original; its meaning for other data depends on "
-        "the data.",
+        "Mean squared error over all values of a record, which lie between 0 and 1. What counts as "
+        "small depends on the data: compare it with the oracle's and with the baselines.",
     ),
     (
         "Oracle ratio",
@@ -124,7 +141,7 @@ GLOSSARY = (
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def number(value: float) -> str:
+def number(value: Number) -> str:
     """Three significant digits, thousands apart, a power of ten instead of a row of zeros."""
     if isinstance(value, int):
         return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
@@ -144,12 +161,12 @@ def number(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def percent(value: float) -> str:
+def percent(value: Number) -> str:
     """A rate in percent, to a tenth where that is not zero."""
     return f"{100 * value:.1f}".removesuffix(".0") + " %" if math.isfinite(value) else MISSING
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: Number) -> str:
     """Seconds, minutes or hours, whichever reads best."""
     if seconds < 120:
         return f"{number(seconds if seconds < 10 else round(seconds))} s"

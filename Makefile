@@ -1,0 +1,33 @@
+# make demo: set up and audit a released MNIST classifier, ending with the path of the report
+# make test: set up and run the tests
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check setup test-slow clean
+
+setup: $(VENV)/ready
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "exhume needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[test]'
+	touch $@
+
+demo: setup
+	$(BIN)/exhume audit --data mnist --out runs/demo
+
+test: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+test-slow: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
+
+check: setup
+	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -p no:xdist tests/test_layers.py
+
+clean:
+	rm -rf $(VENV) runs

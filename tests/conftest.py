@@ -1,0 +1,46 @@
+"""Runtime type checks on the whole package, one thread per test process."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from beartype import BeartypeConf
+from beartype.claw import beartype_packages
+
+CHECKED = (
+    "contract store data models score train victims attacks report bench settings plan auditing"
+)
+beartype_packages(
+    tuple(f"exhume.{room}" for room in CHECKED.split()), conf=BeartypeConf(claw_is_pep526=False)
+)
+
+import pytest
+import torch
+
+from exhume.contract import Key, Records
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def key() -> Key:
+    return Key.from_seed(0)
+
+
+def blobs(count: int, shape: tuple[int, ...], classes: int, key: Key) -> Records:
+    """Records in [0, 1] that differ by class and among themselves; every class is there."""
+    generator = key.generator()
+    labels = torch.arange(count) % classes
+    centres = torch.rand(classes, *shape, generator=key.fold("centres").generator())
+    noise = torch.rand(count, *shape, generator=generator)
+    return Records(
+        0.5 * centres[labels] + 0.5 * noise, labels, tuple(f"class {i}" for i in range(classes))
+    )
+
+
+@pytest.fixture
+def make_records():
+    """A function: (count, shape, classes, key) to Records."""
+    return blobs

@@ -1,0 +1,158 @@
+"""What every attack must satisfy. A new attack is a new row in CASES."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from exhume import contract, data
+from exhume.attacks.baseline import MeanRecord
+from exhume.attacks.informed.closed_form import ClosedForm
+from exhume.contract import (
+    Attack,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Prepared,
+    Records,
+    Release,
+    Secret,
+)
+from exhume.data import Sizes
+from exhume.models.mlp import MLP
+from exhume.store import NullStore
+from exhume.train.recipe import FullBatch
+from exhume.train.stacked import Descent
+from exhume.victims.informed import release_one_each
+
+
+def informed_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """An easy case: 8x8 digits, small everything."""
+    parts = data.split(data.load("digits"), Sizes(100, 20, 300, 50, 0), key)
+    recipe = FullBatch(MLP((1, 8, 8), (8,), 10), Descent(steps=40))
+    initial = recipe.architecture.initial(key)
+    release, secret = release_one_each(
+        recipe, initial, parts.fixed, parts.target, key=key, store=NullStore(), chunk=32
+    )
+    knowledge = Knowledge(
+        recipe=recipe,
+        initial=initial,
+        fixed=parts.fixed,
+        shadow=parts.shadow,
+        public=parts.public,
+    )
+    return knowledge, release, secret
+
+
+@dataclass(frozen=True)
+class Case:
+    attack: Attack
+    game: Callable[[Key], tuple[Knowledge, Release, Secret]]
+    bar: float  # mean squared error, over that of the mean record
+
+
+CASES = {
+    "mean record": Case(MeanRecord(), informed_game, 1.0001),
+    "closed form": Case(ClosedForm(chunk=32), informed_game, 0.5),
+}
+
+
+@pytest.fixture(params=CASES, ids=lambda name: name.replace(" ", "-"))
+def case(request):
+    return CASES[request.param]
+
+
+@pytest.fixture
+def game(case, key):
+    return case.game(key)
+
+
+def run(case, knowledge, release, key):
+    return case.attack.prepare(knowledge, key=key, store=NullStore()).run(release)
+
+
+def same(a, b) -> bool:
+    labels = (a.labels is None and b.labels is None) or torch.equal(a.labels, b.labels)
+    return (
+        torch.equal(a.candidates, b.candidates)
+        and torch.equal(a.confidence, b.confidence)
+        and labels
+    )
+
+
+def test_clears_its_bar_on_an_easy_case(case, game, key):
+    knowledge, release, secret = game
+    found = run(case, knowledge, release, key)
+    truth = secret.open().inputs
+    mean = MeanRecord().prepare(knowledge, key=key, store=NullStore()).run(release)
+    error = (found.candidates[:, 0] - truth).square().mean()
+    assert error < case.bar * (mean.candidates[:, 0] - truth).square().mean()
+
+
+def test_shapes(case, game, key):
+    knowledge, release, secret = game
+    found = run(case, knowledge, release, key)
+    shape = secret.open().shape
+    assert found.candidates.shape[2:] == shape
+    assert found.confidence.shape == found.candidates.shape[:2]
+    assert found.labels is None or found.labels.shape == found.candidates.shape[:2]
+    assert bool(torch.isfinite(found.candidates).all())
+
+
+def test_same_key_same_bits(case, game, key):
+    knowledge, release, _ = game
+    assert same(run(case, knowledge, release, key), run(case, knowledge, release, key))
+
+
+def test_another_secret_identical_bits(case, game, key):
+    """The truth is swapped in every place that holds it: the attack must not notice."""
+    knowledge, release, secret = game
+    before = run(case, knowledge, release, key)
+    truth = secret.open()
+    truth.inputs.zero_()
+    truth.labels.zero_()
+    assert same(before, run(case, knowledge, release, key))
+
+
+def test_no_argument_and_no_field_takes_a_secret(case):
+    prepared_type = inspect.signature(type(case.attack).prepare).return_annotation
+    for method in (type(case.attack).prepare, type(case.attack).__init__):
+        assert "Secret" not in str(inspect.signature(method))
+    assert "Secret" not in str(prepared_type)
+    assert dataclasses.is_dataclass(case.attack)
+    assert case.attack.__dataclass_params__.frozen
+
+
+def test_releases_do_not_influence_each_other(case, game, key):
+    knowledge, release, _ = game
+    prepared = case.attack.prepare(knowledge, key=key, store=NullStore())
+    assert isinstance(prepared, Prepared)
+    part = contract.Weights(release.parameters[:3], release.layout)
+    torch.testing.assert_close(
+        prepared.run(part).candidates, prepared.run(release).candidates[:3], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_without_knowledge_it_says_so(case, key):
+    with pytest.raises(NotApplicable):
+        case.attack.prepare(Knowledge(), key=key, store=NullStore())
+
+
+def test_docstring_says_what_it_sees_and_assumes(case):
+    text = type(case.attack).__doc__ or ""
+    for heading in ("Sees:", "Assumes:", "Guarantees:", "Reference:"):
+        assert heading in text
+
+
+def test_records_used_are_only_those_of_the_knowledge(case, game, key):
+    """Removing a held record may change the answer; the target is in none of them."""
+    knowledge, _, secret = game
+    held: list[Records] = [r for r in (knowledge.fixed, knowledge.shadow, knowledge.public) if r]
+    truth = secret.open().inputs.flatten(1)
+    for records in held:
+        assert not (torch.cdist(records.inputs.flatten(1), truth) == 0).any()

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import exhume
+from exhume.contract import ExhumeError
+
+SMALL = {
+    "data": {
+        "source": "digits",
+        "fixed": 120,
+        "targets": 20,
+        "shadows": 300,
+        "public": 50,
+        "test": 50,
+    },
+    "victim": {"steps": 40},
+    "machine": {"threads": 1, "chunk": 16},
+}
+ARGUMENTS = "--data digits --fixed 120 --targets 20 --shadows 300 --steps 400 --threads 1".split()
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    out = tmp_path_factory.mktemp("audit") / "run"
+    return exhume.audit(SMALL, out, redact=True)
+
+
+def strip_times(result: dict) -> dict:
+    for name in ("wall_seconds", "cost"):
+        result.pop(name, None)
+    for attack in result["attacks"]:
+        attack.pop("cost")
+    return result
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Everything a run leaves that must be the same every time, byte for byte."""
+    files = {p.name: p.read_bytes() for p in folder.glob("*.safetensors")}
+    files |= {f"shards/{p.name}": p.read_bytes() for p in (folder / "shards").iterdir()}
+    result = strip_times(json.loads((folder / "result.json").read_text()))
+    return {**files, "result": json.dumps(result).encode()}
+
+
+def test_the_run_folder(done):
+    names = {p.name for p in done.folder.iterdir()}
+    assert names == {
+        "config.toml",
+        "environment.json",
+        "result.json",
+        "closed-form.safetensors",
+        "report.html",
+        "report-redacted.html",
+        "shards",
+    }
+    assert done.folder.stat().st_mode & 0o777 == 0o700
+    assert done.verdict.word == "leaks"
+    assert done.report.name == "report-redacted.html"
+    result = json.loads((done.folder / "result.json").read_text())
+    metrics = result["attacks"][0]["metrics"]
+    for name in ("mse", "mae", "psnr", "ssim", "label_accuracy", "oracle_mse", "null_success"):
+        assert np.isfinite(metrics[name])
+    assert metrics["pool"] == 120 + 300 + 50
+    assert {b["name"] for b in result["attacks"][0]["baselines"]} == {
+        "mean record",
+        "held record nearest to the reconstruction",
+        "nearest-neighbour oracle (knows the truth)",
+    }
+
+
+def test_machine_readable_outputs_carry_no_record(done):
+    """No list of numbers as long as a record, anywhere."""
+
+    def longest(value) -> int:
+        if isinstance(value, dict):
+            return max([longest(v) for v in value.values()], default=0)
+        if isinstance(value, list):
+            return max([len(value), *(longest(v) for v in value)])
+        return 0
+
+    for name in ("result.json", "environment.json"):
+        assert longest(json.loads((done.folder / name).read_text())) < 20
+
+
+def test_a_second_run_is_quick_and_the_same(done):
+    before = content(done.folder)
+    again = exhume.audit(SMALL, done.folder)
+    assert content(again.folder) == before
+
+
+def test_same_seed_elsewhere_same_bits_other_seed_not(done, tmp_path):
+    same = exhume.audit(SMALL, tmp_path / "same")
+    assert content(same.folder) == content(done.folder)
+    other = exhume.audit({**SMALL, "seed": 1}, tmp_path / "other")
+    assert content(other.folder) != content(done.folder)
+
+
+def test_a_folder_of_another_run_is_refused(done):
+    with pytest.raises(ExhumeError, match="holds a run with other settings"):
+        exhume.audit({**SMALL, "seed": 5}, done.folder)
+
+
+def test_the_bits_follow_the_written_chunk_not_the_new_machine(done):
+    elsewhere = {**SMALL, "machine": {"threads": 1, "chunk": 7}}
+    before = content(done.folder)
+    exhume.audit(elsewhere, done.folder)
+    assert content(done.folder) == before
+
+
+def test_sizes_left_open_follow_the_data(tmp_path):
+    settings = {"data": {"source": "digits", "shadows": 100, "targets": 10}, "victim": {"steps": 5}}
+    done = exhume.audit(settings, tmp_path / "run")
+    assert "fixed = 449" in (done.folder / "config.toml").read_text()
+
+
+def test_tabular_records_have_no_ssim(tmp_path, key):
+    generator = key.generator()
+    x = torch.rand(400, 12, generator=generator).numpy()
+    np.savez(tmp_path / "credit.npz", x=x, y=(x[:, 0] > 0.5).astype(int))
+    settings = {"data": {"source": str(tmp_path / "credit.npz")}, "victim": {"steps": 20}}
+    done = exhume.audit(settings, tmp_path / "run")
+    assert "ssim" not in done.metrics
+    assert done.report.exists()
+
+
+def test_too_few_records_are_named(tmp_path):
+    with pytest.raises(ExhumeError, match=r"records needed \(.*shadow 5000.*\), 1797 available"):
+        exhume.audit({"data": {"source": "digits", "shadows": 5000}}, tmp_path / "run")
+
+
+def test_a_read_only_place_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ExhumeError, match="cannot use .*file/run as run folder: Not a directory"):
+        exhume.audit(SMALL, tmp_path / "file" / "run")
+
+
+def test_a_device_that_is_not_there_is_named(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    settings = {**SMALL, "machine": {"device": "cuda"}}
+    with pytest.raises(ExhumeError, match="device: 'cuda' cannot be used here"):
+        exhume.audit(settings, tmp_path / "run")
+    with pytest.raises(ExhumeError, match="device: 'warp' cannot be used here"):
+        exhume.audit({**SMALL, "machine": {"device": "warp"}}, tmp_path / "run2")
+
+
+def start(out: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "exhume", "audit", *ARGUMENTS, "--out", str(out)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
+    )
+
+
+def shards(out: Path) -> int:
+    return len(list((out / "shards").glob("*.safetensors"))) if (out / "shards").exists() else 0
+
+
+def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_bytes(tmp_path):
+    whole = start(tmp_path / "whole")
+    assert whole.wait() == 0
+    assert shards(tmp_path / "whole") == 6
+    dice, out, kills = random.Random(0), tmp_path / "killed", 0
+    for until in (1, 3, 5):
+        run = start(out)
+        while shards(out) < until and run.poll() is None:
+            time.sleep(0.01)
+        time.sleep(dice.uniform(0, 0.15))
+        if run.poll() is None:
+            run.send_signal(signal.SIGKILL)
+            kills += 1
+        run.wait()
+    assert kills >= 2
+    assert start(out).wait() == 0
+    assert content(out) == content(tmp_path / "whole")
+    assert (
+        not list(out.rglob("*.part")) or kills
+    )  # a killed write may leave a part file, never a shard
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path):
+    run = start(tmp_path / "run")
+    while shards(tmp_path / "run") < 1 and run.poll() is None:
+        time.sleep(0.01)
+    run.send_signal(signal.SIGINT)
+    _, errors = run.communicate()
+    assert run.returncode == 130
+    assert b"the same command goes on from there" in errors
+    assert b"Traceback" not in errors

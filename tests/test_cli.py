@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from exhume.cli import app
+
+QUICK = "audit --data digits --fixed 100 --targets 20 --shadows 200 --steps 30".split()
+
+
+@pytest.fixture(scope="module")
+def invoke():
+    runner = CliRunner()
+    return lambda *arguments: runner.invoke(app, [str(a) for a in arguments])
+
+
+@pytest.fixture(scope="module")
+def run(invoke, tmp_path_factory):
+    out = tmp_path_factory.mktemp("cli") / "run"
+    return out, invoke(*QUICK, "--out", out)
+
+
+def test_help_answers_at_once_without_torch():
+    code = (
+        "import sys; from exhume.cli import app; app(['--help'], standalone_mode=False); "
+        "assert 'torch' not in sys.modules"
+    )
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert time.perf_counter() - started < 3  # well under one on an idle machine
+
+
+def test_audit_says_the_verdict_and_where_the_report_is(run):
+    out, result = run
+    assert result.exit_code == 0
+    assert "The release leaks:" in result.stdout
+    assert result.stdout.rstrip().endswith(f"report: {out / 'report.html'}")
+
+
+@pytest.mark.parametrize(("limit", "code"), [("0.01", 1), ("1", 0)])
+def test_fail_over_is_a_gate(run, invoke, limit, code):
+    out, _ = run
+    assert invoke(*QUICK, "--out", out, "--fail-over", limit).exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["audit", "--data", "mnits"], "mnist"),
+        (["audit", "--data", "digits", "--hidden", "ten"], "--hidden: 'ten' is not a list"),
+        (["audit", "nowhere.toml"], "cannot read nowhere.toml"),
+        (["audit", "--data", "digits", "--activation", "rulu"], "activation: 'rulu' is not one of"),
+        (["report", "nowhere"], "nowhere"),
+        (["data", "fetch", "mnits"], "mnist"),
+        (["study", "run", "informed-mnits"], "did you mean 'informed-mnist'"),
+        (["bench", "nothing"], "bench: 'nothing' is not one of shadows"),
+    ],
+)
+def test_failures_are_one_sentence_and_exit_2(invoke, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+    (sentence,) = [
+        line for line in result.stderr.splitlines() if not line.startswith("exhume: read ")
+    ]
+    assert sentence.startswith("exhume: ")
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").rglob("result.json"))
+
+
+def test_not_audited_is_exit_2(invoke, tmp_path):
+    """One shadow is not enough for the attack: that must never look like safety."""
+    result = invoke(*QUICK[:-4], "--shadows", "1", "--steps", "5", "--out", tmp_path / "run")
+    assert result.exit_code == 2
+    assert "Not audited: shadow: 1 records given" in result.stdout
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_report_redraws_and_redacts(run, invoke):
+    out, _ = run
+    (out / "report.html").unlink()
+    assert invoke("report", out).exit_code == 0
+    assert (out / "report.html").exists()
+    assert invoke("report", out, "--redact").stdout.strip().endswith("report-redacted.html")
+
+
+def test_the_same_command_without_out_finds_its_own_folder(invoke, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = invoke(*QUICK).stdout
+    assert invoke(*QUICK).stdout == first
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_lists(invoke):
+    assert "mnist" in invoke("data", "list").stdout
+    assert "informed-mnist" in invoke("study", "list").stdout

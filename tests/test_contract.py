@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exhume import contract
+from exhume.contract import ExhumeError, Key, Knowledge, Layout, NotApplicable, Records, Secret
+
+
+def test_keys_are_reproducible_and_distinct():
+    assert Key.from_seed(3).fold("shadow", 1) == Key.from_seed(3).fold("shadow", 1)
+    different = {
+        Key.from_seed(0).digest,
+        Key.from_seed(1).digest,
+        Key.from_seed(0).fold("a").digest,
+        Key.from_seed(0).fold("a", 1).digest,
+        Key.from_seed(0).fold("a", "1").digest,
+        Key.from_seed(0).fold("a").fold("1").digest,
+    }
+    assert len(different) == 6
+
+
+def test_a_generator_starts_afresh_each_time(key):
+    assert torch.equal(
+        torch.rand(4, generator=key.generator()), torch.rand(4, generator=key.generator())
+    )
+
+
+@given(st.lists(st.lists(st.integers(1, 4), max_size=3), min_size=1, max_size=4), st.integers(0, 3))
+def test_layout_split_and_join_are_inverse(shapes, models):
+    layout = Layout(tuple(f"p{i}" for i in range(len(shapes))), tuple(tuple(s) for s in shapes))
+    flat = torch.arange(models * layout.size, dtype=torch.float32).reshape(models, layout.size)
+    assert torch.equal(layout.join(layout.split(flat)), flat)
+
+
+def test_layout_refuses_what_does_not_fit():
+    layout = Layout(("w", "b"), ((2, 3), (2,)))
+    with pytest.raises(ExhumeError, match="7 numbers given, this architecture has 8"):
+        layout.split(torch.zeros(7))
+    with pytest.raises(ExhumeError, match=r"missing \['b'\], unexpected \['c'\]"):
+        layout.join({"w": torch.zeros(2, 3), "c": torch.zeros(2)})
+    with pytest.raises(ExhumeError, match=r"parameter w: shape \(3, 2\) given, \(2, 3\) expected"):
+        layout.join({"w": torch.zeros(3, 2), "b": torch.zeros(2)})
+
+
+def test_layout_of_a_module_follows_its_parameters():
+    layout = Layout.of(torch.nn.Linear(3, 2))
+    assert layout == Layout(("weight", "bias"), ((2, 3), (2,)))
+
+
+def test_a_secret_does_not_show_itself():
+    secret = Secret(Records(torch.tensor([[0.123]]), torch.tensor([0]), ("a",)))
+    assert "123" not in repr(secret)
+    assert "123" not in str(secret)
+    assert secret.open().inputs.item() == pytest.approx(0.123)
+
+
+def test_knowledge_knows_what_it_lacks():
+    knowledge = Knowledge(initial=torch.zeros(2), batch_size=3)
+    assert knowledge.known() == ("initial", "batch_size")
+    assert knowledge.lacking("recipe", "initial") == ("recipe",)
+
+
+def test_neither_knowledge_nor_a_release_nor_an_attack_has_a_place_for_a_secret():
+    values = (contract.Knowledge, contract.Weights, contract.Gradient, contract.Activations)
+    for value in values:
+        assert not any("Secret" in str(f.type) for f in dataclasses.fields(value))
+    for method in (contract.Attack.prepare, contract.Prepared.run, contract.QueryingAttack.query):
+        assert "Secret" not in str(inspect.signature(method))
+
+
+def test_an_attack_that_does_not_apply_is_a_result():
+    none = contract.Reconstruction.none(3, (2, 2), NotApplicable("no bias", ever=False))
+    assert none.candidates.shape == (3, 0, 2, 2)
+    assert none.status == contract.Status(contract.Outcome.NOT_APPLICABLE, "no bias", False)
