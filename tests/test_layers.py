@@ -15,6 +15,7 @@ ORDER = (
     "models",
     "score",
     "train",
+    "defences",
     "victims",
     "attacks",
     "report",

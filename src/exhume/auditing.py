@@ -21,19 +21,21 @@ from exhume.contract import (
     NotApplicable,
     Outcome,
     Progress,
+    Recipe,
     Reconstruction,
     Records,
     Store,
     silent,
 )
-from exhume.plan import device_named, moved, recipe_for, resolve, sizes_for
+from exhume.plan import as_known, device_named, moved, recipe_for, resolve, sizes_for
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.score.targets import TargetScores, score_targets
 from exhume.score.verdict import Verdict, not_audited
 from exhume.settings import Settings, to_toml
+from exhume.train.dp import epsilon
+from exhume.train.functional import accuracy
 from exhume.train.recipe import FullBatch
-from exhume.train.stacked import accuracy
 from exhume.victims.informed import release_one_each
 
 __all__ = ["Audit", "Findings", "audit", "audit_informed"]
@@ -121,6 +123,8 @@ def audit_informed(
     device = device_named(settings.machine.device)
     parts = moved(data.split(records, sizes_for(len(records), settings), key.fold("split")), device)
     recipe = recipe_for(settings, records)
+    known_recipe = as_known(recipe, settings)
+    private = _privacy(recipe)
     initial = recipe.architecture.initial(key.fold("victim")).to(device)
     chunk = settings.machine.chunk
 
@@ -139,11 +143,12 @@ def audit_informed(
         "training": str(recipe),
         "records": len(parts.fixed) + 1,
         "released_models": len(parts.target),
+        **private,
         **_accuracy("test_accuracy", recipe, release.parameters, parts.test),
     }
     knowledge = Knowledge(
         architecture=recipe.architecture,
-        recipe=recipe,
+        recipe=known_recipe,
         initial=initial,
         fixed=parts.fixed,
         shadow=parts.shadow,
@@ -186,9 +191,17 @@ def _taken_up(folder: RunFolder, settings: Settings) -> Settings:
     return settings
 
 
-def _accuracy(
-    name: str, recipe: FullBatch, parameters: Tensor, records: Records
-) -> dict[str, float]:
+def _privacy(recipe: Recipe) -> dict[str, float]:
+    """What private training guarantees; asked before any training, since it may need a package."""
+    if not isinstance(recipe, FullBatch) or not recipe.privacy.noise:
+        return {}
+    return {
+        "epsilon": epsilon(recipe.privacy.noise, recipe.descent.steps, delta=_DELTA),
+        "delta": _DELTA,
+    }
+
+
+def _accuracy(name: str, recipe: Recipe, parameters: Tensor, records: Records) -> dict[str, float]:
     if not len(records):
         return {}
     return {name: float(accuracy(recipe.architecture, parameters[:50], records).mean())}
@@ -196,6 +209,7 @@ def _accuracy(
 
 # What goes into the run folder
 
+_DELTA = 1e-5  # at which epsilon is stated (Balle22)
 _ID, _NAME = "closed-form", "Closed-form per-label reconstructor"
 _MEAN = "mean record"
 _SNAPPED = "held record nearest to the reconstruction"

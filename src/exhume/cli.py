@@ -86,12 +86,25 @@ def audit(
         str | None, typer.Option(help="Widths of the hidden layers: 10 or 64,32.")
     ] = None,
     activation: Annotated[str | None, typer.Option(help="elu, relu, tanh, gelu, …")] = None,
+    optimiser: Annotated[
+        str | None, typer.Option(help="gd (full-batch), sgd or adam (with --batch).")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Records a step sees; 0: all of them.")] = None,
+    batch_order: Annotated[
+        str | None, typer.Option(help="known (to the adversary) or unknown.")
+    ] = None,
     steps: Annotated[
         int | None, typer.Option(help="Gradient steps of the victim's training.")
     ] = None,
     rate: Annotated[float | None, typer.Option(help="Its learning rate.")] = None,
     momentum: Annotated[float | None, typer.Option(help="Its momentum.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Its weight decay.")] = None,
+    dp_clip: Annotated[
+        float | None, typer.Option(help="Private training: norm of a record's gradient; 0: none.")
+    ] = None,
+    dp_noise: Annotated[
+        float | None, typer.Option(help="Private training: noise, as a multiple of the clip.")
+    ] = None,
     seed: Seed = None,
     memory: Annotated[int | None, typer.Option(help="MiB that model training may take.")] = None,
     threads: Annotated[
@@ -122,10 +135,15 @@ def audit(
         "victim",
         hidden=_widths(hidden),
         activation=activation,
+        optimiser=optimiser,
+        batch=batch,
+        batch_order=batch_order,
         steps=steps,
         rate=rate,
         momentum=momentum,
         weight_decay=weight_decay,
+        dp_clip=dp_clip,
+        dp_noise=dp_noise,
     )
     settings = settings.with_values("machine", memory=memory, threads=threads, device=device)
     if seed is not None:
@@ -265,7 +283,7 @@ def bench(
     with _progress() as progress:
         results = run_benches(name, progress=progress)
     if as_json:
-        typer.echo(json.dumps(results[0] if len(results) == 1 else results))
+        typer.echo(json.dumps(results))
         return
     for result in results:
         typer.echo("  ".join(f"{key} {value}" for key, value in result.items()))

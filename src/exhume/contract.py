@@ -253,10 +253,14 @@ class Recipe(Protocol):
 
     @property
     def architecture(self) -> Architecture: ...
-    def fit(self, initial: Tensor, fixed: Records, extra: Records, key: Key) -> Tensor:
+    def fit(
+        self, initial: Tensor, fixed: Records, extra: Records, key: Key, first: int = 0
+    ) -> Tensor:
         """Train s models at once, model i on `fixed` and `extra[i]`.
 
         initial: (p,) shared, or (s, p); extra: (s, e, ...), e may be 0; returns (s, p).
+        Randomness of model i is named by the key and `first + i`, its place in the whole job, so that
+        it does not depend on how the job is cut.
         """
         ...
 

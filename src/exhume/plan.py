@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import torch
 
-from exhume.contract import ExhumeError, Records
+from exhume.contract import ExhumeError, Key, Records
 from exhume.data import Sizes, Split
+from exhume.defences.dp import DPTraining
 from exhume.models.mlp import MLP
 from exhume.settings import Settings
+from exhume.train.batches import Order
 from exhume.train.fleet import chunk_for
-from exhume.train.recipe import FullBatch
-from exhume.train.stacked import Descent
+from exhume.train.optimisers import Adam, Descent, Optimiser
+from exhume.train.recipe import FullBatch, MiniBatch
 
-__all__ = ["device_named", "moved", "recipe_for", "resolve", "sizes_for"]
+__all__ = ["as_known", "device_named", "moved", "recipe_for", "resolve", "sizes_for"]
 
 
 def sizes_for(records: int, settings: Settings) -> Sizes:
@@ -47,7 +50,8 @@ def resolve(settings: Settings, records: Records) -> Settings:
     return settings.with_values("machine", chunk=chunk, threads=machine.threads or _cores())
 
 
-def recipe_for(settings: Settings, records: Records) -> FullBatch:
+def recipe_for(settings: Settings, records: Records) -> FullBatch | MiniBatch:
+    """How the victim trains; the order of its batches derives from the seed."""
     chosen = settings.victim
     mlp = MLP(
         input_shape=records.shape,
@@ -56,7 +60,45 @@ def recipe_for(settings: Settings, records: Records) -> FullBatch:
         activation=chosen.activation,
         init=chosen.init,
     )
-    return FullBatch(mlp, Descent(chosen.steps, chosen.rate, chosen.momentum, chosen.weight_decay))
+    recipe = _plain_recipe(mlp, settings)
+    if not chosen.dp_clip and chosen.dp_noise:
+        raise ExhumeError(f"dp_noise: {chosen.dp_noise} given without a dp_clip")
+    defence = DPTraining(chosen.dp_clip or math.inf, chosen.dp_noise)
+    hardened = defence.harden(recipe)
+    assert isinstance(hardened, FullBatch | MiniBatch)  # hardening keeps the kind of recipe
+    return hardened
+
+
+def _plain_recipe(mlp: MLP, settings: Settings) -> FullBatch | MiniBatch:
+    chosen = settings.victim
+    descent: Optimiser
+    match chosen.optimiser:
+        case "gd" | "sgd":
+            descent = Descent(chosen.steps, chosen.rate, chosen.momentum, chosen.weight_decay)
+        case "adam":
+            descent = Adam(chosen.steps, chosen.rate, weight_decay=chosen.weight_decay)
+        case other:
+            raise ExhumeError(f"optimiser: {other!r} is not one of gd, sgd, adam")
+    if chosen.optimiser == "gd" and chosen.batch:
+        raise ExhumeError(f"batch: {chosen.batch} given, but gd sees all records; choose sgd")
+    if chosen.optimiser == "sgd" and not chosen.batch:
+        raise ExhumeError("batch: sgd needs the number of records a step sees")
+    if not chosen.batch:
+        return FullBatch(mlp, descent)
+    key = Key.from_seed(settings.seed).fold("batch order")
+    return MiniBatch(mlp, descent, Order(chosen.batch, key))
+
+
+def as_known(recipe: FullBatch | MiniBatch, settings: Settings) -> FullBatch | MiniBatch:
+    """The recipe as the adversary has it: with the order of the batches, or with one of its own."""
+    match settings.victim.batch_order:
+        case "known":
+            return recipe
+        case "unknown":
+            key = Key.from_seed(settings.seed).fold("adversary's batch order")
+            return recipe.with_order(key) if isinstance(recipe, MiniBatch) else recipe
+        case other:
+            raise ExhumeError(f"batch_order: {other!r} is not one of known, unknown")
 
 
 def device_named(name: str) -> torch.device:

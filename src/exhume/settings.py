@@ -35,10 +35,15 @@ class VictimSettings:
     hidden: tuple[int, ...] = (10,)  # widths of the hidden layers
     activation: str = "elu"
     init: str = "lecun"  # or "torch"
-    steps: int = 100  # full-batch gradient steps
+    optimiser: str = "gd"  # gd: full-batch; sgd: batches; adam: batches, or full-batch with batch 0
+    batch: int = 0  # records a step sees; 0: all of them
+    batch_order: str = "known"  # to the adversary, or "unknown"
+    steps: int = 100  # gradient steps
     rate: float = 0.1
-    momentum: float = 0.9
+    momentum: float = 0.9  # of gd and sgd
     weight_decay: float = 0.0
+    dp_clip: float = 0.0  # norm each record's gradient is clipped to; 0: none (Balle22: 10)
+    dp_noise: float = 0.0  # noise multiplier: standard deviation of the noise, over the clip
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,9 @@ _LEAST = (
     ("data", "public", 0),
     ("data", "test", 0),
     ("victim", "steps", 1),
+    ("victim", "batch", 0),
+    ("victim", "dp_clip", 0),
+    ("victim", "dp_noise", 0),
     ("machine", "memory", 16),
     ("machine", "threads", 0),
     ("machine", "chunk", 0),

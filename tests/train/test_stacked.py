@@ -94,7 +94,7 @@ def test_logits_and_accuracy_equal_the_module(key):
 def test_divergence_is_said(key):
     mlp = MLP((5,), (4,), 3, activation="identity")
     fixed = Records(1e3 * torch.rand(8, 5), torch.arange(8) % 3, ("a", "b", "c"))
-    with pytest.raises(ExhumeError, match=r"training diverged \(rate 1e\+30.*lower the rate"):
+    with pytest.raises(ExhumeError, match=r"training diverged \(.*rate 1e\+30.*lower the rate"):
         FullBatch(mlp, Descent(rate=1e30)).fit(mlp.initial(key), fixed, fixed.none_for(1), key)
 
 
@@ -107,4 +107,8 @@ def test_records_of_another_shape_are_refused(key):
 
 def test_memory_estimate_grows_with_records_and_width():
     small, wide = MLP((10,), (4,), 3), MLP((10,), (400,), 3)
-    assert bytes_per_model(small, 10) < bytes_per_model(small, 1000) < bytes_per_model(wide, 1000)
+
+    def estimate(mlp, count):
+        return bytes_per_model(mlp, count, Descent())
+
+    assert estimate(small, 10) < estimate(small, 1000) < estimate(wide, 1000)

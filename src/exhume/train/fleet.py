@@ -43,15 +43,14 @@ def train_fleet(
     total = len(extra)
     known = (digest(initial) if initial.ndim == 1 else "", digest(fixed))
     progress(stage, 0, total)
-    for index, start in enumerate(range(0, total, chunk)):
+    for start in range(0, total, chunk):
         part = extra[start : start + chunk]
         begin = initial if initial.ndim == 1 else initial[start : start + chunk]
-        here = key.fold("chunk", index)
         inputs = (*known, digest(part), "" if initial.ndim == 1 else digest(begin))
-        name = address("train_fleet", recipe, inputs, here, index)
+        name = address("train_fleet", recipe, inputs, key, start)
         saved = store.load(name)
         if saved is None:
-            trained = recipe.fit(begin, fixed, part, here)
+            trained = recipe.fit(begin, fixed, part, key, start)
             store.save(name, {"parameters": trained})
         else:
             trained = saved["parameters"].to(fixed.inputs.device)

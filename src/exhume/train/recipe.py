@@ -1,47 +1,121 @@
-"""Recipes: a way of training as a value that can be named, hashed and handed to an adversary."""
+"""Recipes: a way of training as a value that can be named, hashed and handed to an adversary.
+
+MLPs take the hand-derived path (train/stacked.py), every other architecture the general one
+(train/functional.py). Starting from a pre-trained model, or from a fresh draw per model, is a matter
+of `initial`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Key, Records
+from exhume.contract import Architecture, ExhumeError, Key, Records
 from exhume.models.mlp import MLP
-from exhume.train.stacked import Descent, bytes_per_model, descend
+from exhume.train import functional, stacked
+from exhume.train.batches import Order
+from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy
+from exhume.train.optimisers import Descent, Optimiser
 
-__all__ = ["FullBatch"]
+__all__ = ["FullBatch", "MiniBatch"]
 
 
 @dataclass(frozen=True)
 class FullBatch:
-    """Full-batch gradient descent with momentum on an MLP (Balle22). Deterministic: the key is not used."""
+    """Every step sees every record (Balle22). The key is used for the noise of private training only."""
 
-    architecture: MLP
-    descent: Descent = Descent()
+    architecture: Architecture
+    descent: Optimiser = Descent()
+    privacy: Privacy = NOT_PRIVATE
 
-    def fit(self, initial: Tensor, fixed: Records, extra: Records, key: Key) -> Tensor:
-        if fixed.shape != self.architecture.input_shape:
-            raise ExhumeError(
-                f"records of shape {fixed.shape} do not fit {self.architecture}, "
-                f"which takes {self.architecture.input_shape}"
-            )
-        trained = descend(self.architecture, self.descent, initial, fixed, extra)
-        if not bool(torch.isfinite(trained).all()):
-            raise ExhumeError(
-                f"training diverged (rate {self.descent.rate}, momentum {self.descent.momentum}): "
-                "the weights are not finite; lower the rate"
-            )
-        return trained
+    def fit(
+        self, initial: Tensor, fixed: Records, extra: Records, key: Key, first: int = 0
+    ) -> Tensor:
+        size = self.architecture.layout.size
+        noise = NoiseStream(key, first, extra.labels.shape[0], size) if self.privacy.noise else None
+        return _train(self, initial, fixed, extra, privacy=self.privacy, noise=noise)
 
     def bytes_per_model(self, records: int) -> int:
-        return bytes_per_model(self.architecture, records)
+        if isinstance(self.architecture, MLP):
+            return stacked.bytes_per_model(self.architecture, records, self.descent)
+        return functional.bytes_per_model(self.architecture, records, self.descent, self.privacy)
 
     def __str__(self) -> str:
-        d = self.descent
-        decay = f", weight decay {d.weight_decay:g}" if d.weight_decay else ""
-        return (
-            f"full-batch gradient descent, {d.steps} steps, rate {d.rate:g}, "
-            f"momentum {d.momentum:g}{decay}, cross-entropy"
+        private = f", differentially private: {self.privacy}" if self.privacy.clips else ""
+        return f"full-batch gradient descent, {self.descent}, cross-entropy{private}"
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """Every step sees the next batch of a random order, the same for all models trained this way.
+
+    Whoever has the recipe knows the order; `with_order` is the recipe of one who does not.
+    """
+
+    architecture: Architecture
+    descent: Optimiser
+    order: Order
+
+    def fit(
+        self, initial: Tensor, fixed: Records, extra: Records, key: Key, first: int = 0
+    ) -> Tensor:
+        return _train(self, initial, fixed, extra, order=self.order)
+
+    def with_order(self, key: Key) -> MiniBatch:
+        return replace(self, order=replace(self.order, key=key))
+
+    def bytes_per_model(self, records: int) -> int:
+        rows = min(records, self.order.size)
+        if isinstance(self.architecture, MLP):
+            return stacked.bytes_per_model(self.architecture, rows, self.descent)
+        return functional.bytes_per_model(self.architecture, rows, self.descent)
+
+    def __str__(self) -> str:
+        return f"batches of {self.order.size} in random order, {self.descent}, cross-entropy"
+
+
+def _train(
+    recipe: FullBatch | MiniBatch,
+    initial: Tensor,
+    fixed: Records,
+    extra: Records,
+    *,
+    order: Order | None = None,
+    privacy: Privacy = NOT_PRIVATE,
+    noise: NoiseStream | None = None,
+) -> Tensor:
+    architecture, optimiser = recipe.architecture, recipe.descent
+    if fixed.shape != architecture.input_shape:
+        raise ExhumeError(
+            f"records of shape {fixed.shape} do not fit {architecture}, "
+            f"which takes {architecture.input_shape}"
         )
+    if isinstance(architecture, MLP):
+        trained = stacked.descend(
+            architecture,
+            optimiser,
+            initial,
+            fixed,
+            extra,
+            order=order,
+            privacy=privacy,
+            noise=noise,
+        )
+    else:
+        trained = functional.descend(
+            architecture,
+            optimiser,
+            initial,
+            fixed,
+            extra,
+            order=order,
+            privacy=privacy,
+            noise=noise,
+        )
+    if not bool(torch.isfinite(trained).all()):
+        raise ExhumeError(
+            f"training diverged ({optimiser}): the weights are not finite; lower the rate"
+        )
+    return trained

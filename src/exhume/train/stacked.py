@@ -1,16 +1,23 @@
-"""Full-batch gradient descent for s MLPs at once, each on the fixed records and its own extra ones.
+"""Gradient descent for s MLPs at once, each on the fixed records and its own extra ones.
 
 The fixed records are shared, so the first layer of all s models is one product of (s·k, d) with
-(d, n) instead of s small ones; the later layers are batched products. The extra records are e more
-columns of every activation.
+(d, n) instead of s small ones; the later layers are batched products. The records come in blocks small
+enough for the activations of all s models to stay in the processor's caches; the extra records are e
+more columns of the last block. A bias is one more column of its layer's weights, and its input is 1.
 
-Memory: about 4·s·(n + e)·(largest width + outputs) + 12·s·p bytes, see `bytes_per_model`.
-Cost: (4·n·d·k + 6·n·k·c)·steps floating-point operations a model for one hidden layer.
+Per-record gradients are never formed: ||g_i||^2 is, summed over the layers, the squared norm of the
+record's error there times that of the layer's input (the bias's 1 included), and clipping scales the
+error columns before the same products (train/dp.py).
+
+Memory: see `bytes_per_model`. Cost: (4·n·d·k + 6·n·k·c)·steps floating-point operations a model for
+one hidden layer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice, repeat
 
 import torch
 import torch.nn.functional as F
@@ -19,141 +26,232 @@ from torch import Tensor
 from exhume.contract import Records
 from exhume.models.activations import Activation, activation
 from exhume.models.mlp import MLP
+from exhume.train.batches import Order
+from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy
+from exhume.train.fleet import LARGEST_CHUNK
+from exhume.train.optimisers import Adam, Descent, Optimiser
 
-__all__ = ["Descent", "accuracy", "bytes_per_model", "descend", "logits"]
+__all__ = ["Adam", "Descent", "accuracy", "bytes_per_model", "descend", "logits"]
+
+_BLOCK_BYTES = (
+    1 << 22
+)  # of one layer's activations in a block: a handful of these fit a shared cache
+_FEWEST_RECORDS = 256  # in a block: below this the large products lose efficiency
+_ALIGNED = 16  # a row of weights takes a multiple of so many numbers
 
 
-@dataclass(frozen=True)
-class Descent:
-    """Heavy-ball gradient descent on the mean loss: v <- m·v + g, theta <- theta - rate·v."""
-
-    steps: int = 100
-    rate: float = 0.1
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-
-
-def descend(mlp: MLP, descent: Descent, initial: Tensor, fixed: Records, extra: Records) -> Tensor:
+def descend(
+    mlp: MLP,
+    optimiser: Optimiser,
+    initial: Tensor,
+    fixed: Records,
+    extra: Records,
+    *,
+    order: Order | None = None,
+    privacy: Privacy = NOT_PRIVATE,
+    noise: NoiseStream | None = None,
+) -> Tensor:
     """Train s models; model i minimises the mean cross-entropy of `fixed` and `extra[i]`.
 
-    initial: (p,) or (s, p); extra: (s, e, *shape), e may be 0; returns (s, p).
+    initial: (p,) or (s, p); extra: (s, e, *shape), e may be 0; returns (s, p). Every step sees all
+    records, or the batch that `order` gives it.
     """
-    batch = _Batch.of(fixed, extra, mlp.outputs)
-    parameters = _unpack(mlp, initial.expand(extra.inputs.shape[0], -1), batch.order)
-    velocities = [torch.zeros_like(tensor) for tensor in parameters]
-    act = activation(mlp.activation)
-    for _ in range(descent.steps):
-        gradients = _gradients(parameters, batch, act)
-        for tensor, velocity, gradient in zip(parameters, velocities, gradients, strict=True):
-            if descent.weight_decay:
-                gradient.add_(tensor, alpha=descent.weight_decay)
-            velocity.mul_(descent.momentum).add_(gradient)
-            tensor.sub_(velocity, alpha=descent.rate)
-    return _pack(parameters, batch.order)
+    stack = _Stack.of(mlp, fixed, extra)
+    weights = stack.unpack(initial.expand(extra.labels.shape[0], -1))
+    sums = [torch.zeros_like(weight) for weight in weights]
+    update = optimiser.start(weights)
+    steps = repeat(stack.blocks()) if order is None else stack.batches(order)
+    for blocks in islice(steps, optimiser.steps):
+        for total in sums:
+            total.zero_()
+        for block in blocks:
+            _add_gradients(sums, weights, block, stack.act, privacy)
+        if noise is not None and privacy.deviation:
+            drawn = stack.unpack(noise.draw(initial).mul_(privacy.deviation))
+            for total, part in zip(sums, drawn, strict=True):
+                total.add_(part)
+        update(sums, sum(block.width for block in blocks))
+    return stack.pack(weights)
 
 
 @dataclass(frozen=True, eq=False)
-class _Batch:
-    """The records as the products want them.
+class _Block:
+    """Some fixed records, and every model's extra records if they belong here: b + f columns."""
+
+    fixed: Tensor  # (b, live + 1), the last input is 1
+    extra: Tensor  # (s, f, aligned)
+    onehot: Tensor  # (c, b)
+    extra_onehot: Tensor  # (s, c, f)
+
+    @property
+    def width(self) -> int:
+        return self.fixed.shape[0] + self.extra.shape[1]
+
+    def squared_norms(self) -> Tensor:
+        """(1 or s, b + f) of the inputs, the 1 included."""
+        shared, own = self.fixed.square().sum(1), self.extra.square().sum(2)
+        return torch.cat([shared.expand(len(own), -1), own], dim=1) if own.numel() else shared[None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Stack:
+    """The records as the products want them, and the parameters likewise.
 
     Inputs that are zero in every fixed record (the rim of MNIST's images) get no gradient from them:
-    `order` moves these columns last, and the big products run over the `live` first ones only. This
-    changes nothing but the time.
+    the columns of the first layer are the live inputs, the bias, the dead inputs, and nothing up to a
+    multiple of 16; the big products run over the first live + 1 only. It changes nothing but the time.
     """
 
+    mlp: MLP
+    act: Activation
     order: Tensor  # (d,) permutation of the inputs, live ones first
-    live: int
-    fixed: Tensor  # (n, live)
-    fixed_t: Tensor  # (live, n)
-    extra: Tensor  # (s, e, d), columns in `order`
-    onehot: Tensor  # (s, c, n + e)
+    records: _Block  # all of them
 
     @staticmethod
-    def of(fixed: Records, extra: Records, outputs: int) -> _Batch:
+    def of(mlp: MLP, fixed: Records, extra: Records) -> _Stack:
         flat = fixed.inputs.flatten(1)
+        (n, d), (s, e) = flat.shape, extra.labels.shape
         dead = (flat == 0).all(0)
         order = torch.argsort(dead.to(torch.uint8), stable=True)
         live = int((~dead).sum())
-        s, e = extra.labels.shape
-        onehot = torch.cat(
-            [
-                F.one_hot(fixed.labels, outputs).T.expand(s, -1, -1),
-                F.one_hot(extra.labels, outputs).transpose(1, 2),
-            ],
-            dim=2,
-        )
-        fixed_live = flat[:, order[:live]].contiguous()
-        return _Batch(
-            order=order,
-            live=live,
-            fixed=fixed_live,
-            fixed_t=fixed_live.T.contiguous(),
-            extra=extra.inputs.reshape(s, e, flat.shape[1])[:, :, order].contiguous(),
-            onehot=onehot.to(flat.dtype).contiguous(),
+        shared = flat.new_ones(n, live + 1)
+        shared[:, :live] = flat[:, order[:live]]
+        own = flat.new_zeros(s, e, _aligned(d + 1))
+        permuted = extra.inputs.reshape(s, e, d)[:, :, order]
+        own[:, :, :live], own[:, :, live + 1 : d + 1] = permuted[:, :, :live], permuted[:, :, live:]
+        own[:, :, live] = 1
+        onehot = F.one_hot(fixed.labels, mlp.outputs).T.to(flat.dtype).contiguous()
+        own_onehot = F.one_hot(extra.labels, mlp.outputs).transpose(1, 2).to(flat.dtype)
+        return _Stack(
+            mlp, activation(mlp.activation), order, _Block(shared, own, onehot, own_onehot)
         )
 
+    @property
+    def live(self) -> int:
+        return self.records.fixed.shape[1] - 1
 
-def _first_layer(weight: Tensor, batch: _Batch) -> Tensor:
-    """(s, k, d) weights times all records: (s, k, n + e)."""
-    s, k, d = weight.shape
-    n, e = batch.fixed.shape[0], batch.extra.shape[1]
-    out = weight.new_empty(s, k, n + e)
-    torch.mm(weight.view(s * k, d)[:, : batch.live], batch.fixed_t, out=out.view(s * k, -1)[:, :n])
-    if e:
-        out[:, :, n:] = torch.bmm(weight, batch.extra.transpose(1, 2))
-    return out
+    def blocks(self) -> list[_Block]:
+        """All records, in blocks of about equal size, the extra ones in the last."""
+        whole = self.records
+        count = max(1, -(-len(whole.fixed) // _block_records(self.mlp)))
+        cuts = zip(whole.fixed.chunk(count), whole.onehot.chunk(count, dim=1), strict=True)
+        shared = [(rows, onehot.contiguous()) for rows, onehot in cuts]
+        none, none_hot = whole.extra[:, :0], whole.extra_onehot[:, :, :0]
+        return [
+            *(_Block(rows, none, onehot, none_hot) for rows, onehot in shared[:-1]),
+            _Block(shared[-1][0], whole.extra, shared[-1][1], whole.extra_onehot),
+        ]
+
+    def batches(self, order: Order) -> Iterator[list[_Block]]:
+        whole = self.records
+        for batch in order.batches(len(whole.fixed), whole.extra.shape[1]):
+            rows, own = batch.fixed.to(whole.fixed.device), batch.extra.to(whole.fixed.device)
+            part = _Block(
+                whole.fixed[rows],
+                whole.extra[:, own],
+                whole.onehot[:, rows],
+                whole.extra_onehot[:, :, own],
+            )
+            yield _Stack(self.mlp, self.act, self.order, part).blocks()
+
+    def unpack(self, flat: Tensor) -> list[Tensor]:
+        """(s, p) to one new (s, fan_out, fan_in + 1) tensor per layer, the first one's columns moved."""
+        named = list(self.mlp.layout.split(flat).values())
+        (first, bias), live = named[:2], self.live
+        d, moved = first.shape[2], first[:, :, self.order]
+        out = first.new_zeros(*first.shape[:2], _aligned(d + 1))
+        out[:, :, :live], out[:, :, live + 1 : d + 1] = moved[:, :, :live], moved[:, :, live:]
+        out[:, :, live] = bias
+        pairs = zip(named[2::2], named[3::2], strict=True)
+        return [out, *(torch.cat([weight, bias[:, :, None]], dim=2) for weight, bias in pairs)]
+
+    def pack(self, weights: list[Tensor]) -> Tensor:
+        """The inverse of `unpack`."""
+        first, *rest = weights
+        live, d = self.live, len(self.order)
+        original = first.new_empty(*first.shape[:2], d)
+        original[:, :, self.order[:live]] = first[:, :, :live]
+        original[:, :, self.order[live:]] = first[:, :, live + 1 : d + 1]
+        parts = [original, first[:, :, live]]
+        for weight in rest:
+            parts += [weight[:, :, :-1], weight[:, :, -1]]
+        return torch.cat([part.flatten(1) for part in parts], dim=1)
 
 
-def _first_gradient(error: Tensor, batch: _Batch) -> Tensor:
-    """(s, k, n + e) errors times all records: (s, k, d)."""
-    s, k, _ = error.shape
-    n, d = batch.fixed.shape[0], batch.order.shape[0]
-    out = error.new_empty(s, k, d)
-    flat = out.view(s * k, d)
-    torch.mm(error.view(s * k, -1)[:, :n], batch.fixed, out=flat[:, : batch.live])
-    flat[:, batch.live :] = 0
-    if batch.extra.shape[1]:
-        out.baddbmm_(error[:, :, n:], batch.extra)
-    return out
-
-
-def _gradients(parameters: list[Tensor], batch: _Batch, act: Activation) -> list[Tensor]:
-    """Gradients of every model's mean loss, by hand: weight, bias, weight, bias, …"""
-    weights, biases = parameters[::2], parameters[1::2]
-    inputs: list[Tensor] = []  # pre-activations, (s, k, n + e) each
-    outputs: list[Tensor] = []
-    signal = _first_layer(weights[0], batch).add_(biases[0][:, :, None])
-    for weight, bias in zip(weights[1:], biases[1:], strict=True):
+def _add_gradients(
+    sums: list[Tensor], weights: list[Tensor], block: _Block, act: Activation, privacy: Privacy
+) -> None:
+    """Add the gradients of the block's losses, each clipped, by hand."""
+    signal = _first_layer(weights[0], block)
+    inputs: list[Tensor] = []  # pre-activations, (s, k, w) each
+    hidden: list[Tensor] = []  # activations and a row of ones, (s, k + 1, w)
+    for weight in weights[1:]:
+        s, k, w = signal.shape
         inputs.append(signal)
-        outputs.append(act.apply(signal))
-        signal = torch.baddbmm(bias[:, :, None], weight, outputs[-1])
-    # cross-entropy: d loss / d logits = (softmax - onehot) / N
-    error = torch.softmax(signal, 1).sub_(batch.onehot).div_(signal.shape[2])
-    gradients: list[Tensor] = []
+        hidden.append(signal.new_ones(s, k + 1, w))
+        hidden[-1][:, :k] = act.apply(signal)
+        signal = torch.bmm(weight, hidden[-1])
+    error = torch.softmax(signal, 1)  # cross-entropy: d loss / d logits = softmax - onehot
+    b = len(block.fixed)
+    error[:, :, :b].sub_(block.onehot)
+    error[:, :, b:].sub_(block.extra_onehot)
+    errors = [error]
     for layer in range(len(weights) - 1, 0, -1):
-        gradients = [torch.bmm(error, outputs[layer - 1].transpose(1, 2)), error.sum(2), *gradients]
-        slope = act.slope(inputs[layer - 1], outputs[layer - 1])
-        error = torch.bmm(weights[layer].transpose(1, 2), error).mul_(slope)
-    return [_first_gradient(error, batch), error.sum(2), *gradients]
+        slope = act.slope(inputs[layer - 1], hidden[layer - 1][:, :-1])
+        back = torch.bmm(weights[layer][:, :, :-1].transpose(1, 2), errors[0])
+        errors.insert(0, back.mul_(slope))
+    if privacy.clips:
+        _clip(errors, hidden, block, privacy)
+    _add_first_gradient(sums[0], errors[0], block)
+    for total, error, below in zip(sums[1:], errors[1:], hidden, strict=True):
+        total.baddbmm_(error, below.transpose(1, 2))
 
 
-def _unpack(mlp: MLP, flat: Tensor, order: Tensor) -> list[Tensor]:
-    """(s, p) to contiguous per-layer tensors, the first layer's columns in `order`."""
-    first, *rest = mlp.layout.split(flat).values()
-    return [first[:, :, order].contiguous(), *(tensor.clone() for tensor in rest)]
+def _clip(errors: list[Tensor], hidden: list[Tensor], block: _Block, privacy: Privacy) -> None:
+    squared = errors[0].square().sum(1).mul_(block.squared_norms())
+    for error, below in zip(errors[1:], hidden, strict=True):
+        squared.addcmul_(error.square().sum(1), below.square().sum(1))
+    factors = privacy.factors(squared)[:, None]
+    for error in errors:
+        error.mul_(factors)
 
 
-def _pack(parameters: list[Tensor], order: Tensor) -> Tensor:
-    first, *rest = parameters
-    original = torch.empty_like(first)
-    original[:, :, order] = first
-    return torch.cat([tensor.flatten(1) for tensor in (original, *rest)], dim=1)
+def _first_layer(weight: Tensor, block: _Block) -> Tensor:
+    """(s, k, aligned) weights times all records: (s, k, b + f)."""
+    s, k, _ = weight.shape
+    b, columns = block.fixed.shape
+    out = weight.new_empty(s, k, block.width)
+    shared = weight.view(s * k, -1)[:, :columns]
+    torch.mm(shared, block.fixed.T, out=out.view(s * k, -1)[:, :b])
+    if block.extra.shape[1]:
+        out[:, :, b:] = torch.bmm(weight, block.extra.transpose(1, 2))
+    return out
 
 
-def bytes_per_model(mlp: MLP, records: int) -> int:
+def _add_first_gradient(total: Tensor, error: Tensor, block: _Block) -> None:
+    """Add (s, k, b + f) errors times all records to (s, k, aligned)."""
+    s, k, _ = error.shape
+    b, columns = block.fixed.shape
+    total.view(s * k, -1)[:, :columns].addmm_(error.view(s * k, -1)[:, :b], block.fixed)
+    if block.extra.shape[1]:
+        total.baddbmm_(error[:, :, b:], block.extra)
+
+
+def _aligned(columns: int) -> int:
+    return -(-columns // _ALIGNED) * _ALIGNED
+
+
+def _block_records(mlp: MLP) -> int:
+    """Independent of the number of models, so that it does not change a model's arithmetic."""
+    return max(_FEWEST_RECORDS, _BLOCK_BYTES // (4 * LARGEST_CHUNK * max(mlp.sizes[1:])))
+
+
+def bytes_per_model(mlp: MLP, records: int, optimiser: Optimiser) -> int:
     """Peak memory that one more model in a stack takes, for float32."""
-    activations = sum(3 * width for width in mlp.sizes[1:-1]) + 4 * mlp.outputs
-    return 4 * (records * activations + 4 * mlp.layout.size)
+    activations = sum(5 * width + 2 for width in mlp.sizes[1:-1]) + 4 * mlp.outputs
+    copies = 6 if isinstance(optimiser, Adam) else 5
+    rows = min(records, _block_records(mlp) + 1)
+    return 4 * (rows * activations + copies * (mlp.layout.size + _ALIGNED * mlp.sizes[1]))
 
 
 def logits(mlp: MLP, parameters: Tensor, inputs: Tensor) -> Tensor:

@@ -1,0 +1,120 @@
+"""Convolutional networks (Balle22 Table V)."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from exhume.contract import ExhumeError, Key, Layout
+from exhume.models.activations import activation
+
+__all__ = ["CNN"]
+
+
+@dataclass(frozen=True)
+class CNN:
+    """Convolutions without padding, then fully connected layers; one activation after all but the last.
+
+    The defaults are Balle22's released model for CIFAR-10: 32 -> 15 -> 12 pixels a side, 55,208
+    parameters. `init` as in `MLP`; the fan-in of a convolution is channels x kernel x kernel.
+    """
+
+    input_shape: tuple[int, ...] = (3, 32, 32)
+    channels: tuple[int, ...] = (16, 32)
+    kernels: tuple[int, ...] = (4, 4)
+    strides: tuple[int, ...] = (2, 1)
+    hidden: tuple[int, ...] = (10,)
+    outputs: int = 10
+    activation: str = "elu"
+    init: str = "lecun"
+
+    def __post_init__(self) -> None:
+        activation(self.activation)
+        if self.init not in ("lecun", "torch"):
+            raise ExhumeError(f"init: {self.init!r} is not one of lecun, torch")
+        if len(self.input_shape) != 3:
+            raise ExhumeError(
+                f"input_shape: {self.input_shape} given, channels x height x width needed"
+            )
+        if not len(self.channels) == len(self.kernels) == len(self.strides):
+            raise ExhumeError(
+                f"channels {self.channels}, kernels {self.kernels} and strides {self.strides} "
+                "must be equally many"
+            )
+        least = min(*self.channels, *self.kernels, *self.strides, *self.hidden, self.outputs, 1)
+        if least < 1:
+            raise ExhumeError(f"channels, kernels, strides and widths must be at least 1: {self}")
+        if min(self.features[1:]) < 1:
+            raise ExhumeError(
+                f"kernels: {self.kernels} with strides {self.strides} leave nothing of "
+                f"{self.input_shape[1]}x{self.input_shape[2]}"
+            )
+
+    @property
+    def features(self) -> tuple[int, int, int]:
+        """Channels, height and width of what the convolutions leave."""
+        channels, *sides = self.input_shape
+        for count, kernel, stride in zip(self.channels, self.kernels, self.strides, strict=True):
+            channels, sides = count, [(side - kernel) // stride + 1 for side in sides]
+        return channels, sides[0], sides[1]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Widths of the fully connected part."""
+        return (math.prod(self.features), *self.hidden, self.outputs)
+
+    @property
+    def layout(self) -> Layout:
+        names, shapes = [], []
+        pairs = pairwise((self.input_shape[0], *self.channels))
+        for layer, ((before, after), kernel) in enumerate(zip(pairs, self.kernels, strict=True), 1):
+            names += [f"conv{layer}.weight", f"conv{layer}.bias"]
+            shapes += [(after, before, kernel, kernel), (after,)]
+        for layer, (fan_in, fan_out) in enumerate(pairwise(self.sizes), 1):
+            names += [f"fc{layer}.weight", f"fc{layer}.bias"]
+            shapes += [(fan_out, fan_in), (fan_out,)]
+        return Layout(tuple(names), tuple(shapes))
+
+    def initial(self, key: Key) -> Tensor:
+        """(p,) float32."""
+        generator = key.fold("initial").generator()
+        flat = []
+        shapes = self.layout.shapes
+        for weight, bias in zip(shapes[::2], shapes[1::2], strict=True):
+            fan_in = math.prod(weight[1:])
+            if self.init == "lecun":
+                flat += [torch.randn(weight, generator=generator).flatten() / math.sqrt(fan_in)]
+                flat += [torch.zeros(bias)]
+            else:
+                bound = 1 / math.sqrt(fan_in)
+                flat += [
+                    torch.empty(shape).uniform_(-bound, bound, generator=generator).flatten()
+                    for shape in (weight, bias)
+                ]
+        return torch.cat(flat)
+
+    def build(self) -> nn.Module:
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        pairs = pairwise((self.input_shape[0], *self.channels))
+        taps = zip(pairs, self.kernels, self.strides, strict=True)
+        for layer, ((before, after), kernel, stride) in enumerate(taps, 1):
+            layers[f"conv{layer}"] = nn.Conv2d(before, after, kernel, stride)
+            layers[f"conv{layer}_act"] = activation(self.activation).module()
+        layers["flatten"] = nn.Flatten()
+        widths = list(pairwise(self.sizes))
+        for layer, (fan_in, fan_out) in enumerate(widths, 1):
+            layers[f"fc{layer}"] = nn.Linear(fan_in, fan_out)
+            if layer < len(widths):
+                layers[f"fc{layer}_act"] = activation(self.activation).module()
+        return nn.Sequential(layers)
+
+    def __str__(self) -> str:
+        taps = zip(self.channels, self.kernels, self.strides, strict=True)
+        convolutions = ", ".join(f"{c} of {k}x{k} stride {s}" for c, k, s in taps)
+        widths = "-".join(str(size) for size in (*self.hidden, self.outputs))
+        return f"CNN {convolutions}, then {widths}, {self.activation}"

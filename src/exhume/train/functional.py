@@ -1,0 +1,167 @@
+"""Gradient descent for s models of any architecture at once, through `torch.func`.
+
+What `train/stacked.py` does by hand for MLPs, by `vmap(grad)` for whatever an `Architecture` builds.
+Records come in blocks, so that memory stays bounded; with clipping, per-record gradients are formed
+for one block at a time.
+
+Memory: see `bytes_per_model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice, repeat
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from exhume.contract import Architecture, ExhumeError, Records
+from exhume.models.mlp import MLP
+from exhume.train import stacked
+from exhume.train.batches import Order
+from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy
+from exhume.train.optimisers import Adam, Optimiser
+
+__all__ = ["accuracy", "bytes_per_model", "descend", "logits"]
+
+_BLOCK = 64  # records whose activations are held at once, a model
+_PRIVATE_BLOCK = 8  # records whose gradients are held at once, a model
+
+
+def descend(
+    architecture: Architecture,
+    optimiser: Optimiser,
+    initial: Tensor,
+    fixed: Records,
+    extra: Records,
+    *,
+    order: Order | None = None,
+    privacy: Privacy = NOT_PRIVATE,
+    noise: NoiseStream | None = None,
+) -> Tensor:
+    """Train s models; model i minimises the mean cross-entropy of `fixed` and `extra[i]`.
+
+    initial: (p,) or (s, p); extra: (s, e, *shape), e may be 0; returns (s, p). Every step sees all
+    records, or the batch that `order` gives it.
+    """
+    network = _Network(architecture)
+    parameters = initial.expand(extra.labels.shape[0], -1).clone()
+    update = optimiser.start([parameters])
+    for seen, own in islice(_steps(fixed, extra, order), optimiser.steps):
+        total = torch.zeros_like(parameters)
+        size = _PRIVATE_BLOCK if privacy.clips else _BLOCK
+        for start in range(0, len(seen), size):
+            total += network.gradients(parameters, seen[start : start + size], privacy)
+        for start in range(0, own.labels.shape[1], size):
+            cut = slice(start, start + size)
+            part = Records(own.inputs[:, cut], own.labels[:, cut], own.classes)
+            total += network.gradients(parameters, part, privacy)
+        if noise is not None and privacy.deviation:
+            total.add_(noise.draw(parameters), alpha=privacy.deviation)
+        update([total], len(seen) + own.labels.shape[1])
+    return parameters
+
+
+def _steps(
+    fixed: Records, extra: Records, order: Order | None
+) -> Iterator[tuple[Records, Records]]:
+    if order is None:
+        yield from repeat((fixed, extra))
+        return
+    for batch in order.batches(len(fixed), extra.labels.shape[1]):
+        rows, own = batch.fixed.to(fixed.inputs.device), batch.extra.to(fixed.inputs.device)
+        yield fixed[rows], Records(extra.inputs[:, own], extra.labels[:, own], extra.classes)
+
+
+@dataclass(frozen=True, eq=False)
+class _Network:
+    architecture: Architecture
+
+    @cached_property
+    def module(self) -> nn.Module:
+        module = self.architecture.build()
+        stateful = [name for name, _ in module.named_buffers()]
+        if stateful:
+            raise ExhumeError(
+                f"{self.architecture}: stacked training does not carry buffers such as running "
+                f"statistics ({', '.join(stateful)})"
+            )
+        return module
+
+    def outputs(self, flat: Tensor, inputs: Tensor) -> Tensor:
+        """(p,), (n, *shape) to (n, c)."""
+        named = self.architecture.layout.split(flat)
+        result: Tensor = functional_call(self.module, named, (inputs,))
+        return result
+
+    def loss(self, flat: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Summed over the records."""
+        return F.cross_entropy(self.outputs(flat, inputs), labels, reduction="sum")
+
+    def gradients(self, parameters: Tensor, records: Records, privacy: Privacy) -> Tensor:
+        """(s, p): each model's sum over the records, shared or its own (s, n, *shape)."""
+        which = 0 if records.labels.ndim == 2 else None
+        one = self._clipped(privacy) if privacy.clips else grad(self.loss)
+        over_models = vmap(one, in_dims=(0, which, which))
+        result: Tensor = over_models(parameters, records.inputs, records.labels)
+        return result
+
+    def _clipped(self, privacy: Privacy):  # type: ignore[no-untyped-def]
+        def record(flat: Tensor, one: Tensor, label: Tensor) -> Tensor:
+            gradient: Tensor = grad(self.loss)(flat, one[None], label[None])
+            return gradient
+
+        def clipped(flat: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+            each = vmap(record, in_dims=(None, 0, 0))(flat, inputs, labels)
+            factors = (privacy.clip / each.square().sum(1).sqrt()).clamp(max=1)
+            return factors @ each
+
+        return clipped
+
+
+def bytes_per_model(
+    architecture: Architecture,
+    records: int,
+    optimiser: Optimiser,
+    privacy: Privacy = NOT_PRIVATE,
+) -> int:
+    """Peak memory that one more model in a stack takes, for float32; an estimate on the safe side."""
+    size = architecture.layout.size
+    rows = min(records, _PRIVATE_BLOCK if privacy.clips else _BLOCK)
+    values = 4 * _activations(architecture)  # outputs, their gradients and the kernels' workspace
+    copies = (6 if isinstance(optimiser, Adam) else 5) + (2 * rows if privacy.clips else 0)
+    return 4 * (rows * values + copies * size)
+
+
+def _activations(architecture: Architecture) -> int:
+    """Numbers that one record leaves behind in a forward pass; found without computing anything."""
+    with torch.device("meta"):
+        module = architecture.build()
+        counts: list[int] = []
+        for layer in module.modules():
+            if not list(layer.children()):
+                layer.register_forward_hook(lambda _, __, out: counts.append(out.numel()))
+        module(torch.zeros(1, *architecture.input_shape))
+    return sum(counts)
+
+
+def logits(architecture: Architecture, parameters: Tensor, inputs: Tensor) -> Tensor:
+    """(s, p) models on (n, *shape) shared inputs: (s, n, c)."""
+    if isinstance(architecture, MLP):
+        return stacked.logits(architecture, parameters, inputs)
+    network = _Network(architecture)
+    parts = [
+        vmap(network.outputs, in_dims=(0, None))(parameters, part)
+        for part in torch.split(inputs, _BLOCK)
+    ]
+    return torch.cat(parts, dim=1).detach()
+
+
+def accuracy(architecture: Architecture, parameters: Tensor, records: Records) -> Tensor:
+    """(s, p) to (s,): share of the records that each model classifies rightly."""
+    right = logits(architecture, parameters, records.inputs).argmax(2) == records.labels
+    return right.double().mean(1)
