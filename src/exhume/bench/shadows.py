@@ -1,76 +1,158 @@
 """Stacked shadow training against one model at a time with `torch.optim.SGD`, and against the machine.
 
 Same maths, same threads, repeats interleaved, the best of each kept, so that a noisy neighbour costs
-both alike.
+both alike. For layers of f_1, f_2, … operations a record forward (2·inputs·outputs, at every place a
+convolution is applied to),
 
-    peak_fraction = (4·n·d·k + 6·n·k·c)·steps·models / seconds / best GEMM rate at the job's own shapes
+    peak_fraction = n·(2·f_1 + 3·f_2 + 3·f_3 + …)·steps·models / seconds / best GEMM rate
+
+which for one hidden layer is (4·n·d·k + 6·n·k·c)·steps·models over seconds; the rate is the best of
+the job's own large products. Clipping and noise count as no operations.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import functional_call, grad, vmap
 
-from exhume.contract import Key, Progress, Records
+from exhume.contract import Architecture, Key, Progress, Records
+from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
+from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy
 from exhume.train.fleet import LARGEST_CHUNK
-from exhume.train.stacked import Descent, descend
+from exhume.train.recipe import FullBatch
+from exhume.train.stacked import Descent
 
-__all__ = ["run"]
-
-_RECORDS, _INPUTS, _HIDDEN, _CLASSES = 1000, 784, 10, 10
-_STEPS, _MODELS, _ALONE, _REPEATS = 100, LARGEST_CHUNK, 2, 5
+__all__ = ["CASES", "Case", "one_at_a_time", "run"]
 
 
-def run(progress: Progress) -> dict[str, Any]:
-    mlp = MLP((_INPUTS,), (_HIDDEN,), _CLASSES)
-    descent = Descent(steps=_STEPS)
+@dataclass(frozen=True)
+class Case:
+    architecture: MLP | CNN
+    records: int
+    steps: int
+    models: int = LARGEST_CHUNK
+    alone: int = 2  # models trained one at a time
+    privacy: Privacy = NOT_PRIVATE
+
+    def __str__(self) -> str:
+        private = f", {self.privacy}" if self.privacy.clips else ""
+        return f"{self.architecture}, |D-| = {self.records}, {self.steps} steps{private}"
+
+    def layers(self) -> list[tuple[int, int, int]]:
+        """(outputs, inputs, places) of each layer."""
+        shapes = [shape for shape in self.architecture.layout.shapes if len(shape) > 1]
+        places = [1] * len(shapes)
+        if isinstance(self.architecture, CNN):
+            convolutions = len(self.architecture.channels)
+            places[:convolutions] = self.architecture.places
+        return [
+            (shape[0], math.prod(shape[1:]), count)
+            for shape, count in zip(shapes, places, strict=True)
+        ]
+
+    def operations(self) -> int:
+        """Of one model's training."""
+        forward = [2 * outputs * inputs * places for outputs, inputs, places in self.layers()]
+        return self.records * (3 * sum(forward) - forward[0]) * self.steps
+
+    def products(self) -> list[tuple[int, int, int]]:
+        """(rows, inner, columns) of the two products of the largest layer."""
+        outputs, inputs, places = max(self.layers(), key=math.prod)
+        stacked = self.models if isinstance(self.architecture, MLP) else 1
+        rows, columns = stacked * outputs, self.records * places
+        return [(rows, inputs, columns), (rows, columns, inputs)]
+
+
+_MNIST = MLP((784,), (10,), 10)
+CASES = (
+    Case(_MNIST, 1000, steps=100),
+    Case(_MNIST, 10_000, steps=20, alone=1),
+    Case(CNN(), 100, steps=5, models=8, alone=4),
+    Case(_MNIST, 1000, steps=20, alone=1, privacy=Privacy(clip=1.0, noise=1.0)),
+)
+_REPEATS = 3
+
+
+def run(progress: Progress) -> list[dict[str, Any]]:
+    entries = []
+    for index, case in enumerate(CASES):
+        progress("bench shadows", index, len(CASES))
+        entries.append(_measure(case))
+    progress("bench shadows", len(CASES), len(CASES))
+    return entries
+
+
+def _measure(case: Case) -> dict[str, Any]:
     key = Key.from_seed(0).fold("bench")
-    initial = mlp.initial(key)
-    fixed = _records(_RECORDS, key.fold("fixed"))
-    extra = _records(_MODELS, key.fold("extra")).one_each()
+    architecture = case.architecture
+    recipe = FullBatch(architecture, Descent(steps=case.steps), case.privacy)
+    initial = architecture.initial(key)
+    fixed = _records(case.records, architecture, key.fold("fixed"))
+    extra = _records(case.models, architecture, key.fold("extra")).one_each()
     ours, alone, gemm = [], [], []
-    for repeat in range(_REPEATS):
-        progress("bench shadows", repeat, _REPEATS)
-        seconds, stacked = _timed(lambda: descend(mlp, descent, initial, fixed, extra))
-        ours.append(seconds / _MODELS)
-        seconds, single = _timed(
-            lambda: torch.stack(
-                [
-                    one_at_a_time(mlp, descent, initial, fixed, extra[i : i + 1])
-                    for i in range(_ALONE)
-                ]
-            )
-        )
-        alone.append(seconds / _ALONE)
-        gemm.append(_gemm_rate())
-    progress("bench shadows", _REPEATS, _REPEATS)
-    flops = (4 * _RECORDS * _INPUTS * _HIDDEN + 6 * _RECORDS * _HIDDEN * _CLASSES) * _STEPS
+    for _ in range(_REPEATS):
+        seconds, stacked = _timed(lambda: recipe.fit(initial, fixed, extra, key))
+        ours.append(seconds / case.models)
+        seconds, single = _timed(lambda: _alone(case, recipe, initial, fixed, extra, key))
+        alone.append(seconds / case.alone)
+        gemm.append(_gemm_rate(case))
     return {
         "name": "shadows",
-        "case": f"MLP {_INPUTS}-{_HIDDEN}-{_CLASSES}, |D-| = {_RECORDS}, {_STEPS} steps",
+        "case": str(case),
         "ours": min(ours),
         "baseline": min(alone),
         "ratio": min(alone) / min(ours),
-        "peak_fraction": flops / min(ours) / max(gemm),
+        "peak_fraction": case.operations() / min(ours) / max(gemm),
         "gemm_gflops": max(gemm) / 1e9,
-        "largest_difference": float((stacked[:_ALONE] - single).abs().max()),
-        "models": _MODELS,
+        "largest_difference": float((stacked[: case.alone] - single).abs().max()),
+        "models": case.models,
         "threads": torch.get_num_threads(),
         "repeats": _REPEATS,
     }
 
 
-def one_at_a_time(
-    mlp: MLP, descent: Descent, initial: Tensor, fixed: Records, extra: Records
+def _alone(  # noqa: PLR0917
+    case: Case, recipe: FullBatch, initial: Tensor, fixed: Records, extra: Records, key: Key
 ) -> Tensor:
-    """The reference: one module, one optimiser, autograd. Returns (p,)."""
-    model = mlp.build()
+    assert isinstance(recipe.descent, Descent)
+    trained = []
+    for index in range(case.alone):
+        noise = NoiseStream(key, index, 1, case.architecture.layout.size)
+        trained.append(
+            one_at_a_time(
+                case.architecture,
+                recipe.descent,
+                initial,
+                fixed,
+                extra[index : index + 1],
+                privacy=case.privacy,
+                noise=noise,
+            )
+        )
+    return torch.stack(trained)
+
+
+def one_at_a_time(
+    architecture: Architecture,
+    descent: Descent,
+    initial: Tensor,
+    fixed: Records,
+    extra: Records,
+    *,
+    privacy: Privacy = NOT_PRIVATE,
+    noise: NoiseStream | None = None,
+) -> Tensor:
+    """The reference: one module, one optimiser, autograd, per-record gradients if private. (p,)."""
+    model = architecture.build()
     torch.nn.utils.vector_to_parameters(initial.clone(), model.parameters())
     optimiser = torch.optim.SGD(
         model.parameters(),
@@ -82,22 +164,50 @@ def one_at_a_time(
     labels = torch.cat([fixed.labels, extra.labels[0]])
     for _ in range(descent.steps):
         optimiser.zero_grad()
-        torch.autograd.backward(F.cross_entropy(model(inputs), labels))
+        if privacy.clips:
+            _private_gradient(model, inputs, labels, privacy, noise)
+        else:
+            torch.autograd.backward(F.cross_entropy(model(inputs), labels))
         optimiser.step()
     return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
-def _records(count: int, key: Key) -> Records:
+def _private_gradient(
+    model: torch.nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    privacy: Privacy,
+    noise: NoiseStream | None,
+) -> None:
+    """Set the parameters' gradients to (sum of the clipped per-record gradients + noise) / N."""
+
+    def loss(named: dict[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model, named, (one[None],)), label[None])
+
+    named = {name: tensor.detach() for name, tensor in model.named_parameters()}
+    each = vmap(grad(loss), in_dims=(None, 0, 0))(named, inputs, labels)
+    flat = torch.cat([tensor.flatten(1) for tensor in each.values()], dim=1)  # (n, p)
+    norms = flat.norm(dim=1, keepdim=True)
+    total = (flat * (privacy.clip / norms).clamp(max=1)).sum(0)
+    if noise is not None:
+        total += privacy.deviation * noise.draw(flat)[0]
+    total /= len(labels)
+    parts = torch.split(total, [tensor.numel() for tensor in model.parameters()])
+    for tensor, part in zip(model.parameters(), parts, strict=True):
+        tensor.grad = part.view_as(tensor)
+
+
+def _records(count: int, architecture: Architecture, key: Key) -> Records:
     """Images of about MNIST's density that differ by class: training is as stable as on real ones.
 
     No column is zero throughout, so nothing is skipped that a dense set would pay for.
     """
-    generator = key.generator()
-    labels = torch.randint(_CLASSES, (count,), generator=generator)
-    strokes = torch.rand(_CLASSES, _INPUTS, generator=torch.Generator().manual_seed(0)) < 0.2
-    noise = torch.rand(count, _INPUTS, generator=generator)
+    generator, shape, classes = key.generator(), architecture.input_shape, 10
+    labels = torch.randint(classes, (count,), generator=generator)
+    strokes = torch.rand(classes, *shape, generator=torch.Generator().manual_seed(0)) < 0.2
+    noise = torch.rand(count, *shape, generator=generator)
     inputs = torch.where(strokes[labels], 0.5 + noise / 2, (noise - 0.9).clamp_min(0))
-    return Records(inputs, labels, tuple(str(i) for i in range(_CLASSES)))
+    return Records(inputs, labels, tuple(str(i) for i in range(classes)))
 
 
 def _timed(work: Callable[[], Tensor]) -> tuple[float, Tensor]:
@@ -106,13 +216,12 @@ def _timed(work: Callable[[], Tensor]) -> tuple[float, Tensor]:
     return time.perf_counter() - started, result
 
 
-def _gemm_rate() -> float:
+def _gemm_rate(case: Case) -> float:
     """The better of the job's two large products, in operations a second."""
-    rows = _MODELS * _HIDDEN
     rates = []
-    for inner, columns in ((_INPUTS, _RECORDS), (_RECORDS, _INPUTS)):
+    for rows, inner, columns in case.products():
         left, right = torch.ones(rows, inner), torch.ones(inner, columns)
         out = torch.empty(rows, columns)
-        seconds = min(_timed(lambda: torch.mm(left, right, out=out))[0] for _ in range(10))  # noqa: B023
+        seconds = min(_timed(lambda: torch.mm(left, right, out=out))[0] for _ in range(5))  # noqa: B023
         rates.append(2 * rows * inner * columns / seconds)
     return max(rates)

@@ -56,12 +56,24 @@ class CNN:
             )
 
     @property
+    def _outlines(self) -> list[tuple[int, int, int]]:
+        """Channels, height and width of the input and after each convolution."""
+        channels, height, width = self.input_shape
+        shapes = [(channels, height, width)]
+        for count, kernel, stride in zip(self.channels, self.kernels, self.strides, strict=True):
+            height, width = ((side - kernel) // stride + 1 for side in (height, width))
+            shapes.append((count, height, width))
+        return shapes
+
+    @property
     def features(self) -> tuple[int, int, int]:
         """Channels, height and width of what the convolutions leave."""
-        channels, *sides = self.input_shape
-        for count, kernel, stride in zip(self.channels, self.kernels, self.strides, strict=True):
-            channels, sides = count, [(side - kernel) // stride + 1 for side in sides]
-        return channels, sides[0], sides[1]
+        return self._outlines[-1]
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """At how many places each convolution is applied."""
+        return tuple(height * width for _, height, width in self._outlines[1:])
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice, repeat
 
 import torch
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from exhume.contract import Architecture, ExhumeError, Records
+from exhume.contract import Architecture, ExhumeError, Layout, Records
 from exhume.models.mlp import MLP
 from exhume.train import stacked
 from exhume.train.batches import Order
@@ -48,7 +47,7 @@ def descend(
     initial: (p,) or (s, p); extra: (s, e, *shape), e may be 0; returns (s, p). Every step sees all
     records, or the batch that `order` gives it.
     """
-    network = _Network(architecture)
+    network = _Network.of(architecture)
     parameters = initial.expand(extra.labels.shape[0], -1).clone()
     update = optimiser.start([parameters])
     for seen, own in islice(_steps(fixed, extra, order), optimiser.steps):
@@ -79,22 +78,23 @@ def _steps(
 
 @dataclass(frozen=True, eq=False)
 class _Network:
-    architecture: Architecture
+    module: nn.Module
+    layout: Layout
 
-    @cached_property
-    def module(self) -> nn.Module:
-        module = self.architecture.build()
+    @staticmethod
+    def of(architecture: Architecture) -> _Network:
+        module = architecture.build()
         stateful = [name for name, _ in module.named_buffers()]
         if stateful:
             raise ExhumeError(
-                f"{self.architecture}: stacked training does not carry buffers such as running "
+                f"{architecture}: stacked training does not carry buffers such as running "
                 f"statistics ({', '.join(stateful)})"
             )
-        return module
+        return _Network(module, architecture.layout)
 
     def outputs(self, flat: Tensor, inputs: Tensor) -> Tensor:
         """(p,), (n, *shape) to (n, c)."""
-        named = self.architecture.layout.split(flat)
+        named = self.layout.split(flat)
         result: Tensor = functional_call(self.module, named, (inputs,))
         return result
 
@@ -153,7 +153,7 @@ def logits(architecture: Architecture, parameters: Tensor, inputs: Tensor) -> Te
     """(s, p) models on (n, *shape) shared inputs: (s, n, c)."""
     if isinstance(architecture, MLP):
         return stacked.logits(architecture, parameters, inputs)
-    network = _Network(architecture)
+    network = _Network.of(architecture)
     parts = [
         vmap(network.outputs, in_dims=(0, None))(parameters, part)
         for part in torch.split(inputs, _BLOCK)
