@@ -37,7 +37,7 @@ _BLOCK_BYTES = (
     1 << 22
 )  # of one layer's activations in a block: a handful of these fit a shared cache
 _FEWEST_RECORDS = 256  # in a block: below this the large products lose efficiency
-_ALIGNED = 16  # a row of weights takes a multiple of so many numbers
+_ALIGNED = 16  # a row of weights or activations takes a multiple of so many numbers
 
 
 def descend(
@@ -76,7 +76,10 @@ def descend(
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """Some fixed records, and every model's extra records if they belong here: b + f columns."""
+    """Some fixed records, and every model's extra records if they belong here: b + f columns.
+
+    Activations get empty columns up to an aligned number: the products are up to 40% slower without.
+    """
 
     fixed: Tensor  # (b, live + 1), the last input is 1
     extra: Tensor  # (s, f, aligned)
@@ -87,10 +90,15 @@ class _Block:
     def width(self) -> int:
         return self.fixed.shape[0] + self.extra.shape[1]
 
+    @property
+    def columns(self) -> int:
+        return _aligned(self.width)
+
     def squared_norms(self) -> Tensor:
-        """(1 or s, b + f) of the inputs, the 1 included."""
+        """(s, columns) of the inputs, the 1 included."""
         shared, own = self.fixed.square().sum(1), self.extra.square().sum(2)
-        return torch.cat([shared.expand(len(own), -1), own], dim=1) if own.numel() else shared[None]
+        every = torch.cat([shared.expand(len(own), -1), own], dim=1)
+        return F.pad(every, (0, self.columns - self.width))
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,8 +141,12 @@ class _Stack:
     def blocks(self) -> list[_Block]:
         """All records, in blocks of about equal size, the extra ones in the last."""
         whole = self.records
-        count = max(1, -(-len(whole.fixed) // _block_records(self.mlp)))
-        cuts = zip(whole.fixed.chunk(count), whole.onehot.chunk(count, dim=1), strict=True)
+        n = len(whole.fixed)
+        count = max(1, -(-n // _block_records(self.mlp)))
+        size = _aligned(max(1, -(-n // count)))
+        cuts = zip(
+            torch.split(whole.fixed, size), torch.split(whole.onehot, size, dim=1), strict=True
+        )
         shared = [(rows, onehot.contiguous()) for rows, onehot in cuts]
         none, none_hot = whole.extra[:, :0], whole.extra_onehot[:, :, :0]
         return [
@@ -194,7 +206,8 @@ def _add_gradients(
     error = torch.softmax(signal, 1)  # cross-entropy: d loss / d logits = softmax - onehot
     b = len(block.fixed)
     error[:, :, :b].sub_(block.onehot)
-    error[:, :, b:].sub_(block.extra_onehot)
+    error[:, :, b : block.width].sub_(block.extra_onehot)
+    error[:, :, block.width :] = 0
     errors = [error]
     for layer in range(len(weights) - 1, 0, -1):
         slope = act.slope(inputs[layer - 1], hidden[layer - 1][:, :-1])
@@ -217,24 +230,25 @@ def _clip(errors: list[Tensor], hidden: list[Tensor], block: _Block, privacy: Pr
 
 
 def _first_layer(weight: Tensor, block: _Block) -> Tensor:
-    """(s, k, aligned) weights times all records: (s, k, b + f)."""
+    """(s, k, aligned) weights times all records: (s, k, columns)."""
     s, k, _ = weight.shape
     b, columns = block.fixed.shape
-    out = weight.new_empty(s, k, block.width)
+    out = weight.new_empty(s, k, block.columns)
     shared = weight.view(s * k, -1)[:, :columns]
     torch.mm(shared, block.fixed.T, out=out.view(s * k, -1)[:, :b])
     if block.extra.shape[1]:
-        out[:, :, b:] = torch.bmm(weight, block.extra.transpose(1, 2))
+        out[:, :, b : block.width] = torch.bmm(weight, block.extra.transpose(1, 2))
+    out[:, :, block.width :] = 0
     return out
 
 
 def _add_first_gradient(total: Tensor, error: Tensor, block: _Block) -> None:
-    """Add (s, k, b + f) errors times all records to (s, k, aligned)."""
+    """Add (s, k, columns) errors times all records to (s, k, aligned)."""
     s, k, _ = error.shape
     b, columns = block.fixed.shape
     total.view(s * k, -1)[:, :columns].addmm_(error.view(s * k, -1)[:, :b], block.fixed)
     if block.extra.shape[1]:
-        total.baddbmm_(error[:, :, b:], block.extra)
+        total.baddbmm_(error[:, :, b : block.width], block.extra)
 
 
 def _aligned(columns: int) -> int:
