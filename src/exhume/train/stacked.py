@@ -15,29 +15,20 @@ one hidden layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice, repeat
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from exhume.contract import Records
 from exhume.models.activations import Activation, activation
 from exhume.models.mlp import MLP
 from exhume.train.batches import Order
+from exhume.train.blocks import ALIGNED, Block, Stack, block_records
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy
-from exhume.train.fleet import LARGEST_CHUNK
 from exhume.train.optimisers import Adam, Descent, Optimiser
 
 __all__ = ["Adam", "Descent", "accuracy", "bytes_per_model", "descend", "logits"]
-
-_BLOCK_BYTES = (
-    1 << 22
-)  # of one layer's activations in a block: a handful of these fit a shared cache
-_FEWEST_RECORDS = 256  # in a block: below this the large products lose efficiency
-_ALIGNED = 16  # a row of weights or activations takes a multiple of so many numbers
 
 
 def descend(
@@ -56,7 +47,7 @@ def descend(
     initial: (p,) or (s, p); extra: (s, e, *shape), e may be 0; returns (s, p). Every step sees all
     records, or the batch that `order` gives it.
     """
-    stack = _Stack.of(mlp, fixed, extra)
+    stack = Stack.of(mlp, fixed, extra)
     weights = stack.unpack(initial.expand(extra.labels.shape[0], -1))
     sums = [torch.zeros_like(weight) for weight in weights]
     update = optimiser.start(weights)
@@ -74,124 +65,8 @@ def descend(
     return stack.pack(weights)
 
 
-@dataclass(frozen=True, eq=False)
-class _Block:
-    """Some fixed records, and every model's extra records if they belong here: b + f columns.
-
-    Activations get empty columns up to an aligned number: the products are up to 40% slower without.
-    """
-
-    fixed: Tensor  # (b, live + 1), the last input is 1
-    extra: Tensor  # (s, f, aligned)
-    onehot: Tensor  # (c, b)
-    extra_onehot: Tensor  # (s, c, f)
-
-    @property
-    def width(self) -> int:
-        return self.fixed.shape[0] + self.extra.shape[1]
-
-    @property
-    def columns(self) -> int:
-        return _aligned(self.width)
-
-    def squared_norms(self) -> Tensor:
-        """(s, columns) of the inputs, the 1 included."""
-        shared, own = self.fixed.square().sum(1), self.extra.square().sum(2)
-        every = torch.cat([shared.expand(len(own), -1), own], dim=1)
-        return F.pad(every, (0, self.columns - self.width))
-
-
-@dataclass(frozen=True, eq=False)
-class _Stack:
-    """The records as the products want them, and the parameters likewise.
-
-    Inputs that are zero in every fixed record (the rim of MNIST's images) get no gradient from them:
-    the columns of the first layer are the live inputs, the bias, the dead inputs, and nothing up to a
-    multiple of 16; the big products run over the first live + 1 only. It changes nothing but the time.
-    """
-
-    mlp: MLP
-    act: Activation
-    order: Tensor  # (d,) permutation of the inputs, live ones first
-    records: _Block  # all of them
-
-    @staticmethod
-    def of(mlp: MLP, fixed: Records, extra: Records) -> _Stack:
-        flat = fixed.inputs.flatten(1)
-        (n, d), (s, e) = flat.shape, extra.labels.shape
-        dead = (flat == 0).all(0)
-        order = torch.argsort(dead.to(torch.uint8), stable=True)
-        live = int((~dead).sum())
-        shared = flat.new_ones(n, live + 1)
-        shared[:, :live] = flat[:, order[:live]]
-        own = flat.new_zeros(s, e, _aligned(d + 1))
-        permuted = extra.inputs.reshape(s, e, d)[:, :, order]
-        own[:, :, :live], own[:, :, live + 1 : d + 1] = permuted[:, :, :live], permuted[:, :, live:]
-        own[:, :, live] = 1
-        onehot = F.one_hot(fixed.labels, mlp.outputs).T.to(flat.dtype).contiguous()
-        own_onehot = F.one_hot(extra.labels, mlp.outputs).transpose(1, 2).to(flat.dtype)
-        return _Stack(
-            mlp, activation(mlp.activation), order, _Block(shared, own, onehot, own_onehot)
-        )
-
-    @property
-    def live(self) -> int:
-        return self.records.fixed.shape[1] - 1
-
-    def blocks(self) -> list[_Block]:
-        """All records, in blocks of about equal size, the extra ones in the last."""
-        whole = self.records
-        n = len(whole.fixed)
-        count = max(1, -(-n // _block_records(self.mlp)))
-        size = _aligned(max(1, -(-n // count)))
-        cuts = zip(
-            torch.split(whole.fixed, size), torch.split(whole.onehot, size, dim=1), strict=True
-        )
-        shared = [(rows, onehot.contiguous()) for rows, onehot in cuts]
-        none, none_hot = whole.extra[:, :0], whole.extra_onehot[:, :, :0]
-        return [
-            *(_Block(rows, none, onehot, none_hot) for rows, onehot in shared[:-1]),
-            _Block(shared[-1][0], whole.extra, shared[-1][1], whole.extra_onehot),
-        ]
-
-    def batches(self, order: Order) -> Iterator[list[_Block]]:
-        whole = self.records
-        for batch in order.batches(len(whole.fixed), whole.extra.shape[1]):
-            rows, own = batch.fixed.to(whole.fixed.device), batch.extra.to(whole.fixed.device)
-            part = _Block(
-                whole.fixed[rows],
-                whole.extra[:, own],
-                whole.onehot[:, rows],
-                whole.extra_onehot[:, :, own],
-            )
-            yield _Stack(self.mlp, self.act, self.order, part).blocks()
-
-    def unpack(self, flat: Tensor) -> list[Tensor]:
-        """(s, p) to one new (s, fan_out, fan_in + 1) tensor per layer, the first one's columns moved."""
-        named = list(self.mlp.layout.split(flat).values())
-        (first, bias), live = named[:2], self.live
-        d, moved = first.shape[2], first[:, :, self.order]
-        out = first.new_zeros(*first.shape[:2], _aligned(d + 1))
-        out[:, :, :live], out[:, :, live + 1 : d + 1] = moved[:, :, :live], moved[:, :, live:]
-        out[:, :, live] = bias
-        pairs = zip(named[2::2], named[3::2], strict=True)
-        return [out, *(torch.cat([weight, bias[:, :, None]], dim=2) for weight, bias in pairs)]
-
-    def pack(self, weights: list[Tensor]) -> Tensor:
-        """The inverse of `unpack`."""
-        first, *rest = weights
-        live, d = self.live, len(self.order)
-        original = first.new_empty(*first.shape[:2], d)
-        original[:, :, self.order[:live]] = first[:, :, :live]
-        original[:, :, self.order[live:]] = first[:, :, live + 1 : d + 1]
-        parts = [original, first[:, :, live]]
-        for weight in rest:
-            parts += [weight[:, :, :-1], weight[:, :, -1]]
-        return torch.cat([part.flatten(1) for part in parts], dim=1)
-
-
 def _add_gradients(
-    sums: list[Tensor], weights: list[Tensor], block: _Block, act: Activation, privacy: Privacy
+    sums: list[Tensor], weights: list[Tensor], block: Block, act: Activation, privacy: Privacy
 ) -> None:
     """Add the gradients of the block's losses, each clipped, by hand."""
     signal = _first_layer(weights[0], block)
@@ -220,7 +95,7 @@ def _add_gradients(
         total.baddbmm_(error, below.transpose(1, 2))
 
 
-def _clip(errors: list[Tensor], hidden: list[Tensor], block: _Block, privacy: Privacy) -> None:
+def _clip(errors: list[Tensor], hidden: list[Tensor], block: Block, privacy: Privacy) -> None:
     squared = errors[0].square().sum(1).mul_(block.squared_norms())
     for error, below in zip(errors[1:], hidden, strict=True):
         squared.addcmul_(error.square().sum(1), below.square().sum(1))
@@ -229,7 +104,7 @@ def _clip(errors: list[Tensor], hidden: list[Tensor], block: _Block, privacy: Pr
         error.mul_(factors)
 
 
-def _first_layer(weight: Tensor, block: _Block) -> Tensor:
+def _first_layer(weight: Tensor, block: Block) -> Tensor:
     """(s, k, aligned) weights times all records: (s, k, columns)."""
     s, k, _ = weight.shape
     b, columns = block.fixed.shape
@@ -242,7 +117,7 @@ def _first_layer(weight: Tensor, block: _Block) -> Tensor:
     return out
 
 
-def _add_first_gradient(total: Tensor, error: Tensor, block: _Block) -> None:
+def _add_first_gradient(total: Tensor, error: Tensor, block: Block) -> None:
     """Add (s, k, columns) errors times all records to (s, k, aligned)."""
     s, k, _ = error.shape
     b, columns = block.fixed.shape
@@ -251,21 +126,12 @@ def _add_first_gradient(total: Tensor, error: Tensor, block: _Block) -> None:
         total.baddbmm_(error[:, :, b : block.width], block.extra)
 
 
-def _aligned(columns: int) -> int:
-    return -(-columns // _ALIGNED) * _ALIGNED
-
-
-def _block_records(mlp: MLP) -> int:
-    """Independent of the number of models, so that it does not change a model's arithmetic."""
-    return max(_FEWEST_RECORDS, _BLOCK_BYTES // (4 * LARGEST_CHUNK * max(mlp.sizes[1:])))
-
-
 def bytes_per_model(mlp: MLP, records: int, optimiser: Optimiser) -> int:
     """Peak memory that one more model in a stack takes, for float32."""
     activations = sum(5 * width + 2 for width in mlp.sizes[1:-1]) + 4 * mlp.outputs
     copies = 6 if isinstance(optimiser, Adam) else 5
-    rows = min(records, _block_records(mlp) + 1)
-    return 4 * (rows * activations + copies * (mlp.layout.size + _ALIGNED * mlp.sizes[1]))
+    rows = min(records, block_records(mlp) + 1)
+    return 4 * (rows * activations + copies * (mlp.layout.size + ALIGNED * mlp.sizes[1]))
 
 
 def logits(mlp: MLP, parameters: Tensor, inputs: Tensor) -> Tensor:
