@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -7,7 +8,9 @@ import time
 import pytest
 from typer.testing import CliRunner
 
+from exhume.bench import BENCHES
 from exhume.cli import app
+from exhume.train.dp import epsilon
 
 QUICK = "audit --data digits --fixed 100 --targets 20 --shadows 200 --steps 30".split()
 
@@ -79,6 +82,35 @@ def test_not_audited_is_exit_2(invoke, tmp_path):
     assert result.exit_code == 2
     assert "Not audited: shadow: 1 records given" in result.stdout
     assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_private_training_states_its_epsilon(invoke, tmp_path):
+    quick = "audit --data digits --fixed 60 --targets 5 --shadows 60 --steps 10".split()
+    options = ["--dp-clip", "1", "--dp-noise", "20", "--out", tmp_path / "run"]
+    assert invoke(*quick, *options).exit_code == 0
+    victim = json.loads((tmp_path / "run" / "result.json").read_text())["victim"]
+    assert victim["delta"] == 1e-5
+    assert victim["epsilon"] == pytest.approx(epsilon(20.0, 10))
+    assert "clip 1, noise multiplier 20" in victim["training"]
+    assert "Epsilon" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("order", ["known", "unknown"])
+def test_batches_in_an_order_known_or_not(invoke, tmp_path, order):
+    quick = "audit --data digits --fixed 60 --targets 5 --shadows 60 --steps 10".split()
+    options = "--optimiser adam --rate 0.01 --batch 20 --batch-order".split()
+    result = invoke(*quick, *options, order, "--out", tmp_path / "run")
+    assert result.exit_code == 0
+    victim = json.loads((tmp_path / "run" / "result.json").read_text())["victim"]
+    assert victim["training"].startswith("batches of 20 in random order, 10 steps, rate 0.01, Adam")
+    assert "epsilon" not in victim
+
+
+def test_bench_prints_a_list(invoke, monkeypatch):
+    monkeypatch.setitem(BENCHES, "shadows", lambda progress: [{"name": "shadows", "ratio": 2.0}])
+    result = invoke("bench", "shadows", "--json")
+    assert json.loads(result.stdout) == [{"name": "shadows", "ratio": 2.0}]
+    assert invoke("bench", "shadows").stdout.strip() == "name shadows  ratio 2.0"
 
 
 def test_report_redraws_and_redacts(run, invoke):
