@@ -76,7 +76,7 @@ _MNIST = MLP((784,), (10,), 10)
 CASES = (
     Case(_MNIST, 1000, steps=100),
     Case(_MNIST, 10_000, steps=20, alone=1),
-    Case(CNN(), 100, steps=5, models=8, alone=4),
+    Case(CNN(), 100, steps=5, models=16, alone=2),
     Case(_MNIST, 1000, steps=20, alone=1, privacy=Privacy(clip=1.0, noise=1.0)),
 )
 _REPEATS = 3
