@@ -11,9 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from beartype import BeartypeConf, BeartypeHintOverrides
 from beartype.claw import beartype_packages
 
-CHECKED = (
-    "contract store data models score train victims attacks report bench settings plan auditing"
-)
+CHECKED = "contract store scale data models score train victims attacks report bench settings plan auditing"
 CONF = BeartypeConf(
     claw_is_pep526=False,
     hint_overrides=BeartypeHintOverrides({IO[bytes]: IOBase}),  # io.BytesIO is no IO[bytes] to it
