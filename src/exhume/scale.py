@@ -146,8 +146,11 @@ def _run_on_cluster(
                 index = running.pop(reference)
                 yield index, _taken(reference, index)
     finally:
-        for reference in running:
-            ray.cancel(reference, force=True)
+        if (
+            ray.is_initialized()
+        ):  # else they ended with the connection, and Ray would start a new one
+            for reference in running:
+                ray.cancel(reference, force=True)
 
 
 # In a worker
