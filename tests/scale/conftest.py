@@ -19,6 +19,7 @@ def cluster():
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (FOLDER, before)))  # of the workers
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - 15 otherwise, behind all other work
     impatient = {
         "health_check_initial_delay_ms": 0,
         "health_check_period_ms": 500,
