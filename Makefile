@@ -18,7 +18,7 @@ demo: setup
 	$(BIN)/exhume audit --data mnist --out runs/demo
 
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow

@@ -11,6 +11,7 @@ SRC = Path(__file__).parents[1] / "src" / "exhume"
 ORDER = (
     "contract",
     "store",
+    "scale",
     "data",
     "models",
     "score",
@@ -46,7 +47,20 @@ def imported_rooms(tree: ast.AST) -> set[str]:
     return {name.split(".")[1] for name in names if name.startswith("exhume.")}
 
 
+def imported_packages(path: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    return {name.split(".")[0] for name in names}
+
+
 FILES = [path for path in sorted(SRC.rglob("*.py")) if room(path) not in OUTSIDE]
+
+
+def test_only_scale_knows_ray():
+    knowing = {room(path) for path in FILES if {"ray"} & imported_packages(path)}
+    named = {room(path) for path in FILES if 'import_module("ray")' in path.read_text()}
+    assert (knowing, named) == (set(), {"scale"})  # and it imports late, so that Ray may be absent
 
 
 def test_every_room_is_on_the_map():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ParamSpec
@@ -68,6 +68,12 @@ Out = Annotated[
     Path | None, typer.Option(help="Run folder; the same folder resumes a stopped run.")
 ]
 Seed = Annotated[int | None, typer.Option(help="Everything random derives from it.")]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        help="Train on a Ray cluster: auto, or HOST:PORT. Changes the time, not the result."
+    ),
+]
 
 
 @app.command()
@@ -111,6 +117,7 @@ def audit(
         int | None, typer.Option(help="Processor threads; default: all cores.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu (default) or cuda.")] = None,
+    ray: Ray = None,
     out: Out = None,
     redact: Annotated[
         bool, typer.Option("--redact", help="Also write a report without any record.")
@@ -148,7 +155,7 @@ def audit(
     settings = settings.with_values("machine", memory=memory, threads=threads, device=device)
     if seed is not None:
         settings = settings.with_seed(seed)
-    with _progress() as progress:
+    with _progress() as progress, _spread(ray):
         done = run(settings, out or _folder_for(settings), progress=progress, redact=redact)
     typer.echo(done.verdict.sentence)
     typer.echo(done.verdict.detail)
@@ -165,6 +172,12 @@ def audit(
         )
         return LEAKS
     return AUDITED
+
+
+def _spread(address: str | None) -> AbstractContextManager[None]:
+    from exhume.scale import HERE, Cluster, spread_over
+
+    return spread_over(HERE if address is None else Cluster(address))
 
 
 def _widths(text: str | None) -> tuple[int, ...] | None:
@@ -256,12 +269,13 @@ def study_run(
     ] = Scale.cpu,
     out: Out = None,
     seed: Seed = None,
+    ray: Ray = None,
 ) -> None:
     """Rerun one result of a paper and put our numbers beside its own."""
     from exhume.studies import run_study
 
     folder = out or Path("runs") / f"{name}-{scale.value}-{seed or 0}"
-    with _progress() as progress:
+    with _progress() as progress, _spread(ray):
         result = run_study(name, scale.value, folder, seed=seed or 0, progress=progress)
     for claim in result["claims"]:
         mark = "holds" if claim["holds"] else "DOES NOT HOLD"

@@ -17,6 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from exhume.contract import ExhumeError
+from exhume.scale import place
 from exhume.store import FolderStore, write_atomically
 
 __all__ = ["RunFolder", "environment"]
@@ -69,6 +70,7 @@ def environment() -> dict[str, str | int]:
         "cpu": _cpu(),
         "cores": os.cpu_count() or 0,
         "threads": torch.get_num_threads(),
+        **place(),
     }
 
 

@@ -1,0 +1,273 @@
+"""Independent jobs, in this process or spread over a Ray cluster: the only file that knows Ray.
+
+    with spread_over(Cluster("auto")):
+        audit(settings, out)
+
+A job is a value, its function is importable by name, and its result depends on nothing else, so where
+it runs changes the time and not the bits. That takes the same number of threads per job (the caller's,
+set in every worker) and the same arithmetic (a node with another torch or another instruction set is
+refused). The place is a property of the process, like torch's number of threads, and not an argument
+of attacks and victims, which do not depend on it.
+
+Memory: `shared` is sent once; no job is begun more than twice the cluster's slots beyond the oldest
+unfinished one, so at most that many jobs and results are held, here and there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from exhume.contract import ExhumeError
+
+__all__ = ["HERE", "Cluster", "Here", "Where", "place", "run_jobs", "spread_over", "where_now"]
+
+_RETRIES = 5  # times that a job is begun again after its node or its process was lost
+_CONNECT = 5.0  # seconds for a cluster's address to answer
+_GLANCE = 2.0  # seconds between two looks at the nodes while nothing finishes
+
+
+@dataclass(frozen=True)
+class Here:
+    """One job after another in this process."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running Ray cluster of which this machine is a node."""
+
+    address: str = (
+        "auto"  # HOST:PORT of the head; auto: RAY_ADDRESS, or the cluster of this machine
+    )
+    patience: float = 60.0  # seconds to go on without a node that could run a job
+
+    def __post_init__(self) -> None:
+        host, _, port = self.address.rpartition(":")
+        if self.address != "auto" and not (host and "/" not in host and port.isdigit()):
+            raise ExhumeError(f"ray: {self.address!r} is neither auto nor HOST:PORT")
+
+
+Where = Here | Cluster
+HERE = Here()
+
+_WHERE: ContextVar[Where] = ContextVar("where", default=HERE)
+
+S = TypeVar("S")
+J = TypeVar("J")
+R = TypeVar("R")
+
+
+@contextmanager
+def spread_over(where: Where) -> Iterator[None]:
+    """Jobs begun inside run there. A process that is already connected to Ray keeps its connection."""
+    ours = isinstance(where, Cluster) and _connect(where)
+    token = _WHERE.set(where)
+    try:
+        yield
+    finally:
+        _WHERE.reset(token)
+        if ours:
+            _ray().shutdown()
+
+
+def where_now() -> Where:
+    return _WHERE.get()
+
+
+def place() -> dict[str, str | int]:
+    """Where jobs run now, for the record of a run; no address, since reports are passed on."""
+    if isinstance(where_now(), Here):
+        return {"where": "this process"}
+    alive = _alive_cores()
+    return {
+        "where": "Ray cluster",
+        "ray": str(_ray().__version__),
+        "nodes": len(alive),
+        "cluster_cores": sum(alive),
+    }
+
+
+def run_jobs(
+    function: Callable[[S, J], R], jobs: Iterable[J | None], *, shared: S
+) -> Iterator[tuple[int, R | None]]:
+    """Yield (index, function(shared, job)) for every job, as they finish.
+
+    A job that is None needs no work and comes back as None. Closing the iterator, or Ctrl-C, cancels
+    what is running.
+    """
+    where = where_now()
+    if isinstance(where, Here):
+        for index, job in enumerate(jobs):
+            yield index, None if job is None else function(shared, job)
+    else:
+        yield from _run_on_cluster(function, jobs, shared, where)
+
+
+def _run_on_cluster(
+    function: Callable[[S, J], R], jobs: Iterable[J | None], shared: S, where: Cluster
+) -> Iterator[tuple[int, R | None]]:
+    ray, threads = _ray(), torch.get_num_threads()
+    if not _slots(threads):
+        raise ExhumeError(
+            f"threads: {threads} given, but the largest node of the Ray cluster has "
+            f"{max(_alive_cores(), default=0)} cores: use fewer threads or larger nodes"
+        )
+    work = ray.remote(num_cpus=threads, max_retries=_RETRIES)(_work)
+    common = ray.put(shared)
+    running: dict[Any, int] = {}  # reference of a result to its job's index
+    upcoming = enumerate(jobs)
+    begun, more = 0, True
+    try:
+        while more or running:
+            bound = min(running.values(), default=begun) + max(2, 2 * _slots(threads))
+            while more and begun < bound:
+                index, job = next(upcoming, (None, None))
+                if index is None:
+                    more = False
+                    break
+                begun = index + 1
+                if job is None:
+                    yield index, None
+                else:
+                    running[work.remote(function, common, job, threads, _arithmetic())] = index
+            if running:
+                reference = _first_finished(list(running), threads, where.patience)
+                index = running.pop(reference)
+                yield index, _taken(reference, index)
+    finally:
+        if (
+            ray.is_initialized()
+        ):  # else they ended with the connection, and Ray would start a new one
+            for reference in running:
+                ray.cancel(reference, force=True)
+
+
+# In a worker
+
+
+@dataclass(frozen=True, eq=False)
+class _Answer(Generic[R]):
+    """A result, or the sentence that says why there is none."""
+
+    result: R | None
+    refusal: str | None = None
+
+
+def _work(
+    function: Callable[[S, J], R], shared: S, job: J, threads: int, arithmetic: str
+) -> _Answer[R]:
+    """One job with the caller's number of threads, on a node that computes like the caller."""
+    if _arithmetic() != arithmetic:
+        return _Answer(
+            None,
+            f"a node of the Ray cluster computes with {_arithmetic()}, this process with {arithmetic}: "
+            "the bits would differ, so make them alike",
+        )
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return _Answer(function(shared, job))
+    except ExhumeError as error:
+        return _Answer(None, str(error))
+    finally:
+        torch.set_num_threads(before)
+
+
+def _arithmetic() -> str:
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"exhume {version('exhume')}, torch {torch.__version__}, {capability}"
+
+
+# Dealings with Ray
+
+
+def _ray() -> Any:
+    try:
+        return import_module("ray")
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ExhumeError("ray is not installed: pip install 'exhume[ray]'") from None
+
+
+def _connect(where: Cluster) -> bool:
+    """Join the cluster; False if this process is already in one."""
+    ray = _ray()
+    if ray.is_initialized():
+        return False
+    address = os.environ.get("RAY_ADDRESS", "auto") if where.address == "auto" else where.address
+    if address != "auto":
+        _probe(Cluster(address).address)  # Ray itself would try for minutes
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ExhumeError(
+            f"cannot join a Ray cluster at {address}: {' '.join(str(error).split())}"
+        ) from error
+    return True
+
+
+def _probe(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT).close()
+    except OSError as error:
+        raise ExhumeError(
+            f"no Ray cluster answers at {address}: {error.strerror or error}"
+        ) from error
+
+
+def _alive_cores() -> list[int]:
+    """Cores that each living node offers."""
+    return [int(node["Resources"].get("CPU", 0)) for node in _ray().nodes() if node["Alive"]]
+
+
+def _slots(threads: int) -> int:
+    """Jobs that the cluster can run at once."""
+    return sum(cores // threads for cores in _alive_cores())
+
+
+def _first_finished(references: list[Any], threads: int, patience: float) -> Any:
+    """Wait for one of them, as long as there is a node that could run it."""
+    deserted: float | None = None  # since when
+    while True:
+        finished, _ = _ray().wait(references, num_returns=1, timeout=_GLANCE)
+        if finished:
+            return finished[0]
+        if _slots(threads):
+            deserted = None
+        elif deserted is None:
+            deserted = time.monotonic()
+        elif time.monotonic() - deserted > patience:
+            raise ExhumeError(
+                f"the Ray cluster has had no node with {threads} cores for {patience:g} seconds: "
+                "finished work is kept; add nodes and run it again"
+            )
+
+
+def _taken(reference: Any, index: int) -> Any:
+    """The result behind a reference; what a job refused to do is refused here, in the same words."""
+    ray = _ray()
+    try:
+        answer = ray.get(reference)
+    except ray.exceptions.RayTaskError:
+        raise  # a bug in the job: keep its traceback
+    except ray.exceptions.RayError as error:
+        raise ExhumeError(
+            f"job {index} was lost {_RETRIES + 1} times on the Ray cluster "
+            f"({type(error).__name__}): finished work is kept; give the nodes more memory, or less work"
+        ) from error
+    if answer.refusal is not None:
+        raise ExhumeError(answer.refusal)
+    return answer.result

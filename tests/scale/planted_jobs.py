@@ -1,0 +1,68 @@
+"""Jobs that workers import by name: on a cluster, the tests' own modules are not known."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+import torch
+from torch import Tensor
+
+from exhume.contract import ExhumeError, Key, Records
+from exhume.models.mlp import MLP
+from exhume.train.recipe import FullBatch
+
+
+def scaled(factor: Tensor, job: int) -> Tensor:
+    return factor * job
+
+
+def threads(shared: None, job: int) -> int:
+    return torch.get_num_threads()
+
+
+def naps(seconds: dict[int, float], job: int) -> int:
+    time.sleep(seconds.get(job, 0.0))
+    return job
+
+
+def noted_nap(note: str, job: int) -> int:
+    Path(note).touch()
+    time.sleep(100)
+    return job
+
+
+def refuses(shared: None, job: int) -> int:
+    raise ExhumeError(f"job {job} will not")
+
+
+def fails(shared: None, job: int) -> float:
+    return job / 0
+
+
+def dies(shared: None, job: int) -> int:
+    os._exit(1)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A recipe that writes down which node began which chunk, and takes for ever on one node."""
+
+    inner: FullBatch
+    trace: str
+    slow: str  # a file that holds the slow node's id
+
+    @property
+    def architecture(self) -> MLP:
+        return self.inner.architecture
+
+    def fit(self, initial: Tensor, fixed: Records, extra: Records, key: Key) -> Tensor:
+        if ray.is_initialized() and ray.get_runtime_context().get_task_id():  # in a worker
+            node = ray.get_runtime_context().get_node_id()
+            with Path(self.trace).open("a") as file:
+                file.write(f"{key.digest} {node}\n")
+            time.sleep(100 if node == Path(self.slow).read_text() else 0.2)
+        return self.inner.fit(initial, fixed, extra, key)

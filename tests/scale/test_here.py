@@ -1,0 +1,135 @@
+"""What holds without a cluster, and the sentence for every way of not getting one."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from exhume import scale
+from exhume.cli import app
+from exhume.contract import ExhumeError, Key
+from exhume.models.mlp import MLP
+from exhume.scale import HERE, Cluster, place, run_jobs, spread_over, where_now
+from exhume.store import NullStore
+from exhume.train.fleet import train_fleet
+from exhume.train.recipe import FullBatch
+
+
+def test_here_jobs_come_one_by_one_and_none_is_no_work():
+    pulled = []
+
+    def jobs():
+        for job in (5, None, 7):
+            pulled.append(job)
+            yield job
+
+    found = run_jobs(lambda shared, job: shared + job, jobs(), shared=1)
+    assert next(found) == (0, 6)
+    assert pulled == [5]
+    assert list(found) == [(1, None), (2, 8)]
+
+
+def test_here_is_the_default_and_leaves_no_trace():
+    assert where_now() == HERE
+    with spread_over(HERE):
+        assert place() == {"where": "this process"}
+    assert where_now() == HERE
+
+
+@pytest.mark.parametrize("address", ["here", "ray://head:10001", "head:", ":6379", "head:port", ""])
+def test_an_address_is_auto_or_host_and_port(address):
+    with pytest.raises(ExhumeError, match=f"^ray: {address!r} is neither auto nor HOST:PORT$"):
+        Cluster(address)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = CliRunner().invoke(app, ["audit", "--data", "digits", "--ray", "auto"])
+    assert result.exit_code == 2
+    assert result.stderr == "exhume: ray is not installed: pip install 'exhume[ray]'\n"
+
+
+def test_a_broken_ray_is_not_an_absent_one(monkeypatch):
+    def broken(name):
+        raise ModuleNotFoundError("No module named 'msgpack'", name="msgpack")
+
+    monkeypatch.setattr(scale, "import_module", broken)
+    with pytest.raises(ModuleNotFoundError, match="msgpack"), spread_over(Cluster()):
+        pass
+
+
+class NoRay:
+    """Ray, as far as connecting goes."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, **_: object) -> None:
+        raise self.error
+
+
+@pytest.fixture
+def closed_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+@pytest.mark.parametrize("through", ["option", "environment"])
+def test_nobody_at_the_address(through, closed_port, monkeypatch):
+    monkeypatch.setattr(scale, "_ray", lambda: NoRay(AssertionError("not reached")))
+    address = f"127.0.0.1:{closed_port}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    where = Cluster(address) if through == "option" else Cluster("auto")
+    with (
+        pytest.raises(ExhumeError, match=f"^no Ray cluster answers at {address}: .*refused$"),
+        spread_over(where),
+    ):
+        pass
+    assert where_now() == HERE
+
+
+def test_what_ray_says_about_the_address_becomes_one_sentence(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(scale, "_ray", lambda: NoRay(ConnectionError("Could not\n  find any.")))
+    with (
+        pytest.raises(
+            ExhumeError, match="^cannot join a Ray cluster at auto: Could not find any.$"
+        ),
+        spread_over(Cluster()),
+    ):
+        pass
+
+
+def test_a_worker_uses_the_callers_threads_and_puts_its_own_back():
+    torch.set_num_threads(1)
+    answer = scale._work(lambda _, job: torch.get_num_threads(), None, 0, 2, scale._arithmetic())
+    assert (answer.result, torch.get_num_threads()) == (2, 1)
+
+
+def test_a_gpu_is_not_silently_left_out(make_records, monkeypatch):
+    monkeypatch.setattr(scale, "_connect", lambda where: False)
+    mlp, key = MLP((6,), (5,), 3), Key.from_seed(0)
+    records = make_records(4, (6,), 3, key).to(torch.device("meta"))
+    job = train_fleet(
+        FullBatch(mlp),
+        mlp.initial(key),
+        records,
+        records.one_each(),
+        key=key,
+        store=NullStore(),
+        chunk=2,
+        stage="s",
+    )
+    with (
+        spread_over(Cluster()),
+        pytest.raises(ExhumeError, match="^device: meta given, but a Ray cluster trains on cpu"),
+    ):
+        next(job)
