@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from exhume.bench import shadows
+from exhume.bench import glm, shadows
 from exhume.contract import ExhumeError, Progress, silent
 
 __all__ = ["BENCHES", "run_benches"]
 
-BENCHES: dict[str, Callable[[Progress], dict[str, Any]]] = {"shadows": shadows.run}
+BENCHES: dict[str, Callable[[Progress], dict[str, Any]]] = {
+    "shadows": shadows.run,
+    "glm": glm.run,
+}
 
 
 def run_benches(name: str | None = None, *, progress: Progress = silent) -> list[dict[str, Any]]:
