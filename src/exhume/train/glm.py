@@ -67,8 +67,8 @@ class Penalty:
 class Optimum:
     """Softmax regression (or logistic, with one output) at its penalised optimum, in fp64.
 
-    The optimum is unique, so neither the initial parameters nor the key have a say; a free bias of
-    softmax regression is only determined up to a shift, and is returned with mean zero.
+    The optimum is unique, so the initial parameters and the key are not used; a free bias of softmax
+    regression is only determined up to a shift, and is returned with mean zero.
     """
 
     architecture: MLP
@@ -94,13 +94,13 @@ class Optimum:
             )
         models, more = extra.labels.shape
         live = _live(fixed, extra)
-        begin = as_matrix(self.architecture, initial if initial.ndim == 1 else initial.mean(0))
         base = self._problem(fixed, fixed.none_for(1), live)
+        begin = base.ridge.new_zeros(1, self.architecture.outputs, len(base.ridge))
         if not more:
-            solved = minimise(base, begin[None, :, live], tolerance=self.tolerance)
+            solved = minimise(base, begin, tolerance=self.tolerance)
             return self._flat(solved, live).expand(models, -1).clone()
         # every model starts at the optimum of the fixed records, one record away from its own
-        start = minimise(base, begin[None, :, live], tolerance=_WARM).parameters
+        start = minimise(base, begin, tolerance=_WARM).parameters
         problem = self._problem(fixed, extra, live)
         solved = minimise(problem, start.expand(models, -1, -1), tolerance=self.tolerance)
         return self._flat(solved, live)

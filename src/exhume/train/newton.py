@@ -139,7 +139,8 @@ def _block_inverse(problem: Problem, means: Tensor) -> Tensor:
     weights = (means * (1 - means))[:, : len(x)] / problem.records
     blocks = torch.stack([x.T @ (row[:, None] * x) for row in weights])
     diagonal = blocks.diagonal(dim1=1, dim2=2)
-    diagonal += problem.ridge + 1e-10 * diagonal.amax(1, keepdim=True).clamp_min(1e-10)
+    diagonal += problem.ridge
+    diagonal += 1e-8 * diagonal.amax(1, keepdim=True)  # a free bias of a saturated output
     return torch.cholesky_inverse(torch.linalg.cholesky(blocks))
 
 
@@ -164,10 +165,13 @@ def _newton_step(
     while products < _PRODUCTS:
         products += 1
         curved = problem.curvature(means, along)
-        length = (slope / _inner(along, curved))[:, None, None]
+        bend = _inner(along, curved)
+        sound = bend > 0  # rounding may say otherwise where the model is saturated: stop there
+        plain = 1.0 if products == 1 else 0.0  # but go at least along the preconditioned gradient
+        length = torch.where(sound, slope / bend, plain)[:, None, None]
         step[rows] += length * along
         residual = residual - length * curved
-        going = _norms(residual) > goal
+        going = sound & (_norms(residual) > goal)
         if not bool(going.any()):
             break
         if not bool(going.all()):
