@@ -55,7 +55,7 @@ class GlmClosedForm:
     Guarantees: exact up to N times the gradient norm at which fitting stopped, over ||a||: records that
     the model already predicts well are the harder ones. Every answer carries a certificate: its own
     gradient against the missing one; it is near zero only if fixed set, penalty and optimum are as assumed.
-    Reference: Balle22, section on generalised linear models.
+    Reference: Balle22 (convex models in closed form); the certificate is ours.
     """
 
     def prepare(
