@@ -27,7 +27,7 @@ ORDER = (
     "studies",
     "cli",
 )
-NEVER = {"attacks": {"data", "victims", "score"}, "score": {"attacks"}, "bench": {"attacks"}}
+NEVER = {"attacks": {"data", "victims", "score"}, "score": {"attacks"}}
 MAY_NAME_SECRET = {"contract", "victims", "score"}
 OUTSIDE = {"__init__", "__main__"}
 

@@ -13,6 +13,7 @@ import torch
 from exhume import contract, data
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.informed.closed_form import ClosedForm
+from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.contract import (
     Attack,
     Key,
@@ -24,8 +25,10 @@ from exhume.contract import (
     Secret,
 )
 from exhume.data import Sizes
+from exhume.models.glm import softmax_regression
 from exhume.models.mlp import MLP
 from exhume.store import NullStore
+from exhume.train.glm import Optimum, Penalty
 from exhume.train.recipe import FullBatch
 from exhume.train.stacked import Descent
 from exhume.victims.informed import release_one_each
@@ -49,6 +52,17 @@ def informed_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     return knowledge, release, secret
 
 
+def linear_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """The same digits, and a softmax regression at its optimum."""
+    parts = data.split(data.load("digits"), Sizes(100, 10, 0, 0, 0), key)
+    recipe = Optimum(softmax_regression((1, 8, 8), 10), Penalty.of_sum(1.0))
+    initial = recipe.architecture.initial(key)
+    release, secret = release_one_each(
+        recipe, initial, parts.fixed, parts.target, key=key, store=NullStore(), chunk=32
+    )
+    return Knowledge(recipe=recipe, fixed=parts.fixed), release, secret
+
+
 @dataclass(frozen=True)
 class Case:
     attack: Attack
@@ -59,6 +73,7 @@ class Case:
 CASES = {
     "mean record": Case(MeanRecord(), informed_game, 1.0001),
     "closed form": Case(ClosedForm(chunk=32), informed_game, 0.5),
+    "closed form of linear models": Case(GlmClosedForm(), linear_game, 1e-12),
 }
 
 
