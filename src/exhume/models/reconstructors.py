@@ -108,7 +108,7 @@ def _fan_in(layer: nn.Module, weight: Tensor) -> float:
     """How many products one output sums up."""
     if isinstance(layer, nn.ConvTranspose2d):
         return weight.shape[0] * math.prod(weight.shape[2:]) / math.prod(layer.stride)
-    return math.prod(weight.shape[1:])
+    return float(math.prod(weight.shape[1:]))
 
 
 def _legal_output(output: str) -> None:

@@ -20,7 +20,7 @@ __all__ = ["active_share"]
 def active_share(
     mlp: MLP, descent: Descent, initial: Tensor, fixed: Records, extra: Records
 ) -> tuple[list[Tensor], Tensor]:
-    """Share of the steps in which each hidden neuron passed gradient from the model's own record.
+    """Share of the steps in which each hidden neuron was active, R'(h) != 0, on the model's own record.
 
     initial: (p,) or (s, p); extra: (s, 1, *shape). Returns one (s, k) per hidden layer, and the (s, p)
     trained parameters, which are those of `descend`.

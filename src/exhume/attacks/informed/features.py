@@ -11,7 +11,7 @@ standardised they are zero, so a network could not learn from them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +19,12 @@ from torch import Tensor
 
 from exhume.contract import ExhumeError, NotApplicable
 
-__all__ = ["INPUTS", "Features", "fit_features"]
+__all__ = ["INPUTS", "Features", "fit_features", "refit_features"]
 
 INPUTS = ("parameters", "delta")
 _ROUNDING = 10 * torch.finfo(torch.float32).eps  # relative spread below which a number is constant
-_RANK = 1e-6  # singular values below this share of the largest count as zero
+_RANK = 1e-5  # singular values below this share of the largest count as zero
+_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +77,17 @@ def fit_features(
     return Features(kind, base, columns, plain.centre, plain.scale, basis)
 
 
+def refit_features(features: Features, parameters: Tensor, base: Tensor) -> Features:
+    """The same columns and basis with the statistics of other training shadows, (s, p), and their base.
+
+    A column that does not move there reads as zero.
+    """
+    seen = _read(features.kind, parameters, base)[:, features.columns]
+    spread, centre = torch.std_mean(seen, dim=0)
+    still = spread <= _ROUNDING * centre.abs()
+    return replace(features, base=base, centre=centre, scale=spread.masked_fill(still, math.inf))
+
+
 def _read(kind: str, parameters: Tensor, base: Tensor) -> Tensor:
     return F.normalize(parameters - base, dim=1) if kind == "delta" else parameters
 
@@ -86,7 +98,10 @@ def _basis(rows: Tensor) -> Tensor:
     The factor keeps the mean square of the features, and so the size of the first layer's outputs at
     the start, what it was. Within the span, a linear layer can do the same before and after.
     """
-    values, vectors = torch.linalg.eigh((rows @ rows.T).double())
+    gram = rows.new_zeros(len(rows), len(rows), dtype=torch.float64)
+    for part in torch.split(rows, _AT_ONCE, dim=1):  # in fp64, a few columns at a time
+        gram.addmm_(part.double(), part.T.double())
+    values, vectors = torch.linalg.eigh(gram)
     kept = values > (_RANK**2) * values[-1]
-    basis = rows.T.double() @ (vectors[:, kept] / values[kept].sqrt())
-    return basis.mul(math.sqrt(basis.shape[1] / basis.shape[0])).to(rows.dtype)
+    rotation: Tensor = (vectors[:, kept] / values[kept].sqrt()).to(rows.dtype)
+    return (rows.T @ rotation).mul_(math.sqrt(int(kept.sum()) / rows.shape[1]))

@@ -63,7 +63,8 @@ def fit(
     else:
         errors = saved["errors"].tolist()
         best = {n: saved[f"best.{n}"].to(t.device) for n, t in network.state_dict().items()}
-        learner.restore(saved)
+        if any(name.startswith("network.") for name in saved):
+            learner.restore(saved)
     epoch, total = len(errors) - 1, training.epochs
     progress(stage, epoch, total)
     while epoch < total and not _patience_over(errors, training.patience):
@@ -82,7 +83,7 @@ def fit(
         errors.append(error)
         ended = epoch == total or _patience_over(errors, training.patience)
         if ended or epoch % training.checkpoint == 0:
-            store.save(name, _state(learner, best, errors))
+            store.save(name, _state(None if ended else learner, best, errors))
         progress(stage, total if ended else epoch, total)
     network.load_state_dict(best)
     network.requires_grad_(False).eval()
@@ -117,6 +118,10 @@ def _copy(network: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in network.state_dict().items()}
 
 
-def _state(learner: Learner, best: dict[str, Tensor], errors: list[float]) -> dict[str, Tensor]:
+def _state(
+    learner: Learner | None, best: dict[str, Tensor], errors: list[float]
+) -> dict[str, Tensor]:
+    """Of a finished run only what it ends with."""
     kept = {f"best.{name}": tensor for name, tensor in best.items()}
-    return {**learner.state(), **kept, "errors": torch.tensor(errors, dtype=torch.float64)}
+    running = {} if learner is None else learner.state()
+    return {**running, **kept, "errors": torch.tensor(errors, dtype=torch.float64)}

@@ -138,11 +138,14 @@ def _under(prefix: str, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _optimiser_state(prefix: str, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Without RMSProp's first moment, which each step overwrites unread."""
+    unread = {"exp_avg"} if isinstance(optimiser, FusedRMSProp) else set()
     state = optimiser.state_dict()["state"]
     return {
         f"{prefix}.{index}.{name}": tensor
         for index, values in state.items()
         for name, tensor in values.items()
+        if name not in unread
     }
 
 
@@ -153,5 +156,7 @@ def _restore_optimiser(
     for name, tensor in _under(prefix, kept).items():
         index, _, quantity = name.partition(".")
         state.setdefault(int(index), {})[quantity] = tensor
+        if quantity == "exp_avg_sq":
+            state[int(index)].setdefault("exp_avg", torch.zeros_like(tensor))
     whole = optimiser.state_dict()
     optimiser.load_state_dict({"state": state, "param_groups": whole["param_groups"]})

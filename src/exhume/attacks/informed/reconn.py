@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from exhume.attacks.informed.features import INPUTS, Features, fit_features
+from exhume.attacks.informed.features import INPUTS, Features, fit_features, refit_features
 from exhume.attacks.informed.fitting import Pairs, error_on, fit
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.shadows import Shadows, train_shadows
@@ -124,7 +124,7 @@ def fit_reconstructor(
 ) -> FittedRecoNN:
     """Train phi on given shadows; allowed: (p,) bool, the parameters it may read.
 
-    With a `start`, its network and its scaler are where the training begins (fine-tuning).
+    With a `start`, the training begins with its network (fine-tuning), which reads the same parameters.
     """
     started = time.perf_counter()
     low, high = float(shadows.records.inputs.min()), float(shadows.records.inputs.max())
@@ -145,7 +145,9 @@ def fit_reconstructor(
         )
         network = attack.network.build(features.size, shadows.records.shape, key).to(device)
     else:
-        features = replace(start.features, base=shadows.base)
+        features = refit_features(
+            start.features, shadows.parameters[parts.train.to(device)], shadows.base
+        )
         network = attack.network.build(features.size, shadows.records.shape, key).to(device)
         network.load_state_dict(start.network.state_dict())
 
@@ -211,8 +213,9 @@ class FittedRecoNN:
     ) -> FittedRecoNN:
         """The same reconstructor for another fixed set, from few shadows of it (Balle22 Fig. 11).
 
-        The scaler is kept, since the network was trained on what it gives. `epochs=0` is the paper's
-        zero-shot transfer: the new shadows then only measure its error.
+        The scaler is fitted on the new shadows: models of another fixed set lie elsewhere, by far more
+        than one record moves them. `epochs=0` is zero-shot transfer: the new shadows then give the
+        scaler and measure the error, but no record of theirs is learned from.
         """
         training = replace(self.attack.training, epochs=epochs)
         if rate is not None:
