@@ -319,6 +319,25 @@ def test_the_published_convolutional_form():
     assert attack.network == Deconv((64, 32))
 
 
+@pytest.mark.network
+def test_the_convolutional_form_learns_with_all_its_terms(key, make_records):
+    records = make_records(40, (3, 32, 32), 2, key)
+    recipe = FullBatch(MLP((3, 32, 32), (3,), 2), Descent(steps=5))
+    known = Knowledge(
+        recipe=recipe,
+        initial=recipe.architecture.initial(key),
+        fixed=records[:8],
+        shadow=records[8:],
+    )
+    published = RecoNN.convolutional()
+    training = replace(published.training, epochs=15, batch=16, rate=1e-3)
+    fitted = replace(published, training=training).prepare(known, key=key, store=NullStore())
+    untrained = replace(published, training=replace(training, epochs=0))
+    before = untrained.prepare(known, key=key, store=NullStore()).observed
+    assert fitted.features.size < 28
+    assert fitted.observed["mae_plus_mse_on_shadows"] < 0.9 * before["mae_plus_mse_on_shadows"]
+
+
 def test_the_perceptual_term_is_part_of_the_loss(key, make_records, monkeypatch):
     from exhume.attacks.informed import learner
 

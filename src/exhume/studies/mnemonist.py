@@ -57,9 +57,9 @@ _SCALES: dict[Scale, _Setting] = {
         watched=20,
     ),
     "cpu": _Setting(
-        DataSettings("mnist", fixed=200, targets=200, shadows=1200, public=1, test=1),
+        DataSettings("mnist", fixed=200, targets=200, shadows=1600, public=1, test=1),
         widths=(10, 100),
-        reconn=RecoNN(Dense((300, 300)), Training(rate=3e-4, batch=64, epochs=60, patience=10)),
+        reconn=RecoNN(Dense((300, 300)), Training(batch=64, epochs=40, patience=10)),
         seeds=4,
         watched=256,
     ),
