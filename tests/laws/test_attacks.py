@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -14,6 +14,9 @@ from exhume import contract, data
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.glm import GlmClosedForm
+from exhume.attacks.informed.learner import Training
+from exhume.attacks.informed.mnemonist import Mnemonist
+from exhume.attacks.informed.reconn import RecoNN
 from exhume.contract import (
     Attack,
     Key,
@@ -27,6 +30,7 @@ from exhume.contract import (
 from exhume.data import Sizes
 from exhume.models.glm import softmax_regression
 from exhume.models.mlp import MLP
+from exhume.models.reconstructors import Dense
 from exhume.store import NullStore
 from exhume.train.glm import Optimum, Penalty
 from exhume.train.recipe import FullBatch
@@ -70,10 +74,15 @@ class Case:
     bar: float  # mean squared error, over that of the mean record
 
 
+SMALL = RecoNN(Dense((64, 64)), Training(batch=32, epochs=12), chunk=32)
+
 CASES = {
     "mean record": Case(MeanRecord(), informed_game, 1.0001),
     "closed form": Case(ClosedForm(chunk=32), informed_game, 0.5),
     "closed form of linear models": Case(GlmClosedForm(), linear_game, 1e-12),
+    "reconn": Case(SMALL, informed_game, 0.75),
+    "reconn delta span": Case(replace(SMALL, inputs="delta", span=True), informed_game, 0.8),
+    "mnemonist": Case(Mnemonist(SMALL), informed_game, 0.8),
 }
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from exhume.attacks.informed.change import direction
 from exhume.attacks.informed.label import LabelReader, read_labels
 from exhume.attacks.informed.ridge import Ridge, fit_ridge
+from exhume.attacks.informed.shadows import train_shadows
 from exhume.contract import (
     Cost,
     ExhumeError,
@@ -39,7 +40,6 @@ from exhume.contract import (
     Weights,
     silent,
 )
-from exhume.train.fleet import train_fleet
 
 __all__ = ["ClosedForm", "FittedClosedForm"]
 
@@ -65,36 +65,19 @@ class ClosedForm:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> FittedClosedForm:
-        lacking = knowledge.lacking("recipe", "initial", "fixed", "shadow")
-        if lacking:
-            raise NotApplicable(f"the closed form needs to know: {', '.join(lacking)}", ever=True)
-        recipe, initial = knowledge.recipe, knowledge.initial
-        fixed, shadow = knowledge.fixed, knowledge.shadow
-        assert recipe is not None  # `lacking` has seen to these four
-        assert initial is not None
-        assert fixed is not None
-        assert shadow is not None
-        if len(shadow) < _FEWEST:
-            raise NotApplicable(
-                f"shadow: {len(shadow)} records given, at least 2 needed", ever=True
-            )
-        started = time.perf_counter()
-        base = recipe.fit(initial, fixed, fixed.none_for(1), key.fold("base"))[0]
-        fleet = train_fleet(
-            recipe,
-            initial,
-            fixed,
-            shadow.one_each(),
-            key=key.fold("shadow"),
-            store=store,
+        trained = train_shadows(
+            knowledge,
+            "the closed form",
+            fewest=_FEWEST,
             chunk=self.chunk,
-            stage="training shadow models",
+            key=key,
+            store=store,
             progress=progress,
         )
-        shadows = torch.cat(list(fleet))
+        started = time.perf_counter()
+        shadows, base, shadow = trained.parameters, trained.base, trained.records
         progress("fitting the reconstructor", 0, len(shadow.classes))
-        layout = recipe.architecture.layout
-        reader = read_labels(shadows, shadow.labels, base, layout, len(shadow.classes))
+        reader = read_labels(shadows, shadow.labels, base, trained.layout, len(shadow.classes))
         directions = direction(shadows, base)
         regressions = {}
         for label in range(len(shadow.classes)):
@@ -104,7 +87,8 @@ class ClosedForm:
             progress("fitting the reconstructor", label + 1, len(shadow.classes))
         if not regressions:
             raise NotApplicable("shadow: no label has two records", ever=True)
-        cost = Cost(time.perf_counter() - started, models=len(shadow) + 1)
+        seconds = trained.seconds + time.perf_counter() - started
+        cost = Cost(seconds, models=len(shadow) + 1)
         return FittedClosedForm(
             base, reader, regressions, shadow.shape, cost, shadows[:_SAMPLE].clone()
         )

@@ -1,0 +1,70 @@
+"""Shadow models: what an informed adversary trains before it sees any release (Balle22).
+
+Shadow i is trained exactly as the victim was, on the fixed records and the adversary's own record i;
+the base on the fixed records alone. Every attack that asks with the same key, chunk and store gets
+the same shards, so the models are trained once.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.contract import Key, Knowledge, Layout, NotApplicable, Progress, Records, Store, silent
+from exhume.train.fleet import train_fleet
+
+__all__ = ["Shadows", "train_shadows"]
+
+
+@dataclass(frozen=True, eq=False)
+class Shadows:
+    parameters: Tensor  # (s, p)
+    base: Tensor  # (p,) the model trained without an unknown record
+    records: Records  # (s, *shape): record i is the unknown one of model i
+    layout: Layout
+    seconds: float
+
+
+def train_shadows(
+    knowledge: Knowledge,
+    who: str,
+    *,
+    fewest: int,
+    chunk: int,
+    key: Key,
+    store: Store,
+    progress: Progress = silent,
+) -> Shadows:
+    """All shadow models of this knowledge; `who` asks is named where the knowledge does not suffice."""
+    lacking = knowledge.lacking("recipe", "initial", "fixed", "shadow")
+    if lacking:
+        raise NotApplicable(f"{who} needs to know: {', '.join(lacking)}", ever=True)
+    recipe, initial = knowledge.recipe, knowledge.initial
+    fixed, shadow = knowledge.fixed, knowledge.shadow
+    assert recipe is not None  # `lacking` has seen to these four
+    assert initial is not None
+    assert fixed is not None
+    assert shadow is not None
+    if len(shadow) < fewest:
+        raise NotApplicable(
+            f"shadow: {len(shadow)} records given, at least {fewest} needed", ever=True
+        )
+    started = time.perf_counter()
+    base = recipe.fit(initial, fixed, fixed.none_for(1), key.fold("base"))[0]
+    fleet = train_fleet(
+        recipe,
+        initial,
+        fixed,
+        shadow.one_each(),
+        key=key.fold("shadow"),
+        store=store,
+        chunk=chunk,
+        stage="training shadow models",
+        progress=progress,
+    )
+    parameters = torch.cat(list(fleet))
+    layout = recipe.architecture.layout
+    return Shadows(parameters, base, shadow, layout, time.perf_counter() - started)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from exhume.studies import mnemonist, run_study
+
+
+@pytest.mark.network
+def test_smoke(tmp_path, monkeypatch):
+    monkeypatch.setattr("exhume.plan._cores", lambda: 1)  # more threads than free cores crawl
+    result = run_study("mnemonist", "smoke", tmp_path / "run")
+    metrics = result["metrics"]
+    for width in (10, 12):
+        for arm in mnemonist.ARMS:
+            assert (
+                0
+                < metrics[f"width_{width}.{arm}.mse"]
+                < metrics[f"width_{width}.{arm}.mae_plus_mse"]
+            )
+        read = {arm: metrics[f"width_{width}.{arm}.parameters_read"] for arm in mnemonist.ARMS}
+        assert 0 < read["mnemonist"] < 0.6 * read["all"]
+        assert read["random"] == pytest.approx(read["mnemonist"], rel=0.1)
+        assert 0 < metrics[f"width_{width}.never_reached"] < 1
+    assert len(result["claims"]) == 6
+    assert (tmp_path / "run" / "report.html").exists()
+    again = run_study("mnemonist", "smoke", tmp_path / "run")
+    assert again["metrics"] == metrics
+
+
+def test_a_claim_holds_only_if_it_holds_in_every_run():
+    def made(ours, all_, random, kept):
+        arms = {"mnemonist": ours, "all": all_, "random": random}
+        errors = {f"{arm}.mae_plus_mse": value for arm, value in arms.items()}
+        return {**errors, "active_kept": kept, "active_dropped": 0.5}
+
+    claims = mnemonist._claims(10, [made(0.8, 1.0, 1.0, 0.6), made(0.9, 1.0, 0.85, 0.7)])
+    assert [claim.holds for claim in claims] == [True, False, True]
+    assert claims[0].measured == "lower in 2 of 2 runs, by 15.0% on average"
+    assert claims[1].measured.startswith("lower in 1 of 2 runs")
+    assert not mnemonist._claims(10, [made(1.1, 1.0, 1.0, 0.4)])[2].holds
+
+
+def test_no_correlation_with_a_constant():
+    import torch
+
+    ramp = torch.arange(4.0)
+    assert mnemonist._rank_correlation(ramp, ramp) == pytest.approx(1)
+    assert mnemonist._rank_correlation(ramp, torch.ones(4)) == 0
