@@ -15,6 +15,7 @@ one hidden layer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice, repeat
 
 import torch
@@ -41,11 +42,12 @@ def descend(
     order: Order | None = None,
     privacy: Privacy = NOT_PRIVATE,
     noise: NoiseStream | None = None,
+    watch: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """Train s models; model i minimises the mean cross-entropy of `fixed` and `extra[i]`.
 
     initial: (p,) or (s, p); extra: (s, e, *shape), e may be 0; returns (s, p). Every step sees all
-    records, or the batch that `order` gives it.
+    records, or the batch that `order` gives it. `watch` is shown the parameters (s, p) before each step.
     """
     stack = Stack.of(mlp, fixed, extra)
     weights = stack.unpack(initial.expand(extra.labels.shape[0], -1))
@@ -53,6 +55,8 @@ def descend(
     update = optimiser.start(weights)
     steps = repeat(stack.blocks()) if order is None else stack.batches(order)
     for blocks in islice(steps, optimiser.steps):
+        if watch is not None:
+            watch(stack.pack(weights))
         for total in sums:
             total.zero_()
         for block in blocks:

@@ -1,0 +1,300 @@
+"""Differentiating through training: find the record whose training reproduces the released weights.
+
+No shadow models and no data beyond the fixed set. Training is a known, deterministic map from the
+unknown record z to the weights theta(z); a Gauss-Newton iteration inverts it:
+
+    J(z) dz ≈ theta - theta(z),      z <- z + dz,      theta(z) by training on the guess.
+
+The residual is exact, since the adversary can train on its guess, so J only has to be good enough to
+converge. It comes from the adjoint of training (train/influence.py), computed once for all targets and
+labels: with questions c_1 … c_q, and f_t(z) the record's gradient at step t of its own training,
+
+    <c_i, J dz> = sum_t <a_{i,t}, d f_t(z) / dz · dz> / (n + 1).
+
+The label is the one whose iteration explains the release: a wrong label leaves a residual near 1, the
+right one goes to zero, and the final residual certifies the answer without the truth.
+
+Memory: 4·b·q·k·d bytes for the answers (b = `functions`, q = `questions`·d) and 12·q·d a target.
+Cost: q model trainings once; per target and step a few more and q·d² operations.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import jacrev, vmap
+
+from exhume.contract import (
+    Cost,
+    ExhumeError,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Outcome,
+    Progress,
+    Reconstruction,
+    Records,
+    Release,
+    Status,
+    Store,
+    Weights,
+    silent,
+)
+from exhume.models.mlp import MLP
+from exhume.train.influence import Answers, answer, pushes, trajectories
+from exhume.train.optimisers import Descent
+from exhume.train.recipe import FullBatch
+
+__all__ = ["FittedThroughTraining", "ThroughTraining"]
+
+_DAMPINGS = (10.0, 1.0, 0.1)  # tried around the current one, all trained side by side
+_FIRST_DAMPING, _LEAST_DAMPING = 1e-2, 1e-10  # relative to the mean square of J's columns
+_CONVERGED = 1e-2  # relative residual below which the record explains the release
+_SETTLED = 1e-3  # and below which an iteration that no longer halves it has met rounding
+
+
+@dataclass(frozen=True)
+class ThroughTraining:
+    """Invert the map from the unknown record to the trained weights by Gauss-Newton.
+
+    Sees: `Weights`, r models, each trained on the fixed set and one unknown record.
+    Assumes: full-batch descent of an MLP without noise, its initial parameters, the fixed set.
+    Guarantees: the confidence is minus the relative residual ||theta - theta(z)|| / ||theta - theta_0||,
+    theta_0 trained without the record: near 0, the answer reproduces the release.
+    Reference: Balle22 (setting); the method is ours.
+    """
+
+    questions: float = 3.0  # covectors asked, times the record's size
+    functions: int = 12  # of time, in which a record's influence is written down
+    iterations: int = 10
+    labels: int = 10  # how many labels to try for a release that none has explained yet
+    chunk: int = 32  # targets at once
+    memory: int = 4096  # MiB for the answers
+
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> FittedThroughTraining:
+        lacking = knowledge.lacking("recipe", "initial", "fixed")
+        if lacking:
+            raise NotApplicable(f"training cannot be redone without: {', '.join(lacking)}", ever=True)
+        recipe, initial, fixed = knowledge.recipe, knowledge.initial, knowledge.fixed
+        assert initial is not None  # `lacking` has seen to these
+        assert fixed is not None
+        mlp, descent = _differentiable(recipe)
+        if not mlp.hidden:
+            raise NotApplicable("a linear model has a closed form of its own", ever=True)
+        q, b = int(self.questions * mlp.sizes[0]), min(self.functions, descent.steps)
+        needed = 4 * b * q * mlp.sizes[0] * mlp.sizes[1] >> 20
+        if needed > self.memory:
+            raise NotApplicable(
+                f"the adjoint of this network takes {needed:,} MiB, {self.memory:,} are allowed", ever=True
+            )
+        started = time.perf_counter()
+        path, base = trajectories(mlp, descent, initial, fixed, fixed.none_for(1))
+        basis = _time_basis(mlp, path[:, 0], fixed[:256], b)
+        questions = torch.randn(q, mlp.layout.size, generator=key.fold("questions").generator())
+        questions = questions.to(initial) / mlp.layout.size**0.5
+        parts = []
+        for done in range(0, q, self.chunk):
+            progress("differentiating through training", done, q)
+            asked = questions[done : done + self.chunk]
+            parts.append(answer(mlp, descent, path[:, 0], fixed, asked, basis))
+        progress("differentiating through training", q, q)
+        first = torch.cat([part.first for part in parts], 1)
+        rest = torch.cat([part.rest for part in parts], 1)
+        cost = Cost(time.perf_counter() - started, models=q + 1)
+        return FittedThroughTraining(
+            self, mlp, descent, initial, fixed, base[0], questions, Answers(first, rest, basis), cost, progress
+        )
+
+
+def _differentiable(recipe: object) -> tuple[MLP, Descent]:
+    """The parts of a recipe that this attack can differentiate; says why it cannot."""
+    if not isinstance(recipe, FullBatch) or not isinstance(recipe.architecture, MLP):
+        raise NotApplicable(f"differentiating is written for full-batch MLPs, not {recipe}", ever=True)
+    if not isinstance(recipe.descent, Descent):
+        raise NotApplicable(f"differentiating is written for plain descent, not {recipe}", ever=True)
+    if recipe.privacy.clips or recipe.privacy.noise:
+        raise NotApplicable("private training adds noise the adversary cannot redo", ever=False)
+    return recipe.architecture, recipe.descent
+
+
+def _time_basis(mlp: MLP, path: Tensor, records: Records, functions: int) -> Tensor:
+    """(steps, b) orthonormal functions of time in which the errors of the fixed records are best written."""
+    layers = mlp.layout.split(path)
+    before = layers["fc1.weight"] @ records.inputs.flatten(1).T + layers["fc1.bias"][..., None]
+    onehot = F.one_hot(records.labels, mlp.outputs).to(path)
+
+    def error(weights: Tensor, first: Tensor, target: Tensor) -> Tensor:
+        return pushes(mlp, weights, first, target)[0]
+
+    over_records = vmap(error, in_dims=(None, 1, 0))
+    errors = vmap(over_records, in_dims=(0, 0, None))(path, before, onehot)  # (steps, n, k)
+    return torch.linalg.svd(errors.flatten(1), full_matrices=False)[0][:, :functions].contiguous()
+
+
+@dataclass(frozen=True, eq=False)
+class FittedThroughTraining:
+    """Ready for every release of the same recipe, start and fixed set."""
+
+    settings: ThroughTraining
+    mlp: MLP
+    descent: Descent
+    initial: Tensor
+    fixed: Records
+    base: Tensor  # (p,)
+    questions: Tensor  # (q, p)
+    answers: Answers
+    cost: Cost
+    progress: Progress
+
+    def run(self, releases: Release) -> Reconstruction:
+        shape = self.fixed.shape
+        if not isinstance(releases, Weights):
+            why = NotApplicable("this attack reads weights, not gradients or features", ever=False)
+            return Reconstruction.none(0, shape, why)
+        if releases.parameters.shape[1] != self.base.shape[0]:
+            raise ExhumeError(
+                f"release: {releases.parameters.shape[1]} parameters, the recipe's model has {self.base.shape[0]}"
+            )
+        started = time.perf_counter()
+        total = len(releases.parameters)
+        found = []
+        for done in range(0, total, self.settings.chunk):
+            self.progress("reconstructing", done, total)
+            found.append(self._invert(releases.parameters[done : done + self.settings.chunk]))
+        self.progress("reconstructing", total, total)
+        records, labels, residual = (torch.cat(parts) for parts in zip(*found, strict=True))
+        explained = float((residual < _CONVERGED).double().mean())
+        status = Outcome.CONVERGED if explained == 1 else Outcome.STOPPED_EARLY
+        reason = "" if explained == 1 else f"{explained:.0%} of the releases are explained to 1%"
+        return Reconstruction(
+            candidates=records.reshape(total, 1, *shape),
+            confidence=-residual[:, None],
+            status=Status(status, reason),
+            cost=Cost(self.cost.seconds + time.perf_counter() - started, self.cost.models),
+            labels=labels[:, None],
+            observed={"residual": float(residual.median()), "explained": explained},
+        )
+
+    def _invert(self, released: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(m, p) to records (m, d), labels (m,) and relative residuals (m,).
+
+        Labels are tried in the order of how well one step from their mean record explains the release,
+        until one explains it.
+        """
+        starts, ranking = self._starts(released)
+        rows = torch.arange(len(released), device=released.device)
+        labels = ranking[:, 0].clone()
+        records, residual = self._descend(released, starts[labels, rows], labels)
+        for tried in ranking.T[1 : self.settings.labels]:
+            open_ = (residual >= _CONVERGED).nonzero()[:, 0]
+            if not len(open_):
+                break
+            found, left = self._descend(released[open_], starts[tried[open_], open_], tried[open_])
+            wins = left < residual[open_]
+            records[open_[wins]], residual[open_[wins]] = found[wins], left[wins]
+            labels[open_[wins]] = tried[open_[wins]]
+        return records, labels, residual
+
+    def _descend(self, released: Tensor, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Levenberg-Marquardt from (m, d) guesses under (m,) labels: records and relative residuals."""
+        moved = (released - self.base).norm(dim=1).clamp_min(1e-30)
+        damping = torch.full_like(moved, _FIRST_DAMPING)
+        path, theta = self._train(z, labels)
+        residual = (released - theta).norm(dim=1) / moved
+        for _ in range(self.settings.iterations):
+            jacobian = self._jacobian(path, z, labels)
+            asked = (released - theta) @ self.questions.T
+            best = (z, theta, path, residual, damping * 10)
+            for factor in _DAMPINGS:
+                tried = (z + _step(jacobian, asked, damping * factor)).clamp(*self._range())
+                tried_path, tried_theta = self._train(tried, labels)
+                left = (released - tried_theta).norm(dim=1) / moved
+                kept = (damping * factor).clamp_min(_LEAST_DAMPING)
+                best = _better(best, (tried, tried_theta, tried_path, left, kept))
+            settled = best[3] > 0.5 * residual
+            z, theta, path, residual, damping = best
+            if bool(((residual < _SETTLED) & settled | (residual < 1e-6)).all()):
+                break
+        return z, residual
+
+    def _range(self) -> tuple[float, float]:
+        return float(self.fixed.inputs.min()), float(self.fixed.inputs.max())
+
+    def _starts(self, released: Tensor) -> tuple[Tensor, Tensor]:
+        """One step from each label's mean record: guesses (c, m, d), and labels by closeness (m, l)."""
+        c = self.mlp.outputs
+        guesses = released.new_zeros(c, len(released), self.mlp.sizes[0])
+        lefts = released.new_full((c, len(released)), float("inf"))
+        present = torch.unique(self.fixed.labels)
+        for label in present.tolist():
+            mean = self.fixed.inputs[self.fixed.labels == label].flatten(1).mean(0, keepdim=True)
+            one = torch.tensor([label], device=mean.device)
+            path, theta = self._train(mean, one)
+            jacobian = self._jacobian(path, mean, one).expand(len(released), -1, -1)
+            asked = (released - theta) @ self.questions.T
+            damping = released.new_full((len(released),), _FIRST_DAMPING)
+            guesses[label] = (mean + _step(jacobian, asked, damping)).clamp(*self._range())
+            _, theta = self._train(guesses[label], one.expand(len(released)))
+            lefts[label] = (released - theta).norm(dim=1)
+        return guesses, lefts.argsort(0).T[:, : len(present)]
+
+    def _train(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        extra = Records(z.reshape(-1, 1, *self.fixed.shape), labels[:, None], self.fixed.classes)
+        return trajectories(self.mlp, self.descent, self.initial, self.fixed, extra)
+
+    def _jacobian(self, path: Tensor, z: Tensor, labels: Tensor) -> Tensor:
+        """(steps, m, p), (m, d), (m,) to (m, q, d): the answers applied to d f_t / d z."""
+        onehot = F.one_hot(labels, self.mlp.outputs).to(z)
+        rows = [
+            self._jacobian_of(path[:, i], z[i], onehot[i]) / (len(self.fixed) + 1) for i in range(len(z))
+        ]
+        return torch.stack(rows)
+
+    def _jacobian_of(self, path: Tensor, z: Tensor, onehot: Tensor) -> Tensor:
+        """The gradient of the first weights is error ⊗ z: z acts directly and through the pre-activation."""
+        answers, layers = self.answers, self.mlp.layout.split(path)
+        before = layers["fc1.weight"] @ z + layers["fc1.bias"]  # (steps, k)
+
+        def push(weights: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+            return pushes(self.mlp, weights, first, onehot)
+
+        errors, _ = vmap(push)(path, before)
+        d_errors, d_rest = vmap(jacrev(push, argnums=1))(path, before)  # (t, k, k), (t, p - kd, k)
+        direct = torch.einsum("tb,tk,bqkd->qd", answers.basis, errors, answers.first)
+        along = torch.einsum("tb,bqk->tqk", answers.basis, answers.first @ z)
+        through = torch.einsum("tqj,tjk->qtk", along, d_errors)
+        through += torch.einsum("tqr,trk->qtk", answers.rest, d_rest)
+        return direct + through.flatten(1) @ layers["fc1.weight"].flatten(0, 1)
+
+
+_State = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # z, theta, path, residual, damping
+
+
+def _better(old: _State, new: _State) -> _State:
+    """Target by target, the state with the smaller residual."""
+    wins = new[3] < old[3]
+    z, theta, path, residual, damping = old
+    return (
+        torch.where(wins[:, None], new[0], z),
+        torch.where(wins[:, None], new[1], theta),
+        torch.where(wins[None, :, None], new[2], path),
+        torch.where(wins, new[3], residual),
+        torch.where(wins, new[4], damping),
+    )
+
+
+def _step(jacobian: Tensor, asked: Tensor, damping: Tensor) -> Tensor:
+    """Levenberg-Marquardt in fp64: (m, q, d), (m, q), (m,) to (m, d)."""
+    j = jacobian.double()
+    normal = j.transpose(1, 2) @ j
+    scale = normal.diagonal(dim1=1, dim2=2).mean(1) * damping.double()
+    eye = torch.eye(j.shape[2], dtype=j.dtype, device=j.device)
+    factor = torch.linalg.cholesky(normal + scale.clamp_min(1e-300)[:, None, None] * eye)
+    right = (j.transpose(1, 2) @ asked.double()[:, :, None])
+    return torch.cholesky_solve(right, factor)[:, :, 0].to(jacobian.dtype)

@@ -1,0 +1,176 @@
+"""The adjoint of training: how the trained weights answer to a push at any step.
+
+Full-batch descent with momentum is a recursion in the weights. A record that joins the training set
+pushes it by its own gradient f_t at every step t. To first order the trained weights move by a linear
+map of all pushes, and a question c about the move (a covector) is answered by
+
+    <c, move> = sum_t <a_t, f_t>,     a_t from one backward pass over the steps:
+    a_t = m·a_{t+1} - rate·lam_{t+1},   lam_t = lam_{t+1} + H_t a_t,   lam_T = c
+
+with H_t the Hessian of the training loss at step t. Questions are stacked: q of them cost about what
+training q models costs, since a Hessian product needs the same two large products as a training step.
+
+Memory: 4·b·q·k·d bytes for the answers to q questions, with b functions of time and k·d weights in the
+first layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from exhume.contract import Records
+from exhume.models.activations import Activation, activation
+from exhume.models.mlp import MLP
+from exhume.train.optimisers import Descent
+from exhume.train.stacked import descend
+
+__all__ = ["Answers", "answer", "pushes", "trajectories"]
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """a_t of q questions: the first layer's weights in b functions of time, all the rest step by step."""
+
+    first: Tensor  # (b, q, k, d): sum over t of basis[t, b] a_t
+    rest: Tensor  # (steps, q, p - k·d)
+    basis: Tensor  # (steps, b), orthonormal columns
+
+
+def trajectories(
+    mlp: MLP, descent: Descent, initial: Tensor, fixed: Records, extra: Records
+) -> tuple[Tensor, Tensor]:
+    """Weights before every step (steps, s, p) and after the last (s, p)."""
+    seen: list[Tensor] = []
+    final = descend(mlp, descent, initial, fixed, extra, watch=seen.append)
+    return torch.stack(seen), final
+
+
+def answer(
+    mlp: MLP,
+    descent: Descent,
+    trajectory: Tensor,
+    fixed: Records,
+    questions: Tensor,
+    basis: Tensor,
+) -> Answers:
+    """One backward pass over the steps.
+
+    trajectory: (steps, p) of the model without the record; questions: (q, p); basis: (steps, b).
+    """
+    layout, batch = mlp.layout, _Shared.of(mlp, fixed)
+    lam = [part.clone() for part in layout.split(questions).values()]
+    pushed = [torch.zeros_like(part) for part in lam]
+    first = questions.new_zeros(basis.shape[1], *lam[0].shape)
+    rest = []
+    for t in range(len(trajectory) - 1, -1, -1):
+        for a, toward in zip(pushed, lam, strict=True):
+            a.sub_(toward, alpha=descent.rate)
+        for weight, total in zip(basis[t].tolist(), first, strict=True):
+            total.add_(pushed[0], alpha=weight)
+        rest.append(torch.cat([a.flatten(1) for a in pushed[1:]], 1))
+        curved = _hessian_product(list(layout.split(trajectory[t]).values()), pushed, batch)
+        for toward, a, product in zip(lam, pushed, curved, strict=True):
+            toward.add_(product)
+            if descent.weight_decay:
+                toward.add_(a, alpha=descent.weight_decay)
+            a.mul_(descent.momentum)
+    return Answers(first, torch.stack(rest[::-1]), basis)
+
+
+def pushes(mlp: MLP, weights: Tensor, first: Tensor, onehot: Tensor) -> tuple[Tensor, Tensor]:
+    """A record's gradient at one model, from the first layer's pre-activation on.
+
+    weights: (p,); first: (k,); onehot: (c,). Returns the error at the first layer (k,), whose product
+    with the record is the gradient of the first weights, and all the rest of the gradient (p - k·d,).
+    Written for `torch.func` to batch and differentiate.
+    """
+    act = activation(mlp.activation)
+    layers = list(mlp.layout.split(weights).values())
+    inputs, outputs, signal = [], [], first
+    for weight, bias in zip(layers[2::2], layers[3::2], strict=True):
+        inputs.append(signal)
+        outputs.append(act.apply(signal))
+        signal = weight @ outputs[-1] + bias
+    error = torch.softmax(signal, 0) - onehot
+    gradient: list[Tensor] = []
+    for weight, x, y in zip(layers[2::2][::-1], inputs[::-1], outputs[::-1], strict=True):
+        gradient = [torch.outer(error, y).flatten(), error, *gradient]
+        error = (weight.T @ error) * act.slope(x, y)
+    return error, torch.cat([error, *gradient])
+
+
+@dataclass(frozen=True, eq=False)
+class _Shared:
+    """The fixed records as the products want them."""
+
+    inputs: Tensor  # (n, d)
+    inputs_t: Tensor  # (d, n)
+    onehot: Tensor  # (c, n)
+    act: Activation
+
+    @staticmethod
+    def of(mlp: MLP, fixed: Records) -> _Shared:
+        flat = fixed.inputs.flatten(1)
+        onehot = F.one_hot(fixed.labels, mlp.outputs).T.to(flat.dtype)
+        return _Shared(flat, flat.T.contiguous(), onehot, activation(mlp.activation))
+
+    def layers(self, weights: list[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Weight, output, slope and curvature of every hidden layer, for one model."""
+        signal = self.inputs_t
+        for weight, bias in zip(weights[:-2:2], weights[1:-2:2], strict=True):
+            before = weight @ signal + bias[:, None]
+            signal, slope, curvature = _derivatives(self.act, before)
+            yield weight, signal, slope, curvature
+
+
+def _derivatives(act: Activation, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Value, first and second derivative; the second by differentiating the first."""
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        slope = act.slope(leaf, act.apply(leaf))
+        if not slope.requires_grad:  # piecewise linear
+            return act.apply(x), slope, torch.zeros_like(x)
+        (curvature,) = torch.autograd.grad(slope.sum(), leaf)
+    return act.apply(x), slope.detach(), curvature
+
+
+def _hessian_product(weights: list[Tensor], tangent: list[Tensor], shared: _Shared) -> list[Tensor]:
+    """Hessian of the mean loss at one model times q stacked directions: the derivative of backprop.
+
+    Values of the model itself are shared by all directions; d… names a derivative along them.
+    """
+    hidden = list(shared.layers(weights))
+    q = len(tangent[0])
+    n = shared.inputs.shape[0]
+    # forward, and its derivative
+    first = tangent[0].flatten(0, 1) @ shared.inputs_t
+    d_before = [first.view(q, -1, n) + tangent[1][:, :, None]]
+    d_outputs = []
+    for layer, (_, output, slope, _) in enumerate(hidden):
+        d_outputs.append(slope * d_before[-1])
+        d_weight, d_bias = tangent[2 * layer + 2], tangent[2 * layer + 3]
+        weight = weights[2 * layer + 2]
+        d_before.append(d_weight @ output + weight @ d_outputs[-1] + d_bias[:, :, None])
+    top = hidden[-1][1] if hidden else shared.inputs_t
+    share = torch.softmax(weights[-2] @ top + weights[-1][:, None], 0)
+    error = (share - shared.onehot) / n
+    moved = share * d_before[-1]
+    d_error = (moved - share * moved.sum(1, keepdim=True)) / n
+    # backward, and its derivative
+    products: list[Tensor] = []
+    for layer in range(len(hidden) - 1, -1, -1):
+        _, output, slope, curvature = hidden[layer]
+        weight, d_weight = weights[2 * layer + 2], tangent[2 * layer + 2]
+        product = d_error @ output.T + error @ d_outputs[layer].transpose(1, 2)
+        products = [product, d_error.sum(2), *products]
+        back = weight.T @ error
+        d_back = d_weight.transpose(1, 2) @ error + weight.T @ d_error
+        d_error = d_back * slope + back * curvature * d_before[layer]
+        error = back * slope
+    product = d_error.reshape(-1, n) @ shared.inputs
+    return [product.view(q, -1, shared.inputs.shape[1]), d_error.sum(2), *products]
