@@ -21,6 +21,7 @@ from exhume.attacks.informed.mnemonist import FittedMnemonist, Mnemonist
 from exhume.attacks.informed.reconn import FEWEST, RecoNN, split_shadows
 from exhume.attacks.informed.shadows import Shadows, train_shadows
 from exhume.contract import Key, Knowledge, Progress, Records
+from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Dense
 from exhume.plan import recipe_for, resolve, sizes_for
 from exhume.report.folder import RunFolder
@@ -29,6 +30,7 @@ from exhume.settings import DataSettings, Settings, VictimSettings, to_toml
 from exhume.store import FolderStore
 from exhume.studies.study import Claim, Outcome, Scale, Study
 from exhume.train.dynamics import active_share
+from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
 from exhume.victims.informed import release_one_each
 
@@ -143,6 +145,7 @@ def _one(
             measured[f"{arm}.{name}"] = scores.metrics[name]
         measured[f"{arm}.parameters_read"] = found.observed["parameters_read"]
         measured[f"{arm}.epoch"] = found.observed["epoch"]
+    assert isinstance(recipe, FullBatch)  # as the scales of this study have it
     activity = _activity(recipe, initial, parts.fixed, parts.shadow[: setting.watched], chunk)
     return measured | _evidence(setting, fitted, shadows, activity, own)
 
@@ -152,9 +155,12 @@ def _activity(
 ) -> Tensor:
     """(w, k): share of the steps in which each hidden neuron was active on each model's own record."""
     parts = []
+    mlp, descent = recipe.architecture, recipe.descent
+    assert isinstance(mlp, MLP)
+    assert isinstance(descent, Descent)
     for start in range(0, len(watched), chunk):
         extra = watched[start : start + chunk].one_each()
-        shares, _ = active_share(recipe.architecture, recipe.descent, initial, fixed, extra)
+        shares, _ = active_share(mlp, descent, initial, fixed, extra)
         parts.append(shares[0])
     return torch.cat(parts)
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from exhume.contract import ExhumeError, Records
 from exhume.models.activations import Activation, activation
 from exhume.models.mlp import MLP
-from exhume.train.stacked import Descent, _Batch, _gradients, _pack, _unpack
+from exhume.train.optimisers import Descent
+from exhume.train.stacked import descend
 
 __all__ = ["active_share"]
 
@@ -27,23 +28,17 @@ def active_share(
     """
     if extra.labels.shape[1] != 1:
         raise ExhumeError(f"extra: {extra.labels.shape[1]} records a model given, 1 expected")
-    if descent.steps < 1:
-        raise ExhumeError(f"steps: {descent.steps} given, at least 1 needed")
-    batch = _Batch.of(fixed, extra, mlp.outputs)
-    parameters = _unpack(mlp, initial.expand(extra.inputs.shape[0], -1), batch.order)
-    velocities = [torch.zeros_like(tensor) for tensor in parameters]
     act = activation(mlp.activation)
-    counts = [parameters[0].new_zeros(len(parameters[0]), width) for width in mlp.hidden]
-    for _ in range(descent.steps):
-        for count, slope in zip(counts, _slopes(parameters, batch.extra[:, 0], act), strict=True):
+    records = extra.inputs[:, 0].flatten(1)
+    counts = [records.new_zeros(len(records), width) for width in mlp.hidden]
+
+    def look(parameters: Tensor) -> None:
+        layers = list(mlp.layout.split(parameters).values())
+        for count, slope in zip(counts, _slopes(layers, records, act), strict=True):
             count.add_(slope != 0)
-        gradients = _gradients(parameters, batch, act)
-        for tensor, velocity, gradient in zip(parameters, velocities, gradients, strict=True):
-            if descent.weight_decay:
-                gradient.add_(tensor, alpha=descent.weight_decay)
-            velocity.mul_(descent.momentum).add_(gradient)
-            tensor.sub_(velocity, alpha=descent.rate)
-    return [count / descent.steps for count in counts], _pack(parameters, batch.order)
+
+    trained = descend(mlp, descent, initial, fixed, extra, watch=look)
+    return [count / descent.steps for count in counts], trained
 
 
 def _slopes(parameters: list[Tensor], records: Tensor, act: Activation) -> list[Tensor]:

@@ -82,7 +82,9 @@ class Optimum:
                 "has one optimum"
             )
 
-    def fit(self, initial: Tensor, fixed: Records, extra: Records, key: Key) -> Tensor:
+    def fit(
+        self, initial: Tensor, fixed: Records, extra: Records, key: Key, first: int = 0
+    ) -> Tensor:
         if fixed.shape != self.architecture.input_shape:
             raise ExhumeError(
                 f"records of shape {fixed.shape} do not fit {self.architecture}, "

@@ -55,6 +55,7 @@ def answer(
     descent: Descent,
     trajectory: Tensor,
     fixed: Records,
+    *,
     questions: Tensor,
     basis: Tensor,
 ) -> Answers:

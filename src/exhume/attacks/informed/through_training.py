@@ -80,7 +80,9 @@ class ThroughTraining:
     ) -> FittedThroughTraining:
         lacking = knowledge.lacking("recipe", "initial", "fixed")
         if lacking:
-            raise NotApplicable(f"training cannot be redone without: {', '.join(lacking)}", ever=True)
+            raise NotApplicable(
+                f"training cannot be redone without: {', '.join(lacking)}", ever=True
+            )
         recipe, initial, fixed = knowledge.recipe, knowledge.initial, knowledge.fixed
         assert initial is not None  # `lacking` has seen to these
         assert fixed is not None
@@ -91,7 +93,8 @@ class ThroughTraining:
         needed = 4 * b * q * mlp.sizes[0] * mlp.sizes[1] >> 20
         if needed > self.memory:
             raise NotApplicable(
-                f"the adjoint of this network takes {needed:,} MiB, {self.memory:,} are allowed", ever=True
+                f"the adjoint of this network takes {needed:,} MiB, {self.memory:,} are allowed",
+                ever=True,
             )
         started = time.perf_counter()
         path, base = trajectories(mlp, descent, initial, fixed, fixed.none_for(1))
@@ -102,22 +105,35 @@ class ThroughTraining:
         for done in range(0, q, self.chunk):
             progress("differentiating through training", done, q)
             asked = questions[done : done + self.chunk]
-            parts.append(answer(mlp, descent, path[:, 0], fixed, asked, basis))
+            parts.append(answer(mlp, descent, path[:, 0], fixed, questions=asked, basis=basis))
         progress("differentiating through training", q, q)
         first = torch.cat([part.first for part in parts], 1)
         rest = torch.cat([part.rest for part in parts], 1)
         cost = Cost(time.perf_counter() - started, models=q + 1)
         return FittedThroughTraining(
-            self, mlp, descent, initial, fixed, base[0], questions, Answers(first, rest, basis), cost, progress
+            self,
+            mlp,
+            descent,
+            initial,
+            fixed,
+            base[0],
+            questions,
+            Answers(first, rest, basis),
+            cost,
+            progress,
         )
 
 
 def _differentiable(recipe: object) -> tuple[MLP, Descent]:
     """The parts of a recipe that this attack can differentiate; says why it cannot."""
     if not isinstance(recipe, FullBatch) or not isinstance(recipe.architecture, MLP):
-        raise NotApplicable(f"differentiating is written for full-batch MLPs, not {recipe}", ever=True)
+        raise NotApplicable(
+            f"differentiating is written for full-batch MLPs, not {recipe}", ever=True
+        )
     if not isinstance(recipe.descent, Descent):
-        raise NotApplicable(f"differentiating is written for plain descent, not {recipe}", ever=True)
+        raise NotApplicable(
+            f"differentiating is written for plain descent, not {recipe}", ever=True
+        )
     if recipe.privacy.clips or recipe.privacy.noise:
         raise NotApplicable("private training adds noise the adversary cannot redo", ever=False)
     return recipe.architecture, recipe.descent
@@ -134,7 +150,8 @@ def _time_basis(mlp: MLP, path: Tensor, records: Records, functions: int) -> Ten
 
     over_records = vmap(error, in_dims=(None, 1, 0))
     errors = vmap(over_records, in_dims=(0, 0, None))(path, before, onehot)  # (steps, n, k)
-    return torch.linalg.svd(errors.flatten(1), full_matrices=False)[0][:, :functions].contiguous()
+    left: Tensor = torch.linalg.svd(errors.flatten(1), full_matrices=False)[0]
+    return left[:, :functions].contiguous()
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +176,8 @@ class FittedThroughTraining:
             return Reconstruction.none(0, shape, why)
         if releases.parameters.shape[1] != self.base.shape[0]:
             raise ExhumeError(
-                f"release: {releases.parameters.shape[1]} parameters, the recipe's model has {self.base.shape[0]}"
+                f"release: {releases.parameters.shape[1]} parameters, "
+                f"the recipe's model has {self.base.shape[0]}"
             )
         started = time.perf_counter()
         total = len(releases.parameters)
@@ -252,7 +270,8 @@ class FittedThroughTraining:
         """(steps, m, p), (m, d), (m,) to (m, q, d): the answers applied to d f_t / d z."""
         onehot = F.one_hot(labels, self.mlp.outputs).to(z)
         rows = [
-            self._jacobian_of(path[:, i], z[i], onehot[i]) / (len(self.fixed) + 1) for i in range(len(z))
+            self._jacobian_of(path[:, i], z[i], onehot[i]) / (len(self.fixed) + 1)
+            for i in range(len(z))
         ]
         return torch.stack(rows)
 
@@ -296,5 +315,5 @@ def _step(jacobian: Tensor, asked: Tensor, damping: Tensor) -> Tensor:
     scale = normal.diagonal(dim1=1, dim2=2).mean(1) * damping.double()
     eye = torch.eye(j.shape[2], dtype=j.dtype, device=j.device)
     factor = torch.linalg.cholesky(normal + scale.clamp_min(1e-300)[:, None, None] * eye)
-    right = (j.transpose(1, 2) @ asked.double()[:, :, None])
+    right = j.transpose(1, 2) @ asked.double()[:, :, None]
     return torch.cholesky_solve(right, factor)[:, :, 0].to(jacobian.dtype)
