@@ -56,6 +56,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_the_run_folder(done):
     names = {p.name for p in done.folder.iterdir()}
     assert names == {
+        ".exhume-run",
         "config.toml",
         "environment.json",
         "result.json",
@@ -66,7 +67,8 @@ def test_the_run_folder(done):
     }
     assert done.folder.stat().st_mode & 0o777 == 0o700
     assert done.verdict.word == "leaks"
-    assert done.report.name == "report-redacted.html"
+    assert done.report.name == "report.html"
+    assert done.redacted.name == "report-redacted.html"
     result = json.loads((done.folder / "result.json").read_text())
     metrics = result["attacks"][0]["metrics"]
     for name in ("mse", "mae", "psnr", "ssim", "label_accuracy", "oracle_mse", "null_success"):
@@ -131,11 +133,12 @@ def test_tabular_records_have_no_ssim(tmp_path, key):
     settings = {"data": {"source": str(tmp_path / "credit.npz")}, "victim": {"steps": 20}}
     done = exhume.audit(settings, tmp_path / "run")
     assert "ssim" not in done.metrics
+    assert "psnr" not in done.metrics
     assert done.report.exists()
 
 
 def test_too_few_records_are_named(tmp_path):
-    with pytest.raises(ExhumeError, match=r"records needed \(.*shadow 5000.*\), 1797 available"):
+    with pytest.raises(ExhumeError, match=r"records needed \(.*shadows 5000.*\), 1797 available"):
         exhume.audit({"data": {"source": "digits", "shadows": 5000}}, tmp_path / "run")
 
 
@@ -151,7 +154,9 @@ def test_a_device_that_is_not_there_is_named(tmp_path):
     settings = {**SMALL, "machine": {"device": "cuda"}}
     with pytest.raises(ExhumeError, match="device: 'cuda' cannot be used here"):
         exhume.audit(settings, tmp_path / "run")
-    with pytest.raises(ExhumeError, match="device: 'warp' cannot be used here"):
+    with pytest.raises(
+        ExhumeError, match="device: 'warp' cannot be used here: cpu and cuda are known"
+    ):
         exhume.audit({**SMALL, "machine": {"device": "warp"}}, tmp_path / "run2")
 
 
@@ -198,3 +203,74 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     assert run.returncode == 130
     assert b"the same command goes on from there" in errors
     assert b"Traceback" not in errors
+
+
+def few(tmp_path, x, y):
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    return {"data": {"source": str(tmp_path / "data.npz")}, "victim": {"steps": 5}}
+
+
+@pytest.mark.parametrize(
+    ("records", "classes", "message"),
+    [
+        (3, 2, "3 records would give fixed 0, targets 0, shadows 1; at least 1, 2 and 1"),
+        (100, 1, "1 class among the labels; a classifier needs two"),
+    ],
+)
+def test_data_that_cannot_be_audited_is_refused_before_anything_is_written(
+    tmp_path, records, classes, message
+):
+    settings = few(tmp_path, np.random.rand(records, 4), np.arange(records) % classes)
+    with pytest.raises(ExhumeError, match=message):
+        exhume.audit(settings, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_records_the_adversary_already_holds_are_not_audited(tmp_path):
+    """Every record is there many times over: nothing could have been found, so nothing is claimed."""
+    base = np.random.default_rng(0).random((4, 6))
+    settings = few(tmp_path, np.tile(base, (50, 1)), np.tile([0, 1, 0, 1], 50))
+    done = exhume.audit(settings, tmp_path / "run")
+    assert done.verdict.word == "not audited"
+    assert "already held a copy of every target" in done.verdict.sentence
+
+
+def test_two_targets_have_no_power(tmp_path):
+    settings = {**SMALL, "data": {**SMALL["data"], "targets": 2}}
+    done = exhume.audit(settings, tmp_path / "run")
+    assert done.verdict.word == "not audited"
+    assert "the test has no power" in done.verdict.sentence
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path):
+    (tmp_path / "mine").mkdir(mode=0o755)
+    (tmp_path / "mine" / "report.html").write_text("mine")
+    with pytest.raises(ExhumeError, match="it holds other files; choose a new or empty one"):
+        exhume.audit(SMALL, tmp_path / "mine")
+    assert (tmp_path / "mine" / "report.html").read_text() == "mine"
+    assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_run_folder_inside_the_data_is_refused(tmp_path):
+    from PIL import Image
+
+    for index in range(40):
+        place = tmp_path / "photos" / "ab"[index % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(index).integers(0, 255, (4, 4), dtype=np.uint8)
+        Image.fromarray(pixels).save(place / f"{index}.png")
+    with pytest.raises(ExhumeError, match="lies inside the data"):
+        exhume.audit({"data": {"source": str(tmp_path / "photos")}}, tmp_path / "photos" / "run")
+
+
+def test_a_failed_setting_does_not_lock_its_folder(tmp_path):
+    bad = {**SMALL, "victim": {"steps": 40, "rate": 1e30}}
+    with pytest.raises(ExhumeError, match="training diverged"):
+        exhume.audit(bad, tmp_path / "run")
+    assert exhume.audit(SMALL, tmp_path / "run").verdict.word == "leaks"
+
+
+def test_a_model_larger_than_the_memory_is_refused(tmp_path):
+    settings = {**SMALL, "victim": {"hidden": [10_000_000]}}
+    with pytest.raises(ExhumeError, match="training one such model takes .* MiB"):
+        exhume.audit(settings, tmp_path / "run")

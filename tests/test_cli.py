@@ -55,6 +55,9 @@ def test_fail_over_is_a_gate(run, invoke, limit, code):
     [
         (["audit", "--data", "mnits"], "mnist"),
         (["audit", "--data", "digits", "--hidden", "ten"], "--hidden: 'ten' is not a list"),
+        (["audit", "--data", "digits", "--hidden", ","], "--hidden: ',' is not a list"),
+        (["audit", "--data", "digits", "--threads", "1000"], "machine.threads: 1000 given"),
+        (["audit", "--data", "digits", "--device", "meta"], "device: 'meta' cannot be used"),
         (["audit", "nowhere.toml"], "cannot read nowhere.toml"),
         (["audit", "--data", "digits", "--activation", "rulu"], "activation: 'rulu' is not one of"),
         (["report", "nowhere"], "nowhere"),
@@ -85,7 +88,7 @@ def test_not_audited_is_exit_2(invoke, tmp_path):
 
 
 def test_private_training_states_its_epsilon(invoke, tmp_path):
-    quick = "audit --data digits --fixed 60 --targets 5 --shadows 60 --steps 10".split()
+    quick = "audit --data digits --fixed 60 --targets 20 --shadows 60 --steps 10".split()
     options = ["--dp-clip", "1", "--dp-noise", "20", "--out", tmp_path / "run"]
     assert invoke(*quick, *options).exit_code == 0
     victim = json.loads((tmp_path / "run" / "result.json").read_text())["victim"]
@@ -97,7 +100,7 @@ def test_private_training_states_its_epsilon(invoke, tmp_path):
 
 @pytest.mark.parametrize("order", ["known", "unknown"])
 def test_batches_in_an_order_known_or_not(invoke, tmp_path, order):
-    quick = "audit --data digits --fixed 60 --targets 5 --shadows 60 --steps 10".split()
+    quick = "audit --data digits --fixed 60 --targets 20 --shadows 60 --steps 10".split()
     options = "--optimiser adam --rate 0.01 --batch 20 --batch-order".split()
     result = invoke(*quick, *options, order, "--out", tmp_path / "run")
     assert result.exit_code == 0
@@ -131,3 +134,35 @@ def test_the_same_command_without_out_finds_its_own_folder(invoke, tmp_path, mon
 def test_lists(invoke):
     assert "mnist" in invoke("data", "list").stdout
     assert "informed-mnist" in invoke("study", "list").stdout
+
+
+def test_a_defect_does_not_look_like_a_leak(invoke, monkeypatch, tmp_path):
+    import exhume.auditing
+
+    def broken(*_, **__):
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(exhume.auditing, "audit", broken)
+    result = invoke(*QUICK, "--out", tmp_path / "run")
+    assert result.exit_code == 2
+    assert "ZeroDivisionError: oops" in result.stderr
+    assert "a defect of exhume" in result.stderr
+
+
+def test_a_gate_finer_than_the_test_can_see_is_said(run, invoke):
+    out, _ = run
+    assert (
+        "cannot be promised; more --targets help"
+        in invoke(*QUICK, "--out", out, "--fail-over", "0.01").stderr
+    )
+
+
+@pytest.mark.parametrize("sink", ["| true", "| head -1", "> /dev/full"])
+def test_a_closed_output_does_not_undo_the_audit(run, sink):
+    out, _ = run
+    command = f"{sys.executable} -m exhume {' '.join(QUICK)} --out {out} {sink}"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr

@@ -8,7 +8,7 @@ from exhume.contract import ExhumeError
 from exhume.settings import DataSettings, Settings, to_toml
 
 
-@given(st.text(), st.integers(), st.lists(st.integers(1, 99), max_size=3), st.floats(0, 10))
+@given(st.text(), st.integers(), st.lists(st.integers(1, 99), max_size=3), st.floats(1e-9, 10))
 def test_toml_round_trip(tmp_path_factory, source, seed, hidden, rate):
     if any(0xD800 <= ord(c) <= 0xDFFF for c in source):
         return
@@ -32,6 +32,10 @@ def test_toml_round_trip(tmp_path_factory, source, seed, hidden, rate):
         ({"data": {"fixed": -1}}, "data.fixed: -1 given, at least 0 needed"),
         ({"victim": {"hidden": [1.5]}}, r"hidden: a list of whole numbers is needed, got \[1.5\]"),
         ({"victim": {"rate": "fast"}}, "rate: a number is needed, got 'fast'"),
+        ({"victim": {"rate": float("nan")}}, "victim.rate: nan given, a finite number above 0"),
+        ({"victim": {"rate": -0.1}}, "victim.rate: -0.1 given"),
+        ({"victim": {"momentum": 1.0}}, "victim.momentum: 1.0 given, 0 or more and below 1"),
+        ({"victim": {"weight_decay": -1.0}}, "victim.weight_decay: -1.0 given"),
         ({"victim": {"steps": 0}}, "victim.steps: 0 given, at least 1 needed"),
     ],
 )

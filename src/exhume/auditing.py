@@ -64,6 +64,7 @@ class Audit:
     metrics: Mapping[str, float]
     folder: Path
     report: Path
+    redacted: Path | None = None  # a version without records, where it was asked for
 
 
 def audit(
@@ -75,8 +76,10 @@ def audit(
     """
     started = time.perf_counter()
     records = data.load(settings.data.source, progress=progress)
+    settings = resolve(settings, records)
+    _check_apart(out, settings.data.source)
     folder = RunFolder.create(out)
-    settings = _taken_up(folder, resolve(settings, records))
+    settings = _taken_up(folder, settings)
     torch.set_num_threads(settings.machine.threads)
     folder.write_json("environment.json", environment())
     findings = audit_informed(settings, records, store=folder.store(), progress=progress)
@@ -102,10 +105,9 @@ def audit(
     )
     progress("drawing the report", 0, 1)
     report = draw(folder.path)
-    if redact:
-        report = draw(folder.path, redact=True)
+    redacted = draw(folder.path, redact=True) if redact else None
     progress("drawing the report", 1, 1)
-    return Audit(findings.verdict, findings.metrics, folder.path, report)
+    return Audit(findings.verdict, findings.metrics, folder.path, report, redacted)
 
 
 DEVIATIONS = (
@@ -181,14 +183,22 @@ def _taken_up(folder: RunFolder, settings: Settings) -> Settings:
     """The settings of the run already in this folder, if it is the same run; else these, written down."""
     if folder.config.exists():
         earlier = Settings.from_toml(folder.config)
-        if replace(settings, machine=earlier.machine) != earlier:
+        if replace(settings, machine=earlier.machine) == earlier:
+            return earlier  # its chunk and threads decide the bits
+        if folder.has_work():
             raise ExhumeError(
                 f"{folder.path} holds a run with other settings (see its config.toml): "
                 "choose another --out, or delete it"
             )
-        return earlier  # its chunk and threads decide the bits
     folder.write_config(to_toml(settings))
     return settings
+
+
+def _check_apart(out: Path, source: str) -> None:
+    """A run folder inside the data would become data at the next run."""
+    place = Path(source).resolve()
+    if place.is_dir() and out.resolve().is_relative_to(place):
+        raise ExhumeError(f"--out: {out} lies inside the data, {source}; choose another place")
 
 
 def _privacy(recipe: Recipe) -> dict[str, float]:
@@ -226,7 +236,7 @@ def _section(
     if scores.metrics["duplicates"]:
         notes.append(
             f"{scores.metrics['duplicates']:.0f} targets have a near-duplicate among the adversary's "
-            "records: for these even a perfect reconstruction says little."
+            "records. Nothing can be learned from attacking these; the rates leave them out."
         )
     return {
         "id": _ID,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
@@ -55,6 +58,10 @@ def _plainly(command: Callable[P, int | None]) -> Callable[P, None]:
         except KeyboardInterrupt:
             _say("stopped; finished work is kept, and the same command goes on from there")
             code = INTERRUPTED
+        except Exception:  # noqa: BLE001 - exit code 1 means a leak, so a bug must not end in it
+            traceback.print_exc()
+            _say("this is a defect of exhume; nothing was audited")
+            code = FAILED
         raise typer.Exit(code or 0)
 
     return wrapped
@@ -62,6 +69,18 @@ def _plainly(command: Callable[P, int | None]) -> Callable[P, None]:
 
 def _say(text: str) -> None:
     typer.echo(f"exhume: {text}", err=True)
+
+
+def _print(text: str) -> None:
+    """To standard output. The work is done and on disk: whoever closed the pipe does not undo it."""
+    try:
+        typer.echo(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        _say(f"cannot write to standard output ({error.strerror}); the run folder has everything")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 Out = Annotated[
@@ -157,11 +176,18 @@ def audit(
         settings = settings.with_seed(seed)
     with _progress() as progress, _spread(ray):
         done = run(settings, out or _folder_for(settings), progress=progress, redact=redact)
-    typer.echo(done.verdict.sentence)
-    typer.echo(done.verdict.detail)
-    typer.echo(f"report: {done.report}")
+    _print(done.verdict.sentence)
+    _print(done.verdict.detail)
+    if done.redacted:
+        _print(f"redacted report: {done.redacted}")
+    _print(f"report: {done.report}")
     if done.verdict.word == "not audited":
         return FAILED
+    if fail_over is not None and fail_over < done.metrics["detectable_rate"]:
+        _say(
+            f"with these targets a leak below {done.metrics['detectable_rate']:.1%} may go unnoticed, "
+            f"so --fail-over {fail_over:.1%} cannot be promised; more --targets help"
+        )
     if (
         fail_over is not None
         and done.verdict.word == "leaks"
@@ -186,7 +212,7 @@ def _widths(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
+        return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ExhumeError(
             f"--hidden: {text!r} is not a list of whole numbers such as 64,32"
@@ -214,7 +240,7 @@ def report(
     """(Re)draw the page of a run."""
     from exhume.report.page import draw
 
-    typer.echo(f"report: {draw(run, redact=redact)}")
+    _print(f"report: {draw(run, redact=redact)}")
 
 
 @data_app.command("list")
@@ -227,8 +253,8 @@ def data_list() -> None:
         shape = "x".join(str(size) for size in named.shape) or named.kind
         size = f"{named.download_mb} MB to download" if named.download_mb else "no download"
         state = "cached" if named.cached else size
-        typer.echo(f"{named.name:10} {named.records:>8,} records  {shape:14} {state}")
-        typer.echo(f"{'':10} {named.description}; from {named.source}")
+        _print(f"{named.name:10} {named.records:>8,} records  {shape:14} {state}")
+        _print(f"{'':10} {named.description}; from {named.source}")
 
 
 @data_app.command("fetch")
@@ -241,7 +267,7 @@ def data_fetch(
 
     with _progress() as progress:
         path = fetch(name, progress=progress)
-    typer.echo(f"cached: {path}")
+    _print(f"cached: {path}")
 
 
 class Scale(StrEnum):
@@ -257,7 +283,7 @@ def study_list() -> None:
     from exhume.studies import STUDIES
 
     for study in STUDIES.values():
-        typer.echo(f"{study.name:24} {study.paper:12} {study.title}")
+        _print(f"{study.name:24} {study.paper:12} {study.title}")
 
 
 @study_app.command("run")
@@ -279,10 +305,10 @@ def study_run(
         result = run_study(name, scale.value, folder, seed=seed or 0, progress=progress)
     for claim in result["claims"]:
         mark = "holds" if claim["holds"] else "DOES NOT HOLD"
-        typer.echo(f"{mark}: {claim['statement']} (measured {claim['measured']})")
+        _print(f"{mark}: {claim['statement']} (measured {claim['measured']})")
     for metric, value in result["metrics"].items():
-        typer.echo(f"  {metric} = {value:.6g}")
-    typer.echo(f"report: {folder / 'report.html'}")
+        _print(f"  {metric} = {value:.6g}")
+    _print(f"report: {folder / 'report.html'}")
 
 
 @app.command()
@@ -297,10 +323,10 @@ def bench(
     with _progress() as progress:
         results = run_benches(name, progress=progress)
     if as_json:
-        typer.echo(json.dumps(results))
+        _print(json.dumps(results))
         return
     for result in results:
-        typer.echo("  ".join(f"{key} {value}" for key, value in result.items()))
+        _print("  ".join(f"{key} {value}" for key, value in result.items()))
 
 
 @contextmanager

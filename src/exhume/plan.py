@@ -33,8 +33,12 @@ def sizes_for(records: int, settings: Settings) -> Sizes:
 
 
 def resolve(settings: Settings, records: Records) -> Settings:
-    """Replace every "choose for me" by a number, so that the same run can be had again."""
+    """Replace every "choose for me" by a number, so that the same run can be had again.
+
+    Whatever can be seen to be impossible is refused here, before anything is written.
+    """
     sizes = sizes_for(len(records), settings)
+    _check(sizes, records, settings)
     settings = settings.with_values(
         "data",
         fixed=sizes.fixed,
@@ -44,10 +48,38 @@ def resolve(settings: Settings, records: Records) -> Settings:
         test=sizes.test,
     )
     machine = settings.machine
-    chunk = machine.chunk or chunk_for(
-        recipe_for(settings, records).bytes_per_model(sizes.fixed + 1), machine.memory << 20
-    )
+    size = recipe_for(settings, records).bytes_per_model(sizes.fixed + 1)
+    if size > machine.memory << 20:
+        raise ExhumeError(
+            f"victim: training one such model takes {size >> 20:,} MiB, machine.memory allows "
+            f"{machine.memory:,}; choose smaller widths or allow more"
+        )
+    chunk = machine.chunk or chunk_for(size, machine.memory << 20)
     return settings.with_values("machine", chunk=chunk, threads=machine.threads or _cores())
+
+
+def _check(sizes: Sizes, records: Records, settings: Settings) -> None:
+    present = len(torch.unique(records.labels))
+    if present < 2:
+        raise ExhumeError(
+            f"{settings.data.source}: {present} class among the labels; a classifier needs two"
+        )
+    if sizes.target < 2 or sizes.fixed < 1 or sizes.shadow < 1:
+        raise ExhumeError(
+            f"data: {len(records)} records would give fixed {sizes.fixed}, targets {sizes.target}, "
+            f"shadows {sizes.shadow}; at least 1, 2 and 1 are needed"
+        )
+    if sizes.total > len(records):
+        named = f"fixed {sizes.fixed} + targets {sizes.target} + shadows {sizes.shadow}"
+        raise ExhumeError(
+            f"data: {sizes.total} records needed ({named} + public {sizes.public} + test "
+            f"{sizes.test}), {len(records)} available"
+        )
+    if settings.machine.threads > _cores():
+        raise ExhumeError(
+            f"machine.threads: {settings.machine.threads} given, this machine has {_cores()} cores"
+        )
+    device_named(settings.machine.device)
 
 
 def recipe_for(settings: Settings, records: Records) -> FullBatch | MiniBatch:
@@ -102,6 +134,8 @@ def as_known(recipe: FullBatch | MiniBatch, settings: Settings) -> FullBatch | M
 
 
 def device_named(name: str) -> torch.device:
+    if name.split(":", 1)[0] not in ("cpu", "cuda"):
+        raise ExhumeError(f"device: {name!r} cannot be used here: cpu and cuda are known")
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -68,6 +69,7 @@ class Settings:
             value = getattr(getattr(self, section), name)
             if value < least:
                 raise ExhumeError(f"{section}.{name}: {value} given, at least {least} needed")
+        _check_training(self.victim)
 
     @staticmethod
     def from_toml(path: Path) -> Settings:
@@ -91,6 +93,17 @@ class Settings:
         """A copy with those values of a section replaced that are not None."""
         given = {name: value for name, value in values.items() if value is not None}
         return replace(self, **{section: replace(getattr(self, section), **given)})
+
+
+def _check_training(victim: VictimSettings) -> None:
+    if not (math.isfinite(victim.rate) and victim.rate > 0):
+        raise ExhumeError(f"victim.rate: {victim.rate} given, a finite number above 0 needed")
+    if not 0 <= victim.momentum < 1:
+        raise ExhumeError(f"victim.momentum: {victim.momentum} given, 0 or more and below 1 needed")
+    for name in ("weight_decay", "dp_clip", "dp_noise"):
+        value = getattr(victim, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise ExhumeError(f"victim.{name}: {value} given, a finite number of 0 or more needed")
 
 
 _LEAST = (

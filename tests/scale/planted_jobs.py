@@ -59,10 +59,12 @@ class Traced:
     def architecture(self) -> MLP:
         return self.inner.architecture
 
-    def fit(self, initial: Tensor, fixed: Records, extra: Records, key: Key) -> Tensor:
+    def fit(
+        self, initial: Tensor, fixed: Records, extra: Records, key: Key, first: int = 0
+    ) -> Tensor:
         if ray.is_initialized() and ray.get_runtime_context().get_task_id():  # in a worker
             node = ray.get_runtime_context().get_node_id()
             with Path(self.trace).open("a") as file:
-                file.write(f"{key.digest} {node}\n")
+                file.write(f"{first} {node}\n")
             time.sleep(100 if node == Path(self.slow).read_text() else 0.2)
-        return self.inner.fit(initial, fixed, extra, key)
+        return self.inner.fit(initial, fixed, extra, key, first)

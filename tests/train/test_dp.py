@@ -41,7 +41,7 @@ def naive(architecture, descent, start, inputs, labels, privacy, noise):
             loss = F.cross_entropy(model(one[None]), label[None])
             parts = torch.autograd.grad(loss, list(model.parameters()))
             gradient = torch.cat([part.flatten() for part in parts])
-            total += gradient * min(1.0, privacy.clip / float(gradient.norm()))
+            total += gradient * min(1.0, privacy.clip / max(float(gradient.norm()), 1e-300))
         if privacy.noise:
             total += privacy.noise * privacy.clip * noise.draw(flat)[0]
         velocity = descent.momentum * velocity + total / len(labels)

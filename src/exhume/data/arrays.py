@@ -47,8 +47,10 @@ def npz(path: Path) -> Records:
     numbers = _labels(labels, f"{path}: {y[0]}")
     return Records(
         torch.from_numpy(_inputs(inputs, f"{path}: {x[0]}")),
-        torch.from_numpy(numbers),
-        _classes(names, int(numbers.max()), path),
+        torch.from_numpy(
+            numbers if names is not None else np.unique(numbers, return_inverse=True)[1]
+        ),
+        _classes(names, numbers, path),
     )
 
 
@@ -130,9 +132,11 @@ def _labels(values: Array, where: str) -> NDArray[np.int64]:
     return values.astype(np.int64)
 
 
-def _classes(names: Array | None, largest: int, path: Path) -> tuple[str, ...]:
+def _classes(names: Array | None, numbers: Array, path: Path) -> tuple[str, ...]:
+    """The names given, or the labels that occur: a number that no record has is no class."""
     if names is None:
-        return tuple(str(number) for number in range(largest + 1))
+        return tuple(str(number) for number in np.unique(numbers))
+    largest = int(numbers.max())
     if names.ndim != 1 or names.dtype.kind != "U" or len(names) <= largest:
         raise ExhumeError(
             f"{path}: classes has shape {names.shape} of {names.dtype}; "

@@ -23,15 +23,26 @@ from exhume.store import FolderStore, write_atomically
 __all__ = ["RunFolder", "environment"]
 
 
+MARKER = ".exhume-run"
+
+
 @dataclass(frozen=True)
 class RunFolder:
     path: Path
 
     @staticmethod
     def create(path: Path) -> RunFolder:
-        """Make the folder, or take up an earlier run in it; either way only its owner can read it."""
+        """Make the folder, or take up an earlier run in it; only its owner can read it.
+
+        A folder that holds anything else is left as it is.
+        """
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            ours = (path / MARKER).exists()
+            if not ours and any(path.iterdir()):
+                raise ExhumeError(
+                    f"cannot use {path} as run folder: it holds other files; choose a new or empty one"
+                )
             path.chmod(0o700)
         except OSError as error:
             raise ExhumeError(
@@ -39,11 +50,17 @@ class RunFolder:
             ) from error
         if not os.access(path, os.W_OK):
             raise ExhumeError(f"cannot use {path} as run folder: it is read-only")
+        if not ours:
+            write_atomically(path / MARKER, b"A run folder of exhume. It holds private records.\n")
         return RunFolder(path)
 
     @property
     def config(self) -> Path:
         return self.path / "config.toml"
+
+    def has_work(self) -> bool:
+        """Whether a run got as far as leaving anything worth keeping."""
+        return (self.path / "result.json").exists() or any(self.path.glob("shards/*.safetensors"))
 
     def store(self) -> FolderStore:
         return FolderStore(self.path / "shards")

@@ -135,6 +135,7 @@ def make_gallery(evidence: dict[str, Tensor], classes: list[str], *, size: int) 
     """As many cards as fit in `size` bytes, up to `CARDS`; None where there is nothing to draw."""
     if "mse" not in evidence or not any(name in evidence for name in PICTURES):
         return None
+    evidence = {**evidence, **_drawable(evidence)}
     total, most = len(evidence["mse"]), CARDS
     ranks = {
         index: rank for rank, index in enumerate(selection(evidence["mse"], total)[0], start=1)
@@ -148,6 +149,18 @@ def make_gallery(evidence: dict[str, Tensor], classes: list[str], *, size: int) 
         most = max(1, min(most - 1, int(0.95 * len(cards) * size / drawn)))
     present = {card.label: card.label_name for card in cards if card.label is not None}
     return Gallery(cards, total, best, worst, tuple(sorted(present.items()))) if cards else None
+
+
+def _drawable(evidence: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Vectors (t, d) of any range, each column scaled to [0, 1] over everything that is drawn of it."""
+    drawn = {role: evidence[role].float() for role in PICTURES if role in evidence}
+    if any(records.ndim != 2 for records in drawn.values()):
+        return {}
+    everything = torch.nan_to_num(torch.cat(list(drawn.values())))
+    low, high = everything.amin(0), everything.amax(0)
+    return {
+        role: (records - low) / (high - low).clamp_min(1e-12) for role, records in drawn.items()
+    }
 
 
 def _card(evidence: dict[str, Tensor], index: int, rank: int, classes: list[str]) -> Card:

@@ -27,4 +27,4 @@ def nearest(records: Tensor, pool: Records) -> tuple[Tensor, Tensor]:
 def near_duplicates(oracle_mse: Tensor, pool: Records) -> Tensor:
     """(t,) bool: targets that the pool practically contains already, so nothing is learned from them."""
     variance = float(pool.inputs.flatten(1).double().var(0).mean())
-    return oracle_mse < _SAME * variance
+    return oracle_mse <= _SAME * variance

@@ -20,11 +20,11 @@ __all__ = ["Errors", "TargetScores", "measure", "score_targets", "unrelated"]
 
 @dataclass(frozen=True, eq=False)
 class Errors:
-    """Per-target distances of one answer; `ssim` is None for records that are not images."""
+    """Per-target distances of one answer; those for images are None for other records."""
 
     mse: Tensor  # (t,) each
     mae: Tensor
-    psnr: Tensor
+    psnr: Tensor | None  # for images only, whose range is known
     ssim: Tensor | None
 
     def named(self) -> dict[str, Tensor]:
@@ -41,7 +41,7 @@ def measure(found: Tensor, truth: Tensor) -> Errors:
     return Errors(
         mse(found, truth),
         mae(found, truth),
-        psnr(found, truth),
+        psnr(found, truth) if image else None,
         ssim(found, truth) if image else None,
     )
 
@@ -100,8 +100,19 @@ def score_targets(
     index, _ = nearest(truth.inputs, pool)
     oracle = measure(pool.inputs[index], truth.inputs)
     null_mse = mse(best[unrelated(truth.labels, key.fold("null")).to(best.device)], truth.inputs)
-    metrics, verdict = _summary(attack, oracle, null_mse, key)
-    metrics |= {"pool": len(pool), "duplicates": int(near_duplicates(oracle.mse, pool).sum())}
+    known = near_duplicates(oracle.mse, pool)
+    won, chance = (attack.mse < oracle.mse)[~known], (null_mse < oracle.mse)[~known]
+    rates, verdict = _rates(won, chance, key)
+    metrics: dict[str, float] = {
+        **attack.means(),
+        "mae_plus_mse": float(attack.mse.mean() + attack.mae.mean()),
+        "oracle_mse": float(oracle.mse.mean()),
+        "null_mse": float(null_mse.mean()),
+        "targets": len(truth),
+        "pool": len(pool),
+        "duplicates": int(known.sum()),
+        **rates,
+    }
     evidence = {
         "targets": truth.inputs,
         "reconstructions": best,
@@ -119,28 +130,16 @@ def score_targets(
     return TargetScores(attack, oracle, measured, metrics, verdict, evidence)
 
 
-def _summary(
-    attack: Errors, oracle: Errors, null_mse: Tensor, key: Key
-) -> tuple[dict[str, float], Verdict]:
-    won, chance = attack.mse < oracle.mse, null_mse < oracle.mse
+def _rates(won: Tensor, chance: Tensor, key: Key) -> tuple[dict[str, float], Verdict]:
+    """Success against the oracle, and by chance, over the targets the adversary did not hold already."""
     successes, lucky, trials = int(won.sum()), int(chance.sum()), len(won)
+    if not trials:
+        return {}, judge(
+            successes=0, targets=0, low=0.0, null_successes=0, null_high=1.0, detectable=1.0
+        )
     null_low, null_high = clopper_pearson(lucky, trials)
     success_low, success_high = bootstrap(won, key.fold("bootstrap"))
     detectable = detectable_rate(trials, null_high)
-    metrics = {
-        **attack.means(),
-        "mae_plus_mse": float(attack.mse.mean() + attack.mae.mean()),
-        "success": successes / trials,
-        "success_low": success_low,
-        "success_high": success_high,
-        "null_success": lucky / trials,
-        "null_success_low": null_low,
-        "null_success_high": null_high,
-        "oracle_mse": float(oracle.mse.mean()),
-        "null_mse": float(null_mse.mean()),
-        "detectable_rate": detectable,
-        "targets": trials,
-    }
     verdict = judge(
         successes=successes,
         targets=trials,
@@ -149,4 +148,13 @@ def _summary(
         null_high=null_high,
         detectable=detectable,
     )
-    return metrics, verdict
+    rates = {
+        "success": successes / trials,
+        "success_low": success_low,
+        "success_high": success_high,
+        "null_success": lucky / trials,
+        "null_success_low": null_low,
+        "null_success_high": null_high,
+        "detectable_rate": detectable,
+    }
+    return rates, verdict

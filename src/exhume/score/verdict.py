@@ -24,7 +24,18 @@ def judge(
     null_high: float,
     detectable: float,
 ) -> Verdict:
-    """Leaks, if the success rate's exact lower limit is above the null's exact upper limit (both 95%)."""
+    """Leaks, if the success rate's exact lower limit is above the null's exact upper limit (both 95%).
+
+    A test that could not have noticed even a leak of every record audits nothing, and says so.
+    """
+    if not targets:
+        return not_audited("the adversary already held a copy of every target, so nothing can leak")
+    if detectable >= 1:
+        return not_audited(
+            f"the test has no power: {successes} of {targets} records came back closer than any held "
+            f"record, but so did {null_successes} of {targets} unrelated ones; use more targets, or "
+            "records that differ more from each other"
+        )
     share = f"{successes} of {targets} records ({successes / targets:.0%})"
     null = f"the same reconstructions matched {null_successes} of {targets} unrelated records"
     if low > null_high:
@@ -38,7 +49,7 @@ def judge(
     return Verdict(
         "no leak found",
         f"No leak found: {share} came back closer to the truth than any record the adversary already "
-        "held, no more than chance explains.",
+        "held, not significantly more than chance explains.",
         f"In comparison, {null}. A leak of {detectable:.1%} of the records or more would have been "
         "noticed with 95% probability; a smaller leak, or another attack, is not ruled out.",
     )

@@ -28,6 +28,8 @@ def active_share(
     """
     if extra.labels.shape[1] != 1:
         raise ExhumeError(f"extra: {extra.labels.shape[1]} records a model given, 1 expected")
+    if descent.steps < 1:
+        raise ExhumeError(f"steps: {descent.steps} given, at least 1 needed")
     act = activation(mlp.activation)
     records = extra.inputs[:, 0].flatten(1)
     counts = [records.new_zeros(len(records), width) for width in mlp.hidden]

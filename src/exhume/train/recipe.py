@@ -116,6 +116,7 @@ def _train(
         )
     if not bool(torch.isfinite(trained).all()):
         raise ExhumeError(
-            f"training diverged ({optimiser}): the weights are not finite; lower the rate"
+            f"training diverged ({optimiser}): the weights are not finite; "
+            "lower the rate, or scale the records"
         )
     return trained

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from exhume import data
+from exhume.attacks.informed.through_training import ThroughTraining
+from exhume.contract import ExhumeError, Gradient, Key, Knowledge, NotApplicable, Outcome, Weights
+from exhume.data import Sizes
+from exhume.models.mlp import MLP
+from exhume.store import NullStore
+from exhume.train.dp import Privacy
+from exhume.train.optimisers import Adam, Descent
+from exhume.train.recipe import FullBatch
+from exhume.victims.informed import release_one_each
+
+RECIPE = FullBatch(MLP((1, 8, 8), (10,), 10), Descent(steps=40))
+
+
+@pytest.fixture(scope="module")
+def game():
+    key = Key.from_seed(0)
+    parts = data.split(data.load("digits"), Sizes(300, 6, 0, 0, 0), key)
+    initial = RECIPE.architecture.initial(key)
+    release, secret = release_one_each(
+        RECIPE, initial, parts.fixed, parts.target, key=key, store=NullStore(), chunk=8
+    )
+    return Knowledge(recipe=RECIPE, initial=initial, fixed=parts.fixed), release, secret
+
+
+@pytest.fixture(scope="module")
+def found(game):
+    knowledge, release, _ = game
+    return (
+        ThroughTraining().prepare(knowledge, key=Key.from_seed(1), store=NullStore()).run(release)
+    )
+
+
+def test_records_and_labels_come_back_exactly_without_any_data_of_its_own(game, found):
+    truth = game[2].open()
+    errors = (found.candidates[:, 0] - truth.inputs).abs().flatten(1).amax(1)
+    assert torch.equal(found.labels[:, 0], truth.labels)
+    assert float(errors.max()) < 1e-3
+    assert found.status.outcome is Outcome.CONVERGED
+
+
+def test_the_residual_certifies_the_answer(found):
+    assert float(found.confidence.max()) <= 0
+    assert float(found.confidence.min()) > -1e-2
+    assert found.observed["explained"] == 1
+
+
+def test_a_release_of_another_training_is_not_explained(game, key):
+    knowledge, release, _ = game
+    other = replace(RECIPE, descent=Descent(steps=40, rate=0.05))
+    wrong = Knowledge(recipe=other, initial=knowledge.initial, fixed=knowledge.fixed)
+    attack = ThroughTraining(iterations=3, labels=2)
+    part = Weights(release.parameters[:2], release.layout)
+    missed = attack.prepare(wrong, key=key, store=NullStore()).run(part)
+    assert missed.status.outcome is Outcome.STOPPED_EARLY
+    assert float(missed.confidence.max()) < -0.1
+    assert "0% of the releases are explained" in missed.status.reason
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message", "ever"),
+    [
+        (FullBatch(MLP((1, 8, 8), (), 10)), "closed form of its own", True),
+        (FullBatch(MLP((1, 8, 8), (10,), 10), Adam()), "written for plain descent", True),
+        (FullBatch(MLP((1, 8, 8), (10,), 10), privacy=Privacy(1.0, 1.0)), "cannot redo", False),
+    ],
+)
+def test_what_it_cannot_differentiate(game, key, recipe, message, ever):
+    knowledge = replace(game[0], recipe=recipe)
+    with pytest.raises(NotApplicable, match=message) as why:
+        ThroughTraining().prepare(knowledge, key=key, store=NullStore())
+    assert why.value.ever is ever
+
+
+def test_memory_is_refused_before_it_is_taken(game, key):
+    knowledge = replace(
+        game[0], recipe=FullBatch(MLP((1, 8, 8), (5000,), 10)), initial=torch.zeros(1)
+    )
+    with pytest.raises(NotApplicable, match="takes 2,812 MiB, 100 are allowed"):
+        ThroughTraining(memory=100).prepare(knowledge, key=key, store=NullStore())
+
+
+def test_other_releases(game, key):
+    knowledge, release, _ = game
+    fitted = ThroughTraining(questions=0.5).prepare(knowledge, key=key, store=NullStore())
+    gradient = Gradient(release.parameters, release.layout, release.parameters[0])
+    assert fitted.run(gradient).status.outcome is Outcome.NOT_APPLICABLE
+    with pytest.raises(ExhumeError, match="release: 3 parameters, the recipe's model has 760"):
+        fitted.run(Weights(torch.zeros(1, 3), release.layout))
+    with pytest.raises(NotApplicable, match="cannot be redone without: recipe, initial, fixed"):
+        ThroughTraining().prepare(Knowledge(), key=key, store=NullStore())
