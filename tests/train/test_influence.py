@@ -62,7 +62,8 @@ def test_answers_predict_what_a_small_push_does(decay, records, key):
     push = torch.randn(6, mlp.layout.size, generator=generator, dtype=torch.float64)
     everything = torch.eye(6, dtype=torch.float64)
     found = answer(mlp, descent, path[:, 0], records, questions=questions, basis=everything)
-    adjoint = torch.cat([found.first.flatten(2), found.rest], 2)  # (steps, q, p)
+    weights = found.first.transpose(1, 2).flatten(2)  # the basis is the steps themselves
+    adjoint = torch.cat([weights, found.rest], 2)  # (steps, q, p)
     predicted = torch.einsum("tqp,tp->q", adjoint, push)
 
     gradient, size = grad(loss_of(mlp, records)), 1e-6

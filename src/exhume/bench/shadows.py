@@ -79,7 +79,7 @@ CASES = (
     Case(CNN(), 100, steps=5, models=16, alone=2),
     Case(_MNIST, 1000, steps=20, alone=1, privacy=Privacy(clip=1.0, noise=1.0)),
 )
-_REPEATS = 3
+_REPEATS = 5
 
 
 def run(progress: Progress) -> list[dict[str, Any]]:

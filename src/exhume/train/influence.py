@@ -36,7 +36,7 @@ __all__ = ["Answers", "answer", "pushes", "trajectories"]
 class Answers:
     """a_t of q questions: the first layer's weights in b functions of time, all the rest step by step."""
 
-    first: Tensor  # (b, q, k, d): sum over t of basis[t, b] a_t
+    first: Tensor  # (b, k, q, d): sum over t of basis[t, b] a_t
     rest: Tensor  # (steps, q, p - k·d)
     basis: Tensor  # (steps, b), orthonormal columns
 
@@ -66,13 +66,14 @@ def answer(
     layout, batch = mlp.layout, _Shared.of(mlp, fixed)
     lam = [part.clone() for part in layout.split(questions).values()]
     pushed = [torch.zeros_like(part) for part in lam]
-    first = questions.new_zeros(basis.shape[1], *lam[0].shape)
+    q, k, d = lam[0].shape
+    first = questions.new_zeros(basis.shape[1], k, q, d)
     rest = []
     for t in range(len(trajectory) - 1, -1, -1):
         for a, toward in zip(pushed, lam, strict=True):
             a.sub_(toward, alpha=descent.rate)
         for weight, total in zip(basis[t].tolist(), first, strict=True):
-            total.add_(pushed[0], alpha=weight)
+            total.add_(pushed[0].transpose(0, 1), alpha=weight)
         rest.append(torch.cat([a.flatten(1) for a in pushed[1:]], 1))
         curved = _hessian_product(list(layout.split(trajectory[t]).values()), pushed, batch)
         for toward, a, product in zip(lam, pushed, curved, strict=True):

@@ -21,6 +21,7 @@ Cost: q model trainings once; per target and step a few more and q·d² operatio
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -107,7 +108,7 @@ class ThroughTraining:
             asked = questions[done : done + self.chunk]
             parts.append(answer(mlp, descent, path[:, 0], fixed, questions=asked, basis=basis))
         progress("differentiating through training", q, q)
-        first = torch.cat([part.first for part in parts], 1)
+        first = torch.cat([part.first for part in parts], 2)
         rest = torch.cat([part.rest for part in parts], 1)
         cost = Cost(time.perf_counter() - started, models=q + 1)
         return FittedThroughTraining(
@@ -226,11 +227,10 @@ class FittedThroughTraining:
         path, theta = self._train(z, labels)
         residual = (released - theta).norm(dim=1) / moved
         for _ in range(self.settings.iterations):
-            jacobian = self._jacobian(path, z, labels)
-            asked = (released - theta) @ self.questions.T
+            equations = _Normal.of(self._jacobian(path, z, labels), self._ask(released - theta))
             best = (z, theta, path, residual, damping * 10)
             for factor in _DAMPINGS:
-                tried = (z + _step(jacobian, asked, damping * factor)).clamp(*self._range())
+                tried = (z + equations.solve(damping * factor)).clamp(*self._range())
                 tried_path, tried_theta = self._train(tried, labels)
                 left = (released - tried_theta).norm(dim=1) / moved
                 kept = (damping * factor).clamp_min(_LEAST_DAMPING)
@@ -254,10 +254,9 @@ class FittedThroughTraining:
             mean = self.fixed.inputs[self.fixed.labels == label].flatten(1).mean(0, keepdim=True)
             one = torch.tensor([label], device=mean.device)
             path, theta = self._train(mean, one)
-            jacobian = self._jacobian(path, mean, one).expand(len(released), -1, -1)
-            asked = (released - theta) @ self.questions.T
-            damping = released.new_full((len(released),), _FIRST_DAMPING)
-            guesses[label] = (mean + _step(jacobian, asked, damping)).clamp(*self._range())
+            equations = _Normal.of(self._jacobian(path, mean, one), self._ask(released - theta))
+            step = equations.solve(released.new_full((1,), _FIRST_DAMPING))
+            guesses[label] = (mean + step).clamp(*self._range())
             _, theta = self._train(guesses[label], one.expand(len(released)))
             lefts[label] = (released - theta).norm(dim=1)
         return guesses, lefts.argsort(0).T[:, : len(present)]
@@ -266,30 +265,70 @@ class FittedThroughTraining:
         extra = Records(z.reshape(-1, 1, *self.fixed.shape), labels[:, None], self.fixed.classes)
         return trajectories(self.mlp, self.descent, self.initial, self.fixed, extra)
 
+    def _ask(self, difference: Tensor) -> Tensor:
+        """(m, p) to the answers (m, q)."""
+        return difference @ self.questions.T
+
     def _jacobian(self, path: Tensor, z: Tensor, labels: Tensor) -> Tensor:
-        """(steps, m, p), (m, d), (m,) to (m, q, d): the answers applied to d f_t / d z."""
-        onehot = F.one_hot(labels, self.mlp.outputs).to(z)
-        rows = [
-            self._jacobian_of(path[:, i], z[i], onehot[i]) / (len(self.fixed) + 1)
-            for i in range(len(z))
-        ]
-        return torch.stack(rows)
+        """(steps, m, p), (m, d), (m,) to (m, q, d): the answers applied to d f_t / d z.
 
-    def _jacobian_of(self, path: Tensor, z: Tensor, onehot: Tensor) -> Tensor:
-        """The gradient of the first weights is error ⊗ z: z acts directly and through the pre-activation."""
+        The gradient of the first weights is error ⊗ z, so z acts directly, and through the first
+        layer's pre-activation, on which all the rest depends.
+        """
         answers, layers = self.answers, self.mlp.layout.split(path)
-        before = layers["fc1.weight"] @ z + layers["fc1.bias"]  # (steps, k)
+        basis, first = answers.basis, answers.first
+        b, k, q, d = first.shape
+        onehot = F.one_hot(labels, self.mlp.outputs).to(z)
+        before = torch.einsum("tmkd,md->tmk", layers["fc1.weight"], z) + layers["fc1.bias"]
 
-        def push(weights: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-            return pushes(self.mlp, weights, first, onehot)
+        def push(weights: Tensor, signal: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+            return pushes(self.mlp, weights, signal, wanted)
 
-        errors, _ = vmap(push)(path, before)
-        d_errors, d_rest = vmap(jacrev(push, argnums=1))(path, before)  # (t, k, k), (t, p - kd, k)
-        direct = torch.einsum("tb,tk,bqkd->qd", answers.basis, errors, answers.first)
-        along = torch.einsum("tb,bqk->tqk", answers.basis, answers.first @ z)
-        through = torch.einsum("tqj,tjk->qtk", along, d_errors)
-        through += torch.einsum("tqr,trk->qtk", answers.rest, d_rest)
-        return direct + through.flatten(1) @ layers["fc1.weight"].flatten(0, 1)
+        def over_targets(of: Callable[..., tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+            found: tuple[Tensor, Tensor] = vmap(vmap(of), in_dims=(0, 0, None))(
+                path, before, onehot
+            )
+            return found
+
+        errors, _ = over_targets(push)  # (t, m, k)
+        d_errors, d_rest = over_targets(jacrev(push, argnums=1))  # (t, m, k, k), (t, m, p - kd, k)
+        spread = torch.einsum("tb,tmk->mbk", basis, errors).flatten(1)
+        jacobian = (spread @ first.view(b * k, q * d)).view(-1, q, d)
+        along = (first.view(b * k * q, d) @ z.T).view(
+            b, k, q, -1
+        )  # the answers' first weights on z
+        for i in range(len(z)):
+            by_time = torch.einsum("tb,bkq->tqk", basis, along[..., i])
+            through = by_time @ d_errors[:, i] + answers.rest @ d_rest[:, i]  # (t, q, k)
+            weights = layers["fc1.weight"][:, i].flatten(0, 1)  # (t·k, d)
+            jacobian[i] += through.transpose(0, 1).flatten(1) @ weights
+        return jacobian / (len(self.fixed) + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Normal:
+    """Levenberg-Marquardt in fp64, for several dampings; one Jacobian may serve several targets."""
+
+    matrix: Tensor  # (j, d, d): J^T J, j = m or 1
+    right: Tensor  # (m, d): J^T r
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(jacobian: Tensor, residual: Tensor) -> _Normal:
+        """(j, q, d) and (m, q)."""
+        j = jacobian.double()
+        right = torch.matmul(residual.double()[:, None], j)[:, 0]
+        return _Normal(j.transpose(1, 2) @ j, right, jacobian.dtype)
+
+    def solve(self, damping: Tensor) -> Tensor:
+        """(j,) to steps (m, d)."""
+        scale = self.matrix.diagonal(dim1=1, dim2=2).mean(1) * damping.double()
+        eye = torch.eye(self.matrix.shape[1], dtype=torch.float64, device=self.matrix.device)
+        factor = torch.linalg.cholesky(self.matrix + scale.clamp_min(1e-300)[:, None, None] * eye)
+        shared = len(factor) == 1
+        right = self.right.T[None] if shared else self.right[:, :, None]
+        solved = torch.cholesky_solve(right, factor)
+        return (solved[0].T if shared else solved[:, :, 0]).to(self.dtype)
 
 
 _State = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # z, theta, path, residual, damping
@@ -306,14 +345,3 @@ def _better(old: _State, new: _State) -> _State:
         torch.where(wins, new[3], residual),
         torch.where(wins, new[4], damping),
     )
-
-
-def _step(jacobian: Tensor, asked: Tensor, damping: Tensor) -> Tensor:
-    """Levenberg-Marquardt in fp64: (m, q, d), (m, q), (m,) to (m, d)."""
-    j = jacobian.double()
-    normal = j.transpose(1, 2) @ j
-    scale = normal.diagonal(dim1=1, dim2=2).mean(1) * damping.double()
-    eye = torch.eye(j.shape[2], dtype=j.dtype, device=j.device)
-    factor = torch.linalg.cholesky(normal + scale.clamp_min(1e-300)[:, None, None] * eye)
-    right = j.transpose(1, 2) @ asked.double()[:, :, None]
-    return torch.cholesky_solve(right, factor)[:, :, 0].to(jacobian.dtype)
