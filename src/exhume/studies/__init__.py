@@ -10,13 +10,14 @@ from typing import Any
 from exhume.contract import ExhumeError, Progress, silent
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
-from exhume.studies import informed_glm, informed_mnist, mnemonist
+from exhume.studies import informed_glm, informed_mnist, mnemonist, reconstructors
 from exhume.studies.study import Scale, Study
 
 __all__ = ["STUDIES", "run_study"]
 
 STUDIES: dict[str, Study] = {
-    study.name: study for study in (informed_mnist.STUDY, informed_glm.STUDY, mnemonist.STUDY)
+    study.name: study
+    for study in (informed_mnist.STUDY, informed_glm.STUDY, mnemonist.STUDY, reconstructors.STUDY)
 }
 
 

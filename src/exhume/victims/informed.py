@@ -8,7 +8,16 @@ from torch import Tensor
 from exhume.contract import Key, Progress, Recipe, Records, Secret, Store, Weights, silent
 from exhume.train.fleet import train_fleet
 
-__all__ = ["release_one_each"]
+__all__ = ["Victim", "first_of", "release_one_each"]
+
+Victim = tuple[Weights, Secret]
+
+
+def first_of(victim: Victim, targets: int) -> Victim:
+    """The first releases and the records behind them."""
+    release, secret = victim
+    part = Weights(release.parameters[:targets], release.layout)
+    return part, Secret(secret.open()[:targets])
 
 
 def release_one_each(
@@ -21,7 +30,7 @@ def release_one_each(
     store: Store,
     chunk: int,
     progress: Progress = silent,
-) -> tuple[Weights, Secret]:
+) -> Victim:
     """One released model per target, each trained on `fixed` and that target alone.
 
     Auditing r targets needs r releases: an adversary who lacks one record faces one of them.

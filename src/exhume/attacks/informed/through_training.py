@@ -56,6 +56,10 @@ _DAMPINGS = (10.0, 1.0, 0.1)  # tried around the current one, all trained side b
 _FIRST_DAMPING, _LEAST_DAMPING = 1e-2, 1e-10  # relative to the mean square of J's columns
 _CONVERGED = 1e-2  # relative residual below which the record explains the release
 _SETTLED = 1e-3  # and below which an iteration that no longer halves it has met rounding
+_EXACT = 1e-6  # and below which nothing is left to explain in single precision
+
+
+_State = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # z, theta, path, residual, damping
 
 
 @dataclass(frozen=True)
@@ -226,20 +230,30 @@ class FittedThroughTraining:
         damping = torch.full_like(moved, _FIRST_DAMPING)
         path, theta = self._train(z, labels)
         residual = (released - theta).norm(dim=1) / moved
+        going = torch.ones_like(moved, dtype=torch.bool)
         for _ in range(self.settings.iterations):
-            equations = _Normal.of(self._jacobian(path, z, labels), self._ask(released - theta))
-            best = (z, theta, path, residual, damping * 10)
-            for factor in _DAMPINGS:
-                tried = (z + equations.solve(damping * factor)).clamp(*self._range())
-                tried_path, tried_theta = self._train(tried, labels)
-                left = (released - tried_theta).norm(dim=1) / moved
-                kept = (damping * factor).clamp_min(_LEAST_DAMPING)
-                best = _better(best, (tried, tried_theta, tried_path, left, kept))
-            settled = best[3] > 0.5 * residual
-            z, theta, path, residual, damping = best
-            if bool(((residual < _SETTLED) & settled | (residual < 1e-6)).all()):
+            rows = going.nonzero()[:, 0]
+            state = (z[rows], theta[rows], path[:, rows], residual[rows], damping[rows])
+            state = self._improve(released[rows], moved[rows], labels[rows], state)
+            slow = state[3] > 0.5 * residual[rows]
+            z[rows], theta[rows], path[:, rows], residual[rows], damping[rows] = state
+            going[rows] = ~((state[3] < _SETTLED) & slow | (state[3] < _EXACT))
+            if not bool(going.any()):
                 break
         return z, residual
+
+    def _improve(self, released: Tensor, moved: Tensor, labels: Tensor, state: _State) -> _State:
+        """One step, tried under several dampings; the best of them, or none."""
+        z, theta, path, residual, damping = state
+        equations = _Normal.of(self._jacobian(path, z, labels), self._ask(released - theta))
+        best = (z, theta, path, residual, damping * 10)
+        for factor in _DAMPINGS:
+            tried = (z + equations.solve(damping * factor)).clamp(*self._range())
+            tried_path, tried_theta = self._train(tried, labels)
+            left = (released - tried_theta).norm(dim=1) / moved
+            kept = (damping * factor).clamp_min(_LEAST_DAMPING)
+            best = _better(best, (tried, tried_theta, tried_path, left, kept))
+        return best
 
     def _range(self) -> tuple[float, float]:
         return float(self.fixed.inputs.min()), float(self.fixed.inputs.max())
@@ -329,9 +343,6 @@ class _Normal:
         right = self.right.T[None] if shared else self.right[:, :, None]
         solved = torch.cholesky_solve(right, factor)
         return (solved[0].T if shared else solved[:, :, 0]).to(self.dtype)
-
-
-_State = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # z, theta, path, residual, damping
 
 
 def _better(old: _State, new: _State) -> _State:

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import pytest
+
+from exhume.studies import run_study
+
+
+@pytest.mark.network
+def test_smoke(tmp_path):
+    result = run_study("reconstructors", "smoke", tmp_path / "run")
+    metrics = result["metrics"]
+    assert metrics["through_training.label_accuracy"] == 1
+    assert metrics["through_training.mse"] < 1e-4
+    assert metrics["closed_form.200.mae_plus_mse"] < metrics["reconn.100.mae_plus_mse"]
+    assert {"relu.closed_form.100.mse", "closed_form.100.seconds"} <= set(metrics)
+    assert {claim["id"] for claim in result["claims"]} == {"exact", "closed-form", "shadows"}
