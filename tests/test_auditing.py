@@ -274,3 +274,31 @@ def test_a_model_larger_than_the_memory_is_refused(tmp_path):
     settings = {**SMALL, "victim": {"hidden": [10_000_000]}}
     with pytest.raises(ExhumeError, match="training one such model takes .* MiB"):
         exhume.audit(settings, tmp_path / "run")
+
+
+def test_the_first_targets_can_be_had_exactly(tmp_path):
+    settings = {**SMALL, "attack": {"exact": 6}}
+    done = exhume.audit(settings, tmp_path / "run")
+    result = json.loads((done.folder / "result.json").read_text())
+    closed, exact = result["attacks"]
+    assert exact["id"] == "through-training"
+    assert exact["metrics"]["targets"] == 6
+    assert exact["metrics"]["mse"] < 1e-6 < closed["metrics"]["mse"]
+    assert exact["metrics"]["label_accuracy"] == 1
+    assert (done.folder / "through-training.safetensors").exists()
+    assert "Differentiating through training" in done.report.read_text()
+
+
+def test_an_attack_that_does_not_apply_is_reported_beside_one_that_does(tmp_path):
+    victim = {"steps": 40, "optimiser": "adam", "rate": 0.01}
+    done = exhume.audit({**SMALL, "victim": victim, "attack": {"exact": 4}}, tmp_path / "run")
+    result = json.loads((done.folder / "result.json").read_text())
+    assert result["attacks"][1]["status"]["outcome"] == "not applicable"
+    assert "plain descent" in result["attacks"][1]["status"]["reason"]
+    assert done.verdict.word != "not audited"
+
+
+@pytest.mark.parametrize("exact", [1, 21])
+def test_exact_targets_are_some_of_the_targets(tmp_path, exact):
+    with pytest.raises(ExhumeError, match=f"attack.exact: {exact} given, 0 or from 2 to 20"):
+        exhume.audit({**SMALL, "attack": {"exact": exact}}, tmp_path / "run")

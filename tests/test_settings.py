@@ -25,7 +25,7 @@ def test_toml_round_trip(tmp_path_factory, source, seed, hidden, rate):
     [
         ({"sead": 1}, "unknown key 'sead'; did you mean 'seed'"),
         ({"data": {"shadow": 5}}, "data: unknown key 'shadow'; did you mean 'shadows'"),
-        ({"zzz": 1}, "unknown key 'zzz'; known: seed, data, victim, machine"),
+        ({"zzz": 1}, "unknown key 'zzz'; known: seed, data, victim, attack, machine"),
         ({"data": 3}, "data: a section is needed here, got 3"),
         ({"data": {"fixed": "many"}}, "fixed: a whole number is needed, got 'many'"),
         ({"data": {"fixed": True}}, "fixed: a whole number is needed, got True"),

@@ -14,12 +14,14 @@ from torch import Tensor
 from exhume import data
 from exhume.attacks.baseline import MeanRecord, holdings, snap_to_holdings
 from exhume.attacks.informed.closed_form import ClosedForm
+from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.contract import (
     ExhumeError,
     Key,
     Knowledge,
     NotApplicable,
     Outcome,
+    Prepared,
     Progress,
     Recipe,
     Reconstruction,
@@ -31,14 +33,23 @@ from exhume.plan import as_known, device_named, moved, recipe_for, resolve, size
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.score.targets import TargetScores, score_targets
-from exhume.score.verdict import Verdict, not_audited
+from exhume.score.verdict import Verdict, gravest, not_audited
 from exhume.settings import Settings, to_toml
+from exhume.store import NullStore
 from exhume.train.dp import epsilon
 from exhume.train.functional import accuracy
-from exhume.train.recipe import FullBatch
-from exhume.victims.informed import release_one_each
+from exhume.train.recipe import FullBatch, MiniBatch
+from exhume.victims.informed import Victim, first_of, release_one_each
 
-__all__ = ["Audit", "Findings", "audit", "audit_informed"]
+__all__ = [
+    "Audit",
+    "Findings",
+    "Game",
+    "audit",
+    "audit_exact",
+    "audit_informed",
+    "informed_game",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,11 +93,15 @@ def audit(
     settings = _taken_up(folder, settings)
     torch.set_num_threads(settings.machine.threads)
     folder.write_json("environment.json", environment())
-    findings = audit_informed(settings, records, store=folder.store(), progress=progress)
-    name = f"{findings.section['id']}.safetensors"
-    if findings.evidence:
-        folder.write_tensors(name, findings.evidence)
-        findings.section["evidence"] = name
+    found = [audit_informed(settings, records, store=folder.store(), progress=progress)]
+    if settings.attack.exact:
+        found.append(audit_exact(settings, records, store=folder.store(), progress=progress))
+    for findings in found:
+        if findings.evidence:
+            name = f"{findings.section['id']}.safetensors"
+            folder.write_tensors(name, findings.evidence)
+            findings.section["evidence"] = name
+    verdict = gravest([findings.verdict for findings in found])
     folder.write_json(
         "result.json",
         {
@@ -95,9 +110,9 @@ def audit(
             "title": "An informed adversary against a released classifier",
             "data": settings.data.source,
             "seed": settings.seed,
-            "verdict": asdict(findings.verdict),
-            "attacks": [findings.section],
-            "victim": findings.victim,
+            "verdict": asdict(verdict),
+            "attacks": [findings.section for findings in found],
+            "victim": found[0].victim,
             "classes": list(records.classes),
             "deviations": list(DEVIATIONS),
             "wall_seconds": time.perf_counter() - started,
@@ -107,8 +122,19 @@ def audit(
     report = draw(folder.path)
     redacted = draw(folder.path, redact=True) if redact else None
     progress("drawing the report", 1, 1)
-    return Audit(findings.verdict, findings.metrics, folder.path, report, redacted)
+    return Audit(verdict, found[0].metrics, folder.path, report, redacted)
 
+
+@dataclass(frozen=True)
+class _Named:
+    """How an attack is called in the run folder and on the page."""
+
+    id: str
+    name: str
+
+
+_CLOSED_FORM = _Named("closed-form", "Closed-form per-label reconstructor")
+_THROUGH_TRAINING = _Named("through-training", "Differentiating through training")
 
 DEVIATIONS = (
     "The reconstructor is a ridge regression per label in closed form instead of a neural network.",
@@ -117,66 +143,106 @@ DEVIATIONS = (
 )
 
 
-def audit_informed(
-    settings: Settings, records: Records, *, store: Store, progress: Progress = silent
-) -> Findings:
+@dataclass(frozen=True, eq=False)
+class Game:
     """Balle22's game: one released model per target, an adversary who knows all the other records."""
+
+    victim: Victim
+    facts: dict[str, str | float]  # about the victim, for the report
+    recipe: FullBatch | MiniBatch
+    knowledge: Knowledge
+    key: Key
+
+
+def informed_game(
+    settings: Settings, records: Records, *, store: Store, progress: Progress = silent
+) -> Game:
+    """Deal out the records, train the victims, and write down what the adversary knows."""
     key = Key.from_seed(settings.seed)
     device = device_named(settings.machine.device)
     parts = moved(data.split(records, sizes_for(len(records), settings), key.fold("split")), device)
     recipe = recipe_for(settings, records)
-    known_recipe = as_known(recipe, settings)
     private = _privacy(recipe)
     initial = recipe.architecture.initial(key.fold("victim")).to(device)
-    chunk = settings.machine.chunk
-
-    release, secret = release_one_each(
+    victim = release_one_each(
         recipe,
         initial,
         parts.fixed,
         parts.target,
         key=key,
         store=store,
-        chunk=chunk,
+        chunk=settings.machine.chunk,
         progress=progress,
     )
-    victim: dict[str, str | float] = {
+    facts: dict[str, str | float] = {
         "architecture": str(recipe.architecture),
         "training": str(recipe),
         "records": len(parts.fixed) + 1,
         "released_models": len(parts.target),
         **private,
-        **_accuracy("test_accuracy", recipe, release.parameters, parts.test),
+        **_accuracy("test_accuracy", recipe, victim[0].parameters, parts.test),
     }
     knowledge = Knowledge(
         architecture=recipe.architecture,
-        recipe=known_recipe,
+        recipe=as_known(recipe, settings),
         initial=initial,
         fixed=parts.fixed,
         shadow=parts.shadow,
         public=parts.public,
     )
-    attack = ClosedForm(chunk=chunk)
-    try:
-        prepared = attack.prepare(knowledge, key=key.fold("attack"), store=store, progress=progress)
-        found = prepared.run(release)
-        mean = MeanRecord().prepare(knowledge, key=key, store=store).run(release)
-    except NotApplicable as why:
-        return _inapplicable(knowledge, victim, why)
-    if found.status.outcome is Outcome.NOT_APPLICABLE:
-        return _inapplicable(
-            knowledge, victim, NotApplicable(found.status.reason, ever=found.status.ever)
-        )
-    shadow_accuracy = _accuracy("shadow_accuracy", recipe, prepared.sample, parts.public)
+    return Game(victim, facts, recipe, knowledge, key)
 
-    progress("scoring", 0, 1)
-    pool = holdings(knowledge)
-    others = {_MEAN: mean, _SNAPPED: snap_to_holdings(found, knowledge)}
-    scores = score_targets(secret, found, pool, key.fold("score"), baselines=others)
-    progress("scoring", 1, 1)
-    section = _section(knowledge, found, scores)
-    section["metrics"].update(shadow_accuracy)
-    return Findings(section, scores.evidence, victim, scores.verdict)
+
+def audit_informed(
+    settings: Settings, records: Records, *, store: Store, progress: Progress = silent
+) -> Findings:
+    """All targets, by the closed form fitted on shadow models."""
+    game = informed_game(settings, records, store=store, progress=progress)
+    attack = ClosedForm(chunk=settings.machine.chunk)
+    try:
+        prepared = attack.prepare(
+            game.knowledge, key=game.key.fold("attack"), store=store, progress=progress
+        )
+    except NotApplicable as why:
+        return _inapplicable(_CLOSED_FORM, game, why)
+    findings = _scored(_CLOSED_FORM, game, prepared, settings.data.targets, progress)
+    public = game.knowledge.public
+    if public is not None:
+        findings.metrics.update(_accuracy("shadow_accuracy", game.recipe, prepared.sample, public))
+    return findings
+
+
+def audit_exact(
+    settings: Settings, records: Records, *, store: Store, progress: Progress = silent
+) -> Findings:
+    """The first few targets, by differentiating through training."""
+    game = informed_game(settings, records, store=store, progress=progress)
+    try:
+        prepared = ThroughTraining().prepare(
+            game.knowledge, key=game.key.fold("through training"), store=store, progress=progress
+        )
+    except NotApplicable as why:
+        return _inapplicable(_THROUGH_TRAINING, game, why)
+    return _scored(_THROUGH_TRAINING, game, prepared, settings.attack.exact, progress)
+
+
+def _scored(
+    named: _Named, game: Game, prepared: Prepared, targets: int, progress: Progress
+) -> Findings:
+    """Run a prepared attack on the first targets and compare it with the truth and with the baselines."""
+    release, secret = first_of(game.victim, targets)
+    found = prepared.run(release)
+    if found.status.outcome is Outcome.NOT_APPLICABLE:
+        why = NotApplicable(found.status.reason, ever=found.status.ever)
+        return _inapplicable(named, game, why)
+    progress(f"scoring {named.id}", 0, 1)
+    mean = MeanRecord().prepare(game.knowledge, key=game.key, store=NullStore()).run(release)
+    others = {_MEAN: mean, _SNAPPED: snap_to_holdings(found, game.knowledge)}
+    pool = holdings(game.knowledge)
+    scores = score_targets(secret, found, pool, game.key.fold("score"), baselines=others)
+    progress(f"scoring {named.id}", 1, 1)
+    section = _section(named, game.knowledge, found, scores)
+    return Findings(section, scores.evidence, game.facts, scores.verdict)
 
 
 def _taken_up(folder: RunFolder, settings: Settings) -> Settings:
@@ -220,12 +286,12 @@ def _accuracy(name: str, recipe: Recipe, parameters: Tensor, records: Records) -
 # What goes into the run folder
 
 _DELTA = 1e-5  # at which epsilon is stated (Balle22)
-_ID, _NAME = "closed-form", "Closed-form per-label reconstructor"
 _MEAN = "mean record"
 _SNAPPED = "held record nearest to the reconstruction"
 
 
 def _section(
+    named: _Named,
     knowledge: Knowledge,
     found: Reconstruction,
     scores: TargetScores,
@@ -239,8 +305,8 @@ def _section(
             "records. Nothing can be learned from attacking these; the rates leave them out."
         )
     return {
-        "id": _ID,
-        "name": _NAME,
+        "id": named.id,
+        "name": named.name,
         "paper": "Balle22",
         "sees": "the released weights",
         "knows": list(knowledge.known()),
@@ -262,18 +328,18 @@ def _status(found: Reconstruction) -> dict[str, Any]:
     return {"outcome": status.outcome.value, "reason": status.reason, "ever": status.ever}
 
 
-def _inapplicable(knowledge: Knowledge, victim: dict[str, Any], why: NotApplicable) -> Findings:
+def _inapplicable(named: _Named, game: Game, why: NotApplicable) -> Findings:
     found = Reconstruction.none(0, (), why)
     section = {
-        "id": _ID,
-        "name": _NAME,
+        "id": named.id,
+        "name": named.name,
         "paper": "Balle22",
         "sees": "the released weights",
-        "knows": list(knowledge.known()),
+        "knows": list(game.knowledge.known()),
         "status": _status(found),
         "metrics": {},
         "baselines": [],
         "cost": asdict(found.cost),
         "notes": [],
     }
-    return Findings(section, {}, victim, not_audited(why.why))
+    return Findings(section, {}, game.facts, not_audited(why.why))

@@ -130,6 +130,10 @@ def audit(
     dp_noise: Annotated[
         float | None, typer.Option(help="Private training: noise, as a multiple of the clip.")
     ] = None,
+    exact: Annotated[
+        int | None,
+        typer.Option(help="Targets to attack by differentiating through training as well."),
+    ] = None,
     seed: Seed = None,
     memory: Annotated[int | None, typer.Option(help="MiB that model training may take.")] = None,
     threads: Annotated[
@@ -171,6 +175,7 @@ def audit(
         dp_clip=dp_clip,
         dp_noise=dp_noise,
     )
+    settings = settings.with_values("attack", exact=exact)
     settings = settings.with_values("machine", memory=memory, threads=threads, device=device)
     if seed is not None:
         settings = settings.with_seed(seed)

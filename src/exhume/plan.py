@@ -75,6 +75,10 @@ def _check(sizes: Sizes, records: Records, settings: Settings) -> None:
             f"data: {sizes.total} records needed ({named} + public {sizes.public} + test "
             f"{sizes.test}), {len(records)} available"
         )
+    if settings.attack.exact > sizes.target or settings.attack.exact == 1:
+        raise ExhumeError(
+            f"attack.exact: {settings.attack.exact} given, 0 or from 2 to {sizes.target} targets needed"
+        )
     if settings.machine.threads > _cores():
         raise ExhumeError(
             f"machine.threads: {settings.machine.threads} given, this machine has {_cores()} cores"

@@ -12,7 +12,14 @@ from typing import Any
 
 from exhume.contract import ExhumeError
 
-__all__ = ["DataSettings", "MachineSettings", "Settings", "VictimSettings", "to_toml"]
+__all__ = [
+    "AttackSettings",
+    "DataSettings",
+    "MachineSettings",
+    "Settings",
+    "VictimSettings",
+    "to_toml",
+]
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,11 @@ class VictimSettings:
 
 
 @dataclass(frozen=True)
+class AttackSettings:
+    exact: int = 0  # targets to reconstruct exactly as well, by differentiating through training
+
+
+@dataclass(frozen=True)
 class MachineSettings:
     """0 means: choose it here, once; the choice is written down and reused on resume."""
 
@@ -62,6 +74,7 @@ class Settings:
     seed: int = 0
     data: DataSettings = field(default_factory=DataSettings)
     victim: VictimSettings = field(default_factory=VictimSettings)
+    attack: AttackSettings = field(default_factory=AttackSettings)
     machine: MachineSettings = field(default_factory=MachineSettings)
 
     def __post_init__(self) -> None:
@@ -116,6 +129,7 @@ _LEAST = (
     ("victim", "batch", 0),
     ("victim", "dp_clip", 0),
     ("victim", "dp_noise", 0),
+    ("attack", "exact", 0),
     ("machine", "memory", 16),
     ("machine", "threads", 0),
     ("machine", "chunk", 0),
@@ -136,7 +150,7 @@ def _filled(default: Any, content: Mapping[str, Any], where: str) -> Any:
 
 
 def _fitting(default: Any, value: Any, where: str) -> Any:
-    if isinstance(default, DataSettings | VictimSettings | MachineSettings):
+    if isinstance(default, DataSettings | VictimSettings | AttackSettings | MachineSettings):
         if not isinstance(value, Mapping):
             raise ExhumeError(f"{where}: a section is needed here, got {value!r}")
         return _filled(default, value, where)

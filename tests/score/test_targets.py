@@ -6,7 +6,7 @@ import torch
 from exhume.contract import ExhumeError, Outcome, Reconstruction, Records, Secret, Status
 from exhume.score.oracle import near_duplicates, nearest
 from exhume.score.targets import score_targets, unrelated
-from exhume.score.verdict import judge, not_audited
+from exhume.score.verdict import gravest, judge, not_audited
 
 CLASSES = ("a", "b", "c")
 
@@ -106,3 +106,5 @@ def test_words_of_the_verdicts():
     assert quiet.word == "no leak found"
     assert "12.0% of the records or more" in quiet.detail
     assert not_audited("no bias").sentence == "Not audited: no bias."
+    assert gravest([not_audited("x"), quiet, leak]) is leak
+    assert gravest([not_audited("x"), quiet]) is quiet

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Verdict", "judge", "not_audited"]
+__all__ = ["Verdict", "gravest", "judge", "not_audited"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,12 @@ def judge(
         f"In comparison, {null}. A leak of {detectable:.1%} of the records or more would have been "
         "noticed with 95% probability; a smaller leak, or another attack, is not ruled out.",
     )
+
+
+def gravest(verdicts: Sequence[Verdict]) -> Verdict:
+    """One attack that succeeds is enough; one that could not run says nothing."""
+    order = ("leaks", "no leak found", "not audited")
+    return min(verdicts, key=lambda verdict: order.index(verdict.word))
 
 
 def not_audited(why: str) -> Verdict:

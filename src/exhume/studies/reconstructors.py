@@ -18,13 +18,14 @@ from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.reconn import RecoNN
 from exhume.attacks.informed.through_training import ThroughTraining
-from exhume.contract import Attack, Key, Knowledge, Progress, Records, Store
-from exhume.plan import recipe_for, resolve, sizes_for
+from exhume.auditing import Game, informed_game
+from exhume.contract import Attack, Progress, Records, Store
+from exhume.plan import resolve
 from exhume.report.folder import RunFolder
 from exhume.score.targets import TargetScores, score_targets
 from exhume.settings import DataSettings, Settings, VictimSettings, to_toml
 from exhume.studies.study import Claim, Outcome, Scale, Study
-from exhume.victims.informed import Victim, first_of, release_one_each
+from exhume.victims.informed import first_of
 
 __all__ = ["STUDY"]
 
@@ -72,53 +73,33 @@ _SCALES: dict[Scale, _Setting] = {
 
 
 @dataclass(frozen=True, eq=False)
-class _Game:
-    """One victim of one seed, and what the adversary knows about it."""
+class _Table:
+    """A game, and what is needed to play it several times."""
 
-    victim: Victim
-    knowledge: Knowledge
-    key: Key
+    game: Game
     store: Store
     progress: Progress
 
     def play(self, attack: Attack, shadows: int, targets: int) -> tuple[TargetScores, float]:
         """Attack the first targets with the first shadows; the scores and the attack's seconds."""
-        pool = holdings(self.knowledge)
-        shadow = self.knowledge.shadow
-        known = replace(self.knowledge, shadow=shadow[:shadows] if shadow else None)
+        knowledge, key = self.game.knowledge, self.game.key
+        pool = holdings(knowledge)
+        shadow = knowledge.shadow[:shadows] if knowledge.shadow else None
         prepared = attack.prepare(
-            known, key=self.key.fold("attack"), store=self.store, progress=self.progress
+            replace(knowledge, shadow=shadow),
+            key=key.fold("attack"),
+            store=self.store,
+            progress=self.progress,
         )
-        release, secret = first_of(self.victim, targets)
+        release, secret = first_of(self.game.victim, targets)
         found = prepared.run(release)
-        scores = score_targets(secret, found, pool, self.key.fold("score"), baselines={})
+        scores = score_targets(secret, found, pool, key.fold("score"), baselines={})
         return scores, found.cost.seconds
 
 
-def _game(settings: Settings, records: Records, store: Store, progress: Progress) -> _Game:
-    key = Key.from_seed(settings.seed)
-    parts = data.split(records, sizes_for(len(records), settings), key.fold("split"))
-    recipe = recipe_for(settings, records)
-    initial = recipe.architecture.initial(key.fold("victim"))
-    victim = release_one_each(
-        recipe,
-        initial,
-        parts.fixed,
-        parts.target,
-        key=key,
-        store=store,
-        chunk=settings.machine.chunk,
-        progress=progress,
-    )
-    knowledge = Knowledge(
-        architecture=recipe.architecture,
-        recipe=recipe,
-        initial=initial,
-        fixed=parts.fixed,
-        shadow=parts.shadow,
-        public=parts.public,
-    )
-    return _Game(victim, knowledge, key, store, progress)
+def _table(settings: Settings, records: Records, store: Store, progress: Progress) -> _Table:
+    game = informed_game(settings, records, store=store, progress=progress)
+    return _Table(game, store, progress)
 
 
 def _measure(
@@ -126,14 +107,16 @@ def _measure(
 ) -> dict[str, float]:
     """All arms of one seed."""
     store, chunk, targets = folder.store(), settings.machine.chunk, setting.data.targets
-    elu = _game(settings, records, store, progress)
+    elu = _table(settings, records, store, progress)
     found: dict[str, float] = {}
     for shadows in setting.shadows:
         arm = elu.play(ClosedForm(chunk=chunk), shadows, targets)
         found |= _named(f"closed_form.{shadows}", *arm)
     found |= _named("through_training", *elu.play(ThroughTraining(), 0, setting.through))
     relu = settings.with_values("victim", activation="relu")
-    arm = _game(relu, records, store, progress).play(ClosedForm(chunk=chunk), setting.relu, targets)
+    arm = _table(relu, records, store, progress).play(
+        ClosedForm(chunk=chunk), setting.relu, targets
+    )
     found |= _named(f"relu.closed_form.{setting.relu}", *arm)
     return found
 
@@ -162,8 +145,8 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
         sums = [name for name in runs[0] if name.endswith("mae_plus_mse")]
         metrics |= {f"{name}_std": stdev(run[name] for run in runs) for name in sums}
     published = RecoNN(training=Training(epochs=setting.epochs), chunk=settings.machine.chunk)
-    game = _game(settings, records, folder.store(), progress)
-    arm = game.play(published, setting.reconn, setting.data.targets)
+    table = _table(settings, records, folder.store(), progress)
+    arm = table.play(published, setting.reconn, setting.data.targets)
     metrics |= _named(f"reconn.{setting.reconn}", *arm)
     return Outcome(
         claims=_claims(setting, metrics),

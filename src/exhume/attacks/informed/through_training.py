@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import jacrev, vmap
 
+from exhume.attacks.informed.normal import Normal
 from exhume.contract import (
     Cost,
     ExhumeError,
@@ -245,7 +246,7 @@ class FittedThroughTraining:
     def _improve(self, released: Tensor, moved: Tensor, labels: Tensor, state: _State) -> _State:
         """One step, tried under several dampings; the best of them, or none."""
         z, theta, path, residual, damping = state
-        equations = _Normal.of(self._jacobian(path, z, labels), self._ask(released - theta))
+        equations = Normal.of(self._jacobian(path, z, labels), self._ask(released - theta))
         best = (z, theta, path, residual, damping * 10)
         for factor in _DAMPINGS:
             tried = (z + equations.solve(damping * factor)).clamp(*self._range())
@@ -268,7 +269,7 @@ class FittedThroughTraining:
             mean = self.fixed.inputs[self.fixed.labels == label].flatten(1).mean(0, keepdim=True)
             one = torch.tensor([label], device=mean.device)
             path, theta = self._train(mean, one)
-            equations = _Normal.of(self._jacobian(path, mean, one), self._ask(released - theta))
+            equations = Normal.of(self._jacobian(path, mean, one), self._ask(released - theta))
             step = equations.solve(released.new_full((1,), _FIRST_DAMPING))
             guesses[label] = (mean + step).clamp(*self._range())
             _, theta = self._train(guesses[label], one.expand(len(released)))
@@ -317,32 +318,6 @@ class FittedThroughTraining:
             weights = layers["fc1.weight"][:, i].flatten(0, 1)  # (t·k, d)
             jacobian[i] += through.transpose(0, 1).flatten(1) @ weights
         return jacobian / (len(self.fixed) + 1)
-
-
-@dataclass(frozen=True, eq=False)
-class _Normal:
-    """Levenberg-Marquardt in fp64, for several dampings; one Jacobian may serve several targets."""
-
-    matrix: Tensor  # (j, d, d): J^T J, j = m or 1
-    right: Tensor  # (m, d): J^T r
-    dtype: torch.dtype
-
-    @staticmethod
-    def of(jacobian: Tensor, residual: Tensor) -> _Normal:
-        """(j, q, d) and (m, q)."""
-        j = jacobian.double()
-        right = torch.matmul(residual.double()[:, None], j)[:, 0]
-        return _Normal(j.transpose(1, 2) @ j, right, jacobian.dtype)
-
-    def solve(self, damping: Tensor) -> Tensor:
-        """(j,) to steps (m, d)."""
-        scale = self.matrix.diagonal(dim1=1, dim2=2).mean(1) * damping.double()
-        eye = torch.eye(self.matrix.shape[1], dtype=torch.float64, device=self.matrix.device)
-        factor = torch.linalg.cholesky(self.matrix + scale.clamp_min(1e-300)[:, None, None] * eye)
-        shared = len(factor) == 1
-        right = self.right.T[None] if shared else self.right[:, :, None]
-        solved = torch.cholesky_solve(right, factor)
-        return (solved[0].T if shared else solved[:, :, 0]).to(self.dtype)
 
 
 def _better(old: _State, new: _State) -> _State:
