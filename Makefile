@@ -6,15 +6,19 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test check setup test-slow clean
 
-setup: $(VENV)/ready
+setup: $(VENV)/ready-test
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "exhume needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/ready-test: $(VENV)/ready
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[test]'
 	touch $@
 
-demo: setup
+demo: $(VENV)/ready
 	$(BIN)/exhume audit --data mnist --out runs/demo
 
 test: setup
