@@ -10,15 +10,19 @@ from typing import Any
 from exhume.contract import ExhumeError, Progress, silent
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
-from exhume.studies import informed_glm, informed_mnist, mnemonist, reconstructors
+from exhume.studies import (
+    informed_glm,
+    informed_init,
+    informed_mnist,
+    mnemonist,
+    reconstructors,
+)
 from exhume.studies.study import Scale, Study
 
 __all__ = ["STUDIES", "run_study"]
 
-STUDIES: dict[str, Study] = {
-    study.name: study
-    for study in (informed_mnist.STUDY, informed_glm.STUDY, mnemonist.STUDY, reconstructors.STUDY)
-}
+_ALL = (informed_mnist, reconstructors, informed_init, informed_glm, mnemonist)
+STUDIES: dict[str, Study] = {module.STUDY.name: module.STUDY for module in _ALL}
 
 
 def run_study(

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import pytest
+
+from exhume.studies import run_study
+
+
+@pytest.mark.network
+def test_smoke(tmp_path):
+    result = run_study("informed-init", "smoke", tmp_path / "run")
+    metrics = result["metrics"]
+    assert metrics["auc_shared"] > 0.9
+    assert metrics["auc_shared"] > metrics["auc_fresh"]
+    assert metrics["gap_over_spread_shared"] > metrics["gap_over_spread_fresh"]
+    again = run_study("informed-init", "smoke", tmp_path / "run")
+    assert again["metrics"] == metrics
