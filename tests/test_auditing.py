@@ -283,6 +283,7 @@ def test_the_first_targets_can_be_had_exactly(tmp_path):
     closed, exact = result["attacks"]
     assert exact["id"] == "through-training"
     assert exact["metrics"]["targets"] == 6
+    assert exact["knows"] == ["architecture", "recipe", "initial", "fixed"]
     assert exact["metrics"]["mse"] < 1e-6 < closed["metrics"]["mse"]
     assert exact["metrics"]["label_accuracy"] == 1
     assert (done.folder / "through-training.safetensors").exists()

@@ -217,13 +217,16 @@ def audit_exact(
 ) -> Findings:
     """The first few targets, by differentiating through training."""
     game = informed_game(settings, records, store=store, progress=progress)
+    needed = replace(game.knowledge, shadow=None, public=None)
     try:
         prepared = ThroughTraining().prepare(
-            game.knowledge, key=game.key.fold("through training"), store=store, progress=progress
+            needed, key=game.key.fold("through training"), store=store, progress=progress
         )
     except NotApplicable as why:
         return _inapplicable(_THROUGH_TRAINING, game, why)
-    return _scored(_THROUGH_TRAINING, game, prepared, settings.attack.exact, progress)
+    findings = _scored(_THROUGH_TRAINING, game, prepared, settings.attack.exact, progress)
+    findings.section["knows"] = list(needed.known())
+    return findings
 
 
 def _scored(

@@ -59,6 +59,14 @@ METRICS = {
         "Error on shadows",
         "the attack's own leave-one-out estimate of its squared error, known without the truth",
     ),
+    "residual": (
+        "Unexplained share of the release",
+        "median over the releases: how far training on the answer ends from what was released",
+    ),
+    "explained": (
+        "Releases explained",
+        "share of the releases that training on the answer reproduces to 1%",
+    ),
     "shadow_accuracy": (
         "Shadow models' accuracy",
         "on public records: how well the models that the attack learns from are trained",
