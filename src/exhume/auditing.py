@@ -93,9 +93,10 @@ def audit(
     settings = _taken_up(folder, settings)
     torch.set_num_threads(settings.machine.threads)
     folder.write_json("environment.json", environment())
-    found = [audit_informed(settings, records, store=folder.store(), progress=progress)]
+    game = informed_game(settings, records, store=folder.store(), progress=progress)
+    found = [audit_informed(game, settings, store=folder.store(), progress=progress)]
     if settings.attack.exact:
-        found.append(audit_exact(settings, records, store=folder.store(), progress=progress))
+        found.append(audit_exact(game, settings, store=folder.store(), progress=progress))
     for findings in found:
         if findings.evidence:
             name = f"{findings.section['id']}.safetensors"
@@ -194,10 +195,9 @@ def informed_game(
 
 
 def audit_informed(
-    settings: Settings, records: Records, *, store: Store, progress: Progress = silent
+    game: Game, settings: Settings, *, store: Store, progress: Progress = silent
 ) -> Findings:
     """All targets, by the closed form fitted on shadow models."""
-    game = informed_game(settings, records, store=store, progress=progress)
     attack = ClosedForm(chunk=settings.machine.chunk)
     try:
         prepared = attack.prepare(
@@ -213,10 +213,9 @@ def audit_informed(
 
 
 def audit_exact(
-    settings: Settings, records: Records, *, store: Store, progress: Progress = silent
+    game: Game, settings: Settings, *, store: Store, progress: Progress = silent
 ) -> Findings:
     """The first few targets, by differentiating through training."""
-    game = informed_game(settings, records, store=store, progress=progress)
     needed = replace(game.knowledge, shadow=None, public=None)
     try:
         prepared = ThroughTraining().prepare(

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from exhume.contract import (
-    Gradient,
     Key,
     Knowledge,
     NotApplicable,
@@ -65,12 +64,7 @@ class FittedMean:
     record: Tensor
 
     def run(self, releases: Release) -> Reconstruction:
-        if isinstance(releases, Weights):
-            count = len(releases.parameters)
-        elif isinstance(releases, Gradient):
-            count = len(releases.values)
-        else:
-            count = len(releases.values)
+        count = len(releases.parameters if isinstance(releases, Weights) else releases.values)
         candidates = self.record.expand(count, 1, *self.record.shape)
         return Reconstruction(candidates, torch.zeros(count, 1), Status(Outcome.CONVERGED))
 

@@ -8,7 +8,7 @@ the fresh arm every model draws its own start.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,8 +21,8 @@ from exhume.models.mlp import MLP
 from exhume.plan import resolve, sizes_for
 from exhume.report.folder import RunFolder
 from exhume.score.membership import gap_over_spread, mean_auc
-from exhume.settings import DataSettings, Settings, VictimSettings, to_toml
-from exhume.studies.study import Claim, Outcome, Scale, Study
+from exhume.settings import DataSettings, Settings, VictimSettings
+from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
 from exhume.train.fleet import train_fleet
 from exhume.train.recipe import FullBatch
 from exhume.train.stacked import Descent
@@ -55,7 +55,7 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
         sizes = DataSettings("mnist", fixed, setting.targets, shadows=1, public=1, test=1)
         settings = resolve(Settings(seed, sizes, VictimSettings(rate=rate)), records)
         if not index:
-            settings = _pinned(settings, folder)
+            settings = pinned(settings, folder)
         named = _both_arms(setting, settings, records, folder, progress)
         prefix = "" if not index else f"d{fixed}."
         metrics |= {f"{prefix}{name}": value for name, value in named.items()}
@@ -70,14 +70,6 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
             "The models without a target are the same for all targets.",
         ],
     )
-
-
-def _pinned(settings: Settings, folder: RunFolder) -> Settings:
-    if folder.config.exists():
-        settings = replace(settings, machine=Settings.from_toml(folder.config).machine)
-    folder.write_config(to_toml(settings))
-    torch.set_num_threads(settings.machine.threads)
-    return settings
 
 
 def _both_arms(

@@ -6,18 +6,16 @@ held-out MAE + MSE of about 0.0583. Ours is blind: label, penalties and kernel a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, stdev
 
-import torch
-
 from exhume import data
-from exhume.auditing import DEVIATIONS, Findings, audit_informed
+from exhume.auditing import DEVIATIONS, Findings, audit_informed, informed_game
 from exhume.contract import Progress
 from exhume.plan import resolve
 from exhume.report.folder import RunFolder
-from exhume.settings import DataSettings, Settings, VictimSettings, to_toml
-from exhume.studies.study import Claim, Outcome, Scale, Study
+from exhume.settings import DataSettings, Settings, VictimSettings
+from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
 
 __all__ = ["STUDY"]
 
@@ -51,19 +49,14 @@ _SCALES: dict[Scale, _Setting] = {
 def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
     setting = _SCALES[scale]
     records = data.load("mnist", progress=progress)
-    first = resolve(Settings(seed=seed, data=setting.data, victim=setting.victim), records)
-    if folder.config.exists():
-        first = replace(first, machine=Settings.from_toml(folder.config).machine)
-    folder.write_config(to_toml(first))
-    torch.set_num_threads(first.machine.threads)
+    first = pinned(
+        resolve(Settings(seed=seed, data=setting.data, victim=setting.victim), records), folder
+    )
     runs = []
     for index in range(setting.seeds):
-        settings = first.with_seed(seed + index)
-        runs.append(
-            audit_informed(
-                settings, records, store=folder.store(), progress=_numbered(progress, index)
-            )
-        )
+        settings, shown_as = first.with_seed(seed + index), _numbered(progress, index)
+        game = informed_game(settings, records, store=folder.store(), progress=shown_as)
+        runs.append(audit_informed(game, settings, store=folder.store(), progress=shown_as))
     shown = runs[0]
     folder.write_tensors("closed-form.safetensors", shown.evidence)
     shown.section["evidence"] = "closed-form.safetensors"

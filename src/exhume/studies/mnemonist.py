@@ -6,7 +6,7 @@ training: are the rows that are kept those whose neurons were active on the reco
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, stdev
 
 import torch
@@ -26,9 +26,9 @@ from exhume.models.reconstructors import Dense
 from exhume.plan import recipe_for, resolve, sizes_for
 from exhume.report.folder import RunFolder
 from exhume.score.targets import score_targets
-from exhume.settings import DataSettings, Settings, VictimSettings, to_toml
+from exhume.settings import DataSettings, Settings, VictimSettings
 from exhume.store import FolderStore
-from exhume.studies.study import Claim, Outcome, Scale, Study
+from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
 from exhume.train.dynamics import active_share
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
@@ -80,11 +80,7 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     setting = _SCALES[scale]
     records = data.load("mnist", progress=progress)
     widest = VictimSettings(hidden=(max(setting.widths),), activation="relu", rate=setting.rate)
-    first = resolve(Settings(seed=seed, data=setting.data, victim=widest), records)
-    if folder.config.exists():
-        first = replace(first, machine=Settings.from_toml(folder.config).machine)
-    folder.write_config(to_toml(first))
-    torch.set_num_threads(first.machine.threads)
+    first = pinned(resolve(Settings(seed=seed, data=setting.data, victim=widest), records), folder)
     metrics: dict[str, float] = {}
     claims: list[Claim] = []
     for width in setting.widths:

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
-import torch
-
 from exhume import data
 from exhume.attacks.baseline import holdings
 from exhume.attacks.informed.closed_form import ClosedForm
@@ -23,8 +21,8 @@ from exhume.contract import Attack, Progress, Records, Store
 from exhume.plan import resolve
 from exhume.report.folder import RunFolder
 from exhume.score.targets import TargetScores, score_targets
-from exhume.settings import DataSettings, Settings, VictimSettings, to_toml
-from exhume.studies.study import Claim, Outcome, Scale, Study
+from exhume.settings import DataSettings, Settings, VictimSettings
+from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
 from exhume.victims.informed import first_of
 
 __all__ = ["STUDY"]
@@ -131,11 +129,9 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     setting = _SCALES[scale]
     records = data.load("mnist", progress=progress)
     victim = VictimSettings(rate=setting.rate)
-    settings = resolve(Settings(seed=seed, data=setting.data, victim=victim), records)
-    if folder.config.exists():
-        settings = replace(settings, machine=Settings.from_toml(folder.config).machine)
-    folder.write_config(to_toml(settings))
-    torch.set_num_threads(settings.machine.threads)
+    settings = pinned(
+        resolve(Settings(seed=seed, data=setting.data, victim=victim), records), folder
+    )
     runs = [
         _measure(setting, settings.with_seed(seed + i), records, folder, progress)
         for i in range(setting.seeds)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
+
+import torch
 
 from exhume.contract import Progress
 from exhume.report.folder import RunFolder
+from exhume.settings import Settings, to_toml
 
-__all__ = ["Claim", "Outcome", "Scale", "Study"]
+__all__ = ["Claim", "Outcome", "Scale", "Study", "pinned"]
 
 Scale = Literal["smoke", "cpu", "paper"]
 
@@ -43,3 +46,15 @@ class Study:
     title: str
     paper: str
     run: Callable[[Scale, int, RunFolder, Progress], Outcome]
+
+
+def pinned(settings: Settings, folder: RunFolder) -> Settings:
+    """The settings with the chunk and threads of the run that this folder already holds, written down.
+
+    These decide the bits, so a resumed study keeps them whatever machine it goes on with.
+    """
+    if folder.config.exists():
+        settings = replace(settings, machine=Settings.from_toml(folder.config).machine)
+    folder.write_config(to_toml(settings))
+    torch.set_num_threads(settings.machine.threads)
+    return settings
