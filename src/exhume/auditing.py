@@ -48,6 +48,7 @@ __all__ = [
     "audit",
     "audit_exact",
     "audit_informed",
+    "dealt",
     "informed_game",
 ]
 
@@ -155,16 +156,32 @@ class Game:
     key: Key
 
 
+def dealt(settings: Settings, records: Records) -> data.Split:
+    """Who holds which records: the same settings deal the same way."""
+    key = Key.from_seed(settings.seed).fold("split")
+    parts = data.split(records, sizes_for(len(records), settings), key)
+    return moved(parts, device_named(settings.machine.device))
+
+
 def informed_game(
-    settings: Settings, records: Records, *, store: Store, progress: Progress = silent
+    settings: Settings,
+    records: Records,
+    *,
+    store: Store,
+    progress: Progress = silent,
+    initial: Tensor | None = None,
 ) -> Game:
-    """Deal out the records, train the victims, and write down what the adversary knows."""
+    """Deal out the records, train the victims, and write down what the adversary knows.
+
+    initial: (p,) where training starts; None draws it.
+    """
     key = Key.from_seed(settings.seed)
-    device = device_named(settings.machine.device)
-    parts = moved(data.split(records, sizes_for(len(records), settings), key.fold("split")), device)
+    parts = dealt(settings, records)
     recipe = recipe_for(settings, records)
     private = _privacy(recipe)
-    initial = recipe.architecture.initial(key.fold("victim")).to(device)
+    if initial is None:
+        initial = recipe.architecture.initial(key.fold("victim"))
+    initial = initial.to(parts.fixed.inputs.device)
     victim = release_one_each(
         recipe,
         initial,

@@ -107,6 +107,7 @@ def audit(
         int | None, typer.Option(help="Private records to attack, one model each.")
     ] = None,
     shadows: Annotated[int | None, typer.Option(help="Shadow models the adversary trains.")] = None,
+    network: Annotated[str | None, typer.Option(help="mlp, or cnn for images.")] = None,
     hidden: Annotated[
         str | None, typer.Option(help="Widths of the hidden layers: 10 or 64,32.")
     ] = None,
@@ -163,6 +164,7 @@ def audit(
     )
     settings = settings.with_values(
         "victim",
+        network=network,
         hidden=_widths(hidden),
         activation=activation,
         optimiser=optimiser,

@@ -10,6 +10,7 @@ import torch
 from exhume.contract import ExhumeError, Key, Records
 from exhume.data import Sizes, Split
 from exhume.defences.dp import DPTraining
+from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.settings import Settings
 from exhume.train.batches import Order
@@ -89,14 +90,7 @@ def _check(sizes: Sizes, records: Records, settings: Settings) -> None:
 def recipe_for(settings: Settings, records: Records) -> FullBatch | MiniBatch:
     """How the victim trains; the order of its batches derives from the seed."""
     chosen = settings.victim
-    mlp = MLP(
-        input_shape=records.shape,
-        hidden=chosen.hidden,
-        outputs=len(records.classes),
-        activation=chosen.activation,
-        init=chosen.init,
-    )
-    recipe = _plain_recipe(mlp, settings)
+    recipe = _plain_recipe(_network(settings, records), settings)
     if not chosen.dp_clip and chosen.dp_noise:
         raise ExhumeError(f"dp_noise: {chosen.dp_noise} given without a dp_clip")
     defence = DPTraining(chosen.dp_clip or math.inf, chosen.dp_noise)
@@ -105,7 +99,25 @@ def recipe_for(settings: Settings, records: Records) -> FullBatch | MiniBatch:
     return hardened
 
 
-def _plain_recipe(mlp: MLP, settings: Settings) -> FullBatch | MiniBatch:
+def _network(settings: Settings, records: Records) -> MLP | CNN:
+    chosen = settings.victim
+    match chosen.network:
+        case "mlp":
+            network: type[MLP] | type[CNN] = MLP
+        case "cnn":
+            network = CNN
+        case other:
+            raise ExhumeError(f"network: {other!r} is not one of mlp, cnn")
+    return network(
+        input_shape=records.shape,
+        hidden=chosen.hidden,
+        outputs=len(records.classes),
+        activation=chosen.activation,
+        init=chosen.init,
+    )
+
+
+def _plain_recipe(network: MLP | CNN, settings: Settings) -> FullBatch | MiniBatch:
     chosen = settings.victim
     descent: Optimiser
     match chosen.optimiser:
@@ -120,9 +132,9 @@ def _plain_recipe(mlp: MLP, settings: Settings) -> FullBatch | MiniBatch:
     if chosen.optimiser == "sgd" and not chosen.batch:
         raise ExhumeError("batch: sgd needs the number of records a step sees")
     if not chosen.batch:
-        return FullBatch(mlp, descent)
+        return FullBatch(network, descent)
     key = Key.from_seed(settings.seed).fold("batch order")
-    return MiniBatch(mlp, descent, Order(chosen.batch, key))
+    return MiniBatch(network, descent, Order(chosen.batch, key))
 
 
 def as_known(recipe: FullBatch | MiniBatch, settings: Settings) -> FullBatch | MiniBatch:

@@ -40,6 +40,9 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class VictimSettings:
+    network: str = (
+        "mlp"  # or "cnn": Balle22's for CIFAR-10, two convolutions before the hidden layers
+    )
     hidden: tuple[int, ...] = (10,)  # widths of the hidden layers
     activation: str = "elu"
     init: str = "lecun"  # or "torch"

@@ -12,7 +12,6 @@ import base64
 import io
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from statistics import median
 
 import torch
@@ -21,13 +20,21 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
+from exhume.report.axes import (
+    BOTTOM,
+    LEFT,
+    NOTHING,
+    RIGHT,
+    TOP,
+    LogAxis,
+    finite,
+    svg,
+    x_axis,
+    y_axis,
+)
 from exhume.report.words import Number, number
 
 __all__ = ["histogram", "interval", "png_data_uri", "scatter", "strip"]
-
-WIDTH, HEIGHT = 460, 290
-LEFT, RIGHT, TOP, BOTTOM = 46, 448, 12, 244
-NOTHING = Markup('<p class="empty">There are no finite values to draw.</p>')
 
 
 def histogram(
@@ -37,14 +44,14 @@ def histogram(
 
     The first series is filled, the second a line, the third dashed: readable without colour.
     """
-    kept = {name: _finite(values) for name, values in series.items()}
+    kept = {name: finite(values) for name, values in series.items()}
     kept = {name: values for name, values in kept.items() if values}
     if not kept:
         return NOTHING
-    axis = _Axis.around([v for values in kept.values() for v in values], LEFT, RIGHT)
+    axis = LogAxis.around([v for values in kept.values() for v in values], LEFT, RIGHT)
     counts = {name: _counts(values, axis, bins) for name, values in kept.items()}
     top = _nice(max(max(c) for c in counts.values()))
-    marks = [_x_axis(axis, x_label), _count_axis(top)]
+    marks = [x_axis(axis, x_label), _count_axis(top)]
     legend, told = [], []
     for place, (name, count) in enumerate(counts.items()):
         marks.append(
@@ -65,9 +72,9 @@ def histogram(
         )
         low, high = number(min(kept[name])), number(max(kept[name]))
         told.append(f"{name}: {len(kept[name])} values from {low} to {high}, median {middle}")
-    return _svg(marks, f"{label}. {'; '.join(told)}.") + Markup(
-        '<ul class="legend">{}</ul>'
-    ).format(Markup("").join(legend))
+    return svg(marks, f"{label}. {'; '.join(told)}.") + Markup('<ul class="legend">{}</ul>').format(
+        Markup("").join(legend)
+    )
 
 
 def scatter(
@@ -90,11 +97,11 @@ def scatter(
     below = sum(b < a for a, b in pairs)
     drawn = pairs[:: max(1, math.ceil(len(pairs) / most))]
     values = [v for pair in pairs for v in pair]
-    across, up = _Axis.around(values, LEFT, RIGHT), _Axis.around(values, BOTTOM, TOP)
+    across, up = LogAxis.around(values, LEFT, RIGHT), LogAxis.around(values, BOTTOM, TOP)
     marks = [
         Markup('<path class="won" d="M{0} {1}H{2}V{3}Z"/>').format(LEFT, BOTTOM, RIGHT, TOP),
-        _x_axis(across, x_label),
-        _y_axis(up, y_label),
+        x_axis(across, x_label),
+        y_axis(up, y_label),
         Markup('<path class="diagonal" d="M{0} {1}L{2} {3}"/>').format(LEFT, BOTTOM, RIGHT, TOP),
         _dots([p for p in drawn if p[1] >= p[0]], across, up, "s1"),
         _dots([p for p in drawn if p[1] < p[0]], across, up, "s0"),
@@ -103,7 +110,7 @@ def scatter(
         '<ul class="legend"><li><i class="key dot s0"></i>below the diagonal <span>{}</span></li>'
         '<li><i class="key dot s1"></i>on or above it <span>{}</span></li></ul>'
     ).format(below, len(pairs) - below)
-    return _svg(marks, f"{label}. {below} of {len(pairs)} points lie below the diagonal.") + legend
+    return svg(marks, f"{label}. {below} of {len(pairs)} points lie below the diagonal.") + legend
 
 
 def interval(rows: Mapping[str, tuple[Number, Number, Number]], *, label: str) -> Markup:
@@ -160,67 +167,7 @@ def strip(record: Tensor, *, label: str, columns: int = 256) -> Markup:
     ).format(max(1, len(values)), label, bars)
 
 
-# Axes
-
-
-@dataclass(frozen=True)
-class _Axis:
-    """A logarithmic axis: exponents of ten at its ends, and where these lie on the drawing."""
-
-    low: float
-    high: float
-    start: int
-    end: int
-
-    @staticmethod
-    def around(values: list[Number], start: int, end: int) -> _Axis:
-        positive = [math.log10(v) for v in values if v > 0]
-        low, high = (min(positive), max(positive)) if positive else (-3.0, 0.0)
-        margin = max(0.03 * (high - low), 0.15 if high - low < 0.3 else 0.0)
-        return _Axis(low - margin, high + margin, start, end)
-
-    def fraction(self, value: Number) -> float:
-        exponent = math.log10(value) if value > 0 else self.low
-        return min(max((exponent - self.low) / (self.high - self.low), 0.0), 1.0)
-
-    def place(self, value: Number) -> float:
-        return self.start + self.fraction(value) * (self.end - self.start)
-
-    def ticks(self) -> list[float]:
-        decades = range(math.ceil(self.low), math.floor(self.high) + 1)
-        if len(decades) > 6:
-            return [10.0**e for e in decades[:: math.ceil(len(decades) / 6)]]
-        steps = (1, 2, 5) if self.high - self.low < 2.2 else (1,)
-        every = [m * 10.0**e for e in range(math.floor(self.low), decades.stop + 1) for m in steps]
-        inside = [v for v in every if self.low <= math.log10(v) <= self.high]
-        return inside or [10 ** ((self.low + self.high) / 2)]
-
-
-def _x_axis(axis: _Axis, label: str) -> Markup:
-    line = Markup('<path class="axis" d="M{0} {1}H{2}"/>').format(LEFT, BOTTOM, RIGHT)
-    ticks = (
-        Markup(
-            '<path class="grid" d="M{0:.1f} {1}V{2}"/><text x="{0:.1f}" y="{3}">{4}</text>'
-        ).format(axis.place(v), TOP, BOTTOM, BOTTOM + 17, number(v))
-        for v in axis.ticks()
-    )
-    title = Markup('<text class="name" x="{}" y="{}">{}</text>').format(
-        (LEFT + RIGHT) / 2, HEIGHT - 8, label
-    )
-    return line + Markup("").join(ticks) + title
-
-
-def _y_axis(axis: _Axis, label: str) -> Markup:
-    ticks = (
-        Markup(
-            '<path class="grid" d="M{0} {1:.1f}H{2}"/>'
-            '<text class="left" x="{3}" y="{4:.1f}">{5}</text>'
-        ).format(LEFT, axis.place(v), RIGHT, LEFT - 6, axis.place(v) + 4, number(v))
-        for v in axis.ticks()
-    )
-    return Markup("").join(ticks) + Markup(
-        '<text class="name start" x="{}" y="{}">{}</text>'
-    ).format(LEFT + 8, TOP + 12, label)
+# Marks
 
 
 def _count_axis(top: int) -> Markup:
@@ -233,14 +180,7 @@ def _count_axis(top: int) -> Markup:
     )
 
 
-# Marks
-
-
-def _finite(values: Iterable[Number]) -> list[float]:
-    return [v for v in map(float, values) if math.isfinite(v)]
-
-
-def _counts(values: list[float], axis: _Axis, bins: int) -> list[int]:
+def _counts(values: list[float], axis: LogAxis, bins: int) -> list[int]:
     counts = [0] * bins
     for value in values:
         counts[min(int(axis.fraction(value) * bins), bins - 1)] += 1
@@ -266,12 +206,6 @@ def _steps(counts: list[int], top: int, *, closed: bool) -> str:
     return f"M{LEFT} {BOTTOM}{path}V{BOTTOM}{'Z' if closed else ''}"
 
 
-def _dots(points: list[tuple[Number, Number]], across: _Axis, up: _Axis, style: str) -> Markup:
+def _dots(points: list[tuple[Number, Number]], across: LogAxis, up: LogAxis, style: str) -> Markup:
     path = "".join(f"M{across.place(a):.1f} {up.place(b):.1f}h0" for a, b in points)
     return Markup('<path class="dots {}" d="{}"/>').format(style, path or "M0 0")
-
-
-def _svg(marks: list[Markup], label: str) -> Markup:
-    return Markup(
-        '<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
-    ).format(WIDTH, HEIGHT, label, Markup("").join(marks))

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from exhume.contract import ExhumeError
 from exhume.report import words
+from exhume.report.charts import Chart, draw_chart
 from exhume.report.figures import histogram, scatter
 from exhume.report.gallery import Gallery, make_gallery, read_evidence
 from exhume.report.redact import paths_in, redacted
@@ -79,6 +80,10 @@ def _view(run: Path, *, redact: bool) -> dict[str, Any]:
     if redact:
         paths = [*paths_in(config), str(run), str(run.resolve())]
         result, config, environment = (redacted(v, paths) for v in (result, config, environment))
+    charts = [
+        Chart.read(chart, f"{run / 'result.json'}: charts[{place}]")
+        for place, chart in enumerate(result["charts"])
+    ]
     share = RECORDS_SIZE // max(1, sum(e is not None for e in evidence))
     sections = [
         _section(place, attack, tensors, result["classes"], share=0 if redact else share)
@@ -92,6 +97,7 @@ def _view(run: Path, *, redact: bool) -> dict[str, Any]:
         "shows_records": any(section.gallery for section in sections),
         "tone": TONES.get(result["verdict"].get("word", ""), "unknown"),
         "sections": sections,
+        "charts": [(chart.title, draw_chart(chart)) for chart in charts],
         "tiles": key_figures(result),
         "victim": [
             Row(words.humanise(k), words.measured(k, v)) for k, v in result["victim"].items()

@@ -45,6 +45,7 @@ def run_study(
         "seed": seed,
         "title": study.title,
         "claims": [claim.plain() for claim in outcome.claims],
+        "charts": [chart.plain() for chart in outcome.charts],
         "metrics": outcome.metrics,
         "attacks": outcome.attacks,
         "classes": outcome.classes,

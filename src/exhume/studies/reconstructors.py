@@ -6,26 +6,35 @@ network, and differentiating through training, which needs no shadow model and n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 from exhume import data
-from exhume.attacks.baseline import holdings
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.reconn import RecoNN
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.auditing import Game, informed_game
-from exhume.contract import Attack, Progress, Records, Store
+from exhume.contract import Progress, Records, Store
 from exhume.plan import resolve
+from exhume.report.charts import Chart, Point
 from exhume.report.folder import RunFolder
-from exhume.score.targets import TargetScores, score_targets
 from exhume.settings import DataSettings, Settings, VictimSettings
+from exhume.studies.arms import Arm, play
 from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
-from exhume.victims.informed import first_of
 
 __all__ = ["STUDY"]
+
+
+@dataclass(frozen=True)
+class _Large:
+    """The paper's own |D-| and rate."""
+
+    data: DataSettings
+    shadows: tuple[int, ...]
+    through: int
+    rate: float = 0.2
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,7 @@ class _Setting:
     seeds: int
     epochs: int = 100
     rate: float = 0.1
+    large: _Large | None = None
 
 
 _SCALES: dict[Scale, _Setting] = {
@@ -49,6 +59,9 @@ _SCALES: dict[Scale, _Setting] = {
         through=2,
         seeds=1,
         epochs=2,
+        large=_Large(
+            DataSettings("mnist", fixed=150, targets=10, shadows=40, public=1, test=1), (20, 40), 2
+        ),
     ),
     "cpu": _Setting(
         DataSettings("mnist", fixed=1000, targets=500, shadows=8000, public=1000, test=1000),
@@ -57,6 +70,11 @@ _SCALES: dict[Scale, _Setting] = {
         reconn=2000,
         through=16,
         seeds=3,
+        large=_Large(
+            DataSettings("mnist", fixed=10_000, targets=200, shadows=2000, public=1, test=1),
+            shadows=(500, 1000, 2000),
+            through=8,
+        ),
     ),
     "paper": _Setting(
         DataSettings("mnist", fixed=10_000, targets=999, shadows=58_999, public=1, test=1),
@@ -70,59 +88,55 @@ _SCALES: dict[Scale, _Setting] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class _Table:
-    """A game, and what is needed to play it several times."""
-
-    game: Game
-    store: Store
-    progress: Progress
-
-    def play(self, attack: Attack, shadows: int, targets: int) -> tuple[TargetScores, float]:
-        """Attack the first targets with the first shadows; the scores and the attack's seconds."""
-        knowledge, key = self.game.knowledge, self.game.key
-        pool = holdings(knowledge)
-        shadow = knowledge.shadow[:shadows] if knowledge.shadow else None
-        prepared = attack.prepare(
-            replace(knowledge, shadow=shadow),
-            key=key.fold("attack"),
-            store=self.store,
-            progress=self.progress,
-        )
-        release, secret = first_of(self.game.victim, targets)
-        found = prepared.run(release)
-        scores = score_targets(secret, found, pool, key.fold("score"), baselines={})
-        return scores, found.cost.seconds
-
-
-def _table(settings: Settings, records: Records, store: Store, progress: Progress) -> _Table:
-    game = informed_game(settings, records, store=store, progress=progress)
-    return _Table(game, store, progress)
-
-
 def _measure(
     setting: _Setting, settings: Settings, records: Records, folder: RunFolder, progress: Progress
-) -> dict[str, float]:
+) -> dict[str, Arm]:
     """All arms of one seed."""
-    store, chunk, targets = folder.store(), settings.machine.chunk, setting.data.targets
-    elu = _table(settings, records, store, progress)
-    found: dict[str, float] = {}
-    for shadows in setting.shadows:
-        arm = elu.play(ClosedForm(chunk=chunk), shadows, targets)
-        found |= _named(f"closed_form.{shadows}", *arm)
-    found |= _named("through_training", *elu.play(ThroughTraining(), 0, setting.through))
-    relu = settings.with_values("victim", activation="relu")
-    arm = _table(relu, records, store, progress).play(
-        ClosedForm(chunk=chunk), setting.relu, targets
+    store, targets = folder.store(), setting.data.targets
+    closed = ClosedForm(chunk=settings.machine.chunk)
+    elu = informed_game(settings, records, store=store, progress=progress)
+    arms = {
+        f"closed_form.{shadows}": play(
+            elu, closed, store=store, progress=progress, shadows=shadows, targets=targets
+        )
+        for shadows in setting.shadows
+    }
+    arms["through_training"] = _exact(elu, setting.through, store, progress)
+    bent = settings.with_values("victim", activation="relu")
+    relu = informed_game(bent, records, store=store, progress=progress)
+    arms[f"relu.closed_form.{setting.relu}"] = play(
+        relu, closed, store=store, progress=progress, shadows=setting.relu, targets=targets
     )
-    found |= _named(f"relu.closed_form.{setting.relu}", *arm)
-    return found
+    return arms
 
 
-def _named(arm: str, scores: TargetScores, seconds: float) -> dict[str, float]:
-    kept = ("mse", "mae", "mae_plus_mse", "label_accuracy", "success", "null_success", "targets")
-    named = {f"{arm}.{name}": scores.metrics[name] for name in kept if name in scores.metrics}
-    return {**named, f"{arm}.seconds": seconds}
+def _exact(game: Game, targets: int, store: Store, progress: Progress) -> Arm:
+    return play(game, ThroughTraining(), store=store, progress=progress, shadows=0, targets=targets)
+
+
+def _paper_setting(
+    large: _Large, settings: Settings, records: Records, folder: RunFolder, progress: Progress
+) -> dict[str, Arm]:
+    """|D-| and rate of the paper, on one seed, with as many shadows as an hour allows."""
+    store = folder.store()
+    settings = resolve(
+        replace(
+            settings,
+            data=large.data,
+            victim=replace(settings.victim, rate=large.rate),
+            machine=replace(settings.machine, chunk=0),
+        ),
+        records,
+    )
+    game = informed_game(settings, records, store=store, progress=progress)
+    arms = {}
+    for shadows in large.shadows:
+        closed = ClosedForm(chunk=settings.machine.chunk)
+        arms[f"paper_setting.closed_form.{shadows}"] = play(
+            game, closed, store=store, progress=progress, shadows=shadows
+        )
+    arms["paper_setting.through_training"] = _exact(game, large.through, store, progress)
+    return arms
 
 
 def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
@@ -136,14 +150,13 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
         _measure(setting, settings.with_seed(seed + i), records, folder, progress)
         for i in range(setting.seeds)
     ]
-    metrics = {name: fmean(run[name] for run in runs) for name in runs[0]}
-    if len(runs) > 1:
-        sums = [name for name in runs[0] if name.endswith("mae_plus_mse")]
-        metrics |= {f"{name}_std": stdev(run[name] for run in runs) for name in sums}
+    metrics = _averaged([_metrics(arms) for arms in runs])
     published = RecoNN(training=Training(epochs=setting.epochs), chunk=settings.machine.chunk)
-    table = _table(settings, records, folder.store(), progress)
-    arm = table.play(published, setting.reconn, setting.data.targets)
-    metrics |= _named(f"reconn.{setting.reconn}", *arm)
+    game = informed_game(settings, records, store=folder.store(), progress=progress)
+    network = play(game, published, store=folder.store(), progress=progress, shadows=setting.reconn)
+    metrics |= network.metrics(f"reconn.{setting.reconn}")
+    if setting.large:
+        metrics |= _metrics(_paper_setting(setting.large, settings, records, folder, progress))
     return Outcome(
         claims=_claims(setting, metrics),
         metrics=metrics,
@@ -153,8 +166,55 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
             f"Through training attacks the first {setting.through} targets of each seed, the other "
             f"arms all {setting.data.targets}.",
             "Seconds include the shadow models, unless an earlier arm had trained them already.",
+            "The paper's setting (|D-| = 10,000, rate 0.2) is run on the first seed only.",
         ],
+        charts=_charts(setting, metrics),
     )
+
+
+def _metrics(arms: Mapping[str, Arm]) -> dict[str, float]:
+    return {name: value for arm in arms for name, value in arms[arm].metrics(arm).items()}
+
+
+def _averaged(runs: list[dict[str, float]]) -> dict[str, float]:
+    metrics = {name: fmean(run[name] for run in runs) for name in runs[0]}
+    if len(runs) > 1:
+        sums = [name for name in runs[0] if name.endswith("mae_plus_mse")]
+        metrics |= {f"{name}_std": stdev(run[name] for run in runs) for name in sums}
+    return metrics
+
+
+def _charts(setting: _Setting, metrics: Mapping[str, float]) -> list[Chart]:
+    def curve(prefix: str, shadows: Sequence[int]) -> list[Point]:
+        return [
+            Point(
+                count,
+                metrics[f"{prefix}closed_form.{count}.mse"],
+                metrics[f"{prefix}closed_form.{count}.mse_low"],
+                metrics[f"{prefix}closed_form.{count}.mse_high"],
+            )
+            for count in shadows
+        ]
+
+    series = {
+        "closed form, ELU": curve("", setting.shadows),
+        "closed form, ReLU": curve("relu.", (setting.relu,)),
+        "RecoNN, ELU": [Point(setting.reconn, metrics[f"reconn.{setting.reconn}.mse"])],
+    }
+    if setting.large:
+        fixed = setting.large.data.fixed
+        series[f"closed form, |D-| = {fixed:,}"] = curve("paper_setting.", setting.large.shadows)
+        series["RecoNN in the paper, |D-| = 10,000"] = [Point(59_000, 0.0089)]
+    return [
+        Chart(
+            "Error against shadow models",
+            "shadow models",
+            "mean squared error",
+            series,
+            x_scale="log",
+            y_scale="log",
+        )
+    ]
 
 
 def _claims(setting: _Setting, metrics: Mapping[str, float]) -> list[Claim]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from exhume.contract import Progress
+from exhume.report.charts import Chart
 from exhume.report.folder import RunFolder
 from exhume.settings import Settings, to_toml
 
@@ -38,6 +39,7 @@ class Outcome:
     attacks: list[dict[str, Any]] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)
     deviations: list[str] = field(default_factory=list)
+    charts: list[Chart] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

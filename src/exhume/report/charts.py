@@ -1,0 +1,177 @@
+"""Charts of a study's result: measured numbers with their intervals, and the paper's beside them.
+
+A chart is plain data, so that it lives in `result.json` and can be drawn again from there. Series over
+numbers become lines; series over names become one row of points per name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from markupsafe import Markup
+
+from exhume.contract import ExhumeError
+from exhume.report.axes import (
+    BOTTOM,
+    LEFT,
+    NOTHING,
+    RIGHT,
+    TOP,
+    Axis,
+    LinearAxis,
+    LogAxis,
+    svg,
+    x_axis,
+    y_axis,
+)
+from exhume.report.words import Number, number
+
+__all__ = ["Chart", "Point", "draw_chart"]
+
+_STYLES = 5  # the page's style sheet tells so many series apart
+_ROW = 20  # height of a named row
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement; an interval that is not known has zero width."""
+
+    x: Number | str
+    y: Number
+    low: Number | None = None
+    high: Number | None = None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Either all x are numbers or all are names; at most five series."""
+
+    title: str
+    x: str  # what the axes show
+    y: str
+    series: Mapping[str, Sequence[Point]]
+    x_scale: Literal["log", "linear"] = "linear"
+    y_scale: Literal["log", "linear"] = "linear"
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def read(plain: Mapping[str, Any], where: str) -> Chart:
+        """The inverse of `plain`; `where` names the place in the error."""
+        try:
+            series = {
+                str(name): [_point(point) for point in points]
+                for name, points in plain["series"].items()
+            }
+            chart = Chart(**{**plain, "series": series})
+            points = [p for several in series.values() for p in several]
+            if len({isinstance(p.x, str) for p in points}) > 1:
+                raise TypeError("x mixes names and numbers")
+        except (TypeError, KeyError, AttributeError) as why:
+            raise ExhumeError(f"{where} is not a chart: {why}") from None
+        return chart
+
+
+def _point(plain: Mapping[str, Any]) -> Point:
+    for name in ("y", "low", "high"):
+        if not isinstance(plain.get(name), int | float | None):
+            raise TypeError(f"{name} is not a number")
+    return Point(**plain)
+
+
+def draw_chart(chart: Chart) -> Markup:
+    kept = {
+        name: [p for p in points if math.isfinite(p.y) and _drawable(p.x)]
+        for name, points in chart.series.items()
+    }
+    kept = {name: points for name, points in kept.items() if points}
+    if not kept:
+        return NOTHING
+    named = isinstance(next(iter(kept.values()))[0].x, str)
+    drawn = _rows(chart, kept) if named else _lines(chart, kept)
+    keys = (
+        Markup('<li><i class="key dot s{}"></i>{}</li>').format(i % _STYLES, name)
+        for i, name in enumerate(kept)
+    )
+    return drawn + Markup('<ul class="legend">{}</ul>').format(Markup("").join(keys))
+
+
+def _drawable(x: Number | str) -> bool:
+    return isinstance(x, str) or math.isfinite(x)
+
+
+def _bounds(point: Point) -> tuple[Number, Number]:
+    ends = [v for v in (point.low, point.y, point.high) if v is not None and math.isfinite(v)]
+    return min(ends), max(ends)
+
+
+def _axis(scale: str, values: list[Number], start: int, end: int) -> Axis:
+    return (LogAxis if scale == "log" else LinearAxis).around(values, start, end)
+
+
+def _lines(chart: Chart, series: Mapping[str, list[Point]]) -> Markup:
+    points = [p for several in series.values() for p in several]
+    across = _axis(chart.x_scale, [float(p.x) for p in points], LEFT, RIGHT)
+    up = _axis(chart.y_scale, [v for p in points for v in _bounds(p)], BOTTOM, TOP)
+    marks = [x_axis(across, chart.x), y_axis(up, chart.y)]
+    for index, several in enumerate(series.values()):
+        style = index % _STYLES
+        ordered = sorted(several, key=lambda p: float(p.x))
+        places = [(across.place(float(p.x)), up.place(p.y)) for p in ordered]
+        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+        marks.append(Markup('<path class="line s{}" d="{}"/>').format(style, path))
+        for point, (x, y) in zip(ordered, places, strict=True):
+            low, high = (up.place(v) for v in _bounds(point))
+            marks.append(_upright(x, y, low, high, style))
+    return svg(marks, f"{chart.title}. {_told(series)}")
+
+
+def _upright(x: float, y: float, low: float, high: float, style: int) -> Markup:
+    return Markup(
+        '<path class="whisker s{s}" d="M{x:.1f} {low:.1f}V{high:.1f}"/>'
+        '<circle class="point s{s}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
+    ).format(s=style, x=x, y=y, low=low, high=high)
+
+
+def _rows(chart: Chart, series: Mapping[str, list[Point]]) -> Markup:
+    names = list(dict.fromkeys(str(p.x) for several in series.values() for p in several))
+    left = min(190, 14 + 7 * max(len(name) for name in names))
+    values = [v for several in series.values() for p in several for v in _bounds(p)]
+    axis = _axis(chart.y_scale, values, left, RIGHT)
+    bottom = TOP + _ROW * len(names)
+    marks = [x_axis(axis, chart.y, left=left, bottom=bottom)]
+    for row, name in enumerate(names):
+        height = TOP + _ROW * row + _ROW / 2
+        marks.append(
+            Markup('<text class="left" x="{}" y="{:.1f}">{}</text>').format(
+                left - 6, height + 4, name
+            )
+        )
+        for index, several in enumerate(series.values()):
+            for point in (p for p in several if p.x == name):
+                low, high = (axis.place(v) for v in _bounds(point))
+                marks.append(_lying(axis.place(point.y), height, low, high, index % _STYLES))
+    return svg(marks, f"{chart.title}. {_told(series)}", height=bottom + 46)
+
+
+def _lying(x: float, y: float, low: float, high: float, style: int) -> Markup:
+    return Markup(
+        '<path class="whisker s{s}" d="M{low:.1f} {y:.1f}H{high:.1f}"/>'
+        '<circle class="point s{s}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
+    ).format(s=style, x=x, y=y, low=low, high=high)
+
+
+def _told(series: Mapping[str, list[Point]]) -> str:
+    """The chart in words, for those who do not see it."""
+    return " ".join(
+        f"{name}: "
+        + ", ".join(
+            f"{p.x if isinstance(p.x, str) else number(p.x)}: {number(p.y)}" for p in points
+        )
+        + "."
+        for name, points in series.items()
+    )

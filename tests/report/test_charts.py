@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import math
+from xml.etree import ElementTree
+
+import pytest
+
+from exhume.contract import ExhumeError
+from exhume.report.charts import Chart, Point, draw_chart
+
+LINES = Chart(
+    "t", "x", "y", {"ours": [Point(1, 0.5, 0.4, 0.6), Point(10, 0.2)], "paper": [Point(5, 0.3)]}
+)
+ROWS = Chart("t", "x", "y", {"ours": [Point("relu", 0.5, 0.4, 0.7)], "<b>": [Point("relu", 0.2)]})
+
+
+def parsed(markup: str) -> ElementTree.Element:
+    assert "nan" not in markup
+    return ElementTree.fromstring(f"<div>{markup}</div>")
+
+
+@pytest.mark.parametrize("chart", [LINES, ROWS], ids=["lines", "rows"])
+def test_a_chart_survives_the_run_folder_and_is_drawn(chart):
+    again = Chart.read(chart.plain(), "result.json")
+    assert again.plain() == chart.plain()
+    root = parsed(draw_chart(again))
+    points = sum(len(several) for several in chart.series.values())
+    assert len(root.findall(".//circle")) == points
+    assert len(root.findall(".//li")) == len(chart.series)
+
+
+@pytest.mark.parametrize("scale", ["log", "linear"])
+@pytest.mark.parametrize(
+    "values", [[0.0], [-1.0, 1.0], [3.0, 3.0], [1e-9, 1e9], [math.nan, 2.0, math.inf]]
+)
+def test_charts_survive_any_numbers(scale, values):
+    points = [Point(v, v, v, v) for v in values]
+    parsed(draw_chart(Chart("t", "x", "y", {"a": points}, x_scale=scale, y_scale=scale)))
+
+
+def test_larger_values_lie_higher_and_further_right():
+    dots = parsed(draw_chart(LINES)).findall(".//circle")
+    (x1, y1), (x10, y10) = ((float(d.get("cx")), float(d.get("cy"))) for d in dots[:2])
+    assert x1 < x10
+    assert y1 < y10  # SVG counts downwards; 0.5 lies above 0.2
+
+
+def test_nothing_to_draw_says_so():
+    assert "no finite values" in draw_chart(Chart("t", "x", "y", {"a": [Point(1, math.nan)]}))
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        ({}, "series"),
+        ({**LINES.plain(), "series": {"a": [{"x": 1}]}}, "y"),
+        ({**LINES.plain(), "series": {"a": [{"x": 1, "y": "2"}]}}, "not a number"),
+        ({**LINES.plain(), "series": {"a": [{"x": 1, "y": 2}, {"x": "b", "y": 2}]}}, "mixes"),
+        ({**LINES.plain(), "colour": "red"}, "colour"),
+    ],
+)
+def test_a_damaged_chart_is_named(broken, why):
+    with pytest.raises(ExhumeError, match=rf"result.json: charts\[0\] is not a chart: .*{why}"):
+        Chart.read(broken, "result.json: charts[0]")
