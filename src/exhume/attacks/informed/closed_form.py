@@ -5,11 +5,14 @@ label and the direction of the change it made, that map is close to linear, so i
 closed form in seconds, from a fifth of the shadow models, and every setting can be chosen by exact
 leave-one-out error on the shadows.
 
-    delta_i = (theta_i - theta_base) / ||theta_i - theta_base||         i a shadow model
+    delta_i = what is read off theta_i - theta_base, of unit size          i a shadow model
     z_hat   = mean_y + sum_{i: y_i = y} A_i (<delta, delta_i> + const)     y the inferred label
 
-Memory: 8·s·p bytes for s shadows of p parameters, and 16·n² bytes for the n shadows of one label.
-Cost: the shadow models; then s·p·n + n³ operations a label.
+What is read (the whole change, or neuron by neuron) is chosen by that error too, see reading.py; what the
+labels have in common is learned from all of them, see regression.py.
+
+Memory: 16·s·p bytes for s shadows of p parameters, and 24·n² bytes for the n shadows of one label.
+Cost: the shadow models; then 3·(s·p·n + n³) operations a label, and 51·n²·q for records of q values.
 """
 
 from __future__ import annotations
@@ -20,15 +23,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.attacks.informed.change import direction
+from exhume.attacks.baseline import holdings
 from exhume.attacks.informed.label import LabelReader, read_labels
-from exhume.attacks.informed.ridge import Ridge, fit_ridge
-from exhume.attacks.informed.shadows import train_shadows
+from exhume.attacks.informed.reading import READINGS, Reading
+from exhume.attacks.informed.regression import Regression, Sample, basis_of, regress
+from exhume.attacks.informed.shadows import Shadows, train_shadows
 from exhume.contract import (
     Cost,
     ExhumeError,
     Key,
     Knowledge,
+    Layout,
     NotApplicable,
     Outcome,
     Progress,
@@ -43,9 +48,9 @@ from exhume.contract import (
 
 __all__ = ["ClosedForm", "FittedClosedForm"]
 
-_INTERCEPT = 10.0  # added to the kernel of unit vectors: an intercept that is hardly penalised
 _SAMPLE = 50
 _FEWEST = 2  # shadows a label needs for a regression of its own
+_FITTING = "fitting the reconstructor"
 
 
 @dataclass(frozen=True)
@@ -75,55 +80,50 @@ class ClosedForm:
             progress=progress,
         )
         started = time.perf_counter()
-        shadows, base, shadow = trained.parameters, trained.base, trained.records
-        progress("fitting the reconstructor", 0, len(shadow.classes))
-        reader = read_labels(shadows, shadow.labels, base, trained.layout, len(shadow.classes))
-        directions = direction(shadows, base)
-        regressions = {}
-        for label in range(len(shadow.classes)):
-            rows = (shadow.labels == label).nonzero()[:, 0]
-            if len(rows) >= _FEWEST:
-                regressions[label] = _regress(directions[rows], shadow, rows)
-            progress("fitting the reconstructor", label + 1, len(shadow.classes))
-        if not regressions:
-            raise NotApplicable("shadow: no label has two records", ever=True)
+        shadow = trained.records
+        reader = read_labels(
+            trained.parameters, shadow.labels, trained.base, trained.layout, len(shadow.classes)
+        )
+        fitted = _fit(trained, holdings(knowledge), progress)
         seconds = trained.seconds + time.perf_counter() - started
         cost = Cost(seconds, models=len(shadow) + 1)
+        sample = trained.parameters[:_SAMPLE].clone()
         return FittedClosedForm(
-            base, reader, regressions, shadow.shape, cost, shadows[:_SAMPLE].clone()
+            trained.base, trained.layout, reader, fitted, shadow.shape, cost, sample
         )
 
 
+def _fit(trained: Shadows, held: Records, progress: Progress) -> _Fitted:
+    """Every label's regression, by the reading with the smallest leave-one-out error."""
+    shadow, classes = trained.records, len(trained.records.classes)
+    rows = {label: (shadow.labels == label).nonzero()[:, 0] for label in range(classes)}
+    rows = {label: own for label, own in rows.items() if len(own) >= _FEWEST}
+    if not rows:
+        raise NotApplicable("shadow: no label has two records", ever=True)
+    basis = basis_of(held)
+    records = shadow.inputs.flatten(1).double()
+    best: _Fitted | None = None
+    for step, reading in enumerate(READINGS):
+        progress(_FITTING, step, len(READINGS))
+        samples = {
+            label: Sample(
+                reading.apply(trained.parameters[own], trained.base, trained.layout), records[own]
+            )
+            for label, own in rows.items()
+        }
+        regressions, error = regress(samples, basis)
+        if best is None or error < best.error:
+            best = _Fitted(reading, regressions, error)
+    progress(_FITTING, len(READINGS), len(READINGS))
+    assert best is not None  # READINGS is not empty
+    return best
+
+
 @dataclass(frozen=True, eq=False)
-class _Regression:
-    """One label's map from directions to records."""
-
-    anchors: Tensor  # (n, p) directions of this label's shadows, fp64
-    mean: Tensor  # (q,)
-    ridge: Ridge
-    low: float
-    high: float
-    held_out_error: float  # mean squared leave-one-out error per value
-
-    def apply(self, directions: Tensor) -> tuple[Tensor, Tensor]:
-        """(m, p) to records (m, q) and their expected squared errors (m,)."""
-        cross = directions @ self.anchors.T + _INTERCEPT
-        own = directions.square().sum(1) + _INTERCEPT
-        records = (self.ridge.predict(cross) + self.mean).clamp(self.low, self.high)
-        relative = self.ridge.variance(cross, own) / self.ridge.held_out_variance().mean()
-        return records, self.held_out_error * relative
-
-
-def _regress(directions: Tensor, shadow: Records, rows: Tensor) -> _Regression:
-    records = shadow.inputs[rows].flatten(1).double()
-    low, high = float(shadow.inputs.min()), float(shadow.inputs.max())
-    mean = records.mean(0)
-
-    def error(held_out: Tensor) -> float:
-        return float(((held_out + mean).clamp(low, high) - records).square().mean())
-
-    ridge = fit_ridge(directions @ directions.T + _INTERCEPT, records - mean, error)
-    return _Regression(directions, mean, ridge, low, high, error(ridge.held_out))
+class _Fitted:
+    reading: Reading
+    regressions: dict[int, Regression]
+    error: float  # mean squared leave-one-out error over the shadows
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,8 +131,9 @@ class FittedClosedForm:
     """The reconstructor: good for every release of the same recipe, start and fixed set."""
 
     base: Tensor  # (p,) the model trained without the unknown record
+    layout: Layout
     reader: LabelReader
-    regressions: dict[int, _Regression]
+    fitted: _Fitted
     shape: tuple[int, ...]
     cost: Cost
     sample: Tensor  # (at most 50, p) shadow models, to judge how well they are trained
@@ -150,14 +151,15 @@ class FittedClosedForm:
             )
         started = time.perf_counter()
         scores = self.reader.scores(parameters)
-        usable = torch.tensor(sorted(self.regressions), device=scores.device)
+        regressions = self.fitted.regressions
+        usable = torch.tensor(sorted(regressions), device=scores.device)
         labels = usable[scores[:, usable].argmax(1)]
-        directions = direction(parameters, self.base)
-        records = directions.new_zeros(len(parameters), *self.shape)
-        expected = directions.new_zeros(len(parameters))
-        for label, regression in self.regressions.items():
+        read = self.fitted.reading.apply(parameters, self.base, self.layout)
+        records = read.new_zeros(len(parameters), *self.shape)
+        expected = read.new_zeros(len(parameters))
+        for label, regression in regressions.items():
             rows = (labels == label).nonzero()[:, 0]
-            found, expected[rows] = regression.apply(directions[rows])
+            found, expected[rows] = regression.apply(read[rows])
             records[rows] = found.reshape(-1, *self.shape)
         seconds = self.cost.seconds + time.perf_counter() - started
         return Reconstruction(
@@ -168,12 +170,6 @@ class FittedClosedForm:
             labels=labels[:, None],
             observed={
                 "label_accuracy_on_shadows": self.reader.held_out_accuracy,
-                "mse_on_shadows": _weighted(self.regressions),
+                "mse_on_shadows": self.fitted.error,
             },
         )
-
-
-def _weighted(regressions: dict[int, _Regression]) -> float:
-    sizes = {label: len(r.anchors) for label, r in regressions.items()}
-    total = sum(r.held_out_error * sizes[label] for label, r in regressions.items())
-    return total / sum(sizes.values())
