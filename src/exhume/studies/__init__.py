@@ -13,6 +13,7 @@ from exhume.report.page import draw
 from exhume.studies import (
     informed_glm,
     informed_init,
+    informed_misspecified,
     informed_mnist,
     mnemonist,
     reconstructors,
@@ -21,7 +22,14 @@ from exhume.studies.study import Scale, Study
 
 __all__ = ["STUDIES", "run_study"]
 
-_ALL = (informed_mnist, reconstructors, informed_init, informed_glm, mnemonist)
+_ALL = (
+    informed_mnist,
+    informed_misspecified,
+    reconstructors,
+    informed_init,
+    informed_glm,
+    mnemonist,
+)
 STUDIES: dict[str, Study] = {module.STUDY.name: module.STUDY for module in _ALL}
 
 
