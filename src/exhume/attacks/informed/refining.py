@@ -155,4 +155,5 @@ def _bias(inner: Prepared, first: Tensor, trained: Tensor, release: Weights) -> 
 
 
 def _distance(trained: Tensor, release: Tensor) -> Tensor:
-    return torch.linalg.vector_norm((trained - release).double(), dim=1)
+    far: Tensor = torch.linalg.vector_norm((trained - release).double(), dim=1)
+    return far
