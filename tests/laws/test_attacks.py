@@ -17,6 +17,7 @@ from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.mnemonist import Mnemonist
 from exhume.attacks.informed.reconn import RecoNN
+from exhume.attacks.informed.refining import Refined
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.contract import (
     Attack,
@@ -80,6 +81,7 @@ SMALL = RecoNN(Dense((64, 64)), Training(batch=32, epochs=12), chunk=32)
 CASES = {
     "mean record": Case(MeanRecord(), informed_game, 1.0001),
     "closed form": Case(ClosedForm(chunk=32), informed_game, 0.5),
+    "refined closed form": Case(Refined(ClosedForm(chunk=32)), informed_game, 0.5),
     "through training": Case(ThroughTraining(labels=3), informed_game, 0.2),
     "closed form of linear models": Case(GlmClosedForm(), linear_game, 1e-12),
     "reconn": Case(SMALL, informed_game, 0.75),
