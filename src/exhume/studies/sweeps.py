@@ -117,7 +117,9 @@ def interval_of(
         raise ExhumeError(f"arms: {sorted(sizes)} targets; only arms of the same targets compare")
     errors = torch.stack([arm.errors for arm in arms], dim=1)  # (t, a)
     picks = torch.randint(len(errors), (draws, len(errors)), generator=key.generator())
-    means = torch.stack([errors[pick].mean(0) for pick in picks])
+    ones = torch.ones(picks.shape, dtype=errors.dtype)
+    times = torch.zeros_like(ones).scatter_add_(1, picks, ones)  # each target was drawn
+    means = times @ errors / len(errors)
     ends = torch.tensor([0.025, 0.975], dtype=means.dtype)
     low, high = torch.quantile(statistic(means), ends)
     return float(low), float(high)
