@@ -12,9 +12,11 @@ from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.studies import (
     informed_activations,
+    informed_epochs,
     informed_glm,
     informed_init,
     informed_mnist,
+    informed_start,
     mnemonist,
     reconstructors,
 )
@@ -29,6 +31,8 @@ _ALL = (
     informed_glm,
     mnemonist,
     informed_activations,
+    informed_epochs,
+    informed_start,
 )
 STUDIES: dict[str, Study] = {module.STUDY.name: module.STUDY for module in _ALL}
 

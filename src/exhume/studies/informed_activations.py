@@ -6,7 +6,7 @@ the paper finds ReLU alone to be an outlier among twelve activations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -18,7 +18,15 @@ from exhume.report.charts import Chart, Point
 from exhume.report.folder import RunFolder
 from exhume.settings import DataSettings, Settings, VictimSettings
 from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
-from exhume.studies.sweeps import MEAN_RECORD, Pooled, interval_of, sweep
+from exhume.studies.sweeps import (
+    MEAN_RECORD,
+    Pooled,
+    difference,
+    error_series,
+    interval_of,
+    sweep,
+    sweep_metrics,
+)
 
 __all__ = ["PAPER", "STUDY"]
 
@@ -74,11 +82,10 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     )
     variants = {name: replace(setting.victim, activation=name) for name in setting.activations}
     arms = sweep(variants, settings, setting.seeds, records, folder, progress=progress)
-    metrics = {k: v for name, arm in arms.items() for k, v in arm.metrics(name).items()}
     claims, found = judge(arms, Key.from_seed(seed).fold("claims"))
     return Outcome(
         claims=claims,
-        metrics=metrics | found,
+        metrics=sweep_metrics(arms) | found,
         classes=list(records.classes),
         deviations=[
             "The reconstructor is a ridge regression per label in closed form instead of a network.",
@@ -98,10 +105,7 @@ def judge(arms: Mapping[str, Pooled], key: Key) -> tuple[list[Claim], dict[str, 
         key=lambda name: arms[name].mse,
     )
     relu = arms["relu"]
-    gaps = {
-        name: interval_of([relu, arms[name]], lambda m: m[:, 0] - m[:, 1], key.fold(name))
-        for name in others
-    }
+    gaps = {name: difference(relu, arms[name], key.fold(name)) for name in others}
     least = min(gaps, key=lambda name: gaps[name][0])
     excess = interval_of([relu, *(arms[n] for n in others)], _gap_less_spread, key.fold("spread"))
     low, high = arms[others[0]].mse, arms[others[-1]].mse
@@ -139,16 +143,14 @@ def _gap_less_spread(means: Tensor) -> Tensor:
 
 
 def _chart(arms: Mapping[str, Pooled]) -> Chart:
-    ordered: Sequence[str] = sorted(set(PAPER) & set(arms), key=lambda name: -arms[name].mse)
+    ordered = sorted(set(PAPER) & set(arms), key=lambda name: -arms[name].mse)
     return Chart(
         "Error by activation of the released model",
         "activation",
         "mean squared error",
         {
-            "closed form": [arms[name].point(name) for name in ordered],
+            **error_series(arms, {name: name for name in ordered}),
             "RecoNN in the paper": [Point(name, PAPER[name]) for name in ordered],
-            "mean record": [arms[MEAN_RECORD].point(name) for name in ordered],
-            "oracle": [Point(name, arms[name].measured["oracle_mse"]) for name in ordered],
         },
         y_scale="log",
     )

@@ -23,7 +23,16 @@ from exhume.score.intervals import bootstrap, clopper_pearson
 from exhume.settings import Settings, VictimSettings
 from exhume.studies.arms import Arm, play
 
-__all__ = ["MEAN_RECORD", "Pooled", "interval_of", "pool", "sweep"]
+__all__ = [
+    "MEAN_RECORD",
+    "Pooled",
+    "difference",
+    "error_series",
+    "interval_of",
+    "pool",
+    "sweep",
+    "sweep_metrics",
+]
 
 MEAN_RECORD = "mean_record"  # the arm of the average record, which reads no release
 
@@ -123,6 +132,29 @@ def interval_of(
     ends = torch.tensor([0.025, 0.975], dtype=means.dtype)
     low, high = torch.quantile(statistic(means), ends)
     return float(low), float(high)
+
+
+def difference(arm: Pooled, other: Pooled, key: Key) -> tuple[float, float]:
+    """How much larger the first one's mean error is, 95%, target by target."""
+    return interval_of([arm, other], lambda means: means[:, 0] - means[:, 1], key)
+
+
+def sweep_metrics(arms: Mapping[str, Pooled]) -> dict[str, float]:
+    return {key: value for name, arm in arms.items() for key, value in arm.metrics(name).items()}
+
+
+def error_series(
+    arms: Mapping[str, Pooled], places: Mapping[str, float | str]
+) -> dict[str, list[Point]]:
+    """Series of a chart: each variant at its place, beside what needs no release."""
+    mean = arms[MEAN_RECORD]
+    return {
+        "closed form": [arms[name].point(x) for name, x in places.items()],
+        "mean record": [mean.point(x) for x in places.values()],
+        "oracle (knows the truth)": [
+            Point(x, arms[name].measured["oracle_mse"]) for name, x in places.items()
+        ],
+    }
 
 
 def sweep(
