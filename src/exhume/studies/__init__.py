@@ -12,6 +12,7 @@ from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.studies import (
     informed_activations,
+    informed_dp,
     informed_epochs,
     informed_glm,
     informed_init,
@@ -31,6 +32,7 @@ _ALL = (
     informed_glm,
     mnemonist,
     informed_activations,
+    informed_dp,
     informed_epochs,
     informed_start,
 )

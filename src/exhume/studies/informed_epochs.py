@@ -81,7 +81,7 @@ def _name(steps: int) -> str:
 
 def judge(arms: Mapping[int, Pooled], key: Key) -> tuple[list[Claim], dict[str, float]]:
     """arms: by the number of steps, increasing."""
-    found = {}
+    found: dict[str, float] = {}
     rises = 0
     for fewer, more in pairwise(arms):
         low, high = difference(arms[more], arms[fewer], key.fold(fewer, more))

@@ -115,7 +115,8 @@ def judge(
     arms: Mapping[int, Pooled], reached: float, key: Key
 ) -> tuple[list[Claim], dict[str, float]]:
     """arms: by the steps of earlier training, increasing from 0; reached: accuracy after the most."""
-    found, rises = {}, 0
+    found: dict[str, float] = {}
+    rises = 0
     for fewer, more in pairwise(arms):
         low, high = difference(arms[more], arms[fewer], key.fold(fewer, more))
         found |= {f"from_{fewer}_to_{more}_low": low, f"from_{fewer}_to_{more}_high": high}
