@@ -11,10 +11,14 @@ from exhume.contract import ExhumeError, Progress, silent
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.studies import (
+    informed_activations,
+    informed_dp,
+    informed_epochs,
     informed_glm,
     informed_init,
     informed_misspecified,
     informed_mnist,
+    informed_start,
     mnemonist,
     reconstructors,
 )
@@ -29,6 +33,10 @@ _ALL = (
     informed_init,
     informed_glm,
     mnemonist,
+    informed_activations,
+    informed_dp,
+    informed_epochs,
+    informed_start,
 )
 STUDIES: dict[str, Study] = {module.STUDY.name: module.STUDY for module in _ALL}
 
