@@ -59,5 +59,6 @@ def _spearman(left: Tensor, right: Tensor) -> np.ndarray:
     ranks = [rankdata(values.numpy(), axis=1) for values in (left, right)]
     a, b = (rank - rank.mean(1, keepdims=True) for rank in ranks)
     size = np.sqrt((a * a).sum(1) * (b * b).sum(1))
-    product: np.ndarray = (a * b).sum(1)
-    return np.divide(product, size, out=np.zeros_like(product), where=size > 0)
+    product = (a * b).sum(1)
+    rho: np.ndarray = np.divide(product, size, out=np.zeros_like(product), where=size > 0)
+    return rho

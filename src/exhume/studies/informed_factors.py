@@ -67,7 +67,7 @@ _SCALES: dict[Scale, _Setting] = {
         seeds=1,
     ),
     "cpu": _Setting(
-        DataSettings("mnist", fixed=300, targets=150, shadows=800, public=200, test=1000),
+        DataSettings("mnist", fixed=200, targets=100, shadows=500, public=200, test=1000),
         widths=(5, 10, 20, 40),
         depths=(1, 2, 3),
         rates=(0.02, 0.05, 0.1, 0.2),
