@@ -12,9 +12,12 @@ from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.studies import (
     informed_factors,
+    informed_gallery,
     informed_glm,
     informed_init,
     informed_mnist,
+    informed_transfer,
+    informed_zero_gradients,
     mnemonist,
     reconstructors,
 )
@@ -29,6 +32,9 @@ _ALL = (
     informed_glm,
     mnemonist,
     informed_factors,
+    informed_zero_gradients,
+    informed_transfer,
+    informed_gallery,
 )
 STUDIES: dict[str, Study] = {module.STUDY.name: module.STUDY for module in _ALL}
 

@@ -44,8 +44,8 @@ def untouched(
     initial: Tensor,
     fixed: Records,
     extra: Records,
-    seen: Records,
     *,
+    seen: Records,
     every: int = 1,
 ) -> Untouched:
     """Train on `fixed` and `extra` (s, e, *shape); look at the gradients of `seen` (t, 1, *shape).
@@ -58,7 +58,8 @@ def untouched(
         raise ExhumeError(f"seen: {t} records given for {s} models, as many or one model needed")
     if every < 1:
         raise ExhumeError(f"every: {every} given, at least 1 needed")
-    layout, looks = architecture.layout, []
+    layout, step = architecture.layout, 0
+    looks: list[dict[str, Tensor]] = []
 
     def look(parameters: Tensor) -> None:
         nonlocal step
@@ -66,7 +67,6 @@ def untouched(
             looks.append(_zeros(architecture, parameters.expand(t, -1), seen))
         step += 1
 
-    step = 0
     if isinstance(architecture, MLP):
         stacked.descend(architecture, descent, initial, fixed, extra, watch=look)
     else:
