@@ -22,9 +22,9 @@ from exhume.plan import resolve
 from exhume.report.charts import Chart, Point
 from exhume.report.folder import RunFolder
 from exhume.score.correlation import Correlation, rank_correlation
-from exhume.score.intervals import bootstrap
 from exhume.settings import DataSettings, Settings, VictimSettings
 from exhume.studies.arms import Arm, play
+from exhume.studies.pooled import Pooled, binned, point, spread
 from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
 from exhume.train.functional import own_gradients
 
@@ -52,6 +52,10 @@ class _Setting:
             **{f"depth.{k}": replace(usual, hidden=(self.width,) * k) for k in self.depths},
             **{f"rate.{r:g}": replace(usual, rate=r) for r in self.rates},
         }
+
+    @property
+    def factors(self) -> dict[str, tuple[float, ...]]:
+        return {"width": self.widths, "depth": self.depths, "rate": self.rates}
 
     @property
     def usual(self) -> str:
@@ -85,29 +89,19 @@ _SCALES: dict[Scale, _Setting] = {
 
 
 @dataclass(frozen=True, eq=False)
-class _Pooled:
-    """An arm's targets over all seeds."""
+class _Seen:
+    """One victim's targets over all seeds."""
 
-    mse: Tensor  # (t,)
+    attack: Pooled
     mean_record: Tensor  # (t,) errors of the mean record on the same targets
     norms: dict[str, Tensor]  # (t,) each, by where the gradient was taken
-    arms: list[Arm]
     accuracy: float
 
     def metrics(self, name: str, key: Key) -> dict[str, float]:
-        shown = ("label_accuracy", "success", "null_success", "oracle_mse")
-        low, high = bootstrap(self.mse, key)
         return {
-            f"{name}.mse": float(self.mse.mean()),
-            f"{name}.mse_low": low,
-            f"{name}.mse_high": high,
-            f"{name}.targets": len(self.mse),
+            **self.attack.metrics(name, key),
             f"{name}.test_accuracy": self.accuracy,
             f"{name}.mean_record_mse": float(self.mean_record.mean()),
-            **{
-                f"{name}.{metric}": _mean([arm.scores.metrics[metric] for arm in self.arms])
-                for metric in shown
-            },
         }
 
 
@@ -117,28 +111,26 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     settings = pinned(resolve(Settings(seed, setting.data), records), folder)
     key = Key.from_seed(seed).fold("factors")
     pooled = {
-        name: _pooled(setting, settings, name, victim, records, folder, progress)
+        name: _seen(setting, settings, name, victim, records, folder, progress)
         for name, victim in setting.victims().items()
     }
     metrics = {
         metric: value
         for name, arm in pooled.items()
-        for metric, value in arm.metrics(name, key.fold(name)).items()
+        for metric, value in arm.metrics(name, key).items()
     }
     usual = pooled[setting.usual]
+    error = usual.attack.mse
     correlations = {
-        f"gradient_norm.{where}{kind}": rank_correlation(norm, error, key.fold(where, kind))
+        f"gradient_norm.{where}{kind}": rank_correlation(norm, values, key.fold(where, kind))
         for where, norm in usual.norms.items()
-        for kind, error in {"": usual.mse, ".relative": usual.mse / usual.mean_record}.items()
+        for kind, values in {"": error, ".relative": error / usual.mean_record}.items()
     }
     for name, found in correlations.items():
         metrics |= found.metrics(name)
-    changes = _changes(setting, pooled, key)
-    for name, (change, low, high) in changes.items():
-        metrics |= {f"{name}.change": change, f"{name}.change_low": low}
-        metrics[f"{name}.change_high"] = high
+    metrics |= _changes(setting, pooled, key)
     return Outcome(
-        claims=_claims(setting, metrics, changes, correlations),
+        claims=_claims(setting, metrics, correlations),
         metrics=metrics,
         classes=list(records.classes),
         deviations=[
@@ -151,7 +143,7 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     )
 
 
-def _pooled(  # noqa: PLR0917
+def _seen(  # noqa: PLR0917
     setting: _Setting,
     settings: Settings,
     name: str,
@@ -159,7 +151,7 @@ def _pooled(  # noqa: PLR0917
     records: Records,
     folder: RunFolder,
     progress: Progress,
-) -> _Pooled:
+) -> _Seen:
     store, arms, means, accuracy = folder.store(), [], [], []
     norms: dict[str, list[Tensor]] = {where: [] for where in WHERE}
     own = replace(settings, victim=victim)
@@ -183,12 +175,11 @@ def _pooled(  # noqa: PLR0917
         accuracy.append(float(game.facts["test_accuracy"]))
         for where, found in _norms(game, arm, records.classes).items():
             norms[where].append(found)
-    return _Pooled(
-        torch.cat([arm.scores.attack.mse for arm in arms]),
+    return _Seen(
+        Pooled(arms),
         torch.cat(means),
         {where: torch.cat(found) for where, found in norms.items()},
-        arms,
-        _mean(accuracy),
+        sum(accuracy) / len(accuracy),
     )
 
 
@@ -212,107 +203,71 @@ def _norms(game: Game, arm: Arm, classes: tuple[str, ...]) -> dict[str, Tensor]:
     }
 
 
-def _changes(
-    setting: _Setting, pooled: Mapping[str, _Pooled], key: Key
-) -> dict[str, tuple[float, float, float]]:
+def _changes(setting: _Setting, pooled: Mapping[str, _Seen], key: Key) -> dict[str, float]:
     """Error at the largest value of a factor minus that at the smallest, target by target."""
-    ends = {
-        "width": (setting.widths[0], setting.widths[-1]),
-        "depth": (setting.depths[0], setting.depths[-1]),
-        "rate": (setting.rates[0], setting.rates[-1]),
-    }
-    changes = {}
-    for factor, (least, most) in ends.items():
-        paired = pooled[f"{factor}.{most:g}"].mse - pooled[f"{factor}.{least:g}"].mse
-        changes[factor] = (float(paired.mean()), *bootstrap(paired, key.fold("change", factor)))
+    changes: dict[str, float] = {}
+    for factor, values in setting.factors.items():
+        least, most = (pooled[f"{factor}.{v:g}"].attack.mse for v in (values[0], values[-1]))
+        changes |= spread(f"{factor}.change", most - least, key)
     return changes
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _charts(
-    setting: _Setting, metrics: Mapping[str, float], usual: _Pooled, key: Key
-) -> list[Chart]:
-    def curve(factor: str, values: tuple[float, ...]) -> list[Point]:
-        names = [f"{factor}.{value:g}" for value in values]
-        return [
-            Point(value, *(metrics[f"{n}.{m}"] for m in ("mse", "mse_low", "mse_high")))
-            for value, n in zip(values, names, strict=True)
-        ]
-
-    def flat(factor: str, values: tuple[float, ...], name: str) -> list[Point]:
-        return [Point(value, metrics[f"{factor}.{value:g}.{name}"]) for value in values]
-
-    factors = {
-        "width": ("Width", "neurons of the hidden layer", setting.widths),
-        "depth": ("Depth", f"hidden layers of {setting.width}", setting.depths),
-        "rate": ("Learning rate", "learning rate", setting.rates),
+def _charts(setting: _Setting, metrics: Mapping[str, float], usual: _Seen, key: Key) -> list[Chart]:
+    axes = {
+        "width": "neurons of the hidden layer",
+        "depth": f"hidden layers of {setting.width}",
+        "rate": "learning rate",
     }
+
+    def flat(factor: str, name: str) -> list[Point]:
+        return [Point(v, metrics[f"{factor}.{v:g}.{name}"]) for v in setting.factors[factor]]
+
     charts = [
         Chart(
-            f"{title} of the released model",
-            axis,
+            f"Error against {factor}",
+            axes[factor],
             "mean squared error",
             {
-                "closed form": curve(factor, values),
-                "nearest-neighbour oracle": flat(factor, values, "oracle_mse"),
-                "mean record": flat(factor, values, "mean_record_mse"),
+                "closed form": [point(v, f"{factor}.{v:g}.mse", metrics) for v in values],
+                "nearest-neighbour oracle": flat(factor, "oracle_mse"),
+                "mean record": flat(factor, "mean_record_mse"),
             },
             x_scale="linear" if factor == "depth" else "log",
             y_scale="log",
         )
-        for factor, (title, axis, values) in factors.items()
+        for factor, values in setting.factors.items()
     ]
-    binned = {
-        f"at the {where} {'model' if where == 'base' else 'weights'}": _binned(
-            norm, usual.mse, key.fold("bins", where)
+    bins = {
+        f"at the {where} {'model' if where == 'base' else 'weights'}": binned(
+            norm, usual.attack.mse, _BINS, key.fold("bins", where)
         )
         for where, norm in usual.norms.items()
     }
-    norm = "gradient norm of the target (medians of equal bins)"
-    return [
-        *charts,
-        Chart("Gradient of the target", norm, "mean squared error", binned, x_scale="log"),
-    ]
-
-
-def _binned(norms: Tensor, errors: Tensor, key: Key) -> list[Point]:
-    """Mean error of targets with about the same norm, bins of equal size."""
-    order = torch.argsort(norms)
-    points = []
-    for index, rows in enumerate(torch.tensor_split(order, _BINS)):
-        low, high = bootstrap(errors[rows], key.fold(index))
-        points.append(Point(float(norms[rows].median()), float(errors[rows].mean()), low, high))
-    return points
+    norm = "gradient norm of the target (bins of equal size)"
+    last = Chart("Error against gradient norm", norm, "mean squared error", bins, x_scale="log")
+    return [*charts, last]
 
 
 def _claims(
-    setting: _Setting,
-    metrics: Mapping[str, float],
-    changes: Mapping[str, tuple[float, float, float]],
-    correlations: Mapping[str, Correlation],
+    setting: _Setting, metrics: Mapping[str, float], correlations: Mapping[str, Correlation]
 ) -> list[Claim]:
-    def compared(factor: str, statement: str, values: tuple[float, ...], *, falls: bool) -> Claim:
-        change, low, high = changes[factor]
-        least, most = (metrics[f"{factor}.{value:g}.mse"] for value in (values[0], values[-1]))
+    def compared(factor: str, statement: str, *, falls: bool) -> Claim:
+        values = setting.factors[factor]
+        ends = [f"{metrics[f'{factor}.{v:g}.mse']:.4f} at {v:g}" for v in (values[0], values[-1])]
+        change, low, high = (metrics[f"{factor}.change{end}"] for end in ("", "_low", "_high"))
         return Claim(
             factor,
             statement,
             "named as a factor; no number in the excerpt",
-            f"MSE {least:.4f} at {values[0]:g}, {most:.4f} at {values[-1]:g}; change {change:+.4f} "
-            f"({low:+.4f} to {high:+.4f})",
+            f"MSE {', '.join(ends)}; change {change:+.4f} ({low:+.4f} to {high:+.4f})",
             high < 0 if falls else low > 0,
         )
 
     norm = correlations["gradient_norm.base"]
     return [
-        compared(
-            "width", "A wider model gives more of the record away", setting.widths, falls=True
-        ),
-        compared("depth", "A deeper model hides the record", setting.depths, falls=False),
-        compared("rate", "A larger learning rate hides the record", setting.rates, falls=False),
+        compared("width", "A wider model gives more of the record away", falls=True),
+        compared("depth", "A deeper model hides the record", falls=False),
+        compared("rate", "A larger learning rate hides the record", falls=False),
         Claim(
             "gradient-norm",
             "Records with a larger gradient at the base model come back better",

@@ -21,10 +21,10 @@ from exhume.plan import resolve
 from exhume.report.charts import Chart, Point
 from exhume.report.folder import RunFolder
 from exhume.score.correlation import Correlation, rank_correlation
-from exhume.score.intervals import bootstrap
 from exhume.score.texture import STATISTICS
 from exhume.settings import DataSettings, Settings, VictimSettings
 from exhume.studies.arms import play
+from exhume.studies.pooled import binned, spread
 from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
 
 __all__ = ["STUDY"]
@@ -76,7 +76,7 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     }
     distance = rank_correlation(mean, error, key.fold("distance"))
     metrics = dict(found.metrics) | distance.metrics("distance_from_mean")
-    metrics["mse_low"], metrics["mse_high"] = bootstrap(error, key.fold("error"))
+    metrics |= spread("mse", error, key)
     for name, both in links.items():
         metrics |= both["error"].metrics(_named(name))
         metrics |= both["error over the mean record's"].metrics(f"{_named(name)}.relative")
@@ -126,10 +126,7 @@ def _charts(
     rows["error"].append(row("distance from the mean", distance))
     charts = [Chart("What goes with the error", "of the target", "rank correlation", rows)]
     for name, values in busy.items():
-        points = []
-        for index, part in enumerate(torch.tensor_split(torch.argsort(values), _BINS)):
-            low, high = bootstrap(error[part], key.fold("bins", name, index))
-            points.append(Point(float(values[part].mean()), float(error[part].mean()), low, high))
+        points = binned(values, error, _BINS, key.fold("bins", name))
         charts.append(
             Chart(
                 f"Error against {name}",

@@ -27,6 +27,7 @@ from exhume.report.folder import RunFolder
 from exhume.score.intervals import bootstrap
 from exhume.settings import DataSettings, Settings, VictimSettings
 from exhume.studies.arms import play
+from exhume.studies.pooled import point, spread
 from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
 
 __all__ = ["STUDY"]
@@ -120,9 +121,7 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     errors = {name: torch.cat([run[name] for run in runs]) for name in runs[0]}
     metrics: dict[str, float] = {"targets": len(errors["mean_record"])}
     for name, values in errors.items():
-        low, high = bootstrap(values, key.fold(name))
-        metrics |= {f"{name}.mse": float(values.mean()), f"{name}.mse_low": low}
-        metrics[f"{name}.mse_high"] = high
+        metrics |= spread(f"{name}.mse", values, key)
     training = setting.reconn.training
     return Outcome(
         claims=_claims(setting, errors, metrics, key),
@@ -180,8 +179,8 @@ def _errors(
 
 
 def _chart(setting: _Setting, metrics: Mapping[str, float]) -> Chart:
-    def point(k: int, name: str) -> Point:
-        return Point(k, *(metrics[f"{name}.{m}"] for m in ("mse", "mse_low", "mse_high")))
+    def at(k: int, name: str) -> Point:
+        return point(k, f"{name}.mse", metrics)
 
     few = setting.few
     return Chart(
@@ -189,11 +188,11 @@ def _chart(setting: _Setting, metrics: Mapping[str, float]) -> Chart:
         "shadow models of D'-",
         "mean squared error",
         {
-            "fine-tuned": [point(k, f"tuned.{k}") for k in few],
-            "from scratch": [point(k, f"scratch.{k}") for k in few],
-            "closed form from scratch": [point(k, f"closed_form.{k}") for k in few],
-            "zero-shot, moved (no shadow)": [point(k, "zero_shot_moved") for k in few],
-            "mean record": [point(k, "mean_record") for k in few],
+            "fine-tuned": [at(k, f"tuned.{k}") for k in few],
+            "from scratch": [at(k, f"scratch.{k}") for k in few],
+            "closed form from scratch": [at(k, f"closed_form.{k}") for k in few],
+            "zero-shot, moved (no shadow)": [at(k, "zero_shot_moved") for k in few],
+            "mean record": [at(k, "mean_record") for k in few],
         },
         x_scale="log",
         y_scale="log",

@@ -23,7 +23,8 @@ from exhume.report.folder import RunFolder
 from exhume.score.correlation import Correlation, rank_correlation
 from exhume.score.intervals import bootstrap
 from exhume.settings import DataSettings, Settings, VictimSettings
-from exhume.studies.arms import Arm, play
+from exhume.studies.arms import play
+from exhume.studies.pooled import Pooled, binned, point, spread
 from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
 from exhume.train.optimisers import Descent
 from exhume.train.untouched import Untouched, untouched
@@ -75,10 +76,9 @@ _SCALES: dict[Scale, _Setting] = {
 class _Attacked:
     """Targets of one activation, over all seeds, and what was seen of their gradients."""
 
-    mse: Tensor  # (t,)
+    attack: Pooled
     looks: list[Untouched]
     black: Tensor  # (t,) share of black pixels
-    arms: list[Arm]
 
     def over(self, prefix: str) -> Tensor:
         """(looks, t)"""
@@ -103,7 +103,7 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
         seen[name] = _watched_cnn(setting, settings, name, photos)
     progress("watching the CNN train", len(CNN), len(CNN))
     metrics = _metrics(attacked, seen, key)
-    link = rank_correlation(attacked["relu"].off, attacked["relu"].mse, key.fold("link"))
+    link = rank_correlation(attacked["relu"].off, attacked["relu"].attack.mse, key.fold("link"))
     metrics |= link.metrics("mlp.relu.off_and_error")
     return Outcome(
         claims=_claims(attacked, metrics, link, key),
@@ -153,9 +153,8 @@ def _attacked(  # noqa: PLR0917
                 every=setting.every,
             )
         )
-    mse = torch.cat([arm.scores.attack.mse for arm in arms])
     pixels = torch.cat([arm.scores.evidence["targets"] for arm in arms])
-    return _Attacked(mse, looks, (pixels == 0).flatten(1).double().mean(1), arms)
+    return _Attacked(Pooled(arms), looks, (pixels == 0).flatten(1).double().mean(1))
 
 
 def _watched_cnn(setting: _Setting, settings: Settings, name: str, records: Records) -> Untouched:
@@ -183,24 +182,14 @@ def _metrics(
     metrics: dict[str, float] = {}
     for name, found in seen.items():
         for layer in ("conv", "conv1", "conv2", "fc1", "fc2"):
-            metrics |= _share(f"cnn.{name}.{layer}", found.over(layer), key)
+            metrics |= spread(f"cnn.{name}.{layer}", found.over(layer).mean(0), key)
     for name, arm in attacked.items():
-        metrics |= _share(f"mlp.{name}.off", arm.over("fc1.bias"), key)
-        metrics |= _share(f"mlp.{name}.fc1_weight", arm.over("fc1.weight"), key)
-        metrics |= _share(f"mlp.{name}.fc2_weight", arm.over("fc2.weight"), key)
-        low, high = bootstrap(arm.mse, key.fold("mse", name))
-        metrics |= {f"mlp.{name}.mse": float(arm.mse.mean()), f"mlp.{name}.mse_low": low}
-        metrics |= {f"mlp.{name}.mse_high": high, f"mlp.{name}.targets": len(arm.mse)}
-        for metric in ("label_accuracy", "success", "null_success", "oracle_mse"):
-            values = [each.scores.metrics[metric] for each in arm.arms]
-            metrics[f"mlp.{name}.{metric}"] = sum(values) / len(values)
-    metrics["mlp.black_pixels"] = float(next(iter(attacked.values())).black.mean())
+        metrics |= arm.attack.metrics(f"mlp.{name}", key)
+        layers = {"off": "fc1.bias", "fc1_weight": "fc1.weight", "fc2_weight": "fc2.weight"}
+        for called, layer in layers.items():
+            metrics |= spread(f"mlp.{name}.{called}", arm.over(layer).mean(0), key)
+    metrics["mlp.black_pixels"] = float(attacked["relu"].black.mean())
     return metrics
-
-
-def _share(name: str, shares: Tensor, key: Key) -> dict[str, float]:
-    low, high = bootstrap(shares.mean(0), key.fold(name))
-    return {name: float(shares.mean()), f"{name}_low": low, f"{name}_high": high}
 
 
 def _charts(
@@ -224,15 +213,10 @@ def _charts(
     by_activation = {
         name: over_time(steps, arm.over("fc1.bias"), name) for name, arm in attacked.items()
     }
-    errors = [
-        Point(n, *(metrics[f"mlp.{n}.{m}"] for m in ("mse", "mse_low", "mse_high"))) for n in MLP
-    ]
+    errors = [point(name, f"mlp.{name}.mse", metrics) for name in MLP]
     published = [Point(name, TABLE_III[name]) for name in MLP]
-    off, mse = attacked["relu"].off, attacked["relu"].mse
-    bins = []
-    for index, rows in enumerate(torch.tensor_split(torch.argsort(off), _BINS)):
-        low, high = bootstrap(mse[rows], key.fold("bins", index))
-        bins.append(Point(float(off[rows].mean()), float(mse[rows].mean()), low, high))
+    off, mse = attacked["relu"].off, attacked["relu"].attack.mse
+    bins = binned(off, mse, _BINS, key.fold("bins"))
     error = "mean squared error"
     return [
         Chart("Zero gradients from the target, CNN on CIFAR-10", "step", share, layers),
@@ -252,9 +236,9 @@ def _claims(
 ) -> list[Claim]:
     conv = {name: metrics[f"cnn.{name}.conv"] for name in CNN}
     low, high = metrics["cnn.relu.conv_low"], metrics["cnn.relu.conv_high"]
-    relu, elu, floor = (attacked[name].mse for name in ("relu", "elu", "floor"))
+    relu, elu, floor = (attacked[name].attack.mse for name in ("relu", "elu", "floor"))
     excess = {
-        name: bootstrap(relu - attacked[name].mse, key.fold("excess", name))
+        name: bootstrap(relu - attacked[name].attack.mse, key.fold("excess", name))
         for name in MLP
         if name != "relu"
     }
