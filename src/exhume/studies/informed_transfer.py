@@ -45,13 +45,13 @@ class _Setting:
 
 _SCALES: dict[Scale, _Setting] = {
     "smoke": _Setting(
-        DataSettings("mnist", fixed=40, targets=30, shadows=150, public=1, test=1),
+        DataSettings("mnist", fixed=30, targets=30, shadows=400, public=1, test=1),
         few=(10, 30),
-        reconn=RecoNN(Dense((64, 64)), Training(batch=32, epochs=8)),
+        reconn=RecoNN(Dense((64, 64)), Training(batch=32, epochs=30)),
         seeds=1,
     ),
     "cpu": _Setting(
-        DataSettings("mnist", fixed=200, targets=150, shadows=1500, public=1, test=1),
+        DataSettings("mnist", fixed=200, targets=150, shadows=2000, public=1, test=1),
         few=(10, 30, 100, 300),
         reconn=RecoNN(Dense((300, 300)), Training(batch=64, epochs=50)),
         seeds=2,
