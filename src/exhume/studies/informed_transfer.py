@@ -53,7 +53,7 @@ _SCALES: dict[Scale, _Setting] = {
     "cpu": _Setting(
         DataSettings("mnist", fixed=200, targets=150, shadows=2000, public=1, test=1),
         few=(10, 30, 100, 300),
-        reconn=RecoNN(Dense((300, 300)), Training(batch=64, epochs=50)),
+        reconn=RecoNN(Dense((300, 300)), Training(batch=64, epochs=40)),
         seeds=2,
     ),
     "paper": _Setting(
