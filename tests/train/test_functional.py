@@ -92,3 +92,35 @@ def test_running_statistics_are_refused(make_records, key):
     recipe = FullBatch(Normalised())
     with pytest.raises(ExhumeError, match=r"does not carry buffers.*0\.running_mean"):
         recipe.fit(recipe.architecture.initial(key), fixed, fixed.none_for(1), key)
+
+
+def test_own_gradients_equal_autograd(make_records, key):
+    parameters = torch.stack([SMALL.initial(key.fold(i)) for i in range(3)])
+    own = make_records(3, (2, 7, 7), 3, key)
+    found = functional.own_gradients(SMALL, parameters, own.one_each())
+    module = SMALL.build()
+    for i in range(3):
+        torch.nn.utils.vector_to_parameters(parameters[i], module.parameters())
+        loss = nn.functional.cross_entropy(module(own.inputs[i : i + 1]), own.labels[i : i + 1])
+        each = torch.autograd.grad(loss, list(module.parameters()))
+        torch.testing.assert_close(found[i], torch.cat([g.flatten() for g in each]))
+
+
+def test_watch_is_shown_the_parameters_before_each_step(make_records, key):
+    fixed, extra = make_records(6, (2, 7, 7), 3, key), make_records(2, (2, 7, 7), 3, key)
+    start, seen = SMALL.initial(key), []
+    for steps in (2, 3):
+        seen.clear()
+        trained = functional.descend(
+            SMALL,
+            Descent(steps=steps),
+            start,
+            fixed,
+            extra.one_each(),
+            watch=lambda now: seen.append(now.clone()),
+        )
+        if steps == 2:
+            after_two = trained
+    assert len(seen) == 3
+    assert torch.equal(seen[0], start.expand(2, -1))
+    assert torch.equal(seen[2], after_two)

@@ -14,11 +14,15 @@ from exhume.studies import (
     informed_activations,
     informed_dp,
     informed_epochs,
+    informed_factors,
+    informed_gallery,
     informed_glm,
     informed_init,
     informed_misspecified,
     informed_mnist,
     informed_start,
+    informed_transfer,
+    informed_zero_gradients,
     mnemonist,
     reconstructors,
 )
@@ -37,6 +41,10 @@ _ALL = (
     informed_dp,
     informed_epochs,
     informed_start,
+    informed_factors,
+    informed_zero_gradients,
+    informed_transfer,
+    informed_gallery,
 )
 STUDIES: dict[str, Study] = {module.STUDY.name: module.STUDY for module in _ALL}
 

@@ -9,7 +9,7 @@ Memory: see `bytes_per_model`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, repeat
 
@@ -25,7 +25,7 @@ from exhume.train.batches import Order
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy
 from exhume.train.optimisers import Adam, Optimiser
 
-__all__ = ["accuracy", "bytes_per_model", "descend", "logits"]
+__all__ = ["accuracy", "bytes_per_model", "descend", "logits", "own_gradients"]
 
 _BLOCK = 64  # records whose activations are held at once, a model
 _PRIVATE_BLOCK = 8  # records whose gradients are held at once, a model
@@ -41,16 +41,19 @@ def descend(
     order: Order | None = None,
     privacy: Privacy = NOT_PRIVATE,
     noise: NoiseStream | None = None,
+    watch: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """Train s models; model i minimises the mean cross-entropy of `fixed` and `extra[i]`.
 
     initial: (p,) or (s, p); extra: (s, e, *shape), e may be 0; returns (s, p). Every step sees all
-    records, or the batch that `order` gives it.
+    records, or the batch that `order` gives it. `watch` is shown the parameters (s, p) before each step.
     """
     network = _Network.of(architecture)
     parameters = initial.expand(extra.labels.shape[0], -1).clone()
     update = optimiser.start([parameters])
     for seen, own in islice(_steps(fixed, extra, order), optimiser.steps):
+        if watch is not None:
+            watch(parameters)
         total = torch.zeros_like(parameters)
         size = _PRIVATE_BLOCK if privacy.clips else _BLOCK
         for start in range(0, len(seen), size):
@@ -147,6 +150,11 @@ def _activations(architecture: Architecture) -> int:
                 layer.register_forward_hook(lambda _, __, out: counts.append(out.numel()))
         module(torch.zeros(1, *architecture.input_shape))
     return sum(counts)
+
+
+def own_gradients(architecture: Architecture, parameters: Tensor, own: Records) -> Tensor:
+    """(s, p) models, each on its own records (s, n, *shape): (s, p) gradients of their summed losses."""
+    return _Network.of(architecture).gradients(parameters, own, NOT_PRIVATE)
 
 
 def logits(architecture: Architecture, parameters: Tensor, inputs: Tensor) -> Tensor:

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import pytest
+
+from exhume.studies import run_study
+
+
+@pytest.mark.network
+def test_smoke(tmp_path, monkeypatch):
+    monkeypatch.setattr("exhume.plan._cores", lambda: 1)  # more threads than free cores crawl
+    result = run_study("informed-transfer", "smoke", tmp_path / "run")
+    metrics = result["metrics"]
+    assert metrics["targets"] == 30
+    assert metrics["source.mse"] < metrics["mean_record.mse"]
+    # moving the scaler to the other fixed set's base model helps, and so does learning from its shadows
+    assert metrics["zero_shot_moved.mse"] < metrics["zero_shot.mse"]
+    assert metrics["tuned.30.mse"] < metrics["scratch.30.mse"]
+    assert metrics["closed_form.30.mse_low"] < metrics["closed_form.30.mse"]
+    assert {c["id"] for c in result["claims"]} == {
+        "few",
+        "many",
+        "zero-shot",
+        "zero-shot-moved",
+        "closed-form",
+    }
+    assert list(result["charts"][0]["series"])[:2] == ["fine-tuned", "from scratch"]

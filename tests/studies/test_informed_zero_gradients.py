@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+
+from exhume.studies import run_study
+
+
+@pytest.mark.network
+def test_smoke(tmp_path, monkeypatch):
+    monkeypatch.setattr("exhume.plan._cores", lambda: 1)  # more threads than free cores crawl
+    result = run_study("informed-zero-gradients", "smoke", tmp_path / "run")
+    metrics = result["metrics"]
+    assert metrics["mlp.elu.off"] == metrics["mlp.leaky-relu.off"] == 0
+    assert metrics["mlp.tanh.off"] < 0.02  # its slope rounds to 0 far out
+    assert 0.2 < metrics["mlp.relu.off"] < 0.9
+    assert metrics["mlp.floor.off"] < metrics["mlp.relu.off"]
+    # black pixels alone make the smooth ones' zeros, and the larger part of ReLU's
+    assert metrics["mlp.elu.fc1_weight"] == pytest.approx(metrics["mlp.black_pixels"], abs=1e-6)
+    assert metrics["mlp.relu.fc1_weight"] > metrics["mlp.black_pixels"] > 0.7
+    assert metrics["cnn.elu.conv"] == 0 < metrics["cnn.relu.conv"] < 1
+    assert metrics["mlp.elu.mse"] < metrics["mlp.elu.oracle_mse"]
+    assert [len(chart["series"]) for chart in result["charts"]] == [5, 5, 2, 1]
+    assert len(result["claims"]) == 5
