@@ -149,8 +149,9 @@ def _two_records(bench: _Bench) -> dict[str, Arm]:
 
 
 def _chart(arms: dict[str, Arm]) -> Chart:
-    ours = [Point(name, arm.mse, *arm.interval) for name, arm in arms.items()]
-    oracle = [Point(name, arm.scores.metrics["oracle_mse"]) for name, arm in arms.items()]
+    shown = {name.replace("_", " ").replace(".", ", "): arm for name, arm in arms.items()}
+    ours = [Point(name, arm.mse, *arm.interval) for name, arm in shown.items()]
+    oracle = [Point(name, arm.scores.metrics["oracle_mse"]) for name, arm in shown.items()]
     return Chart(
         "Error under each mistake",
         "the adversary's mistake",
