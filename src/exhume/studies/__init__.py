@@ -11,6 +11,7 @@ from exhume.contract import ExhumeError, Progress, silent
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.studies import (
+    informed_cifar10,
     informed_glm,
     informed_init,
     informed_mnist,
@@ -21,7 +22,14 @@ from exhume.studies.study import Scale, Study
 
 __all__ = ["STUDIES", "run_study"]
 
-_ALL = (informed_mnist, reconstructors, informed_init, informed_glm, mnemonist)
+_ALL = (
+    informed_mnist,
+    reconstructors,
+    informed_init,
+    informed_glm,
+    mnemonist,
+    informed_cifar10,
+)
 STUDIES: dict[str, Study] = {module.STUDY.name: module.STUDY for module in _ALL}
 
 

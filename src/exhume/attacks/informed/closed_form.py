@@ -3,7 +3,9 @@
 Balle22 trains a network (RecoNN) to map released weights to the missing record. Given the record's
 label and the direction of the change it made, that map is close to linear, so it can be fitted in
 closed form in seconds, from a fifth of the shadow models, and every setting can be chosen by exact
-leave-one-out error on the shadows.
+leave-one-out error on the shadows. Where the fixed records leave room in the first fully connected
+layer, its imprint (imprint.py) is tried as well, and the reading with the smaller such error is used;
+both errors presume that the label is known.
 
     delta_i = (theta_i - theta_base) / ||theta_i - theta_base||         i a shadow model
     z_hat   = mean_y + sum_{i: y_i = y} A_i (<delta, delta_i> + const)     y the inferred label
@@ -14,6 +16,7 @@ Cost: the shadow models; then s·p·n + n³ operations a label.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -21,9 +24,10 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.informed.change import direction
+from exhume.attacks.informed.imprint import ImprintReader, find_imprint, fit_imprint
 from exhume.attacks.informed.label import LabelReader, read_labels
-from exhume.attacks.informed.ridge import Ridge, fit_ridge
-from exhume.attacks.informed.shadows import train_shadows
+from exhume.attacks.informed.regression import Regression, regress
+from exhume.attacks.informed.shadows import Shadows, train_shadows
 from exhume.contract import (
     Cost,
     ExhumeError,
@@ -33,7 +37,6 @@ from exhume.contract import (
     Outcome,
     Progress,
     Reconstruction,
-    Records,
     Release,
     Status,
     Store,
@@ -43,7 +46,6 @@ from exhume.contract import (
 
 __all__ = ["ClosedForm", "FittedClosedForm"]
 
-_INTERCEPT = 10.0  # added to the kernel of unit vectors: an intercept that is hardly penalised
 _SAMPLE = 50
 _FEWEST = 2  # shadows a label needs for a regression of its own
 
@@ -61,6 +63,7 @@ class ClosedForm:
     """
 
     chunk: int = 64  # shadow models trained at once; fixes the bits, see train.fleet
+    imprint: bool = True  # may it read the imprint instead, where that does better on the shadows?
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
@@ -79,51 +82,36 @@ class ClosedForm:
         progress("fitting the reconstructor", 0, len(shadow.classes))
         reader = read_labels(shadows, shadow.labels, base, trained.layout, len(shadow.classes))
         directions = direction(shadows, base)
+        low, high = float(shadow.inputs.min()), float(shadow.inputs.max())
         regressions = {}
         for label in range(len(shadow.classes)):
             rows = (shadow.labels == label).nonzero()[:, 0]
             if len(rows) >= _FEWEST:
-                regressions[label] = _regress(directions[rows], shadow, rows)
+                records = shadow.inputs[rows].flatten(1).double()
+                regressions[label] = regress(directions[rows], records, low=low, high=high)
             progress("fitting the reconstructor", label + 1, len(shadow.classes))
         if not regressions:
             raise NotApplicable("shadow: no label has two records", ever=True)
+        imprint = _imprint(knowledge, trained) if self.imprint else None
+        if imprint is not None and imprint.held_out_error >= _weighted(regressions):
+            imprint = None
         seconds = trained.seconds + time.perf_counter() - started
         cost = Cost(seconds, models=len(shadow) + 1)
         return FittedClosedForm(
-            base, reader, regressions, shadow.shape, cost, shadows[:_SAMPLE].clone()
+            base, reader, regressions, shadow.shape, cost, shadows[:_SAMPLE].clone(), imprint
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _Regression:
-    """One label's map from directions to records."""
-
-    anchors: Tensor  # (n, p) directions of this label's shadows, fp64
-    mean: Tensor  # (q,)
-    ridge: Ridge
-    low: float
-    high: float
-    held_out_error: float  # mean squared leave-one-out error per value
-
-    def apply(self, directions: Tensor) -> tuple[Tensor, Tensor]:
-        """(m, p) to records (m, q) and their expected squared errors (m,)."""
-        cross = directions @ self.anchors.T + _INTERCEPT
-        own = directions.square().sum(1) + _INTERCEPT
-        records = (self.ridge.predict(cross) + self.mean).clamp(self.low, self.high)
-        relative = self.ridge.variance(cross, own) / self.ridge.held_out_variance().mean()
-        return records, self.held_out_error * relative
-
-
-def _regress(directions: Tensor, shadow: Records, rows: Tensor) -> _Regression:
-    records = shadow.inputs[rows].flatten(1).double()
-    low, high = float(shadow.inputs.min()), float(shadow.inputs.max())
-    mean = records.mean(0)
-
-    def error(held_out: Tensor) -> float:
-        return float(((held_out + mean).clamp(low, high) - records).square().mean())
-
-    ridge = fit_ridge(directions @ directions.T + _INTERCEPT, records - mean, error)
-    return _Regression(directions, mean, ridge, low, high, error(ridge.held_out))
+def _imprint(knowledge: Knowledge, trained: Shadows) -> ImprintReader | None:
+    """The other reading, where the network has one."""
+    recipe, initial, fixed = knowledge.recipe, knowledge.initial, knowledge.fixed
+    assert recipe is not None  # there are shadows, so these three are known
+    assert initial is not None
+    assert fixed is not None
+    found = find_imprint(recipe.architecture, initial, trained.base, fixed)
+    if found is None:
+        return None
+    return fit_imprint(found, trained.parameters, trained.records, knowledge.public)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,10 +120,11 @@ class FittedClosedForm:
 
     base: Tensor  # (p,) the model trained without the unknown record
     reader: LabelReader
-    regressions: dict[int, _Regression]
+    regressions: dict[int, Regression]
     shape: tuple[int, ...]
     cost: Cost
     sample: Tensor  # (at most 50, p) shadow models, to judge how well they are trained
+    imprint: ImprintReader | None = None  # read instead of the regressions per label
 
     def run(self, releases: Release) -> Reconstruction:
         if not isinstance(releases, Weights):
@@ -152,28 +141,40 @@ class FittedClosedForm:
         scores = self.reader.scores(parameters)
         usable = torch.tensor(sorted(self.regressions), device=scores.device)
         labels = usable[scores[:, usable].argmax(1)]
-        directions = direction(parameters, self.base)
-        records = directions.new_zeros(len(parameters), *self.shape)
-        expected = directions.new_zeros(len(parameters))
-        for label, regression in self.regressions.items():
-            rows = (labels == label).nonzero()[:, 0]
-            found, expected[rows] = regression.apply(directions[rows])
-            records[rows] = found.reshape(-1, *self.shape)
+        records, expected = self._read(parameters, labels)
         seconds = self.cost.seconds + time.perf_counter() - started
         return Reconstruction(
-            candidates=records[:, None].to(parameters.dtype),
+            candidates=records.reshape(-1, 1, *self.shape).to(parameters.dtype),
             confidence=-expected[:, None],
             status=Status(Outcome.CONVERGED),
             cost=Cost(seconds, self.cost.models),
             labels=labels[:, None],
             observed={
                 "label_accuracy_on_shadows": self.reader.held_out_accuracy,
-                "mse_on_shadows": _weighted(self.regressions),
+                "mse_on_shadows": self._held_out_error,
             },
         )
 
+    @property
+    def _held_out_error(self) -> float:
+        if self.imprint is not None:
+            return self.imprint.held_out_error
+        return _weighted(self.regressions)
 
-def _weighted(regressions: dict[int, _Regression]) -> float:
+    def _read(self, parameters: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(m, p), (m,) to records (m, q) and their expected squared errors (m,)."""
+        if self.imprint is not None:
+            return self.imprint.apply(parameters, labels)
+        directions = direction(parameters, self.base)
+        records = directions.new_zeros(len(parameters), math.prod(self.shape))
+        expected = directions.new_zeros(len(parameters))
+        for label, regression in self.regressions.items():
+            rows = (labels == label).nonzero()[:, 0]
+            records[rows], expected[rows] = regression.apply(directions[rows])
+        return records, expected
+
+
+def _weighted(regressions: dict[int, Regression]) -> float:
     sizes = {label: len(r.anchors) for label, r in regressions.items()}
     total = sum(r.held_out_error * sizes[label] for label, r in regressions.items())
     return total / sum(sizes.values())
