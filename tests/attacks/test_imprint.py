@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.imprint import find_imprint, fit_imprint
 from exhume.attacks.informed.regression import regress
-from exhume.contract import Key, Knowledge
+from exhume.contract import Key, Knowledge, Records, Weights
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.store import NullStore
@@ -21,10 +21,12 @@ NETWORK = CNN(
 
 @pytest.fixture(scope="module")
 def trained():
-    from conftest import blobs
-
     key = Key.from_seed(3)
-    records = blobs(160, (1, 12, 12), 3, key)
+    noise, centres = (
+        torch.rand(count, 1, 12, 12, generator=key.fold(count).generator()) for count in (160, 3)
+    )
+    labels = torch.arange(160) % 3
+    records = Records(0.5 * centres[labels] + 0.5 * noise, labels, ("a", "b", "c"))
     fixed, shadow = records[:10], records[10:70]
     target, further = records[70:90], records[90:]
     recipe = FullBatch(NETWORK, Descent(steps=30, rate=0.05))
@@ -52,7 +54,7 @@ def test_a_planted_imprint_is_read_whatever_the_fixed_records_do(trained, key):
     generator = key.generator()
     known = torch.cat([entering(knowledge.initial, fixed.inputs), entering(base, fixed.inputs)])
     record = torch.rand(1, 1, 12, 12, generator=generator)
-    label = torch.tensor([1])
+    scores = torch.tensor([[0.0, 1.0, 0.0]])
     signal = NETWORK.layout.split(base)["fc2.weight"][1] - NETWORK.layout.split(base)[
         "fc2.weight"
     ].mean(0)
@@ -64,36 +66,49 @@ def test_a_planted_imprint_is_read_whatever_the_fixed_records_do(trained, key):
     expected = entering(knowledge.initial, record)[0]
     basis = torch.linalg.svd(known, full_matrices=False).Vh
     expected = F.normalize(expected - (expected @ basis.T) @ basis, dim=0)
-    found = imprint.read(planted, label)[0]
+    found = imprint.read(planted, scores)[0]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+    assert (
+        float(imprint.read(planted, 1 - scores)[0] @ expected) < 0.999
+    )  # another label, less sure
     torch.testing.assert_close(imprint.features(record)[0], expected, rtol=0, atol=1e-5)
 
 
 def test_trained_models_carry_it(trained):
     knowledge, base, _, (target, models) = trained
     imprint = find_imprint(NETWORK, knowledge.initial, base, knowledge.fixed)
-    cosine = (imprint.read(models, target.labels) * imprint.features(target.inputs)).sum(1)
+    cosine = (
+        imprint.read(models, F.one_hot(target.labels, 3)) * imprint.features(target.inputs)
+    ).sum(1)
     assert (cosine > 0.5).double().mean() > 0.9
 
 
 def test_the_closed_form_takes_the_reading_with_the_smaller_error_on_the_shadows(trained, key):
-    knowledge, base, shadows, _ = trained
-    reader = fit_imprint(
-        find_imprint(NETWORK, knowledge.initial, base, knowledge.fixed),
-        shadows,
-        knowledge.shadow,
-        knowledge.public,
-    )
+    knowledge, _, _, (target, models) = trained
     per_label = ClosedForm(imprint=False).prepare(knowledge, key=key, store=NullStore())
     both = ClosedForm().prepare(knowledge, key=key, store=NullStore())
     assert per_label.imprint is None
-    from exhume.contract import Weights
+    assert both.imprint is not None
+    release = Weights(models, NETWORK.layout)
+    found, other = both.run(release), per_label.run(release)
+    assert found.observed["mse_on_shadows"] == both.imprint.held_out_error
+    assert other.observed["mse_on_shadows"] != both.imprint.held_out_error
+    error = (found.candidates[:, 0] - target.inputs).square().mean()
+    assert error < (other.candidates[:, 0] - target.inputs).square().mean()
+    assert error < (knowledge.shadow.inputs.mean(0) - target.inputs).square().mean()
 
-    release = Weights(shadows[:3], NETWORK.layout)
-    error = per_label.run(release).observed["mse_on_shadows"]
-    assert (both.imprint is not None) == (reader.held_out_error < error)
-    least = min(error, reader.held_out_error)
-    assert both.run(release).observed["mse_on_shadows"] == pytest.approx(least, rel=1e-3)
+
+def test_scores_that_say_nothing_lead_to_the_regression_per_label(trained):
+    """With a coin for a label the imprint has no sign, and its error is that of the mean."""
+    knowledge, base, shadows, _ = trained
+    imprint = find_imprint(NETWORK, knowledge.initial, base, knowledge.fixed)
+    right = F.one_hot(knowledge.shadow.labels, 3).double()
+    coin = F.one_hot((knowledge.shadow.labels + torch.arange(60)) % 3, 3).double()
+    sure, unsure = (
+        fit_imprint(imprint, shadows, scores, knowledge.shadow, None).held_out_error
+        for scores in (right, coin)
+    )
+    assert sure < 0.9 * unsure
 
 
 def test_fixed_records_that_fill_the_layer_leave_no_imprint(make_records, key):

@@ -4,8 +4,8 @@ Balle22 trains a network (RecoNN) to map released weights to the missing record.
 label and the direction of the change it made, that map is close to linear, so it can be fitted in
 closed form in seconds, from a fifth of the shadow models, and every setting can be chosen by exact
 leave-one-out error on the shadows. Where the fixed records leave room in the first fully connected
-layer, its imprint (imprint.py) is tried as well, and the reading with the smaller such error is used;
-both errors presume that the label is known.
+layer, its imprint (imprint.py) is tried as well, and the reading with the smaller error on the shadows
+is used; there each shadow's label is the one inferred with it left out.
 
     delta_i = (theta_i - theta_base) / ||theta_i - theta_base||         i a shadow model
     z_hat   = mean_y + sum_{i: y_i = y} A_i (<delta, delta_i> + const)     y the inferred label
@@ -37,6 +37,7 @@ from exhume.contract import (
     Outcome,
     Progress,
     Reconstruction,
+    Records,
     Release,
     Status,
     Store,
@@ -92,8 +93,10 @@ class ClosedForm:
             progress("fitting the reconstructor", label + 1, len(shadow.classes))
         if not regressions:
             raise NotApplicable("shadow: no label has two records", ever=True)
-        imprint = _imprint(knowledge, trained) if self.imprint else None
-        if imprint is not None and imprint.held_out_error >= _weighted(regressions):
+        imprint = _imprint(knowledge, trained, reader) if self.imprint else None
+        if imprint is not None and imprint.held_out_error >= _error_as_inferred(
+            regressions, directions, shadow, reader
+        ):
             imprint = None
         seconds = trained.seconds + time.perf_counter() - started
         cost = Cost(seconds, models=len(shadow) + 1)
@@ -102,7 +105,7 @@ class ClosedForm:
         )
 
 
-def _imprint(knowledge: Knowledge, trained: Shadows) -> ImprintReader | None:
+def _imprint(knowledge: Knowledge, trained: Shadows, reader: LabelReader) -> ImprintReader | None:
     """The other reading, where the network has one."""
     recipe, initial, fixed = knowledge.recipe, knowledge.initial, knowledge.fixed
     assert recipe is not None  # there are shadows, so these three are known
@@ -111,7 +114,30 @@ def _imprint(knowledge: Knowledge, trained: Shadows) -> ImprintReader | None:
     found = find_imprint(recipe.architecture, initial, trained.base, fixed)
     if found is None:
         return None
-    return fit_imprint(found, trained.parameters, trained.records, knowledge.public)
+    return fit_imprint(
+        found,
+        trained.parameters[reader.rows],
+        reader.held_out_scores(),
+        trained.records[reader.rows],
+        knowledge.public,
+    )
+
+
+def _error_as_inferred(
+    regressions: dict[int, Regression], directions: Tensor, shadow: Records, reader: LabelReader
+) -> float:
+    """Mean squared error on the reader's shadows, each answered by the label inferred with it left out."""
+    usable = torch.tensor(sorted(regressions), device=directions.device)
+    inferred = usable[reader.held_out_scores()[:, usable].argmax(1)]
+    labels, total = shadow.labels[reader.rows], 0.0
+    for label, regression in regressions.items():
+        truth = shadow.inputs[reader.rows].flatten(1).double()
+        wrong = ((inferred == label) & (labels != label)).nonzero()[:, 0]
+        found, _ = regression.apply(directions[reader.rows[wrong]])
+        total += float((found - truth[wrong]).square().mean(1).sum())
+        right = int(((inferred == label) & (labels == label)).sum())
+        total += right * regression.held_out_error
+    return total / len(labels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +167,7 @@ class FittedClosedForm:
         scores = self.reader.scores(parameters)
         usable = torch.tensor(sorted(self.regressions), device=scores.device)
         labels = usable[scores[:, usable].argmax(1)]
-        records, expected = self._read(parameters, labels)
+        records, expected = self._read(parameters, scores, labels)
         seconds = self.cost.seconds + time.perf_counter() - started
         return Reconstruction(
             candidates=records.reshape(-1, 1, *self.shape).to(parameters.dtype),
@@ -161,10 +187,10 @@ class FittedClosedForm:
             return self.imprint.held_out_error
         return _weighted(self.regressions)
 
-    def _read(self, parameters: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(m, p), (m,) to records (m, q) and their expected squared errors (m,)."""
+    def _read(self, parameters: Tensor, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(m, p), (m, c), (m,) to records (m, q) and their expected squared errors (m,)."""
         if self.imprint is not None:
-            return self.imprint.apply(parameters, labels)
+            return self.imprint.apply(parameters, scores)
         directions = direction(parameters, self.base)
         records = directions.new_zeros(len(parameters), math.prod(self.shape))
         expected = directions.new_zeros(len(parameters))

@@ -8,6 +8,8 @@ enter the layer, a the signal that comes back to it. What an unknown record z ch
 and the last term lies where the fixed records' own features lie, which the adversary knows. With
 their span projected out, the change is close to rank one: its right factor is the direction of f(z),
 up to the sign. The sign is the label's: raising its score asks for a positive <a, W_next[label]>.
+Where labels of different sign are both likely, the direction is shortened accordingly, so that the
+regression answers with something closer to the mean record.
 
 Features of records the adversary holds cost a forward pass and no training, so the map from features
 to records is learned from these as well as from shadow models. It needs no regression per label.
@@ -46,13 +48,14 @@ class Imprint:
     taken: Tensor  # (f, q) orthonormal: the span of the fixed records' features, fp64
     towards: Tensor  # (c, k) what raising each label's score asks of the layer's outputs, fp64
 
-    def read(self, parameters: Tensor, labels: Tensor) -> Tensor:
-        """(m, p) models and the labels (m,) of their unknown records to unit vectors (m, f)."""
+    def read(self, parameters: Tensor, scores: Tensor) -> Tensor:
+        """(m, p) models and a label reader's scores (m, c) to vectors (m, f) of at most unit length."""
         layout = self.architecture.layout
         change = layout.split(parameters - self.base)[f"{self.layer}.weight"].double()
         left, _, right = torch.linalg.svd(self._free(change), full_matrices=False)
-        agrees = (left[:, :, 0] * self.towards[labels]).sum(1)
-        return torch.where(agrees < 0, -1.0, 1.0)[:, None] * right[:, 0]
+        signs = torch.sign(left[:, :, 0] @ self.towards.T)  # (m, c)
+        likely = F.normalize(scores.double().clamp(0, 1), p=1, dim=1)
+        return (likely * signs).sum(1, keepdim=True) * right[:, 0]
 
     def features(self, inputs: Tensor) -> Tensor:
         """(n, *shape) records to the unit vectors (n, f) that `read` should find for them.
@@ -85,7 +88,7 @@ def find_imprint(
 
 @dataclass(frozen=True, eq=False)
 class ImprintReader:
-    """Fitted: from a model and its unknown record's label to the record."""
+    """Fitted: from a model and the scores of its unknown record's label to the record."""
 
     imprint: Imprint
     regression: Regression
@@ -94,21 +97,26 @@ class ImprintReader:
     def held_out_error(self) -> float:
         return self.regression.held_out_error
 
-    def apply(self, parameters: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(m, p), (m,) to records (m, q) and their expected squared errors (m,)."""
-        return self.regression.apply(self.imprint.read(parameters, labels))
+    def apply(self, parameters: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """(m, p), (m, c) to records (m, q) and their expected squared errors (m,)."""
+        return self.regression.apply(self.imprint.read(parameters, scores))
 
 
 def fit_imprint(
-    imprint: Imprint, parameters: Tensor, shadow: Records, further: Records | None
+    imprint: Imprint,
+    parameters: Tensor,
+    scores: Tensor,
+    shadow: Records,
+    further: Records | None,
 ) -> ImprintReader:
     """parameters: (s, p) of the shadows; further: records without a shadow model.
 
-    The error is that of the shadows alone. Their own features are left out: with them, leaving a
-    shadow out would not leave its record out.
+    scores: (s, c) as the label reader gives them to a shadow that it was not fitted on, so that
+    the error counts what a wrong label does. The error is that of the shadows alone. Their own features
+    are left out: with them, leaving a shadow out would not leave its record out.
     """
-    shadow, parameters = shadow[:_MOST], parameters[:_MOST]
-    read, records = imprint.read(parameters, shadow.labels), shadow.inputs
+    shadow, parameters, scores = shadow[:_MOST], parameters[:_MOST], scores[:_MOST]
+    read, records = imprint.read(parameters, scores), shadow.inputs
     if further is not None and len(further):
         read = torch.cat([read, imprint.features(further.inputs[:_MOST])])
         records = torch.cat([records, further.inputs[:_MOST]])
