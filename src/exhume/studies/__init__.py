@@ -12,6 +12,7 @@ from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.studies import (
     informed_activations,
+    informed_cifar10,
     informed_dp,
     informed_epochs,
     informed_factors,
@@ -45,6 +46,7 @@ _ALL = (
     informed_zero_gradients,
     informed_transfer,
     informed_gallery,
+    informed_cifar10,
 )
 STUDIES: dict[str, Study] = {module.STUDY.name: module.STUDY for module in _ALL}
 

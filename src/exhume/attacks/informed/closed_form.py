@@ -3,7 +3,8 @@
 Balle22 trains a network (RecoNN) to map released weights to the missing record. Given the record's
 label and the direction of the change it made, that map is close to linear, so it can be fitted in
 closed form in seconds, from a fifth of the shadow models, and every setting can be chosen by exact
-leave-one-out error on the shadows.
+leave-one-out error on the shadows. Where the fixed records leave room in the first fully connected
+layer, its imprint (imprint.py) is tried as well, and whichever has the smaller such error is used.
 
     delta_i = what is read off theta_i - theta_base, of unit size          i a shadow model
     z_hat   = mean_y + sum_{i: y_i = y} A_i (<delta, delta_i> + const)     y the inferred label
@@ -17,6 +18,7 @@ Cost: the shadow models; then s·p·n + n³ + 34·n²·q operations a label, for
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -24,6 +26,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.baseline import holdings
+from exhume.attacks.informed.imprint import ImprintReader, find_imprint, fit_imprint
 from exhume.attacks.informed.label import LabelReader, read_labels
 from exhume.attacks.informed.reading import READINGS, Reading
 from exhume.attacks.informed.regression import Basis, Regression, Sample, basis_of, regress
@@ -67,6 +70,7 @@ class ClosedForm:
     """
 
     chunk: int = 64  # shadow models trained at once; fixes the bits, see train.fleet
+    imprint: bool = True  # may it read the imprint instead, where that does better on the shadows?
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
@@ -86,12 +90,51 @@ class ClosedForm:
             trained.parameters, shadow.labels, trained.base, trained.layout, len(shadow.classes)
         )
         fitted = _fit(trained, holdings(knowledge), progress)
+        imprint = _imprint(knowledge, trained, reader) if self.imprint else None
+        if imprint is not None and imprint.held_out_error >= _error_as_inferred(
+            fitted, trained, reader
+        ):
+            imprint = None
         seconds = trained.seconds + time.perf_counter() - started
         cost = Cost(seconds, models=len(shadow) + 1)
         sample = trained.parameters[:_SAMPLE].clone()
         return FittedClosedForm(
-            trained.base, trained.layout, reader, fitted, shadow.shape, cost, sample
+            trained.base, trained.layout, reader, fitted, shadow.shape, cost, sample, imprint
         )
+
+
+def _imprint(knowledge: Knowledge, trained: Shadows, reader: LabelReader) -> ImprintReader | None:
+    """The other reading, where the network has one."""
+    recipe, initial, fixed = knowledge.recipe, knowledge.initial, knowledge.fixed
+    assert recipe is not None  # there are shadows, so these three are known
+    assert initial is not None
+    assert fixed is not None
+    found = find_imprint(recipe.architecture, initial, trained.base, fixed)
+    if found is None:
+        return None
+    return fit_imprint(
+        found,
+        trained.parameters[reader.rows],
+        reader.held_out_scores(),
+        trained.records[reader.rows],
+        knowledge.public,
+    )
+
+
+def _error_as_inferred(fitted: _Fitted, trained: Shadows, reader: LabelReader) -> float:
+    """Mean squared error on the reader's shadows, each answered by the label inferred with it left out."""
+    shadow, models = trained.records[reader.rows], trained.parameters[reader.rows]
+    usable = torch.tensor(sorted(fitted.regressions), device=models.device)
+    inferred = usable[reader.held_out_scores()[:, usable].argmax(1)]
+    truth, total = shadow.inputs.flatten(1).double(), 0.0
+    for label, regression in fitted.regressions.items():
+        wrong = ((inferred == label) & (shadow.labels != label)).nonzero()[:, 0]
+        read = fitted.reading.apply(models[wrong], trained.base, trained.layout)
+        found, _ = regression.apply(read)
+        total += float((found - truth[wrong]).square().mean(1).sum())
+        right = int(((inferred == label) & (shadow.labels == label)).sum())
+        total += right * regression.held_out_error
+    return total / len(truth)
 
 
 def _fit(trained: Shadows, held: Records, progress: Progress) -> _Fitted:
@@ -107,7 +150,7 @@ def _fit(trained: Shadows, held: Records, progress: Progress) -> _Fitted:
     for step, reading in enumerate(READINGS):
         progress(_FITTING, step, len(READINGS) + 1)
         tried.append(_fit_reading(reading, trained, trial, basis))
-    best = min(tried, key=lambda fitted: fitted.error)
+    best = min(tried, key=lambda fitted: fitted.held_out_error)
     if any(len(own) > _TRIAL for own in rows.values()):
         progress(_FITTING, len(READINGS), len(READINGS) + 1)
         best = _fit_reading(best.reading, trained, rows, basis)
@@ -135,7 +178,7 @@ def _fit_reading(
 class _Fitted:
     reading: Reading
     regressions: dict[int, Regression]
-    error: float  # mean squared leave-one-out error over the shadows
+    held_out_error: float  # mean squared leave-one-out error over the shadows
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +192,7 @@ class FittedClosedForm:
     shape: tuple[int, ...]
     cost: Cost
     sample: Tensor  # (at most 50, p) shadow models, to judge how well they are trained
+    imprint: ImprintReader | None = None  # read instead of the regressions per label
 
     def run(self, releases: Release) -> Reconstruction:
         if not isinstance(releases, Weights):
@@ -163,25 +207,30 @@ class FittedClosedForm:
             )
         started = time.perf_counter()
         scores = self.reader.scores(parameters)
-        regressions = self.fitted.regressions
-        usable = torch.tensor(sorted(regressions), device=scores.device)
+        usable = torch.tensor(sorted(self.fitted.regressions), device=scores.device)
         labels = usable[scores[:, usable].argmax(1)]
-        read = self.fitted.reading.apply(parameters, self.base, self.layout)
-        records = read.new_zeros(len(parameters), *self.shape)
-        expected = read.new_zeros(len(parameters))
-        for label, regression in regressions.items():
-            rows = (labels == label).nonzero()[:, 0]
-            found, expected[rows] = regression.apply(read[rows])
-            records[rows] = found.reshape(-1, *self.shape)
+        records, expected = self._read(parameters, scores, labels)
         seconds = self.cost.seconds + time.perf_counter() - started
         return Reconstruction(
-            candidates=records[:, None].to(parameters.dtype),
+            candidates=records.reshape(-1, 1, *self.shape).to(parameters.dtype),
             confidence=-expected[:, None],
             status=Status(Outcome.CONVERGED),
             cost=Cost(seconds, self.cost.models),
             labels=labels[:, None],
             observed={
                 "label_accuracy_on_shadows": self.reader.held_out_accuracy,
-                "mse_on_shadows": self.fitted.error,
+                "mse_on_shadows": (self.imprint or self.fitted).held_out_error,
             },
         )
+
+    def _read(self, parameters: Tensor, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(m, p), (m, c), (m,) to records (m, q) and their expected squared errors (m,)."""
+        if self.imprint is not None:
+            return self.imprint.apply(parameters, scores)
+        read = self.fitted.reading.apply(parameters, self.base, self.layout)
+        records = read.new_zeros(len(parameters), math.prod(self.shape))
+        expected = read.new_zeros(len(parameters))
+        for label, regression in self.fitted.regressions.items():
+            rows = (labels == label).nonzero()[:, 0]
+            records[rows], expected[rows] = regression.apply(read[rows])
+        return records, expected
