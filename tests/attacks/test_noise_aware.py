@@ -46,11 +46,12 @@ def test_it_sees_through_noise_that_hides_records_from_noisy_shadows(game, key):
     assert ours < 0.8 * mean
 
 
-def test_its_own_estimate_of_its_error_is_about_right(game):
+def test_its_own_estimate_of_its_error_is_on_the_safe_side(game):
+    """It comes from half of the shadows."""
     _, fitted, release, truth = game
     found = fitted.run(release)
     error = (found.candidates[:, 0] - truth.inputs).square().mean().item()
-    assert found.observed["mse_on_shadows"] == pytest.approx(error, rel=0.4)
+    assert error < found.observed["mse_on_shadows"] < 3 * error
     right = (found.labels[:, 0] == truth.labels).double().mean().item()
     assert found.observed["label_accuracy_on_shadows"] == pytest.approx(right, abs=0.2)
     assert found.cost.models == 801
