@@ -96,12 +96,12 @@ SMALL = RecoNN(Dense((64, 64)), Training(batch=32, epochs=12), chunk=32)
 CASES = {
     "mean record": Case(MeanRecord(), informed_game, 1.0001),
     "closed form": Case(ClosedForm(chunk=32), informed_game, 0.5),
-    "noise-aware": Case(NoiseAware(chunk=32), noisy_game, 0.5),
     "through training": Case(ThroughTraining(labels=3), informed_game, 0.2),
     "closed form of linear models": Case(GlmClosedForm(), linear_game, 1e-12),
     "reconn": Case(SMALL, informed_game, 0.75),
     "reconn delta span": Case(replace(SMALL, inputs="delta", span=True), informed_game, 0.8),
     "mnemonist": Case(Mnemonist(SMALL), informed_game, 0.8),
+    "noise-aware": Case(NoiseAware(chunk=32), noisy_game, 0.5),
 }
 
 
