@@ -92,7 +92,7 @@ class Pooled:
 
 
 def pool(arms: Sequence[Arm], accuracies: Sequence[float], key: Key) -> Pooled:
-    """The same variant on several seeds; accuracies: the released models', one number a seed."""
+    """The same variant on several seeds; accuracies: the released models', one a seed, or none."""
     scores = [arm.scores.metrics for arm in arms]
     trials = [int(found["targets"] - found["duplicates"]) for found in scores]
 
@@ -104,10 +104,9 @@ def pool(arms: Sequence[Arm], accuracies: Sequence[float], key: Key) -> Pooled:
     measured = {
         name: fmean(s[name] for s in scores) for name in means if all(name in s for s in scores)
     }
-    measured |= {
-        "seconds": sum(arm.seconds for arm in arms),
-        "test_accuracy": fmean(accuracies),
-    }
+    measured["seconds"] = sum(arm.seconds for arm in arms)
+    if accuracies:
+        measured["test_accuracy"] = fmean(accuracies)
     return Pooled(
         errors,
         bootstrap(errors, key.fold("interval")),
@@ -174,7 +173,8 @@ def sweep(
 ) -> dict[str, Pooled]:
     """Every variant on every seed, and the mean record beside them."""
     key = Key.from_seed(settings.seed).fold("sweep")
-    played: dict[str, list[tuple[Arm, float]]] = {}
+    played: dict[str, list[Arm]] = {}
+    accuracies: dict[str, list[float]] = {MEAN_RECORD: []}
     own, store = ClosedForm(chunk=settings.machine.chunk), folder.store()
     for index in range(seeds):
         seeded = settings.with_seed(settings.seed + index)
@@ -183,19 +183,16 @@ def sweep(
             shown = _named(progress, f"{name}, seed {index + 1}")
             initial = start(name, chosen) if start else None
             game = informed_game(chosen, records, store=store, progress=shown, initial=initial)
-            accuracy = float(game.facts["test_accuracy"])
             attacks: dict[str, Attack] = {name: own}
             if further is not None:
                 attacks |= {f"{name}.{more}": a for more, a in further(name, chosen).items()}
             for arm, attack in attacks.items():
                 found = play(game, attack, store=store, progress=shown)
-                played.setdefault(arm, []).append((found, accuracy))
+                played.setdefault(arm, []).append(found)
+                accuracies.setdefault(arm, []).append(float(game.facts["test_accuracy"]))
         mean = play(game, MeanRecord(), store=store, progress=progress)
-        played.setdefault(MEAN_RECORD, []).append((mean, accuracy))
-    return {
-        name: pool([arm for arm, _ in several], [right for _, right in several], key)
-        for name, several in played.items()
-    }
+        played.setdefault(MEAN_RECORD, []).append(mean)
+    return {name: pool(several, accuracies[name], key) for name, several in played.items()}
 
 
 def _named(progress: Progress, name: str) -> Progress:
