@@ -1,8 +1,8 @@
 """Balle22, Fig. 14: how much privacy does it take to stop reconstruction, and what does it cost?
 
 DP gradient descent with clip 10 and the noise of a given epsilon (delta 1e-5), clipping alone, and neither.
-The adversary knows the clip and the noise level, and trains its shadows with noise of its own; it does not
-know the draw of the victim's noise.
+The adversary knows the clip and the noise level, not the draw of the victim's noise. Two of them: one
+trains its shadows with noise of its own, as in the paper; the other also without, and weighs the noise in.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from exhume import data
+from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.auditing import dealt
-from exhume.contract import Key, Progress, Records
+from exhume.contract import Attack, Key, Progress, Records
 from exhume.plan import recipe_for, resolve
 from exhume.report.charts import Chart, Point
 from exhume.report.folder import RunFolder
+from exhume.score.intervals import clopper_pearson
 from exhume.settings import DataSettings, Settings, VictimSettings
 from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
-from exhume.studies.sweeps import MEAN_RECORD, Pooled, error_series, sweep, sweep_metrics
+from exhume.studies.sweeps import Pooled, error_series, sweep, sweep_metrics
 from exhume.train.dp import noise_for_epsilon
 from exhume.train.functional import accuracy
 
@@ -28,6 +30,7 @@ _CLIP, _DELTA = 10.0, 1e-5  # Balle22
 _LARGE = 100.0  # an epsilon from which on the formal guarantee says practically nothing
 _LITTLE = 0.05  # of accuracy
 _NONE, _CLIPPED = "none", "clip_only"
+_AWARE = "noise_aware"
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,14 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
         resolve(Settings(seed=seed, data=setting.data, victim=setting.victim), records), folder
     )
     variants = _variants(setting)
-    arms = sweep(variants, settings, setting.seeds, records, folder, progress=progress)
+
+    def further(_: str, chosen: Settings) -> dict[str, Attack]:
+        noisy = chosen.victim.dp_noise > 0
+        return {_AWARE: NoiseAware(chunk=settings.machine.chunk)} if noisy else {}
+
+    arms = sweep(
+        variants, settings, setting.seeds, records, folder, progress=progress, further=further
+    )
     larger = {
         name: _accuracy_of_more(replace(settings, victim=victim), records)
         for name, victim in variants.items()
@@ -110,16 +120,15 @@ def judge(
 ) -> tuple[list[Claim], dict[str, float]]:
     """epsilons: increasing. The largest at which, and below which, nothing leaks decides."""
     bare, clipped = arms[_NONE], arms[_CLIPPED]
-    safe = 0.0
-    for epsilon in epsilons:
-        if arms[_name(epsilon)].leaks:
-            break
-        safe = epsilon
+    plain = {epsilon: arms[_name(epsilon)] for epsilon in epsilons}
+    aware = {epsilon: arms[f"{_name(epsilon)}.{_AWARE}"] for epsilon in epsilons}
+    hidden, seen = _safe(plain), _safe(aware)
+    safe = min(hidden, seen)
     claims = [
         Claim(
             "without",
             "Without noise the records come back, clipped or not",
-            "they do",
+            "without a defence they do (CIFAR-10)",
             f"success {_rate(bare)} without a defence, {_rate(clipped)} with clipping alone; by chance "
             f"{max(bare.chance[1], clipped.chance[1]):.1%} or less",
             bare.leaks and clipped.leaks,
@@ -127,12 +136,23 @@ def judge(
         Claim(
             "stops",
             f"Even a large epsilon (at least {_LARGE:g}) stops reconstruction",
-            "stopped at all of 10^0 to 10^6 (CIFAR-10)",
-            _where(arms, epsilons, safe),
+            "a large epsilon does; 10^0 to 10^6 were tried (CIFAR-10)",
+            _where(plain, aware, safe),
             safe >= _LARGE,
         ),
+        Claim(
+            "noise-aware",
+            "Shadows trained without the noise see through noise that hides the record from noisy ones",
+            "not tried: its shadows are trained with noise",
+            f"the largest epsilon without a leak is {seen:,.0f}, with noisy shadows {hidden:,.0f}",
+            seen < hidden,
+        ),
     ]
-    found = {"largest_epsilon_without_leak": safe}
+    found = {
+        "largest_epsilon_without_leak": safe,
+        "largest_epsilon_without_leak.noisy_shadows": hidden,
+        "largest_epsilon_without_leak.noise_aware": seen,
+    }
     if safe:
         cost = bare.measured["test_accuracy"] - arms[_name(safe)].measured["test_accuracy"]
         found["accuracy_cost"] = cost
@@ -152,17 +172,28 @@ def _rate(arm: Pooled) -> str:
     return f"{arm.successes / arm.trials:.1%} ({arm.success[0]:.1%} to {arm.success[1]:.1%})"
 
 
-def _where(arms: Mapping[str, Pooled], epsilons: Sequence[float], safe: float) -> str:
-    told = []
-    if safe:
-        arm = arms[_name(safe)]
-        told.append(
-            f"success {_rate(arm)} at epsilon {safe:,.0f}, by chance {arm.chance[1]:.1%} or less"
+def _safe(arms: Mapping[float, Pooled]) -> float:
+    """The largest epsilon at which, and below which, nothing leaks; 0 if there is none."""
+    safe = 0.0
+    for epsilon, arm in arms.items():
+        if arm.leaks:
+            break
+        safe = epsilon
+    return safe
+
+
+def _where(plain: Mapping[float, Pooled], aware: Mapping[float, Pooled], safe: float) -> str:
+    def told(epsilon: float) -> str:
+        return (
+            f"{_rate(aware[epsilon])} noise-aware, {_rate(plain[epsilon])} with noisy shadows, by "
+            f"chance {max(aware[epsilon].chance[1], plain[epsilon].chance[1]):.1%} or less"
         )
-    above = [epsilon for epsilon in epsilons if epsilon > safe]
+
+    parts = [f"nothing leaks up to epsilon {safe:,.0f}: success {told(safe)}"] if safe else []
+    above = [epsilon for epsilon in plain if epsilon > safe]
     if above:
-        told.append(f"it still leaks at {above[0]:,.0f}: {_rate(arms[_name(above[0])])}")
-    return "; ".join(told)
+        parts.append(f"it leaks at {above[0]:,.0f}: {told(above[0])}")
+    return "; ".join(parts)
 
 
 def _deviations(setting: _Setting) -> list[str]:
@@ -173,7 +204,7 @@ def _deviations(setting: _Setting) -> list[str]:
         *(mnist if setting.data.source == "mnist" else []),
         "The reconstructor is a ridge regression per label in closed form instead of a network.",
         f"{setting.data.shadows:,} shadow models for each epsilon; under noise the change is taken from "
-        "the shadows' mean.",
+        "the shadows' mean. Beside them an attack of ours, from as many shadows without noise.",
         f"{setting.data.targets} targets on {setting.seeds} seed; every released model has its own noise.",
     ]
 
@@ -181,49 +212,38 @@ def _deviations(setting: _Setting) -> list[str]:
 def _charts(
     arms: Mapping[str, Pooled], larger: Mapping[str, float], setting: _Setting
 ) -> list[Chart]:
-    shown = {
-        **{_name(epsilon): f"epsilon {epsilon:,.0f}" for epsilon in setting.epsilons},
-        _CLIPPED: "clip only",
-        _NONE: "no defence",
+    epsilons = {_name(epsilon): f"epsilon {epsilon:,.0f}" for epsilon in setting.epsilons}
+    shown = {**epsilons, _CLIPPED: "clip only", _NONE: "no defence"}
+    plain = {x: arms[name] for name, x in shown.items()}
+    aware = {x: arms[f"{name}.{_AWARE}"] for name, x in epsilons.items()}
+    errors = {
+        **error_series(arms, shown),
+        "noise-aware": [arm.point(x) for x, arm in aware.items()],
     }
-    tried = {name: arm for name, arm in arms.items() if name != MEAN_RECORD}
+    shares = {
+        "closed form": [_share(x, arm.successes, arm.trials) for x, arm in plain.items()],
+        "noise-aware": [_share(x, arm.successes, arm.trials) for x, arm in aware.items()],
+        "closed form, unrelated records": [
+            _share(x, arm.lucky, arm.trials) for x, arm in plain.items()
+        ],
+    }
+    accuracies = {
+        f"|D-| = {setting.data.fixed:,} (attacked)": [
+            Point(x, arm.measured["test_accuracy"]) for x, arm in plain.items()
+        ],
+        f"|D-| = {setting.data.public:,} (not attacked)": [
+            Point(shown[name], value) for name, value in larger.items()
+        ],
+    }
     return [
-        Chart(
-            "Error by privacy",
-            "epsilon",
-            "mean squared error",
-            error_series(arms, shown),
-            y_scale="log",
-        ),
-        Chart(
-            "Records better than the oracle, by privacy",
-            "epsilon",
-            "share of the targets",
-            {
-                "closed form": [
-                    Point(shown[name], arm.successes / arm.trials, *arm.success)
-                    for name, arm in tried.items()
-                ],
-                "on unrelated records": [
-                    Point(shown[name], arm.lucky / arm.trials, *arm.chance)
-                    for name, arm in tried.items()
-                ],
-            },
-        ),
-        Chart(
-            "Accuracy by privacy",
-            "epsilon",
-            "test accuracy",
-            {
-                f"|D-| = {setting.data.fixed:,} (attacked)": [
-                    Point(shown[name], arm.measured["test_accuracy"]) for name, arm in tried.items()
-                ],
-                f"|D-| = {setting.data.public:,} (not attacked)": [
-                    Point(shown[name], value) for name, value in larger.items()
-                ],
-            },
-        ),
+        Chart("Error by privacy", "epsilon", "mean squared error", errors, y_scale="log"),
+        Chart("Records better than the oracle", "epsilon", "share of the targets", shares),
+        Chart("Accuracy by privacy", "epsilon", "test accuracy", accuracies),
     ]
+
+
+def _share(x: str, count: int, trials: int) -> Point:
+    return Point(x, count / trials, *clopper_pearson(count, trials))
 
 
 STUDY = Study(

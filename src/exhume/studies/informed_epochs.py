@@ -95,9 +95,15 @@ def judge(arms: Mapping[int, Pooled], key: Key) -> tuple[list[Claim], dict[str, 
             "The longer the released model was trained, the larger the error",
             "grows slowly from 1 to 240 epochs (CIFAR-10)",
             f"MSE {arms[first].mse:.4f} after {first}, {arms[last].mse:.4f} after {last} steps "
-            f"(difference {low:.4f} to {high:.4f}); {rises} of {len(arms) - 1} increases of the steps "
-            "raise it for certain",
-            low > 0 and rises == len(arms) - 1,
+            f"(difference {low:.4f} to {high:.4f})",
+            low > 0,
+        ),
+        Claim(
+            "everywhere",
+            "and every increase of the steps raises it",
+            "not stated",
+            f"{rises} of {len(arms) - 1} increases raise it for certain",
+            rises == len(arms) - 1,
         ),
         Claim(
             "leaks",

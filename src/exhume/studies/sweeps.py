@@ -16,7 +16,7 @@ from torch import Tensor
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.auditing import informed_game
-from exhume.contract import ExhumeError, Key, Progress, Records
+from exhume.contract import Attack, ExhumeError, Key, Progress, Records
 from exhume.report.charts import Point
 from exhume.report.folder import RunFolder
 from exhume.score.intervals import bootstrap, clopper_pearson
@@ -38,6 +38,9 @@ MEAN_RECORD = "mean_record"  # the arm of the average record, which reads no rel
 
 Start = Callable[[str, Settings], Tensor]
 """(variant, settings) to the (p,) parameters at which its training starts."""
+
+Further = Callable[[str, Settings], Mapping[str, Attack]]
+"""(variant, settings) to more attacks on it; the arm of one is called `variant.attack`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +92,7 @@ class Pooled:
 
 
 def pool(arms: Sequence[Arm], accuracies: Sequence[float], key: Key) -> Pooled:
-    """The same variant on several seeds; accuracies: the released models', one number a seed."""
+    """The same variant on several seeds; accuracies: the released models', one a seed, or none."""
     scores = [arm.scores.metrics for arm in arms]
     trials = [int(found["targets"] - found["duplicates"]) for found in scores]
 
@@ -101,7 +104,7 @@ def pool(arms: Sequence[Arm], accuracies: Sequence[float], key: Key) -> Pooled:
     measured = {
         name: fmean(s[name] for s in scores) for name in means if all(name in s for s in scores)
     }
-    measured |= {"seconds": sum(arm.seconds for arm in arms)}
+    measured["seconds"] = sum(arm.seconds for arm in arms)
     if accuracies:
         measured["test_accuracy"] = fmean(accuracies)
     return Pooled(
@@ -166,12 +169,13 @@ def sweep(
     *,
     progress: Progress,
     start: Start | None = None,
+    further: Further | None = None,
 ) -> dict[str, Pooled]:
     """Every variant on every seed, and the mean record beside them."""
     key = Key.from_seed(settings.seed).fold("sweep")
-    arms: dict[str, list[Arm]] = {name: [] for name in (*variants, MEAN_RECORD)}
-    accuracies: dict[str, list[float]] = {name: [] for name in arms}
-    attack, store = ClosedForm(chunk=settings.machine.chunk), folder.store()
+    played: dict[str, list[Arm]] = {}
+    accuracies: dict[str, list[float]] = {MEAN_RECORD: []}
+    own, store = ClosedForm(chunk=settings.machine.chunk), folder.store()
     for index in range(seeds):
         seeded = settings.with_seed(settings.seed + index)
         for name, victim in variants.items():
@@ -179,10 +183,16 @@ def sweep(
             shown = _named(progress, f"{name}, seed {index + 1}")
             initial = start(name, chosen) if start else None
             game = informed_game(chosen, records, store=store, progress=shown, initial=initial)
-            arms[name].append(play(game, attack, store=store, progress=shown))
-            accuracies[name].append(float(game.facts["test_accuracy"]))
-        arms[MEAN_RECORD].append(play(game, MeanRecord(), store=store, progress=progress))
-    return {name: pool(several, accuracies[name], key) for name, several in arms.items()}
+            attacks: dict[str, Attack] = {name: own}
+            if further is not None:
+                attacks |= {f"{name}.{more}": a for more, a in further(name, chosen).items()}
+            for arm, attack in attacks.items():
+                found = play(game, attack, store=store, progress=shown)
+                played.setdefault(arm, []).append(found)
+                accuracies.setdefault(arm, []).append(float(game.facts["test_accuracy"]))
+        mean = play(game, MeanRecord(), store=store, progress=progress)
+        played.setdefault(MEAN_RECORD, []).append(mean)
+    return {name: pool(several, accuracies[name], key) for name, several in played.items()}
 
 
 def _named(progress: Progress, name: str) -> Progress:
