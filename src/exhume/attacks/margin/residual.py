@@ -65,6 +65,7 @@ class Residual:
     others: Others = "softmax"
     alpha: float = 50.0
     weights: tuple[float, ...] = (1.0,)  # of the layers, first to last; those not named have 0
+    columns: Tensor | None = None  # (r+1,) weights of the first layer's columns, bias last; None: all 1
 
     @property
     def layer_weights(self) -> tuple[float, ...]:
@@ -72,10 +73,19 @@ class Residual:
         return (*self.weights, *(0.0,) * (1 + later - len(self.weights)))
 
     @property
+    def target(self) -> Tensor:
+        """(k, r+1): the first layer and its bias, columns weighted."""
+        network = self.span.network
+        return self.weighted(torch.cat([network.first, network.bias[:, None]], 1))
+
+    def weighted(self, extended: Tensor) -> Tensor:
+        return extended if self.columns is None else extended * self.columns
+
+    @property
     def norm(self) -> float:
         """What the residual is relative to."""
-        network, (one, *later) = self.span.network, self.layer_weights
-        first = self.span.outside + float(network.first.square().sum() + network.bias.square().sum())
+        (one, *later), network = self.layer_weights, self.span.network
+        first = self.span.outside + float(self.target.square().sum())
         parts = [w * float(m.square().sum()) for w, m in zip(later, network.later, strict=True)]
         return one * first + sum(parts)
 
@@ -90,8 +100,9 @@ class _Pass:
     def __init__(self, problem: Residual, coordinates: Tensor, multipliers: Tensor) -> None:
         network = problem.span.network
         self.problem, self.network = problem, network
-        self.extended = torch.cat([coordinates, torch.ones_like(coordinates[:, :1])], 1)
-        self.target = torch.cat([network.first, network.bias[:, None]], 1)
+        self.extended = problem.weighted(
+            torch.cat([coordinates, torch.ones_like(coordinates[:, :1])], 1)
+        )
         self.multipliers = multipliers
         self.entering, self.outputs = network.forward(coordinates)
         self.gates = [torch.sigmoid(problem.alpha * z) for z in self.entering]
@@ -122,7 +133,7 @@ class _Pass:
         problem, network = self.problem, self.network
         weights = problem.layer_weights
         self.loss = weights[0] * problem.span.outside / problem.norm
-        d_signal, d_feeding = self._layer(0, self.target, self.extended)
+        d_signal, d_feeding = self._layer(0, problem.target, self.extended)
         d_entering = []  # of each ReLU, through the signals
         d_active: list[Tensor | None] = []
         for layer, (matrix, gate) in enumerate(zip(network.later, self.gates, strict=True), start=1):
@@ -136,7 +147,7 @@ class _Pass:
             d_signal = onwards
             d_active.append(fed)
         self._through_forward(d_signal, d_entering, d_active)
-        gradient = d_feeding[:, :-1] + d_entering[0] @ network.first
+        gradient = problem.weighted(d_feeding)[:, :-1] + d_entering[0] @ network.first
         margins = (self.pull * self.outputs).sum(1)
         return Value(self.loss, gradient, self.d_multipliers, margins)
 
