@@ -32,7 +32,9 @@ def test_members_decoys_and_the_rate_at_one_percent(key):
     scores = score_margin(secret, pool, decoys, images.mean(0))
     assert scores.metrics["good"] == 7
     assert scores.metrics["decoy_rate"] == pytest.approx(6 / 300)
-    assert scores.metrics["tpr_at_1pct"] == 0  # 2% of the decoys match exactly: no threshold separates
+    assert (
+        scores.metrics["tpr_at_1pct"] == 0
+    )  # 2% of the decoys match exactly: no threshold separates
     fewer = Reconstruction(candidates[None, :9], torch.zeros(1, 9), Status(Outcome.CONVERGED))
     assert score_margin(secret, fewer, decoys, images.mean(0)).metrics["tpr_at_1pct"] >= 0.7
     assert scores.evidence["reconstructions"].shape == images.shape

@@ -110,8 +110,9 @@ def test_it_says_what_is_wrong(records, key):
         MarginDescent(mlp, weight_decay=0.1, hasten=0.1)
     with pytest.raises(ExhumeError, match="binary needs 1 outputs, the network has 2"):
         MarginDescent(mlp, "binary")
+    huge = Records(records.inputs * 1e200, records.labels, records.classes)
     with pytest.raises(ExhumeError, match="training diverged"):
-        train_to_margin(MarginDescent(mlp, rate=1e6), mlp.initial(key).double(), records)
+        train_to_margin(MarginDescent(mlp), mlp.initial(key).double(), huge)
 
 
 def test_pulls_keep_their_digits_where_the_loss_is_tiny():

@@ -1,8 +1,8 @@
 """What a network's outputs are for: their loss, and the outputs' pull on the parameters.
 
-    multiclass  L = -log softmax(Phi)_y                    Buzaglo23
-    binary      L = log(1 + exp(-s Phi)),  s = ±1          Haim et al. 2022
-    regression  L = (Phi - s)²/2,          s = ±1          one output; labels 0 and 1 mean s = -1 and 1
+multiclass  L = -log softmax(Phi)_y                    Buzaglo23
+binary      L = log(1 + exp(-s Phi)),  s = ±1          Haim et al. 2022
+regression  L = (Phi - s)²/2,          s = ±1          one output; labels 0 and 1 mean s = -1 and 1
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def pulls(head: Head, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         others = lead.exp().scatter(1, at, 0.0)  # exp(Phi_j - Phi_y)
         total = others.sum(1, keepdim=True)
         loss, share = total[:, 0].log1p(), others / (1 + total)
-        if bool(torch.isinf(total).any()):  # far on the wrong side: nothing is lost by the usual way
+        if bool(
+            torch.isinf(total).any()
+        ):  # far on the wrong side: nothing is lost by the usual way
             loss = F.cross_entropy(outputs, labels, reduction="none")
             share = torch.softmax(outputs, 1).scatter(1, at, 0.0)
         return loss, (-share).scatter(1, at, share.sum(1, keepdim=True))

@@ -66,7 +66,10 @@ class HomogeneousMLP:
 
     @property
     def layout(self) -> Layout:
-        names, shapes = ["fc1.weight", "fc1.bias"], [(self.sizes[1], self.sizes[0]), self.sizes[1:2]]
+        names, shapes = (
+            ["fc1.weight", "fc1.bias"],
+            [(self.sizes[1], self.sizes[0]), self.sizes[1:2]],
+        )
         for layer, (fan_in, fan_out) in enumerate(pairwise(self.sizes[1:]), start=2):
             names.append(f"fc{layer}.weight")
             shapes.append((fan_out, fan_in))
@@ -82,7 +85,9 @@ class HomogeneousMLP:
             else:
                 fan_in = self.sizes[0] if len(shape) == 1 else shape[1]
                 bound = 1 / math.sqrt(fan_in)
-                flat.append(torch.empty(math.prod(shape)).uniform_(-bound, bound, generator=generator))
+                flat.append(
+                    torch.empty(math.prod(shape)).uniform_(-bound, bound, generator=generator)
+                )
         return torch.cat(flat)
 
     def matrices(self, parameters: Tensor) -> Matrices:
@@ -105,5 +110,7 @@ class HomogeneousMLP:
         return nn.Sequential(layers)
 
     def __str__(self) -> str:
-        small = "" if self.first_scale is None else f", first layer from N(0, {self.first_scale:g}²)"
+        small = (
+            "" if self.first_scale is None else f", first layer from N(0, {self.first_scale:g}²)"
+        )
         return f"MLP {'-'.join(str(size) for size in self.sizes)}, relu, one bias{small}"

@@ -57,7 +57,8 @@ def match(candidates: Tensor, images: Tensor, centre: Tensor) -> Matches:
 def _standard(images: Tensor, centre: Tensor) -> Tensor:
     flat = (images - centre).flatten(1).double()
     flat = flat - flat.mean(1, keepdim=True)
-    return flat / flat.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    unit: Tensor = flat / flat.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    return unit
 
 
 @dataclass(frozen=True, eq=False)

@@ -69,7 +69,10 @@ def stationarity(
     grams, pulled, norms = _layers(double, inputs.double(), entering, outputs, labels, head, others)
     first, multipliers = _best(grams[0], pulled[0], norms[0], signed=head == "regression")
     total, _ = _best(
-        torch.stack(grams).sum(0), torch.stack(pulled).sum(0), sum(norms), signed=head == "regression"
+        torch.stack(grams).sum(0),
+        torch.stack(pulled).sum(0),
+        sum(norms),
+        signed=head == "regression",
     )
     return Stationarity(first, total, multipliers, margins(head, outputs, labels))
 

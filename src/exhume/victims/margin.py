@@ -14,8 +14,10 @@ from exhume.train.stationarity import stationarity
 __all__ = ["MarginVictim", "choose", "release_margin"]
 
 
-def choose(records: Records, classes: int, each: int, decoys: int, key: Key) -> tuple[Records, Records]:
-    """`each` images of the first `classes` classes to train on, and about `decoys` others of the same classes."""
+def choose(
+    records: Records, classes: int, each: int, decoys: int, key: Key
+) -> tuple[Records, Records]:
+    """`each` images of the first `classes` classes to train on, and about `decoys` others of them."""
     order = torch.randperm(len(records), generator=key.generator())
     labels = records.labels[order]
     per_class = -(-decoys // classes)

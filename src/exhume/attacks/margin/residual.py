@@ -65,7 +65,9 @@ class Residual:
     others: Others = "softmax"
     alpha: float = 50.0
     weights: tuple[float, ...] = (1.0,)  # of the layers, first to last; those not named have 0
-    columns: Tensor | None = None  # (r+1,) weights of the first layer's columns, bias last; None: all 1
+    columns: Tensor | None = (
+        None  # (r+1,) weights of the first layer's columns, bias last; None: all 1
+    )
 
     @property
     def layer_weights(self) -> tuple[float, ...]:
@@ -113,8 +115,8 @@ class _Pass:
         self._signals()
 
     def _signals(self) -> None:
-        """g of each layer, from the outputs back: `signals[l]` belongs to layer l, `ungated` before its gate."""
-        self.signals, self.ungated = [self.pull], []
+        """g of each layer, from the outputs back: `signals[l]` of layer l, `ungated[l]` before its gate."""
+        self.signals, self.ungated = [self.pull], list[Tensor]()
         for matrix, gate in zip(reversed(self.network.later), reversed(self.gates), strict=True):
             self.ungated.insert(0, self.signals[0] @ matrix)
             self.signals.insert(0, self.ungated[0] * gate)
@@ -136,7 +138,9 @@ class _Pass:
         d_signal, d_feeding = self._layer(0, problem.target, self.extended)
         d_entering = []  # of each ReLU, through the signals
         d_active: list[Tensor | None] = []
-        for layer, (matrix, gate) in enumerate(zip(network.later, self.gates, strict=True), start=1):
+        for layer, (matrix, gate) in enumerate(
+            zip(network.later, self.gates, strict=True), start=1
+        ):
             slope = (gate * (1 - gate)).mul_(problem.alpha)
             d_entering.append((d_signal * self.ungated[layer - 1]).mul_(slope))
             onwards = (d_signal * gate) @ matrix.T
