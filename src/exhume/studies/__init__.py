@@ -14,6 +14,7 @@ from exhume.studies import (
     informed_glm,
     informed_init,
     informed_mnist,
+    margin_multiclass,
     mnemonist,
     reconstructors,
 )
@@ -21,7 +22,7 @@ from exhume.studies.study import Scale, Study
 
 __all__ = ["STUDIES", "run_study"]
 
-_ALL = (informed_mnist, reconstructors, informed_init, informed_glm, mnemonist)
+_ALL = (informed_mnist, reconstructors, informed_init, informed_glm, mnemonist, margin_multiclass)
 STUDIES: dict[str, Study] = {module.STUDY.name: module.STUDY for module in _ALL}
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -159,11 +159,11 @@ class Restarts:
             parameters = self.reader.released(releases)
         except NotApplicable as why:
             return Reconstruction.none(0, shape, why)
-        started = time.perf_counter()
-        pools, losses = [], []
+        pools, losses, seconds = [], [], 0.0
         for row in parameters:
             runs = [self._restart(row, index) for index in range(self.restarts)]
             losses += [run.loss for run in runs]
+            seconds += sum(run.seconds for run in runs)
             pools.append((runs[0].inputs.shape[0], *pooled(runs)))
         most = max(len(inputs) for _, inputs, _, _ in pools)
         candidates, confidence, labels = [], [], []
@@ -176,7 +176,7 @@ class Restarts:
             candidates=torch.stack(candidates),
             confidence=torch.stack(confidence),
             status=Status(Outcome.CONVERGED),
-            cost=Cost(time.perf_counter() - started),
+            cost=Cost(seconds),
             labels=torch.stack(labels),
             observed={
                 "residual": min(losses),
@@ -195,11 +195,15 @@ class Restarts:
         name = address("margin restart", self.config, inputs, self.key, index)
         saved = self.store.load(name)
         if saved is None:
+            started = time.perf_counter()
             run = self.once(row, self.key.fold("restart", index), self._steps_done(stage))
-            loss = torch.tensor(run.loss, dtype=torch.float64)
-            self.store.save(name, {"inputs": run.inputs, "explained": run.explained, "loss": loss})
+            run = replace(run, seconds=time.perf_counter() - started)
+            numbers = torch.tensor([run.loss, run.seconds], dtype=torch.float64)
+            self.store.save(
+                name, {"inputs": run.inputs, "explained": run.explained, "numbers": numbers}
+            )
             return run
-        return Run(saved["inputs"], saved["explained"], float(saved["loss"]))
+        return Run(saved["inputs"], saved["explained"], *saved["numbers"].tolist())
 
     def _steps_done(self, stage: str) -> Callable[[int], None]:
         return lambda done: self.progress(stage, done, self.steps)
