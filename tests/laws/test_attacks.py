@@ -21,6 +21,7 @@ from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.attacks.margin.descent import Descent as KktDescent
 from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.first_layer import FirstLayer
+from exhume.attacks.margin.search import BlindSearch
 from exhume.contract import (
     Attack,
     Key,
@@ -112,6 +113,7 @@ class Case:
 
 
 FEW = KktDescent("momentum", steps=300, rate=1.36e-3, multiplier_rate=0.479, falling=False)
+SHORT = FirstLayer(restarts=2, descent=KktDescent(steps=120), contrast=0.28, largest=0.32)
 SMALL = RecoNN(Dense((64, 64)), Training(batch=32, epochs=12), chunk=32)
 
 CASES = {
@@ -122,7 +124,10 @@ CASES = {
     "reconn": Case(SMALL, informed_game, 0.75),
     "reconn delta span": Case(replace(SMALL, inputs="delta", span=True), informed_game, 0.8),
     "mnemonist": Case(Mnemonist(SMALL), informed_game, 0.8),
-    "margin, first layer": Case(FirstLayer(restarts=2), margin_game, 0.3, nearest_error),
+    "margin, first layer": Case(SHORT, margin_game, 0.3, nearest_error),
+    "margin, blind search": Case(
+        BlindSearch(SHORT, trials=2, steps=10), margin_game, 0.3, nearest_error
+    ),
     "margin, eq. (6)": Case(Equation6(16, descent=FEW), margin_game, 0.95, nearest_error),
 }
 

@@ -80,7 +80,8 @@ class Equation6:
                 progress=progress,
             )
             explained = found.multipliers * found.margins
-            return Run(span.inputs(found.coordinates), explained, found.loss)
+            records = self.candidates / 2
+            return Run(span.inputs(found.coordinates), explained, found.loss, records)
 
         return once
 

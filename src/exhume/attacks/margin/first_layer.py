@@ -105,7 +105,10 @@ class FirstLayer:
                 progress=progress,
             )
             return Run(
-                span.inputs(found.coordinates), found.multipliers * found.margins, found.loss
+                span.inputs(found.coordinates),
+                found.multipliers * found.margins,
+                found.loss,
+                float(len(span.basis) + 1),
             )
 
         return once
@@ -159,10 +162,11 @@ class Restarts:
             parameters = self.reader.released(releases)
         except NotApplicable as why:
             return Reconstruction.none(0, shape, why)
-        pools, losses, seconds = [], [], 0.0
+        pools, losses, records, seconds = [], [], [], 0.0
         for row in parameters:
             runs = [self._restart(row, index) for index in range(self.restarts)]
             losses += [run.loss for run in runs]
+            records.append(runs[0].records)
             seconds += sum(run.seconds for run in runs)
             pools.append((runs[0].inputs.shape[0], *pooled(runs)))
         most = max(len(inputs) for _, inputs, _, _ in pools)
@@ -183,6 +187,7 @@ class Restarts:
                 "residual_mean": sum(losses) / len(losses),
                 "restarts": float(self.restarts),
                 "candidates": float(most),
+                "records": max(records),
             },
         )
 
@@ -198,7 +203,7 @@ class Restarts:
             started = time.perf_counter()
             run = self.once(row, self.key.fold("restart", index), self._steps_done(stage))
             run = replace(run, seconds=time.perf_counter() - started)
-            numbers = torch.tensor([run.loss, run.seconds], dtype=torch.float64)
+            numbers = torch.tensor([run.loss, run.records, run.seconds], dtype=torch.float64)
             self.store.save(
                 name, {"inputs": run.inputs, "explained": run.explained, "numbers": numbers}
             )
