@@ -14,7 +14,9 @@ from exhume.studies import (
     informed_glm,
     informed_init,
     informed_mnist,
+    margin_classes,
     margin_multiclass,
+    margin_weight_decay,
     mnemonist,
     reconstructors,
 )
@@ -22,7 +24,16 @@ from exhume.studies.study import Scale, Study
 
 __all__ = ["STUDIES", "run_study"]
 
-_ALL = (informed_mnist, reconstructors, informed_init, informed_glm, mnemonist, margin_multiclass)
+_ALL = (
+    informed_mnist,
+    reconstructors,
+    informed_init,
+    informed_glm,
+    mnemonist,
+    margin_multiclass,
+    margin_classes,
+    margin_weight_decay,
+)
 STUDIES: dict[str, Study] = {module.STUDY.name: module.STUDY for module in _ALL}
 
 

@@ -46,18 +46,26 @@ class MarginGame:
         return Knowledge(architecture=self.recipe.architecture, centre=self.victim.centre)
 
     def play(self) -> tuple[dict[str, float], dict[str, Any]]:
-        ours, theirs, shown = [], [], None
-        attack = replace(self.attack, head=self.recipe.head)
+        """Both attacks with every seed: means and the paired gain, and a section for the report."""
+        ours, theirs = [], []
         for index in range(self.seeds):
-            key = self.key.fold("attack", index)
-            found = self._attack(attack, key, f"victim {self.name}, seed {index + 1}")
-            ours.append(self._score(found))
-            published = self._published(found.cost.seconds, key)
-            other = self._attack(published, key, f"victim {self.name}, seed {index + 1}, eq. (6)")
-            theirs.append(self._score(other))
-            shown = shown or self._section(found, ours[0])
-        assert shown is not None  # there is at least one seed
-        return self._measured(ours, theirs), shown
+            found, scores = self.once(index)
+            ours.append(scores)
+            published = self._published(found.cost.seconds, self._key(index))
+            label = f"victim {self.name}, seed {index + 1}, eq. (6)"
+            theirs.append(self._score(self._attack(published, self._key(index), label)))
+            if not index:
+                section = self.section(found, scores)
+        return self._measured(ours, theirs), section
+
+    def once(self, index: int) -> tuple[Reconstruction, MarginScores]:
+        """Our attack with one seed."""
+        attack = replace(self.attack, head=self.recipe.head)
+        found = self._attack(attack, self._key(index), f"victim {self.name}, seed {index + 1}")
+        return found, self._score(found)
+
+    def _key(self, index: int) -> Key:
+        return self.key.fold("attack", index)
 
     def _attack(self, attack: FirstLayer | Equation6, key: Key, label: str) -> Reconstruction:
         prepared = attack.prepare(
@@ -114,7 +122,7 @@ class MarginGame:
             **self.victim.report,
         }
 
-    def _section(self, found: Reconstruction, scores: MarginScores) -> dict[str, Any]:
+    def section(self, found: Reconstruction, scores: MarginScores) -> dict[str, Any]:
         file = f"margin-{self.name}.safetensors"
         evidence = scores.evidence | {"margins": self.victim.margins}
         self.folder.write_tensors(file, evidence)
