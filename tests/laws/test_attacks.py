@@ -112,7 +112,12 @@ class Case:
     error: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = first_error
 
 
-FEW = KktDescent("momentum", steps=300, rate=1.36e-3, multiplier_rate=0.479, falling=False)
+SIXTH = Equation6(
+    16,
+    scale=0.1,
+    lambda_min=1e-3,
+    descent=KktDescent("adam", steps=150, rate=0.02, multiplier_rate=0.02),
+)
 SHORT = FirstLayer(restarts=2, descent=KktDescent(steps=120), contrast=0.28, largest=0.32)
 SMALL = RecoNN(Dense((64, 64)), Training(batch=32, epochs=12), chunk=32)
 
@@ -124,11 +129,11 @@ CASES = {
     "reconn": Case(SMALL, informed_game, 0.75),
     "reconn delta span": Case(replace(SMALL, inputs="delta", span=True), informed_game, 0.8),
     "mnemonist": Case(Mnemonist(SMALL), informed_game, 0.8),
-    "margin, first layer": Case(SHORT, margin_game, 0.3, nearest_error),
+    "margin, first layer": Case(SHORT, margin_game, 0.35, nearest_error),
     "margin, blind search": Case(
-        BlindSearch(SHORT, trials=2, steps=10), margin_game, 0.3, nearest_error
+        BlindSearch(SHORT, trials=2, steps=10), margin_game, 0.45, nearest_error
     ),
-    "margin, eq. (6)": Case(Equation6(16, descent=FEW), margin_game, 0.95, nearest_error),
+    "margin, eq. (6)": Case(SIXTH, margin_game, 0.85, nearest_error),
 }
 
 

@@ -20,6 +20,7 @@ from exhume.attacks.margin.residual import Residual
 __all__ = ["Descent", "Found", "Start", "descend"]
 
 _BETAS, _TINY, _LAST = (0.9, 0.999), 1e-8, 0.02
+_DIVERGED = 1e6  # a residual of so many times the weights, or none at all
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,9 @@ class Found:
     multipliers: Tensor  # (m,)
     margins: Tensor  # (m,)
     loss: float  # relative squared residual
+    diverged: int | None = (
+        None  # step at which it stopped being finite; what is returned is from before
+    )
 
 
 def descend(
@@ -62,11 +66,16 @@ def descend(
     progress: Callable[[int], None],
 ) -> Found:
     raw, scaled = start.raw.clone(), start.coordinates / start.spread
+    kept, diverged = (raw, scaled), None
     update = _optimiser(descent, [scaled, raw])
     for step in range(descent.steps):
         lam, slope = _multipliers(start, raw)
         coordinates = scaled * start.spread
         value = problem.at(coordinates, lam)
+        if not value.loss < _DIVERGED:
+            (raw, scaled), diverged = kept, step
+            break
+        kept = (raw.clone(), scaled.clone())
         by_c, by_lambda = value.coordinates, value.multipliers
         if start.absolute:
             by_c, by_lambda = by_c * problem.norm, by_lambda * problem.norm
@@ -82,7 +91,7 @@ def descend(
         progress(step + 1)
     lam, _ = _multipliers(start, raw)
     last = problem.at(scaled * start.spread, lam)
-    return Found(scaled * start.spread, lam, last.margins, last.loss)
+    return Found(scaled * start.spread, lam, last.margins, last.loss, diverged)
 
 
 def _multipliers(start: Start, raw: Tensor) -> tuple[Tensor, Tensor]:

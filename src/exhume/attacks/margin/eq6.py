@@ -81,7 +81,9 @@ class Equation6:
             )
             explained = found.multipliers * found.margins
             records = self.candidates / 2
-            return Run(span.inputs(found.coordinates), explained, found.loss, records)
+            diverged = -1.0 if found.diverged is None else float(found.diverged)
+            inputs = span.inputs(found.coordinates)
+            return Run(inputs, explained, found.loss, diverged, records)
 
         return once
 

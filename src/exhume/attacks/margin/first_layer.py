@@ -108,6 +108,7 @@ class FirstLayer:
                 span.inputs(found.coordinates),
                 found.multipliers * found.margins,
                 found.loss,
+                -1.0 if found.diverged is None else float(found.diverged),
                 float(len(span.basis) + 1),
             )
 
@@ -131,16 +132,16 @@ Once = Callable[[Tensor, Key, Callable[[int], None]], Run]
 def _with_multipliers(problem: Residual, start: Start, *, signed: bool) -> Start:
     """The same start with one multiplier for all: the scale that explains most.
 
-    loss(s) = loss(0) - 2 s a + s² q, so two evaluations give the best s.
+    loss(s) = loss(0) - 2 s a + s² q, so two evaluations give the best s. Where the random candidates point
+    away from the weights (a < 0), a tenth of the weights' norm is a start that can still grow.
     """
     zero = torch.zeros_like(start.raw)
     none, one = problem.at(start.coordinates, zero), problem.at(start.coordinates, zero + 1)
     a = -0.5 * float(none.multipliers.sum())
-    scale = a / max(one.loss - none.loss + 2 * a, 1e-12)
+    q = max(one.loss - none.loss + 2 * a, 1e-12)
     if signed:
-        return Start(start.coordinates, zero + scale, start.spread, "free", largest=start.largest)
-    raw = zero + math.log(max(scale, 1e-4))
-    return Start(start.coordinates, raw, start.spread, "log", largest=start.largest)
+        return replace(start, raw=zero + a / q, multiplier="free")
+    return replace(start, raw=zero + math.log(max(a / q, 0.1 / math.sqrt(q))), multiplier="log")
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,11 +163,12 @@ class Restarts:
             parameters = self.reader.released(releases)
         except NotApplicable as why:
             return Reconstruction.none(0, shape, why)
-        pools, losses, records, seconds = [], [], [], 0.0
+        pools, losses, records, stops, seconds = [], [], [], list[float](), 0.0
         for row in parameters:
             runs = [self._restart(row, index) for index in range(self.restarts)]
             losses += [run.loss for run in runs]
             records.append(runs[0].records)
+            stops += [run.diverged for run in runs if run.diverged >= 0]
             seconds += sum(run.seconds for run in runs)
             pools.append((runs[0].inputs.shape[0], *pooled(runs)))
         most = max(len(inputs) for _, inputs, _, _ in pools)
@@ -179,7 +181,7 @@ class Restarts:
         return Reconstruction(
             candidates=torch.stack(candidates),
             confidence=torch.stack(confidence),
-            status=Status(Outcome.CONVERGED),
+            status=_status(stops, len(losses)),
             cost=Cost(seconds),
             labels=torch.stack(labels),
             observed={
@@ -203,7 +205,9 @@ class Restarts:
             started = time.perf_counter()
             run = self.once(row, self.key.fold("restart", index), self._steps_done(stage))
             run = replace(run, seconds=time.perf_counter() - started)
-            numbers = torch.tensor([run.loss, run.records, run.seconds], dtype=torch.float64)
+            numbers = torch.tensor(
+                [run.loss, run.diverged, run.records, run.seconds], dtype=torch.float64
+            )
             self.store.save(
                 name, {"inputs": run.inputs, "explained": run.explained, "numbers": numbers}
             )
@@ -212,6 +216,16 @@ class Restarts:
 
     def _steps_done(self, stage: str) -> Callable[[int], None]:
         return lambda done: self.progress(stage, done, self.steps)
+
+
+def _status(stops: list[float], restarts: int) -> Status:
+    if not stops:
+        return Status(Outcome.CONVERGED)
+    return Status(
+        Outcome.STOPPED_EARLY,
+        f"{len(stops)} of {restarts} restarts diverged, the first at step {min(stops):.0f}; their "
+        "candidates are those before it; lower the rates",
+    )
 
 
 def _fill(rows: Tensor, most: int, value: float | None = None) -> Tensor:

@@ -22,6 +22,7 @@ class Run:
     inputs: Tensor  # (m, d), centred as the network takes them
     explained: Tensor  # (m,)
     loss: float
+    diverged: float = -1.0  # the step at which it did; -1: never
     records: float = 0.0  # training records it assumed
     seconds: float = 0.0  # that it took when it was computed
 

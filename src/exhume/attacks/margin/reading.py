@@ -21,7 +21,8 @@ from exhume.models.mlp import MLP
 
 __all__ = ["Reader", "labels_for", "rank_of"]
 
-_GAP = 1.5  # neighbouring singular values further apart than this factor end the span
+_GAP = 1.5  # factor between neighbouring singular values that ends the span
+_ROUNDING = 1e-6  # share of the largest singular value below which one is rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,13 +67,18 @@ class Reader:
 
 
 def rank_of(values: Tensor) -> int:
-    """How many of the singular values (falling) belong to the data: up to the widest gap, or all."""
-    kept = values[values > 1e-6 * values[0]]
-    if len(kept) < 3:
+    """How many of the singular values (falling) belong to the data.
+
+    Values that are rounding are none. Where what is left of the initial weights makes a floor, the data end
+    at the last gap before it: a gap further up may be between classes. A floor is flat in the first half of
+    a spectrum; without a gap there, all counts.
+    """
+    kept = values[values > _ROUNDING * values[0]]
+    half = max(2, len(values) // 2)
+    if len(kept) <= half:
         return len(kept)
-    ratios = kept[1:-1] / kept[2:]
-    gap = int(ratios.argmax())
-    return gap + 2 if float(ratios[gap]) >= _GAP else len(kept)
+    gaps = (kept[: half - 1] / kept[1:half] >= _GAP).nonzero()
+    return int(gaps[-1]) + 1 if len(gaps) else len(kept)
 
 
 def labels_for(count: int, reader: Reader, like: Tensor) -> Tensor:
