@@ -277,6 +277,7 @@ class Knowledge:
     public: Records | None = None  # further records of the same distribution
     batch_size: int | None = None  # records behind one gradient
     labels: Tensor | None = None  # labels of the unknown records
+    centre: Tensor | None = None  # (*shape) what the released preprocessing subtracts from inputs
     parts: Mapping[str, nn.Module] = field(default_factory=dict)  # known pieces of a split network
 
     def known(self) -> tuple[str, ...]:

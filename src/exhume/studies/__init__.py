@@ -24,6 +24,9 @@ from exhume.studies import (
     informed_start,
     informed_transfer,
     informed_zero_gradients,
+    margin_classes,
+    margin_multiclass,
+    margin_weight_decay,
     mnemonist,
     reconstructors,
 )
@@ -47,6 +50,9 @@ _ALL = (
     informed_transfer,
     informed_gallery,
     informed_cifar10,
+    margin_multiclass,
+    margin_classes,
+    margin_weight_decay,
 )
 STUDIES: dict[str, Study] = {module.STUDY.name: module.STUDY for module in _ALL}
 

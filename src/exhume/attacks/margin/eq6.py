@@ -1,0 +1,101 @@
+"""Buzaglo23's attack as published: eq. (6), all layers, momentum, lambda = a² + lambda_min.
+
+The search lives in the whole row space of the first layer, min(k, d) directions: nothing is lost, since
+no gradient leaves it. The settings are the first of the authors' published points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.attacks.margin.descent import Descent, Start, descend
+from exhume.attacks.margin.first_layer import Once, Restarts
+from exhume.attacks.margin.pool import Run
+from exhume.attacks.margin.priors import Prior
+from exhume.attacks.margin.reading import Reader, labels_for
+from exhume.attacks.margin.residual import Residual
+from exhume.contract import Key, Knowledge, Progress, Store, silent
+from exhume.models.heads import Head
+from exhume.train.stationarity import Others
+
+__all__ = ["Equation6"]
+
+
+@dataclass(frozen=True)
+class Equation6:
+    """Reconstruct training records by minimising eq. (6).
+
+    Sees: `Weights`, r networks, each trained on its own unknown records.
+    Assumes: the architecture and about how many records there were; optionally their labels and the mean
+    that the released preprocessing subtracts.
+    Guarantees: nothing about the truth is used. Restarts are kept one by one.
+    Reference: Buzaglo23, eq. (6), and the settings of the authors' public code.
+    """
+
+    candidates: int = 200  # m; authors: twice the number of records
+    head: Head = "multiclass"
+    others: Others = "max"
+    scale: float = 6.2e-5  # of the initial candidates; search: 1e-6 to .1
+    lambda_min: float = 0.203  # search: .01 to .5
+    alpha: float = 39.5  # search: 10 to 500
+    descent: Descent = Descent(
+        "momentum", steps=50_000, rate=1.36e-3, multiplier_rate=0.479, falling=False
+    )
+    prior: Prior = Prior(box=1.0)
+    restarts: int = 1
+
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> Restarts:
+        reader = Reader.of(knowledge, self.head)
+        return Restarts(
+            reader,
+            self.restarts,
+            self.descent.steps,
+            self,
+            self._once(reader),
+            key,
+            store,
+            progress,
+        )
+
+    def _once(self, reader: Reader) -> Once:
+        def once(parameters: Tensor, key: Key, progress: Callable[[int], None]) -> Run:
+            span = reader.span(parameters, 0)
+            labels = labels_for(self.candidates, reader, parameters)
+            layers = 1 + len(span.network.later)
+            problem = Residual(
+                span, labels, self.head, self.others, self.alpha, weights=(1.0,) * layers
+            )
+            found = descend(
+                problem,
+                self._start(span.values, key),
+                self.descent,
+                prior=self.prior,
+                shape=reader.mlp.input_shape,
+                progress=progress,
+            )
+            explained = found.multipliers * found.margins
+            records = self.candidates / 2
+            diverged = -1.0 if found.diverged is None else float(found.diverged)
+            inputs = span.inputs(found.coordinates)
+            return Run(inputs, explained, found.loss, diverged, records)
+
+        return once
+
+    def _start(self, like: Tensor, key: Key) -> Start:
+        shape = (self.candidates, len(like))
+        noise = torch.randn(shape, generator=key.fold("x").generator(), dtype=torch.float64)
+        raw = torch.rand(self.candidates, generator=key.fold("a").generator(), dtype=torch.float64)
+        return Start(
+            self.scale * noise.to(like),
+            raw.to(like),
+            torch.ones_like(like),
+            "free" if self.head == "regression" else "squared",
+            self.lambda_min,
+            absolute=True,
+        )

@@ -1,0 +1,124 @@
+"""What a margin attack reads off a release before it searches: the network, the span, how many records.
+
+The first layer's updates are combinations of the training inputs, so its rows lie in their span: exactly
+once weight decay has removed the initial weights, up to a floor of noise if they were small. The
+spectrum shows where the records end and the floor begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.attacks.margin.residual import Span, span_of
+from exhume.contract import Architecture, ExhumeError, Knowledge, NotApplicable, Release, Weights
+from exhume.models.cnn import CNN
+from exhume.models.heads import Head, check_head
+from exhume.models.homogeneous import HomogeneousMLP
+from exhume.models.mlp import MLP
+
+__all__ = ["Reader", "labels_for", "rank_of"]
+
+_GAP = 1.5  # factor between neighbouring singular values that ends the span
+_ROUNDING = 1e-6  # share of the largest singular value below which one is rounding
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A checked architecture and what is known besides."""
+
+    mlp: HomogeneousMLP
+    head: Head
+    labels: Tensor | None  # (n,) of the unknown records
+    centre: Tensor  # (*shape)
+
+    @staticmethod
+    def of(knowledge: Knowledge, head: Head) -> Reader:
+        mlp = homogeneous(knowledge.architecture)
+        check_head(head, mlp.outputs)
+        centre = knowledge.centre
+        if centre is None:
+            centre = torch.full(mlp.input_shape, 0.5)
+        if tuple(centre.shape) != mlp.input_shape:
+            raise ExhumeError(
+                f"centre: shape {tuple(centre.shape)} given, the network takes {mlp.input_shape}"
+            )
+        return Reader(mlp, head, knowledge.labels, centre)
+
+    def span(self, parameters: Tensor, rank: int | None) -> Span:
+        """(p,) to the span of its first layer; rank 0: all of it, None: where the spectrum ends."""
+        network = self.mlp.matrices(parameters)
+        if not bool(torch.isfinite(parameters).all()):
+            raise ExhumeError("release: the weights are not finite")
+        full = min(network.first.shape)
+        if rank is None:
+            rank = rank_of(torch.linalg.svdvals(network.first.double()))
+        return span_of(network, min(rank, full) or full)
+
+    def released(self, releases: Release) -> Tensor:
+        """(r, p)."""
+        if not isinstance(releases, Weights):
+            raise NotApplicable(
+                "the margin attack reads trained weights, not gradients or features", ever=False
+            )
+        return releases.parameters
+
+
+def rank_of(values: Tensor) -> int:
+    """How many of the singular values (falling) belong to the data.
+
+    Values that are rounding are none. Where what is left of the initial weights makes a floor, the data end
+    at the last gap before it: a gap further up may be between classes. A floor is flat in the first half of
+    a spectrum; without a gap there, all counts.
+    """
+    kept = values[values > _ROUNDING * values[0]]
+    half = max(2, len(values) // 2)
+    if len(kept) <= half:
+        return len(kept)
+    gaps = (kept[: half - 1] / kept[1:half] >= _GAP).nonzero()
+    return int(gaps[-1]) + 1 if len(gaps) else len(kept)
+
+
+def labels_for(count: int, reader: Reader, like: Tensor) -> Tensor:
+    """(count,) labels of the candidates: those known, repeated, or as many of each class."""
+    if reader.labels is not None:
+        times = -(-count // len(reader.labels))
+        return reader.labels.repeat(times)[:count].to(like.device)
+    classes = max(2, reader.mlp.outputs)
+    return torch.arange(count, device=like.device) % classes
+
+
+def homogeneous(architecture: Architecture | None) -> HomogeneousMLP:
+    """The architecture, if the theory behind the attack covers it."""
+    if architecture is None:
+        raise NotApplicable("the margin attack needs the architecture", ever=True)
+    if isinstance(architecture, HomogeneousMLP):
+        return architecture
+    if isinstance(architecture, MLP):
+        if architecture.activation != "relu":
+            raise NotApplicable(
+                f"act1: {architecture.activation} is not positively homogeneous, so no margin is "
+                "maximised and the weights are no sum over the margin's records",
+                ever=False,
+            )
+        if not architecture.hidden:
+            raise NotApplicable(
+                "fc1: without a hidden layer the weights are one sum over all records, which no gate "
+                "tells apart",
+                ever=False,
+            )
+        raise NotApplicable(
+            f"fc{len(architecture.hidden) + 1}.bias: a bias after the first layer breaks homogeneity; "
+            "not yet covered",
+            ever=True,
+        )
+    if isinstance(architecture, CNN):
+        raise NotApplicable(
+            "conv1: shared filters have no row span of whole images; not yet covered", ever=True
+        )
+    raise NotApplicable(
+        f"{type(architecture).__name__}: only fully connected networks are covered so far",
+        ever=True,
+    )

@@ -1,0 +1,213 @@
+"""Planted truth: tiny networks trained far beyond zero error, and what the attacks must and must not do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from exhume.attacks.margin.descent import Descent
+from exhume.attacks.margin.eq6 import Equation6
+from exhume.attacks.margin.first_layer import FirstLayer
+from exhume.attacks.margin.pool import Run, pooled, to_images
+from exhume.attacks.margin.priors import Prior
+from exhume.attacks.margin.reading import rank_of
+from exhume.contract import (
+    ExhumeError,
+    Gradient,
+    Knowledge,
+    NotApplicable,
+    Outcome,
+    Records,
+    Weights,
+)
+from exhume.models.cnn import CNN
+from exhume.models.homogeneous import HomogeneousMLP
+from exhume.models.mlp import MLP
+from exhume.store import FolderStore, NullStore
+from exhume.train.margin import MarginDescent
+from exhume.victims.margin import choose, release_margin
+
+SHAPE = (1, 6, 6)
+TINY = FirstLayer(restarts=2, contrast=0.28, largest=0.32)
+
+
+def victim(key, head="multiclass", decay=0.0):
+    classes = 4 if head == "multiclass" else 2
+    pictures = torch.rand(8, *SHAPE, generator=key.fold("pictures").generator())
+    records = Records(pictures, torch.arange(8) % classes, tuple("abcd"[:classes]))
+    mlp = HomogeneousMLP(SHAPE, (100, 60), 4 if head == "multiclass" else 1, first_scale=1e-4)
+    hasten = 0.0 if decay or head == "regression" else 0.01
+    epochs = 3000 if decay else 100_000
+    stop = 0.0 if decay else 1e-6
+    recipe = MarginDescent(
+        mlp, head, weight_decay=decay, hasten=hasten, epochs=epochs, stop_loss=stop
+    )
+    return mlp, release_margin(recipe, records, key=key, store=NullStore())
+
+
+def likeness(found, made):
+    """(n,) of each training record: its largest correlation with a candidate, centred."""
+    truth = (made.secret.open().inputs - made.centre).flatten(1)
+    candidates = (found.candidates[0] - made.centre).flatten(1)
+    truth, candidates = truth - truth.mean(1, True), candidates - candidates.mean(1, True)
+    unit = torch.nn.functional.normalize
+    return (unit(truth, dim=1) @ unit(candidates, dim=1).T).max(1).values
+
+
+@pytest.mark.parametrize(
+    ("head", "decay", "bar"), [("multiclass", 0.0, 0.85), ("binary", 0.0, 0.85)]
+)
+def test_planted_records_come_back(head, decay, bar, key):
+    mlp, made = victim(key, head, decay)
+    knowledge = Knowledge(architecture=mlp, centre=made.centre)
+    attack = replace(TINY, head=head)
+    found = attack.prepare(knowledge, key=key, store=NullStore()).run(made.release)
+    assert found.status.outcome == Outcome.CONVERGED
+    assert found.candidates.shape == (1, 32, *SHAPE)  # rank 7, so 8 records, twice, two restarts
+    assert float(likeness(found, made).median()) > bar
+    assert (
+        made.report["residual_at_truth"] < made.report["residual_at_truth_eq6"]
+        or head != "multiclass"
+    )
+
+
+def test_regression_multipliers_have_any_sign(key):
+    mlp, made = victim(key, "regression", decay=0.01)
+    knowledge = Knowledge(architecture=mlp, centre=made.centre)
+    found = replace(TINY, head="regression").prepare(knowledge, key=key, store=NullStore())
+    assert found.run(made.release).observed["residual"] < 0.5
+
+
+def test_a_killed_attack_goes_on_and_ends_with_the_same_bits(key, tmp_path):
+    mlp, made = victim(key)
+    knowledge = Knowledge(architecture=mlp, centre=made.centre, labels=made.secret.open().labels)
+    whole = TINY.prepare(knowledge, key=key, store=NullStore()).run(made.release)
+    store = FolderStore(tmp_path / "store")
+    stages = []
+
+    def stop(stage, done, total):
+        stages.append((stage, total))
+        if stage.startswith("restart 2") and done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        TINY.prepare(knowledge, key=key, store=store, progress=stop).run(made.release)
+    later = []
+    again = TINY.prepare(
+        knowledge, key=key, store=store, progress=lambda stage, *_: later.append(stage)
+    ).run(made.release)
+    assert set(later) == {"restart 2 of 2"}
+    assert ("restart 1 of 2", TINY.descent.steps) in stages
+    assert torch.equal(again.candidates, whole.candidates)
+    assert torch.equal(again.confidence, whole.confidence)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layer", "ever"),
+    [
+        (MLP(SHAPE, (5,), 3, "relu"), "fc2.bias", True),
+        (MLP(SHAPE, (5,), 3, "elu"), "act1: elu", False),
+        (MLP(SHAPE, (), 3, "relu"), "fc1: without a hidden layer", False),
+        (CNN(SHAPE, (2,), (3,), (1,), (4,), 3), "conv1", True),
+    ],
+)
+def test_what_it_cannot_handle_is_named(architecture, layer, ever, key):
+    with pytest.raises(NotApplicable, match=layer) as refused:
+        TINY.prepare(Knowledge(architecture=architecture), key=key, store=NullStore())
+    assert refused.value.ever is ever
+
+
+def test_other_refusals(key):
+    mlp = HomogeneousMLP(SHAPE, (5,), 3)
+    with pytest.raises(ExhumeError, match=r"centre: shape \(3,\) given"):
+        TINY.prepare(Knowledge(architecture=mlp, centre=torch.zeros(3)), key=key, store=NullStore())
+    prepared = TINY.prepare(Knowledge(architecture=mlp), key=key, store=NullStore())
+    flat = mlp.initial(key)
+    found = prepared.run(Gradient(flat[None], mlp.layout, flat))
+    assert found.status.outcome == Outcome.NOT_APPLICABLE
+    assert "not gradients" in found.status.reason
+    with pytest.raises(ExhumeError, match="not finite"):
+        prepared.run(Weights((flat * torch.nan)[None], mlp.layout))
+
+
+def test_the_rank_ends_at_the_last_gap_above_the_floor():
+    floor = torch.linspace(1.0, 0.5, 10)
+    assert (
+        rank_of(torch.cat([torch.tensor([9.0, 8.0, 3.0, 2.5]), floor])) == 4
+    )  # two gaps: the last
+    assert rank_of(torch.linspace(9.0, 5.0, 10)) == 10  # no gap: all
+    rounding = torch.full((10,), 1e-8)
+    assert rank_of(torch.cat([torch.tensor([9.0, 8.0, 1.0]), rounding])) == 3
+
+
+def test_the_priors_gradient_is_its_derivative(key):
+    inputs = torch.randn(2, 18, generator=key.generator(), dtype=torch.float64)
+    prior, shape = Prior(box=0.7, tv=0.3), (2, 3, 3)
+    _, gradient = prior.at(inputs, shape)
+    for place in range(18):
+        step = torch.zeros_like(inputs)
+        step[0, place] = 1e-6
+        up, down = prior.at(inputs + step, shape)[0], prior.at(inputs - step, shape)[0]
+        assert float(gradient[0, place]) == pytest.approx((up - down) / 2e-6, abs=1e-5)
+    assert not Prior()
+
+
+def test_confidence_is_agreement_between_restarts(key):
+    generator = key.generator()
+    shared = torch.randn(3, 20, generator=generator)
+    runs = [
+        Run(torch.cat([torch.randn(4, 20, generator=generator), shared]), torch.zeros(7), 0.1)
+        for _ in range(2)
+    ]
+    _, confidence, order = pooled(runs)
+    assert set((order[:6] % 7).tolist()) == {4, 5, 6}
+    assert float(confidence[5]) > 0.99
+    assert float(confidence[6]) < 0.95
+    alone = Run(shared, torch.tensor([0.1, 0.3, 0.2]), 0.1)
+    assert pooled([alone])[2].tolist() == [1, 2, 0]
+
+
+def test_images_fill_the_range_and_vectors_are_left(key):
+    flat = torch.randn(3, 8, generator=key.generator())
+    images = to_images(flat, torch.full((2, 2, 2), 0.5))
+    assert float(images.min()) == 0
+    assert float(images.max()) == 1
+    assert torch.equal(to_images(flat, torch.zeros(8)), flat)
+
+
+def test_both_optimisers_lower_the_residual(key):
+    mlp, made = victim(key)
+    knowledge = Knowledge(architecture=mlp, centre=made.centre)
+
+    def residual(descent):
+        attack = replace(TINY, restarts=1, descent=descent)
+        prepared = attack.prepare(knowledge, key=key, store=NullStore())
+        return prepared.run(made.release).observed["residual"]
+
+    start = residual(Descent(steps=0))
+    assert residual(Descent(steps=60)) < 0.5 * start
+    assert residual(Descent("momentum", steps=60, rate=1.0, multiplier_rate=1.0)) < 0.5 * start
+
+
+def test_divergence_is_a_status_and_leaves_what_was_before(key):
+    mlp, made = victim(key)
+    attack = Equation6(candidates=16, descent=Descent("momentum", 50, 10.0, 10.0, falling=False))
+    prepared = attack.prepare(Knowledge(architecture=mlp), key=key, store=NullStore())
+    found = prepared.run(made.release)
+    assert found.status.outcome == Outcome.STOPPED_EARLY
+    assert "1 of 1 restarts diverged, the first at step" in found.status.reason
+    assert bool(torch.isfinite(found.candidates).all())
+
+
+def test_choosing_records_and_decoys(make_records, key):
+    records = make_records(60, (1, 3, 3), 3, key)
+    train, decoys = choose(records, 2, 4, 10, key)
+    assert train.labels.bincount().tolist() == [4, 4]
+    assert decoys.labels.bincount().tolist() == [5, 5]
+    assert train.classes == records.classes[:2]
+    apart = torch.cdist(train.inputs.flatten(1), decoys.inputs.flatten(1))
+    assert float(apart.min()) > 0
+    with pytest.raises(ExhumeError, match="20 records, 18 \\+ 5 decoys needed"):
+        choose(records, 2, 18, 10, key)

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from exhume.attacks.margin.residual import Residual, span_of
+from exhume.models.homogeneous import HomogeneousMLP
+from exhume.train.stationarity import stationarity
+
+
+class SmoothedReLU(torch.autograd.Function):
+    """Forward: ReLU; derivative: sigmoid(alpha z), which can itself be differentiated."""
+
+    @staticmethod
+    def forward(ctx, z, alpha):
+        ctx.save_for_backward(z)
+        ctx.alpha = alpha
+        return z.clamp_min(0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (z,) = ctx.saved_tensors
+        return grad * torch.sigmoid(ctx.alpha * z), None
+
+
+def naive(mlp, parameters, inputs, multipliers, labels, *, head, others, alpha, weights):
+    """One create_graph backward of sum_i lambda_i margin_i, in pixel space."""
+    named = [t.clone().requires_grad_() for t in mlp.layout.split(parameters).values()]
+    first, bias, *later = named
+    hidden = SmoothedReLU.apply(inputs @ first.T + bias, alpha)
+    for matrix in later[:-1]:
+        hidden = SmoothedReLU.apply(hidden @ matrix.T, alpha)
+    out = hidden @ later[-1].T
+    rows = torch.arange(len(labels))
+    if head == "multiclass":
+        wrong = out.clone()
+        wrong[rows, labels] = -torch.inf
+        if others == "max":
+            margin = out[rows, labels] - wrong.max(1).values
+        else:
+            p = torch.softmax(wrong, 1)
+            # the weights p are part of g, not of what is differentiated by theta: stop that path ...
+            margin = out[rows, labels] - (_frozen(p) * out).sum(1)
+    elif head == "binary":
+        margin = (2 * labels - 1) * out[:, 0]
+    else:
+        margin = out[:, 0]
+    if head == "multiclass" and others == "softmax":
+        grads = _with_live_weights(named, out, labels, multipliers)
+    else:
+        grads = torch.autograd.grad((multipliers * margin).sum(), named, create_graph=True)
+    wide = (weights[0], weights[0], *weights[1:], *(0.0,) * (len(later) + 1 - len(weights)))
+    loss = sum(
+        w * (p.detach() - g).square().sum() for w, p, g in zip(wide, named, grads, strict=True)
+    )
+    return loss / sum(w * p.detach().square().sum() for w, p in zip(wide, named, strict=True))
+
+
+def _frozen(p):
+    return p.detach()
+
+
+def _with_live_weights(named, out, labels, multipliers):
+    """... while p still moves with x: a vector-Jacobian product at u = onehot - p(x)."""
+    wrong = out.scatter(1, labels[:, None], -torch.inf)
+    u = torch.nn.functional.one_hot(labels, out.shape[1]).to(out) - torch.softmax(wrong, 1)
+    return torch.autograd.grad(out, named, multipliers[:, None] * u, create_graph=True)
+
+
+CASES = [
+    ("multiclass", "softmax", (1.0,), (7, 6)),
+    ("multiclass", "max", (1.0,), (7, 6)),
+    ("multiclass", "max", (1.0, 1.0, 1.0), (7, 6)),
+    ("multiclass", "softmax", (1.0, 0.5, 2.0), (7, 6)),
+    ("multiclass", "softmax", (1.0, 0.0, 0.0, 3.0), (7, 6, 5)),
+    ("binary", "max", (1.0, 1.0, 1.0), (7, 6)),
+    ("binary", "softmax", (1.0,), (9,)),
+    ("regression", "max", (1.0, 0.3), (9,)),
+]
+
+
+@pytest.mark.parametrize(("head", "others", "weights", "hidden"), CASES)
+def test_loss_and_gradient_agree_with_autograd(head, others, weights, hidden, key):
+    classes = 4 if head == "multiclass" else 1
+    mlp = HomogeneousMLP((5,), hidden, classes)
+    generator = key.fold(head, others).generator()
+    parameters = torch.randn(mlp.layout.size, generator=generator, dtype=torch.float64)
+    span = span_of(mlp.matrices(parameters), rank=3)  # cut: part of W1 lies outside
+    labels = torch.arange(6) % max(classes, 2)
+    coordinates = torch.randn(6, 3, generator=generator, dtype=torch.float64).requires_grad_()
+    multipliers = torch.rand(6, generator=generator, dtype=torch.float64).requires_grad_()
+    problem = Residual(span, labels, head, others, alpha=3.0, weights=weights)
+    wanted = naive(
+        mlp,
+        parameters,
+        coordinates @ span.basis,
+        multipliers,
+        labels,
+        head=head,
+        others=others,
+        alpha=3.0,
+        weights=weights,
+    )
+    by_c, by_lambda = torch.autograd.grad(wanted, (coordinates, multipliers))
+    found = problem.at(coordinates.detach(), multipliers.detach())
+    assert found.loss == pytest.approx(float(wanted), rel=1e-10)
+    torch.testing.assert_close(found.coordinates, by_c, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(found.multipliers, by_lambda, rtol=1e-8, atol=1e-10)
+
+
+def test_single_precision_agrees_to_1e5(key):
+    mlp = HomogeneousMLP((20,), (30, 30), 5)
+    parameters = mlp.initial(key) * 3
+    span = span_of(mlp.matrices(parameters), rank=20)
+    labels = torch.arange(10) % 5
+    c = torch.randn(10, 20, generator=key.generator())
+    lam = torch.rand(10, generator=key.generator())
+    single = Residual(span, labels, weights=(1.0, 1.0, 1.0)).at(c, lam)
+    wide = span_of(mlp.matrices(parameters.double()), rank=20)
+    turn = wide.basis @ span.basis.double().T  # singular vectors may differ by sign
+    double = Residual(wide, labels, weights=(1.0, 1.0, 1.0)).at(c.double() @ turn.T, lam.double())
+    assert single.loss == pytest.approx(double.loss, rel=1e-5)
+    scale = double.coordinates.abs().max()
+    gap = single.coordinates.double() - double.coordinates @ turn
+    assert float(gap.abs().max() / scale) < 1e-5
+
+
+def test_the_residual_at_given_records_is_the_least_over_multipliers(key):
+    mlp = HomogeneousMLP((5,), (40, 30), 3)
+    generator = key.generator()
+    network = mlp.matrices(torch.randn(mlp.layout.size, generator=generator, dtype=torch.float64))
+    inputs = torch.randn(8, 5, generator=generator, dtype=torch.float64)
+    labels = torch.arange(8) % 3
+    best = stationarity(network, inputs, labels, "multiclass")
+    span = span_of(network, rank=5)
+    problem = Residual(span, labels, alpha=1e6)
+    at_best = problem.at(inputs @ span.basis.T, best.multipliers)
+    assert at_best.loss == pytest.approx(best.first_layer, rel=1e-8)
+    slack = at_best.multipliers
+    assert bool((slack >= -1e-8).all())  # the conditions of the non-negative optimum
+    assert float((slack * best.multipliers).abs().max()) < 1e-8

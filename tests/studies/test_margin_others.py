@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import pytest
+
+from exhume.studies import run_study
+
+
+@pytest.mark.parametrize(
+    ("study", "claims", "metric"),
+    [
+        ("margin-classes", {"per-class", "fixed-total"}, "c5.total10.good"),
+        ("margin-weight-decay", {"decay-leaks", "above-small", "margin"}, "decay0.01.test_error"),
+    ],
+)
+def test_smoke(study, claims, metric, tmp_path):
+    result = run_study(study, "smoke", tmp_path / "run")
+    assert {claim["id"] for claim in result["claims"]} == claims
+    assert metric in result["metrics"]
+    assert all(0 <= v <= 1 for n, v in result["metrics"].items() if n.endswith("decoy_rate"))
+    again = run_study(study, "smoke", tmp_path / "run")
+    assert again["metrics"] == result["metrics"]
