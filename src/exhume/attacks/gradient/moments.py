@@ -71,7 +71,9 @@ def inside(points: Tensor, values: Tensor, order: int) -> Tensor:
     pairs_moment = points.new_zeros(q * q, q ** (order - 2))
     for p, g in _blocks(points, values):
         pairs = (p[:, :, None] * p[:, None, :]).flatten(1)
-        right = g[:, None] * (p if order == 3 else pairs if order == 4 else torch.ones_like(p[:, :1]))
+        right = g[:, None] * (
+            p if order == 3 else pairs if order == 4 else torch.ones_like(p[:, :1])
+        )
         pairs_moment += pairs.T @ right
     raw = pairs_moment.reshape((q,) * order) / len(values)
     return raw - _lower(points, values, order)

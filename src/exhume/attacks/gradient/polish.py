@@ -117,9 +117,7 @@ class _Model:
             steep = torch.einsum("ji,jc,ia->jaic", bends, points, records)
             steep.diagonal(dim1=1, dim2=3).add_((gates * strengths)[:, :, None])
             over_strengths = gates[:, None, :] * records.T
-            parts.append(
-                torch.cat([steep.reshape(m * q, b * q), over_strengths.flatten(0, 1)], 1)
-            )
+            parts.append(torch.cat([steep.reshape(m * q, b * q), over_strengths.flatten(0, 1)], 1))
         return torch.cat(parts)
 
 

@@ -68,9 +68,7 @@ def gate_drop(activation: Activation) -> float:
     return float(opened - closed)
 
 
-def _moments(
-    activation: Activation, samples: Samples, order: int, fit: Fit | None
-) -> list[Tensor]:
+def _moments(activation: Activation, samples: Samples, order: int, fit: Fit | None) -> list[Tensor]:
     if fit is None:
         return fit_moments(samples, order)
     z = samples.points @ fit.records.T
@@ -88,7 +86,9 @@ def _moments(
 def moment_of(activation: Activation, records: Tensor, strengths: Tensor, order: int) -> Tensor:
     """T_p = sum_i r_i c_p(|m_i|) (m_i / |m_i|)^{(p)}, exactly."""
     norms = records.norm(dim=1).clamp_min(1e-12)
-    c = torch.tensor([coefficients(activation, float(n))[order] for n in norms], dtype=records.dtype)
+    c = torch.tensor(
+        [coefficients(activation, float(n))[order] for n in norms], dtype=records.dtype
+    )
     units, weights = records / norms[:, None], strengths * c
     rule = ("i->", "i,ia->a", "i,ia,ib->ab", "i,ia,ib,ic->abc", "i,ia,ib,ic,id->abcd")[order]
     return torch.einsum(rule, weights, *([units] * order))

@@ -14,7 +14,10 @@ __all__ = ["deflate", "span_of_moments", "span_of_slopes"]
 
 _CLIFF = 100.0  # a clean gradient's singular values drop by 1e4 and more after the last record
 _EDGE = 2.0  # a noisy one's stand out from the bulk by this factor or do not count
-_BEYOND = {2: 1.2, 3: 2.0}  # values of T_p over the largest noise gives; T_3's basis follows the noise
+_BEYOND = {
+    2: 1.2,
+    3: 2.0,
+}  # values of T_p over the largest noise gives; T_3's basis follows the noise
 _POWER = 4
 _REFINE = 4
 

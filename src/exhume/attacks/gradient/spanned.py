@@ -109,9 +109,7 @@ class PreparedSpan:
         found = settled.records.to(dtype).reshape(len(records), *self.view.shape)
         bar = CERTAIN if "spread" in own else EXACT
         observed = own | {"batch_size": float(len(records)), "order": float(order)}
-        return Batch(
-            found, confidence, settled.labels, observed, bool((-confidence < bar).all())
-        )
+        return Batch(found, confidence, settled.labels, observed, bool((-confidence < bar).all()))
 
     def _solved(
         self, seen: Observation, basis: Tensor, order: int
