@@ -1,7 +1,7 @@
 """What a client can do to an update before it leaves: noise, clipping, quantising, pruning.
 
-Each is a `ReleaseDefence` on a `Gradient`, applied to every release of it alike. (Local steps and larger batches
-change how the update is made: see `victims.gradient`.)
+Each is a `ReleaseDefence` on a `Gradient`, applied to every release of it alike. (Local steps and larger
+batches change how the update is made: see `victims.gradient`.)
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ClipRelease:
 
 @dataclass(frozen=True)
 class QuantiseRelease:
-    """Round every value to one of 2^bits levels, evenly spaced within ± the tensor's largest; 1 bit is the sign.
+    """Round every value to the nearest of 2^bits - 1 levels within ± its tensor's largest; 1 bit: the sign.
 
     Sees: the update and its layout: each tensor has levels of its own.
     Assumes: nothing.
@@ -103,8 +103,7 @@ class QuantiseRelease:
         flat = part.flatten(1)
         if self.bits == 1:
             return (flat.sign() * flat.abs().mean(1, keepdim=True)).reshape(part.shape)
-        # 2^bits - 1 levels, so that zero is one of them
-        steps = 2 ** (self.bits - 1) - 1
+        steps = 2 ** (self.bits - 1) - 1  # on either side of zero
         top = flat.abs().amax(1, keepdim=True).clamp_min(torch.finfo(part.dtype).tiny)
         return (torch.round(flat / top * steps) / steps * top).reshape(part.shape)
 
@@ -137,8 +136,8 @@ class PruneRelease:
         dropped = int(self.strength * flat.shape[1])
         if not dropped:
             return part
-        bar = flat.abs().kthvalue(dropped, dim=1, keepdim=True).values
-        return torch.where(flat.abs() > bar, flat, torch.zeros_like(flat)).reshape(part.shape)
+        bar: Tensor = flat.abs().kthvalue(dropped, dim=1, keepdim=True).values
+        return flat.masked_fill(flat.abs() <= bar, 0).reshape(part.shape)
 
 
 def _not_negative(strength: float) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from exhume.contract import Reconstruction, Secret
+from exhume.contract import Reconstruction, Records, Secret
 from exhume.score.pixels import psnr
 
 __all__ = ["RECOVERED", "BatchScores", "score_batches"]
@@ -41,13 +42,22 @@ class BatchScores:
 
 
 def score_batches(
-    secret: Secret, found: Reconstruction, *, up_to_sign: bool = False
+    secret: Secret,
+    found: Reconstruction,
+    *,
+    up_to_sign: bool = False,
+    through: Callable[[Tensor], Tensor] | None = None,
 ) -> BatchScores:
     """The secret holds (r, b, *shape), the reconstruction k candidates a release, k != b allowed.
 
     up_to_sign: for data and networks that do not determine the sign; the candidates are then flipped.
+    through: (n, *shape) to what the attack is after in its place, such as the features of a layer.
     """
     truth = secret.open()
+    if through is not None:
+        flat = through(truth.inputs.flatten(0, 1))
+        inputs = flat.reshape(*truth.labels.shape, *flat.shape[1:])
+        truth = Records(inputs, truth.labels, truth.classes)
     r, b = truth.labels.shape
     cosines = torch.zeros(r, b, dtype=torch.float64)
     matched = torch.zeros_like(truth.inputs)
@@ -72,4 +82,5 @@ def score_batches(
 
 def _units(records: Tensor) -> Tensor:
     flat = records.flatten(1)
-    return flat / flat.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    norms: Tensor = flat.norm(dim=1, keepdim=True)
+    return flat / norms.clamp_min(1e-300)

@@ -11,6 +11,12 @@ from exhume.contract import ExhumeError, Progress, silent
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.studies import (
+    gradient_batch,
+    gradient_deep,
+    gradient_defences,
+    gradient_query,
+    gradient_start,
+    gradient_tensor,
     informed_glm,
     informed_init,
     informed_mnist,
@@ -21,7 +27,19 @@ from exhume.studies.study import Scale, Study
 
 __all__ = ["STUDIES", "run_study"]
 
-_ALL = (informed_mnist, reconstructors, informed_init, informed_glm, mnemonist)
+_ALL = (
+    informed_mnist,
+    reconstructors,
+    informed_init,
+    informed_glm,
+    mnemonist,
+    gradient_tensor,
+    gradient_batch,
+    gradient_start,
+    gradient_query,
+    gradient_defences,
+    gradient_deep,
+)
 STUDIES: dict[str, Study] = {module.STUDY.name: module.STUDY for module in _ALL}
 
 

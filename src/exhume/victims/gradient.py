@@ -58,7 +58,7 @@ def release_batches(
     module, layout = architecture.build(), architecture.layout
 
     def step(flat: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        return _gradient(module, layout, flat, inputs, labels, reduction)
+        return _gradient(module, layout, flat, (inputs, labels), reduction)
 
     values = []
     for inputs, labels in zip(batches.inputs.to(parameters.dtype), batches.labels, strict=True):
@@ -72,8 +72,10 @@ def release_batches(
 
 
 def _gradient(
-    module: nn.Module, layout: Layout, flat: Tensor, inputs: Tensor, labels: Tensor, reduction: str
+    module: nn.Module, layout: Layout, flat: Tensor, batch: tuple[Tensor, Tensor], reduction: str
 ) -> Tensor:
+    inputs, labels = batch
+
     def loss(point: Tensor) -> Tensor:
         outputs: Tensor = functional_call(module, layout.split(point), (inputs,))
         return batch_loss(outputs, labels, reduction)

@@ -192,25 +192,23 @@ def _check_reduction(
         )
     if said.batch_size is None:
         return ["size of the last bias"]
-    return _check_counts(module, name, slope, at, said, input_shape)
+    return _check_counts(_shares(module, at, input_shape), name, slope, said)
 
 
-def _check_counts(
-    module: nn.Module,
-    name: str,
-    slope: Tensor,
-    at: dict[str, Tensor],
-    said: Said,
-    input_shape: tuple[int, ...],
-) -> list[str]:
-    assert said.batch_size is not None
+def _shares(module: nn.Module, at: dict[str, Tensor], input_shape: tuple[int, ...]) -> Tensor:
+    """(probes, c) the network's probabilities on noise."""
     generator = Key.from_seed(0).fold("probes").generator()
     probes = torch.rand(_PROBES, *input_shape, generator=generator)
-    was, size = module.training, said.batch_size
+    was = module.training
     module.eval()
     logits = functional_call(module, at, (probes.to(next(iter(at.values())).dtype),)).double()
     module.train(was)
-    shares = torch.sigmoid(logits) if logits.shape[1] == 1 else torch.softmax(logits, 1)
+    return torch.sigmoid(logits) if logits.shape[1] == 1 else torch.softmax(logits, 1)
+
+
+def _check_counts(shares: Tensor, name: str, slope: Tensor, said: Said) -> list[str]:
+    size = said.batch_size
+    assert size is not None
     if float(shares.std(0).max()) > 0.1 / size:
         return ["size of the last bias"]  # the network is too trained to know its mean output
     if said.reduction == "sum" and size > 1:

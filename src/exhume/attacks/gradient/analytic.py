@@ -2,8 +2,8 @@
 
     dL/dW_j = sum_i delta_ij x_i,   dL/db_j = sum_i delta_ij
 
-A neuron that a single record has switched on has dL/dW_j = x dL/db_j: the ratio is the record, exactly. Two neurons
-with the same ratio certify it. A batch of one always falls to this.
+A neuron that a single record has switched on has dL/dW_j = x dL/db_j: the ratio is the record, exactly. Two
+neurons with the same ratio certify it. A batch of one always falls to this.
 """
 
 from __future__ import annotations

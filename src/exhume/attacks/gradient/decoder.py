@@ -2,7 +2,7 @@
 
     min_x || phi(x) - h ||^2,   phi the layers below at the queried parameters
 
-by Gauss-Newton with Levenberg damping, one record at a time under vmap. Exact where phi is one to one on its image.
+by Gauss-Newton with Levenberg damping, one record at a time under vmap. Exact where phi is one to one.
 """
 
 from __future__ import annotations

@@ -58,20 +58,28 @@ def _fitted(tensor: Tensor, directions: Tensor) -> Terms:
     return Terms(directions, weights, float(left.norm() / tensor.norm()))
 
 
+def _powers(vectors: Tensor, power: int) -> Tensor:
+    """(v, q) to (v, q^power): the flattened rank-one tensors."""
+    found = vectors.new_ones(len(vectors), 1)
+    for _ in range(power):
+        found = (found[:, :, None] * vectors[:, None, :]).flatten(1)
+    return found
+
+
 def _compose(weights: Tensor, directions: Tensor, p: int) -> Tensor:
-    rule = "i,ia,ib,ic->abc" if p == 3 else "i,ia,ib,ic,id->abcd"
-    return torch.einsum(rule, weights, *([directions] * p))
+    flat = (weights[:, None] * _powers(directions, 2)).T @ _powers(directions, p - 2)
+    return flat.reshape((directions.shape[1],) * p)
 
 
 def _contract(tensor: Tensor, vectors: Tensor) -> Tensor:
     """(v, q, q): T(., ., v) for p = 3, T(., ., v, v) for p = 4."""
-    rule = "abc,vc->vab" if tensor.ndim == 3 else "abcd,vc,vd->vab"
-    return torch.einsum(rule, tensor, *([vectors] * (tensor.ndim - 2)))
+    q, p = len(tensor), tensor.ndim
+    return (_powers(vectors, p - 2) @ tensor.reshape(q * q, -1).T).reshape(-1, q, q)
 
 
 def _apply(tensor: Tensor, directions: Tensor) -> Tensor:
     """(b, q): T(., u, u) or T(., u, u, u)."""
-    return torch.einsum("vab,vb->va", _contract(tensor, directions), directions)
+    return (_contract(tensor, directions) @ directions[:, :, None])[:, :, 0]
 
 
 def _evaluate(tensor: Tensor, directions: Tensor) -> Tensor:
@@ -90,7 +98,7 @@ def _eigenvectors(tensor: Tensor, key: Key) -> Tensor:
         top, bottom = _contract(tensor, vectors)
     _, columns = torch.linalg.eig(top @ torch.linalg.pinv(bottom))
     rows = torch.where(_lower_half(columns), columns.imag, columns.real).T
-    return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    return _unit(rows)
 
 
 def _lower_half(columns: Tensor) -> Tensor:
@@ -107,14 +115,13 @@ def _lower_half(columns: Tensor) -> Tensor:
 
 def _alternate(tensor: Tensor, directions: Tensor) -> Tensor:
     """Alternating least squares with all factors tied after each half step."""
-    p, q = tensor.ndim, len(tensor)
-    flat = tensor.reshape(q, -1)
+    p, size = tensor.ndim, float(tensor.norm())
     for _ in range(_SWEEPS):
         gram = (directions @ directions.T) ** (p - 1)
         image = _apply(tensor, directions)
         fresh = torch.linalg.lstsq(gram, image).solution
         norms = fresh.norm(dim=1, keepdim=True)
-        if not bool(torch.isfinite(fresh).all()) or float(norms.min()) < 1e-9 * float(flat.norm()):
+        if not bool(torch.isfinite(fresh).all()) or float(norms.min()) < 1e-9 * size:
             break
         fresh = fresh / norms
         signs = (fresh * directions).sum(1, keepdim=True).sign()
@@ -131,8 +138,9 @@ def _power(tensor: Tensor, key: Key) -> Tensor:
     eigenvalues, axes = torch.linalg.eigh(metric)
     size = eigenvalues.abs().clamp_min(1e-9 * float(eigenvalues.abs().max())).sqrt()
     whiten, restore = axes / size, axes * size  # (q, q)
-    rule = "abc,ai,bj,ck->ijk" if p == 3 else "abcd,ai,bj,ck,dl->ijkl"
-    left = torch.einsum(rule, tensor, *([whiten] * p))
+    left = tensor
+    for _ in range(p):  # one axis after the other, each moved to the end
+        left = torch.tensordot(left, whiten, dims=([0], [0]))
     found = []
     for _ in range(q):
         starts = torch.randn(_POWER_STARTS, q, dtype=tensor.dtype, generator=generator)
@@ -145,4 +153,9 @@ def _power(tensor: Tensor, key: Key) -> Tensor:
         left = left - _compose(_evaluate(left, best), best, p)
         found.append(best[0])
     rows = torch.stack(found) @ restore.T
-    return rows / rows.norm(dim=1, keepdim=True)
+    return _unit(rows)
+
+
+def _unit(rows: Tensor) -> Tensor:
+    norms: Tensor = rows.norm(dim=1, keepdim=True)
+    return rows / norms.clamp_min(1e-12)

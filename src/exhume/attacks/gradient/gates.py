@@ -6,9 +6,10 @@ For ReLU the slope of F at a point is a sum over the open gates,
 
 so there is a vector q_i (of the basis dual to the v_i) for which q_i · grad F takes two values only. Points
 on one side of record i's hyperplane share the gate i: their slopes, less their mean, have rank B - 1, and
-what is missing is q_i. A rough direction of the record is enough to choose such points, and the two values are
-a certificate that needs no truth. Leaky gates only shift the two values. Where the moments are too rough, rows
-are drawn blindly, as in SPEAR (Dimitrov et al. 2024): B rows share a gate with probability about 2^(1-B).
+what is missing is q_i. A rough direction of the record is enough to choose such points, and the two values
+are a certificate that needs no truth. Leaky gates only shift the two values. Where the moments are too
+rough, rows are drawn blindly, as in SPEAR (Dimitrov et al. 2024): B rows share a gate with probability about
+2^(1-B).
 """
 
 from __future__ import annotations
@@ -162,4 +163,5 @@ def _refined(slopes: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, float]:
 
 def _missing(rows: Tensor) -> Tensor:
     """(q,) the direction the rows have least of."""
-    return torch.linalg.eigh(rows.T @ rows)[1][:, 0]
+    axes: Tensor = torch.linalg.eigh(rows.T @ rows)[1]
+    return axes[:, 0]

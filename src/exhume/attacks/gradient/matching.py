@@ -4,8 +4,8 @@
     min_X  1 - cos(G, grad L(X)) + tv(X)    inverting gradients (Geiping et al. 2020)
 
 Works on whatever `Architecture.build` returns, through `torch.func`. All restarts run at once under vmap;
-the one whose own mismatch is smallest is kept. Labels are read off the last layer where that is possible, else
-searched for along with the records, as DLG does.
+the one whose own mismatch is smallest is kept. Labels are read off the last layer where that is possible,
+else searched for along with the records, as DLG does.
 """
 
 from __future__ import annotations
@@ -168,12 +168,13 @@ class PreparedMatching:
                 share = torch.sigmoid(targets) if searched else targets
                 return F.binary_cross_entropy_with_logits(outputs, share)
             share = torch.softmax(targets, 1) if searched else targets
-            return -(share * torch.log_softmax(outputs, 1)).sum(1).mean()
+            value: Tensor = -(share * torch.log_softmax(outputs, 1)).sum(1).mean()
+            return value
 
         def cost(records: Tensor, targets: Tensor) -> Tensor:
             own = grad(loss)(at, records, targets)
             if self.attack.mismatch == "cosine":
-                value = 1 - (own @ values) / (own.norm() * scale).clamp_min(1e-30)
+                value: Tensor = 1 - (own @ values) / (own.norm() * scale).clamp_min(1e-30)
             else:
                 value = ((own - values) / scale).square().sum()
             return value if plain else value + self.attack.variation * _variation(records)

@@ -73,15 +73,16 @@ def best_strengths(activation: Activation, samples: Samples, records: Tensor) ->
     normal = columns.T @ columns
     ridge = 1e-12 * normal.diagonal().mean().clamp_min(1e-300)
     eye = torch.eye(len(normal), dtype=normal.dtype)
-    return torch.linalg.solve(normal + ridge * eye, columns.T @ target)
+    strengths: Tensor = torch.linalg.solve(normal + ridge * eye, columns.T @ target)
+    return strengths
 
 
 def _damped(normal: Tensor, slope: Tensor, damping: float) -> Tensor:
     diagonal = normal.diagonal()
     floor = 1e-9 * diagonal.max().clamp_min(1e-300)
-    return torch.linalg.solve(
-        normal + torch.diag(damping * (diagonal + floor) + 1e-15 * diagonal.max()), slope
-    )
+    added = damping * (diagonal + floor) + 1e-15 * diagonal.max()
+    move: Tensor = torch.linalg.solve(normal + torch.diag(added), slope)
+    return move
 
 
 class _Model:
@@ -114,7 +115,8 @@ class _Model:
         if self.samples.slopes is not None:
             bends = strengths * _bend(self.activation.slope, self.activation.apply, z)
             # d slope_a / d m_ic = r_i (sigma'' p_c m_ia + sigma' [a = c])
-            steep = torch.einsum("ji,jc,ia->jaic", bends, points, records)
+            outer = bends[:, :, None] * points[:, None, :]  # (m, b, q)
+            steep = outer[:, None] * records.T[None, :, :, None]  # (m, q, b, q)
             steep.diagonal(dim1=1, dim2=3).add_((gates * strengths)[:, :, None])
             over_strengths = gates[:, None, :] * records.T
             parts.append(torch.cat([steep.reshape(m * q, b * q), over_strengths.flatten(0, 1)], 1))

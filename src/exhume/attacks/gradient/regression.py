@@ -92,9 +92,8 @@ class _Hermite:
             values = values + ((quadratic - 3 * trace) * points).sum(1) / 6
         if self.order >= 4:
             trace = torch.einsum("abcc->ab", t[4])
-            cubic = torch.einsum(
-                "jab,jb->ja", (self.pairs @ t[4].reshape(q * q, q * q)).reshape(-1, q, q), points
-            )
+            inner = (self.pairs @ t[4].reshape(q * q, q * q)).reshape(-1, q, q)
+            cubic = (inner @ points[:, :, None])[:, :, 0]
             once = points @ trace
             slopes = slopes + (cubic - 3 * once) / 6
             values = values + ((cubic - 6 * once) * points).sum(1) / 24 + trace.trace() / 8

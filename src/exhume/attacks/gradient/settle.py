@@ -4,9 +4,9 @@
 
 - A biased first layer settles both: the last coordinate of every record is 1.
 - ReLU is homogeneous: only r_i |x_i| is seen; the known loss gives the norm back, by one equation a record.
-- An odd activation leaves the sign open. With three outputs or more, the residual of a softmax has one negative
-  entry, the label's. With one output (x, y) and (-x, 1 - y) give identical gradients, and only a prior helps:
-  images are not negative.
+- An odd activation leaves the sign open. With three outputs or more, the residual of a softmax has one
+  negative entry, the label's. With one output (x, y) and (-x, 1 - y) give identical gradients, and only a
+  prior helps: images are not negative.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def settle(
 def _residuals(activation: Activation, weights: Tensor, outputs: Tensor, records: Tensor) -> Tensor:
     """(b, c) dl/df of each record, by least squares of dL/da on the neurons' outputs."""
     columns = activation.apply(weights @ records.T)
-    return torch.linalg.lstsq(columns, outputs.T).solution
+    found: Tensor = torch.linalg.lstsq(columns, outputs.T).solution
+    return found
 
 
 def _norms(activation: Activation, seen: Observation, units: Tensor, products: Tensor) -> Tensor:

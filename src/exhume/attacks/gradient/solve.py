@@ -90,8 +90,10 @@ def moment_of(activation: Activation, records: Tensor, strengths: Tensor, order:
         [coefficients(activation, float(n))[order] for n in norms], dtype=records.dtype
     )
     units, weights = records / norms[:, None], strengths * c
-    rule = ("i->", "i,ia->a", "i,ia,ib->ab", "i,ia,ib,ic->abc", "i,ia,ib,ic,id->abcd")[order]
-    return torch.einsum(rule, weights, *([units] * order))
+    found = weights[:, None]
+    for _ in range(order):
+        found = (found[:, :, None] * units[:, None, :]).flatten(1)
+    return found.sum(0).reshape((records.shape[1],) * order)
 
 
 def directions_of(activation: Activation, terms: Terms, linear: Tensor, order: int) -> Tensor:

@@ -38,6 +38,8 @@ from exhume.contract import (
 
 __all__ = ["PreparedSpan", "SpanAttack"]
 
+_REACH = 0.1  # of the median outer weight
+
 
 @dataclass(frozen=True)
 class SpanAttack:
@@ -47,7 +49,7 @@ class SpanAttack:
     Assumes: the architecture; a logistic loss or cross-entropy for the norms behind ReLU; linearly
     independent records, fewer than inputs and than neurons.
     Guarantees: the batch size is read off the spectrum. `misfit` (smooth) and `spread` (ReLU) certify an
-    answer without the truth. For an odd activation, no biases and fewer than three outputs the sign is a prior.
+    answer without the truth. An odd activation, no biases and one or two outputs leave the sign to a prior.
     Reference: Wang23; the span of dL/dW, the regression and the fit inside it are ours.
     """
 
@@ -118,9 +120,11 @@ class PreparedSpan:
         activation, key = self.view.activation, self.key.fold("solve")
         spread = float(seen.weights.double().square().mean().sqrt())
         # points of unit deviation: F as a function of w / spread, its slopes times spread
-        samples = Samples(
-            seen.weights.double() @ basis / spread, seen.values, seen.slopes_along(basis) * spread
-        )
+        points = seen.weights.double() @ basis / spread
+        samples = Samples(points, seen.values, seen.slopes_along(basis) * spread)
+        # a neuron that hardly reaches the output has a slope that is mostly rounding
+        size = seen.pattern.abs()
+        samples = samples.rows((size > _REACH * size.median()).nonzero()[:, 0])
         if homogeneous(activation):
             opened = solve_gates(activation, samples, order, key)
             worst = {"spread": float(opened.spreads.max())}
