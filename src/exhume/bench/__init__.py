@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from exhume.bench import glm, shadows
+from exhume.bench import glm, gradient, shadows
 from exhume.contract import ExhumeError, Progress, silent
 
 __all__ = ["BENCHES", "run_benches"]
@@ -13,6 +13,7 @@ __all__ = ["BENCHES", "run_benches"]
 BENCHES: dict[str, Callable[[Progress], list[dict[str, Any]]]] = {
     "shadows": shadows.run,
     "glm": glm.run,
+    "gradient": gradient.run,
 }
 
 

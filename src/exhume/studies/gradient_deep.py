@@ -1,25 +1,24 @@
 """Deeper networks: the features that enter the last two layers, and the records behind them.
 
-The seed: if the last two layers are fully connected, the features before them can be recovered, and depth neither
-helps nor hurts. With the layers below known, the features are decoded further down to the records.
+The seed: if the last two layers are fully connected, the features before them can be recovered, and depth
+neither helps nor hurts. With the layers below known, the features are decoded further down to the records.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-
-import torch
+from functools import partial
 
 from exhume import data
 from exhume.attacks.gradient.decoder import decode, features_below
 from exhume.attacks.gradient.spanned import SpanAttack
-from exhume.contract import Key, Knowledge, Progress
+from exhume.contract import Key, Knowledge, Progress, Records
 from exhume.models.mlp import MLP
 from exhume.report.folder import RunFolder
 from exhume.score.batches import score_batches
 from exhume.store import NullStore
 from exhume.studies.gradient_start import unit_batches
-from exhume.studies.study import Claim, Outcome, Scale, Study
+from exhume.studies.study import Claim, Outcome, Scale, Study, remembered
 from exhume.victims.gradient import release_batches
 
 __all__ = ["STUDY"]
@@ -53,28 +52,26 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     metrics: dict[str, float] = {}
     for depth in setting.depths:
         progress(f"{depth} layers below", 0, 1)
-        hidden = (*[setting.below] * depth, setting.width)
-        network = MLP(records.shape, hidden, 1, "tanh")
-        attack = SpanAttack(nonnegative=False)
-        at = attack.query(network, key.fold("depth", depth))
-        release, secret = release_batches(network, at, batches)
-        knowledge = Knowledge(architecture=network)
-        found = attack.prepare(knowledge, key=key, store=NullStore()).run(release)
-
-        def features(
-            inputs: torch.Tensor, net: MLP = network, at: torch.Tensor = at
-        ) -> torch.Tensor:
-            return features_below(net, at, inputs)
-
-        scores = score_batches(secret, found, through=features)
-        metrics |= {f"depth{depth}.features.{k}": v for k, v in scores.metrics().items()}
-        flat = found.candidates.flatten(0, 1)
-        decoded = decode(network, at, flat, key.fold("decode")).to(batches.inputs.dtype)
-        shaped = decoded.reshape(*found.candidates.shape[:2], *records.shape)
-        behind = score_batches(secret, replace(found, candidates=shaped))
-        metrics |= {f"depth{depth}.records.{k}": v for k, v in behind.metrics().items()}
+        place = key.fold("gradient-deep 1", repr(setting), depth)
+        metrics |= remembered(folder, place, partial(_one, setting, depth, batches, key))
         progress(f"{depth} layers below", 1, 1)
     return Outcome(_claims(setting, metrics), metrics, deviations=list(DEVIATIONS))
+
+
+def _one(setting: _Setting, depth: int, batches: Records, key: Key) -> dict[str, float]:
+    hidden = (*[setting.below] * depth, setting.width)
+    network = MLP(batches.shape, hidden, 1, "tanh")
+    attack = SpanAttack(nonnegative=False)
+    at = attack.query(network, key.fold("depth", depth))
+    release, secret = release_batches(network, at, batches)
+    prepared = attack.prepare(Knowledge(architecture=network), key=key, store=NullStore())
+    found = prepared.run(release)
+    scores = score_batches(secret, found, through=partial(features_below, network, at))
+    decoded = decode(network, at, found.candidates.flatten(0, 1), key.fold("decode"))
+    shaped = decoded.reshape(*found.candidates.shape[:2], *batches.shape)
+    behind = score_batches(secret, replace(found, candidates=shaped.to(batches.inputs.dtype)))
+    metrics = {f"depth{depth}.features.{k}": v for k, v in scores.metrics().items()}
+    return metrics | {f"depth{depth}.records.{k}": v for k, v in behind.metrics().items()}
 
 
 def _claims(setting: _Setting, metrics: dict[str, float]) -> list[Claim]:

@@ -16,15 +16,15 @@ from exhume.report.folder import RunFolder
 from exhume.score.batches import score_batches
 from exhume.store import NullStore
 from exhume.studies.gradient_start import unit_batches
-from exhume.studies.study import Claim, Outcome, Scale, Study
+from exhume.studies.study import Claim, Outcome, Scale, Study, remembered
 from exhume.victims.gradient import release_batches
 
 __all__ = ["STUDY"]
 
 DEVIATIONS = (
     "8x8 digits of unit norm, even against odd, tanh.",
-    "Utility is the cosine of the protected update with the true one: what is left of the step's direction. No "
-    "model is trained with protected updates.",
+    "Utility is the cosine of the protected update with the true one: what is left of the step's direction. "
+    "No model is trained with protected updates.",
     "DP-SGD's clipping of every record is not among the defences here.",
 )
 _DEFENCES: dict[str, ReleaseDefence] = {
@@ -82,13 +82,20 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     def measure(name: str, seen: Gradient, private: Records, steps: int = 1) -> None:
         progress(name, 0, 1)
         _, secret = release_batches(network, at, private, steps=steps)
-        size = private.labels.shape[1]
-        knowledge = Knowledge(architecture=network, batch_size=size)
-        for attack_name, attack in attacks.items():
-            found = attack.prepare(knowledge, key=key, store=NullStore()).run(seen)
-            scores = score_batches(secret, found).metrics()
-            for number in ("mean_cosine", "recovered"):
-                metrics[f"{name}.{attack_name}.{number}"] = scores[number]
+        knowledge = Knowledge(architecture=network, batch_size=private.labels.shape[1])
+
+        def scored() -> dict[str, float]:
+            numbers = {}
+            for attack_name, attack in attacks.items():
+                found = attack.prepare(knowledge, key=key, store=NullStore()).run(seen)
+                scores = score_batches(secret, found).metrics()
+                for number in ("mean_cosine", "recovered"):
+                    numbers[f"{name}.{attack_name}.{number}"] = scores[number]
+            return numbers
+
+        metrics.update(
+            remembered(folder, key.fold("gradient-defences 1", repr(setting), name), scored)
+        )
         progress(name, 1, 1)
 
     for name in setting.defences:

@@ -1,12 +1,13 @@
 """Where to ask for a gradient: at random, moderately trained or well trained weights.
 
-Folklore says that a random network has not seen the data and a well trained one has no gradient left. The seed
-of Wang23 calls both wrong impressions.
+Folklore says that a random network has not seen the data and a well trained one has no gradient left. The
+seed of Wang23 calls both wrong impressions.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from exhume.report.folder import RunFolder
 from exhume.score.batches import score_batches
 from exhume.store import NullStore
 from exhume.studies.gradient_start import unit_batches
-from exhume.studies.study import Claim, Outcome, Scale, Study
+from exhume.studies.study import Claim, Outcome, Scale, Study, remembered
 from exhume.victims.gradient import release_batches
 
 __all__ = ["STUDY"]
@@ -60,7 +61,11 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
             progress(f"{name} after {steps} steps", 0, 1)
             here = _trained(network, here, batches, steps - done, setting.rate)
             done = steps
-            metrics |= _measured(f"{name}.steps{steps}", network, here, batches, key)
+            metrics |= remembered(
+                folder,
+                key.fold("gradient-query 1", repr(setting), name, steps),
+                partial(_measured, f"{name}.steps{steps}", network, here, batches, key),
+            )
             progress(f"{name} after {steps} steps", 1, 1)
     return Outcome(_claims(setting, metrics), metrics, deviations=list(DEVIATIONS))
 

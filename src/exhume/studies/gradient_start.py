@@ -1,4 +1,4 @@
-"""Gradient matching from noise against matching from the tensor estimate (Wang23, last step of its algorithm)."""
+"""Gradient matching from noise against matching from the tensor estimate (Wang23, its last step)."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ def hermite(w, eye, order):
     return total
 
 
-@settings(max_examples=10, deadline=None)
-@given(m=st.integers(1, 6), d=st.integers(2, 4), seed=st.integers(0, 99))
+@settings(max_examples=4, deadline=None)
+@given(m=st.integers(1, 3), d=st.integers(2, 4), seed=st.integers(0, 99))
 def test_contracted_moments_are_those_of_the_naive_tensors(m, d, seed):
     g = Key.from_seed(seed).generator()
     weights = torch.randn(m, d, dtype=torch.float64, generator=g)
@@ -74,11 +74,11 @@ def test_stein(name):
     records = torch.randn(2, 3, dtype=torch.float64, generator=g)
     records[0] *= 2
     strengths = torch.tensor([0.7, -0.4], dtype=torch.float64)
-    weights = torch.randn(400_000, 3, dtype=torch.float64, generator=g)
+    weights = torch.randn(100_000, 3, dtype=torch.float64, generator=g)
     values = activation(name).apply(weights @ records.T) @ strengths
     for order in (2, 3, 4):
         exact = moment_of(activation(name), records, strengths, order)
-        noise = 6 * math.sqrt(math.factorial(order) * float(values.square().mean()) / 400_000)
+        noise = 6 * math.sqrt(math.factorial(order) * float(values.square().mean()) / 100_000)
         assert float((inside(weights, values, order) - exact).abs().max()) < noise
 
 
