@@ -1,8 +1,7 @@
 """Time to a PSNR of 30 dB on the same release: the span attack against cosine matching.
 
-The matching gets steps in growing numbers until it is there, or until `_STEPS` are used up; then its time is a
-lower bound and the entry says so. The truth decides which time counts, and is
-not seen by either attack.
+The matching gets steps in growing numbers until it is there, or until `_STEPS` are used up; then its time is
+a lower bound and the entry says so. The truth decides which time counts; neither attack sees it.
 """
 
 from __future__ import annotations

@@ -104,8 +104,9 @@ class QuantiseRelease:
         if self.bits == 1:
             return (flat.sign() * flat.abs().mean(1, keepdim=True)).reshape(part.shape)
         steps = 2 ** (self.bits - 1) - 1  # on either side of zero
-        top = flat.abs().amax(1, keepdim=True).clamp_min(torch.finfo(part.dtype).tiny)
-        return (torch.round(flat / top * steps) / steps * top).reshape(part.shape)
+        top: Tensor = flat.abs().amax(1, keepdim=True).clamp_min(torch.finfo(part.dtype).tiny)
+        rounded: Tensor = torch.round(flat / top * steps) / steps * top
+        return rounded.reshape(part.shape)
 
 
 @dataclass(frozen=True)
