@@ -170,9 +170,9 @@ def test_release_defences_do_what_they_say(release, key):
 
 def test_release_defences_refuse_nonsense():
     for make in (NoiseRelease, ClipRelease):
-        with pytest.raises(ExhumeError, match="strength: must be at least 0, got -1"):
-            make(-1)
-    with pytest.raises(ExhumeError, match=r"strength: must lie in \[0, 1\), got 1"):
-        PruneRelease(1)
+        with pytest.raises(ExhumeError, match="strength: must be at least 0, got -1.0"):
+            make(-1.0)
+    with pytest.raises(ExhumeError, match=r"strength: must lie in \[0, 1\), got 1.0"):
+        PruneRelease(1.0)
     with pytest.raises(ExhumeError, match="bits: must be at least 1, got 0"):
         QuantiseRelease(0)

@@ -51,6 +51,7 @@ def test_counts_are_checked_on_an_untrained_network(tmp_path):
     flat = network()
     with torch.no_grad():
         flat[3].weight.mul_(0.01)
+        flat[3].bias.zero_()
     assert "reduction and batch size" in check(tmp_path, flat, Said(batch_size=8))
     with pytest.raises(ExhumeError, match="does not count 7 whole records"):
         check(
@@ -136,6 +137,6 @@ def test_state_dict_difference():
         payload.layout.split(payload.values)["1.weight"][0], expected.detach()
     )
     with pytest.raises(ExhumeError, match="rate, steps: must be positive"):
-        payload_from_states(before.state_dict(), after.state_dict(), before, rate=0)
+        payload_from_states(before.state_dict(), after.state_dict(), before, rate=0.0)
     with pytest.raises(ExhumeError, match="the state dicts lack 1.weight"):
-        payload_from_states({}, after.state_dict(), before, rate=1)
+        payload_from_states({}, after.state_dict(), before, rate=1.0)

@@ -157,7 +157,7 @@ def test_refusals(key):
 
 
 def test_too_few_neurons_are_said_to_be_too_few(key):
-    network = TwoLayer((30,), 60, 1, "tanh")
+    network = TwoLayer((30,), 50, 1, "tanh")
     found, _ = attacked(TensorAttack(), network, unit_batches(1, 8, (30,), 2, key), key)
     assert found.status.outcome is Outcome.NOT_APPLICABLE
     assert "too few neurons" in found.status.reason

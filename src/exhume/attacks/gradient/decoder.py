@@ -22,16 +22,26 @@ _STEPS = 60
 
 def features_below(architecture: MLP, parameters: Tensor, records: Tensor) -> Tensor:
     """(n, *shape) to (n, k): what enters the last two layers."""
-    below = MLP(
-        architecture.input_shape,
-        architecture.hidden[:-2],
-        architecture.hidden[-2],
-        architecture.activation,
-    )
-    named = architecture.layout.split(parameters)
-    known = {name: named[name] for name in below.layout.names}
-    before: Tensor = functional_call(below.build(), known, (records,))
-    return activation(architecture.activation).apply(before)
+    return _Below(architecture, parameters).features(records)
+
+
+class _Below:
+    """The layers below the last two, built once."""
+
+    def __init__(self, architecture: MLP, parameters: Tensor) -> None:
+        below = MLP(
+            architecture.input_shape,
+            architecture.hidden[:-2],
+            architecture.hidden[-2],
+            architecture.activation,
+        )
+        named = architecture.layout.split(parameters)
+        self.known = {name: named[name] for name in below.layout.names}
+        self.module, self.sigma = below.build(), activation(architecture.activation)
+
+    def features(self, records: Tensor) -> Tensor:
+        before: Tensor = functional_call(self.module, self.known, (records,))
+        return self.sigma.apply(before)
 
 
 def decode(architecture: MLP, parameters: Tensor, features: Tensor, key: Key) -> Tensor:
@@ -41,8 +51,10 @@ def decode(architecture: MLP, parameters: Tensor, features: Tensor, key: Key) ->
     generator = key.generator()
     start = torch.rand(len(features), *shape, generator=generator, dtype=torch.float64).flatten(1)
 
+    below = _Below(architecture, parameters)
+
     def gap(flat: Tensor, wanted: Tensor) -> Tensor:
-        return features_below(architecture, parameters, flat.reshape(1, *shape))[0] - wanted
+        return below.features(flat.reshape(1, *shape))[0] - wanted
 
     records, damping = start, torch.full((len(features),), 1e-2, dtype=torch.float64)
     left = vmap(gap)(records, features)

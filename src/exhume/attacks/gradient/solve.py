@@ -22,6 +22,7 @@ __all__ = ["EXACT", "directions_of", "moment_of", "solve_gates", "solve_smooth"]
 
 EXACT = 1e-4  # misfit below which a fit is the answer: rounding of fp32 leaves 1e-7 to 1e-6
 _ROUNDS = 6
+_NO_SECOND = 1e-6  # c_2 of an odd activation, up to quadrature
 _ROWS = 1000  # of the neurons, used as equations: B^2 + B unknowns need B of them
 
 
@@ -34,7 +35,7 @@ def solve_smooth(
     for turn in range(_ROUNDS):
         moments = _moments(activation, samples, order, best)
         terms = decompose(moments[order], key=key.fold("turn", turn))
-        start = norm * directions_of(activation, terms, moments[1], order)
+        start = norm * directions_of(activation, terms, moments)
         fit = polish(activation, few, start)
         if best is None or fit.misfit < best.misfit:
             best = fit
@@ -51,7 +52,7 @@ def solve_gates(activation: Activation, samples: Samples, order: int, key: Key) 
     for turn in range(_ROUNDS):
         moments = _moments(activation, samples, order, best)
         terms = decompose(moments[order], key=key.fold("turn", turn))
-        gates.look_near(directions_of(activation, terms, moments[1], order))
+        gates.look_near(directions_of(activation, terms, moments))
         opened = gates.opened(drop)
         if float(opened.spreads.max()) < CERTAIN:
             return opened
@@ -96,14 +97,23 @@ def moment_of(activation: Activation, records: Tensor, strengths: Tensor, order:
     return found.sum(0).reshape((records.shape[1],) * order)
 
 
-def directions_of(activation: Activation, terms: Terms, linear: Tensor, order: int) -> Tensor:
-    """(b, q) with the sign of order 4 fixed by T_1 = sum_i r_i c_1 u_i.
+def directions_of(activation: Activation, terms: Terms, moments: list[Tensor]) -> Tensor:
+    """(b, q) with the signs that the decomposed moment leaves open.
 
-    An odd activation leaves the sign free: (x, r) and (-x, -r) are the same function.
+    Order 4 gives the sign of r_i, and T_1 = sum_i r_i c_1 u_i then that of u_i. Order 3 gives the sign of
+    r_i u_i, and T_2 = sum_i r_i c_2 u_i u_i^T that of r_i; an odd activation has no T_2 and leaves it
+    open: (x, r) and (-x, -r) are the same function.
     """
-    if order == 3:
-        return terms.directions
-    c = coefficients(activation)
-    along = torch.linalg.lstsq(terms.directions.T, linear[:, None]).solution[:, 0]
-    signs = torch.sign(along * terms.weights) * (1.0 if c[1] * c[order] > 0 else -1.0)
-    return terms.directions * torch.where(signs == 0, torch.ones_like(signs), signs)[:, None]
+    order, c, units = len(moments) - 1, coefficients(activation), terms.directions
+    if order == 4:
+        other = torch.linalg.lstsq(units.T, moments[1][:, None]).solution[:, 0]
+        agree = c[1] * c[4]
+    else:
+        gram = (units @ units.T).square()
+        values = ((units @ moments[2]) * units).sum(1)
+        other = torch.linalg.lstsq(gram, values[:, None]).solution[:, 0]
+        agree = c[2] * c[3]
+        if abs(c[2]) < _NO_SECOND:
+            return units
+    signs = torch.sign(other * terms.weights) * (1.0 if agree > 0 else -1.0)
+    return units * torch.where(signs == 0, torch.ones_like(signs), signs)[:, None]

@@ -111,7 +111,7 @@ def span_of_moments(
     b is the number of eigenvalues beyond what noise of this size gives, at most `largest`.
     """
     m, d = weights.shape
-    size = float(values.square().mean())
+    size = float(values.square().sum()) / max(m - d - 1, 1)  # d + 1 were fitted by `deflate`
     if even:
         basis, eigenvalues = _eigenvectors(weights, values, min(2 * largest, d), key)
         edge = 2 * math.sqrt(d * size / m)

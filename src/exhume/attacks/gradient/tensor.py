@@ -43,6 +43,8 @@ from exhume.contract import (
 
 __all__ = ["PreparedTensor", "TensorAttack"]
 
+_FEWEST = 2  # neurons an input: with fewer, taking out order 1 leaves nothing to go by
+
 
 @dataclass(frozen=True)
 class TensorAttack:
@@ -108,6 +110,8 @@ class PreparedTensor:
             rows = slope[None] if not even else self._span(weights, values, slope, even).T
             return self._batch(rows, dtype, observed, why)
         try:
+            if m < _FEWEST * d:
+                raise NotApplicable(f"{m} neurons for {d} inputs: too few neurons", ever=True)
             basis = self._span(weights, values, slope, even)
         except NotApplicable as why:
             return self._batch(slope.new_zeros(0, d), dtype, observed, why)
@@ -115,7 +119,7 @@ class PreparedTensor:
         samples = Samples(points, values + points @ (basis.T @ slope))
         moments = fit_moments(samples, order)
         terms = decompose(moments[order], method=self.attack.method, key=self.key.fold("terms"))
-        units = directions_of(self.view.activation, terms, moments[1], order) @ basis.T
+        units = directions_of(self.view.activation, terms, moments) @ basis.T
         if self.view.biased:
             units = units / units[:, -1:]
         elif odd(self.view.activation) and self.attack.nonnegative:
