@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from exhume.attacks.gradient.least_squares import least_squares
 from exhume.contract import ExhumeError, Key
 
 __all__ = ["METHODS", "Terms", "decompose"]
@@ -53,7 +54,7 @@ def _fitted(tensor: Tensor, directions: Tensor) -> Terms:
     """The weights by least squares: the Gram matrix of the rank-one tensors is (U U^T)^p."""
     p = tensor.ndim
     gram = (directions @ directions.T) ** p
-    weights = torch.linalg.lstsq(gram, _evaluate(tensor, directions)[:, None]).solution[:, 0]
+    weights = least_squares(gram, _evaluate(tensor, directions)[:, None])[:, 0]
     left = tensor - _compose(weights, directions, p)
     return Terms(directions, weights, float(left.norm() / tensor.norm()))
 
@@ -119,7 +120,7 @@ def _alternate(tensor: Tensor, directions: Tensor) -> Tensor:
     for _ in range(_SWEEPS):
         gram = (directions @ directions.T) ** (p - 1)
         image = _apply(tensor, directions)
-        fresh = torch.linalg.lstsq(gram, image).solution
+        fresh = least_squares(gram, image)
         norms = fresh.norm(dim=1, keepdim=True)
         if not bool(torch.isfinite(fresh).all()) or float(norms.min()) < 1e-9 * size:
             break

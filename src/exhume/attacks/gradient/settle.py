@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from exhume.attacks.gradient.least_squares import least_squares
 from exhume.attacks.gradient.reading import Observation
 from exhume.models.activations import Activation
 
@@ -76,8 +77,7 @@ def settle(
 def _residuals(activation: Activation, weights: Tensor, outputs: Tensor, records: Tensor) -> Tensor:
     """(b, c) dl/df of each record, by least squares of dL/da on the neurons' outputs."""
     columns = activation.apply(weights @ records.T)
-    found: Tensor = torch.linalg.lstsq(columns, outputs.T).solution
-    return found
+    return least_squares(columns, outputs.T)
 
 
 def _norms(activation: Activation, seen: Observation, units: Tensor, products: Tensor) -> Tensor:

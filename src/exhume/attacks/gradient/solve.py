@@ -13,6 +13,7 @@ from torch import Tensor
 from exhume.attacks.gradient.decompose import Terms, decompose
 from exhume.attacks.gradient.gates import CERTAIN, Gates, Opened
 from exhume.attacks.gradient.hermite import coefficients
+from exhume.attacks.gradient.least_squares import least_squares
 from exhume.attacks.gradient.polish import Fit, best_strengths, polish
 from exhume.attacks.gradient.regression import Samples, fit_moments
 from exhume.contract import Key
@@ -106,12 +107,12 @@ def directions_of(activation: Activation, terms: Terms, moments: list[Tensor]) -
     """
     order, c, units = len(moments) - 1, coefficients(activation), terms.directions
     if order == 4:
-        other = torch.linalg.lstsq(units.T, moments[1][:, None]).solution[:, 0]
+        other = least_squares(units.T, moments[1][:, None])[:, 0]
         agree = c[1] * c[4]
     else:
         gram = (units @ units.T).square()
         values = ((units @ moments[2]) * units).sum(1)
-        other = torch.linalg.lstsq(gram, values[:, None]).solution[:, 0]
+        other = least_squares(gram, values[:, None])[:, 0]
         agree = c[2] * c[3]
         if abs(c[2]) < _NO_SECOND:
             return units
