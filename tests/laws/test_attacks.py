@@ -12,6 +12,10 @@ import torch
 
 from exhume import contract, data
 from exhume.attacks.baseline import MeanRecord
+from exhume.attacks.gradient.analytic import BiasRatio
+from exhume.attacks.gradient.matching import GradientMatching
+from exhume.attacks.gradient.spanned import SpanAttack
+from exhume.attacks.gradient.tensor import TensorAttack
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.attacks.informed.learner import Training
@@ -39,12 +43,15 @@ from exhume.models.glm import softmax_regression
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Dense
+from exhume.models.two_layer import TwoLayer
+from exhume.score.batches import score_batches
 from exhume.store import NullStore
 from exhume.train.dp import Privacy
 from exhume.train.glm import Optimum, Penalty
 from exhume.train.margin import MarginDescent
 from exhume.train.recipe import FullBatch
 from exhume.train.stacked import Descent
+from exhume.victims.gradient import cut_batches, release_batches
 from exhume.victims.informed import release_one_each
 from exhume.victims.margin import release_margin
 
@@ -121,6 +128,21 @@ def nearest_error(candidates: torch.Tensor, truth: torch.Tensor) -> torch.Tensor
     return apart.square().mean(3).min(2).values.mean()
 
 
+def gradients_of(network, batch: int) -> Callable[[Key], tuple[Knowledge, Release, Secret]]:
+    """Gradients of batches of digits, at weights the adversary has sent."""
+
+    def game(key: Key) -> tuple[Knowledge, Release, Secret]:
+        parts = data.split(data.load("digits"), Sizes(0, 4 * batch, 0, 50, 0), key)
+        even_or_odd = Records(parts.target.inputs, parts.target.labels % 2, ("even", "odd"))
+        target = parts.target if network.outputs == 10 else even_or_odd
+        parameters = SpanAttack(spread=0.3).query(network, key)
+        release, secret = release_batches(network, parameters, cut_batches(target, batch))
+        knowledge = Knowledge(architecture=network, public=parts.public, batch_size=batch)
+        return knowledge, release, secret
+
+    return game
+
+
 @dataclass(frozen=True)
 class Case:
     attack: Attack
@@ -153,6 +175,16 @@ CASES = {
         BlindSearch(SHORT, trials=2, steps=10), margin_game, 0.45, nearest_error
     ),
     "margin, eq. (6)": Case(SIXTH, margin_game, 0.85, nearest_error),
+    "span": Case(SpanAttack(), gradients_of(TwoLayer((1, 8, 8), 600, 1, "tanh"), 3), 1e-6),
+    "tensor": Case(
+        TensorAttack(largest=2, norm=4.0),
+        gradients_of(TwoLayer((1, 8, 8), 6000, 1, "relu"), 1),
+        0.5,
+    ),
+    "bias ratio": Case(BiasRatio(), gradients_of(MLP((1, 8, 8), (20,), 10), 1), 1e-6),
+    "matching": Case(
+        GradientMatching(steps=60, restarts=1), gradients_of(MLP((1, 8, 8), (20,), 10), 1), 0.5
+    ),
 }
 
 
@@ -184,7 +216,12 @@ def test_clears_its_bar_on_an_easy_case(case, game, key):
     found = run(case, knowledge, release, key)
     truth = secret.open().inputs
     mean = MeanRecord().prepare(knowledge, key=key, store=NullStore()).run(release)
-    assert case.error(found.candidates, truth) < case.bar * case.error(mean.candidates, truth)
+    if isinstance(release, contract.Gradient):  # (r, b, *shape): matched one to one
+        best = score_batches(secret, found).matched
+        null = (mean.candidates - truth).square().mean()
+        assert (best - truth).square().mean() < case.bar * null
+    else:
+        assert case.error(found.candidates, truth) < case.bar * case.error(mean.candidates, truth)
 
 
 def test_shapes(case, game, key):
@@ -225,8 +262,12 @@ def test_releases_do_not_influence_each_other(case, game, key):
     knowledge, release, _ = game
     prepared = case.attack.prepare(knowledge, key=key, store=NullStore())
     assert isinstance(prepared, Prepared)
-    fewer = min(3, len(release.parameters) - 1)
-    part = contract.Weights(release.parameters[:fewer], release.layout)
+    if isinstance(release, contract.Gradient):
+        fewer = min(3, len(release.values) - 1)
+        part = contract.Gradient(release.values[:fewer], release.layout, release.at)
+    else:
+        fewer = min(3, len(release.parameters) - 1)
+        part = contract.Weights(release.parameters[:fewer], release.layout)
     torch.testing.assert_close(
         prepared.run(part).candidates,
         prepared.run(release).candidates[:fewer],
@@ -250,6 +291,6 @@ def test_records_used_are_only_those_of_the_knowledge(case, game, key):
     """Removing a held record may change the answer; the target is in none of them."""
     knowledge, _, secret = game
     held: list[Records] = [r for r in (knowledge.fixed, knowledge.shadow, knowledge.public) if r]
-    truth = secret.open().inputs.flatten(1)
+    truth = secret.open().inputs.reshape(-1, *held[0].shape).flatten(1)
     for records in held:
         assert not (torch.cdist(records.inputs.flatten(1), truth) == 0).any()

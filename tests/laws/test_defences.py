@@ -8,8 +8,16 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from exhume.contract import ExhumeError, NotApplicable, TrainingDefence
+from exhume.contract import (
+    ExhumeError,
+    Gradient,
+    NotApplicable,
+    ReleaseDefence,
+    TrainingDefence,
+    Weights,
+)
 from exhume.defences.dp import DPTraining
+from exhume.defences.release import ClipRelease, NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.train.batches import Order
@@ -102,3 +110,69 @@ def test_dp_is_refused_where_its_accounting_does_not_hold(key):
 
 def test_dp_states_its_epsilon():
     assert DPTraining(10.0, 40.0).epsilon(100) == pytest.approx(0.9263, abs=1e-3)
+
+
+# Defences of a release: no defence, a weak and a strong one
+RELEASE_DEFENCES = {
+    "noise": (NoiseRelease(), NoiseRelease(0.1), NoiseRelease(10.0)),
+    "clip": (ClipRelease(), ClipRelease(0.5), ClipRelease(100.0)),
+    "quantise": (QuantiseRelease(), QuantiseRelease(8), QuantiseRelease(1)),
+    "prune": (PruneRelease(), PruneRelease(0.1), PruneRelease(0.99)),
+}
+
+
+@pytest.fixture(params=RELEASE_DEFENCES)
+def release_row(request):
+    return RELEASE_DEFENCES[request.param]
+
+
+@pytest.fixture
+def release(key):
+    layout = MLP((6,), (5,), 3).layout
+    values = 3 * torch.randn(2, layout.size, generator=key.generator())
+    return Gradient(values, layout, torch.zeros(layout.size))
+
+
+def test_release_defences(release_row, release, key):
+    none, weak, strong = release_row
+    assert none.strength == 0 < weak.strength < strong.strength
+    assert torch.equal(none.protect(release, key).values, release.values)
+    distances = []
+    for defence in (weak, strong):
+        assert isinstance(defence, ReleaseDefence)
+        assert dataclasses.is_dataclass(defence)
+        assert defence.__dataclass_params__.frozen
+        safer = defence.protect(release, key)
+        assert (safer.layout, safer.at is release.at) == (release.layout, True)
+        assert torch.equal(safer.values, defence.protect(release, key).values)
+        distances.append(float((safer.values - release.values).norm()))
+    assert 0 < distances[0] < distances[1]
+    with pytest.raises(NotApplicable, match="protects gradients, not Weights"):
+        weak.protect(Weights(release.values, release.layout), key)
+    for heading in ("Sees:", "Assumes:", "Guarantees:", "Reference:"):
+        assert heading in (type(weak).__doc__ or "")
+
+
+def test_release_defences_do_what_they_say(release, key):
+    assert ClipRelease(0.5).protect(release, key).values.norm(dim=1).tolist() == pytest.approx(
+        [2, 2]
+    )
+    pruned = release.layout.split(PruneRelease(0.5).protect(release, key).values)["fc1.weight"]
+    assert int((pruned[0] == 0).sum()) == 15
+    for bits, levels in ((2, 3), (4, 15)):
+        part = release.layout.split(QuantiseRelease(bits).protect(release, key).values)
+        assert len(part["fc1.weight"][0].unique()) <= levels
+    signs = QuantiseRelease(1).protect(release, key).values
+    assert torch.equal(signs.sign(), release.values.sign())
+    noise = NoiseRelease(2.0).protect(release, key).values - release.values
+    assert float(noise.std() / release.values.square().mean().sqrt()) == pytest.approx(2, rel=0.25)
+
+
+def test_release_defences_refuse_nonsense():
+    for make in (NoiseRelease, ClipRelease):
+        with pytest.raises(ExhumeError, match="strength: must be at least 0, got -1.0"):
+            make(-1.0)
+    with pytest.raises(ExhumeError, match=r"strength: must lie in \[0, 1\), got 1.0"):
+        PruneRelease(1.0)
+    with pytest.raises(ExhumeError, match="bits: must be at least 1, got 0"):
+        QuantiseRelease(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from exhume.bench import glm, margin, shadows
+from exhume.bench import glm, gradient, margin, shadows
 from exhume.contract import ExhumeError, Progress, silent
 
 __all__ = ["BENCHES", "run_benches"]
@@ -14,6 +14,7 @@ BENCHES: dict[str, Callable[[Progress], list[dict[str, Any]]]] = {
     "shadows": shadows.run,
     "glm": glm.run,
     "margin": margin.run,
+    "gradient": gradient.run,
 }
 
 

@@ -11,6 +11,12 @@ from exhume.contract import ExhumeError, Progress, silent
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.studies import (
+    gradient_batch,
+    gradient_deep,
+    gradient_defences,
+    gradient_query,
+    gradient_start,
+    gradient_tensor,
     informed_activations,
     informed_cifar10,
     informed_dp,
@@ -53,6 +59,12 @@ _ALL = (
     margin_multiclass,
     margin_classes,
     margin_weight_decay,
+    gradient_tensor,
+    gradient_batch,
+    gradient_start,
+    gradient_query,
+    gradient_defences,
+    gradient_deep,
 )
 STUDIES: dict[str, Study] = {module.STUDY.name: module.STUDY for module in _ALL}
 

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import torch
 
-from exhume.contract import Progress
+from exhume.contract import Key, Progress
 from exhume.report.charts import Chart
 from exhume.report.folder import RunFolder
 from exhume.settings import Settings, to_toml
 
-__all__ = ["Claim", "Outcome", "Scale", "Study", "pinned"]
+__all__ = ["Claim", "Outcome", "Scale", "Study", "pinned", "remembered"]
 
 Scale = Literal["smoke", "cpu", "paper"]
 
@@ -48,6 +48,18 @@ class Study:
     title: str
     paper: str
     run: Callable[[Scale, int, RunFolder, Progress], Outcome]
+
+
+def remembered(
+    folder: RunFolder, key: Key, make: Callable[[], dict[str, float]]
+) -> dict[str, float]:
+    """The numbers of one piece of a study: those the folder holds for this key, or made now and kept."""
+    store = folder.store()
+    kept = store.load(key.digest)
+    if kept is None:
+        kept = {n: torch.tensor(v, dtype=torch.float64) for n, v in make().items()}
+        store.save(key.digest, kept)
+    return {name: float(value) for name, value in kept.items()}
 
 
 def pinned(settings: Settings, folder: RunFolder) -> Settings:

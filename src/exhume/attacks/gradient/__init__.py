@@ -1,0 +1,1 @@
+"""Records from a gradient (Wang23), and gradient matching as practised."""

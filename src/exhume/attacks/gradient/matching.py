@@ -1,0 +1,214 @@
+"""Gradient matching as practised: search for records whose gradient is the released one.
+
+    min_X  || G - grad L(X) ||^2          DLG (Zhu et al. 2019)
+    min_X  1 - cos(G, grad L(X)) + tv(X)    inverting gradients (Geiping et al. 2020)
+
+Works on whatever `Architecture.build` returns, through `torch.func`. All restarts run at once under vmap;
+the one whose own mismatch is smallest is kept. Labels are read off the last layer where that is possible,
+else searched for along with the records, as DLG does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from exhume.attacks.gradient.gathering import Batch, gather
+from exhume.attacks.gradient.labels import infer_labels
+from exhume.contract import (
+    Architecture,
+    Attack,
+    ExhumeError,
+    Gradient,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Prepared,
+    Progress,
+    Reconstruction,
+    Release,
+    Store,
+    silent,
+)
+
+__all__ = ["GradientMatching", "PreparedMatching"]
+
+_BETAS = (0.9, 0.999)
+
+
+@dataclass(frozen=True)
+class GradientMatching:
+    """Search for the batch whose gradient matches.
+
+    Sees: `Gradient`, all layers.
+    Assumes: the architecture, the mean loss, the batch size (or an attack to start from, which finds it).
+    Guarantees: none: the search may stop in a local minimum. Confidence is minus its own mismatch.
+    Reference: Zhu et al. 2019, Geiping et al. 2020; Wang23 starts it from the tensor estimate.
+    """
+
+    mismatch: str = "cosine"  # or "l2"
+    variation: float = 0.0  # weight of the total variation of images; Geiping et al.: 1e-4 to 1e-1
+    steps: int = 300
+    rate: float = 0.1  # of Adam, falling to a tenth
+    restarts: int = 4  # from noise; one, if there is an attack to start from
+    start: Attack | None = None
+    low: float = 0.0  # records are kept within [low, high]
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.mismatch not in ("cosine", "l2"):
+            raise ExhumeError(f"mismatch: {self.mismatch!r} is not one of cosine, l2")
+        if self.steps < 1 or self.restarts < 1:
+            raise ExhumeError(
+                f"steps, restarts: must be at least 1, got {self.steps}, {self.restarts}"
+            )
+
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> PreparedMatching:
+        architecture = knowledge.architecture
+        if architecture is None:
+            raise NotApplicable("gradient matching needs the architecture", ever=True)
+        started = None
+        if self.start is not None:
+            started = self.start.prepare(knowledge, key=key.fold("start"), store=store)
+        elif knowledge.batch_size is None:
+            raise NotApplicable("gradient matching needs the batch size", ever=True)
+        size = knowledge.batch_size
+        return PreparedMatching(self, architecture, size, started, key, progress)
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedMatching:
+    attack: GradientMatching
+    architecture: Architecture
+    batch_size: int | None
+    start: Prepared | None
+    key: Key
+    progress: Progress
+
+    def run(self, releases: Release) -> Reconstruction:
+        shape = tuple(self.architecture.input_shape)
+        if not isinstance(releases, Gradient):
+            why = NotApplicable("gradient matching reads gradients, not weights", ever=False)
+            return Reconstruction.none(0, shape, why)
+        began = time.perf_counter()
+        before = None if self.start is None else self.start.run(releases)
+        batches = []
+        for i, values in enumerate(releases.values):
+            at = releases.at if releases.at.ndim == 1 else releases.at[i]
+            guess = self._starts(i, before, values)
+            labels = infer_labels(values, at, self.architecture, guess.shape[1])
+            batches.append(self._search(values, at, guess, labels))
+            self.progress("matching gradients", i + 1, len(releases.values))
+        return gather(batches, shape, time.perf_counter() - began)
+
+    def _starts(self, index: int, before: Reconstruction | None, like: Tensor) -> Tensor:
+        """(restarts, b, *shape)"""
+        shape, low, high = self.architecture.input_shape, self.attack.low, self.attack.high
+        if before is not None:
+            real = torch.isfinite(before.confidence[index])
+            found = before.candidates[index][real].to(like.dtype)
+            if len(found):
+                return found.reshape(1, -1, *shape).clamp(low, high)
+            if self.batch_size is None:
+                raise ExhumeError(
+                    f"release {index}: the start found no record, and no batch size is known"
+                )
+        assert self.batch_size is not None  # checked in prepare
+        noise = torch.rand(
+            self.attack.restarts,
+            self.batch_size,
+            *shape,
+            generator=self.key.fold("noise", index).generator(),
+        )
+        return (low + (high - low) * noise).to(like.dtype)
+
+    def _search(self, values: Tensor, at: Tensor, guess: Tensor, labels: Tensor | None) -> Batch:
+        outputs = self.architecture.layout.shapes[-1][0]
+        if labels is None:
+            soft = guess.new_zeros(*guess.shape[:2], outputs)
+        else:
+            soft = _targets(labels, outputs).to(guess.dtype).expand(*guess.shape[:2], outputs)
+        cost = self._cost(values, at, searched=labels is None)
+        slopes = vmap(grad(cost, argnums=(0, 1)))
+        state = [_Adam(guess), _Adam(soft)]
+        records = guess.clone()
+        for step in range(self.attack.steps):
+            rate = self.attack.rate * 0.1 ** (step / self.attack.steps)
+            along, across = slopes(records, soft)
+            records = (records - rate * state[0].move(along)).clamp(
+                self.attack.low, self.attack.high
+            )
+            if labels is None:
+                soft = soft - rate * state[1].move(across)
+        ends = vmap(self._cost(values, at, searched=labels is None, plain=True))(records, soft)
+        best = int(ends.argmin())
+        found = labels if labels is not None else _hard(soft[best])
+        confidence = (-ends[best]).double().expand(guess.shape[1])
+        return Batch(
+            records[best], confidence, found, {"mismatch": float(ends[best])}, complete=True
+        )
+
+    def _cost(
+        self, values: Tensor, at: Tensor, *, searched: bool, plain: bool = False
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        module, layout = self.architecture.build(), self.architecture.layout
+        scale = values.norm().clamp_min(1e-30)
+
+        def loss(flat: Tensor, records: Tensor, targets: Tensor) -> Tensor:
+            outputs = functional_call(module, layout.split(flat), (records,))
+            if outputs.shape[1] == 1:
+                share = torch.sigmoid(targets) if searched else targets
+                return F.binary_cross_entropy_with_logits(outputs, share)
+            share = torch.softmax(targets, 1) if searched else targets
+            value: Tensor = -(share * torch.log_softmax(outputs, 1)).sum(1).mean()
+            return value
+
+        def cost(records: Tensor, targets: Tensor) -> Tensor:
+            own = grad(loss)(at, records, targets)
+            if self.attack.mismatch == "cosine":
+                value: Tensor = 1 - (own @ values) / (own.norm() * scale).clamp_min(1e-30)
+            else:
+                value = ((own - values) / scale).square().sum()
+            return value if plain else value + self.attack.variation * _variation(records)
+
+        return cost
+
+
+class _Adam:
+    """Directions of Adam for one tensor."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.first, self.second, self.steps = torch.zeros_like(like), torch.zeros_like(like), 0
+
+    def move(self, slope: Tensor) -> Tensor:
+        self.steps += 1
+        self.first = _BETAS[0] * self.first + (1 - _BETAS[0]) * slope
+        self.second = _BETAS[1] * self.second + (1 - _BETAS[1]) * slope.square()
+        first = self.first / (1 - _BETAS[0] ** self.steps)
+        second = self.second / (1 - _BETAS[1] ** self.steps)
+        return first / (second.sqrt() + 1e-12)
+
+
+def _variation(records: Tensor) -> Tensor:
+    """() mean absolute difference of neighbouring pixels; 0 for records that are no images."""
+    if records.ndim < 4:
+        return records.new_zeros(())
+    down = (records[..., 1:, :] - records[..., :-1, :]).abs().mean()
+    right = (records[..., 1:] - records[..., :-1]).abs().mean()
+    return down + right
+
+
+def _targets(labels: Tensor, outputs: int) -> Tensor:
+    return labels[:, None].double() if outputs == 1 else F.one_hot(labels, outputs).double()
+
+
+def _hard(soft: Tensor) -> Tensor:
+    return (soft[:, 0] > 0).long() if soft.shape[1] == 1 else soft.argmax(1)

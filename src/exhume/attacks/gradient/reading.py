@@ -1,0 +1,135 @@
+"""What a gradient says about the last two fully connected layers, and the parameters to ask it at.
+
+    f_c(x) = sum_j a_cj sigma(w_j · x + b_j)
+
+A first-layer bias is one more input that is always 1. C outputs are combined by alpha, the pattern of the
+queried a_cj = alpha_c / m, into one function F with values sum_c alpha_c dL/da_cj and, from dL/dW, slopes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.contract import Architecture, ExhumeError, Gradient, Key, NotApplicable
+from exhume.models.activations import Activation, activation
+from exhume.models.mlp import MLP
+from exhume.models.two_layer import TwoLayer
+
+__all__ = ["Observation", "TwoLast", "query_parameters", "two_last"]
+
+_RANK_ONE = 1e-4  # relative: outer weights that differ more are no multiples of one pattern
+
+
+@dataclass(frozen=True)
+class TwoLast:
+    """Where the last two layers are, and what lies between them."""
+
+    architecture: TwoLayer | MLP
+    activation: Activation
+    first: str
+    second: str
+    biased: bool
+    inputs: int  # width of what enters them: the record itself for one hidden layer
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        whole = math.prod(self.architecture.input_shape) == self.inputs and self.first == "fc1"
+        return tuple(self.architecture.input_shape) if whole else (self.inputs,)
+
+    def observe(self, release: Gradient, index: int) -> Observation:
+        """One release, in fp64."""
+        at = release.layout.split(release.at if release.at.ndim == 1 else release.at[index])
+        got = release.layout.split(release.values[index])
+        if not bool(torch.isfinite(release.values[index]).all()):
+            raise ExhumeError(f"release {index}: the gradient holds NaN or infinite values")
+        weights, slopes = at[f"{self.first}.weight"], got[f"{self.first}.weight"]
+        if self.biased:
+            weights = torch.cat([weights, at[f"{self.first}.bias"][:, None]], 1)
+            slopes = torch.cat([slopes, got[f"{self.first}.bias"][:, None]], 1)
+        outer = at[f"{self.second}.weight"].double()
+        alpha, pattern = _split_outer(outer)
+        values = got[f"{self.second}.weight"].double()
+        return Observation(weights, values, alpha, slopes, pattern, outer)
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    weights: Tensor  # (m, d) as queried; the last column is the bias, where there is one
+    outputs: Tensor  # (c, m) dL/da
+    alpha: Tensor  # (c,)
+    raw_slopes: Tensor  # (m, d) dL/dW
+    pattern: Tensor  # (m,) a_cj = alpha_c pattern_j
+    outer: Tensor  # (c, m) a
+
+    @property
+    def values(self) -> Tensor:
+        """(m,) F(w_j)."""
+        return self.alpha @ self.outputs
+
+    def slopes_along(self, basis: Tensor) -> Tensor:
+        """(m, q) the gradient of F at w_j, inside a span."""
+        return (self.raw_slopes.double() @ basis) / self.pattern[:, None]
+
+
+def two_last(architecture: Architecture | None) -> TwoLast:
+    """Raises `NotApplicable` for networks that do not end in two fully connected layers."""
+    if not isinstance(architecture, TwoLayer | MLP):
+        raise NotApplicable(
+            f"architecture: the tensor attack reads TwoLayer and MLP networks, not {architecture}",
+            ever=True,
+        )
+    names = [name.removesuffix(".weight") for name in architecture.layout.names if "weight" in name]
+    if len(names) < 2:
+        raise NotApplicable(f"{architecture}: there is no hidden layer to look through", ever=False)
+    shapes = dict(zip(architecture.layout.names, architecture.layout.shapes, strict=True))
+    first, second = names[-2:]
+    return TwoLast(
+        architecture,
+        architecture.sigma
+        if isinstance(architecture, TwoLayer)
+        else activation(architecture.activation),
+        first,
+        second,
+        f"{first}.bias" in shapes,
+        shapes[f"{first}.weight"][1],
+    )
+
+
+def query_parameters(architecture: Architecture, spread: float, key: Key) -> Tensor:
+    """(p,) the architecture's own start, with w_j ~ N(0, spread^2) and a_cj = ±1/m in the last two layers.
+
+    The signs alternate over the outputs: with equal ones the slopes of a softmax would cancel.
+    """
+    view = two_last(architecture)
+    layout = architecture.layout
+    named = {n: t.clone() for n, t in layout.split(architecture.initial(key)).items()}
+    generator = key.fold("query").generator()
+    for name in (f"{view.first}.weight", f"{view.first}.bias"):
+        if name in named:
+            named[name] = spread * torch.randn(named[name].shape, generator=generator)
+    outer = named[f"{view.second}.weight"]
+    signs = torch.ones(len(outer)).where(torch.arange(len(outer)) % 2 == 0, -torch.ones(len(outer)))
+    named[f"{view.second}.weight"] = (signs[:, None] / outer.shape[1]).expand_as(outer)
+    return layout.join(named)
+
+
+def _split_outer(outer: Tensor) -> tuple[Tensor, Tensor]:
+    """a_cj = alpha_c pattern_j, with alpha of unit largest entry."""
+    left, size, right = torch.linalg.svd(outer, full_matrices=False)
+    if len(size) > 1 and float(size[1]) > _RANK_ONE * float(size[0]):
+        raise NotApplicable(
+            "outer weights: the outputs weigh the neurons differently, so their slopes do not add up "
+            "to one function; query with multiples of one pattern",
+            ever=True,
+        )
+    largest = left[:, 0].abs().max()
+    alpha = left[:, 0] / largest
+    pattern = right[0] * size[0] * largest
+    if float(pattern.abs().min()) == 0:
+        raise NotApplicable("outer weights: a neuron with weight 0 has no slope", ever=True)
+    flip = -1.0 if float(alpha[0]) < 0 else 1.0
+    return alpha * flip, pattern * flip

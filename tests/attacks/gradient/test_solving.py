@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from exhume.attacks.gradient.decompose import METHODS, decompose
+from exhume.attacks.gradient.gates import CERTAIN
+from exhume.attacks.gradient.polish import polish
+from exhume.attacks.gradient.regression import Samples
+from exhume.attacks.gradient.solve import EXACT, solve_gates, solve_smooth
+from exhume.attacks.gradient.span import deflate, span_of_slopes
+from exhume.contract import ExhumeError, Key, NotApplicable
+from exhume.models.activations import activation
+
+KEY = Key.from_seed(3)
+
+
+def planted(q, m, name, *, key=KEY, alike=0.3):
+    g = key.generator()
+    records = torch.randn(q, q, dtype=torch.float64, generator=g)
+    records = records / records.norm(dim=1, keepdim=True) + alike * torch.ones(q) / q**0.5
+    strengths = (torch.rand(q, dtype=torch.float64, generator=g) + 0.5) * (-1.0) ** torch.arange(q)
+    points = torch.randn(m, q, dtype=torch.float64, generator=g)
+    sigma = activation(name)
+    z = points @ records.T
+    height = sigma.apply(z)
+    slopes = (sigma.slope(z, height) * strengths) @ records
+    return records, strengths, Samples(points, height @ strengths, slopes)
+
+
+def worst_cosine(found, truth, *, signed):
+    table = torch.nn.functional.normalize(found) @ torch.nn.functional.normalize(truth).T
+    table = table if signed else table.abs()
+    assert len(set(table.argmax(0).tolist())) == len(truth)  # one to one
+    return float(table.max(0).values.min())
+
+
+@pytest.mark.parametrize("order", [3, 4])
+@pytest.mark.parametrize("method", METHODS)
+def test_decomposition_of_planted_terms(order, method):
+    """Orthogonal terms of one sign for the textbook way; the others take any independent terms."""
+    g = KEY.generator()
+    directions = torch.randn(4, 4, dtype=torch.float64, generator=g)
+    if method == "power":
+        directions = torch.linalg.qr(directions)[0]
+    directions = torch.nn.functional.normalize(directions)
+    weights = torch.tensor([1.0, -2.0, 0.5, 1.5], dtype=torch.float64)
+    rule = "i,ia,ib,ic->abc" if order == 3 else "i,ia,ib,ic,id->abcd"
+    tensor = torch.einsum(rule, weights, *[directions] * order)
+    terms = decompose(tensor, method=method, key=KEY)
+    assert worst_cosine(terms.directions, directions, signed=False) > 1 - 1e-6
+    assert terms.misfit < 1e-4
+
+
+def test_joint_decomposition_bears_noise_better():
+    g = KEY.generator()
+    directions = torch.nn.functional.normalize(torch.randn(5, 5, dtype=torch.float64, generator=g))
+    tensor = torch.einsum("ia,ib,ic->abc", *[directions] * 3)
+    noise = 0.003 * torch.randn(5, 5, 5, dtype=torch.float64, generator=g)
+    noisy = tensor + sum(noise.permute(p) for p in ((0, 1, 2), (1, 2, 0), (2, 0, 1)))
+    misfits = {name: decompose(noisy, method=name, key=KEY).misfit for name in METHODS}
+    assert misfits["joint"] <= min(misfits["jennrich"], misfits["power"])
+
+
+def test_a_method_that_is_not_known():
+    with pytest.raises(ExhumeError, match="'svd' is not one of joint, jennrich, power"):
+        decompose(torch.zeros(2, 2, 2), method="svd", key=KEY)
+
+
+@pytest.mark.parametrize(("name", "order"), [("tanh", 3), ("elu", 3), ("gelu", 4)])
+def test_smooth_activations_are_solved_exactly(name, order):
+    records, _, samples = planted(4, 1500, name)
+    fit = solve_smooth(activation(name), samples, order, 1.0, KEY)
+    assert fit.misfit < EXACT
+    assert worst_cosine(fit.records, records, signed=name != "tanh") > 1 - 1e-8
+    norms = fit.records.norm(dim=1).sort().values
+    torch.testing.assert_close(norms, records.norm(dim=1).sort().values, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["relu", "leaky-relu"])
+def test_gates_are_found_exactly_and_signed(name):
+    records, strengths, samples = planted(5, 2000, name)
+    opened = solve_gates(activation(name), samples, 4, KEY)
+    assert float(opened.spreads.max()) < CERTAIN
+    assert worst_cosine(opened.directions, records, signed=True) > 1 - 1e-8
+    products = (strengths * records.norm(dim=1)).sort().values
+    torch.testing.assert_close(opened.strengths.sort().values, products, rtol=1e-6, atol=1e-8)
+
+
+def test_blind_draws_find_gates_without_any_moment(monkeypatch):
+    records, _, samples = planted(5, 2000, "relu")
+    monkeypatch.setattr("exhume.attacks.gradient.solve._ROUNDS", 0)
+    opened = solve_gates(activation("relu"), samples, 4, KEY)
+    assert worst_cosine(opened.directions, records, signed=True) > 1 - 1e-8
+
+
+def test_a_hopeless_fit_says_so():
+    _, _, samples = planted(3, 300, "tanh")
+    noise = torch.randn(300, dtype=torch.float64, generator=KEY.generator())
+    fit = polish(activation("tanh"), Samples(samples.points, noise), torch.eye(3).double())
+    assert fit.misfit > 0.5
+
+
+def test_span_and_batch_size_from_slopes():
+    g = KEY.generator()
+    left, right = torch.randn(200, 6, generator=g), torch.randn(6, 80, generator=g)
+    basis, _ = span_of_slopes(left @ right, KEY)
+    assert basis.shape == (80, 6)
+    rows = right.double()
+    torch.testing.assert_close(rows @ basis @ basis.T, rows, rtol=1e-5, atol=1e-5)
+    noisy = left @ right + 0.02 * torch.randn(200, 80, generator=g)
+    assert span_of_slopes(noisy, KEY)[0].shape == (80, 6)
+    with pytest.raises(NotApplicable, match="no gap"):
+        span_of_slopes(torch.randn(200, 80, generator=g), KEY)
+    with pytest.raises(NotApplicable, match="no gap"):
+        span_of_slopes(torch.zeros(20, 8), KEY)
+
+
+def test_deflation_is_least_squares():
+    g = KEY.generator()
+    weights = torch.randn(300, 5, dtype=torch.float64, generator=g)
+    values = torch.randn(300, dtype=torch.float64, generator=g) + weights @ torch.ones(5).double()
+    left, slope = deflate(weights, values)
+    columns = torch.cat([weights, torch.ones(300, 1).double()], 1)
+    exact = torch.linalg.lstsq(columns, values[:, None]).solution[:, 0]
+    torch.testing.assert_close(slope, exact[:5], rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(left, values - columns @ exact, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from planted_gradients import attacked, unit_batches
+
+from exhume.attacks.gradient.decoder import decode, features_below
+from exhume.attacks.gradient.spanned import SpanAttack
+from exhume.attacks.gradient.tensor import TensorAttack
+from exhume.contract import (
+    ExhumeError,
+    Gradient,
+    Knowledge,
+    NotApplicable,
+    Outcome,
+    QueryingAttack,
+    Weights,
+)
+from exhume.models.cnn import CNN
+from exhume.models.mlp import MLP
+from exhume.models.two_layer import TwoLayer
+from exhume.score.batches import score_batches
+from exhume.store import NullStore
+from exhume.victims.gradient import release_batches
+
+NETWORKS = {
+    "tanh": TwoLayer((1, 6, 6), 1200, 1, "tanh"),
+    "relu": TwoLayer((1, 6, 6), 1200, 1, "relu"),
+    "relu, four outputs": TwoLayer((1, 6, 6), 1200, 4, "relu"),
+    "tanh, four outputs": TwoLayer((1, 6, 6), 1200, 4, "tanh"),
+    "elu, biases": MLP((1, 6, 6), (1200,), 4, "elu"),
+    "relu, biases, one output": MLP((1, 6, 6), (1200,), 1, "relu"),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_span_attack_is_exact_with_norms_signs_labels_and_batch_size(name, key):
+    network = NETWORKS[name]
+    batches = unit_batches(2, 4, (1, 6, 6), max(network.outputs, 2), key)
+    batches.inputs.mul_(1.5)
+    found, secret = attacked(SpanAttack(), network, batches, key)
+    scores = score_batches(secret, found)
+    metrics = scores.metrics()
+    assert metrics["min_cosine"] > 1 - 1e-6
+    assert metrics["psnr"] > 60
+    assert metrics["batch_size_right"] == metrics["label_accuracy"] == 1
+    assert found.status.outcome is Outcome.CONVERGED
+
+
+def test_signs_need_no_prior_with_three_outputs_and_a_summed_loss(key):
+    network = TwoLayer((30,), 1200, 3, "tanh")
+    batches = unit_batches(1, 4, (30,), 3, key, positive=False)
+    attack = SpanAttack(nonnegative=False, averaged=False)
+    found, secret = attacked(attack, network, batches, key, reduction="sum")
+    assert score_batches(secret, found).metrics()["min_cosine"] > 1 - 1e-6
+
+
+def test_one_odd_output_cannot_tell_a_record_from_its_negative(key):
+    """Not a weakness of the attack: (x, y) and (-x, 1 - y) have the same gradient."""
+    network = TwoLayer((30,), 300, 1, "tanh")
+    batches = unit_batches(1, 4, (30,), 2, key, positive=False)
+    parameters = SpanAttack().query(network, key)
+    plain, _ = release_batches(network, parameters, batches)
+    batches.inputs.neg_()
+    batches.labels.copy_(1 - batches.labels)
+    mirrored, _ = release_batches(network, parameters, batches)
+    torch.testing.assert_close(plain.values, mirrored.values)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_tensor_attack_from_the_last_layer_alone(activation, key):
+    network = TwoLayer((20,), 40_000, 1, activation)
+    batches = unit_batches(1, 3, (20,), 2, key, positive=False)
+    attack = TensorAttack(nonnegative=False, largest=6)
+    found, secret = attacked(attack, network, batches, key)
+    scores = score_batches(secret, found, up_to_sign=activation == "tanh")
+    assert scores.sizes.tolist() == [3]
+    assert float(scores.errors.max()) < 6 * found.observed["expected_error"]
+    assert found.observed["expected_error"] == pytest.approx((20 / 40_000) ** 0.5)
+
+
+def test_tensor_attack_does_not_look_at_the_first_layer(key):
+    network = TwoLayer((12,), 20_000, 1, "relu")
+    attack = TensorAttack(largest=4)
+    release, _ = release_batches(
+        network, attack.query(network, key), unit_batches(1, 2, (12,), 2, key)
+    )
+    prepared = attack.prepare(Knowledge(architecture=network), key=key, store=NullStore())
+    before = prepared.run(release).candidates
+    release.layout.split(release.values)["fc1.weight"].zero_()
+    assert torch.equal(before, prepared.run(release).candidates)
+
+
+def test_what_linear_and_quadratic_networks_reveal(key):
+    batches = unit_batches(1, 3, (20,), 2, key)
+    truth = batches.inputs[0].double()
+    for attack in (SpanAttack(), TensorAttack(largest=4)):
+        network = TwoLayer((20,), 5000, 1, "identity")
+        found, _ = attacked(attack, network, batches, key)
+        assert found.status.outcome is Outcome.NOT_APPLICABLE
+        assert "one linear combination" in found.status.reason
+        line = torch.linalg.lstsq(truth.T, found.candidates[0].double().T)
+        assert found.candidates.shape[1] == 1
+        assert float((truth.T @ line.solution - found.candidates[0].double().T).norm()) < 1e-4
+    found, _ = attacked(SpanAttack(), TwoLayer((20,), 5000, 1, "square"), batches, key)
+    assert "the span of the records" in found.status.reason
+    basis = found.candidates[0].double()
+    assert basis.shape == (3, 20)
+    torch.testing.assert_close(truth @ basis.T @ basis, truth, rtol=1e-4, atol=1e-4)
+
+
+def test_features_of_a_deeper_network_and_the_records_behind_them(key):
+    network = MLP((16,), (24, 1200), 3, "tanh")
+    batches = unit_batches(1, 4, (16,), 3, key)
+    attack = SpanAttack(spread=0.5)
+    parameters = attack.query(network, key)
+    release, _ = release_batches(network, parameters, batches)
+    prepared = attack.prepare(Knowledge(architecture=network), key=key, store=NullStore())
+    found = prepared.run(release).candidates[0].double()
+    wanted = features_below(network, parameters.double(), batches.inputs[0].double())
+    near = torch.cdist(wanted, found).argmin(1)
+    torch.testing.assert_close(found[near], wanted, rtol=1e-3, atol=1e-4)
+    records = decode(network, parameters, found[near], key)
+    torch.testing.assert_close(records, batches.inputs[0].double(), rtol=1e-2, atol=1e-3)
+
+
+def test_queried_parameters(key):
+    attack = SpanAttack(spread=0.5)
+    assert isinstance(attack, QueryingAttack)
+    network = MLP((40,), (2000,), 4, "tanh")
+    named = network.layout.split(attack.query(network, key))
+    assert float(named["fc1.weight"].std()) == pytest.approx(0.5, rel=0.02)
+    assert named["fc2.weight"][:, 0].tolist() == pytest.approx([5e-4, -5e-4, 5e-4, -5e-4])
+
+
+def test_refusals(key):
+    network = TwoLayer((20,), 50, 2, "tanh")
+    for attack in (SpanAttack(), TensorAttack()):
+        prepare = attack.prepare
+        cnn = CNN((1, 6, 6), (2,), (3,), (1,), (4,), 3)
+        with pytest.raises(NotApplicable, match="reads TwoLayer and MLP networks, not CNN"):
+            prepare(Knowledge(architecture=cnn), key=key, store=NullStore())
+        with pytest.raises(NotApplicable, match="no hidden layer"):
+            prepare(Knowledge(architecture=MLP((4,), (), 2)), key=key, store=NullStore())
+        prepared = prepare(Knowledge(architecture=network), key=key, store=NullStore())
+        weights = Weights(torch.zeros(1, network.layout.size), network.layout)
+        assert "not weights" in prepared.run(weights).status.reason
+        other = TwoLayer((20,), 51, 2, "tanh")
+        with pytest.raises(ExhumeError, match="its layout is not that of"):
+            prepared.run(Gradient(torch.zeros(1, 9), other.layout, torch.zeros(9)))
+        nan = torch.full((1, network.layout.size), torch.nan)
+        with pytest.raises(ExhumeError, match="release 0: the gradient holds NaN"):
+            prepared.run(Gradient(nan, network.layout, network.initial(key)))
+        real = torch.ones(1, network.layout.size)
+        with pytest.raises(NotApplicable, match="weigh the neurons differently"):
+            prepared.run(Gradient(real, network.layout, network.initial(key)))
+
+
+def test_too_few_neurons_are_said_to_be_too_few(key):
+    network = TwoLayer((30,), 50, 1, "tanh")
+    found, _ = attacked(TensorAttack(), network, unit_batches(1, 8, (30,), 2, key), key)
+    assert found.status.outcome is Outcome.NOT_APPLICABLE
+    assert "too few neurons" in found.status.reason
