@@ -303,3 +303,13 @@ def test_an_attack_that_does_not_apply_is_reported_beside_one_that_does(tmp_path
 def test_exact_targets_are_some_of_the_targets(tmp_path, exact):
     with pytest.raises(ExhumeError, match=f"attack.exact: {exact} given, 0 or from 2 to 20"):
         exhume.audit({**SMALL, "attack": {"exact": exact}}, tmp_path / "run")
+
+
+def test_private_training_is_attacked_by_one_who_also_trains_without_the_noise(tmp_path):
+    victim = {"steps": 40, "dp_clip": 10.0, "dp_noise": 0.02}
+    done = exhume.audit({**SMALL, "victim": victim}, tmp_path / "run")
+    plain, aware = json.loads((done.folder / "result.json").read_text())["attacks"]
+    assert [plain["id"], aware["id"]] == ["closed-form", "noise-aware"]
+    assert aware["metrics"]["mse"] < plain["metrics"]["mse"]
+    assert done.metrics["success"] == aware["metrics"]["success"] > plain["metrics"]["success"]
+    assert (done.folder / aware["evidence"]).exists()

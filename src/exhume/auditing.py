@@ -14,6 +14,7 @@ from torch import Tensor
 from exhume import data
 from exhume.attacks.baseline import MeanRecord, holdings, snap_to_holdings
 from exhume.attacks.informed.closed_form import ClosedForm
+from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.contract import (
     ExhumeError,
@@ -48,6 +49,7 @@ __all__ = [
     "audit",
     "audit_exact",
     "audit_informed",
+    "audit_private",
     "dealt",
     "informed_game",
 ]
@@ -73,7 +75,7 @@ class Audit:
     """What an audit found and where it is written."""
 
     verdict: Verdict
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float]  # of the strongest attack on all targets
     folder: Path
     report: Path
     redacted: Path | None = None  # a version without records, where it was asked for
@@ -96,6 +98,9 @@ def audit(
     folder.write_json("environment.json", environment())
     game = informed_game(settings, records, store=folder.store(), progress=progress)
     found = [audit_informed(game, settings, store=folder.store(), progress=progress)]
+    if settings.victim.dp_noise:
+        found.append(audit_private(game, settings, store=folder.store(), progress=progress))
+    strongest = max(found, key=lambda findings: findings.metrics.get("success", -1.0))
     if settings.attack.exact:
         found.append(audit_exact(game, settings, store=folder.store(), progress=progress))
     for findings in found:
@@ -124,7 +129,7 @@ def audit(
     report = draw(folder.path)
     redacted = draw(folder.path, redact=True) if redact else None
     progress("drawing the report", 1, 1)
-    return Audit(verdict, found[0].metrics, folder.path, report, redacted)
+    return Audit(verdict, strongest.metrics, folder.path, report, redacted)
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,7 @@ class _Named:
 
 
 _CLOSED_FORM = _Named("closed-form", "Closed-form per-label reconstructor")
+_NOISE_AWARE = _Named("noise-aware", "Noise-aware reconstructor")
 _THROUGH_TRAINING = _Named("through-training", "Differentiating through training")
 
 DEVIATIONS = (
@@ -227,6 +233,20 @@ def audit_informed(
     if public is not None:
         findings.metrics.update(_accuracy("shadow_accuracy", game.recipe, prepared.sample, public))
     return findings
+
+
+def audit_private(
+    game: Game, settings: Settings, *, store: Store, progress: Progress = silent
+) -> Findings:
+    """All targets of private training, by shadow models with and without its noise."""
+    attack = NoiseAware(chunk=settings.machine.chunk)
+    try:
+        prepared = attack.prepare(
+            game.knowledge, key=game.key.fold("attack"), store=store, progress=progress
+        )
+    except NotApplicable as why:
+        return _inapplicable(_NOISE_AWARE, game, why)
+    return _scored(_NOISE_AWARE, game, prepared, settings.data.targets, progress)
 
 
 def audit_exact(

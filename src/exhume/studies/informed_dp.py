@@ -140,13 +140,6 @@ def judge(
             _where(plain, aware, safe),
             safe >= _LARGE,
         ),
-        Claim(
-            "noise-aware",
-            "Shadows trained without the noise see through noise that hides the record from noisy ones",
-            "not tried: its shadows are trained with noise",
-            f"the largest epsilon without a leak is {seen:,.0f}, with noisy shadows {hidden:,.0f}",
-            seen < hidden,
-        ),
     ]
     found = {
         "largest_epsilon_without_leak": safe,
@@ -165,6 +158,15 @@ def judge(
                 cost <= _LITTLE,
             )
         )
+    claims.append(
+        Claim(
+            "noise-aware",
+            "Shadows trained without the noise see through noise that hides the record from noisy ones",
+            "not tried: its shadows are trained with noise",
+            f"the largest epsilon without a leak is {seen:,.0f}, with noisy shadows {hidden:,.0f}",
+            seen < hidden,
+        )
+    )
     return claims, found
 
 
