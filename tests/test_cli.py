@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -60,6 +61,11 @@ def test_fail_over_is_a_gate(run, invoke, limit, code):
         (["audit", "--data", "digits", "--device", "meta"], "device: 'meta' cannot be used"),
         (["audit", "nowhere.toml"], "cannot read nowhere.toml"),
         (["audit", "--data", "digits", "--activation", "rulu"], "activation: 'rulu' is not one of"),
+        (
+            ["audit", "--data", "digits", "--network", "rnn"],
+            "network: 'rnn' is not one of mlp, cnn",
+        ),
+        (["audit", "--data", "digits", "--network", "cnn"], "leave nothing of 8x8"),
         (["report", "nowhere"], "nowhere"),
         (["data", "fetch", "mnits"], "mnist"),
         (["study", "run", "informed-mnits"], "did you mean 'informed-mnist'"),
@@ -96,6 +102,22 @@ def test_private_training_states_its_epsilon(invoke, tmp_path):
     assert victim["epsilon"] == pytest.approx(epsilon(20.0, 10))
     assert "clip 1, noise multiplier 20" in victim["training"]
     assert "Epsilon" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_convolutional_network_is_audited(invoke, tmp_path, make_records, key):
+    records = make_records(120, (1, 12, 12), 3, key)
+    np.savez(tmp_path / "shapes.npz", x=records.inputs.numpy(), y=records.labels.numpy())
+    sizes = "--network cnn --fixed 12 --targets 12 --shadows 40 --steps 8 --threads 1".split()
+    out = tmp_path / "run"
+    result = invoke("audit", "--data", tmp_path / "shapes.npz", *sizes, "--out", out)
+    assert result.exit_code == 0, result.output
+    found = json.loads((out / "result.json").read_text())
+    assert (
+        found["victim"]["architecture"]
+        == "CNN 16 of 4x4 stride 2, 32 of 4x4 stride 1, then 10-3, elu"
+    )
+    metrics = found["attacks"][0]["metrics"]
+    assert metrics["mse"] < metrics["mean_record_mse"]
 
 
 @pytest.mark.parametrize("order", ["known", "unknown"])

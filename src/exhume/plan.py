@@ -80,9 +80,10 @@ def _check(sizes: Sizes, records: Records, settings: Settings) -> None:
         raise ExhumeError(
             f"attack.exact: {settings.attack.exact} given, 0 or from 2 to {sizes.target} targets needed"
         )
-    if settings.machine.threads > _cores():
+    cores = os.cpu_count() or 1  # all of them: a resumed run keeps its threads wherever it may run now
+    if settings.machine.threads > cores:
         raise ExhumeError(
-            f"machine.threads: {settings.machine.threads} given, this machine has {_cores()} cores"
+            f"machine.threads: {settings.machine.threads} given, this machine has {cores} cores"
         )
     device_named(settings.machine.device)
 

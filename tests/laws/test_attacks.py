@@ -16,7 +16,9 @@ from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.mnemonist import Mnemonist
+from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.reconn import RecoNN
+from exhume.attacks.informed.refining import Refined
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.contract import (
     Attack,
@@ -33,6 +35,7 @@ from exhume.models.glm import softmax_regression
 from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Dense
 from exhume.store import NullStore
+from exhume.train.dp import Privacy
 from exhume.train.glm import Optimum, Penalty
 from exhume.train.recipe import FullBatch
 from exhume.train.stacked import Descent
@@ -53,6 +56,20 @@ def informed_game(key: Key) -> tuple[Knowledge, Release, Secret]:
         fixed=parts.fixed,
         shadow=parts.shadow,
         public=parts.public,
+    )
+    return knowledge, release, secret
+
+
+def noisy_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """The same, trained with a little noise."""
+    parts = data.split(data.load("digits"), Sizes(100, 20, 300, 50, 0), key)
+    recipe = FullBatch(MLP((1, 8, 8), (8,), 10), Descent(steps=40), Privacy(10.0, 0.003))
+    initial = recipe.architecture.initial(key)
+    release, secret = release_one_each(
+        recipe, initial, parts.fixed, parts.target, key=key, store=NullStore(), chunk=32
+    )
+    knowledge = Knowledge(
+        recipe=recipe, initial=initial, fixed=parts.fixed, shadow=parts.shadow, public=parts.public
     )
     return knowledge, release, secret
 
@@ -80,11 +97,13 @@ SMALL = RecoNN(Dense((64, 64)), Training(batch=32, epochs=12), chunk=32)
 CASES = {
     "mean record": Case(MeanRecord(), informed_game, 1.0001),
     "closed form": Case(ClosedForm(chunk=32), informed_game, 0.5),
+    "refined closed form": Case(Refined(ClosedForm(chunk=32)), informed_game, 0.5),
     "through training": Case(ThroughTraining(labels=3), informed_game, 0.2),
     "closed form of linear models": Case(GlmClosedForm(), linear_game, 1e-12),
     "reconn": Case(SMALL, informed_game, 0.75),
     "reconn delta span": Case(replace(SMALL, inputs="delta", span=True), informed_game, 0.8),
     "mnemonist": Case(Mnemonist(SMALL), informed_game, 0.8),
+    "noise-aware": Case(NoiseAware(chunk=32), noisy_game, 0.5),
 }
 
 

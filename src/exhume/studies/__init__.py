@@ -11,11 +11,17 @@ from exhume.contract import ExhumeError, Progress, silent
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.studies import (
+    informed_activations,
+    informed_cifar10,
+    informed_dp,
+    informed_epochs,
     informed_factors,
     informed_gallery,
     informed_glm,
     informed_init,
+    informed_misspecified,
     informed_mnist,
+    informed_start,
     informed_transfer,
     informed_zero_gradients,
     mnemonist,
@@ -27,14 +33,20 @@ __all__ = ["STUDIES", "run_study"]
 
 _ALL = (
     informed_mnist,
+    informed_misspecified,
     reconstructors,
     informed_init,
     informed_glm,
     mnemonist,
+    informed_activations,
+    informed_dp,
+    informed_epochs,
+    informed_start,
     informed_factors,
     informed_zero_gradients,
     informed_transfer,
     informed_gallery,
+    informed_cifar10,
 )
 STUDIES: dict[str, Study] = {module.STUDY.name: module.STUDY for module in _ALL}
 

@@ -71,9 +71,9 @@ _SCALES: dict[Scale, _Setting] = {
         through=16,
         seeds=3,
         large=_Large(
-            DataSettings("mnist", fixed=10_000, targets=200, shadows=2000, public=1, test=1),
-            shadows=(500, 1000, 2000),
-            through=8,
+            DataSettings("mnist", fixed=10_000, targets=100, shadows=1000, public=1, test=1),
+            shadows=(250, 500, 1000),
+            through=4,
         ),
     ),
     "paper": _Setting(

@@ -8,7 +8,7 @@ from torch import Tensor
 from exhume.contract import Key, Progress, Recipe, Records, Secret, Store, Weights, silent
 from exhume.train.fleet import train_fleet
 
-__all__ = ["Victim", "first_of", "release_one_each"]
+__all__ = ["Victim", "first_of", "release_one_each", "release_two_each"]
 
 Victim = tuple[Weights, Secret]
 
@@ -47,3 +47,40 @@ def release_one_each(
         progress=progress,
     )
     return Weights(torch.cat(list(trained)), recipe.architecture.layout), Secret(targets)
+
+
+def release_two_each(
+    recipe: Recipe,
+    initial: Tensor,
+    fixed: Records,
+    targets: Records,
+    *,
+    key: Key,
+    store: Store,
+    chunk: int,
+    progress: Progress = silent,
+) -> tuple[Weights, Secret, Secret]:
+    """One released model per pair of targets: the first half of them, and the second half.
+
+    An adversary who thinks that it lacks one record lacks two.
+    """
+    half = len(targets) // 2
+    first, second = targets[:half], targets[half : 2 * half]
+    pairs = Records(
+        torch.stack([first.inputs, second.inputs], dim=1),
+        torch.stack([first.labels, second.labels], dim=1),
+        targets.classes,
+    )
+    trained = train_fleet(
+        recipe,
+        initial,
+        fixed,
+        pairs,
+        key=key.fold("victim of two"),
+        store=store,
+        chunk=chunk,
+        stage="training models with two unknown records",
+        progress=progress,
+    )
+    release = Weights(torch.cat(list(trained)), recipe.architecture.layout)
+    return release, Secret(first), Secret(second)

@@ -1,7 +1,7 @@
 """What the unknown record changed: released parameters minus a model trained without it.
 
 The size of the change depends on how surprising the record was, its direction on what the record is,
-so both halves of the attack work on directions.
+so the label is read off directions here, the record in reading.py.
 """
 
 from __future__ import annotations
@@ -12,12 +12,7 @@ from torch import Tensor
 
 from exhume.contract import Layout
 
-__all__ = ["decision_features", "direction"]
-
-
-def direction(parameters: Tensor, base: Tensor) -> Tensor:
-    """(s, p) parameters to (s, p) unit vectors in fp64; a model that did not change gives zero."""
-    return F.normalize((parameters - base).double(), dim=1)
+__all__ = ["decision_features"]
 
 
 def decision_features(parameters: Tensor, base: Tensor, layout: Layout) -> Tensor:

@@ -3,32 +3,40 @@
 Balle22 trains a network (RecoNN) to map released weights to the missing record. Given the record's
 label and the direction of the change it made, that map is close to linear, so it can be fitted in
 closed form in seconds, from a fifth of the shadow models, and every setting can be chosen by exact
-leave-one-out error on the shadows.
+leave-one-out error on the shadows. Where the fixed records leave room in the first fully connected
+layer, its imprint (imprint.py) is tried as well, and whichever has the smaller such error is used.
 
-    delta_i = (theta_i - theta_base) / ||theta_i - theta_base||         i a shadow model
+    delta_i = what is read off theta_i - theta_base, of unit size          i a shadow model
     z_hat   = mean_y + sum_{i: y_i = y} A_i (<delta, delta_i> + const)     y the inferred label
 
-Memory: 8·s·p bytes for s shadows of p parameters, and 16·n² bytes for the n shadows of one label.
-Cost: the shadow models; then s·p·n + n³ operations a label.
+What is read (the whole change, or neuron by neuron) is chosen by that error too, see reading.py; what the
+labels have in common is learned from all of them, see regression.py.
+
+Memory: 16·s·p bytes for s shadows of p parameters, and 24·n² bytes for the n shadows of one label.
+Cost: the shadow models; then s·p·n + n³ + 34·n²·q operations a label, for records of q values.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from exhume.attacks.informed.change import direction
+from exhume.attacks.baseline import holdings
+from exhume.attacks.informed.imprint import ImprintReader, find_imprint, fit_imprint
 from exhume.attacks.informed.label import LabelReader, read_labels
-from exhume.attacks.informed.ridge import Ridge, fit_ridge
-from exhume.attacks.informed.shadows import train_shadows
+from exhume.attacks.informed.reading import READINGS, Reading
+from exhume.attacks.informed.regression import Basis, Regression, Sample, basis_of, regress
+from exhume.attacks.informed.shadows import Shadows, train_shadows
 from exhume.contract import (
     Cost,
     ExhumeError,
     Key,
     Knowledge,
+    Layout,
     NotApplicable,
     Outcome,
     Progress,
@@ -43,9 +51,10 @@ from exhume.contract import (
 
 __all__ = ["ClosedForm", "FittedClosedForm"]
 
-_INTERCEPT = 10.0  # added to the kernel of unit vectors: an intercept that is hardly penalised
 _SAMPLE = 50
 _FEWEST = 2  # shadows a label needs for a regression of its own
+_TRIAL = 300  # shadows a label gives to the choice of the reading
+_FITTING = "fitting the reconstructor"
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,7 @@ class ClosedForm:
     """
 
     chunk: int = 64  # shadow models trained at once; fixes the bits, see train.fleet
+    imprint: bool = True  # may it read the imprint instead, where that does better on the shadows?
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
@@ -75,55 +85,100 @@ class ClosedForm:
             progress=progress,
         )
         started = time.perf_counter()
-        shadows, base, shadow = trained.parameters, trained.base, trained.records
-        progress("fitting the reconstructor", 0, len(shadow.classes))
-        reader = read_labels(shadows, shadow.labels, base, trained.layout, len(shadow.classes))
-        directions = direction(shadows, base)
-        regressions = {}
-        for label in range(len(shadow.classes)):
-            rows = (shadow.labels == label).nonzero()[:, 0]
-            if len(rows) >= _FEWEST:
-                regressions[label] = _regress(directions[rows], shadow, rows)
-            progress("fitting the reconstructor", label + 1, len(shadow.classes))
-        if not regressions:
-            raise NotApplicable("shadow: no label has two records", ever=True)
+        shadow = trained.records
+        reader = read_labels(
+            trained.parameters, shadow.labels, trained.base, trained.layout, len(shadow.classes)
+        )
+        fitted = _fit(trained, holdings(knowledge), progress)
+        imprint = _imprint(knowledge, trained, reader) if self.imprint else None
+        if imprint is not None and imprint.held_out_error >= _error_as_inferred(
+            fitted, trained, reader
+        ):
+            imprint = None
         seconds = trained.seconds + time.perf_counter() - started
         cost = Cost(seconds, models=len(shadow) + 1)
+        sample = trained.parameters[:_SAMPLE].clone()
         return FittedClosedForm(
-            base, reader, regressions, shadow.shape, cost, shadows[:_SAMPLE].clone()
+            trained.base, trained.layout, reader, fitted, shadow.shape, cost, sample, imprint
         )
 
 
+def _imprint(knowledge: Knowledge, trained: Shadows, reader: LabelReader) -> ImprintReader | None:
+    """The other reading, where the network has one."""
+    recipe, initial, fixed = knowledge.recipe, knowledge.initial, knowledge.fixed
+    assert recipe is not None  # there are shadows, so these three are known
+    assert initial is not None
+    assert fixed is not None
+    found = find_imprint(recipe.architecture, initial, trained.base, fixed)
+    if found is None:
+        return None
+    return fit_imprint(
+        found,
+        trained.parameters[reader.rows],
+        reader.held_out_scores(),
+        trained.records[reader.rows],
+        knowledge.public,
+    )
+
+
+def _error_as_inferred(fitted: _Fitted, trained: Shadows, reader: LabelReader) -> float:
+    """Mean squared error on the reader's shadows, each answered by the label inferred with it left out."""
+    shadow, models = trained.records[reader.rows], trained.parameters[reader.rows]
+    usable = torch.tensor(sorted(fitted.regressions), device=models.device)
+    inferred = usable[reader.held_out_scores()[:, usable].argmax(1)]
+    truth, total = shadow.inputs.flatten(1).double(), 0.0
+    for label, regression in fitted.regressions.items():
+        wrong = ((inferred == label) & (shadow.labels != label)).nonzero()[:, 0]
+        read = fitted.reading.apply(models[wrong], trained.base, trained.layout)
+        found, _ = regression.apply(read)
+        total += float((found - truth[wrong]).square().mean(1).sum())
+        right = int(((inferred == label) & (shadow.labels == label)).sum())
+        total += right * regression.held_out_error
+    return total / len(truth)
+
+
+def _fit(trained: Shadows, held: Records, progress: Progress) -> _Fitted:
+    """Every label's regression, by the reading with the smallest leave-one-out error."""
+    shadow, classes = trained.records, len(trained.records.classes)
+    rows = {label: (shadow.labels == label).nonzero()[:, 0] for label in range(classes)}
+    rows = {label: own for label, own in rows.items() if len(own) >= _FEWEST}
+    if not rows:
+        raise NotApplicable("shadow: no label has two records", ever=True)
+    basis = basis_of(held)
+    trial = {label: own[:_TRIAL] for label, own in rows.items()}
+    tried = []
+    for step, reading in enumerate(READINGS):
+        progress(_FITTING, step, len(READINGS) + 1)
+        tried.append(_fit_reading(reading, trained, trial, basis))
+    best = min(tried, key=lambda fitted: fitted.held_out_error)
+    if any(len(own) > _TRIAL for own in rows.values()):
+        progress(_FITTING, len(READINGS), len(READINGS) + 1)
+        best = _fit_reading(best.reading, trained, rows, basis)
+    progress(_FITTING, len(READINGS) + 1, len(READINGS) + 1)
+    return best
+
+
+def _fit_reading(
+    reading: Reading, trained: Shadows, rows: dict[int, Tensor], basis: Basis
+) -> _Fitted:
+    """rows: which shadows each label's regression is fitted on."""
+    records = trained.records.inputs
+    samples = {
+        label: Sample(
+            reading.apply(trained.parameters[own], trained.base, trained.layout),
+            records[own].flatten(1).double(),
+        )
+        for label, own in rows.items()
+    }
+    regressions, error = regress(samples, basis)
+    return _Fitted(reading, regressions, error)
+
+
 @dataclass(frozen=True, eq=False)
-class _Regression:
-    """One label's map from directions to records."""
-
-    anchors: Tensor  # (n, p) directions of this label's shadows, fp64
-    mean: Tensor  # (q,)
-    ridge: Ridge
-    low: float
-    high: float
-    held_out_error: float  # mean squared leave-one-out error per value
-
-    def apply(self, directions: Tensor) -> tuple[Tensor, Tensor]:
-        """(m, p) to records (m, q) and their expected squared errors (m,)."""
-        cross = directions @ self.anchors.T + _INTERCEPT
-        own = directions.square().sum(1) + _INTERCEPT
-        records = (self.ridge.predict(cross) + self.mean).clamp(self.low, self.high)
-        relative = self.ridge.variance(cross, own) / self.ridge.held_out_variance().mean()
-        return records, self.held_out_error * relative
-
-
-def _regress(directions: Tensor, shadow: Records, rows: Tensor) -> _Regression:
-    records = shadow.inputs[rows].flatten(1).double()
-    low, high = float(shadow.inputs.min()), float(shadow.inputs.max())
-    mean = records.mean(0)
-
-    def error(held_out: Tensor) -> float:
-        return float(((held_out + mean).clamp(low, high) - records).square().mean())
-
-    ridge = fit_ridge(directions @ directions.T + _INTERCEPT, records - mean, error)
-    return _Regression(directions, mean, ridge, low, high, error(ridge.held_out))
+class _Fitted:
+    reading: Reading
+    regressions: dict[int, Regression]
+    held_out_error: float  # mean squared leave-one-out error over the shadows
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,11 +186,13 @@ class FittedClosedForm:
     """The reconstructor: good for every release of the same recipe, start and fixed set."""
 
     base: Tensor  # (p,) the model trained without the unknown record
+    layout: Layout
     reader: LabelReader
-    regressions: dict[int, _Regression]
+    fitted: _Fitted
     shape: tuple[int, ...]
     cost: Cost
     sample: Tensor  # (at most 50, p) shadow models, to judge how well they are trained
+    imprint: ImprintReader | None = None  # read instead of the regressions per label
 
     def run(self, releases: Release) -> Reconstruction:
         if not isinstance(releases, Weights):
@@ -150,30 +207,30 @@ class FittedClosedForm:
             )
         started = time.perf_counter()
         scores = self.reader.scores(parameters)
-        usable = torch.tensor(sorted(self.regressions), device=scores.device)
+        usable = torch.tensor(sorted(self.fitted.regressions), device=scores.device)
         labels = usable[scores[:, usable].argmax(1)]
-        directions = direction(parameters, self.base)
-        records = directions.new_zeros(len(parameters), *self.shape)
-        expected = directions.new_zeros(len(parameters))
-        for label, regression in self.regressions.items():
-            rows = (labels == label).nonzero()[:, 0]
-            found, expected[rows] = regression.apply(directions[rows])
-            records[rows] = found.reshape(-1, *self.shape)
+        records, expected = self._read(parameters, scores, labels)
         seconds = self.cost.seconds + time.perf_counter() - started
         return Reconstruction(
-            candidates=records[:, None].to(parameters.dtype),
+            candidates=records.reshape(-1, 1, *self.shape).to(parameters.dtype),
             confidence=-expected[:, None],
             status=Status(Outcome.CONVERGED),
             cost=Cost(seconds, self.cost.models),
             labels=labels[:, None],
             observed={
                 "label_accuracy_on_shadows": self.reader.held_out_accuracy,
-                "mse_on_shadows": _weighted(self.regressions),
+                "mse_on_shadows": (self.imprint or self.fitted).held_out_error,
             },
         )
 
-
-def _weighted(regressions: dict[int, _Regression]) -> float:
-    sizes = {label: len(r.anchors) for label, r in regressions.items()}
-    total = sum(r.held_out_error * sizes[label] for label, r in regressions.items())
-    return total / sum(sizes.values())
+    def _read(self, parameters: Tensor, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(m, p), (m, c), (m,) to records (m, q) and their expected squared errors (m,)."""
+        if self.imprint is not None:
+            return self.imprint.apply(parameters, scores)
+        read = self.fitted.reading.apply(parameters, self.base, self.layout)
+        records = read.new_zeros(len(parameters), math.prod(self.shape))
+        expected = read.new_zeros(len(parameters))
+        for label, regression in self.fitted.regressions.items():
+            rows = (labels == label).nonzero()[:, 0]
+            records[rows], expected[rows] = regression.apply(read[rows])
+        return records, expected

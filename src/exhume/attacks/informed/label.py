@@ -34,6 +34,7 @@ class LabelReader:
     anchors: Tensor  # (a, f)
     width: float
     ridge: Ridge
+    rows: Tensor  # (a,) the shadows that are anchors
     held_out_accuracy: float  # leave-one-out, over the shadows
 
     def scores(self, parameters: Tensor) -> Tensor:
@@ -41,6 +42,10 @@ class LabelReader:
         found = decision_features(parameters, self.base, self.layout)
         cross = gaussian_kernel((found - self.centre) / self.scale, self.anchors, self.width)
         return self.ridge.predict(cross)
+
+    def held_out_scores(self) -> Tensor:
+        """(a, c): the same for the anchors, each left out."""
+        return self.ridge.held_out
 
 
 def read_labels(
@@ -64,6 +69,6 @@ def read_labels(
         )
         accuracy = float((ridge.held_out.argmax(1) == labels).double().mean())
         if best is None or accuracy > best.held_out_accuracy:
-            best = LabelReader(base, layout, centre, scale, anchors, width, ridge, accuracy)
+            best = LabelReader(base, layout, centre, scale, anchors, width, ridge, keep, accuracy)
     assert best is not None  # _WIDTHS is not empty
     return best

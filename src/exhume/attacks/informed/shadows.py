@@ -1,8 +1,12 @@
 """Shadow models: what an informed adversary trains before it sees any release (Balle22).
 
 Shadow i is trained exactly as the victim was, on the fixed records and the adversary's own record i;
-the base on the fixed records alone. Every attack that asks with the same key, chunk and store gets
-the same shards, so the models are trained once.
+the base on the fixed records alone. Where training adds noise of its own (differential privacy), one
+model trained without an unknown record is one draw of that noise, which would be written into every
+difference from it; there the base is the shadows' mean, in which the noise averages out.
+
+Every attack that asks with the same key, chunk and store gets the same shards, so the models are trained
+once.
 """
 
 from __future__ import annotations
@@ -13,8 +17,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.contract import Key, Knowledge, Layout, NotApplicable, Progress, Records, Store, silent
+from exhume.contract import (
+    Key,
+    Knowledge,
+    Layout,
+    NotApplicable,
+    Progress,
+    Recipe,
+    Records,
+    Store,
+    silent,
+)
 from exhume.train.fleet import train_fleet
+from exhume.train.recipe import FullBatch
 
 __all__ = ["Shadows", "train_shadows"]
 
@@ -22,7 +37,7 @@ __all__ = ["Shadows", "train_shadows"]
 @dataclass(frozen=True, eq=False)
 class Shadows:
     parameters: Tensor  # (s, p)
-    base: Tensor  # (p,) the model trained without an unknown record
+    base: Tensor  # (p,) a model trained without an unknown record; under noise, the shadows' mean
     records: Records  # (s, *shape): record i is the unknown one of model i
     layout: Layout
     seconds: float
@@ -53,7 +68,6 @@ def train_shadows(
             f"shadow: {len(shadow)} records given, at least {fewest} needed", ever=True
         )
     started = time.perf_counter()
-    base = recipe.fit(initial, fixed, fixed.none_for(1), key.fold("base"))[0]
     fleet = train_fleet(
         recipe,
         initial,
@@ -66,5 +80,13 @@ def train_shadows(
         progress=progress,
     )
     parameters = torch.cat(list(fleet))
+    if _noisy(recipe):
+        base = parameters.mean(0)
+    else:
+        base = recipe.fit(initial, fixed, fixed.none_for(1), key.fold("base"))[0]
     layout = recipe.architecture.layout
     return Shadows(parameters, base, shadow, layout, time.perf_counter() - started)
+
+
+def _noisy(recipe: Recipe) -> bool:
+    return isinstance(recipe, FullBatch) and recipe.privacy.noise > 0

@@ -1,0 +1,153 @@
+"""One ridge regression per label, with what is common to all labels learned from all of them.
+
+Shared by all labels: the principal components of the records about their label's mean, from every
+record the adversary holds; for each component a penalty and a scale, chosen by leave-one-out error over
+all shadows. Components in which records vary much are learned with a small penalty, the others shrunk.
+
+For one label with kernel K = V diag(v) V^T and records' components Z (n, f), component j with its own
+penalty lam_j:  A_j = (K + lam_j I)^-1 Z_j,  prediction at x: s_j k(x)^T A_j,
+leave-one-out residual of row i: A_ij / ((K + lam_j I)^-1)_ii.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.attacks.informed.ridge import PENALTIES
+from exhume.contract import Records
+
+__all__ = ["Basis", "Regression", "Sample", "basis_of", "regress"]
+
+INTERCEPT = 10.0  # added to the kernel of unit vectors: an intercept that is hardly penalised
+_SCALES = (0.0, 1.5)  # a component's scale is kept within
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """Principal components of records about their label's mean."""
+
+    vectors: Tensor  # (q, f), orthonormal columns, fp64
+    low: float  # range of the records' values
+    high: float
+
+
+def basis_of(records: Records) -> Basis:
+    """records: (n, *shape), all that are held. At most n components."""
+    rows = records.inputs.flatten(1).double()
+    for label in torch.unique(records.labels).tolist():
+        own = records.labels == label
+        rows[own] -= rows[own].mean(0)
+    if rows.shape[0] < rows.shape[1]:
+        values, vectors = torch.linalg.eigh(rows @ rows.T)
+        kept = values > 1e-12 * values[-1].clamp_min(1e-300)
+        vectors = rows.T @ (vectors[:, kept] / values[kept].sqrt())
+    else:
+        values, vectors = torch.linalg.eigh(rows.T @ rows)
+    return Basis(vectors, float(records.inputs.min()), float(records.inputs.max()))
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One label's shadows: what is read off them, and their records."""
+
+    read: Tensor  # (n, p) fp64, about unit size
+    records: Tensor  # (n, q) fp64
+
+
+@dataclass(frozen=True, eq=False)
+class Regression:
+    """One label's map from what is read to the record."""
+
+    anchors: Tensor  # (n, p)
+    mean: Tensor  # (q,)
+    dual: Tensor  # (n, f): s_j A_j
+    basis: Basis
+    inverse: Tensor  # (n, n) with the penalty that is best for all components together
+    penalty: float
+    held_out_error: float  # mean squared leave-one-out error per value
+
+    def apply(self, read: Tensor) -> tuple[Tensor, Tensor]:
+        """(m, p) to records (m, q) and their expected squared errors (m,)."""
+        cross = read @ self.anchors.T + INTERCEPT
+        own = read.square().sum(1) + INTERCEPT
+        found = (cross @ self.dual) @ self.basis.vectors.T + self.mean
+        spread = (own - ((cross @ self.inverse) * cross).sum(1)).clamp_min(0) + self.penalty
+        usual = (1 / self.inverse.diagonal()).mean()
+        records = found.clamp(self.basis.low, self.basis.high)
+        return records, self.held_out_error * spread / usual
+
+
+def regress(samples: dict[int, Sample], basis: Basis) -> tuple[dict[int, Regression], float]:
+    """Fit every label's regression; also the mean squared leave-one-out error of all shadows."""
+    solved = {label: _Solved.of(sample, basis) for label, sample in samples.items()}
+    error, product, square = torch.stack([one.path() for one in solved.values()]).sum(0)
+    picked = error.argmin(0)  # (f,) which penalty each component takes
+    here = torch.arange(len(picked), device=picked.device)
+    scale = product[picked, here] / square[picked, here].clamp_min(1e-300)
+    together = int(error.sum(1).argmin())
+    fitted = {
+        label: one.fit(picked, scale.clamp(*_SCALES), together) for label, one in solved.items()
+    }
+    sizes = {label: len(one.components) for label, one in solved.items()}
+    total = sum(one.held_out_error * sizes[label] for label, one in fitted.items())
+    return fitted, total / sum(sizes.values())
+
+
+@dataclass(frozen=True, eq=False)
+class _Solved:
+    """One label's kernel, decomposed: every penalty is then a multiplication."""
+
+    sample: Sample
+    basis: Basis
+    mean: Tensor
+    components: Tensor  # (n, f): Z
+    values: Tensor  # (n,)
+    vectors: Tensor  # (n, n)
+
+    @staticmethod
+    def of(sample: Sample, basis: Basis) -> _Solved:
+        mean = sample.records.mean(0)
+        values, vectors = torch.linalg.eigh(sample.read @ sample.read.T + INTERCEPT)
+        components = (sample.records - mean) @ basis.vectors
+        return _Solved(sample, basis, mean, components, values.clamp_min(0), vectors)
+
+    def penalties(self) -> Tensor:
+        typical = self.values.mean().clamp_min(torch.finfo(self.values.dtype).tiny)
+        return self.values.new_tensor(PENALTIES) * typical
+
+    def path(self) -> Tensor:
+        """(3, l, f): sums over the shadows, for every penalty and component, of the leave-one-out
+        prediction's squared error, its product with the truth, and its square.
+        """
+        rotated = self.vectors.T @ self.components
+        weights = self.vectors.square()
+        sums = []
+        for penalty in self.penalties():
+            inverse = 1 / (self.values + penalty)
+            dual = self.vectors @ (rotated * inverse[:, None])
+            residual = dual / (weights @ inverse)[:, None]
+            guess = self.components - residual
+            terms = (residual.square(), guess * self.components, guess.square())
+            sums.append(torch.stack([term.sum(0) for term in terms]))
+        return torch.stack(sums, dim=1)
+
+    def fit(self, picked: Tensor, scale: Tensor, together: int) -> Regression:
+        penalties = self.penalties()
+        inverse = 1 / (self.values[:, None] + penalties[picked])  # (n, f)
+        dual = self.vectors @ ((self.vectors.T @ self.components) * inverse)
+        guess = self.components - dual / (self.vectors.square() @ inverse)
+        found = (guess * scale) @ self.basis.vectors.T + self.mean
+        found = found.clamp(self.basis.low, self.basis.high)
+        common = penalties[together]
+        return Regression(
+            anchors=self.sample.read,
+            mean=self.mean,
+            dual=dual * scale,
+            basis=self.basis,
+            inverse=(self.vectors / (self.values + common)) @ self.vectors.T,
+            penalty=float(common),
+            held_out_error=float((found - self.sample.records).square().mean()),
+        )
