@@ -50,6 +50,8 @@ def test_a_point_is_what_spread_wrote(key):
     drawn = point(7, "share", metrics)
     assert (drawn.x, drawn.y, drawn.low) == (7, metrics["share"], metrics["share_low"])
     assert drawn.high == metrics["share_high"]
+    same = spread("share", torch.zeros(3), key)  # shares of parameters, not successes to be counted
+    assert (same["share_low"], same["share_high"]) == (0, 0)
 
 
 def test_bins_of_equal_size_by_value(key):

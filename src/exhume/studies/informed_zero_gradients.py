@@ -183,6 +183,7 @@ def _metrics(
     for name, found in seen.items():
         for layer in ("conv", "conv1", "conv2", "fc1", "fc2"):
             metrics |= spread(f"cnn.{name}.{layer}", found.over(layer).mean(0), key)
+        metrics[f"cnn.{name}.conv_most"] = float(found.over("conv").max())
     for name, arm in attacked.items():
         metrics |= arm.attack.metrics(f"mlp.{name}", key)
         layers = {"off": "fc1.bias", "fc1_weight": "fc1.weight", "fc2_weight": "fc2.weight"}
@@ -199,9 +200,8 @@ def _charts(
     key: Key,
 ) -> list[Chart]:
     def over_time(steps: tuple[int, ...], shares: Tensor, part: str) -> list[Point]:
-        bounds = [bootstrap(row, key.fold(part, i)) for i, row in enumerate(shares)]
-        means = shares.mean(1).tolist()
-        return [Point(s, m, *b) for s, m, b in zip(steps, means, bounds, strict=True)]
+        found = (spread(part, row, key.fold(i)) for i, row in enumerate(shares))
+        return [point(step, part, each) for step, each in zip(steps, found, strict=True)]
 
     relu, share = seen["relu"], "share of zero gradients"
     layers = {
@@ -235,6 +235,7 @@ def _claims(
     attacked: Mapping[str, _Attacked], metrics: Mapping[str, float], link: Correlation, key: Key
 ) -> list[Claim]:
     conv = {name: metrics[f"cnn.{name}.conv"] for name in CNN}
+    most = {name: metrics[f"cnn.{name}.conv_most"] for name in CNN if name != "relu"}
     low, high = metrics["cnn.relu.conv_low"], metrics["cnn.relu.conv_high"]
     relu, elu, floor = (attacked[name].attack.mse for name in ("relu", "elu", "floor"))
     excess = {
@@ -256,8 +257,9 @@ def _claims(
             "others",
             "Other activations leave no parameter without gradient",
             "non-zero gradients everywhere",
-            ", ".join(f"{name} {conv[name]:.2%}" for name in CNN if name != "relu"),
-            all(metrics[f"cnn.{name}.conv_high"] < 0.01 for name in CNN if name != "relu"),
+            "largest share of the convolutions over targets and steps: "
+            + ", ".join(f"{name} {share:.2%}" for name, share in most.items()),
+            max(most.values()) < 0.01,
         ),
         Claim(
             "outlier",

@@ -44,8 +44,10 @@ class Pooled:
 
 
 def spread(name: str, values: Tensor, key: Key) -> dict[str, float]:
-    """Mean of (t,) values and its interval, as three metrics."""
-    low, high = bootstrap(values, key.fold(name))
+    """Mean of (t,) values and its interval over targets, as three metrics; equal values have no width."""
+    low = high = float(values[0])
+    if bool((values != values[0]).any()):
+        low, high = bootstrap(values, key.fold(name))
     return {name: float(values.mean()), f"{name}_low": low, f"{name}_high": high}
 
 
