@@ -55,7 +55,8 @@ class Imprint:
         left, _, right = torch.linalg.svd(self._free(change), full_matrices=False)
         signs = torch.sign(left[:, :, 0] @ self.towards.T)  # (m, c)
         likely = F.normalize(scores.double().clamp(0, 1), p=1, dim=1)
-        return (likely * signs).sum(1, keepdim=True) * right[:, 0]
+        signed: Tensor = (likely * signs).sum(1, keepdim=True) * right[:, 0]
+        return signed
 
     def features(self, inputs: Tensor) -> Tensor:
         """(n, *shape) records to the unit vectors (n, f) that `read` should find for them.
@@ -156,4 +157,5 @@ def _towards(layout: Layout, base: Tensor, dense: list[str]) -> Tensor:
 def _span(rows: Tensor) -> Tensor:
     """(n, f) to an orthonormal basis (f, q) of what the rows span."""
     _, values, right = torch.linalg.svd(rows, full_matrices=False)
-    return right[values > _RANK * values[0]].T
+    spanning: Tensor = right[values > _RANK * values[0]]
+    return spanning.T
