@@ -17,8 +17,8 @@ from exhume.train.recipe import FullBatch
 from exhume.train.stacked import Descent
 
 NETWORK = CNN(
-    (1, 12, 12), (4, 6), (3, 3), (2, 1), (8,), 3
-)  # 54 numbers enter its first dense layer
+    (1, 12, 12), (8, 16), (3, 3), (2, 1), (8,), 3
+)  # 144 numbers enter its first dense layer
 
 
 @pytest.fixture(scope="module")

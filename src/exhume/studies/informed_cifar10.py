@@ -59,9 +59,9 @@ _SCALES: dict[Scale, _Setting] = {
         threads=1,
     ),
     "cpu": _Setting(
-        DataSettings("cifar10", fixed=100, targets=60, shadows=150, public=1000, test=1000),
-        DataSettings("cifar10", fixed=25, targets=40, shadows=50, public=500, test=1000),
-        epochs=40,
+        DataSettings("cifar10", fixed=100, targets=50, shadows=120, public=1000, test=1000),
+        DataSettings("cifar10", fixed=25, targets=30, shadows=50, public=500, test=1000),
+        epochs=30,
         batch=16,
         rate=1e-3,
     ),
