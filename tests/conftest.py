@@ -49,3 +49,18 @@ def blobs(count: int, shape: tuple[int, ...], classes: int, key: Key) -> Records
 def make_records():
     """A function: (count, shape, classes, key) to Records."""
     return blobs
+
+
+def mixtures(count: int, shape: tuple[int, ...], classes: int, key: Key) -> Records:
+    """Records in [0, 1], each a mixture of twelve patterns and of any class: few numbers tell it all."""
+    patterns = torch.rand(12, *shape, generator=key.fold("patterns").generator()) - 0.5
+    amounts = torch.randn(count, 12, generator=key.fold("amounts").generator())
+    inputs = 0.5 + 0.2 * torch.tensordot(amounts, patterns, 1)
+    labels = torch.arange(count) % classes
+    return Records(inputs.clamp(0, 1), labels, tuple(f"class {i}" for i in range(classes)))
+
+
+@pytest.fixture(scope="session")
+def make_mixtures():
+    """A function: (count, shape, classes, key) to Records."""
+    return mixtures

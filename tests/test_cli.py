@@ -104,8 +104,8 @@ def test_private_training_states_its_epsilon(invoke, tmp_path):
     assert "Epsilon" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_a_convolutional_network_is_audited(invoke, tmp_path, make_records, key):
-    records = make_records(120, (1, 12, 12), 3, key)
+def test_a_convolutional_network_is_audited(invoke, tmp_path, make_mixtures, key):
+    records = make_mixtures(120, (1, 12, 12), 3, key)
     np.savez(tmp_path / "shapes.npz", x=records.inputs.numpy(), y=records.labels.numpy())
     sizes = "--network cnn --fixed 12 --targets 12 --shadows 40 --steps 8 --threads 1".split()
     out = tmp_path / "run"

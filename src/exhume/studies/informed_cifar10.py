@@ -25,7 +25,7 @@ from exhume.plan import resolve
 from exhume.report.charts import Chart, Point
 from exhume.report.folder import RunFolder
 from exhume.score.intervals import bootstrap
-from exhume.settings import DataSettings, Settings, VictimSettings
+from exhume.settings import DataSettings, MachineSettings, Settings, VictimSettings
 from exhume.studies.arms import Arm, play
 from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
 from exhume.train.dp import noise_for_epsilon
@@ -44,6 +44,7 @@ class _Setting:
     epochs: int = 1000  # of the published reconstructor
     batch: int = 128
     rate: float = 1e-4
+    threads: int = 0  # 0: one a core
 
 
 _SCALES: dict[Scale, _Setting] = {
@@ -55,11 +56,12 @@ _SCALES: dict[Scale, _Setting] = {
         epochs=1,
         batch=16,
         rate=1e-3,
+        threads=1,
     ),
     "cpu": _Setting(
-        DataSettings("cifar10", fixed=100, targets=60, shadows=150, public=1000, test=1000),
-        DataSettings("cifar10", fixed=25, targets=40, shadows=50, public=500, test=1000),
-        epochs=40,
+        DataSettings("cifar10", fixed=100, targets=50, shadows=120, public=1000, test=1000),
+        DataSettings("cifar10", fixed=25, targets=30, shadows=50, public=500, test=1000),
+        epochs=30,
         batch=16,
         rate=1e-3,
     ),
@@ -92,8 +94,8 @@ class _Player:
 
     def lpips(self, found: Tensor, truth: Tensor) -> Tensor:
         with torch.no_grad():
-            far: Tensor = self.distance(found.float(), truth.float())
-        return far
+            distances: Tensor = self.distance(found.float(), truth.float())
+        return distances
 
     def seen(self, arm: Arm) -> Tensor:
         """(t,) LPIPS of an arm's reconstructions."""
@@ -105,7 +107,8 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     setting = _SCALES[scale]
     records = data.load("cifar10", progress=progress)
     victim = VictimSettings(network="cnn", rate=0.01, steps=setting.steps[-1])
-    settings = resolve(Settings(seed=seed, data=setting.data, victim=victim), records)
+    machine = MachineSettings(threads=setting.threads)
+    settings = resolve(Settings(seed, setting.data, victim, machine=machine), records)
     settings = pinned(settings, folder)
     player = _Player(setting, records, folder, progress, perceptual(progress=progress))
     game = player.game(settings)
