@@ -102,7 +102,7 @@ class _SmoothedReLU(torch.autograd.Function):
         return z.clamp_min(0)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (z,) = ctx.saved_tensors
         return gradient * torch.sigmoid(_ALPHA * z)
 
