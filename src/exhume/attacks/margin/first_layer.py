@@ -51,8 +51,9 @@ class FirstLayer:
     whiten: bool = True  # weight the first layer's columns alike
     rank: int | None = None  # of the span; None: read off the spectrum, 0: all of it
     candidates: float = 2.0  # per training record, whose number is the rank + 1
-    restarts: int = 4
-    fresh: int = 4  # restarts that begin at random; later ones with what the earlier ones agree on
+    later: float = 1.5  # the same for restarts that do not begin at random
+    restarts: int = 6
+    fresh: int = 2  # restarts that begin at random; later ones with what the earlier ones agree on
     alpha: float = 50.0  # steepness of the smoothed derivative; the authors search 10 to 500
     contrast: float = 0.22  # standard deviation of a candidate's pixels at the start
     largest: float = 0.25  # and at most
@@ -79,10 +80,12 @@ class FirstLayer:
             parameters: Tensor, key: Key, earlier: list[Run], progress: Callable[[int], None]
         ) -> Run:
             span = reader.span(parameters, self.rank)
-            count = round(self.candidates * (len(span.basis) + 1))
+            again = len(earlier) >= self.fresh
+            each = self.later if again else self.candidates
+            count = round(each * (len(span.basis) + 1))
             labels = labels_for(count, reader, parameters)
             start, columns = self._start(span, count, key)
-            if len(earlier) >= self.fresh:
+            if again:
                 labels, start = _begin_with(agreed(earlier), span, labels, start)
             problem = Residual(
                 span, labels, self.head, self.others, self.alpha, self.weights, columns

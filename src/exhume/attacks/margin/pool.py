@@ -55,13 +55,13 @@ def agreed(runs: list[Run]) -> tuple[Tensor, Tensor]:
 
 
 def _agreement(runs: list[Run]) -> Tensor:
-    """(k,) cosine of each candidate with the nearest of another restart."""
-    units = [normalize(run.inputs, dim=1) for run in runs]
-    parts = []
-    for own in units:
-        others = torch.cat([other for other in units if other is not own])
-        parts.append((own @ others.T).max(1).values)
-    return torch.cat(parts)
+    """(k,) cosine of each candidate with the nearest of another restart that has its label."""
+    units = torch.cat([normalize(run.inputs, dim=1) for run in runs])
+    labels = torch.cat([run.labels for run in runs])
+    where = torch.cat([torch.full_like(run.labels, i) for i, run in enumerate(runs)])
+    cosines = units @ units.T
+    comparable = (labels[:, None] == labels) & (where[:, None] != where)
+    return cosines.masked_fill(~comparable, -1.0).max(1).values
 
 
 def to_images(inputs: Tensor, centre: Tensor) -> Tensor:
