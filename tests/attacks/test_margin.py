@@ -10,7 +10,7 @@ import torch
 from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.attacks.margin.pool import Run, pooled, to_images
+from exhume.attacks.margin.pool import Run, agreed, pooled, to_images
 from exhume.attacks.margin.priors import Prior
 from exhume.attacks.margin.reading import rank_of
 from exhume.contract import (
@@ -71,6 +71,23 @@ def test_planted_records_come_back(head, decay, bar, key):
         made.report["residual_at_truth"] < made.report["residual_at_truth_eq6"]
         or head != "multiclass"
     )
+
+
+def test_later_restarts_begin_with_what_the_earlier_ones_agree_on(key):
+    mlp, made = victim(key)
+    knowledge = Knowledge(architecture=mlp, centre=made.centre)
+    attack = replace(TINY, descent=Descent(steps=0), restarts=3)
+
+    def found(fresh):
+        one = replace(attack, fresh=fresh).prepare(knowledge, key=key, store=NullStore())
+        return one.run(made.release)
+
+    def same_pairs(pool):  # with no step taken, a start that was agreed on is there three times
+        flat = torch.nn.functional.normalize((pool.candidates[0] - made.centre).flatten(1), dim=1)
+        return int((flat @ flat.T > 0.9999).sum()) - len(flat)
+
+    assert same_pairs(found(fresh=3)) == 0
+    assert same_pairs(found(fresh=2)) > 0
 
 
 def test_regression_multipliers_have_any_sign(key):
@@ -157,16 +174,26 @@ def test_the_priors_gradient_is_its_derivative(key):
 def test_confidence_is_agreement_between_restarts(key):
     generator = key.generator()
     shared = torch.randn(3, 20, generator=generator)
+    labels = torch.arange(7)
     runs = [
-        Run(torch.cat([torch.randn(4, 20, generator=generator), shared]), torch.zeros(7), 0.1)
+        Run(
+            torch.cat([torch.randn(4, 20, generator=generator), shared]),
+            labels,
+            torch.zeros(7),
+            0.1,
+        )
         for _ in range(2)
     ]
-    _, confidence, order = pooled(runs)
-    assert set((order[:6] % 7).tolist()) == {4, 5, 6}
+    _, confidence, own = pooled(runs)
+    assert set(own[:6].tolist()) == {4, 5, 6}
     assert float(confidence[5]) > 0.99
     assert float(confidence[6]) < 0.95
-    alone = Run(shared, torch.tensor([0.1, 0.3, 0.2]), 0.1)
+    alone = Run(shared, torch.arange(3), torch.tensor([0.1, 0.3, 0.2]), 0.1)
     assert pooled([alone])[2].tolist() == [1, 2, 0]
+    inputs, common = agreed(runs)
+    assert sorted(common.tolist()) == [4, 5, 6]  # each once
+    torch.testing.assert_close(inputs[common.argsort()], shared)
+    assert len(agreed([alone])[0]) == 0
 
 
 def test_images_fill_the_range_and_vectors_are_left(key):

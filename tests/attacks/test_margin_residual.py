@@ -24,31 +24,15 @@ class SmoothedReLU(torch.autograd.Function):
 
 
 def naive(mlp, parameters, inputs, multipliers, labels, *, head, others, alpha, weights):
-    """One create_graph backward of sum_i lambda_i margin_i, in pixel space."""
+    """The parameters' gradient by one create_graph backward, in pixel space, and its distance to them."""
     named = [t.clone().requires_grad_() for t in mlp.layout.split(parameters).values()]
     first, bias, *later = named
     hidden = SmoothedReLU.apply(inputs @ first.T + bias, alpha)
     for matrix in later[:-1]:
         hidden = SmoothedReLU.apply(hidden @ matrix.T, alpha)
     out = hidden @ later[-1].T
-    rows = torch.arange(len(labels))
-    if head == "multiclass":
-        wrong = out.clone()
-        wrong[rows, labels] = -torch.inf
-        if others == "max":
-            margin = out[rows, labels] - wrong.max(1).values
-        else:
-            p = torch.softmax(wrong, 1)
-            # the weights p are part of g, not of what is differentiated by theta: stop that path ...
-            margin = out[rows, labels] - (_frozen(p) * out).sum(1)
-    elif head == "binary":
-        margin = (2 * labels - 1) * out[:, 0]
-    else:
-        margin = out[:, 0]
-    if head == "multiclass" and others == "softmax":
-        grads = _with_live_weights(named, out, labels, multipliers)
-    else:
-        grads = torch.autograd.grad((multipliers * margin).sum(), named, create_graph=True)
+    u = wanted_outputs(out, labels, head, others)
+    grads = torch.autograd.grad(out, named, multipliers[:, None] * u, create_graph=True)
     wide = (weights[0], weights[0], *weights[1:], *(0.0,) * (len(later) + 1 - len(weights)))
     loss = sum(
         w * (p.detach() - g).square().sum() for w, p, g in zip(wide, named, grads, strict=True)
@@ -56,15 +40,17 @@ def naive(mlp, parameters, inputs, multipliers, labels, *, head, others, alpha, 
     return loss / sum(w * p.detach().square().sum() for w, p in zip(wide, named, strict=True))
 
 
-def _frozen(p):
-    return p.detach()
-
-
-def _with_live_weights(named, out, labels, multipliers):
-    """... while p still moves with x: a vector-Jacobian product at u = onehot - p(x)."""
-    wrong = out.scatter(1, labels[:, None], -torch.inf)
-    u = torch.nn.functional.one_hot(labels, out.shape[1]).to(out) - torch.softmax(wrong, 1)
-    return torch.autograd.grad(out, named, multipliers[:, None] * u, create_graph=True)
+def wanted_outputs(out, labels, head, others):
+    """u of u·Phi, whose gradient is taken; it moves with x only where it is a softmax."""
+    if head == "binary":
+        return (2 * labels - 1)[:, None].to(out)
+    if head == "regression":
+        return torch.ones_like(out)
+    right = torch.nn.functional.one_hot(labels, out.shape[1]).to(out)
+    wrong = out.masked_fill(right.bool(), -torch.inf)
+    if others == "softmax":
+        return right - torch.softmax(wrong, 1)
+    return right - torch.nn.functional.one_hot(wrong.argmax(1), out.shape[1])
 
 
 CASES = [
@@ -103,7 +89,7 @@ def test_loss_and_gradient_agree_with_autograd(head, others, weights, hidden, ke
     )
     by_c, by_lambda = torch.autograd.grad(wanted, (coordinates, multipliers))
     found = problem.at(coordinates.detach(), multipliers.detach())
-    assert found.loss == pytest.approx(float(wanted), rel=1e-10)
+    assert found.loss == pytest.approx(wanted.item(), rel=1e-10)
     torch.testing.assert_close(found.coordinates, by_c, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(found.multipliers, by_lambda, rtol=1e-8, atol=1e-10)
 

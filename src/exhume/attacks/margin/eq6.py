@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.margin.descent import Descent, Start, descend
-from exhume.attacks.margin.first_layer import Once, Restarts
 from exhume.attacks.margin.pool import Run
 from exhume.attacks.margin.priors import Prior
 from exhume.attacks.margin.reading import Reader, labels_for
 from exhume.attacks.margin.residual import Residual
+from exhume.attacks.margin.restarts import Once, Restarts
 from exhume.contract import Key, Knowledge, Progress, Store, silent
 from exhume.models.heads import Head
 from exhume.train.stationarity import Others
@@ -64,7 +64,9 @@ class Equation6:
         )
 
     def _once(self, reader: Reader) -> Once:
-        def once(parameters: Tensor, key: Key, progress: Callable[[int], None]) -> Run:
+        def once(
+            parameters: Tensor, key: Key, _: list[Run], progress: Callable[[int], None]
+        ) -> Run:
             span = reader.span(parameters, 0)
             labels = labels_for(self.candidates, reader, parameters)
             layers = 1 + len(span.network.later)
@@ -83,7 +85,7 @@ class Equation6:
             records = self.candidates / 2
             diverged = -1.0 if found.diverged is None else float(found.diverged)
             inputs = span.inputs(found.coordinates)
-            return Run(inputs, explained, found.loss, diverged, records)
+            return Run(inputs, labels, explained, found.loss, diverged, records)
 
         return once
 

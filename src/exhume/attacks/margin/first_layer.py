@@ -8,13 +8,12 @@ Against eq. (6) of Buzaglo23:
 4. Directions are weighted alike: errors of the multipliers reach the residual through the inputs, so each
    column is divided by the spread that inputs have there, which is about the root of its singular value.
 5. Multipliers have a free scale; the contrast of candidates is bounded.
-6. Adam, and restarts pooled.
+6. Adam; restarts are pooled, and later ones begin with what the earlier ones agree on.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -22,28 +21,16 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.margin.descent import Descent, Start, descend
-from exhume.attacks.margin.pool import Run, pooled, to_images
+from exhume.attacks.margin.pool import Run, agreed
 from exhume.attacks.margin.priors import Prior
 from exhume.attacks.margin.reading import Reader, labels_for
 from exhume.attacks.margin.residual import Residual, Span
-from exhume.contract import (
-    Cost,
-    Key,
-    Knowledge,
-    NotApplicable,
-    Outcome,
-    Progress,
-    Reconstruction,
-    Release,
-    Status,
-    Store,
-    silent,
-)
+from exhume.attacks.margin.restarts import Once, Restarts
+from exhume.contract import Key, Knowledge, Progress, Store, silent
 from exhume.models.heads import Head
-from exhume.store import address, digest
 from exhume.train.stationarity import Others
 
-__all__ = ["FirstLayer", "Restarts"]
+__all__ = ["FirstLayer"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +51,9 @@ class FirstLayer:
     whiten: bool = True  # weight the first layer's columns alike
     rank: int | None = None  # of the span; None: read off the spectrum, 0: all of it
     candidates: float = 2.0  # per training record, whose number is the rank + 1
-    restarts: int = 4
+    later: float = 1.5  # the same for restarts that do not begin at random
+    restarts: int = 6
+    fresh: int = 2  # restarts that begin at random; later ones with what the earlier ones agree on
     alpha: float = 50.0  # steepness of the smoothed derivative; the authors search 10 to 500
     contrast: float = 0.22  # standard deviation of a candidate's pixels at the start
     largest: float = 0.25  # and at most
@@ -87,11 +76,17 @@ class FirstLayer:
         )
 
     def _once(self, reader: Reader) -> Once:
-        def once(parameters: Tensor, key: Key, progress: Callable[[int], None]) -> Run:
+        def once(
+            parameters: Tensor, key: Key, earlier: list[Run], progress: Callable[[int], None]
+        ) -> Run:
             span = reader.span(parameters, self.rank)
-            count = round(self.candidates * (len(span.basis) + 1))
+            again = len(earlier) >= self.fresh
+            each = self.later if again else self.candidates
+            count = round(each * (len(span.basis) + 1))
             labels = labels_for(count, reader, parameters)
             start, columns = self._start(span, count, key)
+            if again:
+                labels, start = _begin_with(agreed(earlier), span, labels, start)
             problem = Residual(
                 span, labels, self.head, self.others, self.alpha, self.weights, columns
             )
@@ -106,6 +101,7 @@ class FirstLayer:
             )
             return Run(
                 span.inputs(found.coordinates),
+                labels,
                 found.multipliers * found.margins,
                 found.loss,
                 -1.0 if found.diverged is None else float(found.diverged),
@@ -125,10 +121,6 @@ class FirstLayer:
         return Start(coordinates, raw, spread, largest=self.largest * root), columns
 
 
-Once = Callable[[Tensor, Key, Callable[[int], None]], Run]
-"""(p,) parameters, the restart's key, and a callback for the steps done: one restart."""
-
-
 def _with_multipliers(problem: Residual, start: Start, *, signed: bool) -> Start:
     """The same start with one multiplier for all: the scale that explains most.
 
@@ -144,94 +136,16 @@ def _with_multipliers(problem: Residual, start: Start, *, signed: bool) -> Start
     return replace(start, raw=zero + math.log(max(a / q, 0.1 / math.sqrt(q))), multiplier="log")
 
 
-@dataclass(frozen=True, eq=False)
-class Restarts:
-    """A margin attack ready to run: restarts one after the other, each kept, all pooled."""
-
-    reader: Reader
-    restarts: int
-    steps: int  # of one restart
-    config: object  # of the attack: part of the address of its work
-    once: Once
-    key: Key
-    store: Store
-    progress: Progress
-
-    def run(self, releases: Release) -> Reconstruction:
-        shape = self.reader.mlp.input_shape
-        try:
-            parameters = self.reader.released(releases)
-        except NotApplicable as why:
-            return Reconstruction.none(0, shape, why)
-        pools, losses, records, stops, seconds = [], [], [], list[float](), 0.0
-        for row in parameters:
-            runs = [self._restart(row, index) for index in range(self.restarts)]
-            losses += [run.loss for run in runs]
-            records.append(runs[0].records)
-            stops += [run.diverged for run in runs if run.diverged >= 0]
-            seconds += sum(run.seconds for run in runs)
-            pools.append((runs[0].inputs.shape[0], *pooled(runs)))
-        most = max(len(inputs) for _, inputs, _, _ in pools)
-        candidates, confidence, labels = [], [], []
-        for count, inputs, sure, order in pools:
-            own = labels_for(count, self.reader, order)[order % count]
-            candidates.append(_fill(to_images(inputs, self.reader.centre), most))
-            confidence.append(_fill(sure, most, float("-inf")))
-            labels.append(_fill(own, most))
-        return Reconstruction(
-            candidates=torch.stack(candidates),
-            confidence=torch.stack(confidence),
-            status=_status(stops, len(losses)),
-            cost=Cost(seconds),
-            labels=torch.stack(labels),
-            observed={
-                "residual": min(losses),
-                "residual_mean": sum(losses) / len(losses),
-                "restarts": float(self.restarts),
-                "candidates": float(most),
-                "records": max(records),
-            },
-        )
-
-    def _restart(self, row: Tensor, index: int) -> Run:
-        """One restart, loaded if it was done before. Same release, same key: same numbers."""
-        stage = f"restart {index + 1} of {self.restarts}"
-        inputs: tuple[str, ...] = (digest(row), str(self.reader.mlp))
-        if self.reader.labels is not None:
-            inputs = (*inputs, digest(self.reader.labels))
-        name = address("margin restart", self.config, inputs, self.key, index)
-        saved = self.store.load(name)
-        if saved is None:
-            started = time.perf_counter()
-            run = self.once(row, self.key.fold("restart", index), self._steps_done(stage))
-            run = replace(run, seconds=time.perf_counter() - started)
-            numbers = torch.tensor(
-                [run.loss, run.diverged, run.records, run.seconds], dtype=torch.float64
-            )
-            self.store.save(
-                name, {"inputs": run.inputs, "explained": run.explained, "numbers": numbers}
-            )
-            return run
-        return Run(saved["inputs"], saved["explained"], *saved["numbers"].tolist())
-
-    def _steps_done(self, stage: str) -> Callable[[int], None]:
-        return lambda done: self.progress(stage, done, self.steps)
-
-
-def _status(stops: list[float], restarts: int) -> Status:
-    if not stops:
-        return Status(Outcome.CONVERGED)
-    return Status(
-        Outcome.STOPPED_EARLY,
-        f"{len(stops)} of {restarts} restarts diverged, the first at step {min(stops):.0f}; their "
-        "candidates are those before it; lower the rates",
-    )
-
-
-def _fill(rows: Tensor, most: int, value: float | None = None) -> Tensor:
-    """Repeat the last row (or a value) until there are so many: releases may differ in their pools."""
-    missing = most - len(rows)
-    if not missing:
-        return rows
-    last = rows[-1:] if value is None else torch.full_like(rows[-1:], value)
-    return torch.cat([rows, last.expand(missing, *rows.shape[1:])])
+def _begin_with(
+    found: tuple[Tensor, Tensor], span: Span, labels: Tensor, start: Start
+) -> tuple[Tensor, Start]:
+    """The start with the agreed inputs (k, d) in place of random ones of the same labels (k,)."""
+    inputs, known = found
+    labels, coordinates = labels.clone(), start.coordinates.clone()
+    free = torch.ones_like(labels, dtype=torch.bool)
+    for one, label in zip(inputs @ span.basis.T, known, strict=True):
+        places = (free & (labels == label)).nonzero()[:, 0]
+        if len(places):
+            coordinates[places[0]] = one
+            free[places[0]] = False
+    return labels, replace(start, coordinates=coordinates)

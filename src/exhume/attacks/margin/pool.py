@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
-__all__ = ["Run", "pooled", "to_images"]
+__all__ = ["Run", "agreed", "pooled", "to_images"]
+
+_SAME = 0.7  # cosine above which two candidates are the same image
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +23,7 @@ class Run:
     """One restart."""
 
     inputs: Tensor  # (m, d), centred as the network takes them
+    labels: Tensor  # (m,)
     explained: Tensor  # (m,)
     loss: float
     diverged: float = -1.0  # the step at which it did; -1: never
@@ -28,22 +32,36 @@ class Run:
 
 
 def pooled(runs: list[Run]) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs (k, d), confidence (k,) and the place of each in the restarts' own order (k,)."""
-    inputs = torch.cat([run.inputs for run in runs])
-    if len(runs) == 1:
-        confidence = runs[0].explained
-    else:
-        units = [torch.nn.functional.normalize(run.inputs, dim=1) for run in runs]
-        confidence = torch.cat(
-            [
-                torch.stack([(own @ other.T).max(1).values for other in units if other is not own])
-                .max(0)
-                .values
-                for own in units
-            ]
-        )
+    """Inputs (k, d), confidence (k,) and labels (k,), surest first."""
+    inputs, labels = torch.cat([r.inputs for r in runs]), torch.cat([r.labels for r in runs])
+    confidence = runs[0].explained if len(runs) == 1 else _agreement(runs)
     order = confidence.argsort(descending=True, stable=True)
-    return inputs[order], confidence[order], order
+    return inputs[order], confidence[order], labels[order]
+
+
+def agreed(runs: list[Run]) -> tuple[Tensor, Tensor]:
+    """What the restarts found in common, each once: inputs (k, d) and labels (k,)."""
+    inputs, labels = torch.cat([r.inputs for r in runs]), torch.cat([r.labels for r in runs])
+    if len(runs) < 2:
+        return inputs[:0], labels[:0]
+    confidence, units = _agreement(runs), normalize(inputs, dim=1)
+    kept: list[int] = []
+    for index in confidence.argsort(descending=True, stable=True).tolist():
+        if float(confidence[index]) < _SAME:
+            break
+        if not kept or float((units[kept] @ units[index]).max()) <= _SAME:
+            kept.append(index)
+    return inputs[kept], labels[kept]
+
+
+def _agreement(runs: list[Run]) -> Tensor:
+    """(k,) cosine of each candidate with the nearest of another restart that has its label."""
+    units = torch.cat([normalize(run.inputs, dim=1) for run in runs])
+    labels = torch.cat([run.labels for run in runs])
+    where = torch.cat([torch.full_like(run.labels, i) for i, run in enumerate(runs)])
+    cosines = units @ units.T
+    comparable = (labels[:, None] == labels) & (where[:, None] != where)
+    return cosines.masked_fill(~comparable, -1.0).max(1).values
 
 
 def to_images(inputs: Tensor, centre: Tensor) -> Tensor:

@@ -1,0 +1,123 @@
+"""Restarts of a margin attack: one after the other, each kept as it is done, all pooled at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from exhume.attacks.margin.pool import Run, pooled, to_images
+from exhume.attacks.margin.reading import Reader
+from exhume.contract import (
+    Cost,
+    Key,
+    NotApplicable,
+    Outcome,
+    Progress,
+    Reconstruction,
+    Release,
+    Status,
+    Store,
+)
+from exhume.store import address, digest
+
+__all__ = ["Once", "Restarts"]
+
+Once = Callable[[Tensor, Key, list[Run], Callable[[int], None]], Run]
+"""(p,) parameters, the restart's key, the restarts before it, a callback for the steps done: one restart."""
+
+
+@dataclass(frozen=True, eq=False)
+class Restarts:
+    """A margin attack ready to run: restarts one after the other, each kept, all pooled."""
+
+    reader: Reader
+    restarts: int
+    steps: int  # of one restart
+    config: object  # of the attack: part of the address of its work
+    once: Once
+    key: Key
+    store: Store
+    progress: Progress
+
+    def run(self, releases: Release) -> Reconstruction:
+        shape = self.reader.mlp.input_shape
+        try:
+            parameters = self.reader.released(releases)
+        except NotApplicable as why:
+            return Reconstruction.none(0, shape, why)
+        pools, losses, records, stops, seconds = [], [], [], list[float](), 0.0
+        for row in parameters:
+            runs: list[Run] = []
+            for index in range(self.restarts):
+                runs.append(self._restart(row, index, runs))
+            losses += [run.loss for run in runs]
+            records.append(runs[0].records)
+            stops += [run.diverged for run in runs if run.diverged >= 0]
+            seconds += sum(run.seconds for run in runs)
+            pools.append(pooled(runs))
+        most = max(len(inputs) for inputs, _, _ in pools)
+        candidates, confidence, labels = [], [], []
+        for inputs, sure, own in pools:
+            candidates.append(_fill(to_images(inputs, self.reader.centre), most))
+            confidence.append(_fill(sure, most, float("-inf")))
+            labels.append(_fill(own, most))
+        return Reconstruction(
+            candidates=torch.stack(candidates),
+            confidence=torch.stack(confidence),
+            status=_status(stops, len(losses)),
+            cost=Cost(seconds),
+            labels=torch.stack(labels),
+            observed={
+                "residual": min(losses),
+                "residual_mean": sum(losses) / len(losses),
+                "restarts": float(self.restarts),
+                "candidates": float(most),
+                "records": max(records),
+            },
+        )
+
+    def _restart(self, row: Tensor, index: int, earlier: list[Run]) -> Run:
+        """One restart, loaded if it was done before. Same release, same key: same numbers."""
+        stage = f"restart {index + 1} of {self.restarts}"
+        inputs: tuple[str, ...] = (digest(row), str(self.reader.mlp))
+        if self.reader.labels is not None:
+            inputs = (*inputs, digest(self.reader.labels))
+        name = address("margin restart", self.config, inputs, self.key, index)
+        saved = self.store.load(name)
+        if saved is None:
+            started = time.perf_counter()
+            run = self.once(row, self.key.fold("restart", index), earlier, self._steps_done(stage))
+            run = replace(run, seconds=time.perf_counter() - started)
+            numbers = torch.tensor(
+                [run.loss, run.diverged, run.records, run.seconds], dtype=torch.float64
+            )
+            kept = {"inputs": run.inputs, "labels": run.labels, "explained": run.explained}
+            self.store.save(name, {**kept, "numbers": numbers})
+            return run
+        return Run(saved["inputs"], saved["labels"], saved["explained"], *saved["numbers"].tolist())
+
+    def _steps_done(self, stage: str) -> Callable[[int], None]:
+        return lambda done: self.progress(stage, done, self.steps)
+
+
+def _status(stops: list[float], restarts: int) -> Status:
+    if not stops:
+        return Status(Outcome.CONVERGED)
+    return Status(
+        Outcome.STOPPED_EARLY,
+        f"{len(stops)} of {restarts} restarts diverged, the first at step {min(stops):.0f}; their "
+        "candidates are those before it; lower the rates",
+    )
+
+
+def _fill(rows: Tensor, most: int, value: float | None = None) -> Tensor:
+    """Repeat the last row (or a value) until there are so many: releases may differ in their pools."""
+    missing = most - len(rows)
+    if not missing:
+        return rows
+    last = rows[-1:] if value is None else torch.full_like(rows[-1:], value)
+    return torch.cat([rows, last.expand(missing, *rows.shape[1:])])
