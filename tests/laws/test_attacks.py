@@ -128,14 +128,17 @@ def nearest_error(candidates: torch.Tensor, truth: torch.Tensor) -> torch.Tensor
     return apart.square().mean(3).min(2).values.mean()
 
 
-def gradients_of(network, batch: int) -> Callable[[Key], tuple[Knowledge, Release, Secret]]:
-    """Gradients of batches of digits, at weights the adversary has sent."""
+def gradients_of(
+    network, batch: int, *, queried: bool = True
+) -> Callable[[Key], tuple[Knowledge, Release, Secret]]:
+    """Gradients of batches of digits, at weights the adversary has sent or at the network's own start."""
 
     def game(key: Key) -> tuple[Knowledge, Release, Secret]:
         parts = data.split(data.load("digits"), Sizes(0, 4 * batch, 0, 50, 0), key)
         even_or_odd = Records(parts.target.inputs, parts.target.labels % 2, ("even", "odd"))
         target = parts.target if network.outputs == 10 else even_or_odd
-        parameters = SpanAttack(spread=0.3).query(network, key)
+        start = SpanAttack(spread=0.3).query(network, key)
+        parameters = start if queried else network.initial(key)
         release, secret = release_batches(network, parameters, cut_batches(target, batch))
         knowledge = Knowledge(architecture=network, public=parts.public, batch_size=batch)
         return knowledge, release, secret
@@ -183,7 +186,9 @@ CASES = {
     ),
     "bias ratio": Case(BiasRatio(), gradients_of(MLP((1, 8, 8), (20,), 10), 1), 1e-6),
     "matching": Case(
-        GradientMatching(steps=60, restarts=1), gradients_of(MLP((1, 8, 8), (20,), 10), 1), 0.5
+        GradientMatching(steps=40, rate=0.2, restarts=1),
+        gradients_of(MLP((1, 8, 8), (20,), 10), 1, queried=False),
+        0.5,
     ),
 }
 

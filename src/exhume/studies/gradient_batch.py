@@ -52,8 +52,8 @@ def _tensor(batch: int) -> TensorAttack:
 
 
 _SMALL = (
-    _Case("tanh.b4", "digits", "tanh", 4, 1500, batches=2, bar=0.9999),
-    _Case("relu.b4", "digits", "relu", 4, 1500, batches=2, bar=0.99),
+    _Case("tanh.b4", "digits", "tanh", 4, 1000, batches=2, bar=0.9999),
+    _Case("relu.b4", "digits", "relu", 4, 1000, batches=2, bar=0.99),
     _Case("tanh.b4.raw", "digits", "tanh", 4, 1500, SpanAttack(0.3), False, 1),
     _Case("tanh.b4.nabla_a", "digits", "tanh", 4, 1500, _tensor(4), batches=1),
     _Case("tanh.b4.matching", "digits", "tanh", 4, 300, GradientMatching(steps=5), batches=1),

@@ -57,7 +57,7 @@ class _Setting:
 
 
 _SCALES: dict[Scale, _Setting] = {
-    "smoke": _Setting(800, 3, 1, ("none", "noise.1", "prune.0.9"), (3,), (), None),
+    "smoke": _Setting(500, 2, 1, ("none", "noise.1", "prune.0.9"), (2,), (), None),
     "cpu": _Setting(
         2000, 4, 5, tuple(_DEFENCES), (2, 5), (8, 16), GradientMatching(steps=150, rate=0.05)
     ),

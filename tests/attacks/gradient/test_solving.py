@@ -116,6 +116,19 @@ def test_span_and_batch_size_from_slopes():
         span_of_slopes(torch.zeros(20, 8), KEY)
 
 
+def test_dead_pixels_are_not_the_end_of_the_spectrum():
+    g = KEY.generator()
+    clean = torch.randn(200, 3, generator=g) @ torch.randn(3, 80, generator=g)
+    clean[:, 50:] = 0
+    basis, _ = span_of_slopes(clean, KEY)
+    assert basis.shape == (80, 3)
+    assert float(basis[50:].abs().max()) == 0
+    noise = torch.randn(200, 80, generator=g)
+    noise[:, 20:] = 0
+    with pytest.raises(NotApplicable, match="no gap"):
+        span_of_slopes(noise, KEY)
+
+
 def test_deflation_is_least_squares():
     g = KEY.generator()
     weights = torch.randn(300, 5, dtype=torch.float64, generator=g)

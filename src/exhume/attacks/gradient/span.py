@@ -12,8 +12,7 @@ from exhume.contract import Key, NotApplicable
 
 __all__ = ["deflate", "span_of_moments", "span_of_slopes"]
 
-_CLIFF = 100.0  # a clean gradient's singular values drop by 1e4 and more after the last record
-_EDGE = 2.0  # a noisy one's stand out from the bulk by this factor or do not count
+_GAP = 3.0  # singular values drop by this factor at least after the last record; clean ones by 1e4 and more
 _BEYOND = {
     2: 1.2,
     3: 2.0,
@@ -25,22 +24,29 @@ _REFINE = 4
 def span_of_slopes(slopes: Tensor, key: Key) -> tuple[Tensor, Tensor]:
     """(d, b) orthonormal basis of the rows of dL/dW (m, d), and its leading singular values.
 
-    The number of columns is the batch size: nobody has to give it. Randomised, in fp64.
+    The number of columns is the batch size: nobody has to give it. Randomised, in fp64. Pixels that are zero
+    throughout are left out first: pruning would otherwise make them the end of the spectrum.
     """
-    slopes = slopes.double()
-    least = min(slopes.shape)
-    columns = min(32, least)
-    while True:
-        basis, values = _leading(slopes, columns, key)
-        rank = _rank(values, whole=columns == least)
-        if 2 * rank <= columns or columns == least:
+    rounding = torch.finfo(slopes.dtype).eps
+    live = slopes.abs().amax(0) > 0
+    matrix = slopes[:, live].double()
+    least = min(matrix.shape)
+    columns, rank = min(32, least), 0
+    values = slopes.new_zeros(0).double()
+    inner = matrix.new_zeros(matrix.shape[1], 0)
+    while columns:
+        inner, values = _leading(matrix, columns, key)
+        rank = _rank(values, rounding)
+        if (rank and 2 * rank <= columns) or columns == least:
             break
         columns = min(2 * columns, least)
     if not rank:
         raise NotApplicable(
             "the singular values of dL/dW have no gap: noise or pruning hides the span", ever=True
         )
-    return basis[:, :rank], values
+    basis = matrix.new_zeros(slopes.shape[1], rank)
+    basis[live] = inner[:, :rank]
+    return basis, values
 
 
 def _leading(matrix: Tensor, columns: int, key: Key) -> tuple[Tensor, Tensor]:
@@ -52,16 +58,13 @@ def _leading(matrix: Tensor, columns: int, key: Key) -> tuple[Tensor, Tensor]:
     return basis @ rows.T, values
 
 
-def _rank(values: Tensor, *, whole: bool) -> int:
-    floor = values[0] * 1e-15
-    if not float(floor) > 0:
+def _rank(values: Tensor, rounding: float) -> int:
+    """Where the values drop most; what lies below the rounding of the release counts as that rounding."""
+    if len(values) < 2 or not float(values[0]) > 0:
         return 0
-    ratios = values[:-1] / values[1:].clamp_min(floor)
-    if len(ratios) and float(ratios.max()) > _CLIFF:
-        return int(ratios.argmax()) + 1
-    if whole:
-        return 0
-    return int((values > _EDGE * values[len(values) // 2 :].median()).sum())
+    held = values.clamp_min(rounding * float(values[0]))
+    ratios = held[:-1] / held[1:]
+    return int(ratios.argmax()) + 1 if float(ratios.max()) >= _GAP else 0
 
 
 def deflate(weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
