@@ -62,7 +62,7 @@ _SCALES: dict[Scale, _Setting] = {
         seeds=1,
         epochs=2,
         large=_Large(
-            DataSettings("mnist", fixed=150, targets=10, shadows=40, public=1, test=1), (20, 40), 2
+            DataSettings("mnist", fixed=150, targets=10, shadows=40, public=1, test=1), (20, 40)
         ),
     ),
     "cpu": _Setting(
