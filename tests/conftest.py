@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from io import IOBase
 from typing import IO
 
@@ -27,6 +28,14 @@ import torch
 from exhume.contract import Key, Records
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Studies and audits choose as many threads as there are cores: with several workers these crawl."""
+    monkeypatch.setattr("exhume.plan._cores", lambda: 1)
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture
