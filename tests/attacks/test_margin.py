@@ -218,9 +218,25 @@ def test_both_optimisers_lower_the_residual(key):
     assert residual(Descent("momentum", steps=60, rate=1.0, multiplier_rate=1.0)) < 0.5 * start
 
 
+@pytest.mark.parametrize("multipliers", ["squared", "penalty"])
+def test_eq6_lowers_the_residual(multipliers, key):
+    """The published rates are for 1,000 candidates and wide layers; a tiny network has larger gradients."""
+    mlp, made = victim(key)
+    knowledge = Knowledge(architecture=mlp, centre=made.centre)
+
+    def residual(steps):
+        descent = replace(Equation6().descent, steps=steps, rate=1e-4, multiplier_rate=0.02)
+        attack = Equation6(16, multipliers=multipliers, descent=descent)
+        found = attack.prepare(knowledge, key=key, store=NullStore()).run(made.release)
+        assert found.status.outcome == Outcome.CONVERGED
+        return found.observed["residual"]
+
+    assert residual(200) < 0.9 * residual(0)
+
+
 def test_divergence_is_a_status_and_leaves_what_was_before(key):
     mlp, made = victim(key)
-    attack = Equation6(candidates=16, descent=Descent("momentum", 50, 10.0, 10.0, falling=False))
+    attack = Equation6(candidates=16, descent=Descent("momentum", 50, 100.0, 1000.0, falling=False))
     prepared = attack.prepare(Knowledge(architecture=mlp), key=key, store=NullStore())
     found = prepared.run(made.release)
     assert found.status.outcome == Outcome.STOPPED_EARLY

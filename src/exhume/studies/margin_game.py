@@ -86,14 +86,18 @@ class MarginGame:
         store = self.folder.store()
         saved = store.load(name)
         if saved is None:
-            trial = replace(attack, descent=replace(attack.descent, steps=5))
-            prepared = trial.prepare(self.knowledge, key=key, store=NullStore())
-            started = time.perf_counter()
-            prepared.run(self.victim.release)
-            each = (time.perf_counter() - started) / 5
-            saved = {"steps": torch.tensor(max(1, round(seconds / each)))}
+            each = (self._timed(attack, 12, key) - self._timed(attack, 2, key)) / 10
+            saved = {"steps": torch.tensor(max(1, round(seconds / max(each, 1e-4))))}
             store.save(name, saved)
         return replace(attack, descent=replace(attack.descent, steps=int(saved["steps"])))
+
+    def _timed(self, attack: Equation6, steps: int, key: Key) -> float:
+        """Seconds of a short run; the difference of two leaves out what happens before the first step."""
+        trial = replace(attack, descent=replace(attack.descent, steps=steps))
+        prepared = trial.prepare(self.knowledge, key=key, store=NullStore())
+        started = time.perf_counter()
+        prepared.run(self.victim.release)
+        return time.perf_counter() - started
 
     def _score(self, found: Reconstruction) -> MarginScores:
         return score_margin(self.victim.secret, found, self.decoys, self.victim.centre)

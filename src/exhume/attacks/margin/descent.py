@@ -20,6 +20,7 @@ from exhume.attacks.margin.residual import Residual
 __all__ = ["Descent", "Found", "Start", "descend"]
 
 _BETAS, _TINY, _LAST = (0.9, 0.999), 1e-8, 0.02
+_PENALTY = 5.0  # of multipliers below their floor (authors' code)
 _DIVERGED = 1e6  # a residual of so many times the weights, or none at all
 
 
@@ -39,8 +40,10 @@ class Start:
     coordinates: Tensor  # (m, r)
     raw: Tensor  # (m,) what the multipliers are made of
     spread: Tensor  # (r,)
-    multiplier: Literal["log", "squared", "free"] = "log"  # exp(raw), raw² + floor, raw
+    multiplier: Literal["log", "squared", "penalty", "free"] = "log"
+    """lambda / share: exp(raw); raw² + floor; raw with a penalty 5·(floor - raw)_+²; raw."""
     floor: float = 0.0
+    share: float = 1.0
     largest: float = math.inf  # norm of a candidate
     absolute: bool = False  # the residual itself instead of its share of the weights
 
@@ -84,7 +87,10 @@ def descend(
             by_c = by_c + pull @ problem.span.basis.T
         share = (step + 1) / descent.steps
         fall = _LAST + (1 - _LAST) * 0.5 * (1 + math.cos(math.pi * share))
-        update([by_c * start.spread, by_lambda * slope], fall if descent.falling else 1.0)
+        by_raw = by_lambda * slope
+        if start.multiplier == "penalty":
+            by_raw = by_raw - 2 * _PENALTY * (start.floor - raw).clamp_min(0)
+        update([by_c * start.spread, by_raw], fall if descent.falling else 1.0)
         if start.largest < math.inf:
             norms = (scaled * start.spread).norm(dim=1, keepdim=True)
             scaled.mul_((start.largest / norms).clamp(max=1))
@@ -97,10 +103,12 @@ def descend(
 def _multipliers(start: Start, raw: Tensor) -> tuple[Tensor, Tensor]:
     """lambda and d lambda / d raw."""
     if start.multiplier == "log":
-        return raw.exp(), raw.exp()
-    if start.multiplier == "squared":
-        return raw.square() + start.floor, 2 * raw
-    return raw, torch.ones_like(raw)
+        lam, slope = raw.exp(), raw.exp()
+    elif start.multiplier == "squared":
+        lam, slope = raw.square() + start.floor, 2 * raw
+    else:
+        lam, slope = raw, torch.ones_like(raw)
+    return start.share * lam, start.share * slope
 
 
 def _optimiser(descent: Descent, parameters: list[Tensor]) -> Callable[[list[Tensor], float], None]:

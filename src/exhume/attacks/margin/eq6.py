@@ -1,13 +1,15 @@
 """Buzaglo23's attack as published: eq. (6), all layers, momentum, lambda = a² + lambda_min.
 
 The search lives in the whole row space of the first layer, min(k, d) directions: nothing is lost, since
-no gradient leaves it. The settings are the first of the authors' published points.
+no gradient leaves it. The settings are the first of the authors' published points. As in their code the sum
+over candidates is a mean, which decides what the rates mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -41,6 +43,9 @@ class Equation6:
     others: Others = "max"
     scale: float = 6.2e-5  # of the initial candidates; search: 1e-6 to .1
     lambda_min: float = 0.203  # search: .01 to .5
+    multipliers: Literal["squared", "penalty"] = (
+        "squared"  # a² + lambda_min (paper); penalty (code)
+    )
     alpha: float = 39.5  # search: 10 to 500
     descent: Descent = Descent(
         "momentum", steps=50_000, rate=1.36e-3, multiplier_rate=0.479, falling=False
@@ -97,7 +102,8 @@ class Equation6:
             self.scale * noise.to(like),
             raw.to(like),
             torch.ones_like(like),
-            "free" if self.head == "regression" else "squared",
+            "free" if self.head == "regression" else self.multipliers,
             self.lambda_min,
+            share=1 / self.candidates,
             absolute=True,
         )
