@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from exhume.contract import Cost, Outcome, Reconstruction, Status
+from exhume.attacks.gradient.reading import Observation, TwoLast
+from exhume.contract import (
+    Cost,
+    ExhumeError,
+    Gradient,
+    NotApplicable,
+    Outcome,
+    Progress,
+    Reconstruction,
+    Release,
+    Status,
+)
 
-__all__ = ["Batch", "gather"]
+__all__ = ["Batch", "gather", "invert_each"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +35,30 @@ class Batch:
     observed: dict[str, float]
     complete: bool  # by the attack's own certificate
     refused: Status | None = None  # NOT_APPLICABLE: the records are all that can be identified
+
+
+def invert_each(
+    releases: Release,
+    view: TwoLast,
+    invert: Callable[[Observation, torch.dtype], Batch],
+    *,
+    who: str,
+    stage: str,
+    progress: Progress,
+) -> Reconstruction:
+    """Invert one gradient after the other; `who` is named where the release is none."""
+    if not isinstance(releases, Gradient):
+        why = NotApplicable(f"{who} reads gradients, not weights", ever=False)
+        return Reconstruction.none(0, view.shape, why)
+    if releases.layout != view.architecture.layout:
+        raise ExhumeError(f"release: its layout is not that of {view.architecture}")
+    started = time.perf_counter()
+    batches = []
+    for i in range(len(releases.values)):
+        progress(stage, i, len(releases.values))
+        batches.append(invert(view.observe(releases, i), releases.values.dtype))
+    progress(stage, len(batches), len(batches))
+    return gather(batches, view.shape, time.perf_counter() - started)
 
 
 def gather(batches: Sequence[Batch], shape: tuple[int, ...], seconds: float) -> Reconstruction:

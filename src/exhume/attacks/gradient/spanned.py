@@ -6,14 +6,13 @@ a gradient is m samples of a function of B variables and of its slopes, and what
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from exhume.attacks.gradient.gates import CERTAIN
-from exhume.attacks.gradient.gathering import Batch, gather
+from exhume.attacks.gradient.gathering import Batch, invert_each
 from exhume.attacks.gradient.hermite import order_for
 from exhume.attacks.gradient.reading import Observation, TwoLast, query_parameters, two_last
 from exhume.attacks.gradient.regression import Samples
@@ -22,8 +21,6 @@ from exhume.attacks.gradient.solve import EXACT, solve_gates, solve_smooth
 from exhume.attacks.gradient.span import span_of_slopes
 from exhume.contract import (
     Architecture,
-    ExhumeError,
-    Gradient,
     Key,
     Knowledge,
     NotApplicable,
@@ -75,19 +72,14 @@ class PreparedSpan:
     progress: Progress
 
     def run(self, releases: Release) -> Reconstruction:
-        shape = self.view.shape
-        if not isinstance(releases, Gradient):
-            why = NotApplicable("the span attack reads gradients, not weights", ever=False)
-            return Reconstruction.none(0, shape, why)
-        if releases.layout != self.view.architecture.layout:
-            raise ExhumeError(f"release: its layout is not that of {self.view.architecture}")
-        started = time.perf_counter()
-        batches = []
-        for i in range(len(releases.values)):
-            self.progress("inverting gradients", i, len(releases.values))
-            batches.append(self._one(self.view.observe(releases, i), releases.values.dtype))
-        self.progress("inverting gradients", len(batches), len(batches))
-        return gather(batches, shape, time.perf_counter() - started)
+        return invert_each(
+            releases,
+            self.view,
+            self._one,
+            who="the span attack",
+            stage="inverting gradients",
+            progress=self.progress,
+        )
 
     def _one(self, seen: Observation, dtype: torch.dtype) -> Batch:
         try:

@@ -11,14 +11,13 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from exhume.attacks.gradient.decompose import decompose
-from exhume.attacks.gradient.gathering import Batch, gather
+from exhume.attacks.gradient.gathering import Batch, invert_each
 from exhume.attacks.gradient.hermite import coefficients, order_for
 from exhume.attacks.gradient.reading import Observation, TwoLast, query_parameters, two_last
 from exhume.attacks.gradient.regression import Samples, fit_moments
@@ -27,8 +26,6 @@ from exhume.attacks.gradient.solve import directions_of
 from exhume.attacks.gradient.span import deflate, span_of_moments
 from exhume.contract import (
     Architecture,
-    ExhumeError,
-    Gradient,
     Key,
     Knowledge,
     NotApplicable,
@@ -80,19 +77,14 @@ class PreparedTensor:
     progress: Progress
 
     def run(self, releases: Release) -> Reconstruction:
-        shape = self.view.shape
-        if not isinstance(releases, Gradient):
-            why = NotApplicable("the tensor attack reads gradients, not weights", ever=False)
-            return Reconstruction.none(0, shape, why)
-        if releases.layout != self.view.architecture.layout:
-            raise ExhumeError(f"release: its layout is not that of {self.view.architecture}")
-        started = time.perf_counter()
-        batches = []
-        for i in range(len(releases.values)):
-            self.progress("decomposing moments", i, len(releases.values))
-            batches.append(self._one(self.view.observe(releases, i), releases.values.dtype))
-        self.progress("decomposing moments", len(batches), len(batches))
-        return gather(batches, shape, time.perf_counter() - started)
+        return invert_each(
+            releases,
+            self.view,
+            self._one,
+            who="the tensor attack",
+            stage="decomposing moments",
+            progress=self.progress,
+        )
 
     def _one(self, seen: Observation, dtype: torch.dtype) -> Batch:
         """What one gradient gives: all records, or what can be identified and why not more."""

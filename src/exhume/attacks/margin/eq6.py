@@ -57,16 +57,7 @@ class Equation6:
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> Restarts:
         reader = Reader.of(knowledge, self.head)
-        return Restarts(
-            reader,
-            self.restarts,
-            self.descent.steps,
-            self,
-            self._once(reader),
-            key,
-            store,
-            progress,
-        )
+        return Restarts(self, reader, self._once(reader), key, store, progress)
 
     def _once(self, reader: Reader) -> Once:
         def once(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.pool import Run, pooled, to_images
 from exhume.attacks.margin.reading import Reader
 from exhume.contract import (
@@ -30,14 +32,22 @@ Once = Callable[[Tensor, Key, list[Run], Callable[[int], None]], Run]
 """(p,) parameters, the restart's key, the restarts before it, a callback for the steps done: one restart."""
 
 
+@runtime_checkable
+class Config(Protocol):
+    """What the attack says about its restarts."""
+
+    @property
+    def restarts(self) -> int: ...
+    @property
+    def descent(self) -> Descent: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Restarts:
     """A margin attack ready to run: restarts one after the other, each kept, all pooled."""
 
+    config: Config  # part of the address of its work
     reader: Reader
-    restarts: int
-    steps: int  # of one restart
-    config: object  # of the attack: part of the address of its work
     once: Once
     key: Key
     store: Store
@@ -52,7 +62,7 @@ class Restarts:
         pools, losses, records, stops, seconds = [], [], [], list[float](), 0.0
         for row in parameters:
             runs: list[Run] = []
-            for index in range(self.restarts):
+            for index in range(self.config.restarts):
                 runs.append(self._restart(row, index, runs))
             losses += [run.loss for run in runs]
             records.append(runs[0].records)
@@ -74,7 +84,7 @@ class Restarts:
             observed={
                 "residual": min(losses),
                 "residual_mean": sum(losses) / len(losses),
-                "restarts": float(self.restarts),
+                "restarts": float(self.config.restarts),
                 "candidates": float(most),
                 "records": max(records),
             },
@@ -82,7 +92,7 @@ class Restarts:
 
     def _restart(self, row: Tensor, index: int, earlier: list[Run]) -> Run:
         """One restart, loaded if it was done before. Same release, same key: same numbers."""
-        stage = f"restart {index + 1} of {self.restarts}"
+        stage = f"restart {index + 1} of {self.config.restarts}"
         inputs: tuple[str, ...] = (digest(row), str(self.reader.mlp))
         if self.reader.labels is not None:
             inputs = (*inputs, digest(self.reader.labels))
@@ -101,7 +111,7 @@ class Restarts:
         return Run(saved["inputs"], saved["labels"], saved["explained"], *saved["numbers"].tolist())
 
     def _steps_done(self, stage: str) -> Callable[[int], None]:
-        return lambda done: self.progress(stage, done, self.steps)
+        return lambda done: self.progress(stage, done, self.config.descent.steps)
 
 
 def _status(stops: list[float], restarts: int) -> Status:

@@ -1,102 +1,37 @@
-"""The command line. Heavy imports happen inside the commands, so that `--help` answers at once."""
+"""The commands. Heavy imports happen inside them, so that `--help` answers at once."""
 
 from __future__ import annotations
 
-import functools
 import json
-import os
-import sys
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ParamSpec
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from exhume.contract import Progress
-    from exhume.settings import Settings
-
-__all__ = ["main"]
-
-AUDITED, LEAKS, FAILED, INTERRUPTED = 0, 1, 2, 130
-
-app = typer.Typer(
-    name="exhume",
-    help="Which private records can be dug back out of what you release, how well, and what stops it.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+from exhume.cli.frame import (
+    AUDITED,
+    FAILED,
+    LEAKS,
+    Out,
+    Ray,
+    Seed,
+    app,
+    data_app,
+    plainly,
+    say,
+    shown,
+    spread,
+    study_app,
+    tell,
 )
-data_app = typer.Typer(help="Named data sets.", no_args_is_help=True)
-study_app = typer.Typer(help="Results of the papers, rerun.", no_args_is_help=True)
-app.add_typer(data_app, name="data")
-app.add_typer(study_app, name="study")
 
-
-def main() -> None:
-    app()
-
-
-P = ParamSpec("P")
-
-
-def _plainly(command: Callable[P, int | None]) -> Callable[P, None]:
-    """Every foreseeable failure is one sentence on stderr and exit code 2; a bug keeps its traceback."""
-
-    @functools.wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        from exhume.contract import ExhumeError
-
-        try:
-            code = command(*args, **kwargs)
-        except ExhumeError as error:
-            _say(str(error))
-            code = FAILED
-        except KeyboardInterrupt:
-            _say("stopped; finished work is kept, and the same command goes on from there")
-            code = INTERRUPTED
-        except Exception:  # noqa: BLE001 - exit code 1 means a leak, so a bug must not end in it
-            traceback.print_exc()
-            _say("this is a defect of exhume; nothing was audited")
-            code = FAILED
-        raise typer.Exit(code or 0)
-
-    return wrapped
-
-
-def _say(text: str) -> None:
-    typer.echo(f"exhume: {text}", err=True)
-
-
-def _print(text: str) -> None:
-    """To standard output. The work is done and on disk: whoever closed the pipe does not undo it."""
-    try:
-        typer.echo(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
-        _say(f"cannot write to standard output ({error.strerror}); the run folder has everything")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-Out = Annotated[
-    Path | None, typer.Option(help="Run folder; the same folder resumes a stopped run.")
-]
-Seed = Annotated[int | None, typer.Option(help="Everything random derives from it.")]
-Ray = Annotated[
-    str | None,
-    typer.Option(
-        help="Train on a Ray cluster: auto, or HOST:PORT. Changes the time, not the result."
-    ),
-]
+if TYPE_CHECKING:
+    from exhume.settings import Settings
 
 
 @app.command()
-@_plainly
+@plainly
 def audit(
     config: Annotated[
         Path | None, typer.Argument(help="A TOML file of settings; options win over it.")
@@ -181,17 +116,17 @@ def audit(
     settings = settings.with_values("machine", memory=memory, threads=threads, device=device)
     if seed is not None:
         settings = settings.with_seed(seed)
-    with _progress() as progress, _spread(ray):
+    with shown() as progress, spread(ray):
         done = run(settings, out or _folder_for(settings), progress=progress, redact=redact)
-    _print(done.verdict.sentence)
-    _print(done.verdict.detail)
+    tell(done.verdict.sentence)
+    tell(done.verdict.detail)
     if done.redacted:
-        _print(f"redacted report: {done.redacted}")
-    _print(f"report: {done.report}")
+        tell(f"redacted report: {done.redacted}")
+    tell(f"report: {done.report}")
     if done.verdict.word == "not audited":
         return FAILED
     if fail_over is not None and fail_over < done.metrics["detectable_rate"]:
-        _say(
+        say(
             f"with these targets a leak below {done.metrics['detectable_rate']:.1%} may go unnoticed, "
             f"so --fail-over {fail_over:.1%} cannot be promised; more --targets help"
         )
@@ -200,17 +135,11 @@ def audit(
         and done.verdict.word == "leaks"
         and done.metrics["success"] > fail_over
     ):
-        _say(
+        say(
             f"{done.metrics['success']:.1%} of the records leak, more than --fail-over {fail_over:.1%}"
         )
         return LEAKS
     return AUDITED
-
-
-def _spread(address: str | None) -> AbstractContextManager[None]:
-    from exhume.scale import HERE, Cluster, spread_over
-
-    return spread_over(HERE if address is None else Cluster(address))
 
 
 def _widths(text: str | None) -> tuple[int, ...] | None:
@@ -237,7 +166,7 @@ def _folder_for(settings: Settings) -> Path:
 
 
 @app.command()
-@_plainly
+@plainly
 def report(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     redact: Annotated[
@@ -247,11 +176,11 @@ def report(
     """(Re)draw the page of a run."""
     from exhume.report.page import draw
 
-    _print(f"report: {draw(run, redact=redact)}")
+    tell(f"report: {draw(run, redact=redact)}")
 
 
 @data_app.command("list")
-@_plainly
+@plainly
 def data_list() -> None:
     """The sets known by name."""
     from exhume.data import catalogue
@@ -260,21 +189,21 @@ def data_list() -> None:
         shape = "x".join(str(size) for size in named.shape) or named.kind
         size = f"{named.download_mb} MB to download" if named.download_mb else "no download"
         state = "cached" if named.cached else size
-        _print(f"{named.name:10} {named.records:>8,} records  {shape:14} {state}")
-        _print(f"{'':10} {named.description}; from {named.source}")
+        tell(f"{named.name:10} {named.records:>8,} records  {shape:14} {state}")
+        tell(f"{'':10} {named.description}; from {named.source}")
 
 
 @data_app.command("fetch")
-@_plainly
+@plainly
 def data_fetch(
     name: Annotated[str, typer.Argument(help="A name from `exhume data list`.")],
 ) -> None:
     """Download a set into the cache and check it."""
     from exhume.data import fetch
 
-    with _progress() as progress:
+    with shown() as progress:
         path = fetch(name, progress=progress)
-    _print(f"cached: {path}")
+    tell(f"cached: {path}")
 
 
 class Scale(StrEnum):
@@ -284,17 +213,17 @@ class Scale(StrEnum):
 
 
 @study_app.command("list")
-@_plainly
+@plainly
 def study_list() -> None:
     """The studies there are."""
     from exhume.studies import STUDIES
 
     for study in STUDIES.values():
-        _print(f"{study.name:24} {study.paper:12} {study.title}")
+        tell(f"{study.name:24} {study.paper:12} {study.title}")
 
 
 @study_app.command("run")
-@_plainly
+@plainly
 def study_run(
     name: Annotated[str, typer.Argument(help="A name from `exhume study list`.")],
     scale: Annotated[
@@ -308,18 +237,18 @@ def study_run(
     from exhume.studies import run_study
 
     folder = out or Path("runs") / f"{name}-{scale.value}-{seed or 0}"
-    with _progress() as progress, _spread(ray):
+    with shown() as progress, spread(ray):
         result = run_study(name, scale.value, folder, seed=seed or 0, progress=progress)
     for claim in result["claims"]:
         mark = "holds" if claim["holds"] else "DOES NOT HOLD"
-        _print(f"{mark}: {claim['statement']} (measured {claim['measured']})")
+        tell(f"{mark}: {claim['statement']} (measured {claim['measured']})")
     for metric, value in result["metrics"].items():
-        _print(f"  {metric} = {value:.6g}")
-    _print(f"report: {folder / 'report.html'}")
+        tell(f"  {metric} = {value:.6g}")
+    tell(f"report: {folder / 'report.html'}")
 
 
 @app.command()
-@_plainly
+@plainly
 def bench(
     name: Annotated[str | None, typer.Argument(help="Which; all without it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
@@ -327,59 +256,10 @@ def bench(
     """Measure our speed as ratios, everything in one run."""
     from exhume.bench import run_benches
 
-    with _progress() as progress:
+    with shown() as progress:
         results = run_benches(name, progress=progress)
     if as_json:
-        _print(json.dumps(results))
+        tell(json.dumps(results))
         return
     for result in results:
-        _print("  ".join(f"{key} {value}" for key, value in result.items()))
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """Bars with an ETA on a terminal; a line per stage elsewhere. All on stderr."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if console.is_terminal:
-        yield from _bars(console)
-    else:
-        yield _lines
-
-
-def _bars(console: object) -> Iterator[Progress]:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TaskID,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    assert isinstance(console, Console)
-    columns = (
-        TextColumn("{task.description:32}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=console) as bars:
-
-        def show(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done, total=total)
-
-        yield show
-
-
-def _lines(stage: str, done: int, total: int) -> None:
-    if done in (0, total):
-        _say(f"{stage}: {done} of {total}")
+        tell("  ".join(f"{key} {value}" for key, value in result.items()))

@@ -1,0 +1,27 @@
+"""Audits: what is released, by which attacks, scored and written down. One file for each kind of release."""
+
+from exhume.auditing.informed import (
+    DEVIATIONS,
+    Audit,
+    Findings,
+    Game,
+    audit,
+    audit_exact,
+    audit_informed,
+    audit_private,
+    dealt,
+    informed_game,
+)
+
+__all__ = [
+    "DEVIATIONS",
+    "Audit",
+    "Findings",
+    "Game",
+    "audit",
+    "audit_exact",
+    "audit_informed",
+    "audit_private",
+    "dealt",
+    "informed_game",
+]

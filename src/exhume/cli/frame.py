@@ -1,0 +1,158 @@
+"""What every command shares: the app, exit codes, plain errors, progress. Heavy imports happen late."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ParamSpec
+
+import typer
+
+if TYPE_CHECKING:
+    from exhume.contract import Progress
+
+__all__ = [
+    "AUDITED",
+    "FAILED",
+    "LEAKS",
+    "Out",
+    "Ray",
+    "Seed",
+    "app",
+    "data_app",
+    "plainly",
+    "say",
+    "shown",
+    "spread",
+    "study_app",
+    "tell",
+]
+
+AUDITED, LEAKS, FAILED, INTERRUPTED = 0, 1, 2, 130
+
+app = typer.Typer(
+    name="exhume",
+    help="Which private records can be dug back out of what you release, how well, and what stops it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Named data sets.", no_args_is_help=True)
+study_app = typer.Typer(help="Results of the papers, rerun.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+app.add_typer(study_app, name="study")
+
+
+P = ParamSpec("P")
+
+
+def plainly(command: Callable[P, int | None]) -> Callable[P, None]:
+    """Every foreseeable failure is one sentence on stderr and exit code 2; a bug keeps its traceback."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        from exhume.contract import ExhumeError
+
+        try:
+            code = command(*args, **kwargs)
+        except ExhumeError as error:
+            say(str(error))
+            code = FAILED
+        except KeyboardInterrupt:
+            say("stopped; finished work is kept, and the same command goes on from there")
+            code = INTERRUPTED
+        except Exception:  # noqa: BLE001 - exit code 1 means a leak, so a bug must not end in it
+            traceback.print_exc()
+            say("this is a defect of exhume; nothing was audited")
+            code = FAILED
+        raise typer.Exit(code or 0)
+
+    return wrapped
+
+
+def say(text: str) -> None:
+    typer.echo(f"exhume: {text}", err=True)
+
+
+def tell(text: str) -> None:
+    """To standard output. The work is done and on disk: whoever closed the pipe does not undo it."""
+    try:
+        typer.echo(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        say(f"cannot write to standard output ({error.strerror}); the run folder has everything")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+Out = Annotated[
+    Path | None, typer.Option(help="Run folder; the same folder resumes a stopped run.")
+]
+Seed = Annotated[int | None, typer.Option(help="Everything random derives from it.")]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        help="Train on a Ray cluster: auto, or HOST:PORT. Changes the time, not the result."
+    ),
+]
+
+
+def spread(address: str | None) -> AbstractContextManager[None]:
+    from exhume.scale import HERE, Cluster, spread_over
+
+    return spread_over(HERE if address is None else Cluster(address))
+
+
+@contextmanager
+def shown() -> Iterator[Progress]:
+    """Bars with an ETA on a terminal; a line per stage elsewhere. All on stderr."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        yield from _bars(console)
+    else:
+        yield _lines
+
+
+def _bars(console: object) -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    assert isinstance(console, Console)
+    columns = (
+        TextColumn("{task.description:32}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=console) as bars:
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield show
+
+
+def _lines(stage: str, done: int, total: int) -> None:
+    if done in (0, total):
+        say(f"{stage}: {done} of {total}")
