@@ -16,12 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.attacks.informed.ridge import PENALTIES
+from exhume.attacks.informed.ridge import INTERCEPT, PENALTIES, left_out_variance, variance
 from exhume.contract import Records
 
 __all__ = ["Basis", "Regression", "Sample", "basis_of", "regress"]
 
-INTERCEPT = 10.0  # added to the kernel of unit vectors: an intercept that is hardly penalised
 _SCALES = (0.0, 1.5)  # a component's scale is kept within
 
 
@@ -74,8 +73,8 @@ class Regression:
         cross = read @ self.anchors.T + INTERCEPT
         own = read.square().sum(1) + INTERCEPT
         found = (cross @ self.dual) @ self.basis.vectors.T + self.mean
-        spread = (own - ((cross @ self.inverse) * cross).sum(1)).clamp_min(0) + self.penalty
-        usual = (1 / self.inverse.diagonal()).mean()
+        spread = variance(cross, own, self.inverse, self.penalty)
+        usual = left_out_variance(self.inverse).mean()
         records = found.clamp(self.basis.low, self.basis.high)
         return records, self.held_out_error * spread / usual
 
