@@ -67,6 +67,7 @@ class Regression:
     inverse: Tensor  # (n, n) with the penalty that is best for all components together
     penalty: float
     held_out_error: float  # mean squared leave-one-out error per value
+    held_out: Tensor  # (n, q) what it draws of each shadow with that one left out, fp32
 
     def apply(self, read: Tensor) -> tuple[Tensor, Tensor]:
         """(m, p) to records (m, q) and their expected squared errors (m,)."""
@@ -149,4 +150,5 @@ class _Solved:
             inverse=(self.vectors / (self.values + common)) @ self.vectors.T,
             penalty=float(common),
             held_out_error=float((found - self.sample.records).square().mean()),
+            held_out=found.float(),
         )
