@@ -1,0 +1,38 @@
+"""Weights of a module drawn from a key, without touching the global generator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from exhume.contract import Key
+
+__all__ = ["he_normal"]
+
+
+def he_normal(build: Callable[[], nn.Module], key: Key) -> nn.Module:
+    """Weights of dense, convolutional and embedding layers from N(0, 2/fan_in), the last dense layer's
+    from N(0, 1/fan_in); biases zero; batch norm the identity.
+    """
+    with torch.device("meta"):
+        module = build()
+    module = module.to_empty(device="cpu")
+    generator = key.fold("weights").generator()
+    dense = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    with torch.no_grad():
+        for layer in module.modules():
+            if isinstance(layer, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
+                gain = 1.0 if dense and layer is dense[-1] else 2.0
+                fan_in = float(layer.weight[0].numel())
+                if isinstance(layer, nn.ConvTranspose2d):
+                    fan_in = layer.weight[:, 0].numel() / math.prod(layer.stride)
+                layer.weight.normal_(0, math.sqrt(gain / fan_in), generator=generator)
+                if layer.bias is not None:
+                    layer.bias.zero_()
+            elif isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.reset_parameters()
+                layer.reset_running_stats()
+    return module

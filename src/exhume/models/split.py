@@ -1,0 +1,164 @@
+"""A network cut at two points: the client keeps head and tail, the server computes the body.
+
+`cut` takes an `nn.Sequential` apart by the names of its children, and any other module through
+`torch.fx`, by the names of its submodules. A point can be cut if nothing but that layer's output
+crosses it; a residual connection around it, for instance, would cross as well.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, fx, nn
+
+from exhume.contract import ExhumeError
+
+__all__ = ["Split", "cut", "points"]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Three modules whose composition is the whole network. They own copies of its weights."""
+
+    head: nn.Module
+    body: nn.Module
+    tail: nn.Module
+    first: str  # name of the last layer of the head
+    second: str  # name of the last layer of the body
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.tail(self.body(self.head(inputs)))
+        return outputs
+
+    def feature_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of what one input sends to the server."""
+        return _outline(self.head, input_shape)
+
+
+def points(module: nn.Module) -> tuple[str, ...]:
+    """Names at which the module may be cut, in order."""
+    if isinstance(module, nn.Sequential):
+        return tuple(name for name, _ in module.named_children())[:-1]
+    graph = _traced(module).graph
+    names = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+    return tuple(name for name in names[:-1] if not _crossing(graph, name))
+
+
+def cut(module: nn.Module, first: str, second: str) -> Split:
+    """Head up to and with `first`, body up to and with `second`, tail the rest."""
+    whole = copy.deepcopy(module)
+    if isinstance(whole, nn.Sequential):
+        parts = _cut_chain(whole, first, second)
+    else:
+        parts = _cut_graph(_traced(whole), first, second)
+    head, body, tail = parts
+    return Split(head, body, tail, first, second)
+
+
+def _cut_chain(chain: nn.Sequential, first: str, second: str) -> list[nn.Module]:
+    names = [name for name, _ in chain.named_children()]
+    at = [_place(names, name) for name in (first, second)]
+    _in_order(at, names, first, second)
+    bounds = [0, at[0] + 1, at[1] + 1, len(names)]
+    return [
+        nn.Sequential(OrderedDict((n, chain.get_submodule(n)) for n in names[start:stop]))
+        for start, stop in pairwise(bounds)
+    ]
+
+
+def _in_order(at: Sequence[int], names: Sequence[str], first: str, second: str) -> None:
+    if at[0] >= at[1]:
+        raise ExhumeError(
+            f"split: {second!r} does not come after {first!r}; the body would be empty"
+        )
+    if at[1] == len(names) - 1:
+        raise ExhumeError(f"split: nothing comes after {second!r}; the client would keep no tail")
+
+
+def _place(names: Sequence[str], name: str) -> int:
+    if name in names:
+        return names.index(name)
+    close = difflib.get_close_matches(name, names, 1)
+    hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"
+    raise ExhumeError(f"split: the network has no layer {name!r}{hint}")
+
+
+def _traced(module: nn.Module) -> fx.GraphModule:
+    try:
+        return fx.symbolic_trace(module)
+    except Exception as error:  # whatever the forward does under tracing
+        raise ExhumeError(
+            f"split: {type(module).__name__} cannot be traced ({error}); "
+            "give it as an nn.Sequential of the parts to cut between"
+        ) from error
+
+
+def _node(graph: fx.Graph, name: str) -> fx.Node:
+    called = [node for node in graph.nodes if node.op == "call_module"]
+    names = [str(node.target) for node in called]
+    node: fx.Node = called[_place(names, name)]
+    if names.count(name) > 1:
+        raise ExhumeError(f"split: {name!r} is used {names.count(name)} times; cut elsewhere")
+    return node
+
+
+def _crossing(graph: fx.Graph, name: str) -> list[str]:
+    """What else than this layer's output is made before the point and used behind it."""
+    nodes, at = list(graph.nodes), _node(graph, name)
+    before = set(nodes[: nodes.index(at)])
+    behind = nodes[nodes.index(at) + 1 :]
+    return sorted({used.name for node in behind for used in node.all_input_nodes if used in before})
+
+
+def _cut_graph(whole: fx.GraphModule, first: str, second: str) -> list[nn.Module]:
+    graph = whole.graph
+    nodes = list(graph.nodes)
+    if sum(node.op == "placeholder" for node in nodes) != 1:
+        raise ExhumeError(
+            "split: the network takes several inputs; give one that takes a single one"
+        )
+    ends = [_node(graph, name) for name in (first, second)]
+    at = [nodes.index(end) for end in ends]
+    if at[0] >= at[1]:
+        raise ExhumeError(
+            f"split: {second!r} does not come after {first!r}; the body would be empty"
+        )
+    for name in (first, second):
+        crossing = _crossing(graph, name)
+        if crossing:
+            raise ExhumeError(
+                f"split: {name!r} is no split point, {crossing[0]!r} is made before it and used behind it"
+            )
+    bounds = [-1, *at, len(nodes) - 1]
+    return [
+        _piece(whole, nodes[start + 1 : stop + 1], None if start < 0 else nodes[start])
+        for start, stop in pairwise(bounds)
+    ]
+
+
+def _piece(whole: fx.GraphModule, nodes: list[fx.Node], entry: fx.Node | None) -> fx.GraphModule:
+    """The nodes as a module of their own; `entry` is the node whose output they are given."""
+    graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
+    if entry is not None:
+        made[entry] = graph.placeholder("features")
+    for node in nodes:
+        made[node] = graph.node_copy(node, lambda used: made[used])
+    if nodes[-1].op != "output":
+        graph.output(made[nodes[-1]])
+    piece = fx.GraphModule(whole, graph)
+    piece.delete_all_unused_submodules()
+    return piece
+
+
+@torch.no_grad()
+def _outline(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    training = module.training
+    shape = tuple(module.eval()(torch.zeros(1, *input_shape)).shape[1:])
+    module.train(training)
+    return shape
