@@ -73,3 +73,24 @@ def mixtures(count: int, shape: tuple[int, ...], classes: int, key: Key) -> Reco
 def make_mixtures():
     """A function: (count, shape, classes, key) to Records."""
     return mixtures
+
+
+class Dying:
+    """A store in memory that dies while it saves for the n-th time."""
+
+    def __init__(self, at: int) -> None:
+        self.kept, self.saves, self.at = {}, 0, at
+
+    def load(self, address):
+        return self.kept.get(address)
+
+    def save(self, address, tensors):
+        self.kept[address] = {n: t.detach().clone() for n, t in tensors.items()}
+        self.saves += 1
+        if self.saves == self.at:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def dying_store():
+    return Dying

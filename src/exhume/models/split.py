@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from exhume.contract import ExhumeError
 
-__all__ = ["Split", "cut", "points"]
+__all__ = ["Split", "cut", "points", "wider_tail"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,6 +154,34 @@ def _piece(whole: fx.GraphModule, nodes: list[fx.Node], entry: fx.Node | None) -
     piece = fx.GraphModule(whole, graph)
     piece.delete_all_unused_submodules()
     return piece
+
+
+@torch.no_grad()
+def wider_tail(split: Split, body: nn.Module, shape: tuple[int, ...], times: int) -> nn.Module:
+    """A tail for several answers side by side: its first dense layer reads so many times as much.
+
+    shape: of the features that the body is given. The tail's weights are repeated.
+    """
+    answer = _outline(body, shape)
+    tail = copy.deepcopy(split.tail)
+    dense = [(name, m) for name, m in tail.named_modules() if isinstance(m, nn.Linear)]
+    if len(answer) != 1 or not dense or dense[0][1].in_features != answer[0]:
+        raise ExhumeError(
+            f"split: the tail after {split.second!r} does not begin with a dense layer, so answers cannot "
+            "be put side by side; cut after the pooling"
+        )
+    name, layer = dense[0]
+    biased = layer.bias is not None
+    with torch.device("meta"):
+        wide = nn.Linear(times * layer.in_features, layer.out_features, bias=biased)
+    wide = wide.to_empty(device=layer.weight.device)
+    wide.weight.copy_(layer.weight.repeat(1, times))
+    if biased:
+        wide.bias.copy_(layer.bias)
+    if not name:  # the tail is that layer
+        return wide
+    tail.set_submodule(name, wide)
+    return tail
 
 
 @torch.no_grad()

@@ -1,0 +1,73 @@
+"""Several bodies without a secret: dropout on the features, everything trained at once ("DR-ensemble")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from exhume.contract import ExhumeError, Key, Progress, Store, silent
+from exhume.models.pipeline import Client, Pipeline
+from exhume.models.split import wider_tail
+from exhume.train.single import train_module
+from exhume.train.split import SplitJob, fixed_noise
+
+__all__ = ["DropoutEnsemble"]
+
+
+@dataclass(frozen=True)
+class DropoutEnsemble:
+    """N bodies behind one head; features are dropped at random in training, and all answers count.
+
+    Sees: the network, its training records.
+    Assumes: nothing about the attacker.
+    Guarantees: nothing. One body without dropout is no defence.
+    Reference: Ensembler24, Table 1 (DR-ensemble): the ensemble without stage 1 and without a selector.
+    """
+
+    bodies: int = 10
+    rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.bodies < 1 or not 0 <= self.rate < 1:
+            raise ExhumeError(f"bodies must be at least 1 and the rate in [0, 1): {self}")
+
+    @property
+    def strength(self) -> float:
+        return self.bodies - 1 + self.rate
+
+    def train(
+        self, job: SplitJob, *, key: Key, store: Store, progress: Progress = silent
+    ) -> Pipeline:
+        first = job.fresh(key)
+        shape = first.feature_shape(job.records.shape)
+        others = [job.fresh(key.fold("body", i)).body for i in range(1, self.bodies)]
+        bodies = (first.body, *others)
+        tail = wider_tail(first, first.body, shape, self.bodies)
+        everything = tuple(range(self.bodies))
+        client = Client(first.head, fixed_noise(shape, 0.0, key), everything, tail)
+        whole = nn.ModuleDict({"head": first.head, "bodies": nn.ModuleList(bodies), "tail": tail})
+
+        def loss(rows: Tensor, generator: torch.Generator) -> Tensor:
+            inputs, labels = job.batch(rows, generator)
+            features = first.head(inputs)
+            if self.rate:
+                kept = torch.rand(features.shape, generator=generator) >= self.rate
+                features = features * kept / (1 - self.rate)
+            logits = client.finish([body(features) for body in bodies])
+            return F.cross_entropy(logits, labels)
+
+        train_module(
+            whole,
+            loss,
+            len(job.records),
+            job.schedule,
+            inputs=(*job.digests, str(self.rate), job.first, job.second),
+            key=key,
+            store=store,
+            progress=progress,
+            stage="training the ensemble",
+        )
+        return Pipeline(client, bodies, job.first)

@@ -1,0 +1,159 @@
+"""One body: no defence, fixed noise with training, dropout, a random head, and noise learned afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from exhume.contract import ExhumeError, Key, Progress, Store, silent
+from exhume.models.pipeline import Client, Pipeline
+from exhume.models.split import Split
+from exhume.store import digest
+from exhume.train.single import Schedule, train_module
+from exhume.train.split import SplitJob, fixed_noise, train_split
+
+__all__ = ["Dropout", "Noise", "RandomHead", "Shredder"]
+
+
+def _alone(parts: Split, noise: Tensor) -> Pipeline:
+    return Pipeline(Client(parts.head, noise, (0,), parts.tail), (parts.body,), parts.first)
+
+
+def _at_least_zero(name: str, value: float) -> None:
+    if not value >= 0:
+        raise ExhumeError(f"{name}: must be at least 0, got {value}")
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A fixed Gaussian map is added to the features, in training and in use ("Single").
+
+    Sees: the network, its training records.
+    Assumes: nothing about the attacker.
+    Guarantees: nothing; a fixed map is the same for every input. Sigma 0 is no defence ("NONE").
+    Reference: Ensembler24, Table 1 (Single: noise and retraining).
+    """
+
+    sigma: float = 0.0
+
+    def __post_init__(self) -> None:
+        _at_least_zero("sigma", self.sigma)
+
+    @property
+    def strength(self) -> float:
+        return self.sigma
+
+    def train(
+        self, job: SplitJob, *, key: Key, store: Store, progress: Progress = silent
+    ) -> Pipeline:
+        noise = fixed_noise(job.feature_shape(key), self.sigma, key)
+        return _alone(train_split(job, noise=noise, key=key, store=store, progress=progress), noise)
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Features are dropped at random in training, one round of it ("DR-single").
+
+    Sees: the network, its training records.
+    Assumes: nothing about the attacker.
+    Guarantees: nothing. Rate 0 is no defence. In use nothing is dropped.
+    Reference: Ensembler24, Table 1 (DR-single).
+    """
+
+    rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate < 1:
+            raise ExhumeError(f"rate: must lie in [0, 1), got {self.rate}")
+
+    @property
+    def strength(self) -> float:
+        return self.rate
+
+    def train(
+        self, job: SplitJob, *, key: Key, store: Store, progress: Progress = silent
+    ) -> Pipeline:
+        noise = fixed_noise(job.feature_shape(key), 0.0, key)
+        parts = train_split(job, dropout=self.rate, key=key, store=store, progress=progress)
+        return _alone(parts, noise)
+
+
+@dataclass(frozen=True)
+class RandomHead:
+    """The head keeps its random weights; body and tail are trained behind it.
+
+    Sees: the network, its training records.
+    Assumes: nothing about the attacker.
+    Guarantees: nothing; the head then holds no information about the training records.
+    Reference: Ensembler24, Table 3 (Random head).
+    """
+
+    frozen: bool = True
+
+    @property
+    def strength(self) -> float:
+        return float(self.frozen)
+
+    def train(
+        self, job: SplitJob, *, key: Key, store: Store, progress: Progress = silent
+    ) -> Pipeline:
+        noise = fixed_noise(job.feature_shape(key), 0.0, key)
+        parts = train_split(job, random_head=self.frozen, key=key, store=store, progress=progress)
+        return _alone(parts, noise)
+
+
+@dataclass(frozen=True)
+class Shredder:
+    """A map of noise is learned for the finished network: as large as accuracy allows, nothing retrained.
+
+    Sees: the trained network and its training records.
+    Assumes: nothing about the attacker.
+    Guarantees: nothing. Strength 0 is no defence.
+    Reference: Ensembler24, Table 1 (Shredder); Mireshghallah et al. 2020 draw from several such maps.
+    """
+
+    sigma: float = 0.0  # of the noise it starts from
+    reward: float = 1e-2  # for the mean size of the noise, against cross-entropy
+    schedule: Schedule = Schedule(epochs=2, rate=1e-2, optimiser="adam", weight_decay=0.0)
+
+    def __post_init__(self) -> None:
+        _at_least_zero("sigma", self.sigma)
+        _at_least_zero("reward", self.reward)
+
+    @property
+    def strength(self) -> float:
+        return self.sigma
+
+    def train(
+        self, job: SplitJob, *, key: Key, store: Store, progress: Progress = silent
+    ) -> Pipeline:
+        parts = train_split(job, key=key, store=store, progress=progress)
+        start = fixed_noise(parts.feature_shape(job.records.shape), self.sigma, key)
+        if not self.sigma:
+            return _alone(parts, start)
+        holder = nn.ParameterDict({"noise": nn.Parameter(start)})
+
+        def loss(rows: Tensor, generator: torch.Generator) -> Tensor:
+            inputs, labels = job.batch(rows, generator)
+            with torch.no_grad():
+                features = parts.head(inputs)
+            logits = parts.tail(parts.body(features + holder["noise"]))
+            size: Tensor = holder["noise"].abs().mean()
+            return F.cross_entropy(logits, labels) - self.reward * size
+
+        weights = tuple(digest(t) for t in parts.body.state_dict().values())
+        train_module(
+            holder,
+            loss,
+            len(job.records),
+            self.schedule,
+            inputs=(*job.digests, str(self.reward), *weights),
+            key=key.fold("shredder"),
+            store=store,
+            progress=progress,
+            stage="learning the noise",
+        )
+        return _alone(parts, holder["noise"].detach())

@@ -1,0 +1,121 @@
+"""Training a network that will be cut: head, fixed noise, body, tail, end to end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from exhume.contract import Key, Progress, Records, Store, silent
+from exhume.models.split import Split, cut
+from exhume.store import describe, digest
+from exhume.train.single import Schedule, train_module
+
+__all__ = ["Network", "SplitJob", "augmented_images", "fixed_noise", "train_split"]
+
+_SHIFT = 4  # pixels that an augmented image may move by
+
+
+@runtime_checkable
+class Network(Protocol):
+    """A network as a value that builds itself from a key."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]: ...
+    def module(self, key: Key) -> nn.Sequential: ...
+
+
+@dataclass(frozen=True, eq=False)
+class SplitJob:
+    """What is to be trained, on what, and where it will be cut."""
+
+    network: Network
+    first: str  # last layer of the head
+    second: str  # last layer of the body
+    records: Records
+    schedule: Schedule = Schedule()
+    augment: bool = True  # images are moved and mirrored at random
+
+    def fresh(self, key: Key) -> Split:
+        return cut(self.network.module(key), self.first, self.second)
+
+    def feature_shape(self, key: Key) -> tuple[int, ...]:
+        return self.fresh(key).feature_shape(self.records.shape)
+
+    def batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of some rows, augmented."""
+        inputs = self.records.inputs[rows]
+        if self.augment and inputs.ndim == 4:
+            inputs = augmented_images(inputs, generator)
+        return inputs, self.records.labels[rows]
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """All that a loss on this job's batches depends on."""
+        return (digest(self.records), str(describe(self.network)), str(self.augment))
+
+
+def augmented_images(images: Tensor, generator: torch.Generator) -> Tensor:
+    """(n, c, h, w): mirrored with probability one half, moved by up to 4 pixels with black borders."""
+    n, _, height, width = images.shape
+    mirrored = torch.rand(n, generator=generator) < 0.5
+    moves = torch.randint(0, 2 * _SHIFT + 1, (2, n), generator=generator)
+    padded = F.pad(torch.where(mirrored[:, None, None, None], images.flip(3), images), [_SHIFT] * 4)
+    down = (moves[0][:, None] + torch.arange(height))[:, None, :, None]
+    across = (moves[1][:, None] + torch.arange(width))[:, None, None, :]
+    which, channel = (
+        torch.arange(n)[:, None, None, None],
+        torch.arange(images.shape[1])[:, None, None],
+    )
+    return padded[which, channel, down, across]
+
+
+def fixed_noise(shape: tuple[int, ...], sigma: float, key: Key) -> Tensor:
+    """One map of N(0, sigma), the same for every input (eq. 2)."""
+    return sigma * torch.randn(shape, generator=key.fold("noise map").generator())
+
+
+def train_split(
+    job: SplitJob,
+    *,
+    noise: Tensor | None = None,
+    dropout: float = 0.0,
+    random_head: bool = False,
+    key: Key,
+    store: Store,
+    progress: Progress = silent,
+    stage: str = "training the split network",
+) -> Split:
+    """Cross-entropy of tail(body(head(x) + noise)), features dropped at random if asked.
+
+    random_head: the head stays as it was drawn, except for batch-norm statistics.
+    """
+    parts = job.fresh(key)
+    whole = nn.ModuleDict({"head": parts.head, "body": parts.body, "tail": parts.tail})
+    if random_head:
+        parts.head.requires_grad_(False)
+    added = torch.zeros(()) if noise is None else noise
+
+    def loss(rows: Tensor, generator: torch.Generator) -> Tensor:
+        inputs, labels = job.batch(rows, generator)
+        features = parts.head(inputs) + added
+        if dropout:
+            kept = torch.rand(features.shape, generator=generator) >= dropout
+            features = features * kept / (1 - dropout)
+        return F.cross_entropy(parts.tail(parts.body(features)), labels)
+
+    train_module(
+        whole,
+        loss,
+        len(job.records),
+        job.schedule,
+        inputs=(*job.digests, digest(added), str(dropout), str(random_head), job.first, job.second),
+        key=key,
+        store=store,
+        progress=progress,
+        stage=stage,
+    )
+    return parts
