@@ -278,6 +278,7 @@ class Knowledge:
     batch_size: int | None = None  # records behind one gradient
     labels: Tensor | None = None  # labels of the unknown records
     centre: Tensor | None = None  # (*shape) what the released preprocessing subtracts from inputs
+    features: tuple[int, ...] | None = None  # shape of what a split network's client sends
     parts: Mapping[str, nn.Module] = field(default_factory=dict)  # known pieces of a split network
 
     def known(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from torch import nn
 
 from exhume import contract, data
 from exhume.attacks.baseline import MeanRecord
@@ -29,6 +30,10 @@ from exhume.attacks.margin.descent import Descent as KktDescent
 from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.search import BlindSearch
+from exhume.attacks.split.committee import Committee
+from exhume.attacks.split.enumeration import SubsetSearch
+from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
+from exhume.attacks.split.likelihood import Likelihood
 from exhume.contract import (
     Attack,
     Key,
@@ -40,9 +45,13 @@ from exhume.contract import (
     Secret,
 )
 from exhume.data import Sizes
+from exhume.defences.split.single import Noise
+from exhume.models.drawing import he_normal
 from exhume.models.glm import softmax_regression
 from exhume.models.homogeneous import HomogeneousMLP
+from exhume.models.inverter import Decoder, ShadowHead
 from exhume.models.mlp import MLP
+from exhume.models.pipeline import Pipeline
 from exhume.models.reconstructors import Dense
 from exhume.models.two_layer import TwoLayer
 from exhume.score.batches import score_batches
@@ -51,10 +60,13 @@ from exhume.train.dp import Privacy
 from exhume.train.glm import Optimum, Penalty
 from exhume.train.margin import MarginDescent
 from exhume.train.recipe import FullBatch
+from exhume.train.single import Schedule as SplitSchedule
+from exhume.train.split import SplitJob
 from exhume.train.stacked import Descent
 from exhume.victims.gradient import cut_batches, release_batches
 from exhume.victims.informed import release_one_each
 from exhume.victims.margin import release_margin
+from exhume.victims.split import release_features, server_knowledge
 
 
 def informed_game(key: Key) -> tuple[Knowledge, Release, Secret]:
@@ -118,6 +130,34 @@ def margin_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     return knowledge, contract.Weights(weights, mlp.layout), first.secret
 
 
+@dataclass(frozen=True)
+class Chain:
+    """A convolution that the client keeps, one that the server has, and a dense layer."""
+
+    input_shape: tuple[int, ...] = (1, 8, 8)
+
+    def module(self, key: Key) -> nn.Sequential:
+        return he_normal(
+            lambda: nn.Sequential(
+                nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU()),
+                nn.Sequential(nn.Conv2d(6, 12, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(3)),
+                nn.Sequential(nn.Flatten(), nn.Linear(108, 10)),
+            ),
+            key,
+        )
+
+
+def split_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """Digits, what leaves the client behind its one convolution, two bodies of which it reads one."""
+    parts = data.split(data.load("digits"), Sizes(300, 20, 400, 0, 0), key)
+    job = SplitJob(Chain(), "0", "1", parts.fixed, SplitSchedule(4, 32, 0.05), augment=False)
+    pipeline = Noise(0.05).train(job, key=key, store=NullStore())
+    other = Noise(0.05).train(job, key=key.fold("other"), store=NullStore())
+    pipeline = Pipeline(pipeline.client, (*pipeline.bodies, *other.bodies), pipeline.cut)
+    release, secret = release_features(pipeline, parts.target)
+    return server_knowledge(pipeline, parts.shadow, with_head=True), release, secret
+
+
 def first_error(candidates: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     """One record behind each release, answered by the first candidate: (r, k, *shape), (r, *shape)."""
     return (candidates[:, 0] - truth).square().mean()
@@ -164,6 +204,9 @@ SIXTH = Equation6(
 SHORT = FirstLayer(restarts=2, descent=KktDescent(steps=120), contrast=0.28, largest=0.32)
 SMALL = RecoNN(Dense((64, 64)), Training(batch=32, epochs=12), chunk=32)
 
+QUICK = SplitSchedule(4, 32, 3e-3, "adam", 0.0)
+SHADOWED = ShadowInversion((0,), ShadowHead(16), Decoder(16), QUICK, QUICK)
+
 CASES = {
     "mean record": Case(MeanRecord(), informed_game, 1.0001),
     "closed form": Case(ClosedForm(chunk=32), informed_game, 0.5),
@@ -177,6 +220,16 @@ CASES = {
     "reconn delta span": Case(replace(SMALL, inputs="delta", span=True), informed_game, 0.8),
     "mnemonist": Case(Mnemonist(SMALL), informed_game, 0.8),
     "noise-aware": Case(NoiseAware(chunk=32), noisy_game, 0.5),
+    "split, shadow": Case(SHADOWED, split_game, 1.5),
+    "split, learned selector": Case(replace(SHADOWED, reads="learned"), split_game, 1.5),
+    "split, true head": Case(
+        TrueHeadInversion(Decoder(16), SplitSchedule(8, 32, 3e-3, "adam", 0.0)), split_game, 0.3
+    ),
+    "split, subsets": Case(
+        SubsetSearch(1, 2, ShadowHead(16), Decoder(16), QUICK, QUICK), split_game, 1.5
+    ),
+    "split, likelihood": Case(Likelihood(SHADOWED, steps=20), split_game, 1.5),
+    "split, committee": Case(Committee(SHADOWED, 2), split_game, 1.5),
     "margin, first layer": Case(SHORT, margin_game, 0.35, nearest_error),
     "margin, blind search": Case(
         BlindSearch(SHORT, trials=2, steps=10), margin_game, 0.45, nearest_error

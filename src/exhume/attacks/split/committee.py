@@ -1,0 +1,74 @@
+"""Several shadows, one answer: the mean of what their decoders draw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from exhume.attacks.split.inversion import FittedInversion, ShadowInversion
+from exhume.contract import (
+    Cost,
+    ExhumeError,
+    Key,
+    Knowledge,
+    Outcome,
+    Progress,
+    Reconstruction,
+    Release,
+    Store,
+    silent,
+)
+
+__all__ = ["Committee"]
+
+
+@dataclass(frozen=True)
+class Committee:
+    """The same inversion several times, from different random starts; agreement is the confidence.
+
+    Sees: `Activations`, what the client sends for n inputs.
+    Assumes: what the inversion assumes.
+    Guarantees: nothing about the truth is used.
+    Reference: ours; Ensembler24 leaves it out.
+    """
+
+    inversion: ShadowInversion = ShadowInversion()
+    members: int = 3
+
+    def __post_init__(self) -> None:
+        if self.members < 2:
+            raise ExhumeError(f"members: at least 2 make a committee, got {self.members}")
+
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> FittedCommittee:
+        members = [
+            self.inversion.prepare(
+                knowledge, key=key.fold("member", index), store=store, progress=progress
+            )
+            for index in range(self.members)
+        ]
+        return FittedCommittee(tuple(members))
+
+
+@dataclass(frozen=True, eq=False)
+class FittedCommittee:
+    members: tuple[FittedInversion, ...]
+
+    def run(self, releases: Release) -> Reconstruction:
+        found = [member.run(releases) for member in self.members]
+        if found[0].status.outcome is Outcome.NOT_APPLICABLE:
+            return found[0]
+        drawn = torch.stack([one.candidates for one in found])
+        apart = drawn.var(0).flatten(2).mean(2)
+        return replace(
+            found[0],
+            candidates=drawn.mean(0),
+            confidence=-apart,
+            cost=Cost(sum(f.cost.seconds for f in found), sum(f.cost.models for f in found)),
+            observed={
+                name: sum(one.observed[name] for one in found) / len(found)
+                for name in found[0].observed
+            },
+        )

@@ -1,0 +1,218 @@
+"""Decode what the client sends: a shadow of its head, and a network that inverts the shadow (Ensembler24)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from exhume.attacks.split.shadow import (
+    LEARNED,
+    Reads,
+    Server,
+    server_of,
+    train_shadow,
+)
+from exhume.contract import (
+    Activations,
+    Cost,
+    ExhumeError,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Outcome,
+    Progress,
+    Reconstruction,
+    Release,
+    Status,
+    Store,
+    silent,
+)
+from exhume.models.inverter import Decoder, ShadowHead
+from exhume.store import digest
+from exhume.train.single import Schedule, train_module
+
+__all__ = [
+    "FittedInversion",
+    "ShadowInversion",
+    "TrueHeadInversion",
+    "features_of",
+    "fit_decoder",
+    "mismatch",
+]
+
+_AT_ONCE = 500
+_SHADOWS = Schedule(epochs=10, rate=1e-3, optimiser="adam", weight_decay=0.0)
+
+
+@dataclass(frozen=True)
+class ShadowInversion:
+    """Train a shadow of the client around the bodies, invert it, apply that to the client's features.
+
+    Sees: `Activations`, what the client sends for n inputs.
+    Assumes: the server's bodies, records of the training distribution, the shape of the features. No query.
+    Guarantees: nothing about the truth is used; how well the shadow classifies held-out records and how
+    well its own features are decoded can be observed, and are. Deterministic from the key; resumable.
+    Reference: Ensembler24 (attack; `reads="learned"` is its adaptive attacker).
+    """
+
+    reads: Reads = (0,)  # which bodies; "learned": a weight for each, learned with the shadow
+    head: ShadowHead = ShadowHead()
+    decoder: Decoder = Decoder()
+    shadow_schedule: Schedule = _SHADOWS
+    decoder_schedule: Schedule = _SHADOWS
+
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> FittedInversion:
+        server = server_of(knowledge, "inverting a shadow")
+        started = time.perf_counter()
+        shadow = train_shadow(
+            server,
+            self.reads,
+            self.head,
+            self.shadow_schedule,
+            key=key.fold("shadow", str(self.reads)),
+            store=store,
+            progress=progress,
+        )
+        decoder, left = fit_decoder(
+            shadow.head,
+            server,
+            self.decoder,
+            self.decoder_schedule,
+            key=key.fold("decoder", str(self.reads)),
+            store=store,
+            progress=progress,
+        )
+        observed = {"shadow_accuracy": shadow.accuracy, "mse_on_own_features": left}
+        if self.reads == LEARNED:
+            observed |= {f"weight_{i}": float(w) for i, w in enumerate(shadow.weights)}
+        cost = Cost(time.perf_counter() - started, models=2)
+        return FittedInversion(decoder, shadow.head, server, observed, cost)
+
+
+@dataclass(frozen=True)
+class TrueHeadInversion:
+    """Decode with the client's real head known: what no attacker without it can be expected to exceed.
+
+    Sees: `Activations`, what the client sends for n inputs.
+    Assumes: the part named head (noise included), and records of the training distribution.
+    Guarantees: nothing about the truth is used. An upper bound, not an attack of the paper's setting.
+    Reference: ours.
+    """
+
+    decoder: Decoder = Decoder()
+    decoder_schedule: Schedule = _SHADOWS
+
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> FittedInversion:
+        server = server_of(knowledge, "inverting the true head")
+        if "head" not in knowledge.parts:
+            raise NotApplicable("inverting the true head needs the part named head", ever=True)
+        started = time.perf_counter()
+        head = knowledge.parts["head"]
+        decoder, left = fit_decoder(
+            head,
+            server,
+            self.decoder,
+            self.decoder_schedule,
+            key=key.fold("true head"),
+            store=store,
+            progress=progress,
+        )
+        cost = Cost(time.perf_counter() - started, models=1)
+        return FittedInversion(decoder, head, server, {"mse_on_own_features": left}, cost)
+
+
+def fit_decoder(
+    head: nn.Module,
+    server: Server,
+    decoder: Decoder,
+    schedule: Schedule,
+    *,
+    key: Key,
+    store: Store,
+    progress: Progress,
+) -> tuple[nn.Module, float]:
+    """A network from head(x) to x, trained on nine tenths of the records; its squared error on the rest."""
+    records = server.records
+    with torch.no_grad():
+        features = torch.cat([head(part) for part in torch.split(records.inputs, _AT_ONCE)])
+    order = torch.randperm(len(records), generator=key.fold("judged").generator())
+    aside = max(1, len(order) // 10)
+    judged, used = order[:aside], order[aside:]
+    network = decoder.module(server.features, records.shape, key)
+
+    def loss(rows: Tensor, _: torch.Generator) -> Tensor:
+        rows = used[rows]
+        error: Tensor = (network(features[rows]) - records.inputs[rows]).square().mean()
+        return error
+
+    train_module(
+        network,
+        loss,
+        len(used),
+        schedule,
+        inputs=(digest(features), digest(records)),
+        key=key,
+        store=store,
+        progress=progress,
+        stage="training the decoder",
+    )
+    with torch.no_grad():
+        left = (network(features[judged]) - records.inputs[judged]).square().mean()
+    return network, float(left)
+
+
+@dataclass(frozen=True, eq=False)
+class FittedInversion:
+    """Good for whatever the same client sends."""
+
+    decoder: nn.Module
+    head: nn.Module  # what the decoder inverts
+    server: Server
+    observed: dict[str, float]
+    cost: Cost
+
+    def run(self, releases: Release) -> Reconstruction:
+        values = features_of(releases, self.server)
+        if isinstance(values, Reconstruction):
+            return values
+        started = time.perf_counter()
+        with torch.no_grad():
+            found = torch.cat([self.decoder(part) for part in torch.split(values, _AT_ONCE)])
+        seconds = self.cost.seconds + time.perf_counter() - started
+        return Reconstruction(
+            candidates=found[:, None],
+            confidence=-mismatch(self.head, found, values)[:, None],
+            status=Status(Outcome.CONVERGED),
+            cost=Cost(seconds, self.cost.models),
+            observed=self.observed,
+        )
+
+
+def features_of(releases: Release, server: Server) -> Tensor | Reconstruction:
+    """The features of a release that fits the bodies; of another kind of release, why there is nothing."""
+    if not isinstance(releases, Activations):
+        why = NotApplicable("this attack reads features, not weights or gradients", ever=False)
+        return Reconstruction.none(0, server.records.shape, why)
+    if tuple(releases.values.shape[1:]) != server.features:
+        raise ExhumeError(
+            f"release: features of shape {tuple(releases.values.shape[1:])}, the bodies take "
+            f"{server.features}"
+        )
+    return releases.values
+
+
+@torch.no_grad()
+def mismatch(head: nn.Module, found: Tensor, features: Tensor) -> Tensor:
+    """(n,) how far the head of what was found is from the features, over their own size. Observable."""
+    apart = [
+        (head(x) - f).flatten(1).norm(dim=1) / f.flatten(1).norm(dim=1).clamp_min(1e-12)
+        for x, f in zip(torch.split(found, _AT_ONCE), torch.split(features, _AT_ONCE), strict=True)
+    ]
+    return torch.cat(apart)

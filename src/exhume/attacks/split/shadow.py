@@ -1,0 +1,144 @@
+"""A shadow of the client around the server's own bodies (Ensembler24).
+
+The server knows its bodies' weights and has records like the client's. It trains a head and a tail of its
+own around the frozen bodies until that pipeline classifies: the bodies force its head towards the
+client's. Which bodies count is the question of the defence; `Reads` says what the server assumes.
+
+Cost: one training of a small head and tail, through the bodies that it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from exhume.contract import ExhumeError, Key, Knowledge, NotApplicable, Progress, Records, Store
+from exhume.models.drawing import he_normal
+from exhume.models.inverter import ShadowHead
+from exhume.store import digest
+from exhume.train.single import Schedule, train_module
+
+__all__ = ["LEARNED", "Server", "Shadow", "server_of", "train_shadow"]
+
+LEARNED = "learned"
+"""In place of a list of bodies: a weight for each is learned with the shadow (the adaptive attacker)."""
+
+Reads = tuple[int, ...] | str
+
+_JUDGED = 0.1  # share of the records that judges a shadow
+
+
+@dataclass(frozen=True, eq=False)
+class Server:
+    """What the adversary holds: its bodies and records like the client's."""
+
+    bodies: tuple[nn.Module, ...]
+    records: Records
+    features: tuple[int, ...]  # shape of what the client sends for one input
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        weights = (t for body in self.bodies for t in body.state_dict().values())
+        return (digest(self.records), *(digest(t) for t in weights))
+
+
+def server_of(knowledge: Knowledge, who: str) -> Server:
+    """The server's side of what is known; bodies are the parts named body0, body1, …"""
+    bodies: list[nn.Module] = []
+    while f"body{len(bodies)}" in knowledge.parts:
+        bodies.append(knowledge.parts[f"body{len(bodies)}"])
+    lacking = [*knowledge.lacking("shadow", "features"), *([] if bodies else ["parts"])]
+    if lacking:
+        raise NotApplicable(f"{who} needs to know: {', '.join(lacking)}", ever=True)
+    assert knowledge.shadow is not None
+    assert knowledge.features is not None
+    return Server(tuple(bodies), knowledge.shadow, knowledge.features)
+
+
+@dataclass(frozen=True, eq=False)
+class Shadow:
+    """A pipeline of the server's own."""
+
+    head: nn.Module
+    accuracy: float  # on records that it was not trained on: the server can observe it
+    weights: Tensor  # (N,) how much each body counts
+
+
+def train_shadow(
+    server: Server,
+    reads: Reads,
+    head: ShadowHead,
+    schedule: Schedule,
+    *,
+    key: Key,
+    store: Store,
+    progress: Progress,
+) -> Shadow:
+    """Head and tail around the bodies, frozen and in eval mode; a tenth of the records is kept to judge."""
+    count = len(server.bodies)
+    chosen = tuple(range(count)) if isinstance(reads, str) else reads
+    if not chosen or max(chosen) >= count or (isinstance(reads, str) and reads != LEARNED):
+        raise ExhumeError(f"reads: {reads!r} is neither {LEARNED!r} nor a choice of {count} bodies")
+    bodies = [server.bodies[i].eval().requires_grad_(False) for i in chosen]
+    made = head.module(server.records.shape, server.features, key)
+    tail = _tail(bodies, server, key)
+    own = nn.ModuleDict({"head": made, "tail": tail})
+    choice = nn.Parameter(torch.zeros(len(chosen)), requires_grad=isinstance(reads, str))
+    own.register_parameter("choice", choice)
+    order = torch.randperm(len(server.records), generator=key.fold("judged").generator())
+    aside = max(1, round(_JUDGED * len(order)))
+    judged, used = server.records[order[:aside]], server.records[order[aside:]]
+
+    def logits(inputs: Tensor) -> Tensor:
+        return _joined(bodies, tail, torch.softmax(choice, 0), made(inputs))
+
+    def loss(rows: Tensor, _: torch.Generator) -> Tensor:
+        return F.cross_entropy(logits(used.inputs[rows]), used.labels[rows])
+
+    train_module(
+        own,
+        loss,
+        len(used),
+        schedule,
+        inputs=(*server.digests, str(chosen), str(reads == LEARNED)),
+        key=key,
+        store=store,
+        progress=progress,
+        stage="training the shadow",
+    )
+    with torch.no_grad():
+        right = [
+            logits(x).argmax(1) == y
+            for x, y in zip(
+                torch.split(judged.inputs, 500), torch.split(judged.labels, 500), strict=True
+            )
+        ]
+    weights = torch.zeros(count)
+    weights[list(chosen)] = torch.softmax(choice.detach(), 0)
+    return Shadow(made, float(torch.cat(right).double().mean()), weights)
+
+
+def _joined(
+    bodies: Sequence[nn.Module], tail: nn.Module, weights: Tensor, features: Tensor
+) -> Tensor:
+    answers = [w * body(features).flatten(1) for w, body in zip(weights, bodies, strict=True)]
+    logits: Tensor = tail(torch.cat(answers, 1))
+    return logits
+
+
+def _tail(bodies: Sequence[nn.Module], server: Server, key: Key) -> nn.Module:
+    try:
+        with torch.no_grad():
+            answers = [body(torch.zeros(1, *server.features)).flatten(1) for body in bodies]
+    except (RuntimeError, TypeError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise ExhumeError(
+            f"parts: a body cannot take features of shape {server.features}, so it belongs to another "
+            f"network or split ({first})"
+        ) from error
+    size = sum(answer.shape[1] for answer in answers)
+    return he_normal(lambda: nn.Linear(size, len(server.records.classes)), key.fold("tail"))

@@ -1,0 +1,45 @@
+"""A client of a split network: what it sends for its private inputs, and what the server knows."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from exhume.contract import Activations, ExhumeError, Knowledge, Records, Secret
+from exhume.models.pipeline import Client, Pipeline
+
+__all__ = ["release_features", "server_knowledge", "true_head"]
+
+
+def release_features(pipeline: Pipeline, private: Records) -> tuple[Activations, Secret]:
+    """What leaves the client for these records."""
+    if not len(private):
+        raise ExhumeError("split: the client has no record to send")
+    return Activations(pipeline.released(private.inputs), pipeline.cut), Secret(private)
+
+
+def server_knowledge(pipeline: Pipeline, held: Records, *, with_head: bool = False) -> Knowledge:
+    """The semi-honest server of Ensembler24: its bodies, records like the client's, the features' shape.
+
+    with_head: also the client's head with its noise, which gives an upper bound and no attack.
+    """
+    parts: dict[str, nn.Module] = {f"body{i}": body for i, body in enumerate(pipeline.bodies)}
+    if with_head:
+        parts["head"] = true_head(pipeline.client)
+    shape = tuple(pipeline.released(held.inputs[:1]).shape[1:])
+    return Knowledge(shadow=held, features=shape, parts=parts)
+
+
+def true_head(client: Client) -> nn.Module:
+    """Head and noise as one module."""
+    return _Noisy(client).eval()
+
+
+class _Noisy(nn.Module):
+    def __init__(self, client: Client) -> None:
+        super().__init__()
+        self.head = client.head
+        self.register_buffer("noise", client.noise)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        sent: Tensor = self.head(inputs) + self.noise
+        return sent
