@@ -279,6 +279,7 @@ class Knowledge:
     labels: Tensor | None = None  # labels of the unknown records
     centre: Tensor | None = None  # (*shape) what the released preprocessing subtracts from inputs
     features: tuple[int, ...] | None = None  # shape of what a split network's client sends
+    seen: Tensor | None = None  # (n, *feature) what that client sent before, its inputs unknown
     parts: Mapping[str, nn.Module] = field(default_factory=dict)  # known pieces of a split network
 
     def known(self) -> tuple[str, ...]:

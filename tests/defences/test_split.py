@@ -18,7 +18,7 @@ from exhume.models.drawing import he_normal
 from exhume.models.pipeline import Client
 from exhume.store import NullStore
 from exhume.train.single import Schedule
-from exhume.train.split import SplitJob, augmented_images, fixed_noise, train_split
+from exhume.train.split import SplitDefence, SplitJob, augmented_images, fixed_noise, train_split
 
 # no defence, and a real one
 DEFENCES = {
@@ -112,6 +112,7 @@ def test_strength_zero_is_plain_training(row, job, key):
 
 
 def test_it_is_a_frozen_value_with_the_four_headings(row):
+    assert isinstance(row[1], SplitDefence)
     assert row[1].__dataclass_params__.frozen
     for heading in ("Sees:", "Assumes:", "Guarantees:", "Reference:"):
         assert heading in type(row[1]).__doc__

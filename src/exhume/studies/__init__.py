@@ -11,6 +11,7 @@ from exhume.contract import ExhumeError, Progress, silent
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.studies import (
+    ensembler_cifar10,
     gradient_batch,
     gradient_deep,
     gradient_defences,
@@ -56,6 +57,7 @@ _ALL = (
     informed_transfer,
     informed_gallery,
     informed_cifar10,
+    ensembler_cifar10,
     margin_multiclass,
     margin_classes,
     margin_weight_decay,

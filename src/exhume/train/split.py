@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exhume.contract import Key, Progress, Records, Store, silent
+from exhume.models.pipeline import Pipeline
 from exhume.models.split import Split, cut
 from exhume.store import describe, digest
 from exhume.train.single import Schedule, train_module
 
-__all__ = ["Network", "SplitJob", "augmented_images", "fixed_noise", "train_split"]
+__all__ = ["Network", "SplitDefence", "SplitJob", "augmented_images", "fixed_noise", "train_split"]
 
 _SHIFT = 4  # pixels that an augmented image may move by
 
@@ -56,6 +57,17 @@ class SplitJob:
     def digests(self) -> tuple[str, ...]:
         """All that a loss on this job's batches depends on."""
         return (digest(self.records), str(describe(self.network)), str(self.augment))
+
+
+@runtime_checkable
+class SplitDefence(Protocol):
+    """A way to train a split network. Strength zero is plain training."""
+
+    @property
+    def strength(self) -> float: ...
+    def train(
+        self, job: SplitJob, *, key: Key, store: Store, progress: Progress = silent
+    ) -> Pipeline: ...
 
 
 def augmented_images(images: Tensor, generator: torch.Generator) -> Tensor:

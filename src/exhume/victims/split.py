@@ -17,16 +17,20 @@ def release_features(pipeline: Pipeline, private: Records) -> tuple[Activations,
     return Activations(pipeline.released(private.inputs), pipeline.cut), Secret(private)
 
 
-def server_knowledge(pipeline: Pipeline, held: Records, *, with_head: bool = False) -> Knowledge:
+def server_knowledge(
+    pipeline: Pipeline, held: Records, *, earlier: Records | None = None, with_head: bool = False
+) -> Knowledge:
     """The semi-honest server of Ensembler24: its bodies, records like the client's, the features' shape.
 
+    earlier: inputs the client has sent before; the server has kept their features and knows no more of them.
     with_head: also the client's head with its noise, which gives an upper bound and no attack.
     """
     parts: dict[str, nn.Module] = {f"body{i}": body for i, body in enumerate(pipeline.bodies)}
     if with_head:
         parts["head"] = true_head(pipeline.client)
     shape = tuple(pipeline.released(held.inputs[:1]).shape[1:])
-    return Knowledge(shadow=held, features=shape, parts=parts)
+    seen = None if earlier is None else pipeline.released(earlier.inputs)
+    return Knowledge(shadow=held, features=shape, parts=parts, seen=seen)
 
 
 def true_head(client: Client) -> nn.Module:

@@ -14,15 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations, islice
 
-from exhume.attacks.split.inversion import FittedInversion, fit_decoder
+from exhume.attacks.split.inversion import FittedInversion, ShadowInversion, fit_decoder
 from exhume.attacks.split.shadow import Shadow, server_of, train_shadow
 from exhume.contract import Cost, ExhumeError, Key, Knowledge, Progress, Store, silent
-from exhume.models.inverter import Decoder, ShadowHead
-from exhume.train.single import Schedule
 
 __all__ = ["SubsetSearch"]
-
-_SHADOWS = Schedule(epochs=10, rate=1e-3, optimiser="adam", weight_decay=0.0)
 
 
 @dataclass(frozen=True)
@@ -37,10 +33,7 @@ class SubsetSearch:
 
     size: int = 0  # bodies the client reads, if the server knows P; 0: any number
     budget: int = 1000  # subsets tried at most
-    head: ShadowHead = ShadowHead()
-    decoder: Decoder = Decoder()
-    shadow_schedule: Schedule = _SHADOWS
-    decoder_schedule: Schedule = _SHADOWS
+    inversion: ShadowInversion = ShadowInversion()  # its own `reads` is replaced by each subset
 
     def __post_init__(self) -> None:
         if self.size < 0 or self.budget < 1:
@@ -57,7 +50,7 @@ class SubsetSearch:
         server = server_of(knowledge, "trying the selections")
         if self.size > len(server.bodies):
             raise ExhumeError(f"size: {self.size} of {len(server.bodies)} bodies cannot be chosen")
-        started = time.perf_counter()
+        started, own = time.perf_counter(), self.inversion
         tried = list(self.subsets(len(server.bodies)))
         best: tuple[Shadow, tuple[int, ...]] | None = None
         observed = {}
@@ -66,8 +59,9 @@ class SubsetSearch:
             shadow = train_shadow(
                 server,
                 subset,
-                self.head,
-                self.shadow_schedule,
+                own.head,
+                own.shadow_schedule,
+                match=own.match,
                 key=key.fold("shadow", str(subset)),
                 store=store,
                 progress=silent,
@@ -80,8 +74,8 @@ class SubsetSearch:
         decoder, left = fit_decoder(
             best[0].head,
             server,
-            self.decoder,
-            self.decoder_schedule,
+            own.decoder,
+            own.decoder_schedule,
             key=key.fold("decoder", str(best[1])),
             store=store,
             progress=progress,

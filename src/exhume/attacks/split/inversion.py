@@ -52,10 +52,11 @@ class ShadowInversion:
     """Train a shadow of the client around the bodies, invert it, apply that to the client's features.
 
     Sees: `Activations`, what the client sends for n inputs.
-    Assumes: the server's bodies, records of the training distribution, the shape of the features. No query.
+    Assumes: the server's bodies, records of the training distribution, the shape of the features; with
+    `match`, features that the client has sent before. No query.
     Guarantees: nothing about the truth is used; how well the shadow classifies held-out records and how
     well its own features are decoded can be observed, and are. Deterministic from the key; resumable.
-    Reference: Ensembler24 (attack; `reads="learned"` is its adaptive attacker).
+    Reference: Ensembler24 (attack; `reads="learned"` is its adaptive attacker); matching moments is ours.
     """
 
     reads: Reads = (0,)  # which bodies; "learned": a weight for each, learned with the shadow
@@ -63,6 +64,11 @@ class ShadowInversion:
     decoder: Decoder = Decoder()
     shadow_schedule: Schedule = _SHADOWS
     decoder_schedule: Schedule = _SHADOWS
+    match: float = 0.0  # weight of the moments of what the client has sent before
+
+    def __post_init__(self) -> None:
+        if not self.match >= 0:
+            raise ExhumeError(f"match: must be at least 0, got {self.match}")
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
@@ -74,6 +80,7 @@ class ShadowInversion:
             self.reads,
             self.head,
             self.shadow_schedule,
+            match=self.match,
             key=key.fold("shadow", str(self.reads)),
             store=store,
             progress=progress,

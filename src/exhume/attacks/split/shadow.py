@@ -3,6 +3,7 @@
 The server knows its bodies' weights and has records like the client's. It trains a head and a tail of its
 own around the frozen bodies until that pipeline classifies: the bodies force its head towards the
 client's. Which bodies count is the question of the defence; `Reads` says what the server assumes.
+With `match`, the shadow's features must also have the moments of those that the client has sent (ours).
 
 Cost: one training of a small head and tail, through the bodies that it reads.
 """
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from exhume.attacks.split.moments import moments, unlike
 from exhume.contract import ExhumeError, Key, Knowledge, NotApplicable, Progress, Records, Store
 from exhume.models.drawing import he_normal
 from exhume.models.inverter import ShadowHead
@@ -39,11 +41,13 @@ class Server:
     bodies: tuple[nn.Module, ...]
     records: Records
     features: tuple[int, ...]  # shape of what the client sends for one input
+    seen: Tensor | None = None  # (n, *features) what it has sent before
 
     @property
     def digests(self) -> tuple[str, ...]:
         weights = (t for body in self.bodies for t in body.state_dict().values())
-        return (digest(self.records), *(digest(t) for t in weights))
+        looked_on = () if self.seen is None else (digest(self.seen),)
+        return (digest(self.records), *(digest(t) for t in weights), *looked_on)
 
 
 def server_of(knowledge: Knowledge, who: str) -> Server:
@@ -56,7 +60,7 @@ def server_of(knowledge: Knowledge, who: str) -> Server:
         raise NotApplicable(f"{who} needs to know: {', '.join(lacking)}", ever=True)
     assert knowledge.shadow is not None
     assert knowledge.features is not None
-    return Server(tuple(bodies), knowledge.shadow, knowledge.features)
+    return Server(tuple(bodies), knowledge.shadow, knowledge.features, knowledge.seen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +78,15 @@ def train_shadow(
     head: ShadowHead,
     schedule: Schedule,
     *,
+    match: float = 0.0,
     key: Key,
     store: Store,
     progress: Progress,
 ) -> Shadow:
-    """Head and tail around the bodies, frozen and in eval mode; a tenth of the records is kept to judge."""
+    """Head and tail around the bodies, frozen and in eval mode; a tenth of the records is kept to judge.
+
+    match: weight of the difference between the moments of its features and of those seen.
+    """
     count = len(server.bodies)
     chosen = tuple(range(count)) if isinstance(reads, str) else reads
     if not chosen or max(chosen) >= count or (isinstance(reads, str) and reads != LEARNED):
@@ -93,18 +101,24 @@ def train_shadow(
     aside = max(1, round(_JUDGED * len(order)))
     judged, used = server.records[order[:aside]], server.records[order[aside:]]
 
-    def logits(inputs: Tensor) -> Tensor:
-        return _joined(bodies, tail, torch.softmax(choice, 0), made(inputs))
+    wanted = _wanted(server, match)
+
+    def answer(features: Tensor) -> Tensor:
+        return _joined(bodies, tail, torch.softmax(choice, 0), features)
 
     def loss(rows: Tensor, _: torch.Generator) -> Tensor:
-        return F.cross_entropy(logits(used.inputs[rows]), used.labels[rows])
+        features = made(used.inputs[rows])
+        entropy = F.cross_entropy(answer(features), used.labels[rows])
+        if not wanted or len(rows) < 2:
+            return entropy
+        return entropy + match * unlike(moments(features), wanted)
 
     train_module(
         own,
         loss,
         len(used),
         schedule,
-        inputs=(*server.digests, str(chosen), str(reads == LEARNED)),
+        inputs=(*server.digests, str(chosen), str(reads == LEARNED), str(match)),
         key=key,
         store=store,
         progress=progress,
@@ -112,7 +126,7 @@ def train_shadow(
     )
     with torch.no_grad():
         right = [
-            logits(x).argmax(1) == y
+            answer(made(x)).argmax(1) == y
             for x, y in zip(
                 torch.split(judged.inputs, 500), torch.split(judged.labels, 500), strict=True
             )
@@ -120,6 +134,14 @@ def train_shadow(
     weights = torch.zeros(count)
     weights[list(chosen)] = torch.softmax(choice.detach(), 0)
     return Shadow(made, float(torch.cat(right).double().mean()), weights)
+
+
+def _wanted(server: Server, match: float) -> list[Tensor]:
+    if not match:
+        return []
+    if server.seen is None:
+        raise NotApplicable("matching moments needs to know: seen", ever=True)
+    return moments(server.seen)
 
 
 def _joined(
