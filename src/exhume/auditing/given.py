@@ -6,6 +6,8 @@ The mean is part of the released preprocessing. The records serve scoring only.
 from __future__ import annotations
 
 import zipfile
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,26 +62,43 @@ def records_given(
 
 
 def _apart(trained: Records, others: Records, key: Key) -> Given:
-    """Decoys of the classes trained on, without copies of training records, not too many."""
+    """Decoys without copies of training records, in the training records' shares of the classes."""
     notes = []
-    names = {trained.classes[label] for label in set(trained.labels.tolist())}
-    alike = torch.tensor([others.classes[label] in names for label in others.labels.tolist()])
-    if bool(alike.any()):
-        others = others[alike]
-    else:
-        notes.append("No decoy has a class of the training records; all were used.")
     known = {_bytes(image) for image in trained.inputs}
     fresh = torch.tensor([_bytes(image) not in known for image in others.inputs], dtype=torch.bool)
-    copies = int((~fresh).sum())
-    others = others[fresh]
-    if copies:
+    if copies := int((~fresh).sum()):
         notes.append(f"{copies} decoys are copies of training records and were left out.")
+    others = others[fresh]
     if not len(others):
         raise ExhumeError("--decoys: no record is left that was not trained on")
-    if len(others) > _MOST_DECOYS:
-        order = torch.randperm(len(others), generator=key.fold("decoys").generator())
-        others = others[order[:_MOST_DECOYS].sort().values]
-    return Given(trained, others, tuple(notes))
+    order = torch.randperm(len(others), generator=key.fold("decoys").generator())
+    others = others[order]
+    wanted = Counter(trained.classes[label] for label in trained.labels.tolist())
+    there = [others.classes[label] for label in others.labels.tolist()]
+    missing = sorted(set(wanted) - set(there))
+    if len(missing) == len(wanted):
+        notes.append("No decoy has a class of the training records; all were used.")
+        return Given(trained, others[:_MOST_DECOYS], tuple(notes))
+    if missing:
+        notes.append(
+            f"There are no decoys of {', '.join(missing)}; the null is of the other classes."
+        )
+    chosen = _in_proportion(there, {n: c for n, c in wanted.items() if n not in missing})
+    return Given(trained, others[torch.tensor(chosen)], tuple(notes))
+
+
+def _in_proportion(there: list[str], wanted: Mapping[str, int]) -> list[int]:
+    """As many rows as possible, at most `_MOST_DECOYS`, each class in its share."""
+    held = Counter(there)
+    times = min(held[name] / count for name, count in wanted.items())
+    times = min(times, _MOST_DECOYS / sum(wanted.values()))
+    room = {name: max(1, int(times * count)) for name, count in wanted.items()}
+    chosen = []
+    for row, name in enumerate(there):
+        if room.get(name, 0):
+            room[name] -= 1
+            chosen.append(row)
+    return chosen
 
 
 def _bytes(image: Tensor) -> bytes:

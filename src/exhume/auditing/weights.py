@@ -24,7 +24,6 @@ from exhume.contract import (
     Knowledge,
     NotApplicable,
     Progress,
-    Reconstruction,
     Records,
     silent,
 )
@@ -33,7 +32,7 @@ from exhume.report.folder import RunFolder, environment
 from exhume.report.margin import inapplicable_section, margin_section, unscored_section
 from exhume.report.page import draw
 from exhume.score.margin import score_margin
-from exhume.score.margin_verdict import judge_margin, margin_detectable, unscored
+from exhume.score.margin_verdict import judge_margin, unscored
 from exhume.score.verdict import Verdict, not_audited
 from exhume.train.stationarity import stationarity
 from exhume.victims.checkpoint import Checkpoint, read_checkpoint, secret_of
@@ -135,9 +134,20 @@ def _attacked(
         "read_as": " ".join(checkpoint.inferred),
         "records_by_the_spectrum": found.observed["records"],
     }
-    if given is None:
-        return _unscored(found, knowledge, folder, victim)
     zero = torch.full(mlp.input_shape, 0.5) if centre is None else centre
+    if given is None:
+        section = unscored_section(
+            folder,
+            id=_ID,
+            name=_NAME,
+            knows=knowledge.known(),
+            found=found,
+            centre=zero,
+            alike=_ALIKE,
+        )
+        numbers = section["metrics"]
+        verdict = unscored(int(numbers["distinct"]), int(numbers["agreed"]))
+        return _Judged(verdict, section, victim, numbers)
     progress("scoring", 0, 1)
     scores = score_margin(secret_of(given.trained), found, given.decoys, zero)
     fit = _fit(checkpoint, given.trained, zero, head)
@@ -153,12 +163,14 @@ def _attacked(
         notes=(*given.notes, *fit.notes),
     )
     progress("scoring", 1, 1)
+    judged = judge_margin(scores)
+    section["metrics"] |= judged.metrics
     metrics = {
         **scores.metrics,
-        "success": scores.metrics["good_share"],
-        "detectable_rate": margin_detectable(scores.metrics),
+        "success": judged.metrics["above_bar_share"],
+        "detectable_rate": judged.metrics["detectable_rate"],
     }
-    return _Judged(judge_margin(scores.metrics), section, victim | fit.facts, metrics)
+    return _Judged(judged.verdict, section, victim | fit.facts, metrics)
 
 
 def _head(given: str, outputs: int) -> Head:
@@ -190,7 +202,10 @@ def _fit(checkpoint: Checkpoint, records: Records, centre: Tensor, head: Head) -
     inputs = (records.inputs - centre).flatten(1).to(network.first.dtype)
     found = margins(head, network.forward(inputs)[1], records.labels)
     right = float((found > 0).double().mean())
-    facts: dict[str, str | float] = {"training_records": len(records), "train_accuracy": right}
+    facts: dict[str, str | float] = {
+        "training_records": float(len(records)),
+        "train_accuracy": right,
+    }
     if right < 0.9:
         note = (
             f"The network gets {right:.0%} of the training records right: check the mean, the scale of "
@@ -201,17 +216,6 @@ def _fit(checkpoint: Checkpoint, records: Records, centre: Tensor, head: Head) -
         at = stationarity(network, inputs, records.labels, head)
         facts["residual_at_truth"] = at.first_layer
     return _Fit(found, facts, ())
-
-
-def _unscored(
-    found: Reconstruction, knowledge: Knowledge, folder: RunFolder, victim: dict[str, str | float]
-) -> _Judged:
-    section = unscored_section(
-        folder, id=_ID, name=_NAME, knows=knowledge.known(), found=found, alike=_ALIKE
-    )
-    numbers = section["metrics"]
-    verdict = unscored(int(numbers["distinct"]), int(numbers["agreed"]))
-    return _Judged(verdict, section, victim, numbers)
 
 
 def _inapplicable(why: NotApplicable) -> _Judged:

@@ -69,11 +69,15 @@ def unscored_section(
     name: str,
     knows: Sequence[str],
     found: Reconstruction,
+    centre: Tensor,
     alike: float,
 ) -> dict[str, Any]:
-    """The same for an attack that nobody can score: its surest reconstructions, each image once."""
+    """The same for an attack that nobody can score: its surest reconstructions, each image once.
+
+    centre: (*shape) what was added to the candidates; alike: confidence from which restarts agree.
+    """
     candidates, sure = found.candidates[0].clamp(0, 1), found.confidence[0]
-    kept = _distinct(candidates)
+    kept = _distinct(candidates, centre)
     file = f"{id}.safetensors"
     shown = kept[:_SHOWN]
     evidence = {"reconstructions": candidates[shown], "confidence": sure[shown]}
@@ -130,15 +134,22 @@ def _section(
 
 
 def _own(found: Reconstruction) -> dict[str, float]:
-    """The attack's own figures; its number of records is a guess and named so."""
-    names = {"records": "records_guessed"}
+    """The attack's own figures, by names that say whose they are."""
+    names = {"records": "records_guessed", "residual": "residual_reached"}
     return {names.get(name, name): value for name, value in found.observed.items()}
 
 
-def _distinct(candidates: Tensor) -> list[int]:
-    """Those that no surer one resembles; (k, *shape), surest first."""
-    flat = candidates.flatten(1)
-    units = torch.nn.functional.normalize(flat - flat.mean(0), dim=1)
+def _distinct(candidates: Tensor, centre: Tensor) -> list[int]:
+    """Those that no surer one resembles; (k, *shape), surest first.
+
+    Compared is what is left without the centre and without a constant: images were stretched after the
+    centre was added, so both say nothing about a candidate.
+    """
+    flat = candidates.flatten(1).double()
+    shared = torch.stack([torch.ones_like(flat[0]), centre.flatten().to(flat)])
+    axes = torch.linalg.svd(shared, full_matrices=False)
+    basis = axes.Vh[1e-6 * axes.S[0] < axes.S]
+    units = torch.nn.functional.normalize(flat - (flat @ basis.T) @ basis, dim=1)
     kept: list[int] = []
     for index in range(len(units)):
         if not kept or float((units[kept] @ units[index]).max()) < _SAME:

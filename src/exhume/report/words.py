@@ -49,9 +49,21 @@ METRICS = {
         "Brought back at 1% false positives",
         "training images more similar to their best match than all but 1% of the decoys are",
     ),
+    "bar": (
+        "Bar of the verdict",
+        "0.4, or the SSIM that 1% of the decoys exceed if that is higher",
+    ),
+    "above_bar": ("Images above the bar", "training images whose best match is above it"),
+    "above_bar_share": ("Share above the bar", "what the verdict and --fail-over go by"),
     "ssim_at_1pct": ("SSIM at 1% false positives", "what 1% of the decoys exceed"),
     "ssim_median": ("Median SSIM", "of the training images with their best match"),
     "auc": ("AUC", "how often a training image beats a decoy in SSIM; 0.5 is chance"),
+    "residual_reached": (
+        "Unexplained share of the weights",
+        "of the first layer, at the attack's best restart; it can fall below that at the true records",
+    ),
+    "distinct": ("Reconstructions", "that differ from one another"),
+    "agreed": ("Agreed between restarts", "reconstructions that more than one restart ended at"),
     "records_guessed": ("Records guessed", "training records, read off the first layer's spectrum"),
     "success": (
         "Success rate",
@@ -113,7 +125,7 @@ METRICS = {
 }
 """Name in a result: what it is called on the page, and what it means."""
 
-RATES = ("success", "accuracy", "detectable_rate", "good_share", "decoy_rate", "tpr_at_1pct")
+RATES = ("success", "accuracy", "detectable_rate", "_share", "decoy_rate", "tpr_at_1pct")
 
 GLOSSARY = (
     (

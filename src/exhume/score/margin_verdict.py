@@ -1,52 +1,71 @@
-"""The verdict on weights from which whole training images were sought: in words, against the decoys."""
+"""The verdict on weights from which whole training images were sought: in words, against the decoys.
+
+An image counts if the SSIM with its best match is above Buzaglo23's 0.4 and above what all but 1% of the
+decoys reach. Where images are alike (digits on black), strangers exceed 0.4 easily and set the bar.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
-from exhume.score.intervals import detectable_rate
-from exhume.score.margin import GOOD
+from exhume.score.intervals import clopper_pearson, detectable_rate
+from exhume.score.margin import GOOD, MarginScores
 from exhume.score.verdict import Verdict, not_audited
 
-__all__ = ["judge_margin", "margin_detectable", "unscored"]
+__all__ = ["MarginJudgement", "judge_margin", "unscored"]
 
 
-def margin_detectable(metrics: Mapping[str, float]) -> float:
-    """The smallest share of good reconstructions that would be told from the decoys' 95 times in 100."""
-    return detectable_rate(int(metrics["records"]), metrics["decoy_rate_high"])
+@dataclass(frozen=True)
+class MarginJudgement:
+    verdict: Verdict
+    metrics: dict[str, float]
 
 
-def judge_margin(metrics: Mapping[str, float]) -> Verdict:
+def judge_margin(scores: MarginScores) -> MarginJudgement:
     """Leaks, if the lower limit of the members' share is above the upper limit of the decoys' (95% each).
 
-    metrics: those of `score_margin`.
+    The bar is an order statistic of the decoys; their share above it has the exact upper limit of
+    Clopper and Pearson even so.
     """
-    good, records = int(metrics["good"]), int(metrics["records"])
-    decoys = int(metrics["decoys"])
-    lucky = round(metrics["decoy_rate"] * decoys)
-    detectable = margin_detectable(metrics)
+    bar = max(GOOD, scores.metrics["ssim_at_1pct"])
+    above, records = int((scores.members.ssim > bar).sum()), len(scores.members.ssim)
+    lucky, decoys = int((scores.decoys.ssim > bar).sum()), len(scores.decoys.ssim)
+    low, high = clopper_pearson(above, records)
+    null_high = clopper_pearson(lucky, decoys)[1]
+    detectable = detectable_rate(records, null_high)
+    metrics = {
+        "bar": bar,
+        "above_bar": float(above),
+        "above_bar_share": above / records,
+        "above_bar_share_low": low,
+        "above_bar_share_high": high,
+        "detectable_rate": detectable,
+    }
     if detectable >= 1:
-        return not_audited(
+        why = (
             f"the test has no power: {lucky} of {decoys} decoys matched, so that even {records} of "
             f"{records} training images would prove nothing; use more decoys or records"
         )
-    share = f"{good} of {records} training images ({good / records:.0%})"
+        return MarginJudgement(not_audited(why), metrics)
+    share = f"{above} of {records} training images ({above / records:.0%})"
     null = f"Of {decoys} images that were not trained on, {lucky} matched a reconstruction as well"
-    if metrics["good_share_low"] > metrics["decoy_rate_high"]:
-        return Verdict(
+    if low > null_high:
+        verdict = Verdict(
             "leaks",
             f"The release leaks: {share} came back from the weights alone, with a structural similarity "
-            f"above {GOOD:g}.",
-            f"{null}; the share is at least {metrics['good_share_low']:.1%} with 97.5% confidence, chance "
-            f"explains at most {metrics['decoy_rate_high']:.1%}.",
+            f"above {bar:.2g}.",
+            f"{null}; the share is at least {low:.1%} with 97.5% confidence, chance explains at most "
+            f"{null_high:.1%}.",
         )
-    return Verdict(
-        "no leak found",
-        f"No leak found: {share} came back with a structural similarity above {GOOD:g}, not "
-        "significantly more than chance explains.",
-        f"{null}. A leak of {detectable:.1%} of the images or more would have been noticed with 95% "
-        "probability; a smaller leak, or another attack, is not ruled out.",
-    )
+    else:
+        verdict = Verdict(
+            "no leak found",
+            f"No leak found: {share} came back with a structural similarity above {bar:.2g}, not "
+            "significantly more than chance explains.",
+            f"{null}. A leak of {detectable:.1%} of the images or more would have been noticed with 95% "
+            "probability; a smaller leak, or another attack, is not ruled out.",
+        )
+    return MarginJudgement(verdict, metrics)
 
 
 def unscored(candidates: int, agreed: int) -> Verdict:

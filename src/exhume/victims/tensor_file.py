@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,26 +45,32 @@ def _safe(path: Path) -> dict[str, Tensor]:
 
 
 def _pickled(path: Path) -> Any:
+    if _scripted(path):
+        raise ExhumeError(
+            f"checkpoint: {path} is a TorchScript archive, which holds code; "
+            "save model.state_dict() or a .safetensors file instead"
+        )
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL ([\w.]+)", str(error))
-        if wanted or "Unsupported" in str(error):
-            what = f" ({wanted.group(1)})" if wanted else ""
+        if wanted:
             raise ExhumeError(
-                f"checkpoint: {path} needs Python code to be loaded{what}, which is never run; "
-                "save model.state_dict() or a .safetensors file instead"
+                f"checkpoint: {path} needs Python code to be loaded ({wanted.group(1)}), which is never "
+                "run; save model.state_dict() or a .safetensors file instead"
             ) from error
+        raise _damaged(
+            path, ValueError("no pickle of tensors")
+        ) from error  # torch's text is a page
+    except (RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError) as error:
         raise _damaged(path, error) from error
-    except RuntimeError as error:
-        if "TorchScript" in str(error):
-            raise ExhumeError(
-                f"checkpoint: {path} is a TorchScript archive, which holds code; "
-                "save model.state_dict() or a .safetensors file instead"
-            ) from error
-        raise _damaged(path, error) from error
-    except (EOFError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise _damaged(path, error) from error
+
+
+def _scripted(path: Path) -> bool:
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/constants.pkl") for name in archive.namelist())
 
 
 def _damaged(path: Path, error: Exception) -> ExhumeError:
