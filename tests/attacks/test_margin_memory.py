@@ -21,7 +21,9 @@ torch.set_num_threads(1)
 mlp, key = HomogeneousMLP((1, 10, 10), (200, 200), 2), Key.from_seed(0)
 weights = Weights(mlp.initial(key)[None], mlp.layout)
 def peak(restarts):
-    attack = FirstLayer(restarts=restarts, fresh=9, rank=99, candidates=5.0, later=5.0, descent=Descent(steps=1))
+    attack = FirstLayer(
+        restarts=restarts, fresh=9, rank=99, candidates=5.0, descent=Descent(steps=1)
+    )
     found = attack.prepare(Knowledge(architecture=mlp), key=key, store=NullStore()).run(weights)
     assert found.candidates.shape[1] == 500 * restarts
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -121,22 +121,29 @@ def test_the_noise_is_as_long_as_it_says(defence, initial, records, key, monkeyp
     given = seen_by(hardened, initial, records, key, monkeypatch)
     kept = int((~chosen).sum())
     assert torch.equal(given.inputs[:kept], records.inputs[~chosen])
-    private = records.inputs[chosen].repeat(defence.copies, 1, 1, 1)
-    ratio = (given.inputs[kept:] - private).flatten(1).norm(dim=1) / private.flatten(1).norm(dim=1)
-    torch.testing.assert_close(ratio, torch.full_like(ratio, defence.strength))
+    private = records.inputs[chosen].repeat(defence.copies, 1, 1, 1).flatten(1)
+    safer = given.inputs[kept:].flatten(1)
+    torch.testing.assert_close(safer.norm(dim=1), private.norm(dim=1))
+    # noise at right angles of the same length leaves a cosine of 1 / sqrt(2)
+    cosines = torch.nn.functional.cosine_similarity(safer, private)
+    assert float(cosines.mean()) == pytest.approx(0.5**0.5, abs=0.1)
     assert given.labels[kept:].tolist() == records.labels[chosen].repeat(defence.copies).tolist()
 
 
 def test_noise_of_a_records_spectrum_has_it(initial, records, key, monkeypatch):
     given = seen_by(NoisyMargin(1.0).harden(RECIPE), initial, records, key, monkeypatch)
-    noise = given.inputs - records.inputs
-    spectrum = torch.fft.rfft2(records.inputs).abs()
-    # at the frequencies that are their own mirror image a real signal has no free phase
+    unit = torch.nn.functional.normalize
+    safer, plain = given.inputs.double(), records.inputs.double()
+    spectrum = torch.fft.rfft2(plain).abs()[..., 1:2]
+    # with noise alone (strength without end) only the phases differ
+    alone = seen_by(NoisyMargin(1e6).harden(RECIPE), initial, records, key, monkeypatch)
+    drawn = torch.fft.rfft2(alone.inputs.double()).abs()[..., 1:2]
     torch.testing.assert_close(
-        torch.fft.rfft2(noise).abs()[..., 1:], spectrum[..., 1:], rtol=1e-3, atol=1e-3
+        unit(drawn.flatten(1), dim=1), unit(spectrum.flatten(1), dim=1), rtol=1e-3, atol=1e-3
     )
-    apart = torch.nn.functional.cosine_similarity(noise.flatten(1), records.inputs.flatten(1))
+    apart = torch.nn.functional.cosine_similarity(alone.inputs.flatten(1), plain.flatten(1))
     assert float(apart.abs().mean()) < 0.5
+    assert not torch.equal(safer, plain)
 
 
 def test_vectors_get_noise_too(key):

@@ -1,6 +1,7 @@
 """Protecting the records on the margin, as Buzaglo23 asks: they are trained on with noise added.
 
-    x~ = x + strength·||x||·e/||e||          e: one draw for each record, kept for the whole training
+    x~ = c·(x/||x|| + strength·e/||e||)       e: one draw for each record, kept for the whole training
+                                              c: such that ||x~|| = ||x||, so that the rate still fits
 
 The weights become a sum over the noisy records, so what an attack can find is those. One fixed draw is the
 point: with fresh noise in every step, or with several copies, the sum averages the noise away again.
@@ -44,7 +45,7 @@ class NoisyMargin:
     Reference: ours; Buzaglo23 asks for a defence of the samples on the margin.
     """
 
-    strength: float = 0.0  # norm of the noise, over the norm of the record
+    strength: float = 0.0  # norm of the noise, over the norm of the record, before both are scaled
     share: float = 1.0  # of the records, those of smallest margin; 1: all, and no first training
     colour: Literal["white", "record"] = (
         "record"  # noise with the record's own spectrum hides better
@@ -159,7 +160,7 @@ class ProtectedDescent:
     def _with_noise(self, records: Records, chosen: Tensor, key: Key) -> Records:
         private = records.inputs[chosen]
         copies = [
-            private + self._noise(private, key.fold("noise", index))
+            _as_long(private + self._noise(private, key.fold("noise", index)), private)
             for index in range(self.defence.copies)
         ]
         labels = records.labels
@@ -181,6 +182,13 @@ class ProtectedDescent:
 
     def __str__(self) -> str:
         return f"{self.plain}, {self.defence}"
+
+
+def _as_long(noisy: Tensor, records: Tensor) -> Tensor:
+    """(m, *shape) each noisy record scaled to the norm of its own."""
+    factors = records.flatten(1).norm(dim=1) / noisy.flatten(1).norm(dim=1).clamp_min(1e-12)
+    scaled: Tensor = noisy * factors.reshape(-1, *[1] * (records.ndim - 1))
+    return scaled
 
 
 def _with_spectrum(records: Tensor, noise: Tensor) -> Tensor:
