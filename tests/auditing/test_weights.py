@@ -135,6 +135,8 @@ def test_without_the_truth_nothing_is_claimed(settings, tmp_path):
     assert "Private record" not in page
     alone = audit_weights(replace(blind, restarts=1), tmp_path / "alone")
     assert alone.metrics["agreed"] == 0
+    flat = audit_weights(replace(blind, shape=(64,), mean="0.5"), tmp_path / "flat")
+    assert 'class="strip"' in flat.report.read_text()  # records that are no images
 
 
 def test_exit_codes(given, invoke, tmp_path):
