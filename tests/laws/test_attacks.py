@@ -29,6 +29,7 @@ from exhume.attacks.margin.descent import Descent as KktDescent
 from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.search import BlindSearch
+from exhume.attacks.margin.smoothed import Smoothed
 from exhume.contract import (
     Attack,
     Key,
@@ -178,6 +179,7 @@ CASES = {
     "mnemonist": Case(Mnemonist(SMALL), informed_game, 0.8),
     "noise-aware": Case(NoiseAware(chunk=32), noisy_game, 0.5),
     "margin, first layer": Case(SHORT, margin_game, 0.35, nearest_error),
+    "margin, smoothed": Case(Smoothed(SHORT), margin_game, 0.35, nearest_error),
     "margin, blind search": Case(
         BlindSearch(SHORT, trials=2, steps=10), margin_game, 0.45, nearest_error
     ),

@@ -55,13 +55,21 @@ def agreed(runs: list[Run]) -> tuple[Tensor, Tensor]:
 
 
 def _agreement(runs: list[Run]) -> Tensor:
-    """(k,) cosine of each candidate with the nearest of another restart that has its label."""
-    units = torch.cat([normalize(run.inputs, dim=1) for run in runs])
-    labels = torch.cat([run.labels for run in runs])
-    where = torch.cat([torch.full_like(run.labels, i) for i, run in enumerate(runs)])
-    cosines = units @ units.T
-    comparable = (labels[:, None] == labels) & (where[:, None] != where)
-    return cosines.masked_fill(~comparable, -1.0).max(1).values
+    """(k,) cosine of each candidate with the nearest of another restart that has its label.
+
+    Two restarts at a time: all pairs at once would take memory with the square of their number.
+    """
+    units = [normalize(run.inputs, dim=1) for run in runs]
+    nearest = []
+    for one, own in zip(units, runs, strict=True):
+        best = torch.full_like(one[:, 0], -1.0)
+        for other, theirs in zip(units, runs, strict=True):
+            if theirs is not own:
+                apart = own.labels[:, None] != theirs.labels
+                cosines = (one @ other.T).masked_fill_(apart, -1.0)
+                best = torch.maximum(best, cosines.max(1).values)
+        nearest.append(best)
+    return torch.cat(nearest)
 
 
 def to_images(inputs: Tensor, centre: Tensor) -> Tensor:
