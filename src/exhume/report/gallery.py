@@ -56,9 +56,9 @@ class Picture:
 
 @dataclass(frozen=True)
 class Card:
-    rank: int  # 1 = lowest error of all targets
+    rank: int  # 1 = lowest error of all targets; the surest, where there is nothing to compare with
     pictures: tuple[Picture, ...]
-    mse: float
+    mse: float | None
     oracle: float | None
     confidence: float | None
     label: int | None
@@ -69,7 +69,9 @@ class Card:
     @property
     def ratio(self) -> float | None:
         """Error over the oracle's error; None where the adversary held an exact copy."""
-        return self.mse / self.oracle if self.oracle and math.isfinite(self.oracle) else None
+        if self.mse is None or not self.oracle or not math.isfinite(self.oracle):
+            return None
+        return self.mse / self.oracle
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,10 @@ class Gallery:
     best: int
     worst: int
     classes: tuple[tuple[int, str], ...]  # labels that occur on a card
+
+    @property
+    def has_error(self) -> bool:
+        return any(card.mse is not None for card in self.cards)
 
     @property
     def has_ratio(self) -> bool:
@@ -133,15 +139,19 @@ def selection(error: Tensor, most: int) -> tuple[list[int], int, int]:
 
 def make_gallery(evidence: dict[str, Tensor], classes: list[str], *, size: int) -> Gallery | None:
     """As many cards as fit in `size` bytes, up to `CARDS`; None where there is nothing to draw."""
-    if "mse" not in evidence or not any(name in evidence for name in PICTURES):
+    if "mse" in evidence:
+        error = evidence["mse"]
+    elif "confidence" in evidence:
+        error = -evidence["confidence"]
+    else:
+        return None
+    if not any(name in evidence for name in PICTURES):
         return None
     evidence = {**evidence, **_drawable(evidence)}
-    total, most = len(evidence["mse"]), CARDS
-    ranks = {
-        index: rank for rank, index in enumerate(selection(evidence["mse"], total)[0], start=1)
-    }
+    total, most = len(error), CARDS
+    ranks = {index: rank for rank, index in enumerate(selection(error, total)[0], start=1)}
     while True:
-        chosen, best, worst = selection(evidence["mse"], most)
+        chosen, best, worst = selection(error, most)
         cards = tuple(_card(evidence, index, ranks[index], classes) for index in chosen)
         drawn = sum(len(picture.drawing) for card in cards for picture in card.pictures)
         if drawn <= size or most == 1:
@@ -183,7 +193,7 @@ def _card(evidence: dict[str, Tensor], index: int, rank: int, classes: list[str]
     return Card(
         rank=rank,
         pictures=pictures,
-        mse=float(evidence["mse"][index]),
+        mse=at("mse"),
         oracle=at("oracle_mse"),
         confidence=at("confidence"),
         label=label,
