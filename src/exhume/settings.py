@@ -171,8 +171,8 @@ def _fitting(default: Any, value: Any, where: str) -> Any:
     return value
 
 
-def to_toml(settings: Settings) -> str:
-    """The settings as TOML, top-level values first."""
+def to_toml(settings: Any) -> str:
+    """Settings, a dataclass of plain values or of sections of them, as TOML; top-level values first."""
     return toml_of(asdict(settings))
 
 

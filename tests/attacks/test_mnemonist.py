@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from exhume.attacks.informed.experience import Experience
 from exhume.attacks.informed.features import Features
 from exhume.attacks.informed.importance import gradient_importance, permutation_importance
 from exhume.attacks.informed.learner import Training
@@ -74,7 +75,8 @@ def linear_reader(key: Key) -> tuple[FittedRecoNN, torch.Tensor]:
         torch.zeros(size),
         torch.ones(size),
     )
-    return FittedRecoNN(RecoNN(), features, network, (3,)), weight
+    experience = Experience(torch.zeros(1, 3), torch.zeros(1))
+    return FittedRecoNN(RecoNN(), features, network, (3,), experience), weight
 
 
 def test_gradient_times_input_against_the_formula(key):

@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from exhume import data
 from exhume.attacks.informed.closed_form import ClosedForm
+from exhume.attacks.informed.experience import Experience
 from exhume.attacks.informed.features import fit_features
 from exhume.attacks.informed.fitting import Pairs, fit
 from exhume.attacks.informed.learner import Training
@@ -90,6 +91,26 @@ def test_it_tells_its_own_error_without_the_truth(game):
     error = float(difference.abs().mean() + difference.square().mean())
     assert found.observed["mae_plus_mse_on_shadows"] == pytest.approx(error, rel=0.3)
     assert found.cost.models == 301
+
+
+def test_it_expects_the_error_of_what_looked_alike():
+    drawn = torch.cat([torch.zeros(8, 1, 2), torch.ones(8, 1, 2)])
+    truth = drawn + torch.cat([torch.full((8, 1, 2), 0.1), torch.full((8, 1, 2), 0.5)])
+    experience = Experience.of(drawn, truth)
+    found = torch.tensor([[[0.1, 0.0]], [[0.9, 0.8]]])
+    assert experience.expected(found).tolist() == pytest.approx([0.01, 0.25])
+
+
+def test_its_confidence_knows_the_shadows_kept_aside_only(game, key):
+    release, shadows, fitted = game[2], game[4], game[5]
+    aside = split_shadows(300, 0.1, key)
+    rows = torch.cat([aside.choose, aside.report])
+    again = fitted.run(Weights(shadows.parameters[rows], release.layout)).candidates[:, 0]
+    torch.testing.assert_close(fitted.experience.drawn, again)
+    errors = (again - shadows.records.inputs[rows]).square().flatten(1).mean(1)
+    torch.testing.assert_close(fitted.experience.errors, errors)
+    confidence = fitted.run(release).confidence
+    assert -float(confidence.mean()) == pytest.approx(float(errors.mean()), rel=0.5)
 
 
 def test_scaler_and_span_know_the_training_shadows_only(game, key):
@@ -265,6 +286,7 @@ def test_saved_and_loaded_it_answers_the_same(game, key, tmp_path, network, span
     assert loaded.attack == attack
     assert loaded.observed == fitted.observed
     assert torch.equal(loaded.run(release).candidates, fitted.run(release).candidates)
+    assert torch.equal(loaded.run(release).confidence, fitted.run(release).confidence)
     assert (tmp_path / "it").stat().st_mode & 0o077 == 0
 
 
@@ -273,10 +295,10 @@ def test_files_that_are_refused(game, key, tmp_path):
     with pytest.raises(ExhumeError, match="no reconstructor that can be used"):
         load_reconstructor(path)
     save_file({"a": torch.zeros(1)}, path, {"format": "other"})
-    with pytest.raises(ExhumeError, match="its format is not 'exhume reconstructor 1'"):
+    with pytest.raises(ExhumeError, match="its format is not 'exhume reconstructor 2'"):
         load_reconstructor(path)
     save_reconstructor(fitted, path)
-    header = {"format": "exhume reconstructor 1", "digest": "x", "about": "{}"}
+    header = {"format": "exhume reconstructor 2", "digest": "x", "about": "{}"}
     save_file(load_file(path), path, header)
     with pytest.raises(ExhumeError, match="its content differs from what was written"):
         load_reconstructor(path)
@@ -302,6 +324,9 @@ def test_files_that_are_refused(game, key, tmp_path):
         load_reconstructor(path)
     rewrite({**tensors, "network.0.bias": torch.zeros(3)}, about)
     with pytest.raises(ExhumeError, match="its weights are not those of Dense"):
+        load_reconstructor(path)
+    rewrite({**tensors, "errors": torch.zeros(3)}, about)
+    with pytest.raises(ExhumeError, match="do not fit its errors"):
         load_reconstructor(path)
 
 

@@ -4,7 +4,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exhume.attacks.informed.ridge import PENALTIES, fit_ridge, gaussian_kernel
+from exhume.attacks.informed.ridge import (
+    PENALTIES,
+    fit_ridge,
+    gaussian_kernel,
+    left_out_variance,
+    variance,
+)
 
 
 def naive_prediction(kernel, targets, penalty, cross):
@@ -54,8 +60,21 @@ def test_variance_is_larger_far_from_the_data():
     ridge = fit_ridge(gaussian_kernel(x, x, 0.1), y, lambda h: float((h - y).square().mean()))
     near, far = torch.tensor([[0.5]]).double(), torch.tensor([[5.0]]).double()
     own = torch.ones(1, dtype=torch.float64)
-    near_variance = ridge.variance(gaussian_kernel(near, x, 0.1), own)
-    assert float(ridge.variance(gaussian_kernel(far, x, 0.1), own)) > 10 * float(near_variance)
+    close, remote = (
+        float(variance(gaussian_kernel(at, x, 0.1), own, ridge.inverse, ridge.penalty))
+        for at in (near, far)
+    )
+    assert remote > 10 * close
+
+
+def test_left_out_variance_is_that_of_a_fit_without_the_point(key):
+    kernel = gaussian_kernel(*[torch.randn(9, 2, generator=key.generator()).double()] * 2, 1.0)
+    penalty = 0.1
+    eye = torch.eye(9, dtype=torch.float64)
+    left_out = left_out_variance(torch.linalg.inv(kernel + penalty * eye))
+    rest = torch.linalg.inv(kernel[1:, 1:] + penalty * eye[1:, 1:])
+    naive = variance(kernel[:1, 1:], kernel[:1, 0], rest, penalty)
+    torch.testing.assert_close(left_out[:1], naive)
 
 
 def test_gaussian_kernel_equals_its_formula():

@@ -23,6 +23,7 @@ from exhume.attacks.informed.mnemonist import Mnemonist
 from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.reconn import RecoNN
 from exhume.attacks.informed.refining import Refined
+from exhume.attacks.informed.residual import Residual
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.attacks.margin.descent import Descent as KktDescent
 from exhume.attacks.margin.eq6 import Equation6
@@ -168,6 +169,9 @@ CASES = {
     "mean record": Case(MeanRecord(), informed_game, 1.0001),
     "closed form": Case(ClosedForm(chunk=32), informed_game, 0.5),
     "refined closed form": Case(Refined(ClosedForm(chunk=32)), informed_game, 0.5),
+    "closed form, corrected": Case(
+        Residual(training=Training("adam", 3e-3, epochs=5), chunk=32), informed_game, 0.5
+    ),
     "through training": Case(ThroughTraining(labels=3), informed_game, 0.2),
     "closed form of linear models": Case(GlmClosedForm(), linear_game, 1e-12),
     "reconn": Case(SMALL, informed_game, 0.75),

@@ -6,8 +6,7 @@ from exhume.studies import run_study
 
 
 @pytest.mark.network
-def test_smoke(tmp_path, monkeypatch):
-    monkeypatch.setattr("exhume.plan._cores", lambda: 1)  # more threads than free cores crawl
+def test_smoke(tmp_path):
     result = run_study("informed-factors", "smoke", tmp_path / "run")
     metrics = result["metrics"]
     for arm in ("width.5", "width.10", "depth.1", "depth.2", "rate.0.05", "rate.0.1"):

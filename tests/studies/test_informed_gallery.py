@@ -8,8 +8,7 @@ from exhume.studies import run_study
 
 
 @pytest.mark.network
-def test_smoke(tmp_path, monkeypatch):
-    monkeypatch.setattr("exhume.plan._cores", lambda: 1)  # more threads than free cores crawl
+def test_smoke(tmp_path):
     result = run_study("informed-gallery", "smoke", tmp_path / "run")
     metrics = result["metrics"]
     assert metrics["mse"] < metrics["mean_record_mse"]

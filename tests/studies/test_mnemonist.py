@@ -6,8 +6,7 @@ from exhume.studies import mnemonist, run_study
 
 
 @pytest.mark.network
-def test_smoke(tmp_path, monkeypatch):
-    monkeypatch.setattr("exhume.plan._cores", lambda: 1)  # more threads than free cores crawl
+def test_smoke(tmp_path):
     result = run_study("mnemonist", "smoke", tmp_path / "run")
     metrics = result["metrics"]
     for width in (10, 12):

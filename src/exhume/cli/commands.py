@@ -18,6 +18,7 @@ from exhume.cli.frame import (
     app,
     conclude,
     data_app,
+    numbers,
     plainly,
     shown,
     spread,
@@ -94,7 +95,7 @@ def audit(
     settings = settings.with_values(
         "victim",
         network=network,
-        hidden=_widths(hidden),
+        hidden=numbers("--hidden", hidden),
         activation=activation,
         optimiser=optimiser,
         batch=batch,
@@ -113,19 +114,6 @@ def audit(
     with shown() as progress, spread(ray):
         done = run(settings, out or _folder_for(settings), progress=progress, redact=redact)
     return conclude(done, fail_over, more="--targets")
-
-
-def _widths(text: str | None) -> tuple[int, ...] | None:
-    from exhume.contract import ExhumeError
-
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ExhumeError(
-            f"--hidden: {text!r} is not a list of whole numbers such as 64,32"
-        ) from None
 
 
 def _folder_for(settings: Settings) -> Path:

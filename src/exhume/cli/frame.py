@@ -26,6 +26,7 @@ __all__ = [
     "app",
     "conclude",
     "data_app",
+    "numbers",
     "plainly",
     "say",
     "shown",
@@ -142,6 +143,20 @@ def spread(address: str | None) -> AbstractContextManager[None]:
     from exhume.scale import HERE, Cluster, spread_over
 
     return spread_over(HERE if address is None else Cluster(address))
+
+
+def numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+    """Whole numbers separated by commas."""
+    from exhume.contract import ExhumeError
+
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ExhumeError(
+            f"{option}: {text!r} is not a list of whole numbers such as 64,32"
+        ) from None
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from exhume.cli.frame import FailOver, Out, Redact, Seed, app, conclude, plainly, shown
+from exhume.cli.frame import FailOver, Out, Redact, Seed, app, conclude, numbers, plainly, shown
 
 if TYPE_CHECKING:
     from exhume.auditing import WeightsSettings
@@ -67,7 +67,7 @@ def audit_weights(
         "trained_on": trained_on,
         "rows": rows,
         "decoys": decoys,
-        "shape": _sizes(shape),
+        "shape": numbers("--shape", shape),
         "mean": mean,
         "activation": activation,
         "head": head,
@@ -80,19 +80,6 @@ def audit_weights(
     with shown() as progress:
         done = run(settings, out or _folder_for(settings), progress=progress, redact=redact)
     return conclude(done, fail_over, more="records in --trained-on and --decoys")
-
-
-def _sizes(text: str | None) -> tuple[int, ...] | None:
-    from exhume.contract import ExhumeError
-
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ExhumeError(
-            f"--shape: {text!r} is not a list of whole numbers such as 3,32,32"
-        ) from None
 
 
 def _folder_for(settings: WeightsSettings) -> Path:

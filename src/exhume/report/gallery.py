@@ -105,6 +105,10 @@ class Gallery:
         return any(p.role == "targets" for card in self.cards for p in card.pictures)
 
     @property
+    def has_error(self) -> bool:
+        return any(card.mse is not None for card in self.cards)
+
+    @property
     def has_ratio(self) -> bool:
         return any(card.ratio is not None for card in self.cards)
 
@@ -156,9 +160,13 @@ def selection(error: Tensor, most: int) -> tuple[list[int], int, int]:
 
 
 def make_gallery(
-    evidence: dict[str, Tensor], classes: list[str], *, size: int, ranked_by: str = "mse"
+    evidence: dict[str, Tensor], classes: list[str], *, size: int, ranked_by: str = ""
 ) -> Gallery | None:
-    """As many cards as fit in `size` bytes, up to `CARDS`; None where there is nothing to draw."""
+    """As many cards as fit in `size` bytes, up to `CARDS`; None where there is nothing to draw.
+
+    Ranked by error, or by confidence where there is none, unless told otherwise.
+    """
+    ranked_by = ranked_by or ("mse" if "mse" in evidence else "confidence")
     if ranked_by not in RANKED:
         raise ExhumeError(f"ranked_by: {ranked_by!r} is not one of {', '.join(RANKED)}")
     if ranked_by not in evidence or not any(name in evidence for name in PICTURES):

@@ -15,7 +15,7 @@ from exhume.contract import Progress
 from exhume.plan import resolve
 from exhume.report.folder import RunFolder
 from exhume.settings import DataSettings, Settings, VictimSettings
-from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
+from exhume.studies.study import Claim, Outcome, Scale, Study, labelled, pinned
 
 __all__ = ["STUDY"]
 
@@ -54,7 +54,7 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     )
     runs = []
     for index in range(setting.seeds):
-        settings, shown_as = first.with_seed(seed + index), _numbered(progress, index)
+        settings, shown_as = first.with_seed(seed + index), labelled(progress, f"seed {index + 1}")
         game = informed_game(settings, records, store=folder.store(), progress=shown_as)
         runs.append(audit_informed(game, settings, store=folder.store(), progress=shown_as))
     shown = runs[0]
@@ -72,10 +72,6 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
             f"{setting.seeds} seeds.",
         ],
     )
-
-
-def _numbered(progress: Progress, index: int) -> Progress:
-    return lambda stage, done, total: progress(f"{stage} (seed {index + 1})", done, total)
 
 
 def _averaged(runs: list[Findings]) -> dict[str, float]:

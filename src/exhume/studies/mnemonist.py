@@ -28,7 +28,7 @@ from exhume.report.folder import RunFolder
 from exhume.score.targets import score_targets
 from exhume.settings import DataSettings, Settings, VictimSettings
 from exhume.store import FolderStore
-from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
+from exhume.studies.study import Claim, Outcome, Scale, Study, labelled, pinned
 from exhume.train.dynamics import active_share
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
@@ -88,7 +88,7 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
         for index in range(setting.seeds):
             here = first.with_seed(seed + index).with_values("victim", hidden=(width,))
             label = f"width {width}, seed {index + 1} of {setting.seeds}"
-            runs.append(_one(setting, here, records, folder.store(), _labelled(progress, label)))
+            runs.append(_one(setting, here, records, folder.store(), labelled(progress, label)))
         metrics |= _summarised(width, runs)
         claims += _claims(width, runs)
     return Outcome(claims, metrics, classes=list(records.classes), deviations=list(DEVIATIONS))
@@ -100,10 +100,6 @@ DEVIATIONS = (
     "At cpu scale the reconstructor has hidden layers of 300 instead of 1000 and |D-| is 200.",
     "The epoch is chosen on held-out shadows, for all three arms alike.",
 )
-
-
-def _labelled(progress: Progress, label: str) -> Progress:
-    return lambda stage, done, total: progress(f"{stage} ({label})", done, total)
 
 
 def _one(

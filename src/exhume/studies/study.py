@@ -13,7 +13,7 @@ from exhume.report.charts import Chart
 from exhume.report.folder import RunFolder
 from exhume.settings import Settings, to_toml
 
-__all__ = ["Claim", "Outcome", "Scale", "Study", "pinned", "remembered"]
+__all__ = ["Claim", "Outcome", "Scale", "Study", "labelled", "pinned", "remembered"]
 
 Scale = Literal["smoke", "cpu", "paper"]
 
@@ -48,6 +48,11 @@ class Study:
     title: str
     paper: str
     run: Callable[[Scale, int, RunFolder, Progress], Outcome]
+
+
+def labelled(progress: Progress, label: str) -> Progress:
+    """The same progress, its stages marked with the piece of the study they belong to."""
+    return lambda stage, done, total: progress(f"{stage} ({label})", done, total)
 
 
 def remembered(

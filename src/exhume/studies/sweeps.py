@@ -22,6 +22,7 @@ from exhume.report.folder import RunFolder
 from exhume.score.intervals import bootstrap, clopper_pearson
 from exhume.settings import Settings, VictimSettings
 from exhume.studies.arms import Arm, play
+from exhume.studies.study import labelled
 
 __all__ = [
     "MEAN_RECORD",
@@ -180,7 +181,7 @@ def sweep(
         seeded = settings.with_seed(settings.seed + index)
         for name, victim in variants.items():
             chosen = replace(seeded, victim=victim)
-            shown = _named(progress, f"{name}, seed {index + 1}")
+            shown = labelled(progress, f"{name}, seed {index + 1}")
             initial = start(name, chosen) if start else None
             game = informed_game(chosen, records, store=store, progress=shown, initial=initial)
             attacks: dict[str, Attack] = {name: own}
@@ -193,7 +194,3 @@ def sweep(
         mean = play(game, MeanRecord(), store=store, progress=progress)
         played.setdefault(MEAN_RECORD, []).append(mean)
     return {name: pool(several, accuracies[name], key) for name, several in played.items()}
-
-
-def _named(progress: Progress, name: str) -> Progress:
-    return lambda stage, done, total: progress(f"{stage} ({name})", done, total)

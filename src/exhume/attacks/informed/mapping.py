@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from exhume.attacks.informed.ridge import Ridge, fit_ridge
+from exhume.attacks.informed.ridge import INTERCEPT, Ridge, fit_ridge, left_out_variance, variance
 
 __all__ = ["Mapping", "fit_mapping"]
-
-_INTERCEPT = 10.0  # added to the kernel of unit vectors: an intercept that is hardly penalised
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,11 +24,11 @@ class Mapping:
 
     def apply(self, directions: Tensor) -> tuple[Tensor, Tensor]:
         """(m, p) to records (m, q) and their expected squared errors (m,)."""
-        cross = directions @ self.anchors.T + _INTERCEPT
-        own = directions.square().sum(1) + _INTERCEPT
+        cross = directions @ self.anchors.T + INTERCEPT
+        own = directions.square().sum(1) + INTERCEPT
         records = (self.ridge.predict(cross) + self.mean).clamp(self.low, self.high)
-        relative = self.ridge.variance(cross, own) / self.ridge.held_out_variance().mean()
-        return records, self.held_out_error * relative
+        spread = variance(cross, own, self.ridge.inverse, self.ridge.penalty)
+        return records, self.held_out_error * spread / left_out_variance(self.ridge.inverse).mean()
 
 
 def fit_mapping(
@@ -51,5 +49,5 @@ def fit_mapping(
         found = (held_out[:judged] + mean).clamp(low, high)
         return float((found - records[:judged]).square().mean())
 
-    ridge = fit_ridge(directions @ directions.T + _INTERCEPT, records - mean, error)
+    ridge = fit_ridge(directions @ directions.T + INTERCEPT, records - mean, error)
     return Mapping(directions, mean, ridge, low, high, error(ridge.held_out))

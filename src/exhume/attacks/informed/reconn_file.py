@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from exhume.attacks.informed.experience import Experience
 from exhume.attacks.informed.features import Features
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.reconn import FittedRecoNN, RecoNN
@@ -26,7 +27,7 @@ from exhume.store import digest, write_atomically
 
 __all__ = ["load_reconstructor", "save_reconstructor"]
 
-_FORMAT = "exhume reconstructor 1"
+_FORMAT = "exhume reconstructor 2"
 _NETWORKS: dict[str, Callable[..., Dense | Deconv]] = {"Dense": Dense, "Deconv": Deconv}
 
 
@@ -39,6 +40,8 @@ def save_reconstructor(fitted: FittedRecoNN, path: Path) -> None:
         "columns": features.columns,
         "centre": features.centre,
         "scale": features.scale,
+        "drawn": fitted.experience.drawn,
+        "errors": fitted.experience.errors,
     }
     if features.basis is not None:
         tensors["basis"] = features.basis
@@ -75,7 +78,9 @@ def load_reconstructor(path: Path) -> FittedRecoNN:
     if {name: (tuple(t.shape), t.dtype) for name, t in weights.items()} != expected:
         raise _refused(path, f"its weights are not those of {attack.network}")
     network.load_state_dict(weights)
-    return FittedRecoNN(attack, features, network.requires_grad_(False).eval(), shape, observed)
+    network.requires_grad_(False).eval()
+    experience = _experience(path, shape, tensors)
+    return FittedRecoNN(attack, features, network, shape, experience, observed)
 
 
 def _open(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -101,7 +106,9 @@ def _attack(about: dict[str, Any]) -> RecoNN:
 
 
 def _features(path: Path, attack: RecoNN, tensors: dict[str, Tensor]) -> Features:
-    wanted = {"base", "columns", "centre", "scale"} | ({"basis"} if attack.span else set())
+    wanted = {"base", "columns", "centre", "scale", "drawn", "errors"} | (
+        {"basis"} if attack.span else set()
+    )
     others = {name for name in tensors if not name.startswith("network.")}
     if others != wanted:
         raise _refused(path, f"it holds {sorted(others)} instead of {sorted(wanted)}")
@@ -119,6 +126,13 @@ def _features(path: Path, attack: RecoNN, tensors: dict[str, Tensor]) -> Feature
         raise _refused(path, "its scaler's shapes do not fit together")
     basis = tensors.get("basis")
     return Features(attack.inputs, base, columns, tensors["centre"], tensors["scale"], basis)
+
+
+def _experience(path: Path, shape: tuple[int, ...], tensors: dict[str, Tensor]) -> Experience:
+    drawn, errors = tensors["drawn"], tensors["errors"]
+    if not len(errors) or errors.ndim != 1 or drawn.shape != (len(errors), *shape):
+        raise _refused(path, "its reconstructions of held-out shadows do not fit its errors")
+    return Experience(drawn, errors)
 
 
 def _content(tensors: dict[str, Tensor]) -> str:

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.attacks.informed.ridge import PENALTIES
+from exhume.attacks.informed.ridge import INTERCEPT, PENALTIES, left_out_variance, variance
 from exhume.contract import Records
 
 __all__ = ["Basis", "Regression", "Sample", "basis_of", "regress"]
 
-INTERCEPT = 10.0  # added to the kernel of unit vectors: an intercept that is hardly penalised
 _SCALES = (0.0, 1.5)  # a component's scale is kept within
 
 
@@ -68,14 +67,15 @@ class Regression:
     inverse: Tensor  # (n, n) with the penalty that is best for all components together
     penalty: float
     held_out_error: float  # mean squared leave-one-out error per value
+    held_out: Tensor  # (n, q) what it draws of each shadow with that one left out, fp32
 
     def apply(self, read: Tensor) -> tuple[Tensor, Tensor]:
         """(m, p) to records (m, q) and their expected squared errors (m,)."""
         cross = read @ self.anchors.T + INTERCEPT
         own = read.square().sum(1) + INTERCEPT
         found = (cross @ self.dual) @ self.basis.vectors.T + self.mean
-        spread = (own - ((cross @ self.inverse) * cross).sum(1)).clamp_min(0) + self.penalty
-        usual = (1 / self.inverse.diagonal()).mean()
+        spread = variance(cross, own, self.inverse, self.penalty)
+        usual = left_out_variance(self.inverse).mean()
         records = found.clamp(self.basis.low, self.basis.high)
         return records, self.held_out_error * spread / usual
 
@@ -150,4 +150,5 @@ class _Solved:
             inverse=(self.vectors / (self.values + common)) @ self.vectors.T,
             penalty=float(common),
             held_out_error=float((found - self.sample.records).square().mean()),
+            held_out=found.float(),
         )

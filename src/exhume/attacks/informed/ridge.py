@@ -13,10 +13,32 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["PENALTIES", "Ridge", "fit_ridge", "gaussian_kernel"]
+__all__ = [
+    "INTERCEPT",
+    "PENALTIES",
+    "Ridge",
+    "fit_ridge",
+    "gaussian_kernel",
+    "left_out_variance",
+    "variance",
+]
 
 PENALTIES = tuple(10.0 ** (exponent / 2) for exponent in range(-14, 3))
 """Times the kernel's mean eigenvalue: from almost interpolation to almost the mean."""
+
+
+INTERCEPT = 10.0
+"""Added to the linear kernel of unit vectors: an intercept that is hardly penalised."""
+
+
+def variance(cross: Tensor, own: Tensor, inverse: Tensor, penalty: float) -> Tensor:
+    """(m,) predictive variance in units of the penalty: cross (m, n), own (m,), inverse C (n, n)."""
+    return (own - ((cross @ inverse) * cross).sum(1)).clamp_min(0) + penalty
+
+
+def left_out_variance(inverse: Tensor) -> Tensor:
+    """(n,) the same for the fitted points, each left out: 1 / C_ii."""
+    return 1 / inverse.diagonal()
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,14 +51,6 @@ class Ridge:
     def predict(self, cross: Tensor) -> Tensor:
         """cross: (m, n) kernel between new points and the fitted ones; returns (m, q)."""
         return cross @ self.dual
-
-    def variance(self, cross: Tensor, own: Tensor) -> Tensor:
-        """own: (m,) kernel of each new point with itself; returns (m,), in units of the penalty."""
-        return (own - ((cross @ self.inverse) * cross).sum(1)).clamp_min(0) + self.penalty
-
-    def held_out_variance(self) -> Tensor:
-        """(n,) the same for the fitted points, each left out: 1 / C_ii."""
-        return 1 / self.inverse.diagonal()
 
 
 def fit_ridge(kernel: Tensor, targets: Tensor, loss: Callable[[Tensor], float]) -> Ridge:

@@ -76,6 +76,9 @@ class ThroughTraining:
 
     questions: float = 3.0  # covectors asked, times the record's size
     functions: int = 12  # of time, in which a record's influence is written down
+    sample: int = (
+        2000  # fixed records that stand for all of them in the Hessians; residuals use all
+    )
     iterations: int = 10
     labels: int = 10  # how many labels to try for a release that none has explained yet
     chunk: int = 32  # targets at once
@@ -107,11 +110,12 @@ class ThroughTraining:
         basis = _time_basis(mlp, path[:, 0], fixed[:256], b)
         questions = torch.randn(q, mlp.layout.size, generator=key.fold("questions").generator())
         questions = questions.to(initial) / mlp.layout.size**0.5
+        curving = _some(fixed, self.sample, key.fold("sample"))
         parts = []
         for done in range(0, q, self.chunk):
             progress("differentiating through training", done, q)
             asked = questions[done : done + self.chunk]
-            parts.append(answer(mlp, descent, path[:, 0], fixed, questions=asked, basis=basis))
+            parts.append(answer(mlp, descent, path[:, 0], curving, questions=asked, basis=basis))
         progress("differentiating through training", q, q)
         first = torch.cat([part.first for part in parts], 2)
         rest = torch.cat([part.rest for part in parts], 1)
@@ -143,6 +147,13 @@ def _differentiable(recipe: object) -> tuple[MLP, Descent]:
     if recipe.privacy.clips or recipe.privacy.noise:
         raise NotApplicable("private training adds noise the adversary cannot redo", ever=False)
     return recipe.architecture, recipe.descent
+
+
+def _some(records: Records, most: int, key: Key) -> Records:
+    """At most that many of the records, at random."""
+    if len(records) <= most:
+        return records
+    return records[torch.randperm(len(records), generator=key.generator())[:most]]
 
 
 def _time_basis(mlp: MLP, path: Tensor, records: Records, functions: int) -> Tensor:
