@@ -194,6 +194,24 @@ def test_failures_are_one_sentence(given, invoke, arguments, message, tmp_path, 
     assert len([line for line in result.stderr.splitlines() if "exhume: " in line]) == 1
 
 
+def test_a_run_folder_inside_the_data(given, invoke, tmp_path):
+    from PIL import Image
+
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for shade in range(3):
+            Image.new("L", (8, 8), 40 * shade + ord(name)).save(
+                tmp_path / "photos" / name / f"{shade}.png"
+            )
+    inside = tmp_path / "photos" / "run"
+    result = invoke(
+        given / "net.pt", "--trained-on", tmp_path / "photos", "--rows", "0:4", "--out", inside
+    )
+    assert result.exit_code == 2
+    assert "lies inside the data" in result.stderr
+    assert not inside.exists()
+
+
 def test_a_missing_checkpoint(invoke):
     result = invoke("nowhere.pt", "--shape", "3")
     assert (result.exit_code, result.stderr) == (

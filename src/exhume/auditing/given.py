@@ -17,6 +17,7 @@ from torch import Tensor
 
 from exhume import data
 from exhume.contract import ExhumeError, Key, Progress, Records, silent
+from exhume.store import digest
 
 __all__ = ["Given", "mean_given", "records_given", "rows_given"]
 
@@ -64,8 +65,8 @@ def records_given(
 def _apart(trained: Records, others: Records, key: Key) -> Given:
     """Decoys without copies of training records, in the training records' shares of the classes."""
     notes = []
-    known = {_bytes(image) for image in trained.inputs}
-    fresh = torch.tensor([_bytes(image) not in known for image in others.inputs], dtype=torch.bool)
+    known = {digest(image) for image in trained.inputs}
+    fresh = torch.tensor([digest(image) not in known for image in others.inputs], dtype=torch.bool)
     if copies := int((~fresh).sum()):
         notes.append(f"{copies} decoys are copies of training records and were left out.")
     others = others[fresh]
@@ -99,10 +100,6 @@ def _in_proportion(there: list[str], wanted: Mapping[str, int]) -> list[int]:
             room[name] -= 1
             chosen.append(row)
     return chosen
-
-
-def _bytes(image: Tensor) -> bytes:
-    return image.contiguous().numpy().tobytes()
 
 
 def rows_given(text: str, count: int) -> Tensor:

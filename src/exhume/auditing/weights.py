@@ -17,7 +17,7 @@ from torch import Tensor
 from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.auditing.given import Given, mean_given, records_given
-from exhume.auditing.informed import Audit
+from exhume.auditing.informed import Audit, check_apart
 from exhume.auditing.weights_settings import WeightsSettings, shape_of, take_up
 from exhume.contract import (
     Key,
@@ -68,6 +68,8 @@ def audit_weights(
         )
     except NotApplicable as refused:
         why = refused
+    for source in filter(None, (settings.trained_on, settings.decoys)):
+        check_apart(out, source)
     folder = RunFolder.create(out)
     take_up(folder, settings, checkpoint)
     folder.write_json("environment.json", environment())

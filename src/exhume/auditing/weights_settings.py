@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.auditing.given import Given
 from exhume.contract import ExhumeError
 from exhume.report.folder import RunFolder
+from exhume.report.result import read_toml
 from exhume.settings import toml_of
 from exhume.store import digest
 from exhume.victims.checkpoint import Checkpoint
@@ -73,7 +73,7 @@ def take_up(folder: RunFolder, settings: WeightsSettings, checkpoint: Checkpoint
     }
     machine: Mapping[str, Any] = {"threads": torch.get_num_threads()}
     if folder.config.exists():
-        earlier = tomllib.loads(folder.config.read_text(encoding="utf-8"))
+        earlier = read_toml(folder.config)
         if {**wanted, "machine": earlier.get("machine")} == earlier:
             machine = earlier["machine"]  # threads decide the bits
         elif folder.has_work():

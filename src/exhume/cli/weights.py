@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -63,7 +63,7 @@ def audit_weights(
     from exhume.auditing import WeightsSettings
     from exhume.auditing import audit_weights as run
 
-    given = {
+    given: dict[str, Any] = {
         "trained_on": trained_on,
         "rows": rows,
         "decoys": decoys,
@@ -76,7 +76,7 @@ def audit_weights(
         "seed": seed,
     }
     chosen = {name: value for name, value in given.items() if value is not None}
-    settings = WeightsSettings(str(checkpoint), **chosen)  # type: ignore[arg-type]
+    settings = WeightsSettings(str(checkpoint), **chosen)
     with shown() as progress:
         done = run(settings, out or _folder_for(settings), progress=progress, redact=redact)
     return conclude(done, fail_over, more="records in --trained-on and --decoys")

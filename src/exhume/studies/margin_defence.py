@@ -25,8 +25,7 @@ from exhume.report.margin import margin_section
 from exhume.score.margin import score_margin
 from exhume.settings import DataSettings, Settings
 from exhume.studies.margin_defence_claims import EARLY, defence_charts, defence_claims
-from exhume.studies.margin_game import labelled
-from exhume.studies.study import Outcome, Scale, Study, pinned
+from exhume.studies.study import Outcome, Scale, Study, labelled, pinned
 from exhume.train.functional import accuracy
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import choose, release_margin

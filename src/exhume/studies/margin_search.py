@@ -26,9 +26,8 @@ from exhume.score.correlation import Correlation, rank_correlation
 from exhume.score.margin import score_margin
 from exhume.settings import DataSettings, Settings
 from exhume.store import NullStore
-from exhume.studies.margin_game import labelled
 from exhume.studies.margin_search_claims import search_chart, search_claims
-from exhume.studies.study import Outcome, Scale, Study, pinned, remembered
+from exhume.studies.study import Outcome, Scale, Study, labelled, pinned, remembered
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import MarginVictim, choose, release_margin
 
