@@ -131,7 +131,7 @@ def test_without_the_truth_nothing_is_claimed(settings, tmp_path):
     assert "without the training records nothing could be scored" in done.verdict.sentence
     assert 1 <= done.metrics["agreed"] <= done.metrics["distinct"]
     page = done.report.read_text()
-    assert "The surest come first" in page
+    assert "what the attack is surest of comes first" in page
     assert "Private record" not in page
     alone = audit_weights(replace(blind, restarts=1), tmp_path / "alone")
     assert alone.metrics["agreed"] == 0
