@@ -62,10 +62,11 @@ _SCALES: dict[Scale, _Setting] = {
     "cpu": _Setting(
         "cifar10",
         classes=5,
-        each=10,
-        width=300,
+        each=6,
+        width=200,
         search=BlindSearch(FirstLayer(restarts=2), trials=16, steps=30),
-        published=Equation6(100, descent=replace(Equation6().descent, steps=8000)),
+        published=Equation6(60, descent=replace(Equation6().descent, steps=8000)),
+        victims=3,
     ),
     "paper": _Setting(
         "cifar10",
