@@ -120,11 +120,11 @@ def _section(
     classes: list[str],
     share: int,
 ) -> Section:
-    ranked_by = str(attack.get("ranked_by", "mse"))
+    ranked_by = str(attack.get("ranked_by", ""))
     errors = {
         title: (evidence or {})[name].double()
         for name, title in COMPARED.items()
-        if name in (evidence or {}) and ranked_by == "mse"
+        if name in (evidence or {}) and ranked_by in ("", "mse")
     }
     similar = evidence if evidence and share and ranked_by == "ssim" else {}
     figure = Markup("")
