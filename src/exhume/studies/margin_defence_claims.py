@@ -74,6 +74,8 @@ def defence_charts(strengths: Sequence[float], m: Mapping[str, float]) -> list[C
         "spectrum, random half": ("record.random", "good"),
     }
 
+    costs = [name for name in kinds if name != "white, all, smoothed"]  # training is the same
+
     def series(kind: str, metric: str) -> Sequence[Point]:
         start = Point(0.0, m[f"none.{metric}"])
         return [start, *(Point(s, m[f"{kind}.{s:g}.{metric}"]) for s in strengths)]
@@ -90,9 +92,8 @@ def defence_charts(strengths: Sequence[float], m: Mapping[str, float]) -> list[C
             "norm of the noise, over that of a record",
             "test accuracy",
             {
-                name: series(kind, "test_accuracy")
-                for name, (kind, metric) in kinds.items()
-                if metric == "good" or kind == "record.all"
+                name.removesuffix(", smoothed"): series(kinds[name][0], "test_accuracy")
+                for name in costs
             },
         ),
     ]

@@ -42,8 +42,8 @@ class _Setting:
     width: int
     search: BlindSearch
     published: Equation6
-    victims: int = 2
-    decoys: int = 1000
+    victims: int = 3
+    decoys: int = 100  # the count alone matters here
 
 
 _SCALES: dict[Scale, _Setting] = {
@@ -62,10 +62,10 @@ _SCALES: dict[Scale, _Setting] = {
     "cpu": _Setting(
         "cifar10",
         classes=5,
-        each=10,
-        width=300,
+        each=6,
+        width=200,
         search=BlindSearch(FirstLayer(restarts=2), trials=16, steps=30),
-        published=Equation6(100, descent=replace(Equation6().descent, steps=8000)),
+        published=Equation6(60, descent=replace(Equation6().descent, steps=8000)),
     ),
     "paper": _Setting(
         "cifar10",
@@ -74,7 +74,6 @@ _SCALES: dict[Scale, _Setting] = {
         width=1000,
         search=BlindSearch(FirstLayer(restarts=4), trials=64, steps=50),
         published=Equation6(1000),
-        victims=3,
     ),
 }
 
