@@ -23,9 +23,11 @@ __all__ = ["STUDY"]
 
 DEVIATIONS = (
     "Not in Wang23: a server that sends ordinary weights, and a client with one hidden ReLU layer.",
-    "Only the ratio of the first layer's gradients is tried; a stronger attack may get past what stops it.",
+    "Only the ratio of the first layer's gradients is tried, as it is and with a tolerance of 30% for noise; "
+    "a stronger attack may get past what stops it.",
     "Epsilon is that of one update, delta 1e-5. Utility is the cosine with the plain update.",
 )
+_TOLERANT = BiasRatio(tolerance=0.3)  # of an adversary who expects noise
 _MAKING: dict[str, TrainingDefence] = {
     "none": DPTraining(),
     "dp.clip": DPTraining(clip=1.0),
@@ -66,7 +68,7 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     metrics: dict[str, float] = {}
 
     def measure(name: str, seen: Gradient, private: Records, utility: float) -> None:
-        own = key.fold("gradient-client 1", repr(setting), name)
+        own = key.fold("gradient-client 2", repr(setting), name)
         numbers = remembered(folder, own, lambda: _scored(network, seen, private, own))
         metrics.update({f"{name}.{number}": value for number, value in numbers.items()})
         metrics[f"{name}.utility"] = utility
@@ -90,9 +92,13 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
 
 
 def _scored(network: MLP, seen: Gradient, private: Records, key: Key) -> dict[str, float]:
-    prepared = BiasRatio().prepare(Knowledge(architecture=network), key=key, store=NullStore())
-    scores = score_batches(keep_batches(private), prepared.run(seen)).metrics()
-    return {name: scores[name] for name in ("recovered", "mean_cosine")}
+    numbers = {}
+    for prefix, attack in (("", BiasRatio()), ("tolerant.", _TOLERANT)):
+        prepared = attack.prepare(Knowledge(architecture=network), key=key, store=NullStore())
+        scores = score_batches(keep_batches(private), prepared.run(seen)).metrics()
+        for name in ("recovered", "mean_cosine"):
+            numbers[prefix + name] = scores[name]
+    return numbers
 
 
 def _joined(batches: Records, times: int) -> Records:
@@ -130,10 +136,16 @@ def _claims(metrics: dict[str, float]) -> list[Claim]:
         ),
         Claim(
             "noise",
-            "A hundredth of the noise that differential privacy needs stops the ratio",
+            "A noise multiplier of 0.01, far from differential privacy, stops the ratio; 0.001 does not hide "
+            "the pictures from one who expects noise",
             "adding noise does not help",
-            told("dp.noise1e-4", "dp.noise1e-3", "dp.noise1e-2"),
-            metrics["dp.noise1e-2.recovered"] == 0,
+            ", ".join(
+                f"{n}: mean cosine {metrics[f'dp.noise{n}.tolerant.mean_cosine']:.2f} at epsilon "
+                f"{metrics[f'dp.noise{n}.epsilon']:,.0f}"
+                for n in ("1e-4", "1e-3", "1e-2")
+            ),
+            metrics["dp.noise1e-2.tolerant.mean_cosine"] < 0.3
+            and metrics["dp.noise1e-3.tolerant.mean_cosine"] > 0.7,
         ),
     ]
 
