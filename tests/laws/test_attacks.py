@@ -16,6 +16,7 @@ from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.spanned import SpanAttack
 from exhume.attacks.gradient.tensor import TensorAttack
+from exhume.attacks.gradient.tokens import TokenAttack
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.attacks.informed.learner import Training
@@ -45,6 +46,7 @@ from exhume.models.glm import softmax_regression
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Dense
+from exhume.models.tokens import TokenNet
 from exhume.models.two_layer import TwoLayer
 from exhume.score.batches import score_batches
 from exhume.store import NullStore
@@ -148,6 +150,18 @@ def gradients_of(
     return game
 
 
+def token_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """Gradients of pairs of sentences."""
+    net = TokenNet(50, 4, width=24, hidden=100, pool="attention")
+    tokens = torch.randint(50, (58, 4), generator=key.generator()).float()
+    labels = torch.arange(58) % 3
+    classes = ("a", "b", "c")
+    target = Records(tokens[:8].clone(), labels[:8].clone(), classes)
+    release, secret = release_batches(net, net.initial(key), cut_batches(target, 2))
+    public = Records(tokens[8:], labels[8:], classes)
+    return Knowledge(architecture=net, public=public, batch_size=2), release, secret
+
+
 @dataclass(frozen=True)
 class Case:
     attack: Attack
@@ -191,6 +205,7 @@ CASES = {
         0.5,
     ),
     "bias ratio": Case(BiasRatio(), gradients_of(MLP((1, 8, 8), (20,), 10), 1), 1e-6),
+    "tokens": Case(TokenAttack(), token_game, 1e-6),
     "matching": Case(
         GradientMatching(steps=40, rate=0.2, restarts=1),
         gradients_of(MLP((1, 8, 8), (20,), 10), 1, queried=False),

@@ -12,11 +12,13 @@ from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.studies import (
     gradient_batch,
+    gradient_client,
     gradient_deep,
     gradient_defences,
     gradient_query,
     gradient_start,
     gradient_tensor,
+    gradient_tokens,
     informed_activations,
     informed_cifar10,
     informed_dp,
@@ -69,6 +71,8 @@ _ALL = (
     gradient_query,
     gradient_defences,
     gradient_deep,
+    gradient_client,
+    gradient_tokens,
 )
 STUDIES: dict[str, Study] = {module.STUDY.name: module.STUDY for module in _ALL}
 
