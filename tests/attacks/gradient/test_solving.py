@@ -6,6 +6,7 @@ import torch
 from exhume.attacks.gradient.decompose import METHODS, decompose
 from exhume.attacks.gradient.gates import CERTAIN
 from exhume.attacks.gradient.polish import polish
+from exhume.attacks.gradient.recurring import recurring_gates
 from exhume.attacks.gradient.regression import Samples
 from exhume.attacks.gradient.solve import EXACT, solve_gates, solve_smooth
 from exhume.attacks.gradient.span import deflate, span_of_slopes
@@ -87,11 +88,36 @@ def test_gates_are_found_exactly_and_signed(name):
     torch.testing.assert_close(opened.strengths.sort().values, products, rtol=1e-6, atol=1e-8)
 
 
-def test_blind_draws_find_gates_without_any_moment(monkeypatch):
-    records, _, samples = planted(5, 2000, "relu")
-    monkeypatch.setattr("exhume.attacks.gradient.solve._ROUNDS", 0)
-    opened = solve_gates(activation("relu"), samples, 4, KEY)
-    assert worst_cosine(opened.directions, records, signed=True) > 1 - 1e-8
+@pytest.mark.parametrize("name", ["relu", "leaky-relu"])
+def test_recurring_steps_find_gates_without_any_moment(name):
+    """Records close to each other, as images are: their gates mostly open together."""
+    records, strengths, samples = planted(12, 1500, name, alike=2.0)
+    gates = recurring_gates(samples.points, samples.slopes, KEY)
+    steps = torch.stack([gate.step for gate in gates])
+    assert len(gates) == 12
+    signs = strengths.sign()[:, None]
+    assert worst_cosine(steps, signs * records, signed=True) > 1 - 1e-10
+    for gate in gates:
+        side = samples.points @ records.T > 0
+        assert int((side == gate.open[:, None]).all(0).sum()) == 1
+
+
+def test_steps_that_do_not_recur_are_no_gates():
+    _, _, samples = planted(4, 400, "tanh")
+    assert recurring_gates(samples.points, samples.slopes, KEY) == []
+    still = torch.zeros_like(samples.slopes)
+    assert recurring_gates(samples.points, still, KEY) == []
+
+
+def test_moments_find_gates_where_rounding_hides_the_steps():
+    records, _, samples = planted(4, 3000, "relu")
+    noise = torch.randn(samples.slopes.shape, dtype=torch.float64, generator=KEY.generator())
+    coarse = samples.slopes + 1e-3 * samples.slopes.std() * noise
+    assert recurring_gates(samples.points, coarse, KEY) == []
+    opened = solve_gates(
+        activation("relu"), Samples(samples.points, samples.values, coarse), 4, KEY
+    )
+    assert worst_cosine(opened.directions, records, signed=True) > 0.999
 
 
 def test_a_hopeless_fit_says_so():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.gradient.decompose import Terms, decompose
-from exhume.attacks.gradient.gates import CERTAIN, Gates, Opened
+from exhume.attacks.gradient.gates import Gates, Opened
 from exhume.attacks.gradient.hermite import coefficients
 from exhume.attacks.gradient.least_squares import least_squares
 from exhume.attacks.gradient.polish import Fit, best_strengths, polish
@@ -47,19 +47,21 @@ def solve_smooth(
 
 
 def solve_gates(activation: Activation, samples: Samples, order: int, key: Key) -> Opened:
-    """For piecewise linear activations: the same turns, with gates in place of the fit."""
+    """For piecewise linear activations: recurring steps, else turns with gates in place of the fit."""
     gates, best = Gates(samples), None
     drop = float(gate_drop(activation))
+    gates.look_for_steps(key.fold("steps"))
+    if gates.complete:
+        return gates.opened(drop)
     for turn in range(_ROUNDS):
         moments = _moments(activation, samples, order, best)
         terms = decompose(moments[order], key=key.fold("turn", turn))
         gates.look_near(directions_of(activation, terms, moments))
         opened = gates.opened(drop)
-        if float(opened.spreads.max()) < CERTAIN:
-            return opened
+        if gates.complete:
+            break
         strengths = best_strengths(activation, samples, opened.directions)
         best = Fit(opened.directions, strengths, 1.0)
-    gates.draw(key)
     return gates.opened(drop)
 
 

@@ -13,6 +13,7 @@ from exhume.contract import Key, NotApplicable
 __all__ = ["deflate", "deviation", "project", "span_of_moments", "span_of_slopes"]
 
 _GAP = 3.0  # singular values drop by this factor at least after the last record; clean ones by 1e4 and more
+_MOST = 256  # records: where no end of the spectrum is in sight, it is looked for up to here
 _BEYOND = 1.2  # eigenvalues of T_2 over the largest that noise gives
 _POWER = 4
 _REFINE = 4
@@ -28,16 +29,15 @@ def span_of_slopes(slopes: Tensor, key: Key) -> tuple[Tensor, Tensor]:
     rounding = torch.finfo(slopes.dtype).eps
     live = slopes.abs().amax(0) > 0
     matrix = slopes[:, live].double()
-    least = min(matrix.shape)
-    columns, rank = min(32, least), 0
-    values = slopes.new_zeros(0).double()
-    inner = matrix.new_zeros(matrix.shape[1], 0)
-    while columns:
+    most = min(_MOST, *matrix.shape)
+    if not most:
+        raise NotApplicable("dL/dW has no gap between zeros: there is no gradient", ever=False)
+    columns = min(32, most)
+    inner, values = _leading(matrix, columns, key)
+    while columns < most and float(values[-1]) > 2 * rounding * float(values[0]):
+        columns = min(2 * columns, most)  # the end of the spectrum is not in sight
         inner, values = _leading(matrix, columns, key)
-        rank = _rank(values, rounding)
-        if (rank and 2 * rank <= columns) or columns == least:
-            break
-        columns = min(2 * columns, least)
+    rank = _rank(values, rounding)
     if not rank:
         raise NotApplicable(
             "the singular values of dL/dW have no gap: noise or pruning hides the span", ever=True
@@ -57,12 +57,15 @@ def _leading(matrix: Tensor, columns: int, key: Key) -> tuple[Tensor, Tensor]:
 
 
 def _rank(values: Tensor, rounding: float) -> int:
-    """Where the values drop most; what lies below the rounding of the release counts as that rounding."""
+    """Where the values drop for the last time; what lies below the rounding of the release counts as that.
+
+    Images lie close to each other, so the first drop can be the largest.
+    """
     if len(values) < 2 or not float(values[0]) > 0:
         return 0
     held = values.clamp_min(rounding * float(values[0]))
-    ratios = held[:-1] / held[1:]
-    return int(ratios.argmax()) + 1 if float(ratios.max()) >= _GAP else 0
+    drops = (held[:-1] / held[1:] >= _GAP).nonzero()[:, 0]
+    return int(drops[-1]) + 1 if len(drops) else 0
 
 
 def deflate(weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
