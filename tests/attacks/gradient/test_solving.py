@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from exhume.attacks.gradient.cp import have_tensorly
 from exhume.attacks.gradient.decompose import METHODS, decompose
 from exhume.attacks.gradient.gates import CERTAIN
 from exhume.attacks.gradient.polish import polish
@@ -14,6 +15,7 @@ from exhume.contract import ExhumeError, Key, NotApplicable
 from exhume.models.activations import activation
 
 KEY = Key.from_seed(3)
+INSTALLED = [method for method in METHODS if method != "cp" or have_tensorly()]
 
 
 def planted(q, m, name, *, key=KEY, alike=0.3):
@@ -37,7 +39,7 @@ def worst_cosine(found, truth, *, signed):
 
 
 @pytest.mark.parametrize("order", [3, 4])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", INSTALLED)
 def test_decomposition_of_planted_terms(order, method):
     """Orthogonal terms of one sign for the textbook way; the others take any independent terms."""
     g = KEY.generator()
@@ -49,22 +51,31 @@ def test_decomposition_of_planted_terms(order, method):
     rule = "i,ia,ib,ic->abc" if order == 3 else "i,ia,ib,ic,id->abcd"
     tensor = torch.einsum(rule, weights, *[directions] * order)
     terms = decompose(tensor, method=method, key=KEY)
-    assert worst_cosine(terms.directions, directions, signed=False) > 1 - 1e-6
-    assert terms.misfit < 1e-4
+    bar = 0.05 if method == "cp" else 1e-6  # untied factors converge slowly
+    assert worst_cosine(terms.directions, directions, signed=False) > 1 - bar
+    assert terms.misfit < max(bar, 1e-4)
 
 
-def test_joint_decomposition_bears_noise_better():
+def test_newton_bears_noise_best():
     g = KEY.generator()
     directions = torch.nn.functional.normalize(torch.randn(5, 5, dtype=torch.float64, generator=g))
     tensor = torch.einsum("ia,ib,ic->abc", *[directions] * 3)
     noise = 0.003 * torch.randn(5, 5, 5, dtype=torch.float64, generator=g)
     noisy = tensor + sum(noise.permute(p) for p in ((0, 1, 2), (1, 2, 0), (2, 0, 1)))
-    misfits = {name: decompose(noisy, method=name, key=KEY).misfit for name in METHODS}
-    assert misfits["joint"] <= min(misfits["jennrich"], misfits["power"])
+    misfits = {name: decompose(noisy, method=name, key=KEY).misfit for name in INSTALLED}
+    assert misfits["newton"] == min(misfits.values()) < 0.05
+
+
+def test_tensorly_is_asked_for_by_name(monkeypatch):
+    monkeypatch.setattr("exhume.attacks.gradient.cp.find_spec", lambda name: None)
+    with pytest.raises(
+        ExhumeError, match="'cp' needs TensorLy: pip install 'exhume\\[tensorly\\]'"
+    ):
+        decompose(torch.zeros(2, 2, 2), method="cp", key=KEY)
 
 
 def test_a_method_that_is_not_known():
-    with pytest.raises(ExhumeError, match="'svd' is not one of joint, jennrich, power"):
+    with pytest.raises(ExhumeError, match="'svd' is not one of joint, newton, jennrich, power, cp"):
         decompose(torch.zeros(2, 2, 2), method="svd", key=KEY)
 
 

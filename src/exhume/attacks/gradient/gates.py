@@ -85,7 +85,8 @@ class Gates:
         order = sorted(range(len(self.duals)), key=lambda i: self.spreads[i])[:count]
         duals, spreads = [self.duals[i] for i in order], [self.spreads[i] for i in order]
         while len(duals) < count:
-            duals.append(_missing(torch.stack(duals)))
+            rows = torch.stack(duals) if duals else self.slopes[:0]
+            duals.append(_missing(rows))
             spreads.append(1.0)
         return torch.stack(duals), torch.tensor(spreads)
 

@@ -42,14 +42,14 @@ class Side:
 
 def recurring_gates(points: Tensor, slopes: Tensor, key: Key) -> list[Side]:
     """At most q gates, of points and slopes (m, q); fewer where differences do not recur."""
-    basis = torch.linalg.qr(torch.cat([slopes, torch.ones_like(slopes[:, :1])], 1))[0]
+    columns = torch.linalg.qr(torch.cat([slopes, torch.ones_like(slopes[:, :1])], 1))
     found: list[Side] = []
     left, idle = slopes, 0
     for turn in range(_ROUNDS):
         if len(found) == points.shape[1] or idle == _IDLE:
             break
         steps = _frequent(left, key.fold("round", turn))
-        fresh = _tested(points, slopes, basis, steps, found)
+        fresh = _tested(points, columns, steps, found)
         idle = 0 if fresh else idle + 1
         for side in fresh:
             found.append(side)
@@ -92,32 +92,35 @@ def _distinct(rows: Tensor, codes: Tensor, size: float) -> Tensor:
 
 
 def _tested(
-    points: Tensor, slopes: Tensor, basis: Tensor, steps: Tensor, known: list[Side]
+    points: Tensor, columns: tuple[Tensor, Tensor], steps: Tensor, known: list[Side]
 ) -> list[Side]:
-    """Those candidates whose hyperplane is a gate's, each once and none that is known."""
-    sides = (points @ steps.T > 0).to(slopes)  # (m, c)
-    off = (sides - basis @ (basis.T @ sides)).square().mean(0)
+    """Those candidates whose hyperplane is a gate's, each once and none that is known.
+
+    columns: the slopes and a constant, Q R. A side is slopes · dual + c.
+    """
+    basis, corner = columns
+    sides = (points @ steps.T > 0).to(points)  # (m, c)
+    inner = basis.T @ sides
+    off = (sides - basis @ inner).square().mean(0)
+    duals = torch.linalg.solve_triangular(corner, inner, upper=True)
     fresh: list[Side] = []
     for index in (off < _SIDES).nonzero()[:, 0]:
-        side = _oriented(slopes, sides[:, index] > 0, steps[index])
+        side = _oriented(sides[:, index] > 0, duals[:, index], steps[index])
         if side is not None and not any(_same(side.open, other.open) for other in [*known, *fresh]):
             fresh.append(side)
     return fresh
 
 
-def _oriented(slopes: Tensor, one: Tensor, step: Tensor) -> Side | None:
+def _oriented(one: Tensor, dual: Tensor, step: Tensor) -> Side | None:
     """Which of the two sides is open: there the slopes have `step` more than on the other.
 
-    side = slopes · dual + c, with c between 0 and a leak's share for the open side, and 1 less that for the
-    closed one.
+    The constant c is 0 or a leak's small share for the open side, and 1 less that for the closed one.
     """
     if not 0 < int(one.sum()) < len(one):
         return None
-    columns = torch.cat([slopes, torch.ones_like(slopes[:, :1])], 1)
-    dual = torch.linalg.lstsq(columns, one.to(slopes)[:, None], driver="gelsd").solution[:, 0]
     opened, vector = (one, dual[:-1]) if float(dual[-1]) < 0.5 else (~one, -dual[:-1])
     along = float(vector @ step)
-    if abs(abs(along) - 1) > 1e-2:  # a difference of more than one gate
+    if not abs(abs(along) - 1) < 1e-2:  # a difference of more than one gate
         return None
     return Side(opened, step if along > 0 else -step)
 

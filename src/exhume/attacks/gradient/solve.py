@@ -23,15 +23,19 @@ __all__ = ["EXACT", "directions_of", "moment_of", "solve_gates", "solve_smooth"]
 
 EXACT = 1e-4  # misfit below which a fit is the answer: rounding of fp32 leaves 1e-7 to 1e-6
 _ROUNDS = 6
+_LARGEST = 40  # records for which moments of order 4 are formed: B^4 numbers
 _NO_SECOND = 1e-6  # c_2 of an odd activation, up to quadrature
-_ROWS = 1000  # of the neurons, used as equations: B^2 + B unknowns need B of them
+_FEWEST, _EACH = (
+    320,
+    20,
+)  # neurons used as equations, at least and a record: B^2 + B unknowns need B
 
 
 def solve_smooth(
     activation: Activation, samples: Samples, order: int, norm: float, key: Key
 ) -> Fit:
     """The best fit found; its `misfit` says whether it is the answer."""
-    few = samples.rows(slice(0, _ROWS))
+    few = samples.rows(slice(0, max(_FEWEST, _EACH * samples.points.shape[1])))
     best: Fit | None = None
     for turn in range(_ROUNDS):
         moments = _moments(activation, samples, order, best)
@@ -51,7 +55,7 @@ def solve_gates(activation: Activation, samples: Samples, order: int, key: Key) 
     gates, best = Gates(samples), None
     drop = float(gate_drop(activation))
     gates.look_for_steps(key.fold("steps"))
-    if gates.complete:
+    if gates.complete or samples.points.shape[1] > _LARGEST:
         return gates.opened(drop)
     for turn in range(_ROUNDS):
         moments = _moments(activation, samples, order, best)
