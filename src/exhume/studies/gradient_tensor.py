@@ -70,7 +70,7 @@ _SCALES: dict[Scale, _Setting] = {
         (50, 25, 100, 200),
         2**17,
         20,
-        (("digits", 2**17, 10), ("mnist", 2**17, 5)),
+        (("digits", 2**17, 5), ("mnist", 2**16, 3)),
     ),
     "paper": _Setting(
         tuple(2**p for p in range(14, 23)),
@@ -185,9 +185,9 @@ def _images(source: str, m: int, batches: int, setting: _Setting, key: Key) -> d
 def _methods(methods: list[str], setting: _Setting, key: Key) -> dict[str, float]:
     """The decompositions on the same gradients."""
     found: dict[str, list[_Row]] = {}
-    for batch, i in product((setting.batch, 2 * setting.batch), range(min(setting.seeds, 10))):
+    for batch, i in product((setting.batch, 2 * setting.batch), range(min(setting.seeds, 5))):
         own = key.fold("methods", i)
-        records, m = _vectors(setting.inputs[0], batch, own), setting.widths[0] * 4
+        records, m = _vectors(setting.inputs[0], batch, own), setting.widths[0] * 2
         at = TensorAttack().query(TwoLayer(records.shape, m), own)
         for method, name in product(methods, ACTIVATIONS):
             row = _one(name, records, m, at, own, method=method)
