@@ -68,7 +68,7 @@ _SCALES: dict[Scale, _Setting] = {
     "cpu": _Setting(
         tuple(2**p for p in range(14, 21)),
         (50, 25, 100, 200),
-        2**17,
+        2**16,
         20,
         (("digits", 2**17, 5), ("mnist", 2**16, 3)),
     ),
