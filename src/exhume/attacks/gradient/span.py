@@ -59,13 +59,18 @@ def _leading(matrix: Tensor, columns: int, key: Key) -> tuple[Tensor, Tensor]:
 def _rank(values: Tensor, rounding: float) -> int:
     """Where the values drop for the last time; what lies below the rounding of the release counts as that.
 
-    Images lie close to each other, so the first drop can be the largest.
+    Images lie close to each other, so the first drop can be the largest. If nothing is as small as rounding, the
+    release is noisy or pruned, and drops in the second half are those of nearly dead pixels.
     """
     if len(values) < 2 or not float(values[0]) > 0:
         return 0
-    held = values.clamp_min(rounding * float(values[0]))
-    drops = (held[:-1] / held[1:] >= _GAP).nonzero()[:, 0]
-    return int(drops[-1]) + 1 if len(drops) else 0
+    floor = rounding * float(values[0])
+    held = values.clamp_min(floor)
+    drops = held[:-1] / held[1:] >= _GAP
+    if float(values[-1]) > 2 * floor:
+        drops = drops[: len(values) // 2]
+    places = drops.nonzero()[:, 0]
+    return int(places[-1]) + 1 if len(places) else 0
 
 
 def deflate(weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
