@@ -59,8 +59,8 @@ def _leading(matrix: Tensor, columns: int, key: Key) -> tuple[Tensor, Tensor]:
 def _rank(values: Tensor, rounding: float) -> int:
     """Where the values drop for the last time; what lies below the rounding of the release counts as that.
 
-    Images lie close to each other, so the first drop can be the largest. If nothing is as small as rounding, the
-    release is noisy or pruned, and drops in the second half are those of nearly dead pixels.
+    Images lie close to each other, so the first drop can be the largest. If nothing is as small as rounding,
+    the release is noisy or pruned, and drops in the second half are those of nearly dead pixels.
     """
     if len(values) < 2 or not float(values[0]) > 0:
         return 0
