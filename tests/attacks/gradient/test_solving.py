@@ -131,6 +131,15 @@ def test_moments_find_gates_where_rounding_hides_the_steps():
     assert worst_cosine(opened.directions, records, signed=True) > 0.999
 
 
+def test_too_many_gates_for_moments_say_so(monkeypatch):
+    monkeypatch.setattr("exhume.attacks.gradient.solve._LARGEST", 3)
+    _, _, samples = planted(4, 300, "relu")
+    noise = torch.randn(samples.slopes.shape, dtype=torch.float64, generator=KEY.generator())
+    opened = solve_gates(activation("relu"), Samples(samples.points, samples.values, noise), 4, KEY)
+    assert opened.directions.shape == (4, 4)
+    assert float(opened.spreads.min()) == 1
+
+
 def test_a_hopeless_fit_says_so():
     _, _, samples = planted(3, 300, "tanh")
     noise = torch.randn(300, dtype=torch.float64, generator=KEY.generator())
@@ -151,6 +160,16 @@ def test_span_and_batch_size_from_slopes():
         span_of_slopes(torch.randn(200, 80, generator=g), KEY)
     with pytest.raises(NotApplicable, match="no gap"):
         span_of_slopes(torch.zeros(20, 8), KEY)
+
+
+def test_the_first_drop_of_the_spectrum_is_not_the_last():
+    """40 records close to each other: one value stands out, and the end lies beyond the first sketch."""
+    g = KEY.generator()
+    left, right = torch.randn(300, 40, generator=g), torch.randn(40, 120, generator=g) + 5
+    values = torch.linalg.svdvals(left @ right)
+    assert float(values[0]) > 3 * float(values[1])
+    basis, _ = span_of_slopes(left @ right, KEY)
+    assert basis.shape == (120, 40)
 
 
 def test_dead_pixels_are_not_the_end_of_the_spectrum():
