@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.margin.descent import Descent, fall, stepper
-from exhume.attacks.margin.pool import Run, distinct
+from exhume.attacks.margin.pool import Run, by_own_confidence, distinct
 from exhume.attacks.margin.reading import Reader
 from exhume.attacks.margin.residual import Span
 from exhume.attacks.margin.restarts import Once, Restarts
@@ -71,7 +71,7 @@ class HiddenSpan:
             raise NotApplicable(
                 "fc2: the span of hidden activations needs a second hidden layer", ever=False
             )
-        return Restarts(self, reader, self._once(reader), key, store, progress, self._pooled)
+        return Restarts(self, reader, self._once(reader), key, store, progress, by_own_confidence)
 
     def _once(self, reader: Reader) -> Once:
         known: dict[Span, Tensor] = {}  # Q of the last release
@@ -136,13 +136,6 @@ class HiddenSpan:
         hidden = span.network.forward(all_inputs[kept] @ span.basis.T)[0][0].clamp_min(0)
         basis: Tensor = torch.linalg.qr(hidden.double().T)[0].T.to(hidden)
         return basis
-
-    def _pooled(self, runs: list[Run]) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs (k, d), confidence (k,) and labels (k,) of all rounds, each image once, surest first."""
-        inputs, labels = torch.cat([r.inputs for r in runs]), torch.cat([r.labels for r in runs])
-        sure = torch.cat([r.explained for r in runs])
-        kept, _ = distinct(inputs, sure, self.same)
-        return inputs[kept], sure[kept], labels[kept]
 
 
 def second_layer(span: Span, widen: float) -> Tensor:
