@@ -123,7 +123,7 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
                 folder=folder,
                 progress=progress,
             )
-            found.setdefault(name, []).append(_arm(game, decoys))
+            found.setdefault(name, []).append(_arm(game, setting.attack.first, decoys))
     metrics = {}
     for name, arms in found.items():
         for metric in arms[0].numbers:
@@ -148,9 +148,9 @@ class _Arm:
     good: Tensor  # (n,) 1 where the image came back
 
 
-def _arm(game: MarginGame, decoys: Records) -> _Arm:
+def _arm(game: MarginGame, first: FirstLayer, decoys: Records) -> _Arm:
     _, scores = game.once(0)
-    _, plain = replace(game, attack=game.attack.first).once(0)
+    _, plain = replace(game, attack=first).once(0)
     kept = ("good", "good_share", "decoy_rate", "tpr_at_1pct", "ssim_median")
     numbers = {metric: scores.metrics[metric] for metric in kept}
     numbers["good_first_layer"] = plain.metrics["good"]
