@@ -125,7 +125,7 @@ def decayed_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     others = torch.rand(50, 1, 6, 6, generator=key.fold("others").generator())
     classes = ("a", "b", "c", "d")
     records = Records(pictures, torch.arange(8) % 4, classes)
-    mlp = HomogeneousMLP((1, 6, 6), (100, 60), 4)
+    mlp = HomogeneousMLP((1, 6, 6), (200, 60), 4)
     recipe = MarginDescent(mlp, weight_decay=0.01, stop_loss=0.0, epochs=2500)
     made = [release_margin(recipe, records, key=key.fold(i), store=NullStore()) for i in range(2)]
     weights = torch.cat([one.release.parameters for one in made])
@@ -179,7 +179,7 @@ SIXTH = Equation6(
 )
 SHORT = FirstLayer(restarts=2, descent=KktDescent(steps=120), contrast=0.28, largest=0.32)
 SPANNED = HiddenSpan(
-    restarts=2, starts=4.0, descent=KktDescent(steps=100, rate=2.0), contrast=0.28, largest=0.32
+    restarts=3, starts=12.0, widen=1.0, largest=0.3, descent=KktDescent(steps=120, rate=0.5)
 )
 SMALL = RecoNN(Dense((64, 64)), Training(batch=32, epochs=12), chunk=32)
 

@@ -14,6 +14,7 @@ from exhume.studies import run_study
             {"decay-leaks", "above-small", "first-layer-alone", "margin"},
             "decay0.01.test_error",
         ),
+        ("margin-large", {"n10", "n15.decay"}, "n15.decay.good_low"),
     ],
 )
 def test_smoke(study, claims, metric, tmp_path):
