@@ -14,7 +14,7 @@ from beartype.claw import beartype_packages
 
 CHECKED = (
     "contract store scale data models score train defences victims attacks report bench settings "
-    "plan auditing"
+    "plan auditing integrations"
 )
 CONF = BeartypeConf(
     claw_is_pep526=False,

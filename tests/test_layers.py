@@ -25,6 +25,7 @@ ORDER = (
     "plan",
     "auditing",
     "studies",
+    "integrations",
     "cli",
 )
 NEVER = {"attacks": {"data", "victims", "score"}, "score": {"attacks"}}

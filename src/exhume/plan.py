@@ -18,7 +18,15 @@ from exhume.train.fleet import chunk_for
 from exhume.train.optimisers import Adam, Descent, Optimiser
 from exhume.train.recipe import FullBatch, MiniBatch
 
-__all__ = ["as_known", "device_named", "moved", "recipe_for", "resolve", "sizes_for"]
+__all__ = [
+    "as_known",
+    "device_named",
+    "moved",
+    "recipe_for",
+    "resolve",
+    "sizes_for",
+    "threads_for",
+]
 
 
 def sizes_for(records: int, settings: Settings) -> Sizes:
@@ -56,7 +64,7 @@ def resolve(settings: Settings, records: Records) -> Settings:
             f"{machine.memory:,}; choose smaller widths or allow more"
         )
     chunk = machine.chunk or chunk_for(size, machine.memory << 20)
-    return settings.with_values("machine", chunk=chunk, threads=machine.threads or _cores())
+    return settings.with_values("machine", chunk=chunk, threads=threads_for(machine.threads))
 
 
 def _check(sizes: Sizes, records: Records, settings: Settings) -> None:
@@ -172,6 +180,11 @@ def moved(parts: Split, device: torch.device) -> Split:
         public=parts.public.to(device),
         test=parts.test.to(device),
     )
+
+
+def threads_for(asked: int) -> int:
+    """As many as asked for; 0: one for each core this process may use."""
+    return asked or _cores()
 
 
 def _cores() -> int:

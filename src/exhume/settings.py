@@ -19,6 +19,7 @@ __all__ = [
     "Settings",
     "VictimSettings",
     "to_toml",
+    "toml_of",
 ]
 
 
@@ -170,11 +171,16 @@ def _fitting(default: Any, value: Any, where: str) -> Any:
     return value
 
 
-def to_toml(settings: Settings) -> str:
-    """The settings as TOML, top-level values first."""
+def to_toml(settings: Any) -> str:
+    """Settings, a dataclass of plain values or of sections of them, as TOML; top-level values first."""
+    return toml_of(asdict(settings))
+
+
+def toml_of(content: Mapping[str, Any]) -> str:
+    """Plain values and sections of plain values as TOML."""
     lines: list[str] = []
     sections: list[str] = []
-    for name, value in asdict(settings).items():
+    for name, value in content.items():
         if isinstance(value, dict):
             sections += [
                 "",

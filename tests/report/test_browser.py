@@ -206,3 +206,20 @@ def test_pictures_decode_and_small_ones_keep_their_pixels(
         page.eval_on_selector(".card img", "i => getComputedStyle(i).imageRendering") == "pixelated"
     )
     assert all(page.eval_on_selector_all(".card img", "all => all.map(i => i.alt.length > 10)"))
+
+
+def test_a_page_of_similar_images(make_run: MakeRun, open_page: Open) -> None:
+    """Cards by SSIM, pairs around the threshold, the scatter: all there, at any width."""
+    from test_similarity import evidence as similar
+
+    one = attack(ranked_by="ssim", metrics={"good": 16.0}, baselines=[])
+    path = draw(make_run(audit(attacks=[one]), similar()))
+    page = open_page(path)
+    assert shown(page, "rank") == list(range(1, 25))
+    page.select_option("[data-sort]", "error-falling")
+    assert shown(page, "rank")[:2] == [30, 29]
+    assert page.locator(".sides li").count() == 8 + 8 + 4
+    assert page.locator(".sides img").first.bounding_box()["width"] > 30
+    assert page.locator("svg[aria-label^='SSIM against margin']").is_visible()
+    narrow = open_page(path, viewport={"width": 360, "height": 700})
+    assert overflow(narrow) <= 0

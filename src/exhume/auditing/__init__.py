@@ -12,16 +12,19 @@ from exhume.auditing.informed import (
     dealt,
     informed_game,
 )
+from exhume.auditing.weights import WeightsSettings, audit_weights
 
 __all__ = [
     "DEVIATIONS",
     "Audit",
     "Findings",
     "Game",
+    "WeightsSettings",
     "audit",
     "audit_exact",
     "audit_informed",
     "audit_private",
+    "audit_weights",
     "dealt",
     "informed_game",
 ]

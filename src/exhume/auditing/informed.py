@@ -50,6 +50,7 @@ __all__ = [
     "audit_exact",
     "audit_informed",
     "audit_private",
+    "check_apart",
     "dealt",
     "informed_game",
 ]
@@ -91,7 +92,7 @@ def audit(
     started = time.perf_counter()
     records = data.load(settings.data.source, progress=progress)
     settings = resolve(settings, records)
-    _check_apart(out, settings.data.source)
+    check_apart(out, settings.data.source)
     folder = RunFolder.create(out)
     settings = _taken_up(folder, settings)
     torch.set_num_threads(settings.machine.threads)
@@ -299,7 +300,7 @@ def _taken_up(folder: RunFolder, settings: Settings) -> Settings:
     return settings
 
 
-def _check_apart(out: Path, source: str) -> None:
+def check_apart(out: Path, source: str) -> None:
     """A run folder inside the data would become data at the next run."""
     place = Path(source).resolve()
     if place.is_dir() and out.resolve().is_relative_to(place):

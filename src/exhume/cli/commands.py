@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from exhume.cli.frame import (
-    AUDITED,
-    FAILED,
-    LEAKS,
+    FailOver,
     Out,
     Ray,
+    Redact,
     Seed,
     app,
+    conclude,
     data_app,
+    numbers,
     plainly,
-    say,
     shown,
     spread,
     study_app,
@@ -78,13 +78,8 @@ def audit(
     device: Annotated[str | None, typer.Option(help="cpu (default) or cuda.")] = None,
     ray: Ray = None,
     out: Out = None,
-    redact: Annotated[
-        bool, typer.Option("--redact", help="Also write a report without any record.")
-    ] = False,
-    fail_over: Annotated[
-        float | None,
-        typer.Option(help="Exit 1 if a larger share of the records leaks.", min=0, max=1),
-    ] = None,
+    redact: Redact = False,
+    fail_over: FailOver = None,
 ) -> int:
     """Attack models trained your way on your data, and say what leaks.
 
@@ -100,7 +95,7 @@ def audit(
     settings = settings.with_values(
         "victim",
         network=network,
-        hidden=_widths(hidden),
+        hidden=numbers("--hidden", hidden),
         activation=activation,
         optimiser=optimiser,
         batch=batch,
@@ -118,41 +113,7 @@ def audit(
         settings = settings.with_seed(seed)
     with shown() as progress, spread(ray):
         done = run(settings, out or _folder_for(settings), progress=progress, redact=redact)
-    tell(done.verdict.sentence)
-    tell(done.verdict.detail)
-    if done.redacted:
-        tell(f"redacted report: {done.redacted}")
-    tell(f"report: {done.report}")
-    if done.verdict.word == "not audited":
-        return FAILED
-    if fail_over is not None and fail_over < done.metrics["detectable_rate"]:
-        say(
-            f"with these targets a leak below {done.metrics['detectable_rate']:.1%} may go unnoticed, "
-            f"so --fail-over {fail_over:.1%} cannot be promised; more --targets help"
-        )
-    if (
-        fail_over is not None
-        and done.verdict.word == "leaks"
-        and done.metrics["success"] > fail_over
-    ):
-        say(
-            f"{done.metrics['success']:.1%} of the records leak, more than --fail-over {fail_over:.1%}"
-        )
-        return LEAKS
-    return AUDITED
-
-
-def _widths(text: str | None) -> tuple[int, ...] | None:
-    from exhume.contract import ExhumeError
-
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ExhumeError(
-            f"--hidden: {text!r} is not a list of whole numbers such as 64,32"
-        ) from None
+    return conclude(done, fail_over, more="--targets")
 
 
 def _folder_for(settings: Settings) -> Path:

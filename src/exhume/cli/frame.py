@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, Annotated, ParamSpec
 import typer
 
 if TYPE_CHECKING:
+    from exhume.auditing import Audit
     from exhume.contract import Progress
 
 __all__ = [
-    "AUDITED",
-    "FAILED",
-    "LEAKS",
+    "FailOver",
     "Out",
     "Ray",
+    "Redact",
     "Seed",
     "app",
+    "conclude",
     "data_app",
+    "numbers",
     "plainly",
     "say",
     "shown",
@@ -103,10 +105,58 @@ Ray = Annotated[
 ]
 
 
+Redact = Annotated[bool, typer.Option("--redact", help="Also write a report without any record.")]
+FailOver = Annotated[
+    float | None,
+    typer.Option(help="Exit 1 if a larger share of the records leaks.", min=0, max=1),
+]
+
+
+def conclude(done: Audit, fail_over: float | None, *, more: str) -> int:
+    """Say the verdict and where the report is; return the exit code.
+
+    more: the option that makes a finer gate possible.
+    """
+    tell(done.verdict.sentence)
+    tell(done.verdict.detail)
+    if done.redacted:
+        tell(f"redacted report: {done.redacted}")
+    tell(f"report: {done.report}")
+    if done.verdict.word == "not audited":
+        return FAILED
+    if fail_over is None:
+        return AUDITED
+    if fail_over < done.metrics["detectable_rate"]:
+        say(
+            f"with these targets a leak below {done.metrics['detectable_rate']:.1%} may go unnoticed, "
+            f"so --fail-over {fail_over:.1%} cannot be promised; more {more} help"
+        )
+    if done.verdict.word == "leaks" and done.metrics["success"] > fail_over:
+        say(
+            f"{done.metrics['success']:.1%} of the records leak, more than --fail-over {fail_over:.1%}"
+        )
+        return LEAKS
+    return AUDITED
+
+
 def spread(address: str | None) -> AbstractContextManager[None]:
     from exhume.scale import HERE, Cluster, spread_over
 
     return spread_over(HERE if address is None else Cluster(address))
+
+
+def numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+    """Whole numbers separated by commas."""
+    from exhume.contract import ExhumeError
+
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ExhumeError(
+            f"{option}: {text!r} is not a list of whole numbers such as 64,32"
+        ) from None
 
 
 @contextmanager

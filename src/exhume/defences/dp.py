@@ -1,4 +1,4 @@
-"""Differentially private training as a defence (Balle22 Fig. 14)."""
+"""Differentially private training as a defence (Balle22 Fig. 14), of a model or of a client's update."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from exhume.contract import NotApplicable, Recipe
 from exhume.train.dp import Privacy, epsilon
+from exhume.train.local import LocalTraining
 from exhume.train.recipe import FullBatch
 
 __all__ = ["DPTraining"]
@@ -18,7 +19,7 @@ class DPTraining:
 
     Sees: the recipe; at training time, every record's gradient.
     Assumes: full-batch training, whose sampling rate of 1 is what the accounting covers.
-    Guarantees: (epsilon, delta) differential privacy of the released weights under add / remove of one
+    Guarantees: (epsilon, delta) differential privacy of what is released under add / remove of one
     record, see `epsilon`; the number of records counts as public. With noise 0 only the clipping acts
     and nothing is guaranteed; without a clip either, training is unchanged.
     Reference: Abadi et al. 2016; Balle22 uses clip 10 and delta 1e-5.
@@ -38,7 +39,7 @@ class DPTraining:
     def harden(self, recipe: Recipe) -> Recipe:
         if not self.strength:
             return recipe
-        if not isinstance(recipe, FullBatch):
+        if not isinstance(recipe, FullBatch | LocalTraining):
             raise NotApplicable(
                 f"private training is there for full batches, not yet for: {recipe}", ever=True
             )

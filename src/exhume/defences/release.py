@@ -1,7 +1,7 @@
 """What a client can do to an update before it leaves: noise, clipping, quantising, pruning.
 
-Each is a `ReleaseDefence` on a `Gradient`, applied to every release of it alike. (Local steps and larger
-batches change how the update is made: see `victims.gradient`.)
+Each is a `ReleaseDefence` on a `Gradient`, applied to every release of it alike. (DP-SGD, local steps and
+larger batches change how the update is made: see `defences.dp` and `defences.local`.)
 """
 
 from __future__ import annotations

@@ -33,6 +33,13 @@ PICTURES = {
         "Held, nearest to reconstruction",
         "the held record nearest to the reconstruction",
     ),
+    "decoys": ("Nearest decoy", "the record not trained on that resembles the reconstruction most"),
+}
+BESIDE = ("margins", "decoy_targets", "decoy_reconstructions", "decoy_ssim")  # drawn elsewhere
+RANKED = {  # by which tensor cards are ranked: its sign, and the words for both ends
+    "mse": (1, "lowest error", "highest error"),
+    "ssim": (-1, "most similar", "least similar"),
+    "confidence": (-1, "surest", "least sure"),
 }
 VECTORS = (
     "mse",
@@ -56,9 +63,10 @@ class Picture:
 
 @dataclass(frozen=True)
 class Card:
-    rank: int  # 1 = lowest error of all targets
+    rank: int  # 1 = lowest error (or most similar, or surest) of all targets
     pictures: tuple[Picture, ...]
-    mse: float
+    mse: float | None
+    ssim: float | None
     oracle: float | None
     confidence: float | None
     label: int | None
@@ -69,7 +77,9 @@ class Card:
     @property
     def ratio(self) -> float | None:
         """Error over the oracle's error; None where the adversary held an exact copy."""
-        return self.mse / self.oracle if self.oracle and math.isfinite(self.oracle) else None
+        if self.mse is None or not self.oracle or not math.isfinite(self.oracle):
+            return None
+        return self.mse / self.oracle
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,24 @@ class Gallery:
     best: int
     worst: int
     classes: tuple[tuple[int, str], ...]  # labels that occur on a card
+    ranked_by: str = "mse"
+
+    @property
+    def best_first(self) -> str:
+        return RANKED[self.ranked_by][1]
+
+    @property
+    def worst_first(self) -> str:
+        return RANKED[self.ranked_by][2]
+
+    @property
+    def truth(self) -> bool:
+        """Whether the private records are there to be shown."""
+        return any(p.role == "targets" for card in self.cards for p in card.pictures)
+
+    @property
+    def has_error(self) -> bool:
+        return any(card.mse is not None for card in self.cards)
 
     @property
     def has_ratio(self) -> bool:
@@ -109,7 +137,7 @@ def read_evidence(path: Path) -> dict[str, Tensor]:
     if "mse" not in known and {"targets", "reconstructions"} <= set(known):
         difference = known["targets"].float() - known["reconstructions"].float()
         known["mse"] = difference.flatten(1).square().mean(1)
-    return known
+    return known | {name: tensors[name] for name in BESIDE if name in tensors}
 
 
 def selection(error: Tensor, most: int) -> tuple[list[int], int, int]:
@@ -131,24 +159,32 @@ def selection(error: Tensor, most: int) -> tuple[list[int], int, int]:
     return order[:best] + chosen + order[len(order) - worst :], best, worst
 
 
-def make_gallery(evidence: dict[str, Tensor], classes: list[str], *, size: int) -> Gallery | None:
-    """As many cards as fit in `size` bytes, up to `CARDS`; None where there is nothing to draw."""
-    if "mse" not in evidence or not any(name in evidence for name in PICTURES):
+def make_gallery(
+    evidence: dict[str, Tensor], classes: list[str], *, size: int, ranked_by: str = ""
+) -> Gallery | None:
+    """As many cards as fit in `size` bytes, up to `CARDS`; None where there is nothing to draw.
+
+    Ranked by error, or by confidence where there is none, unless told otherwise.
+    """
+    ranked_by = ranked_by or ("mse" if "mse" in evidence else "confidence")
+    if ranked_by not in RANKED:
+        raise ExhumeError(f"ranked_by: {ranked_by!r} is not one of {', '.join(RANKED)}")
+    if ranked_by not in evidence or not any(name in evidence for name in PICTURES):
         return None
     evidence = {**evidence, **_drawable(evidence)}
-    total, most = len(evidence["mse"]), CARDS
-    ranks = {
-        index: rank for rank, index in enumerate(selection(evidence["mse"], total)[0], start=1)
-    }
+    error = RANKED[ranked_by][0] * evidence[ranked_by]
+    total, most = len(error), CARDS
+    ranks = {index: rank for rank, index in enumerate(selection(error, total)[0], start=1)}
     while True:
-        chosen, best, worst = selection(evidence["mse"], most)
+        chosen, best, worst = selection(error, most)
         cards = tuple(_card(evidence, index, ranks[index], classes) for index in chosen)
         drawn = sum(len(picture.drawing) for card in cards for picture in card.pictures)
         if drawn <= size or most == 1:
             break
         most = max(1, min(most - 1, int(0.95 * len(cards) * size / drawn)))
     present = {card.label: card.label_name for card in cards if card.label is not None}
-    return Gallery(cards, total, best, worst, tuple(sorted(present.items()))) if cards else None
+    labels = tuple(sorted(present.items()))
+    return Gallery(cards, total, best, worst, labels, ranked_by) if cards else None
 
 
 def _drawable(evidence: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -183,7 +219,8 @@ def _card(evidence: dict[str, Tensor], index: int, rank: int, classes: list[str]
     return Card(
         rank=rank,
         pictures=pictures,
-        mse=float(evidence["mse"][index]),
+        mse=at("mse"),
+        ssim=at("ssim"),
         oracle=at("oracle_mse"),
         confidence=at("confidence"),
         label=label,

@@ -25,6 +25,7 @@ from exhume.report.figures import histogram, scatter
 from exhume.report.gallery import Gallery, make_gallery, read_evidence
 from exhume.report.redact import paths_in, redacted
 from exhume.report.result import checked, read_json, read_toml
+from exhume.report.similarity import Side, sides_of_threshold, ssim_against_margin
 from exhume.report.tiles import key_figures
 from exhume.report.words import Row, duration, number, percent, show
 from exhume.store import write_atomically
@@ -64,6 +65,8 @@ class Section:
     scatter: Markup
     spread: list[list[str]]  # one row per kind of error: its name and its quantiles
     gallery: Gallery | None
+    sides: list[Side]  # pairs on both sides of the threshold of similarity
+    margin: Markup  # similarity against margin
 
     @property
     def applies(self) -> bool:
@@ -117,11 +120,13 @@ def _section(
     classes: list[str],
     share: int,
 ) -> Section:
+    ranked_by = str(attack.get("ranked_by", ""))
     errors = {
         title: (evidence or {})[name].double()
         for name, title in COMPARED.items()
-        if name in (evidence or {})
+        if name in (evidence or {}) and ranked_by in ("", "mse")
     }
+    similar = evidence if evidence and share and ranked_by == "ssim" else {}
     figure = Markup("")
     if share and {COMPARED["mse"], COMPARED["oracle_mse"]} <= set(errors):
         figure = scatter(
@@ -145,7 +150,11 @@ def _section(
         else Markup(""),
         scatter=figure,
         spread=[[title, *map(number, _quantiles(values))] for title, values in errors.items()],
-        gallery=make_gallery(evidence, classes, size=share) if evidence and share else None,
+        gallery=make_gallery(evidence, classes, size=share, ranked_by=ranked_by)
+        if evidence and share
+        else None,
+        sides=sides_of_threshold(similar),
+        margin=ssim_against_margin(similar),
     )
 
 

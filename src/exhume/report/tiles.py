@@ -26,12 +26,49 @@ class Tile:
 def key_figures(result: dict[str, Any]) -> list[Tile]:
     """Key figures of the attack that succeeded most often."""
     ran = [(_numbers(attack["metrics"]), _numbers(attack["cost"])) for attack in result["attacks"]]
-    ran = [(m, cost) for m, cost in ran if "success" in m or "mse" in m]
+    ran = [(m, cost) for m, cost in ran if {"success", "mse", "good_share"} & set(m)]
     if not ran:
         return []
-    m, cost = max(ran, key=lambda both: (both[0].get("success", 0), -both[0].get("mse", 0)))
-    tiles = (_success(m), _error(m), _labels(m, len(result["classes"])), _effort(cost))
+    m, cost = max(ran, key=lambda both: _rank(both[0]))
+    tiles = (
+        _success(m),
+        _brought_back(m),
+        _strict(m),
+        _error(m),
+        _labels(m, len(result["classes"])),
+        _effort(cost),
+    )
     return [tile for tile in tiles if tile]
+
+
+def _rank(m: dict[str, Number]) -> tuple[Number, Number]:
+    return m.get("success", m.get("good_share", 0)), -m.get("mse", 0)
+
+
+def _brought_back(m: dict[str, Number]) -> Tile | None:
+    """Whole images, against decoys that may choose among the same reconstructions."""
+    needed = ("good", "records", "good_share", "decoy_rate")
+    if not set(needed) <= set(m):
+        return None
+    rates = {
+        title: (m.get(f"{name}_low", m[name]), m[name], m.get(f"{name}_high", m[name]))
+        for name, title in (("good_share", "training images"), ("decoy_rate", "decoys"))
+    }
+    decoys = rates["decoys"]
+    return Tile(
+        "Images brought back",
+        f"{number(round(m['good']))} of {number(round(m['records']))}",
+        _range(m, "good_share"),
+        f"decoys {percent(decoys[1])}, up to {percent(decoys[2])}",
+        interval(rates, label="Share brought back"),
+    )
+
+
+def _strict(m: dict[str, Number]) -> Tile | None:
+    if "tpr_at_1pct" not in m:
+        return None
+    above = f"SSIM above {number(m['ssim_at_1pct'])}" if "ssim_at_1pct" in m else ""
+    return Tile("At 1% false positives", percent(m["tpr_at_1pct"]), "of the training images", above)
 
 
 def _success(m: dict[str, Number]) -> Tile | None:

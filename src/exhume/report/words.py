@@ -33,11 +33,38 @@ KNOWN = {
     "public": "further records of the same distribution",
     "batch_size": "how many records stand behind one gradient",
     "labels": "the labels of the unknown records",
+    "centre": "the mean that the released preprocessing subtracts",
     "parts": "some pieces of the split network",
 }
 """The fields of `Knowledge`, completing the sentence "The adversary knew …"."""
 
 METRICS = {
+    "good": ("Images brought back", "training images whose best match has an SSIM above 0.4"),
+    "good_share": ("Share brought back", "the same over all training images"),
+    "decoy_rate": (
+        "Decoys matched",
+        "images that were not trained on and match a reconstruction as well: what chance gives",
+    ),
+    "tpr_at_1pct": (
+        "Brought back at 1% false positives",
+        "training images more similar to their best match than all but 1% of the decoys are",
+    ),
+    "bar": (
+        "Bar of the verdict",
+        "0.4, or the SSIM that 1% of the decoys exceed if that is higher",
+    ),
+    "above_bar": ("Images above the bar", "training images whose best match is above it"),
+    "above_bar_share": ("Share above the bar", "what the verdict and --fail-over go by"),
+    "ssim_at_1pct": ("SSIM at 1% false positives", "what 1% of the decoys exceed"),
+    "ssim_median": ("Median SSIM", "of the training images with their best match"),
+    "auc": ("AUC", "how often a training image beats a decoy in SSIM; 0.5 is chance"),
+    "residual_reached": (
+        "Unexplained share of the weights",
+        "of the first layer, at the attack's best restart; it can fall below that at the true records",
+    ),
+    "distinct": ("Reconstructions", "that differ from one another"),
+    "agreed": ("Agreed between restarts", "reconstructions that more than one restart ended at"),
+    "records_guessed": ("Records guessed", "training records, read off the first layer's spectrum"),
     "success": (
         "Success rate",
         "targets whose reconstruction is closer to the truth than any record the adversary held",
@@ -91,6 +118,19 @@ METRICS = {
     "targets": ("Targets", "private records the attack tried to bring back"),
     "pool": ("Records held", "records the adversary had, from which the oracle chooses"),
     "duplicates": ("Duplicates", "targets of which the adversary already held (almost) a copy"),
+    "recovered": (
+        "Recovered",
+        "targets whose reconstruction has a cosine of 0.99 or more with them",
+    ),
+    "certified": (
+        "Proved records",
+        "reconstructions that the update itself proves, without the truth",
+    ),
+    "update_residual": (
+        "Unexplained share of the update",
+        "how far training on the reconstructions ends from the update; 0 is a proof",
+    ),
+    "decoys": ("Decoys", "unrelated records that had their choice among the same reconstructions"),
     "detectable_rate": (
         "Detectable rate",
         "the smallest success rate that this audit would tell from chance 95 times in 100",
@@ -98,7 +138,7 @@ METRICS = {
 }
 """Name in a result: what it is called on the page, and what it means."""
 
-RATES = ("success", "accuracy", "detectable_rate")
+RATES = ("success", "accuracy", "detectable_rate", "_share", "decoy_rate", "tpr_at_1pct")
 
 GLOSSARY = (
     (
@@ -134,6 +174,16 @@ GLOSSARY = (
         "Oracle ratio",
         "A reconstruction's error divided by its oracle's. Below 1 is a success; the smaller, "
         "the more the release gave away about this record.",
+    ),
+    (
+        "Decoy",
+        "A record of the same kind that was not used for the release. Every decoy may choose its best "
+        "match among the reconstructions as well; what decoys reach is no evidence of a leak.",
+    ),
+    (
+        "Brought back",
+        "The best match of a training image has a structural similarity (SSIM) above 0.4. The pairs "
+        "around that value are shown, so that you can judge it yourself.",
     ),
     (
         "Confidence",

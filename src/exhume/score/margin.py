@@ -46,12 +46,14 @@ def match(candidates: Tensor, images: Tensor, centre: Tensor) -> Matches:
         raise ExhumeError("reconstruction: no candidates to match")
     index = torch.empty(len(images), dtype=torch.long)
     correlation = torch.empty(len(images), dtype=torch.float64)
+    similarity = torch.empty(len(images), dtype=torch.float64)
     pool = _standard(candidates, centre)
     for start in range(0, len(images), 256):
         cut = slice(start, start + 256)
         best = (_standard(images[cut], centre) @ pool.T).max(1)
         index[cut], correlation[cut] = best.indices, best.values
-    return Matches(index, correlation, ssim(candidates[index], images))
+        similarity[cut] = ssim(candidates[best.indices], images[cut])
+    return Matches(index, correlation, similarity)
 
 
 def _standard(images: Tensor, centre: Tensor) -> Tensor:

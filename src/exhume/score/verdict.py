@@ -24,21 +24,24 @@ def judge(
     null_successes: int,
     null_high: float,
     detectable: float,
+    null_targets: int | None = None,
 ) -> Verdict:
     """Leaks, if the success rate's exact lower limit is above the null's exact upper limit (both 95%).
 
     A test that could not have noticed even a leak of every record audits nothing, and says so.
+    null_targets: how many unrelated records were tried; None: as many as targets.
     """
+    tried = targets if null_targets is None else null_targets
     if not targets:
         return not_audited("the adversary already held a copy of every target, so nothing can leak")
     if detectable >= 1:
         return not_audited(
             f"the test has no power: {successes} of {targets} records came back closer than any held "
-            f"record, but so did {null_successes} of {targets} unrelated ones; use more targets, or "
+            f"record, but so did {null_successes} of {tried} unrelated ones; use more targets, or "
             "records that differ more from each other"
         )
     share = f"{successes} of {targets} records ({successes / targets:.0%})"
-    null = f"the same reconstructions matched {null_successes} of {targets} unrelated records"
+    null = f"the same reconstructions matched {null_successes} of {tried} unrelated records"
     if low > null_high:
         return Verdict(
             "leaks",

@@ -6,23 +6,12 @@ a server computes from the weights it gets back (FedAvg).
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.func import functional_call, grad
+from torch import Tensor
 
-from exhume.contract import Architecture, ExhumeError, Gradient, Layout, Records, Secret
+from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records, Secret
+from exhume.train.local import LocalTraining, batch_loss
 
-__all__ = ["batch_loss", "cut_batches", "release_batches"]
-
-
-def batch_loss(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """() cross-entropy; of a single output, the logistic loss with labels 0 and 1."""
-    if outputs.shape[1] == 1:
-        return F.binary_cross_entropy_with_logits(
-            outputs[:, 0], labels.to(outputs.dtype), reduction=reduction
-        )
-    return F.cross_entropy(outputs, labels, reduction=reduction)
+__all__ = ["batch_loss", "cut_batches", "keep_batches", "release_batches", "release_updates"]
 
 
 def cut_batches(records: Records, size: int) -> Records:
@@ -38,6 +27,11 @@ def cut_batches(records: Records, size: int) -> Records:
     )
 
 
+def keep_batches(batches: Records) -> Secret:
+    """(r, b, *shape) private records, for scoring only."""
+    return Secret(batches)
+
+
 def release_batches(
     architecture: Architecture,
     parameters: Tensor,
@@ -51,34 +45,18 @@ def release_batches(
 
     Computed in the dtype of the parameters. Labels of a one-output network must be 0 or 1.
     """
-    if architecture.layout.shapes[-1][0] == 1 and int(batches.labels.max()) > 1:
+    local = LocalTraining(architecture, steps, rate, reduction)
+    return release_updates(local, parameters, batches)
+
+
+def release_updates(
+    local: LocalTraining, parameters: Tensor, batches: Records, key: Key | None = None
+) -> tuple[Gradient, Secret]:
+    """The same for any way of making an update, private ones included; their noise derives from the key."""
+    layout = local.architecture.layout
+    if layout.shapes[-1][0] == 1 and int(batches.labels.max()) > 1:
         raise ExhumeError("labels: a network with one output takes labels 0 and 1")
-    if steps < 1:
-        raise ExhumeError(f"steps: must be at least 1, got {steps}")
-    module, layout = architecture.build(), architecture.layout
-
-    def step(flat: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        return _gradient(module, layout, flat, (inputs, labels), reduction)
-
-    values = []
-    for inputs, labels in zip(batches.inputs.to(parameters.dtype), batches.labels, strict=True):
-        here = parameters
-        for _ in range(steps):
-            here = here - rate * step(here, inputs, labels) if steps > 1 else here
-        values.append(
-            (parameters - here) / (steps * rate) if steps > 1 else step(here, inputs, labels)
-        )
-    return Gradient(torch.stack(values), layout, parameters), Secret(batches)
-
-
-def _gradient(
-    module: nn.Module, layout: Layout, flat: Tensor, batch: tuple[Tensor, Tensor], reduction: str
-) -> Tensor:
-    inputs, labels = batch
-
-    def loss(point: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(module, layout.split(point), (inputs,))
-        return batch_loss(outputs, labels, reduction)
-
-    found: Tensor = grad(loss)(flat)
-    return found.detach()
+    if local.privacy.noise and key is None:
+        raise ExhumeError("key: private training draws noise, so it needs a key")
+    values = local.updates(parameters, batches, key or Key.from_seed(0))
+    return Gradient(values, layout, parameters), Secret(batches)

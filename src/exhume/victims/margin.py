@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Key, Progress, Records, Secret, Store, Weights, silent
+from exhume.defences.margin import ProtectedDescent
 from exhume.train.margin import MarginDescent, train_to_margin
 from exhume.train.stationarity import stationarity
 
@@ -51,7 +52,7 @@ class MarginVictim:
 
 
 def release_margin(
-    recipe: MarginDescent,
+    recipe: MarginDescent | ProtectedDescent,
     records: Records,
     *,
     key: Key,
@@ -61,10 +62,14 @@ def release_margin(
     """Subtract the training mean, train one network, and release its weights."""
     centre = records.inputs.mean(0)
     centred = Records(records.inputs - centre, records.labels, records.classes)
-    mlp = recipe.architecture
-    trained = train_to_margin(
-        recipe, mlp.initial(key.fold("victim")), centred, store=store, progress=progress
-    )
+    if isinstance(recipe, ProtectedDescent):
+        mlp = recipe.network
+        start, own = mlp.initial(key.fold("victim")), key.fold("defence")
+        trained = recipe.train(start, centred, key=own, store=store, progress=progress)
+    else:
+        mlp = recipe.architecture
+        start = mlp.initial(key.fold("victim"))
+        trained = train_to_margin(recipe, start, centred, store=store, progress=progress)
     network = mlp.matrices(trained.parameters)
     flat = centred.inputs.flatten(1)
     soft = stationarity(network, flat, records.labels, recipe.head)

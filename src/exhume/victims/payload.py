@@ -18,7 +18,13 @@ from torch.func import functional_call
 
 from exhume.contract import ExhumeError, Gradient, Key, Layout
 
-__all__ = ["Said", "check_payload", "payload_from_file", "payload_from_states"]
+__all__ = [
+    "Said",
+    "check_payload",
+    "payload_from_file",
+    "payload_from_named",
+    "payload_from_states",
+]
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _ZERO = 1e-3  # relative: what should vanish does, up to rounding and batch norm's epsilon
@@ -32,6 +38,7 @@ class Said:
     reduction: str = "mean"  # or "sum"
     batch_norm: str = "train"  # or "eval"; unused where the module has none
     batch_size: int | None = None
+    steps: int = 1  # local steps; what holds for one gradient only is not checked for an average
 
     def __post_init__(self) -> None:
         if self.reduction not in ("mean", "sum"):
@@ -46,7 +53,7 @@ def payload_from_file(path: Path, module: nn.Module) -> Gradient:
         raise ExhumeError(f"payload: there is no file {path}")
     if path.suffix != ".safetensors":
         raise ExhumeError(f"payload: {path} is not a .safetensors file; pickles are not read")
-    return _gradient(load_file(path), module)
+    return payload_from_named(load_file(path), module)
 
 
 def payload_from_states(
@@ -69,7 +76,8 @@ def payload_from_states(
     return Gradient(layout.join(difference)[None], layout, start)
 
 
-def _gradient(named: Mapping[str, Tensor], module: nn.Module) -> Gradient:
+def payload_from_named(named: Mapping[str, Tensor], module: nn.Module) -> Gradient:
+    """Tensors by name, the gradient at the module's present weights."""
     layout = Layout.of(module)
     lost = sorted(set(layout.names) - set(named))
     if lost:
@@ -99,8 +107,9 @@ def check_payload(
     parameters = layout.split(at)
     for values in payload.values:
         parts = layout.split(values)
-        checked += _check_batch_norm(module, parts, parameters, said)
-        checked += _check_homogeneity(module, parts, parameters)
+        if said.steps == 1:
+            checked += _check_batch_norm(module, parts, parameters, said)
+            checked += _check_homogeneity(module, parts, parameters)
         checked += _check_reduction(module, parts, parameters, said, input_shape)
     return list(dict.fromkeys(checked))
 
@@ -178,7 +187,8 @@ def _check_reduction(
     """dL/db of the last layer: B p_c - B_c for a sum, the same over B for a mean; B_c are whole numbers."""
     name = list(parts)[-1]
     slope = parts[name].double()
-    if slope.ndim != 1:
+    owner = dict(module.named_modules()).get(name.removesuffix(".bias"))
+    if not name.endswith(".bias") or not isinstance(owner, nn.Linear):
         return []
     most = 1.0 if len(slope) == 1 else 2.0  # |p - y| of one record, summed over the outputs
     if said.reduction == "mean" and float(slope.abs().sum()) > most * (1 + _ZERO):
@@ -190,7 +200,7 @@ def _check_reduction(
         raise ExhumeError(
             f"payload: the gradient of {name} does not sum to zero: the loss is not a cross-entropy"
         )
-    if said.batch_size is None:
+    if said.batch_size is None or said.steps > 1:
         return ["size of the last bias"]
     return _check_counts(_shares(module, at, input_shape), name, slope, said)
 

@@ -101,15 +101,20 @@ class FirstLayer:
 
         return once
 
-    def _start(self, span: Span, count: int, key: Key) -> tuple[Start, Tensor | None]:
+    def _start(self, span: Span, count: int, key: Key) -> tuple[Start, Tensor]:
         spread = span.values.sqrt()
         root = math.sqrt(span.basis.shape[1])
         spread = spread * (self.contrast * root / spread.norm())
         noise = torch.randn(count, len(spread), generator=key.generator(), dtype=torch.float64)
         coordinates = noise.to(spread) * spread
-        columns = torch.cat([1 / spread, torch.ones_like(spread[:1])]) if self.whiten else None
+        columns = _columns(spread if self.whiten else torch.ones_like(spread), span.network.bias)
         raw = torch.zeros_like(coordinates[:, 0])
         return Start(coordinates, raw, spread, largest=self.largest * root), columns
+
+
+def _columns(spread: Tensor, bias: Tensor) -> Tensor:
+    """(r+1,) weights of the first layer's columns. A bias that is not there (all zero) asks for nothing."""
+    return torch.cat([1 / spread, bias.any()[None].to(spread)])
 
 
 def _with_multipliers(problem: Residual, start: Start, *, signed: bool) -> Start:

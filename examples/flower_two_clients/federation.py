@@ -1,0 +1,90 @@
+"""Two hospitals, a Flower server, one round: what does the server learn about the images?
+
+Each client holds four digits and takes one step of SGD on them. The server records what it is sent, and
+`exhume audit-update` digs the digits out again.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+CLIENTS = {"0": [3, 17, 40, 41], "1": [60, 61, 62, 63]}  # indices into MNIST
+RATE = 0.1
+
+
+def make() -> nn.Module:
+    """The model all of them train: `--model federation.py:make`."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+def client_app():
+    from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        import torch  # Flower looks for it in the worker before it hands out tensors
+
+        from exhume import data
+
+        client = str(context.node_config["partition-id"])
+        private = data.load("mnist")[torch.tensor(CLIENTS[client])]
+        model = make()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        optimiser = torch.optim.SGD(model.parameters(), lr=message.content["config"]["lr"])
+        F.cross_entropy(model(private.inputs), private.labels).backward()
+        optimiser.step()
+        metrics = {"num-examples": len(private), "partition-id": int(client)}
+        content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord(metrics)}
+        return Message(content=RecordDict(content), reply_to=message)
+
+    return app
+
+
+def server_app(folder):
+    from flwr.app import ArrayRecord, ConfigRecord, Context
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.serverapp.strategy import FedAvg
+
+    from exhume.integrations.flower import RecordingStrategy, Told
+    from exhume.victims.recorded import Recording
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, _: Context) -> None:
+        strategy = RecordingStrategy(
+            FedAvg(fraction_evaluate=0.0), Recording(folder), Told(rate="lr", client="partition-id")
+        )
+        strategy.start(
+            grid=grid,
+            initial_arrays=ArrayRecord(make().state_dict()),
+            num_rounds=1,
+            train_config=ConfigRecord({"lr": RATE}),
+        )
+
+    return app
+
+
+def simulate(folder) -> None:
+    """One process serves both clients in turn."""
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    from flwr.simulation import run_simulation
+
+    run_simulation(
+        server_app=server_app(folder),
+        client_app=client_app(),
+        num_supernodes=len(CLIENTS),
+        backend_config={
+            "client_resources": {"num_cpus": 1},
+            "init_args": {"address": "local", "num_cpus": 1, "include_dashboard": False},
+        },
+    )

@@ -1,0 +1,227 @@
+"""The audit of a user's own checkpoint: training images from the weights alone (Buzaglo23).
+
+The attack sees the tensors, the activation and the released preprocessing. The training records are opened
+afterwards, to score; without them there is a page of reconstructions and no verdict.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exhume.attacks.margin.descent import Descent
+from exhume.attacks.margin.first_layer import FirstLayer
+from exhume.auditing.given import Given, mean_given, records_given
+from exhume.auditing.informed import Audit, check_apart
+from exhume.auditing.weights_settings import WeightsSettings, shape_of, take_up
+from exhume.contract import (
+    ExhumeError,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Progress,
+    Records,
+    silent,
+)
+from exhume.models.heads import Head, check_head, margins
+from exhume.report.folder import RunFolder, environment
+from exhume.report.margin import inapplicable_section, margin_section, unscored_section
+from exhume.report.page import draw
+from exhume.score.margin import score_margin
+from exhume.score.margin_verdict import judge_margin, unscored
+from exhume.score.verdict import Verdict, not_audited
+from exhume.train.stationarity import stationarity
+from exhume.victims.checkpoint import Checkpoint, read_checkpoint, secret_of
+
+__all__ = ["WeightsSettings", "audit_weights"]
+
+_ID, _NAME = "first-layer", "Training images from the first layer"
+_ALIKE = 0.7  # cosine of two restarts' candidates from which they count as the same image
+_DEVIATIONS = (
+    "Only the first layer is explained, inside its own row span; Buzaglo23 explains all layers.",
+    "The number of training records is read off the first layer's spectrum.",
+    "Images are matched at full resolution, not at half.",
+)
+
+
+def audit_weights(
+    settings: WeightsSettings, out: Path, *, progress: Progress = silent, redact: bool = False
+) -> Audit:
+    """Attack one checkpoint; write the run folder; say the verdict. The same call resumes a stopped run."""
+    started = time.perf_counter()
+    key = Key.from_seed(settings.seed)
+    if not Path(settings.checkpoint).exists():
+        raise ExhumeError(f"checkpoint: there is no file {settings.checkpoint}")
+    given = None
+    if settings.trained_on:
+        given = records_given(
+            settings.trained_on, settings.rows, settings.decoys, key, progress=progress
+        )
+    shape = shape_of(settings, given)
+    centre = mean_given(settings.mean, shape)
+    why, checkpoint = None, None
+    try:
+        checkpoint = read_checkpoint(
+            Path(settings.checkpoint), activation=settings.activation, shape=shape
+        )
+    except NotApplicable as refused:
+        why = refused
+    for source in filter(None, (settings.trained_on, settings.decoys)):
+        check_apart(out, source)
+    folder = RunFolder.create(out)
+    take_up(folder, settings, checkpoint)
+    folder.write_json("environment.json", environment())
+    if checkpoint is None:
+        assert why is not None  # one or the other
+        judged = _inapplicable(why)
+    else:
+        judged = _attacked(
+            settings, checkpoint, centre, given, folder=folder, key=key, progress=progress
+        )
+    classes = list(given.trained.classes) if given else []
+    result = {
+        "schema": 1,
+        "kind": "audit",
+        "title": "Training images from released weights alone",
+        "data": settings.trained_on or "not given",
+        "seed": settings.seed,
+        "verdict": asdict(judged.verdict),
+        "attacks": [judged.section],
+        "victim": {"checkpoint": Path(settings.checkpoint).name, **judged.victim},
+        "classes": classes,
+        "deviations": list(_DEVIATIONS),
+        "wall_seconds": time.perf_counter() - started,
+    }
+    folder.write_json("result.json", result)
+    progress("drawing the report", 0, 1)
+    report = draw(folder.path)
+    redacted = draw(folder.path, redact=True) if redact else None
+    progress("drawing the report", 1, 1)
+    return Audit(judged.verdict, judged.metrics, folder.path, report, redacted)
+
+
+@dataclass(frozen=True, eq=False)
+class _Judged:
+    verdict: Verdict
+    section: dict[str, Any]
+    victim: dict[str, str | float]
+    metrics: dict[str, float]
+
+
+def _attacked(
+    settings: WeightsSettings,
+    checkpoint: Checkpoint,
+    centre: Tensor | None,
+    given: Given | None,
+    *,
+    folder: RunFolder,
+    key: Key,
+    progress: Progress,
+) -> _Judged:
+    mlp = checkpoint.architecture
+    head = _head(settings.head, mlp.outputs)
+    attack = FirstLayer(
+        head=head, restarts=settings.restarts, descent=Descent(steps=settings.steps)
+    )
+    knowledge = Knowledge(architecture=mlp, centre=centre)
+    prepared = attack.prepare(
+        knowledge, key=key.fold("attack"), store=folder.store(), progress=progress
+    )
+    found = prepared.run(checkpoint.release)
+    victim: dict[str, str | float] = {
+        "architecture": str(mlp),
+        "head": head,
+        "read_as": " ".join(checkpoint.inferred),
+        "records_by_the_spectrum": found.observed["records"],
+    }
+    zero = torch.full(mlp.input_shape, 0.5) if centre is None else centre
+    if given is None:
+        section = unscored_section(
+            folder,
+            id=_ID,
+            name=_NAME,
+            knows=knowledge.known(),
+            found=found,
+            centre=zero,
+            alike=_ALIKE,
+        )
+        numbers = section["metrics"]
+        verdict = unscored(int(numbers["distinct"]), int(numbers["agreed"]))
+        return _Judged(verdict, section, victim, numbers)
+    progress("scoring", 0, 1)
+    scores = score_margin(secret_of(given.trained), found, given.decoys, zero)
+    fit = _fit(checkpoint, given.trained, zero, head)
+    section = margin_section(
+        folder,
+        id=_ID,
+        name=_NAME,
+        knows=knowledge.known(),
+        found=found,
+        scores=scores,
+        decoys=given.decoys,
+        margins=fit.margins,
+        notes=(*given.notes, *fit.notes),
+    )
+    progress("scoring", 1, 1)
+    judged = judge_margin(scores)
+    section["metrics"] |= judged.metrics
+    metrics = {
+        **scores.metrics,
+        "success": judged.metrics["above_bar_share"],
+        "detectable_rate": judged.metrics["detectable_rate"],
+    }
+    return _Judged(judged.verdict, section, victim | fit.facts, metrics)
+
+
+def _head(given: str, outputs: int) -> Head:
+    heads: dict[str, Head] = {
+        "multiclass": "multiclass",
+        "binary": "binary",
+        "regression": "regression",
+        "": "multiclass" if outputs > 1 else "binary",
+    }
+    check_head(heads[given], outputs)
+    return heads[given]
+
+
+@dataclass(frozen=True, eq=False)
+class _Fit:
+    """How the network does on what it is said to have been trained on."""
+
+    margins: Tensor | None
+    facts: dict[str, str | float]
+    notes: tuple[str, ...]
+
+
+def _fit(checkpoint: Checkpoint, records: Records, centre: Tensor, head: Head) -> _Fit:
+    mlp = checkpoint.architecture
+    if int(records.labels.max()) >= max(2, mlp.outputs):
+        note = f"The training records have more classes than the network's {mlp.outputs} outputs."
+        return _Fit(None, {}, (note,))
+    network = mlp.matrices(checkpoint.release.parameters[0])
+    inputs = (records.inputs - centre).flatten(1).to(network.first.dtype)
+    found = margins(head, network.forward(inputs)[1], records.labels)
+    right = float((found > 0).double().mean())
+    facts: dict[str, str | float] = {
+        "training_records": float(len(records)),
+        "train_accuracy": right,
+    }
+    if right < 0.9:
+        note = (
+            f"The network gets {right:.0%} of the training records right: check the mean, the scale of "
+            "the inputs and the order of the classes. Networks that do not fit their data leak less."
+        )
+        return _Fit(found, facts, (note,))
+    if len(records) <= 500:  # the least squares behind it grows with the cube
+        at = stationarity(network, inputs, records.labels, head)
+        facts["residual_at_truth"] = at.first_layer
+    return _Fit(found, facts, ())
+
+
+def _inapplicable(why: NotApplicable) -> _Judged:
+    return _Judged(not_audited(why.why), inapplicable_section(_ID, _NAME, why), {}, {})

@@ -1,0 +1,86 @@
+"""The settings of an audit of a checkpoint, and how a run folder keeps to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from exhume.attacks.margin.descent import Descent
+from exhume.attacks.margin.first_layer import FirstLayer
+from exhume.auditing.given import Given
+from exhume.contract import ExhumeError
+from exhume.report.folder import RunFolder
+from exhume.report.result import read_toml
+from exhume.settings import toml_of
+from exhume.store import digest
+from exhume.victims.checkpoint import Checkpoint
+
+__all__ = ["WeightsSettings", "shape_of", "take_up"]
+
+
+@dataclass(frozen=True)
+class WeightsSettings:
+    """An empty text or 0 means: not given."""
+
+    checkpoint: str
+    activation: str = "relu"
+    head: str = ""  # multiclass, binary or regression; by the number of outputs if not given
+    shape: tuple[int, ...] = ()  # of one record; that of the records or of the mean if not given
+    mean: str = ""  # what the preprocessing subtracts: an .npz file, numbers, or unknown
+    trained_on: str = ""
+    rows: str = ""  # those of `trained_on` that were trained on; the others are decoys
+    decoys: str = ""
+    restarts: int = FirstLayer.restarts
+    steps: int = Descent.steps
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.restarts < 1 or self.steps < 1:
+            raise ExhumeError(
+                f"restarts, steps: {self.restarts} and {self.steps} given, at least 1 of each needed"
+            )
+        if any(size < 1 for size in self.shape):
+            raise ExhumeError(f"shape: {self.shape} given, every size must be at least 1")
+        if self.head not in ("", "multiclass", "binary", "regression"):
+            raise ExhumeError(f"head: {self.head!r} is not one of multiclass, binary, regression")
+        if not self.trained_on and (self.rows or self.decoys):
+            raise ExhumeError("--rows and --decoys: only together with --trained-on")
+
+
+def shape_of(settings: WeightsSettings, given: Given | None) -> tuple[int, ...]:
+    if given is not None:
+        shape = given.trained.shape
+        if settings.shape and settings.shape != shape:
+            raise ExhumeError(f"--shape: {settings.shape} given, the training records have {shape}")
+        return shape
+    if not settings.shape:
+        raise ExhumeError(
+            "--shape: the shape of one record is needed, such as 3,32,32; the checkpoint only tells how "
+            "many numbers it takes"
+        )
+    return settings.shape
+
+
+def take_up(folder: RunFolder, settings: WeightsSettings, checkpoint: Checkpoint | None) -> None:
+    """Write the settings down, or go on with the run that this folder holds if it is the same."""
+    weights = digest(checkpoint.release.parameters) if checkpoint else ""
+    wanted = {
+        **{n: list(v) if isinstance(v, tuple) else v for n, v in asdict(settings).items()},
+        "checkpoint_digest": weights,
+    }
+    machine: Mapping[str, Any] = {"threads": torch.get_num_threads()}
+    if folder.config.exists():
+        earlier = read_toml(folder.config)
+        if {**wanted, "machine": earlier.get("machine")} == earlier:
+            machine = earlier["machine"]  # threads decide the bits
+        elif folder.has_work():
+            raise ExhumeError(
+                f"{folder.path} holds a run with other settings (see its config.toml): "
+                "choose another --out, or delete it"
+            )
+    torch.set_num_threads(int(machine["threads"]))
+    plain = {n: tuple(v) if isinstance(v, list) else v for n, v in wanted.items()}
+    folder.write_config(toml_of({**plain, "machine": machine}))

@@ -1,0 +1,1 @@
+"""Other people's frameworks: what they train or serve, seen by ours."""

@@ -1,0 +1,168 @@
+"""Flower: record the updates of a real federated run, for `exhume audit-update` to read.
+
+At the server a strategy is wrapped, and all that its clients return is recorded: what the server sees. At
+a client a mod records what that client sends.
+
+    strategy = RecordingStrategy(FedAvg(), Recording(Path("recorded")), Told(rate="lr"))
+    app = ClientApp(mods=[recording_mod(Recording(Path("recorded")), Told(rate="lr"))])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from exhume.contract import ExhumeError
+from exhume.victims.recorded import Recording
+
+try:
+    from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.serverapp import Grid
+    from flwr.serverapp.strategy import Strategy
+except ImportError as missing:
+    raise ExhumeError(
+        f"Flower is not installed ({missing}): pip install 'exhume[flower]'"
+    ) from missing
+
+__all__ = ["RecordingStrategy", "Told", "recording_mod"]
+
+Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
+
+
+@dataclass(frozen=True)
+class Told:
+    """Where the facts of an update come from: a value, or the name of one in the config or the metrics."""
+
+    rate: int | float | str = "lr"  # learning rate of the client's SGD
+    steps: int | str = 1  # local steps
+    batch_size: int | str = "num-examples"  # records behind the update; 0: unknown
+    client: str = ""  # a metric that names the client; empty: its node id
+
+
+USUAL = Told()  # the names that Flower's own examples use
+
+
+@dataclass(eq=False)
+class RecordingStrategy(Strategy):
+    """Another strategy, whose rounds are written down as they pass."""
+
+    strategy: Strategy
+    recording: Recording
+    told: Told = USUAL
+    _sent: dict[int, RecordDict] = field(default_factory=dict, repr=False)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        self._sent = {message.metadata.dst_node_id: message.content for message in messages}
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        replies = list(replies)
+        for reply in replies:
+            if not reply.has_error():
+                node = reply.metadata.src_node_id
+                _write(
+                    self.recording,
+                    self.told,
+                    self._sent[node],
+                    reply.content,
+                    round=server_round,
+                    node=str(node),
+                )
+        aggregated: tuple[ArrayRecord | None, MetricRecord | None] = self.strategy.aggregate_train(
+            server_round, replies
+        )
+        return aggregated
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        messages: Iterable[Message] = self.strategy.configure_evaluate(
+            server_round, arrays, config, grid
+        )
+        return messages
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        return self.strategy.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        self.strategy.summary()
+
+
+def recording_mod(recording: Recording, told: Told = USUAL) -> Mod:
+    """A mod of a `ClientApp`: records what this client sends in answer to requests to train."""
+
+    def mod(
+        message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+    ) -> Message:
+        before = message.content
+        reply = call_next(message, context)
+        if message.metadata.message_type.split(".")[0] == "train" and not reply.has_error():
+            asked = _found("server-round", before, reply.content)
+            _write(
+                recording,
+                told,
+                before,
+                reply.content,
+                round=1 if asked is None else int(asked),
+                node=str(context.node_id),
+            )
+        return reply
+
+    return mod
+
+
+def _write(
+    recording: Recording,
+    told: Told,
+    before: RecordDict,
+    after: RecordDict,
+    *,
+    round: int,  # noqa: A002 - the word of federated learning
+    node: str,
+) -> None:
+    def fact(name: str, value: int | float | str) -> float:
+        found = _found(value, before, after) if isinstance(value, str) else float(value)
+        if found is None:
+            raise ExhumeError(
+                f"{name}: neither the config that was sent nor the metrics that came back have "
+                f"{value!r}; say Told({name}=...)"
+            )
+        return found
+
+    client = fact("client", told.client) if told.client else None
+    recording.write(
+        _state(before),
+        _state(after),
+        round=round,
+        client=node if client is None else f"{client:g}",
+        rate=fact("rate", told.rate),
+        steps=int(fact("steps", told.steps)),
+        batch_size=int(fact("batch_size", told.batch_size)),
+    )
+
+
+def _found(name: str, before: RecordDict, after: RecordDict) -> float | None:
+    """A number of that name, in what was sent or in what came back."""
+    for records in (*before.config_records.values(), *after.metric_records.values()):
+        if isinstance(records, ConfigRecord | MetricRecord):
+            value = records.get(name)
+            if isinstance(value, int | float):
+                return float(value)
+    return None
+
+
+def _state(content: RecordDict) -> dict[str, Tensor]:
+    """The one model of a message."""
+    records = list(content.array_records.values())
+    if len(records) != 1:
+        raise ExhumeError(f"message: it holds {len(records)} array records, one model is needed")
+    return dict(records[0].to_torch_state_dict())

@@ -1,0 +1,121 @@
+"""What justifies the threshold of similarity: pairs on both sides of it, and SSIM against margin.
+
+Buzaglo23's App. A shows pairs around SSIM 0.4 and lets the reader judge; Fig. 1 plots SSIM against the
+distance of a training image from the margin.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from markupsafe import Markup
+from torch import Tensor
+
+from exhume.report.axes import BOTTOM, LEFT, NOTHING, RIGHT, TOP, LinearAxis, svg, x_axis, y_axis
+from exhume.report.figures import png_data_uri
+from exhume.score.margin import GOOD
+
+__all__ = ["Pair", "Side", "sides_of_threshold", "ssim_against_margin"]
+
+_EACH = 8  # pairs on a side
+
+
+@dataclass(frozen=True)
+class Pair:
+    ssim: float
+    truth: Markup
+    found: Markup
+
+
+@dataclass(frozen=True)
+class Side:
+    """Pairs of one kind, in falling order of SSIM."""
+
+    title: str
+    pairs: tuple[Pair, ...]
+
+
+def sides_of_threshold(evidence: dict[str, Tensor]) -> list[Side]:
+    """Training images just above and just below the threshold, and the decoys that came nearest to it."""
+    if not {"targets", "reconstructions", "ssim"} <= set(evidence):
+        return []
+    images, back, ssim = evidence["targets"], evidence["reconstructions"], evidence["ssim"]
+    if images.ndim != 4:
+        return []
+    order = [i for i in ssim.argsort(descending=True).tolist() if math.isfinite(float(ssim[i]))]
+    above = [i for i in order if float(ssim[i]) > GOOD][-_EACH:]
+    below = [i for i in order if float(ssim[i]) <= GOOD][:_EACH]
+    sides = [
+        Side(f"Just above {GOOD:g}: counted as brought back", _pairs(images, back, ssim, above)),
+        Side(f"Just below {GOOD:g}: not counted", _pairs(images, back, ssim, below)),
+    ]
+    decoys = ("decoy_targets", "decoy_reconstructions", "decoy_ssim")
+    if set(decoys) <= set(evidence):
+        strangers, matched, lucky = (evidence[name] for name in decoys)
+        first = lucky.argsort(descending=True).tolist()[:_EACH]
+        sides.append(
+            Side(
+                "The luckiest decoys: images that were not trained on",
+                _pairs(strangers, matched, lucky, first),
+            )
+        )
+    return [side for side in sides if side.pairs]
+
+
+def _pairs(images: Tensor, back: Tensor, ssim: Tensor, chosen: list[int]) -> tuple[Pair, ...]:
+    def drawn(image: Tensor, alt: str) -> Markup:
+        return Markup('<img class="pixels" src="{}" alt="{}" decoding="async">').format(
+            png_data_uri(image), alt
+        )
+
+    return tuple(
+        Pair(
+            float(ssim[i]),
+            drawn(images[i], f"Image of a pair with SSIM {float(ssim[i]):.2f}"),
+            drawn(back[i], "Its best match among the reconstructions"),
+        )
+        for i in chosen
+    )
+
+
+def ssim_against_margin(evidence: dict[str, Tensor]) -> Markup:
+    """A point per training image; the threshold as a line. Margins are over the smallest positive one.
+
+    Points are written in the order of x, so their order in the file says nothing about records.
+    """
+    if not {"margins", "ssim"} <= set(evidence):
+        return Markup("")
+    margins, ssim = evidence["margins"].double(), evidence["ssim"].double()
+    positive = margins[margins > 0]
+    unit = float(positive.min()) if len(positive) else 1.0
+    pairs = sorted(
+        (a, b)
+        for a, b in zip((margins / unit).tolist(), ssim.tolist(), strict=True)
+        if math.isfinite(a) and math.isfinite(b)
+    )
+    if not pairs:
+        return NOTHING
+    across = LinearAxis.around([a for a, _ in pairs], LEFT, RIGHT)
+    up = LinearAxis.around([*(b for _, b in pairs), GOOD, 0.0, 1.0], BOTTOM, TOP)
+    good = sum(b > GOOD for _, b in pairs)
+    marks = [
+        x_axis(across, "margin of the training image, over the smallest"),
+        y_axis(up, "SSIM of its best match"),
+        Markup('<path class="diagonal" d="M{} {:.1f}H{}"/>').format(LEFT, up.place(GOOD), RIGHT),
+        _dots([p for p in pairs if p[1] <= GOOD], across, up, "s1"),
+        _dots([p for p in pairs if p[1] > GOOD], across, up, "s0"),
+    ]
+    legend = Markup(
+        '<ul class="legend"><li><i class="key dot s0"></i>above {0:g} <span>{1}</span></li>'
+        '<li><i class="key dot s1"></i>at most {0:g} <span>{2}</span></li></ul>'
+    ).format(GOOD, good, len(pairs) - good)
+    label = f"SSIM against margin. {good} of {len(pairs)} training images lie above {GOOD:g}."
+    return svg(marks, label) + legend
+
+
+def _dots(
+    points: list[tuple[float, float]], across: LinearAxis, up: LinearAxis, style: str
+) -> Markup:
+    path = "".join(f"M{across.place(a):.1f} {up.place(b):.1f}h0" for a, b in points)
+    return Markup('<path class="dots {}" d="{}"/>').format(style, path or "M0 0")

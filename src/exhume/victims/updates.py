@@ -1,0 +1,101 @@
+"""Updates to be audited, from files: a gradient, two states of one model, or a folder of a recorded run.
+
+Nothing is executed: safetensors, or torch files read with `weights_only=True`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from exhume.contract import ExhumeError, Gradient, Layout, Records, Secret
+from exhume.victims.payload import payload_from_named, payload_from_states
+from exhume.victims.recorded import recorded_in
+from exhume.victims.tensor_file import read_tensors
+
+__all__ = [
+    "Update",
+    "from_gradient",
+    "from_recording",
+    "from_states",
+    "keep_secret",
+    "read_state",
+    "with_state",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """One client's update, and the module at the weights it was taken at."""
+
+    payload: Gradient  # one release
+    module: nn.Module
+    client: str = "client"
+    round: int = 1
+    rate: float | None = None  # None: a plain gradient
+    steps: int = 1
+    batch_size: int | None = None
+
+
+def from_gradient(path: Path, module: nn.Module, before: Path | None = None) -> Update:
+    """A gradient in a file, taken at `before` or at the module's present weights."""
+    here = module if before is None else with_state(module, read_state(before))
+    return Update(payload_from_named(read_state(path), here), here)
+
+
+def from_states(
+    before: Path, after: Path, module: nn.Module, *, rate: float, steps: int = 1
+) -> Update:
+    """The states before and after a client's plain SGD."""
+    start = read_state(before)
+    here = with_state(module, start)
+    payload = payload_from_states(start, read_state(after), here, rate, steps)
+    return Update(payload, here, rate=rate, steps=steps)
+
+
+def from_recording(folder: Path, module: nn.Module) -> list[Update]:
+    """All updates of a folder that a `Recording` has written."""
+    updates = []
+    for told in recorded_in(folder):
+        start, end = (read_state(folder / name) for name in (told.before, told.after))
+        here = with_state(module, start)
+        payload = payload_from_states(start, end, here, told.rate, told.steps)
+        size = told.batch_size or None
+        updates.append(Update(payload, here, told.client, told.round, told.rate, told.steps, size))
+    return updates
+
+
+def keep_secret(records: Records) -> Secret:
+    """One batch (b, *shape) of private records, for scoring only."""
+    return Secret(Records(records.inputs[None], records.labels[None], records.classes))
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Names to tensors, from a file of which nothing is executed."""
+    return read_tensors(path, "update")[0]
+
+
+def with_state(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """A copy at these weights; buffers that the state lacks stay as they are."""
+    own = copy.deepcopy(module)
+    layout = Layout.of(own)
+    lost = [name for name in layout.names if name not in state]
+    if lost:
+        raise ExhumeError(f"payload: the state dicts lack {', '.join(lost)}")
+    targets = dict(own.named_parameters()) | dict(own.named_buffers())
+    with torch.no_grad():
+        for name, target in targets.items():
+            if name not in state:
+                continue
+            if state[name].shape != target.shape:
+                raise ExhumeError(
+                    f"parameter {name}: shape {tuple(state[name].shape)} given, "
+                    f"{tuple(target.shape)} expected"
+                )
+            target.copy_(state[name])
+    return own

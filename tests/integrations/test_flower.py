@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import torch
+from torch import nn
+
+from exhume.contract import ExhumeError
+from exhume.victims.recorded import Recording, recorded_in
+from exhume.victims.updates import from_recording
+
+pytest.importorskip("flwr", reason="needs Flower: pip install 'exhume[flower]'")
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from flwr.supercore.task_identity import TaskIdentity
+
+from exhume.integrations.flower import RecordingStrategy, Told, recording_mod
+
+ASKED = (ArrayRecord(), ConfigRecord(), Mock(spec=Grid))
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_two_clients"
+
+
+@pytest.fixture(autouse=True)
+def in_a_run(monkeypatch):
+    """Messages are made inside a run of Flower only."""
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+def state(value):
+    return nn.Linear(2, 1).state_dict() | {"weight": torch.full((1, 2), value)}
+
+
+def request(node, *, kind="train", lr=0.5, value=1.0):
+    content = RecordDict(
+        {"arrays": ArrayRecord(state(value)), "config": ConfigRecord({"lr": lr, "server-round": 4})}
+    )
+    return Message(content=content, dst_node_id=node, message_type=kind)
+
+
+def answer(message, value, **metrics):
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord(state(value)),
+            "metrics": MetricRecord({"num-examples": 3, **metrics}),
+        }
+    )
+    return Message(content=content, reply_to=message)
+
+
+class Plain(Strategy):
+    """Asks three nodes and averages nothing."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        return (request(node, value=float(node)) for node in (11, 12, 13))
+
+    def aggregate_train(self, server_round, replies):
+        return None, MetricRecord({"replies": len(list(replies))})
+
+    def configure_evaluate(self, server_round, arrays, config, grid):
+        return []
+
+    def aggregate_evaluate(self, server_round, replies):
+        return MetricRecord({"evaluated": 1})
+
+    def summary(self):
+        self.said = True
+
+
+def failed(message):
+    return Message(error=Error(code=1, reason="lost"), reply_to=message)
+
+
+def test_a_strategy_goes_on_as_before_and_is_recorded(tmp_path):
+    inner = Plain()
+    strategy = RecordingStrategy(inner, Recording(tmp_path), Told(client="who", steps="turns"))
+    first, second, third = strategy.configure_train(7, *ASKED)
+    replies = [
+        answer(first, 0.0, who=0, turns=2),
+        answer(second, 5.0, who=1, turns=1),
+        failed(third),
+    ]
+    _, metrics = strategy.aggregate_train(7, iter(replies))
+    assert metrics["replies"] == 3  # the wrapped strategy sees failures as well
+    assert strategy.configure_evaluate(7, *ASKED) == []
+    assert strategy.aggregate_evaluate(7, [])["evaluated"] == 1
+    strategy.summary()
+    assert inner.said
+    told = recorded_in(tmp_path)
+    assert [(t.round, t.client, t.rate, t.steps, t.batch_size) for t in told] == [
+        (7, "0", 0.5, 2, 3),
+        (7, "1", 0.5, 1, 3),
+    ]
+    updates = from_recording(tmp_path, nn.Linear(2, 1))
+    gradients = [u.payload.layout.split(u.payload.values)["weight"][0] for u in updates]
+    assert gradients[0].flatten().tolist() == pytest.approx([11.0, 11.0])  # (11 - 0) / (0.5 · 2)
+    assert gradients[1].flatten().tolist() == pytest.approx([14.0, 14.0])  # (12 - 5) / 0.5
+
+
+def test_a_mod_records_training_and_nothing_else(tmp_path):
+    context = Context(1, 5, {}, RecordDict(), {})
+    mod = recording_mod(Recording(tmp_path), Told(rate=0.25, batch_size=0))
+    for kind in ("evaluate", "train"):
+        message = request(9, kind=kind)
+        reply = answer(message, 0.0)
+        assert mod(message, context, lambda asked, _, reply=reply: reply) is reply
+    message = request(9)
+    assert mod(message, context, lambda asked, _: failed(asked)).has_error()
+    (told,) = recorded_in(tmp_path)
+    assert (told.round, told.client, told.rate, told.batch_size) == (4, "5", 0.25, 0)
+
+
+def test_what_a_run_does_not_tell(tmp_path):
+    strategy = RecordingStrategy(Plain(), Recording(tmp_path), Told(rate="eta"))
+    first, *_ = strategy.configure_train(1, *ASKED)
+    with pytest.raises(
+        ExhumeError, match=r"rate: neither the config .* have 'eta'; say Told\(rate="
+    ):
+        strategy.aggregate_train(1, [answer(first, 0.0)])
+    bare = answer(first, 0.0)
+    bare.content["more"] = ArrayRecord(state(0.0))
+    with pytest.raises(ExhumeError, match="it holds 2 array records, one model is needed"):
+        RecordingStrategy(
+            Plain(), Recording(tmp_path), Told(), {11: first.content}
+        ).aggregate_train(1, [bare])
+
+
+@pytest.mark.flower
+@pytest.mark.network  # MNIST, where it is not cached
+@pytest.mark.xdist_group("ray")  # its simulation runs on Ray
+def test_two_clients_in_flowers_simulation_are_recorded_and_audited(tmp_path):
+    pytest.importorskip("ray", reason="Flower's simulation needs Ray: pip install 'exhume[flower]'")
+    quick = {"RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, EXAMPLE / "run.py", tmp_path / "run"],
+        env=os.environ | quick,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "The release leaks: 8 of 8 records (100%)" in done.stdout
+    result = json.loads((tmp_path / "run" / "audit" / "result.json").read_text())
+    assert result["victim"]["clients"] == 2
+    (ratio,) = [a for a in result["attacks"] if a["id"] == "bias-ratio"]
+    assert ratio["metrics"]["recovered"] == 1
+    assert ratio["metrics"]["certified"] == 8
+    assert (tmp_path / "run" / "recorded").stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,28 @@
+"""The examples run, and what they say to run next runs too."""
+
+from __future__ import annotations
+
+import runpy
+import shlex
+from pathlib import Path
+
+import torch
+from typer.testing import CliRunner
+
+from exhume.cli import app
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def test_a_checkpoint_to_be_audited(tmp_path, capsys):
+    main = runpy.run_path(str(EXAMPLES / "checkpoint.py"))["main"]
+    state = torch.random.get_rng_state()
+    main("digits", tmp_path / "work", each=2, width=60, decoys=100)
+    torch.random.set_rng_state(state)
+    command = shlex.split(capsys.readouterr().out)
+    assert command[:2] == ["exhume", "audit-weights"]
+    quick = ["--restarts", "2", "--steps", "30"]
+    result = CliRunner().invoke(app, [*command[1:], *quick])
+    assert result.exit_code == 0, result.output
+    assert "training images" in result.stdout
+    assert (tmp_path / "work" / "run" / "report.html").exists()
