@@ -118,8 +118,8 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
         metrics |= {f"{row}.{name}": value for name, value in found.observed.items()}
     folder.write_tensors(
         "reconstructions.safetensors",
-        {"targets": parts.target.inputs[:16]}
-        | {row: found.scores.reconstructions[:16].contiguous() for row, found in rows.items()},
+        {"targets": parts.target.inputs[:16].clone()}
+        | {row: found.scores.reconstructions[:16].clone() for row, found in rows.items()},
     )
     return Outcome(
         claims=claims(rows, accuracy, null, metrics, key.fold("claims")),

@@ -25,7 +25,7 @@ from exhume.train.split import SplitJob
 from exhume.victims.split import release_features, server_knowledge
 
 QUICK = Schedule(2, 100, 3e-3, "adam", 0.0)
-LONG = Schedule(40, 100, 3e-3, "adam", 0.0)
+LONG = Schedule(40, 100, 1e-2, "adam", 0.0)
 PLAIN = ShadowInversion((0,), ShadowHead(16, 2), Decoder(16), QUICK, QUICK)
 
 
@@ -73,15 +73,19 @@ def test_with_the_true_head_the_inputs_come_back(game, key):
     assert found.observed["mse_on_own_features"] < 0.02
 
 
-def test_matching_what_the_client_has_sent_finds_its_head(game, key):
-    """The paper's shadow classifies, but is another head; with the moments it is the client's."""
+def test_matching_gives_the_shadow_the_moments_of_what_the_client_has_sent(game, key):
+    """The paper's shadow classifies, but its features are of another size and shape altogether."""
+    knowledge, release, _ = game
     matched = replace(PLAIN, shadow_schedule=LONG, decoder_schedule=LONG, match=10.0)
-    with_moments = run(matched, game, key)
-    without = run(replace(matched, match=0.0), game, key)
-    assert without.observed["shadow_accuracy"] > 0.8
-    assert error(with_moments, game) < 0.6 < 1 < error(without, game)
-    mismatch = -with_moments.confidence.mean(), -without.confidence.mean()
-    assert mismatch[0] < mismatch[1]
+    apart, explained = [], []
+    for attack in (matched, replace(matched, match=0.0)):
+        prepared = attack.prepare(knowledge, key=key, store=NullStore())
+        with torch.no_grad():
+            own = moments(prepared.head(knowledge.shadow.inputs))
+        apart.append(float(unlike(own, moments(knowledge.seen))))
+        explained.append(float(prepared.run(release).confidence.mean()))
+    assert apart[0] < 0.5 < 10 < apart[1]
+    assert explained[0] > explained[1]
 
 
 def test_a_learned_selector_says_which_bodies_count(game, key):
