@@ -190,6 +190,18 @@ def test_states_before_and_after_local_steps(invoke, place, steps):
     assert result_of(out)["victim"]["local_steps"] == steps
 
 
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_batch_norm_in_either_mode(invoke, place, mode):
+    module = made("norm").train(mode == "train")
+    path, out = gradient_of(module, place / "n.safetensors"), place / f"norm-{mode}"
+    options = ["--data", "digits", "--records", "3,17,40,41", "--batch-size", "4"]
+    done = invoke(path, *options, "--batch-norm", mode, "--out", out, model="norm")
+    assert done.exit_code == 0, done.output
+    assert "batch-norm mode" in result_of(out)["victim"]["checked"]
+    assert section(out, "matching")["metrics"]["candidates"] == 4
+    assert "TwoLayer and MLP" in section(out, "span")["status"]["reason"]
+
+
 def test_a_summed_loss(invoke, place):
     path = gradient_of(made("relu"), place / "sum.safetensors", reduction="sum")
     options = ["--shape", "1,8,8", "--batch-size", "4"]

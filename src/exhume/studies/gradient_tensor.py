@@ -185,7 +185,7 @@ def _images(source: str, m: int, batches: int, setting: _Setting, key: Key) -> d
 def _methods(methods: list[str], setting: _Setting, key: Key) -> dict[str, float]:
     """The decompositions on the same gradients."""
     found: dict[str, list[_Row]] = {}
-    for batch, i in product((setting.batch, 2 * setting.batch), range(min(setting.seeds, 3))):
+    for batch, i in product((setting.batch, 2 * setting.batch), range(min(setting.seeds, 2))):
         own = key.fold("methods", i)
         records, m = _vectors(setting.inputs[0], batch, own), setting.widths[0] * 2
         at = TensorAttack().query(TwoLayer(records.shape, m), own)

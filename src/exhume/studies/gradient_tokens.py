@@ -42,7 +42,7 @@ class _Setting:
 
 _SCALES: dict[Scale, _Setting] = {
     "smoke": _Setting(100, 4, 32, 128, (1, 2), 2, None),
-    "cpu": _Setting(2000, 8, 128, 512, (1, 2, 4, 8), 10, "en-fr"),
+    "cpu": _Setting(2000, 8, 128, 512, (1, 2, 4), 5, "en-fr"),
     "paper": _Setting(20_000, 16, 512, 2048, (1, 2, 4, 8, 16), 100, "en-fr"),
 }
 

@@ -85,6 +85,7 @@ def test_another_route(key):
     release, secret = release_batches(net, at, records)
     blind = attacked(net, release, key)
     assert blind.status.outcome is Outcome.NOT_APPLICABLE
+    assert "no two neurons agree" in blind.status.reason
     found = attacked(net, release, key, route=SpanAttack(nonnegative=False))
     assert score_tokens(secret, found, torch.zeros(1, PLACES)).metrics()["exact"] == 1
     assert sorted(found.labels[0].tolist()) == [0, 1, 1]
@@ -115,12 +116,12 @@ def test_sentences_are_put_together_by_their_features(largest, key):
         return torch.tanh(torch.stack([weights[tokens[:, i], i] for i in range(4)]).sum(0))
 
     truth = torch.tensor([[2, 5, 8, 9], [3, 4, 6, 9]])
-    found, misfit = Assembly(places, features, largest, 32, key).fit(features(truth))
+    found, misfit = Assembly(places, features, largest, 32, key).fit(features(truth), 2)
     assert torch.equal(found, truth)
     assert float(misfit.max()) < 1e-12
     every = features(torch.tensor(list(product(*places))))
     other = features(truth[:1]) + 0.1
-    _, off = Assembly(places, features, largest, 32, key).fit(other)
+    _, off = Assembly(places, features, largest, 32, key).fit(other, 1)
     naive = (every - other).norm(dim=1).min() / other.norm()
     assert float(off) == pytest.approx(float(naive))
 

@@ -19,7 +19,7 @@ from exhume.contract import ExhumeError, Key
 __all__ = ["cp_directions", "have_tensorly"]
 
 _STARTS = 12  # as many as the joint method has draws
-_SWEEPS = 400  # untied factors converge slowly
+_SWEEPS = 200  # untied factors converge slowly
 
 
 def have_tensorly() -> bool:

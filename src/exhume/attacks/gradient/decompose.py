@@ -27,6 +27,7 @@ __all__ = ["METHODS", "Terms", "decompose"]
 
 METHODS = ("joint", "newton", "jennrich", "power", "cp")
 _DRAWS = 12  # of random contractions, for "joint"
+_REFINED = 4  # best of them that "newton" goes on with
 _SWEEPS = 40  # of alternating least squares
 _POWER_STARTS = 20
 _POWER_STEPS = 60
@@ -51,8 +52,9 @@ def decompose(tensor: Tensor, *, method: str = "joint", key: Key) -> Terms:
         return _fitted(tensor, _eigenvectors(tensor, key))
     starts = (_eigenvectors(tensor, key.fold("draw", i)) for i in range(_DRAWS))
     draws = [_fitted(tensor, _alternate(tensor, start)) for start in starts]
+    draws.sort(key=lambda terms: terms.misfit)
     if method == "newton":
-        draws = [_fitted(tensor, _refined(tensor, terms)) for terms in draws]
+        draws = [_fitted(tensor, _refined(tensor, terms)) for terms in draws[:_REFINED]]
     return min(draws, key=lambda terms: terms.misfit)
 
 

@@ -3,15 +3,15 @@
 The span of attention's gradients tells which tokens stand at a place in some record of the batch (and a few
 that do not: if s and t share place l, and t is at place m too, then s fits at m). The features of a record
 tell which of them belong together. All sentences are tried where they are few; else a search changes one
-place at a time, from many starts. Either way the misfit says whether the sentence is the right one.
+place at a time, from many starts, then two. Either way the misfit says whether the sentence is right.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from exhume.contract import Key
 __all__ = ["Assembly"]
 
 _SWEEPS = 12
+_FINALISTS = 4  # starts that go on with two places at a time
 _EXACT = 1e-4  # misfit at which a sentence is found: fp32 leaves 1e-6
 _CHUNK = 4096  # sentences whose features are computed at once
 
@@ -35,8 +36,11 @@ class Assembly:
     starts: int  # of the search, otherwise
     key: Key
 
-    def fit(self, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """(b, d) features to (b, l) tokens and (b,) relative misfits."""
+    def fit(self, wanted: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """(b, d) features, the surest first, to (b, l) tokens and (b,) relative misfits.
+
+        count: how many records there are; once so many are found the rest is not searched for.
+        """
         if math.prod(len(place) for place in self.places) <= self.largest:
             sentences = torch.tensor(list(product(*self.places)))
             apart = torch.cat(
@@ -44,8 +48,13 @@ class Assembly:
             )
             misfit, best = apart.min(0)
             return sentences[best], misfit
-        found = [self._search(one, self.key.fold(i)) for i, one in enumerate(wanted)]
-        return torch.stack([f[0] for f in found]), torch.stack([f[1] for f in found])
+        tokens = torch.zeros(len(wanted), len(self.places), dtype=torch.int64)
+        misfits = torch.ones(len(wanted), dtype=torch.float64)
+        for i, one in enumerate(wanted):
+            if int((misfits < _EXACT).sum()) >= count:
+                break
+            tokens[i], misfits[i] = self._search(one, self.key.fold(i))
+        return tokens, misfits
 
     def _apart(self, sentences: Tensor, wanted: Tensor) -> Tensor:
         """(n, b) relative distances."""
@@ -54,28 +63,45 @@ class Assembly:
         return share
 
     def _search(self, wanted: Tensor, key: Key) -> tuple[Tensor, Tensor]:
+        """One place at a time from many starts, then two places at a time from the best of them."""
         generator = key.generator()
         columns = [
             torch.tensor(place)[torch.randint(len(place), (self.starts,), generator=generator)]
             for place in self.places
         ]
         here = torch.stack(columns, 1)  # (starts, l)
-        misfit = self._apart(here, wanted[None])[:, 0]
-        for _ in range(_SWEEPS):
-            before = misfit
-            for place, options in enumerate(self.places):
-                here, misfit = self._best_of(here, place, torch.tensor(options), wanted)
-            if float(misfit.min()) < _EXACT or bool((misfit >= before).all()):
-                break
+        singles = [(place,) for place in range(len(self.places))]
+        here, misfit = self._descended(here, singles, wanted)
+        if float(misfit.min()) >= _EXACT:
+            kept = here[misfit.argsort()[:_FINALISTS]]
+            here, misfit = self._descended(
+                kept, list(combinations(range(len(self.places)), 2)), wanted
+            )
         best = int(misfit.argmin())
         return here[best], misfit[best]
 
-    def _best_of(
-        self, here: Tensor, place: int, options: Tensor, wanted: Tensor
+    def _descended(
+        self, here: Tensor, moves: Sequence[tuple[int, ...]], wanted: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Every start with the option at one place that fits best; what it has is among them."""
+        """(n, l) sentences changed at the places of one move after the other, while that helps."""
+        misfit = self._apart(here, wanted[None])[:, 0]
+        for _ in range(_SWEEPS):
+            before = misfit
+            for places in moves:
+                here, misfit = self._best_of(here, places, wanted)
+                if float(misfit.min()) < _EXACT:
+                    return here, misfit
+            if bool((misfit >= before).all()):
+                break
+        return here, misfit
+
+    def _best_of(
+        self, here: Tensor, places: tuple[int, ...], wanted: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Every sentence with the options at these places that fit best; what it has is among them."""
+        options = torch.tensor(list(product(*(self.places[place] for place in places))))
         tried = here[:, None].repeat(1, len(options), 1)
-        tried[:, :, place] = options
+        tried[:, :, list(places)] = options
         apart = self._apart(tried.flatten(0, 1), wanted[None])[:, 0].reshape(tried.shape[:2])
         misfit, best = apart.min(1)
         return tried[torch.arange(len(here)), best], misfit

@@ -39,7 +39,7 @@ def solve_smooth(
     best: Fit | None = None
     for turn in range(_ROUNDS):
         moments = _moments(activation, samples, order, best)
-        terms = decompose(moments[order], key=key.fold("turn", turn))
+        terms = decompose(moments[order], method="newton", key=key.fold("turn", turn))
         start = norm * directions_of(activation, terms, moments)
         fit = polish(activation, few, start)
         if best is None or fit.misfit < best.misfit:

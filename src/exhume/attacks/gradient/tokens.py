@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from scipy.optimize import nnls
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from exhume.attacks.gradient.analytic import BiasRatio
+from exhume.attacks.gradient.embeddings import counted, in_place, placed, records_behind
 from exhume.attacks.gradient.gathering import Batch, gather
 from exhume.attacks.gradient.sentences import Assembly
 from exhume.contract import (
@@ -48,7 +48,6 @@ __all__ = ["PreparedTokens", "TokenAttack", "occurring"]
 _DENSE = (
     0.5  # share of the vocabulary beyond which rows say nothing: tied embeddings touch them all
 )
-_ROUNDING = 100  # machine epsilons, over the largest singular value: what lies below is rounding
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,10 @@ class TokenAttack:
     for attention's span. Sentences of several records are put together by their averages: ours.
     """
 
-    route: Attack = BiasRatio()  # to what enters the fully connected layers
+    route: Attack = BiasRatio(agreeing=3)  # to what enters the fully connected layers
     tolerance: float = 1e-3  # relative misfit from which a vector is no token's
     largest: int = 50_000  # sentences behind attention up to which all are tried
-    starts: int = 64  # of the search for them otherwise
+    starts: int = 24  # of the search for them otherwise
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
@@ -123,9 +122,9 @@ class PreparedTokens:
         features = found.candidates[0].double()
         match self.net.pool:
             case "flatten":
-                tokens, misfit = _in_place(features, table, allowed)
+                tokens, misfit = in_place(features, table, allowed)
             case "mean":
-                tokens, misfit = _counted(
+                tokens, misfit = counted(
                     features * self.net.length, table, allowed, self.net.length
                 )
             case _:
@@ -165,7 +164,7 @@ class PreparedTokens:
         self, features: Tensor, values: Tensor, at: Tensor, allowed: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Tokens of every place from the span of the projections' gradients, put together into sentences."""
-        places, distances = _placed(self.net, values, at, allowed, self.attack.tolerance)
+        places, distances = placed(self.net, values, at, allowed, self.attack.tolerance)
         count = math.prod(len(place) for place in places)
         if count == 1:
             single = torch.tensor([[place[0] for place in places]])
@@ -180,7 +179,7 @@ class PreparedTokens:
             self.attack.largest,
             self.attack.starts,
             self.key.fold("sentences"),
-        ).fit(features)
+        ).fit(features, records_behind(self.net.layout.split(values)["value"]))
 
 
 class _Features(nn.Module):
@@ -192,57 +191,3 @@ class _Features(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return cast(Tensor, self.net.features(tokens))  # type: ignore[operator]
-
-
-def _in_place(features: Tensor, table: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """(b, l·e) to (b, l) nearest tokens, and (b,) the largest relative distance among the places."""
-    vectors = features.reshape(len(features), -1, table.shape[1])
-    apart, index = torch.cdist(vectors, table[allowed].expand(len(vectors), -1, -1)).min(2)
-    size = table.norm(dim=1).mean()
-    return allowed[index], apart.amax(1) / size
-
-
-def _counted(sums: Tensor, table: Tensor, allowed: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """(b, e) sums of embeddings to (b, l) sorted tokens and the relative misfit (b,).
-
-    min_n || E^T n - sum ||, n >= 0, with sum_v n_v = l as one more equation: with so few tokens the
-    solution is sparse by itself, and whole.
-    """
-    tokens = torch.zeros(len(sums), length, dtype=torch.int64)
-    misfit = torch.ones(len(sums), dtype=torch.float64)
-    vectors = table[allowed]
-    equations = torch.cat([vectors, vectors.new_ones(len(vectors), 1)], 1).T.numpy()
-    for row, wanted in enumerate(sums):
-        target = torch.cat([wanted, wanted.new_tensor([float(length)])])
-        try:
-            counts = torch.from_numpy(nnls(equations, target.numpy())[0]).round().long()
-        except RuntimeError:  # not within its iterations: the vector is no sum of tokens
-            continue
-        if int(counts.sum()) == length:
-            tokens[row] = allowed.repeat_interleave(counts).sort().values
-            misfit[row] = (table[tokens[row]].sum(0) - wanted).norm() / wanted.norm()
-    return tokens, misfit
-
-
-def _placed(
-    net: TokenNet, values: Tensor, at: Tensor, allowed: Tensor, tolerance: float
-) -> tuple[list[list[int]], list[float]]:
-    """For each place the tokens whose vector lies in the rows of the gradients, and the worst distance."""
-    parts = net.layout.split(values)
-    slopes = [parts[name].double() for name in ("query", "key", "value")]
-    rows = torch.cat([slope / slope.norm().clamp_min(1e-300) for slope in slopes])
-    _, sizes, right = torch.linalg.svd(rows)
-    rank = int((sizes > _ROUNDING * torch.finfo(values.dtype).eps * sizes[0]).sum())
-    outside = right[
-        rank:
-    ]  # (e - rank, e): orthogonal to every vector of the batch; empty: anything goes
-    tokens = net.table(at).double()[allowed]
-    vectors = net.placed(tokens[:, None].expand(-1, net.length, -1)).transpose(0, 1)  # (l, a, e)
-    off = (vectors @ outside.T).norm(dim=2) / vectors.norm(dim=2)
-    inside = off < tolerance
-    found = [allowed[row].tolist() for row in inside]
-    worst = [
-        float(row[keep].max()) if bool(keep.any()) else math.inf
-        for row, keep in zip(off, inside, strict=True)
-    ]
-    return found, worst
