@@ -131,6 +131,7 @@ def test_a_gradient_with_its_records(invoke, place):
     assert metrics["update_residual"] < 1e-3
     assert "weigh the neurons differently" in section(out, "span")["status"]["reason"]
     assert not [a for a in result_of(out)["attacks"] if a["id"] == "matching"]  # all is proved
+    assert "Gradient matching: every record is proved" in result_of(out)["victim"]["not_run"]
     page = (out / "report.html").read_text()
     assert "The private records, and what came back" in page
     assert "data:image/png" not in (out / "report-redacted.html").read_text()
@@ -356,6 +357,10 @@ def test_only_the_right_records_explain_an_update(key):
     right = certified(release, network, candidates(inputs), Steps(), "span")
     assert right.records == 4
     assert torch.equal(right.labels, labels)
+    more = torch.cat([inputs[:2].mean(0, keepdim=True), inputs])
+    counts = torch.tensor([[2.0, 9.0, 9.0, 9.0, 9.0]])
+    best = certified(release, network, candidates(more, confidence=counts), Steps(), "bias-ratio")
+    assert best.chosen.tolist() == [False, True, True, True, True]
     assert certified(release, network, candidates(inputs, labels), Steps(), "span").records == 4
     for wrong in (inputs[:3], inputs + 0.01, inputs.flip(2)):
         proof = certified(release, network, candidates(wrong), Steps(), "span")

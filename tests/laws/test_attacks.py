@@ -16,6 +16,7 @@ from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.spanned import SpanAttack
 from exhume.attacks.gradient.tensor import TensorAttack
+from exhume.attacks.gradient.tokens import TokenAttack
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.attacks.informed.learner import Training
@@ -28,8 +29,10 @@ from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.attacks.margin.descent import Descent as KktDescent
 from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.first_layer import FirstLayer
+from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.search import BlindSearch
 from exhume.attacks.margin.smoothed import Smoothed
+from exhume.attacks.margin.strongest import Strongest
 from exhume.contract import (
     Attack,
     Key,
@@ -45,6 +48,7 @@ from exhume.models.glm import softmax_regression
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Dense
+from exhume.models.tokens import TokenNet
 from exhume.models.two_layer import TwoLayer
 from exhume.score.batches import score_batches
 from exhume.store import NullStore
@@ -119,6 +123,21 @@ def margin_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     return knowledge, contract.Weights(weights, mlp.layout), first.secret
 
 
+def decayed_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """Two networks from a standard start, trained with weight decay on the same eight random pictures."""
+    pictures = torch.rand(8, 1, 6, 6, generator=key.fold("pictures").generator())
+    others = torch.rand(50, 1, 6, 6, generator=key.fold("others").generator())
+    classes = ("a", "b", "c", "d")
+    records = Records(pictures, torch.arange(8) % 4, classes)
+    mlp = HomogeneousMLP((1, 6, 6), (200, 60), 4)
+    recipe = MarginDescent(mlp, weight_decay=0.01, stop_loss=0.0, epochs=2500)
+    made = [release_margin(recipe, records, key=key.fold(i), store=NullStore()) for i in range(2)]
+    weights = torch.cat([one.release.parameters for one in made])
+    public = Records(others, torch.arange(50) % 4, classes)
+    knowledge = Knowledge(architecture=mlp, centre=made[0].centre, public=public)
+    return knowledge, contract.Weights(weights, mlp.layout), made[0].secret
+
+
 def first_error(candidates: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     """One record behind each release, answered by the first candidate: (r, k, *shape), (r, *shape)."""
     return (candidates[:, 0] - truth).square().mean()
@@ -148,6 +167,18 @@ def gradients_of(
     return game
 
 
+def token_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """Gradients of pairs of sentences."""
+    net = TokenNet(50, 4, width=24, hidden=100, pool="attention")
+    tokens = torch.randint(50, (58, 4), generator=key.generator()).float()
+    labels = torch.arange(58) % 3
+    classes = ("a", "b", "c")
+    target = Records(tokens[:8].clone(), labels[:8].clone(), classes)
+    release, secret = release_batches(net, net.initial(key), cut_batches(target, 2))
+    public = Records(tokens[8:], labels[8:], classes)
+    return Knowledge(architecture=net, public=public, batch_size=2), release, secret
+
+
 @dataclass(frozen=True)
 class Case:
     attack: Attack
@@ -163,6 +194,9 @@ SIXTH = Equation6(
     descent=KktDescent("adam", steps=150, rate=0.02, multiplier_rate=0.02),
 )
 SHORT = FirstLayer(restarts=2, descent=KktDescent(steps=120), contrast=0.28, largest=0.32)
+SPANNED = HiddenSpan(
+    restarts=3, starts=12.0, widen=1.0, largest=0.3, descent=KktDescent(steps=120, rate=0.5)
+)
 SMALL = RecoNN(Dense((64, 64)), Training(batch=32, epochs=12), chunk=32)
 
 CASES = {
@@ -183,6 +217,8 @@ CASES = {
     "margin, blind search": Case(
         BlindSearch(SHORT, trials=2, steps=10), margin_game, 0.45, nearest_error
     ),
+    "margin, hidden span": Case(SPANNED, decayed_game, 0.25, nearest_error),
+    "margin, strongest": Case(Strongest(SHORT, SPANNED), margin_game, 0.35, nearest_error),
     "margin, eq. (6)": Case(SIXTH, margin_game, 0.85, nearest_error),
     "span": Case(SpanAttack(), gradients_of(TwoLayer((1, 8, 8), 600, 1, "tanh"), 3), 1e-6),
     "tensor": Case(
@@ -191,6 +227,7 @@ CASES = {
         0.5,
     ),
     "bias ratio": Case(BiasRatio(), gradients_of(MLP((1, 8, 8), (20,), 10), 1), 1e-6),
+    "tokens": Case(TokenAttack(), token_game, 1e-6),
     "matching": Case(
         GradientMatching(steps=40, rate=0.2, restarts=1),
         gradients_of(MLP((1, 8, 8), (20,), 10), 1, queried=False),

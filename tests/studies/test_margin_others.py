@@ -9,7 +9,12 @@ from exhume.studies import run_study
     ("study", "claims", "metric"),
     [
         ("margin-classes", {"per-class", "fixed-total"}, "c5.total10.good"),
-        ("margin-weight-decay", {"decay-leaks", "above-small", "margin"}, "decay0.01.test_error"),
+        (
+            "margin-weight-decay",
+            {"decay-leaks", "above-small", "first-layer-alone", "margin"},
+            "decay0.01.test_error",
+        ),
+        ("margin-large", {"n10", "n15.decay"}, "n15.decay.good_low"),
     ],
 )
 def test_smoke(study, claims, metric, tmp_path):

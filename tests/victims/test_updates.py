@@ -42,7 +42,7 @@ def test_states_are_read_without_running_anything(tmp_path, capsys):
     (tmp_path / "evil.pt").write_bytes(pickle.dumps(Evil()))
     torch.save(Evil(), tmp_path / "evil2.pt")
     for name in ("evil.pt", "evil2.pt"):
-        with pytest.raises(ExhumeError, match="a pickle is not executed"):
+        with pytest.raises(ExhumeError, match="update: .* needs Python code to be loaded"):
             read_state(tmp_path / name)
     assert "executed" not in capsys.readouterr().out
 
@@ -51,8 +51,8 @@ def test_states_are_read_without_running_anything(tmp_path, capsys):
     ("name", "content", "message"),
     [
         ("none.pt", None, "there is no file"),
-        ("cut.safetensors", b"abc", "not readable as safetensors"),
-        ("cut.pt", b"", "not readable as a torch file"),
+        ("cut.safetensors", b"abc", "update: .* is truncated, damaged or not a file of weights"),
+        ("cut.pt", b"abc", "is truncated, damaged or not a file of weights"),
     ],
 )
 def test_damaged_files_are_one_sentence(tmp_path, name, content, message):
@@ -64,7 +64,7 @@ def test_damaged_files_are_one_sentence(tmp_path, name, content, message):
 
 def test_a_list_is_no_state(tmp_path):
     torch.save([torch.zeros(2)], tmp_path / "list.pt")
-    with pytest.raises(ExhumeError, match="does not hold tensors by name"):
+    with pytest.raises(ExhumeError, match="holds list, not a state dict of named tensors"):
         read_state(tmp_path / "list.pt")
 
 

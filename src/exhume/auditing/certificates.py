@@ -32,9 +32,10 @@ class Certificate:
     records: int  # reconstructions that are proved
     sentence: str = ""
     residual: float | None = None  # of the recomputed update, where it could be recomputed
-    labels: Tensor | None = (
-        None  # (k,) of the candidates, -1 where unknown; None: as the attack has them
+    chosen: Tensor | None = (
+        None  # (k,) bool: those that explain the whole update; no other is a record
     )
+    labels: Tensor | None = None  # (c,) of the chosen
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,11 @@ def _explained(
     enough = architecture.layout.size > len(records) * math.prod(architecture.input_shape)
     if not residual < _EXPLAINED or not enough:
         return Certificate(0, "", residual)
-    whole = torch.full((len(chosen),), -1)
-    whole[chosen] = labels
     sentence = (
         f"Training on {len(records)} reconstructions gives the update back up to {residual:.1e}"
     )
     sign = ", and so would the negative of each." if _sign_open(architecture) else "."
-    return Certificate(len(records), sentence + sign, residual, whole)
+    return Certificate(len(records), sentence + sign, residual, chosen, labels)
 
 
 def _sign_open(architecture: Architecture) -> bool:

@@ -63,7 +63,7 @@ def audit_update(
             "seed": settings.seed,
             "verdict": asdict(verdict),
             "attacks": [one.section for one in found],
-            "victim": _facts(settings, cases),
+            "victim": _facts(settings, cases, found),
             "classes": list(records.classes) if records is not None else [],
             "deviations": list(DEVIATIONS),
             "wall_seconds": time.perf_counter() - started,
@@ -118,9 +118,14 @@ def _attacked(
 # What goes into the run folder
 
 
-def _facts(settings: UpdateSettings, cases: Sequence[Case]) -> dict[str, str | float]:
+def _facts(
+    settings: UpdateSettings, cases: Sequence[Case], found: Sequence[Found]
+) -> dict[str, str | float]:
     steps = max(case.steps.count for case in cases)
     sizes = sorted({case.batch_size for case in cases if case.batch_size})
+    ran = {one.section["id"] for one in found}
+    left = [line.name for line in _lines(settings, cases) if line.id not in ran]
+    spared = {"not_run": f"{', '.join(left)}: every record is proved already"} if left else {}
     return {
         "architecture": str(cases[0].architecture),
         "loss": f"{settings.loss}, {settings.reduction} over the batch",
@@ -129,6 +134,7 @@ def _facts(settings: UpdateSettings, cases: Sequence[Case]) -> dict[str, str | f
         "local_steps": steps,
         "batch_size": ", ".join(map(str, sizes)) or "not given",
         "checked": ", ".join(dict.fromkeys(name for case in cases for name in case.checked)),
+        **spared,
     }
 
 

@@ -99,9 +99,21 @@ def attack_all(
         proof = Certificate(0)
         if found.status.outcome is not Outcome.NOT_APPLICABLE:
             proof = certified(case.gradient, case.architecture, found, case.steps, line.id)
-            found = found if proof.labels is None else replace(found, labels=proof.labels[None])
+            found = _proved(found, proof)
         answers[line.id] = Answer(case, found, proof)
     return answers
+
+
+def _proved(found: Reconstruction, proof: Certificate) -> Reconstruction:
+    """Only the candidates that explain the whole update, with their labels, where there are such."""
+    if proof.chosen is None or proof.labels is None:
+        return found
+    return replace(
+        found,
+        candidates=found.candidates[:, proof.chosen],
+        confidence=found.confidence[:, proof.chosen],
+        labels=proof.labels[None],
+    )
 
 
 def steps_within(

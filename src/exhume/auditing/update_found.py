@@ -153,5 +153,5 @@ def _section(
         "metrics": metrics,
         "baselines": [],
         "cost": {"seconds": seconds, "models": 0},
-        "notes": [f"Attacked {len(answers)} updates.", *notes],
+        "notes": [f"Updates attacked: {len(answers)}.", *notes],
     }

@@ -20,6 +20,7 @@ from exhume.auditing.given import Given, mean_given, records_given
 from exhume.auditing.informed import Audit, check_apart
 from exhume.auditing.weights_settings import WeightsSettings, shape_of, take_up
 from exhume.contract import (
+    ExhumeError,
     Key,
     Knowledge,
     NotApplicable,
@@ -54,6 +55,8 @@ def audit_weights(
     """Attack one checkpoint; write the run folder; say the verdict. The same call resumes a stopped run."""
     started = time.perf_counter()
     key = Key.from_seed(settings.seed)
+    if not Path(settings.checkpoint).exists():
+        raise ExhumeError(f"checkpoint: there is no file {settings.checkpoint}")
     given = None
     if settings.trained_on:
         given = records_given(

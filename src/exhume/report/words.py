@@ -118,6 +118,19 @@ METRICS = {
     "targets": ("Targets", "private records the attack tried to bring back"),
     "pool": ("Records held", "records the adversary had, from which the oracle chooses"),
     "duplicates": ("Duplicates", "targets of which the adversary already held (almost) a copy"),
+    "recovered": (
+        "Recovered",
+        "targets whose reconstruction has a cosine of 0.99 or more with them",
+    ),
+    "certified": (
+        "Proved records",
+        "reconstructions that the update itself proves, without the truth",
+    ),
+    "update_residual": (
+        "Unexplained share of the update",
+        "how far training on the reconstructions ends from the update; 0 is a proof",
+    ),
+    "decoys": ("Decoys", "unrelated records that had their choice among the same reconstructions"),
     "detectable_rate": (
         "Detectable rate",
         "the smallest success rate that this audit would tell from chance 95 times in 100",

@@ -12,11 +12,13 @@ from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.studies import (
     gradient_batch,
+    gradient_client,
     gradient_deep,
     gradient_defences,
     gradient_query,
     gradient_start,
     gradient_tensor,
+    gradient_tokens,
     informed_activations,
     informed_cifar10,
     informed_dp,
@@ -32,6 +34,7 @@ from exhume.studies import (
     informed_zero_gradients,
     margin_classes,
     margin_defence,
+    margin_large,
     margin_multiclass,
     margin_search,
     margin_weight_decay,
@@ -63,12 +66,15 @@ _ALL = (
     margin_weight_decay,
     margin_defence,
     margin_search,
+    margin_large,
     gradient_tensor,
     gradient_batch,
     gradient_start,
     gradient_query,
     gradient_defences,
     gradient_deep,
+    gradient_client,
+    gradient_tokens,
 )
 STUDIES: dict[str, Study] = {module.STUDY.name: module.STUDY for module in _ALL}
 

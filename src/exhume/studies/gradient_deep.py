@@ -14,6 +14,7 @@ from exhume.attacks.gradient.decoder import decode, features_below
 from exhume.attacks.gradient.spanned import SpanAttack
 from exhume.contract import Key, Knowledge, Progress, Records
 from exhume.models.mlp import MLP
+from exhume.report.charts import Chart, Point
 from exhume.report.folder import RunFolder
 from exhume.score.batches import score_batches
 from exhume.store import NullStore
@@ -52,10 +53,12 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     metrics: dict[str, float] = {}
     for depth in setting.depths:
         progress(f"{depth} layers below", 0, 1)
-        place = key.fold("gradient-deep 1", repr(setting), depth)
+        place = key.fold("gradient-deep 2", repr(setting), depth)
         metrics |= remembered(folder, place, partial(_one, setting, depth, batches, key))
         progress(f"{depth} layers below", 1, 1)
-    return Outcome(_claims(setting, metrics), metrics, deviations=list(DEVIATIONS))
+    charts = [_chart(setting, metrics)]
+    claims = _claims(setting, metrics)
+    return Outcome(claims, metrics, deviations=list(DEVIATIONS), charts=charts)
 
 
 def _one(setting: _Setting, depth: int, batches: Records, key: Key) -> dict[str, float]:
@@ -93,6 +96,14 @@ def _claims(setting: _Setting, metrics: dict[str, float]) -> list[Claim]:
             min(behind.values()) >= 0.99,
         ),
     ]
+
+
+def _chart(setting: _Setting, metrics: dict[str, float]) -> Chart:
+    series = {
+        what: [Point(d, metrics[f"depth{d}.{what}.min_cosine"]) for d in setting.depths]
+        for what in ("features", "records")
+    }
+    return Chart("Depth", "layers below the last two", "smallest cosine", series)
 
 
 STUDY = Study(

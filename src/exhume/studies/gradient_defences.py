@@ -12,8 +12,10 @@ from exhume.attacks.gradient.spanned import SpanAttack
 from exhume.contract import Attack, Gradient, Key, Knowledge, Progress, Records, ReleaseDefence
 from exhume.defences.release import ClipRelease, NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.models.two_layer import TwoLayer
+from exhume.report.charts import Chart, Point
 from exhume.report.folder import RunFolder
 from exhume.score.batches import score_batches
+from exhume.score.intervals import clopper_pearson
 from exhume.store import NullStore
 from exhume.studies.gradient_start import unit_batches
 from exhume.studies.study import Claim, Outcome, Scale, Study, remembered
@@ -59,7 +61,13 @@ class _Setting:
 _SCALES: dict[Scale, _Setting] = {
     "smoke": _Setting(500, 2, 1, ("none", "noise.1", "prune.0.9"), (2,), (), None),
     "cpu": _Setting(
-        2000, 4, 5, tuple(_DEFENCES), (2, 5), (8, 16), GradientMatching(steps=150, rate=0.05)
+        2000,
+        4,
+        5,
+        tuple(_DEFENCES),
+        (2, 5),
+        (8, 16),
+        GradientMatching(steps=100, rate=0.05, restarts=2),
     ),
     "paper": _Setting(
         5000, 8, 50, tuple(_DEFENCES), (2, 5, 20), (16, 32), GradientMatching(steps=2000, rate=0.05)
@@ -94,7 +102,7 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
             return numbers
 
         metrics.update(
-            remembered(folder, key.fold("gradient-defences 1", repr(setting), name), scored)
+            remembered(folder, key.fold("gradient-defences 2", repr(setting), name), scored)
         )
         progress(name, 1, 1)
 
@@ -110,32 +118,49 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     for size in setting.larger:
         private = unit_batches(records, setting.batches, size, key.fold("larger"))
         measure(f"batch.{size}", release_batches(network, at, private)[0], private)
-    return Outcome(_claims(metrics), metrics, deviations=list(DEVIATIONS))
+    charts = [_chart(setting, metrics)]
+    claims = _claims(setting, metrics)
+    return Outcome(claims, metrics, deviations=list(DEVIATIONS), charts=charts)
 
 
 def _utility(seen: Gradient, plain: Gradient) -> float:
     return float(torch.cosine_similarity(seen.values, plain.values, dim=1).mean())
 
 
-def _claims(metrics: dict[str, float]) -> list[Claim]:
-    noisy = metrics["noise.1.span.recovered"]
-    pruned = metrics["prune.0.9.span.recovered"]
+def _claims(setting: _Setting, metrics: dict[str, float]) -> list[Claim]:
+    records = setting.batch * setting.batches
+    noisy, pruned = (
+        clopper_pearson(round(metrics[f"{name}.span.recovered"] * records), records)
+        for name in ("noise.1", "prune.0.9")
+    )
     return [
         Claim(
             "noise",
             "Noise as large as the update does not stop the span attack",
             "adding noise does not help",
-            f"{noisy:.0%} recovered at a utility of {metrics['noise.1.utility']:.2f}",
-            noisy > 0.5,
+            f"{noisy[0]:.0%} to {noisy[1]:.0%} recovered at a utility of "
+            f"{metrics['noise.1.utility']:.2f}",
+            noisy[0] > 0.5,
         ),
         Claim(
             "pruning",
             "Keeping a tenth of the values stops the span attack",
             "not in the excerpt; later work prefers pruning to noise",
-            f"{pruned:.0%} recovered at a utility of {metrics['prune.0.9.utility']:.2f}",
-            pruned < 0.5,
+            f"{pruned[0]:.0%} to {pruned[1]:.0%} recovered at a utility of "
+            f"{metrics['prune.0.9.utility']:.2f}",
+            pruned[1] < 0.5,
         ),
     ]
+
+
+def _chart(setting: _Setting, metrics: dict[str, float]) -> Chart:
+    attacks = ["span", *(["matching"] if setting.matching is not None else [])]
+    series = {
+        attack: [Point(name, metrics[f"{name}.{attack}.mean_cosine"]) for name in setting.defences]
+        for attack in attacks
+    }
+    series["utility"] = [Point(name, metrics[f"{name}.utility"]) for name in setting.defences]
+    return Chart("Defences of an update", "defence", "mean cosine", series)
 
 
 STUDY = Study(

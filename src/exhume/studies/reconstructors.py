@@ -19,7 +19,7 @@ from exhume.attacks.informed.reconn import RecoNN
 from exhume.attacks.informed.residual import Residual
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.auditing import Game, informed_game
-from exhume.contract import Progress, Records, Store
+from exhume.contract import Attack, Progress, Records, Store
 from exhume.plan import resolve
 from exhume.report.folder import RunFolder
 from exhume.settings import DataSettings, Settings, VictimSettings
@@ -40,7 +40,8 @@ _SCALES: dict[Scale, Setting] = {
         relu_through=0,
         seeds=1,
         epochs=2,
-        corrected=500,
+        corrected=(200,),
+        drawings=500,
         large=Large(
             DataSettings("mnist", fixed=150, targets=10, shadows=40, public=1, test=1), (20, 40)
         ),
@@ -53,6 +54,7 @@ _SCALES: dict[Scale, Setting] = {
         through=16,
         relu_through=8,
         seeds=3,
+        corrected=(2000,),
         large=Large(
             DataSettings("mnist", fixed=10_000, targets=100, shadows=1000, public=1, test=1),
             shadows=(250, 500, 1000),
@@ -66,7 +68,8 @@ _SCALES: dict[Scale, Setting] = {
         through=999,
         relu_through=999,
         seeds=1,
-        corrected=600_000,
+        corrected=(8000, 58_999),
+        drawings=600_000,
         rate=0.2,
     ),
 }
@@ -79,25 +82,25 @@ def _measure(
     store, targets = folder.store(), setting.data.targets
     closed = ClosedForm(chunk=settings.machine.chunk)
     elu = informed_game(settings, records, store=store, progress=progress)
+    relu = _bent(settings, records, store, progress)
     arms = {}
-
-    def against(game: Game, prefix: str, shadows: int) -> None:
-        for name, attack in (("closed_form", closed), ("corrected", _corrected(setting, shadows))):
+    for game, prefix, counts, better in (
+        (elu, "", setting.shadows, setting.corrected),
+        (relu, "relu.", (setting.relu,), (setting.relu,)),
+    ):
+        attacks: list[tuple[str, int, Attack]] = [("closed_form", n, closed) for n in counts]
+        attacks += [("corrected", n, _corrected(setting, n, closed.chunk)) for n in better]
+        for name, shadows, attack in attacks:
             arms[f"{prefix}{name}.{shadows}"] = play(
                 game, attack, store=store, progress=progress, shadows=shadows, targets=targets
             )
-
-    for shadows in setting.shadows:
-        against(elu, "", shadows)
-    arms["through_training"] = _exact(elu, setting.through, store, progress)
-    against(_bent(settings, records, store, progress), "relu.", setting.relu)
     return arms
 
 
-def _corrected(setting: Setting, shadows: int) -> Residual:
+def _corrected(setting: Setting, shadows: int, chunk: int) -> Residual:
     """As much training whatever the number of shadows."""
-    usual = Residual()
-    epochs = max(1, setting.corrected // shadows)
+    usual = Residual(chunk=chunk)
+    epochs = max(1, setting.drawings // shadows)
     return replace(usual, training=replace(usual.training, epochs=epochs))
 
 
@@ -118,6 +121,7 @@ def _once(
         arms[f"{name}.{setting.reconn}"] = play(
             elu, attack, store=store, progress=progress, shadows=setting.reconn
         )
+    arms["through_training"] = _exact(elu, setting.through, store, progress)
     if setting.relu_through:
         relu = _bent(settings, records, store, progress)
         arms["relu.through_training"] = _exact(relu, setting.relu_through, store, progress)
@@ -174,10 +178,10 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
         metrics=metrics,
         classes=list(records.classes),
         deviations=[
-            f"Means over {setting.seeds} seeds; RecoNN, the Mnemonist and through training of ReLU on the "
-            "first seed only.",
-            f"Through training attacks the first {setting.through} targets of each seed, the other "
-            f"arms all {setting.data.targets}.",
+            f"Means over {setting.seeds} seeds; RecoNN, the Mnemonist and through training on the first "
+            "seed only.",
+            f"Through training attacks the first {setting.through} targets, the other arms all "
+            f"{setting.data.targets}.",
             "Seconds include the shadow models, unless an earlier arm had trained them already.",
             "The paper's setting (|D-| = 10,000, rate 0.2) is run on the first seed only.",
         ],

@@ -23,7 +23,6 @@ from exhume.victims.tensor_file import read_tensors
 
 __all__ = ["Checkpoint", "read_checkpoint", "secret_of"]
 
-_PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -47,7 +46,6 @@ def read_checkpoint(path: Path, *, activation: str, shape: tuple[int, ...]) -> C
     Raises `NotApplicable` with the layer for what the margin attack does not cover.
     """
     named, told = read_tensors(path)
-    named = _without_prefixes(named)
     _check_finite(named)
     _check_kinds(named)
     layers, order = _in_order(named, math.prod(shape), sorted_names=path.suffix == ".safetensors")
@@ -70,18 +68,6 @@ def read_checkpoint(path: Path, *, activation: str, shape: tuple[int, ...]) -> C
         *_about_type(named[layers[0]]),
     )
     return Checkpoint(Weights(flat[None], mlp.layout), mlp, inferred)
-
-
-def _without_prefixes(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    bare: dict[str, Tensor] = {}
-    for name, tensor in named.items():
-        short = name
-        while short.startswith(_PREFIXES):
-            short = short.split(".", 1)[1]
-        if short in bare:
-            raise ExhumeError(f"checkpoint: two tensors are called {short} once prefixes are gone")
-        bare[short] = tensor
-    return bare
 
 
 def _check_finite(named: Mapping[str, Tensor]) -> None:

@@ -6,19 +6,17 @@ Nothing is executed: safetensors, or torch files read with `weights_only=True`.
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from exhume.contract import ExhumeError, Gradient, Layout, Records, Secret
 from exhume.victims.payload import payload_from_named, payload_from_states
 from exhume.victims.recorded import recorded_in
+from exhume.victims.tensor_file import read_tensors
 
 __all__ = [
     "Update",
@@ -29,8 +27,6 @@ __all__ = [
     "read_state",
     "with_state",
 ]
-
-_PREFIXES = ("module.", "_orig_mod.")  # of data-parallel and of compiled modules
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,45 +76,8 @@ def keep_secret(records: Records) -> Secret:
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """Names to tensors. Prefixes of wrapped modules are taken off."""
-    if not path.is_file():
-        raise ExhumeError(f"update: there is no file {path}")
-    content = _safe(path) if path.suffix == ".safetensors" else _torch(path)
-    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
-        content = content["state_dict"]
-    named = isinstance(content, Mapping) and all(
-        isinstance(n, str) and isinstance(t, Tensor) for n, t in content.items()
-    )
-    if not named or not content:
-        raise ExhumeError(f"update: {path} does not hold tensors by name")
-    assert isinstance(content, Mapping)
-    return {_bare(name): tensor for name, tensor in content.items()}
-
-
-def _safe(path: Path) -> object:
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError, ValueError) as damage:
-        raise ExhumeError(f"update: {path} is not readable as safetensors ({damage})") from None
-
-
-def _torch(path: Path) -> object:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise ExhumeError(
-            f"update: {path} holds more than tensors, and a pickle is not executed; save its state dict "
-            "with torch.save, or as safetensors"
-        ) from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as damage:
-        first = str(damage).splitlines()[0] if str(damage) else type(damage).__name__
-        raise ExhumeError(f"update: {path} is not readable as a torch file ({first})") from None
-
-
-def _bare(name: str) -> str:
-    for prefix in _PREFIXES:
-        name = name.removeprefix(prefix)
-    return name
+    """Names to tensors, from a file of which nothing is executed."""
+    return read_tensors(path, "update")[0]
 
 
 def with_state(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:

@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from exhume.attacks.gradient.cp import have_tensorly
 from exhume.attacks.gradient.decompose import METHODS, decompose
 from exhume.attacks.gradient.gates import CERTAIN
 from exhume.attacks.gradient.polish import polish
+from exhume.attacks.gradient.recurring import recurring_gates
 from exhume.attacks.gradient.regression import Samples
 from exhume.attacks.gradient.solve import EXACT, solve_gates, solve_smooth
 from exhume.attacks.gradient.span import deflate, span_of_slopes
@@ -13,6 +15,7 @@ from exhume.contract import ExhumeError, Key, NotApplicable
 from exhume.models.activations import activation
 
 KEY = Key.from_seed(3)
+INSTALLED = [method for method in METHODS if method != "cp" or have_tensorly()]
 
 
 def planted(q, m, name, *, key=KEY, alike=0.3):
@@ -36,7 +39,7 @@ def worst_cosine(found, truth, *, signed):
 
 
 @pytest.mark.parametrize("order", [3, 4])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", INSTALLED)
 def test_decomposition_of_planted_terms(order, method):
     """Orthogonal terms of one sign for the textbook way; the others take any independent terms."""
     g = KEY.generator()
@@ -48,22 +51,31 @@ def test_decomposition_of_planted_terms(order, method):
     rule = "i,ia,ib,ic->abc" if order == 3 else "i,ia,ib,ic,id->abcd"
     tensor = torch.einsum(rule, weights, *[directions] * order)
     terms = decompose(tensor, method=method, key=KEY)
-    assert worst_cosine(terms.directions, directions, signed=False) > 1 - 1e-6
-    assert terms.misfit < 1e-4
+    bar = 0.05 if method == "cp" else 1e-6  # untied factors converge slowly
+    assert worst_cosine(terms.directions, directions, signed=False) > 1 - bar
+    assert terms.misfit < max(bar, 1e-4)
 
 
-def test_joint_decomposition_bears_noise_better():
+def test_newton_bears_noise_best():
     g = KEY.generator()
     directions = torch.nn.functional.normalize(torch.randn(5, 5, dtype=torch.float64, generator=g))
     tensor = torch.einsum("ia,ib,ic->abc", *[directions] * 3)
     noise = 0.003 * torch.randn(5, 5, 5, dtype=torch.float64, generator=g)
     noisy = tensor + sum(noise.permute(p) for p in ((0, 1, 2), (1, 2, 0), (2, 0, 1)))
-    misfits = {name: decompose(noisy, method=name, key=KEY).misfit for name in METHODS}
-    assert misfits["joint"] <= min(misfits["jennrich"], misfits["power"])
+    misfits = {name: decompose(noisy, method=name, key=KEY).misfit for name in INSTALLED}
+    assert misfits["newton"] == min(misfits.values()) < 0.05
+
+
+def test_tensorly_is_asked_for_by_name(monkeypatch):
+    monkeypatch.setattr("exhume.attacks.gradient.cp.find_spec", lambda name: None)
+    with pytest.raises(
+        ExhumeError, match="'cp' needs TensorLy: pip install 'exhume\\[tensorly\\]'"
+    ):
+        decompose(torch.zeros(2, 2, 2), method="cp", key=KEY)
 
 
 def test_a_method_that_is_not_known():
-    with pytest.raises(ExhumeError, match="'svd' is not one of joint, jennrich, power"):
+    with pytest.raises(ExhumeError, match="'svd' is not one of joint, newton, jennrich, power, cp"):
         decompose(torch.zeros(2, 2, 2), method="svd", key=KEY)
 
 
@@ -87,11 +99,45 @@ def test_gates_are_found_exactly_and_signed(name):
     torch.testing.assert_close(opened.strengths.sort().values, products, rtol=1e-6, atol=1e-8)
 
 
-def test_blind_draws_find_gates_without_any_moment(monkeypatch):
-    records, _, samples = planted(5, 2000, "relu")
-    monkeypatch.setattr("exhume.attacks.gradient.solve._ROUNDS", 0)
-    opened = solve_gates(activation("relu"), samples, 4, KEY)
-    assert worst_cosine(opened.directions, records, signed=True) > 1 - 1e-8
+@pytest.mark.parametrize("name", ["relu", "leaky-relu"])
+def test_recurring_steps_find_gates_without_any_moment(name):
+    """Records close to each other, as images are: their gates mostly open together."""
+    records, strengths, samples = planted(12, 1500, name, alike=2.0)
+    gates = recurring_gates(samples.points, samples.slopes, KEY)
+    steps = torch.stack([gate.step for gate in gates])
+    assert len(gates) == 12
+    signs = strengths.sign()[:, None]
+    assert worst_cosine(steps, signs * records, signed=True) > 1 - 1e-10
+    for gate in gates:
+        side = samples.points @ records.T > 0
+        assert int((side == gate.open[:, None]).all(0).sum()) == 1
+
+
+def test_steps_that_do_not_recur_are_no_gates():
+    _, _, samples = planted(4, 400, "tanh")
+    assert recurring_gates(samples.points, samples.slopes, KEY) == []
+    still = torch.zeros_like(samples.slopes)
+    assert recurring_gates(samples.points, still, KEY) == []
+
+
+def test_moments_find_gates_where_rounding_hides_the_steps():
+    records, _, samples = planted(4, 3000, "relu")
+    noise = torch.randn(samples.slopes.shape, dtype=torch.float64, generator=KEY.generator())
+    coarse = samples.slopes + 1e-3 * samples.slopes.std() * noise
+    assert recurring_gates(samples.points, coarse, KEY) == []
+    opened = solve_gates(
+        activation("relu"), Samples(samples.points, samples.values, coarse), 4, KEY
+    )
+    assert worst_cosine(opened.directions, records, signed=True) > 0.999
+
+
+def test_too_many_gates_for_moments_say_so(monkeypatch):
+    monkeypatch.setattr("exhume.attacks.gradient.solve._LARGEST", 3)
+    _, _, samples = planted(4, 300, "relu")
+    noise = torch.randn(samples.slopes.shape, dtype=torch.float64, generator=KEY.generator())
+    opened = solve_gates(activation("relu"), Samples(samples.points, samples.values, noise), 4, KEY)
+    assert opened.directions.shape == (4, 4)
+    assert float(opened.spreads.min()) == 1
 
 
 def test_a_hopeless_fit_says_so():
@@ -114,6 +160,16 @@ def test_span_and_batch_size_from_slopes():
         span_of_slopes(torch.randn(200, 80, generator=g), KEY)
     with pytest.raises(NotApplicable, match="no gap"):
         span_of_slopes(torch.zeros(20, 8), KEY)
+
+
+def test_the_first_drop_of_the_spectrum_is_not_the_last():
+    """40 records close to each other: one value stands out, and the end lies beyond the first sketch."""
+    g = KEY.generator()
+    left, right = torch.randn(300, 40, generator=g), torch.randn(40, 120, generator=g) + 5
+    values = torch.linalg.svdvals(left @ right)
+    assert float(values[0]) > 3 * float(values[1])
+    basis, _ = span_of_slopes(left @ right, KEY)
+    assert basis.shape == (120, 40)
 
 
 def test_dead_pixels_are_not_the_end_of_the_spectrum():

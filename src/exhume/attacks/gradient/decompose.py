@@ -1,12 +1,14 @@
 """Rank-one terms of a symmetric tensor: sum_i lambda_i u_i^{(p)}, p = 3 or 4, B terms in B variables.
 
 The u_i are linearly independent and not orthogonal, the lambda_i have both signs: no whitening by a
-definite matrix is to be had. Three ways, compared in tests and in the study `gradient-tensor`:
+definite matrix is to be had. Five ways, compared in tests and in the study `gradient-tensor`:
 
 - joint      simultaneous eigenvectors of many contractions (Kuleshov et al. 2015, as Wang23 cites), then
              alternating least squares on the tensor itself; several draws, the best fit kept
+- newton     the same starts, then Levenberg-Marquardt on all factors (`newton.py`)
 - jennrich   one pair of contractions, nothing after it
 - power      whitening by |a contraction|, then power iterations with deflation
+- cp         TensorLy's alternating least squares from random starts (extra `tensorly`)
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from exhume.attacks.gradient.cp import cp_directions
 from exhume.attacks.gradient.least_squares import least_squares
+from exhume.attacks.gradient.newton import refine_terms
 from exhume.contract import ExhumeError, Key
 
 __all__ = ["METHODS", "Terms", "decompose"]
 
-METHODS = ("joint", "jennrich", "power")
+METHODS = ("joint", "newton", "jennrich", "power", "cp")
 _DRAWS = 12  # of random contractions, for "joint"
 _SWEEPS = 40  # of alternating least squares
 _POWER_STARTS = 20
@@ -41,13 +45,19 @@ def decompose(tensor: Tensor, *, method: str = "joint", key: Key) -> Terms:
         raise ExhumeError(f"method: {method!r} is not one of {', '.join(METHODS)}")
     if method == "power":
         return _fitted(tensor, _power(tensor, key))
+    if method == "cp":
+        return _fitted(tensor, cp_directions(tensor, key))
     if method == "jennrich":
         return _fitted(tensor, _eigenvectors(tensor, key))
-    draws = [
-        _fitted(tensor, _alternate(tensor, _eigenvectors(tensor, key.fold("draw", i))))
-        for i in range(_DRAWS)
-    ]
+    starts = (_eigenvectors(tensor, key.fold("draw", i)) for i in range(_DRAWS))
+    draws = [_fitted(tensor, _alternate(tensor, start)) for start in starts]
+    if method == "newton":
+        draws = [_fitted(tensor, _refined(tensor, terms)) for terms in draws]
     return min(draws, key=lambda terms: terms.misfit)
+
+
+def _refined(tensor: Tensor, terms: Terms) -> Tensor:
+    return refine_terms(tensor, terms.directions, terms.weights, _apply)
 
 
 def _fitted(tensor: Tensor, directions: Tensor) -> Terms:

@@ -7,19 +7,18 @@ For ReLU the slope of F at a point is a sum over the open gates,
 so there is a vector q_i (of the basis dual to the v_i) for which q_i · grad F takes two values only. Points
 on one side of record i's hyperplane share the gate i: their slopes, less their mean, have rank B - 1, and
 what is missing is q_i. A rough direction of the record is enough to choose such points, and the two values
-are a certificate that needs no truth. Leaky gates only shift the two values. Where the moments are too
-rough, rows are drawn blindly, as in SPEAR (Dimitrov et al. 2024): B rows share a gate with probability about
-2^(1-B).
+are a certificate that needs no truth. Leaky gates only shift the two values. Where slopes are exact,
+differences of theirs that recur give the gates at once (`recurring.py`); rough directions serve elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from exhume.attacks.gradient.recurring import recurring_gates
 from exhume.attacks.gradient.regression import Samples
 from exhume.contract import Key
 
@@ -28,9 +27,6 @@ __all__ = ["CERTAIN", "Gates", "Opened"]
 CERTAIN = 1e-3  # mean distance to the nearer of two values, below which they are two values
 _SHARES = (0.25, 0.12, 0.06, 0.03)  # of the neurons, tried as one side of a hyperplane
 _ROUNDS = 6
-_DRAWS, _BATCHES = 4096, 16  # of blind draws: enough for B up to about 18
-_LOOKED_AT = 200  # neurons by which a draw is judged
-_SHARED = 0.15  # of them, with the same value: a gate has about a half
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,21 +46,20 @@ class Gates:
         self.spreads: list[float] = []
 
     @property
-    def certain(self) -> int:
-        return sum(spread < CERTAIN for spread in self.spreads)
+    def complete(self) -> bool:
+        """As many certain gates as there are records."""
+        return sum(spread < CERTAIN for spread in self.spreads) >= self.points.shape[1]
 
     def look_near(self, starts: Tensor) -> None:
         """Try rough directions (s, q) of the records."""
         for start in starts:
             self._add(*_near(self.points, self.slopes, start))
 
-    def draw(self, key: Key) -> None:
-        """Try rows drawn blindly, until all gates are certain or the draws are used up."""
-        for index in range(_BATCHES):
-            if self.certain >= self.points.shape[1]:
-                break
-            for dual, spread in _drawn(self.slopes, key.fold("draw", index)):
-                self._add(dual, spread)
+    def look_for_steps(self, key: Key) -> None:
+        """Take the gates that recurring differences of slopes give."""
+        for side in recurring_gates(self.points, self.slopes, key):
+            low, high = (~side.open).nonzero()[:, 0], side.open.nonzero()[:, 0]
+            self._add(*_refined(self.slopes, low, high))
 
     def opened(self, drop: float) -> Opened:
         """The records behind the q best gates; drop: slope of an open gate less that of a closed one."""
@@ -90,7 +85,8 @@ class Gates:
         order = sorted(range(len(self.duals)), key=lambda i: self.spreads[i])[:count]
         duals, spreads = [self.duals[i] for i in order], [self.spreads[i] for i in order]
         while len(duals) < count:
-            duals.append(_missing(torch.stack(duals)))
+            rows = torch.stack(duals) if duals else self.slopes[:0]
+            duals.append(_missing(rows))
             spreads.append(1.0)
         return torch.stack(duals), torch.tensor(spreads)
 
@@ -113,21 +109,6 @@ def _near(points: Tensor, slopes: Tensor, start: Tensor) -> tuple[Tensor, float]
         if best[1] < CERTAIN:
             break
     return best
-
-
-def _drawn(slopes: Tensor, key: Key) -> Iterator[tuple[Tensor, float]]:
-    """Gates that blind draws of q rows hit upon."""
-    m, q = slopes.shape
-    rows = torch.randint(m, (_DRAWS, q), generator=key.generator())
-    apart = (slopes[rows[:, 1:]] - slopes[rows[:, :1]]).transpose(1, 2)
-    across = torch.linalg.qr(apart, mode="complete")[0][:, :, -1]  # (draws, q)
-    along = across @ slopes[:_LOOKED_AT].T - (across * slopes[rows[:, 0]]).sum(1, keepdim=True)
-    scale = along.abs().amax(1, keepdim=True).clamp_min(1e-300)
-    shared = (along.abs() < 1e-3 * scale).double().mean(1)
-    for index in (shared > _SHARED).nonzero()[:, 0][:64]:
-        place = (slopes - slopes[rows[index, 0]]) @ across[index]
-        same = place.abs() < 1e-3 * place.abs().max()
-        yield _refined(slopes, same.nonzero()[:, 0], (~same).nonzero()[:, 0])
 
 
 def _refined(slopes: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, float]:

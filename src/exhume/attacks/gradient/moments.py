@@ -18,7 +18,7 @@ from torch import Tensor
 
 __all__ = ["first", "inside", "second_on", "third_on", "zeroth"]
 
-_BLOCK = 1 << 14
+_BLOCK = 1 << 11
 
 
 def _blocks(weights: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -106,7 +106,10 @@ def query_parameters(architecture: Architecture, spread: float, key: Key) -> Ten
     """
     view = two_last(architecture)
     layout = architecture.layout
-    named = {n: t.clone() for n, t in layout.split(architecture.initial(key)).items()}
+    if isinstance(architecture, TwoLayer):  # there is nothing but the last two layers
+        named = dict(layout.split(torch.empty(layout.size)))
+    else:
+        named = {n: t.clone() for n, t in layout.split(architecture.initial(key)).items()}
     generator = key.fold("query").generator()
     for name in (f"{view.first}.weight", f"{view.first}.bias"):
         if name in named:

@@ -8,13 +8,14 @@ T_p / p! are the coefficients of F in Hermite tensors. An average over the point
 noise of all of F; a least-squares fit of the orders 0..P leaves only the noise of the orders above P, and
 can use the gradients as equations too. Solved by conjugate gradients; no matrix is formed.
 
-Memory: m q^2 + q^4 numbers. Cost: about 4 m q^P operations an iteration.
+The points are read in blocks. Memory: q^4 numbers and a block besides the points. Cost: about 4 m q^P
+operations an iteration.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -24,6 +25,7 @@ from torch import Tensor
 __all__ = ["Samples", "fit_moments"]
 
 _ITERATIONS = 25
+_BLOCK = 1 << 18  # numbers of the largest object of a block, so that it stays in the cache
 _ENOUGH = 1e-6  # of the first residual: the orders above P are worth more than this
 
 
@@ -42,22 +44,43 @@ class Samples:
 
 def fit_moments(samples: Samples, order: int) -> list[Tensor]:
     """T_0 ... T_order, symmetric tensors of q, that fit values and slopes best."""
-    operator = _Hermite(samples.points, order, samples.slopes is not None)
-    target = (samples.values, samples.slopes)
-    found = [samples.points.new_zeros((samples.points.shape[1],) * k) for k in range(order + 1)]
-    residual = operator.adjoint(*target)
+    q, with_slopes = samples.points.shape[1], samples.slopes is not None
+    found = [samples.points.new_zeros((q,) * k) for k in range(order + 1)]
+    residual = [part.clone() for part in found]
+    for block in _blocks(samples):
+        operator = _Hermite(block.points, order, with_slopes)
+        _add(residual, operator.adjoint(block.values, block.slopes))
     direction = [part.clone() for part in residual]
     norm = start = _dot(residual, residual)
     for _ in range(_ITERATIONS):
         if norm <= _ENOUGH**2 * start:
             break
-        image = operator.adjoint(*operator.apply(direction))
+        image = [torch.zeros_like(part) for part in found]
+        for block in _blocks(samples):
+            operator = _Hermite(block.points, order, with_slopes)
+            _add(image, operator.adjoint(*operator.apply(direction)))
         step = norm / _dot(direction, image)
         found = [f + step * d for f, d in zip(found, direction, strict=True)]
         residual = [r - step * i for r, i in zip(residual, image, strict=True)]
         norm, before = _dot(residual, residual), norm
         direction = [r + norm / before * d for r, d in zip(residual, direction, strict=True)]
-    return [part * scale for part, scale in zip(found, operator.scales, strict=True)]
+    return [part * scale for part, scale in zip(found, _scales(order, with_slopes), strict=True)]
+
+
+def _blocks(samples: Samples) -> Iterator[Samples]:
+    m, q = samples.points.shape
+    rows = max(_BLOCK // (q * q), q * q)  # symmetrising q^4 numbers a block must not dominate
+    for start in range(0, m, rows):
+        yield samples.rows(slice(start, start + rows))
+
+
+def _add(total: list[Tensor], parts: Sequence[Tensor]) -> None:
+    for whole, part in zip(total, parts, strict=True):
+        whole.add_(part)
+
+
+def _scales(order: int, with_slopes: bool) -> list[float]:
+    return [math.sqrt(math.factorial(k) / (1 + k * with_slopes)) for k in range(order + 1)]
 
 
 def _dot(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
@@ -74,9 +97,7 @@ class _Hermite:
     def __init__(self, points: Tensor, order: int, with_slopes: bool) -> None:
         self.points, self.order, self.with_slopes = points, order, with_slopes
         self.pairs = (points[:, :, None] * points[:, None, :]).flatten(1)
-        self.scales = [
-            math.sqrt(math.factorial(k) / (1 + k * with_slopes)) for k in range(order + 1)
-        ]
+        self.scales = _scales(order, with_slopes)
 
     def apply(self, scaled: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         # F = sum_k <T_k, He_k(p)> / k!,  grad F = sum_k <T_k, He_{k-1}(p)> / (k-1)!

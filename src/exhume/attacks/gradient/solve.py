@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.gradient.decompose import Terms, decompose
-from exhume.attacks.gradient.gates import CERTAIN, Gates, Opened
+from exhume.attacks.gradient.gates import Gates, Opened
 from exhume.attacks.gradient.hermite import coefficients
 from exhume.attacks.gradient.least_squares import least_squares
 from exhume.attacks.gradient.polish import Fit, best_strengths, polish
@@ -23,15 +23,19 @@ __all__ = ["EXACT", "directions_of", "moment_of", "solve_gates", "solve_smooth"]
 
 EXACT = 1e-4  # misfit below which a fit is the answer: rounding of fp32 leaves 1e-7 to 1e-6
 _ROUNDS = 6
+_LARGEST = 40  # records for which moments of order 4 are formed: B^4 numbers
 _NO_SECOND = 1e-6  # c_2 of an odd activation, up to quadrature
-_ROWS = 1000  # of the neurons, used as equations: B^2 + B unknowns need B of them
+_FEWEST, _EACH = (
+    320,
+    20,
+)  # neurons used as equations, at least and a record: B^2 + B unknowns need B
 
 
 def solve_smooth(
     activation: Activation, samples: Samples, order: int, norm: float, key: Key
 ) -> Fit:
     """The best fit found; its `misfit` says whether it is the answer."""
-    few = samples.rows(slice(0, _ROWS))
+    few = samples.rows(slice(0, max(_FEWEST, _EACH * samples.points.shape[1])))
     best: Fit | None = None
     for turn in range(_ROUNDS):
         moments = _moments(activation, samples, order, best)
@@ -47,19 +51,21 @@ def solve_smooth(
 
 
 def solve_gates(activation: Activation, samples: Samples, order: int, key: Key) -> Opened:
-    """For piecewise linear activations: the same turns, with gates in place of the fit."""
+    """For piecewise linear activations: recurring steps, else turns with gates in place of the fit."""
     gates, best = Gates(samples), None
     drop = float(gate_drop(activation))
+    gates.look_for_steps(key.fold("steps"))
+    if gates.complete or samples.points.shape[1] > _LARGEST:
+        return gates.opened(drop)
     for turn in range(_ROUNDS):
         moments = _moments(activation, samples, order, best)
         terms = decompose(moments[order], key=key.fold("turn", turn))
         gates.look_near(directions_of(activation, terms, moments))
         opened = gates.opened(drop)
-        if float(opened.spreads.max()) < CERTAIN:
-            return opened
+        if gates.complete:
+            break
         strengths = best_strengths(activation, samples, opened.directions)
         best = Fit(opened.directions, strengths, 1.0)
-    gates.draw(key)
     return gates.opened(drop)
 
 

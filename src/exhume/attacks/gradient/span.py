@@ -10,15 +10,14 @@ from torch import Tensor
 from exhume.attacks.gradient.moments import second_on, third_on
 from exhume.contract import Key, NotApplicable
 
-__all__ = ["deflate", "span_of_moments", "span_of_slopes"]
+__all__ = ["deflate", "deviation", "project", "span_of_moments", "span_of_slopes"]
 
 _GAP = 3.0  # singular values drop by this factor at least after the last record; clean ones by 1e4 and more
-_BEYOND = {
-    2: 1.2,
-    3: 2.0,
-}  # values of T_p over the largest noise gives; T_3's basis follows the noise
+_MOST = 256  # records: where no end of the spectrum is in sight, it is looked for up to here
+_BEYOND = 1.2  # eigenvalues of T_2 over the largest that noise gives
 _POWER = 4
 _REFINE = 4
+_EDGE = 12  # power iterations for the size of the noise
 
 
 def span_of_slopes(slopes: Tensor, key: Key) -> tuple[Tensor, Tensor]:
@@ -30,16 +29,15 @@ def span_of_slopes(slopes: Tensor, key: Key) -> tuple[Tensor, Tensor]:
     rounding = torch.finfo(slopes.dtype).eps
     live = slopes.abs().amax(0) > 0
     matrix = slopes[:, live].double()
-    least = min(matrix.shape)
-    columns, rank = min(32, least), 0
-    values = slopes.new_zeros(0).double()
-    inner = matrix.new_zeros(matrix.shape[1], 0)
-    while columns:
+    most = min(_MOST, *matrix.shape)
+    if not most:
+        raise NotApplicable("dL/dW has no gap between zeros: there is no gradient", ever=False)
+    columns = min(32, most)
+    inner, values = _leading(matrix, columns, key)
+    while columns < most and float(values[-1]) > 2 * rounding * float(values[0]):
+        columns = min(2 * columns, most)  # the end of the spectrum is not in sight
         inner, values = _leading(matrix, columns, key)
-        rank = _rank(values, rounding)
-        if (rank and 2 * rank <= columns) or columns == least:
-            break
-        columns = min(2 * columns, least)
+    rank = _rank(values, rounding)
     if not rank:
         raise NotApplicable(
             "the singular values of dL/dW have no gap: noise or pruning hides the span", ever=True
@@ -59,12 +57,20 @@ def _leading(matrix: Tensor, columns: int, key: Key) -> tuple[Tensor, Tensor]:
 
 
 def _rank(values: Tensor, rounding: float) -> int:
-    """Where the values drop most; what lies below the rounding of the release counts as that rounding."""
+    """Where the values drop for the last time; what lies below the rounding of the release counts as that.
+
+    Images lie close to each other, so the first drop can be the largest. If nothing is as small as rounding,
+    the release is noisy or pruned, and drops in the second half are those of nearly dead pixels.
+    """
     if len(values) < 2 or not float(values[0]) > 0:
         return 0
-    held = values.clamp_min(rounding * float(values[0]))
-    ratios = held[:-1] / held[1:]
-    return int(ratios.argmax()) + 1 if float(ratios.max()) >= _GAP else 0
+    floor = rounding * float(values[0])
+    held = values.clamp_min(floor)
+    drops = held[:-1] / held[1:] >= _GAP
+    if float(values[-1]) > 2 * floor:
+        drops = drops[: len(values) // 2]
+    places = drops.nonzero()[:, 0]
+    return int(places[-1]) + 1 if len(places) else 0
 
 
 def deflate(weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,13 +96,24 @@ def deflate(weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return left - left.mean(), slope
 
 
-_BLOCK = 1 << 15
+_BLOCK = 1 << 12
 
 
 def _times(weights: Tensor, vector: Tensor) -> Tensor:
     return torch.cat(
         [(w @ vector.to(w.dtype)).to(vector.dtype) for w in torch.split(weights, _BLOCK)]
     )
+
+
+def project(weights: Tensor, basis: Tensor) -> Tensor:
+    """(m, q) in fp64, by blocks."""
+    return torch.cat([w.to(basis.dtype) @ basis for w in torch.split(weights, _BLOCK)])
+
+
+def deviation(weights: Tensor) -> float:
+    """Root mean square of all entries, by blocks."""
+    total = sum(float(w.double().square().sum()) for w in torch.split(weights, _BLOCK))
+    return math.sqrt(total / weights.numel())
 
 
 def _transposed(weights: Tensor, vector: Tensor) -> Tensor:
@@ -118,28 +135,66 @@ def span_of_moments(
     if even:
         basis, eigenvalues = _eigenvectors(weights, values, min(2 * largest, d), key)
         edge = 2 * math.sqrt(d * size / m)
-        return _kept(basis, eigenvalues, _BEYOND[2] * edge, largest)
-    along = slope / slope.norm().clamp_min(1e-300)
-    contracted = values * _times(weights, along)  # T_3(I, I, v), since T_1 has been taken out
-    basis, _ = _eigenvectors(weights, contracted - contracted.mean(), min(largest, d), key)
+        return basis[:, : _count(eigenvalues, _BEYOND * edge, largest)]
+    rank = _count_by_halves(weights, values, slope, min(largest, d), key)
+    basis = _third_basis(weights, values, slope, rank, key)
     for _ in range(_REFINE):
-        q = basis.shape[1]
-        left, sizes, _ = torch.linalg.svd(
-            third_on(weights, values, basis).flatten(1), full_matrices=False
-        )
-        edge = math.sqrt(2 * size / m) * (math.sqrt(d) + math.sqrt(q * (q + 1) / 2))
-        basis = _kept(left, sizes, _BEYOND[3] * edge, largest)
+        left = torch.linalg.svd(third_on(weights, values, basis).flatten(1), full_matrices=False)[0]
+        basis = left[:, :rank]
     return basis
 
 
-def _kept(basis: Tensor, sizes: Tensor, edge: float, largest: int) -> Tensor:
+def _third_basis(weights: Tensor, values: Tensor, slope: Tensor, columns: int, key: Key) -> Tensor:
+    """(d, columns) of T_3(I, I, v), v the direction of T_1, which is what g says best."""
+    along = slope / slope.norm().clamp_min(1e-300)
+    contracted = values * _times(weights, along)  # T_1 has been taken out of g
+    return _eigenvectors(weights, contracted - contracted.mean(), columns, key)[0]
+
+
+def _count_by_halves(weights: Tensor, values: Tensor, slope: Tensor, largest: int, key: Key) -> int:
+    """The batch size: a basis from one half of the neurons, T_3(I, V, V) from the other.
+
+    A basis follows the noise of the neurons it comes from. For the others it is any basis.
+    """
+    half = len(weights) // 2
+    basis = _third_basis(weights[:half], values[:half], slope, largest, key)
+    for _ in range(_REFINE):
+        left = third_on(weights[:half], values[:half], basis).flatten(1)
+        basis = torch.linalg.svd(left, full_matrices=False)[0][:, :largest]
+    weights, values = weights[half:], values[half:]
+    sizes = torch.linalg.svdvals(third_on(weights, values, basis).flatten(1))
+    return _count(sizes, _third_edge(weights, values, basis, key), largest)
+
+
+def _third_edge(weights: Tensor, values: Tensor, basis: Tensor, key: Key) -> float:
+    """What noise alone gives T_3(I, V, V) at most: |S|^(1/2) sqrt(d/m) + tr(S)^(1/2) / sqrt(m).
+
+    S = E[g^2 h h^T], h = He_2 of the points: the covariance of a row, inputs outside the span being Gaussian
+    and independent of g and h. Its norm is found by power iteration.
+    """
+    (m, d), q = weights.shape, basis.shape[1]
+    points = project(weights, basis)
+    square = values.square().double()
+    lengths = points.square().sum(1)
+    trace = float(square @ (lengths.square() - 2 * lengths + q)) / m  # |p p^T - I|^2
+    along = torch.randn(q, q, dtype=torch.float64, generator=key.fold("edge").generator())
+    along, norm = along + along.T, 0.0
+    for _ in range(_EDGE):
+        along = along / along.norm()
+        inner = square * (((points @ along) * points).sum(1) - along.trace())
+        along = (points.T @ (inner[:, None] * points) - inner.sum() * torch.eye(q)) / m
+        norm = float(along.norm())
+    return (math.sqrt(d * norm) + math.sqrt(trace)) / math.sqrt(m)
+
+
+def _count(sizes: Tensor, edge: float, largest: int) -> int:
     rank = min(int((sizes.abs() > edge).sum()), largest)
     if not rank:
         raise NotApplicable(
             f"no eigenvalue of the moment stands out from noise of size {edge:.2g}: too few neurons",
             ever=True,
         )
-    return basis[:, :rank]
+    return rank
 
 
 def _eigenvectors(weights: Tensor, values: Tensor, columns: int, key: Key) -> tuple[Tensor, Tensor]:

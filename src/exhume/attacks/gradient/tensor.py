@@ -23,7 +23,7 @@ from exhume.attacks.gradient.reading import Observation, TwoLast, query_paramete
 from exhume.attacks.gradient.regression import Samples, fit_moments
 from exhume.attacks.gradient.settle import odd
 from exhume.attacks.gradient.solve import directions_of
-from exhume.attacks.gradient.span import deflate, span_of_moments
+from exhume.attacks.gradient.span import deflate, deviation, project, span_of_moments
 from exhume.contract import (
     Architecture,
     Key,
@@ -88,7 +88,7 @@ class PreparedTensor:
 
     def _one(self, seen: Observation, dtype: torch.dtype) -> Batch:
         """What one gradient gives: all records, or what can be identified and why not more."""
-        spread = float(seen.weights.double().square().mean().sqrt())
+        spread = deviation(seen.weights)
         weights = seen.weights if spread == 1 else seen.weights / spread
         size = spread * self.attack.norm
         values, slope = deflate(weights, seen.values)
@@ -107,7 +107,7 @@ class PreparedTensor:
             basis = self._span(weights, values, slope, even)
         except NotApplicable as why:
             return self._batch(slope.new_zeros(0, d), dtype, observed, why)
-        points = weights.double() @ basis
+        points = project(weights, basis)
         samples = Samples(points, values + points @ (basis.T @ slope))
         moments = fit_moments(samples, order)
         terms = decompose(moments[order], method=self.attack.method, key=self.key.fold("terms"))

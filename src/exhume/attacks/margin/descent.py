@@ -17,7 +17,7 @@ from torch import Tensor
 from exhume.attacks.margin.priors import Prior
 from exhume.attacks.margin.residual import Residual
 
-__all__ = ["Descent", "Found", "Start", "descend"]
+__all__ = ["Descent", "Found", "Start", "descend", "fall", "stepper"]
 
 _BETAS, _TINY, _LAST = (0.9, 0.999), 1e-8, 0.02
 _PENALTY = 5.0  # of multipliers below their floor (authors' code)
@@ -70,7 +70,8 @@ def descend(
 ) -> Found:
     raw, scaled = start.raw.clone(), start.coordinates / start.spread
     kept, diverged = (raw, scaled), None
-    update = _optimiser(descent, [scaled, raw])
+    rates = [descent.rate, descent.multiplier_rate]
+    update = stepper(descent.method, [scaled, raw], rates)
     for step in range(descent.steps):
         lam, slope = _multipliers(start, raw)
         coordinates = scaled * start.spread
@@ -85,12 +86,10 @@ def descend(
         if prior:
             _, pull = prior.at(problem.span.inputs(coordinates), shape)
             by_c = by_c + pull @ problem.span.basis.T
-        share = (step + 1) / descent.steps
-        fall = _LAST + (1 - _LAST) * 0.5 * (1 + math.cos(math.pi * share))
         by_raw = by_lambda * slope
         if start.multiplier == "penalty":
             by_raw = by_raw - 2 * _PENALTY * (start.floor - raw).clamp_min(0)
-        update([by_c * start.spread, by_raw], fall if descent.falling else 1.0)
+        update([by_c * start.spread, by_raw], fall(descent, step))
         if start.largest < math.inf:
             norms = (scaled * start.spread).norm(dim=1, keepdim=True)
             scaled.mul_((start.largest / norms).clamp(max=1))
@@ -111,9 +110,20 @@ def _multipliers(start: Start, raw: Tensor) -> tuple[Tensor, Tensor]:
     return start.share * lam, start.share * slope
 
 
-def _optimiser(descent: Descent, parameters: list[Tensor]) -> Callable[[list[Tensor], float], None]:
+def fall(descent: Descent, step: int) -> float:
+    """The share of the rate at a step, counted from 0."""
+    if not descent.falling:
+        return 1.0
+    return _LAST + (1 - _LAST) * 0.5 * (1 + math.cos(math.pi * (step + 1) / descent.steps))
+
+
+def stepper(
+    method: Literal["adam", "momentum"],
+    parameters: list[Tensor],
+    rates: list[float],
+    tiny: float = _TINY,
+) -> Callable[[list[Tensor], float], None]:
     """A function of the gradients and the share of the rate: one step, in place."""
-    rates = (descent.rate, descent.multiplier_rate)
     first = [torch.zeros_like(tensor) for tensor in parameters]
     second = [torch.zeros_like(tensor) for tensor in parameters]
     done = 0
@@ -125,7 +135,7 @@ def _optimiser(descent: Descent, parameters: list[Tensor]) -> Callable[[list[Ten
         for tensor, mean, square, gradient, rate in each:
             mean.lerp_(gradient, 1 - b1)
             square.mul_(b2).addcmul_(gradient, gradient, value=1 - b2)
-            size = (square / (1 - b2**done)).sqrt_().add_(_TINY)
+            size = (square / (1 - b2**done)).sqrt_().add_(tiny)
             tensor.addcdiv_(mean, size, value=-share * rate / (1 - b1**done))
 
     def momentum(gradients: list[Tensor], share: float) -> None:
@@ -135,4 +145,4 @@ def _optimiser(descent: Descent, parameters: list[Tensor]) -> Callable[[list[Ten
             velocity.mul_(_BETAS[0]).add_(gradient)
             tensor.sub_(velocity, alpha=share * rate)
 
-    return adam if descent.method == "adam" else momentum
+    return adam if method == "adam" else momentum

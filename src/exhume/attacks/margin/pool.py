@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-__all__ = ["Run", "agreed", "pooled", "to_images"]
+__all__ = ["Run", "agreed", "by_own_confidence", "distinct", "pooled", "to_images"]
 
 _SAME = 0.7  # cosine above which two candidates are the same image
 
@@ -33,8 +33,16 @@ class Run:
 
 def pooled(runs: list[Run]) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs (k, d), confidence (k,) and labels (k,), surest first."""
+    return _ordered(runs, runs[0].explained if len(runs) == 1 else _agreement(runs))
+
+
+def by_own_confidence(runs: list[Run]) -> tuple[Tensor, Tensor, Tensor]:
+    """The same where every candidate carries its own, and rounds are not meant to agree."""
+    return _ordered(runs, torch.cat([run.explained for run in runs]))
+
+
+def _ordered(runs: list[Run], confidence: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     inputs, labels = torch.cat([r.inputs for r in runs]), torch.cat([r.labels for r in runs])
-    confidence = runs[0].explained if len(runs) == 1 else _agreement(runs)
     order = confidence.argsort(descending=True, stable=True)
     return inputs[order], confidence[order], labels[order]
 
@@ -52,6 +60,22 @@ def agreed(runs: list[Run]) -> tuple[Tensor, Tensor]:
         if not kept or float((units[kept] @ units[index]).max()) <= _SAME:
             kept.append(index)
     return inputs[kept], labels[kept]
+
+
+def distinct(inputs: Tensor, sure: Tensor, same: float) -> tuple[Tensor, Tensor]:
+    """Which of (m, d) inputs to keep so that each image is there once: indices (k,), surest first, and how
+    many inputs each stands for (k,)."""
+    units = normalize(inputs, dim=1)
+    left = torch.ones(len(units), dtype=torch.bool)
+    kept, sizes = list[int](), list[int]()
+    for index in sure.argsort(descending=True, stable=True).tolist():
+        if left[index]:
+            alike = (units @ units[index] > same) & left
+            alike[index] = True
+            left &= ~alike
+            kept.append(index)
+            sizes.append(int(alike.sum()))
+    return torch.tensor(kept, dtype=torch.long), torch.tensor(sizes, dtype=torch.long)
 
 
 def _agreement(runs: list[Run]) -> Tensor:

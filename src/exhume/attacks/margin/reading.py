@@ -7,7 +7,7 @@ spectrum shows where the records end and the floor begins.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from exhume.models.cnn import CNN
 from exhume.models.heads import Head, check_head
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.mlp import MLP
+from exhume.store import digest
 
 __all__ = ["Reader", "labels_for", "rank_of"]
 
@@ -33,6 +34,7 @@ class Reader:
     head: Head
     labels: Tensor | None  # (n,) of the unknown records
     centre: Tensor  # (*shape)
+    _spans: dict[tuple[str, int | None], Span] = field(default_factory=dict)  # of the last release
 
     @staticmethod
     def of(knowledge: Knowledge, head: Head) -> Reader:
@@ -52,10 +54,14 @@ class Reader:
         network = self.mlp.matrices(parameters)
         if not bool(torch.isfinite(parameters).all()):
             raise ExhumeError("release: the weights are not finite")
-        full = min(network.first.shape)
-        if rank is None:
-            rank = rank_of(torch.linalg.svdvals(network.first.double()))
-        return span_of(network, min(rank, full) or full)
+        known = (digest(parameters), rank)
+        if known not in self._spans:
+            self._spans.clear()
+            full = min(network.first.shape)
+            self._spans[known] = span_of(
+                network, rank_of if rank is None else min(rank, full) or full
+            )
+        return self._spans[known]
 
     def released(self, releases: Release) -> Tensor:
         """(r, p)."""

@@ -14,6 +14,7 @@ nothing beyond the signal that passes through them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -40,9 +41,10 @@ class Span:
         return coordinates @ self.basis
 
 
-def span_of(network: Matrices, rank: int) -> Span:
-    """The `rank` leading right singular vectors of the first layer."""
+def span_of(network: Matrices, rank: int | Callable[[Tensor], int]) -> Span:
+    """The leading right singular vectors of the first layer: so many, or as many as its values say."""
     _, values, rows = torch.linalg.svd(network.first.double(), full_matrices=False)
+    rank = rank if isinstance(rank, int) else rank(values)
     basis = rows[:rank].to(network.first.dtype)
     inside = Matrices(network.first @ basis.T, network.bias, network.later)
     outside = float(values[rank:].square().sum())

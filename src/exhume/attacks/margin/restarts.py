@@ -26,7 +26,7 @@ from exhume.contract import (
 )
 from exhume.store import address, digest
 
-__all__ = ["Once", "Restarts"]
+__all__ = ["Once", "Restarts", "joined"]
 
 Once = Callable[[Tensor, Key, list[Run], Callable[[int], None]], Run]
 """(p,) parameters, the restart's key, the restarts before it, a callback for the steps done: one restart."""
@@ -52,13 +52,15 @@ class Restarts:
     key: Key
     store: Store
     progress: Progress
+    pool: Callable[[list[Run]], tuple[Tensor, Tensor, Tensor]] = pooled
 
     def run(self, releases: Release) -> Reconstruction:
-        shape = self.reader.mlp.input_shape
         try:
-            parameters = self.reader.released(releases)
+            return self._all(self.reader.released(releases))
         except NotApplicable as why:
-            return Reconstruction.none(0, shape, why)
+            return Reconstruction.none(0, self.reader.mlp.input_shape, why)
+
+    def _all(self, parameters: Tensor) -> Reconstruction:
         pools, losses, records, stops, seconds = [], [], [], list[float](), 0.0
         for row in parameters:
             runs: list[Run] = []
@@ -68,7 +70,7 @@ class Restarts:
             records.append(runs[0].records)
             stops += [run.diverged for run in runs if run.diverged >= 0]
             seconds += sum(run.seconds for run in runs)
-            pools.append(pooled(runs))
+            pools.append(self.pool(runs))
         most = max(len(inputs) for inputs, _, _ in pools)
         candidates, confidence, labels = [], [], []
         for inputs, sure, own in pools:
@@ -131,3 +133,27 @@ def _fill(rows: Tensor, most: int, value: float | None = None) -> Tensor:
         return rows
     last = rows[-1:] if value is None else torch.full_like(rows[-1:], value)
     return torch.cat([rows, last.expand(missing, *rows.shape[1:])])
+
+
+def joined(found: list[Reconstruction]) -> Reconstruction:
+    """One reconstruction of several releases; those with fewer candidates repeat their last."""
+    most = max(one.candidates.shape[1] for one in found)
+    labels = [one.labels for one in found if one.labels is not None]
+    mean = {
+        name: sum(one.observed[name] for one in found) / len(found) for name in found[0].observed
+    }
+    return Reconstruction(
+        candidates=torch.cat([_filled(one.candidates, most) for one in found]),
+        confidence=torch.cat([_filled(one.confidence, most) for one in found]),
+        status=next(
+            (o.status for o in found if o.status.outcome != Outcome.CONVERGED), found[0].status
+        ),
+        cost=replace(found[0].cost, seconds=sum(one.cost.seconds for one in found)),
+        labels=torch.cat([_filled(one, most) for one in labels]),
+        observed=mean,
+    )
+
+
+def _filled(values: Tensor, most: int) -> Tensor:
+    missing = most - values.shape[1]
+    return torch.cat([values, values[:, -1:].expand(-1, missing, *values.shape[2:])], 1)

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.margin.first_layer import FirstLayer
+from exhume.attacks.margin.restarts import joined
 from exhume.contract import (
     ExhumeError,
     Key,
     Knowledge,
-    Outcome,
     Progress,
     Reconstruction,
     Release,
@@ -122,7 +122,7 @@ class PreparedSearch:
         for row in releases.parameters:
             one = Weights(row[None], releases.layout)
             found.append(self._full(self.choose(one)[-1].attack, one))
-        return _joined(found)
+        return joined(found)
 
     def choose(self, release: Weights) -> list[Trial]:
         """All trials for one release, round by round; the last is the winner."""
@@ -199,27 +199,3 @@ def agreement(candidates: Tensor, confidence: Tensor, records: int) -> float:
         if len(kept) == records:
             break
     return float(confidence[kept].sum()) / records
-
-
-def _joined(found: list[Reconstruction]) -> Reconstruction:
-    """One reconstruction of several releases; those with fewer candidates repeat their last."""
-    most = max(one.candidates.shape[1] for one in found)
-    labels = [one.labels for one in found if one.labels is not None]
-    mean = {
-        name: sum(one.observed[name] for one in found) / len(found) for name in found[0].observed
-    }
-    return Reconstruction(
-        candidates=torch.cat([_filled(one.candidates, most) for one in found]),
-        confidence=torch.cat([_filled(one.confidence, most) for one in found]),
-        status=next(
-            (o.status for o in found if o.status.outcome != Outcome.CONVERGED), found[0].status
-        ),
-        cost=replace(found[0].cost, seconds=sum(one.cost.seconds for one in found)),
-        labels=torch.cat([_filled(one, most) for one in labels]),
-        observed=mean,
-    )
-
-
-def _filled(values: Tensor, most: int) -> Tensor:
-    missing = most - values.shape[1]
-    return torch.cat([values, values[:, -1:].expand(-1, missing, *values.shape[2:])], 1)
