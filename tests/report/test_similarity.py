@@ -195,16 +195,12 @@ def test_an_unscored_section_shows_each_image_once(images: torch.Tensor, tmp_pat
     centre = torch.full((1, 12, 12), 0.5)
     pool = found(torch.cat([images, again]))
     section = unscored_section(
-        folder, id="a", name="A", knows=(), found=pool, centre=centre, alike=0.8
+        folder, id="a", name="A", knows=(), found=pool, centre=centre, confidence="How sure."
     )
     assert section["metrics"]["distinct"] == 8
-    assert section["metrics"]["agreed"] == 5  # confidence falls from 1 in steps of .05
+    assert section["metrics"]["agreed"] == 3
+    assert section["notes"] == ["How sure."]
     assert torch.equal(read(folder, section)["reconstructions"], images)
-    alone = unscored_section(
-        folder, id="b", name="B", knows=(), found=found(images, 1.0), centre=centre, alike=0.8
-    )
-    assert alone["metrics"]["agreed"] == 0
-    assert "share of the weights" in alone["notes"][0]
 
 
 def test_an_attack_that_does_not_apply(tmp_path: Any) -> None:

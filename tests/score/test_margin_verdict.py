@@ -64,7 +64,7 @@ def test_shares_are_not_invented_by_chance(key):
 def test_unscored_says_how_much_was_found():
     verdict = unscored(40, 7)
     assert verdict.word == "not audited"
-    assert "40 images were reconstructed, 7 of them" in verdict.sentence
+    assert "40 images were reconstructed, 7 of them more than once" in verdict.sentence
     assert "surest first" in verdict.detail
 
 

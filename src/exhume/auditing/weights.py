@@ -7,7 +7,7 @@ afterwards, to score; without them there is a page of reconstructions and no ver
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,11 @@ from torch import Tensor
 
 from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
+from exhume.attacks.margin.hidden_span import HiddenSpan
+from exhume.attacks.margin.strongest import Strongest
 from exhume.auditing.given import Given, mean_given, records_given
 from exhume.auditing.informed import Audit, check_apart
+from exhume.auditing.weights_fit import fit_of
 from exhume.auditing.weights_settings import WeightsSettings, shape_of, take_up
 from exhume.contract import (
     ExhumeError,
@@ -25,25 +28,43 @@ from exhume.contract import (
     Knowledge,
     NotApplicable,
     Progress,
-    Records,
     silent,
 )
-from exhume.models.heads import Head, check_head, margins
+from exhume.models.heads import Head, check_head
 from exhume.report.folder import RunFolder, environment
 from exhume.report.margin import inapplicable_section, margin_section, unscored_section
 from exhume.report.page import draw
 from exhume.score.margin import score_margin
 from exhume.score.margin_verdict import judge_margin, unscored
 from exhume.score.verdict import Verdict, not_audited
-from exhume.train.stationarity import stationarity
 from exhume.victims.checkpoint import Checkpoint, read_checkpoint, secret_of
 
 __all__ = ["WeightsSettings", "audit_weights"]
 
-_ID, _NAME = "first-layer", "Training images from the first layer"
-_ALIKE = 0.7  # cosine of two restarts' candidates from which they count as the same image
+
+@dataclass(frozen=True)
+class _Named:
+    """An attack in the run folder and on the page, and what its confidence is."""
+
+    id: str
+    name: str
+    confidence: str
+
+
+_FIRST = _Named(
+    "first-layer",
+    "Training images from the first layer",
+    "Confidence is the cosine with the nearest candidate of another restart; with one restart, the share "
+    "of the weights that a candidate explains.",
+)
+_HIDDEN = _Named(
+    "hidden-span",
+    "Training images from the span of hidden activations",
+    "Confidence is minus the share of a candidate's hidden activations outside the second layer's span.",
+)
 _DEVIATIONS = (
-    "Only the first layer is explained, inside its own row span; Buzaglo23 explains all layers.",
+    "Where weight decay has removed the second layer's start, records are sought one by one in its span; "
+    "else only the first layer is explained. Buzaglo23 explains all layers.",
     "The number of training records is read off the first layer's spectrum.",
     "Images are matched at full resolution, not at half.",
 )
@@ -125,14 +146,13 @@ def _attacked(
 ) -> _Judged:
     mlp = checkpoint.architecture
     head = _head(settings.head, mlp.outputs)
-    attack = FirstLayer(
-        head=head, restarts=settings.restarts, descent=Descent(steps=settings.steps)
-    )
     knowledge = Knowledge(architecture=mlp, centre=centre)
-    prepared = attack.prepare(
+    prepared = _attack(settings, head).prepare(
         knowledge, key=key.fold("attack"), store=folder.store(), progress=progress
     )
-    found = prepared.run(checkpoint.release)
+    chosen = prepared.choice(checkpoint.release)
+    named = _HIDDEN if isinstance(chosen.config, HiddenSpan) else _FIRST
+    found = chosen.run(checkpoint.release)
     victim: dict[str, str | float] = {
         "architecture": str(mlp),
         "head": head,
@@ -143,23 +163,23 @@ def _attacked(
     if given is None:
         section = unscored_section(
             folder,
-            id=_ID,
-            name=_NAME,
+            id=named.id,
+            name=named.name,
             knows=knowledge.known(),
             found=found,
             centre=zero,
-            alike=_ALIKE,
+            confidence=named.confidence,
         )
         numbers = section["metrics"]
         verdict = unscored(int(numbers["distinct"]), int(numbers["agreed"]))
         return _Judged(verdict, section, victim, numbers)
     progress("scoring", 0, 1)
     scores = score_margin(secret_of(given.trained), found, given.decoys, zero)
-    fit = _fit(checkpoint, given.trained, zero, head)
+    fit = fit_of(checkpoint, given.trained, zero, head)
     section = margin_section(
         folder,
-        id=_ID,
-        name=_NAME,
+        id=named.id,
+        name=named.name,
         knows=knowledge.known(),
         found=found,
         scores=scores,
@@ -178,6 +198,15 @@ def _attacked(
     return _Judged(judged.verdict, section, victim | fit.facts, metrics)
 
 
+def _attack(settings: WeightsSettings, head: Head) -> Strongest:
+    steps, restarts = settings.steps, settings.restarts
+    first = FirstLayer(head=head, restarts=restarts, descent=Descent(steps=steps))
+    hidden = HiddenSpan(
+        head=head, restarts=restarts, descent=replace(HiddenSpan.descent, steps=steps)
+    )
+    return Strongest(first, hidden)
+
+
 def _head(given: str, outputs: int) -> Head:
     heads: dict[str, Head] = {
         "multiclass": "multiclass",
@@ -189,39 +218,5 @@ def _head(given: str, outputs: int) -> Head:
     return heads[given]
 
 
-@dataclass(frozen=True, eq=False)
-class _Fit:
-    """How the network does on what it is said to have been trained on."""
-
-    margins: Tensor | None
-    facts: dict[str, str | float]
-    notes: tuple[str, ...]
-
-
-def _fit(checkpoint: Checkpoint, records: Records, centre: Tensor, head: Head) -> _Fit:
-    mlp = checkpoint.architecture
-    if int(records.labels.max()) >= max(2, mlp.outputs):
-        note = f"The training records have more classes than the network's {mlp.outputs} outputs."
-        return _Fit(None, {}, (note,))
-    network = mlp.matrices(checkpoint.release.parameters[0])
-    inputs = (records.inputs - centre).flatten(1).to(network.first.dtype)
-    found = margins(head, network.forward(inputs)[1], records.labels)
-    right = float((found > 0).double().mean())
-    facts: dict[str, str | float] = {
-        "training_records": float(len(records)),
-        "train_accuracy": right,
-    }
-    if right < 0.9:
-        note = (
-            f"The network gets {right:.0%} of the training records right: check the mean, the scale of "
-            "the inputs and the order of the classes. Networks that do not fit their data leak less."
-        )
-        return _Fit(found, facts, (note,))
-    if len(records) <= 500:  # the least squares behind it grows with the cube
-        at = stationarity(network, inputs, records.labels, head)
-        facts["residual_at_truth"] = at.first_layer
-    return _Fit(found, facts, ())
-
-
 def _inapplicable(why: NotApplicable) -> _Judged:
-    return _Judged(not_audited(why.why), inapplicable_section(_ID, _NAME, why), {}, {})
+    return _Judged(not_audited(why.why), inapplicable_section(_FIRST.id, _FIRST.name, why), {}, {})

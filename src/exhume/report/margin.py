@@ -70,32 +70,26 @@ def unscored_section(
     knows: Sequence[str],
     found: Reconstruction,
     centre: Tensor,
-    alike: float,
+    confidence: str,
 ) -> dict[str, Any]:
     """The same for an attack that nobody can score: its surest reconstructions, each image once.
 
-    centre: (*shape) what was added to the candidates; alike: confidence from which restarts agree.
+    centre: (*shape) what was added to the candidates; confidence: what it is, as a sentence.
     """
     candidates, sure = found.candidates[0].clamp(0, 1), found.confidence[0]
-    kept = _distinct(candidates, centre)
+    kept, times = _distinct(candidates, centre)
     file = f"{id}.safetensors"
     shown = kept[:_SHOWN]
     evidence = {"reconstructions": candidates[shown], "confidence": sure[shown]}
     if found.labels is not None:
         evidence["labels"] = found.labels[0][shown]
     folder.write_tensors(file, evidence)
-    several = found.observed["restarts"] > 1
     metrics = {
         **_own(found),
         "distinct": float(len(kept)),
-        "agreed": float((sure[kept] >= alike).sum()) if several else 0.0,
+        "agreed": float(sum(count > 1 for count in times)),
     }
-    note = (
-        "Confidence is the cosine with the nearest candidate of another restart."
-        if several
-        else "With one restart, confidence is the share of the weights that a candidate explains."
-    )
-    return _section(id, name, knows, found, metrics=metrics, notes=[note]) | {
+    return _section(id, name, knows, found, metrics=metrics, notes=[confidence]) | {
         "evidence": file,
         "ranked_by": "confidence",
     }
@@ -139,8 +133,8 @@ def _own(found: Reconstruction) -> dict[str, float]:
     return {names.get(name, name): value for name, value in found.observed.items()}
 
 
-def _distinct(candidates: Tensor, centre: Tensor) -> list[int]:
-    """Those that no surer one resembles; (k, *shape), surest first.
+def _distinct(candidates: Tensor, centre: Tensor) -> tuple[list[int], list[int]]:
+    """Those that no surer one resembles, and how many candidates each stands for; (k, *shape), surest first.
 
     Compared is what is left without the centre and without a constant: images were stretched after the
     centre was added, so both say nothing about a candidate.
@@ -150,8 +144,12 @@ def _distinct(candidates: Tensor, centre: Tensor) -> list[int]:
     axes = torch.linalg.svd(shared, full_matrices=False)
     basis = axes.Vh[1e-6 * axes.S[0] < axes.S]
     units = torch.nn.functional.normalize(flat - (flat @ basis.T) @ basis, dim=1)
-    kept: list[int] = []
+    kept, times = list[int](), list[int]()
     for index in range(len(units)):
-        if not kept or float((units[kept] @ units[index]).max()) < _SAME:
+        alike = units[kept] @ units[index]
+        if len(kept) and float(alike.max()) >= _SAME:
+            times[int(alike.argmax())] += 1
+        else:
             kept.append(index)
-    return kept
+            times.append(1)
+    return kept, times

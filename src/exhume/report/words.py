@@ -63,7 +63,7 @@ METRICS = {
         "of the first layer, at the attack's best restart; it can fall below that at the true records",
     ),
     "distinct": ("Reconstructions", "that differ from one another"),
-    "agreed": ("Agreed between restarts", "reconstructions that more than one restart ended at"),
+    "agreed": ("Found more than once", "reconstructions that the attack ended at more than once"),
     "records_guessed": ("Records guessed", "training records, read off the first layer's spectrum"),
     "success": (
         "Success rate",

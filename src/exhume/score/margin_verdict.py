@@ -68,12 +68,12 @@ def judge_margin(scores: MarginScores) -> MarginJudgement:
     return MarginJudgement(verdict, metrics)
 
 
-def unscored(candidates: int, agreed: int) -> Verdict:
+def unscored(candidates: int, again: int) -> Verdict:
     """The attack ran, but nobody said what the truth is."""
     return Verdict(
         "not audited",
-        f"Not audited: {candidates} images were reconstructed, {agreed} of them by more than one restart "
-        "alike, but without the training records nothing could be scored.",
+        f"Not audited: {candidates} images were reconstructed, {again} of them more than once, but without "
+        "the training records nothing could be scored.",
         "Whether they are training images is for the owner to see: the page shows them, surest first. "
         "Give the training records, and others that were not trained on, to have them scored.",
     )
