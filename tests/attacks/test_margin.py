@@ -159,6 +159,21 @@ def test_the_rank_ends_at_the_last_gap_above_the_floor():
     assert rank_of(torch.cat([torch.tensor([9.0, 8.0, 1.0]), rounding])) == 3
 
 
+def test_data_that_run_into_the_floor_end_at_its_edge(key):
+    """No gap between the weakest of 20 directions and the noise: those above its edge count."""
+    generator = key.generator()
+    noise = torch.randn(200, 600, generator=generator, dtype=torch.float64) / 600**0.5
+    left = torch.linalg.qr(torch.randn(200, 20, generator=generator, dtype=torch.float64))[0]
+    right = torch.linalg.qr(torch.randn(600, 20, generator=generator, dtype=torch.float64))[0]
+    strengths = torch.logspace(1, 0.25, 20, dtype=torch.float64)
+    values = torch.linalg.svdvals(noise + left * strengths @ right.T)
+    edge = 1 + (200 / 600) ** 0.5  # of the noise alone
+    expected = int((values > 1.05 * edge).sum())
+    assert 15 <= expected <= 20
+    assert abs(rank_of(values, 200 / 600) - expected) <= 1
+    assert not bool((values[:99] / values[1:100] >= 1.5).any())
+
+
 def test_the_priors_gradient_is_its_derivative(key):
     inputs = torch.randn(2, 18, generator=key.generator(), dtype=torch.float64)
     prior, shape = Prior(box=0.7, tv=0.3), (2, 3, 3)

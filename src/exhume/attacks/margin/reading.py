@@ -7,7 +7,9 @@ spectrum shows where the records end and the floor begins.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,6 +25,7 @@ from exhume.store import digest
 __all__ = ["Reader", "labels_for", "rank_of"]
 
 _GAP = 1.5  # factor between neighbouring singular values that ends the span
+_CLEAR = 1.05  # times the edge of a floor: above it
 _ROUNDING = 1e-6  # share of the largest singular value below which one is rounding
 
 
@@ -57,10 +60,9 @@ class Reader:
         known = (digest(parameters), rank)
         if known not in self._spans:
             self._spans.clear()
-            full = min(network.first.shape)
-            self._spans[known] = span_of(
-                network, rank_of if rank is None else min(rank, full) or full
-            )
+            full, long = sorted(network.first.shape)
+            read = partial(rank_of, aspect=full / long)
+            self._spans[known] = span_of(network, read if rank is None else min(rank, full) or full)
         return self._spans[known]
 
     def released(self, releases: Release) -> Tensor:
@@ -72,19 +74,35 @@ class Reader:
         return releases.parameters
 
 
-def rank_of(values: Tensor) -> int:
-    """How many of the singular values (falling) belong to the data.
+def rank_of(values: Tensor, aspect: float = 1.0) -> int:
+    """How many of the singular values (falling) belong to the data; `aspect` is short side over long.
 
     Values that are rounding are none. Where what is left of the initial weights makes a floor, the data end
     at the last gap before it: a gap further up may be between classes. A floor is flat in the first half of
-    a spectrum; without a gap there, all counts.
+    a spectrum. Where the data run into it without a gap, they end at the floor's edge; without data above an
+    edge, all counts.
     """
     kept = values[values > _ROUNDING * values[0]]
     half = max(2, len(values) // 2)
     if len(kept) <= half:
         return len(kept)
     gaps = (kept[: half - 1] / kept[1:half] >= _GAP).nonzero()
-    return int(gaps[-1]) + 1 if len(gaps) else len(kept)
+    if len(gaps):
+        return int(gaps[-1]) + 1
+    above = int((kept > _CLEAR * noise_edge(values, aspect)).sum())
+    return above if 0 < above < half else len(kept)
+
+
+def noise_edge(values: Tensor, aspect: float) -> float:
+    """The largest singular value that noise alone would have, from the median of all.
+
+    Gavish and Donoho 2014: their threshold is omega(b)·median = lambda(b)·sigma·sqrt(long side), which gives
+    sigma; the edge of the bulk is (1 + sqrt(b))·sigma·sqrt(long side).
+    """
+    b = aspect
+    omega = 0.56 * b**3 - 0.95 * b**2 + 1.82 * b + 1.43
+    lam = math.sqrt(2 * (b + 1) + 8 * b / (b + 1 + math.sqrt(b * b + 14 * b + 1)))
+    return (1 + math.sqrt(b)) * omega / lam * float(values.median())
 
 
 def labels_for(count: int, reader: Reader, like: Tensor) -> Tensor:
