@@ -141,6 +141,22 @@ def test_a_gradient_with_its_records(invoke, place):
         assert invoke(path, *options, "--out", out, "--fail-over", limit).exit_code == code
 
 
+def test_a_little_noise_is_allowed_for(invoke, place, key):
+    def noisy(named):
+        return {
+            n: t + 1e-3 * t.std() * torch.randn(t.shape, generator=key.fold(n).generator())
+            for n, t in named.items()
+        }
+
+    path = gradient_of(made("relu"), place / "noisy.safetensors", change=noisy)
+    out = place / "noisy"
+    done = invoke(path, "--data", "digits", "--records", "3,17,40,41", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert section(out, "bias-ratio")["status"]["outcome"] == "not applicable"
+    assert section(out, "tolerant-ratio")["metrics"]["success"] == 1
+    assert section(out, "tolerant-ratio")["metrics"]["certified"] == 0
+
+
 def test_without_records_a_proof_is_a_leak(invoke, place):
     out = place / "proved"
     done = invoke(
