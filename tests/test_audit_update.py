@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -140,6 +141,22 @@ def test_a_gradient_with_its_records(invoke, place):
         assert invoke(path, *options, "--out", out, "--fail-over", limit).exit_code == code
 
 
+def test_a_little_noise_is_allowed_for(invoke, place, key):
+    def noisy(named):
+        return {
+            n: t + 1e-3 * t.std() * torch.randn(t.shape, generator=key.fold(n).generator())
+            for n, t in named.items()
+        }
+
+    path = gradient_of(made("relu"), place / "noisy.safetensors", change=noisy)
+    out = place / "noisy"
+    done = invoke(path, "--data", "digits", "--records", "3,17,40,41", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert section(out, "bias-ratio")["status"]["outcome"] == "not applicable"
+    assert section(out, "tolerant-ratio")["metrics"]["success"] == 1
+    assert section(out, "tolerant-ratio")["metrics"]["certified"] == 0
+
+
 def test_without_records_a_proof_is_a_leak(invoke, place):
     out = place / "proved"
     done = invoke(
@@ -245,6 +262,33 @@ def test_a_recorded_run_of_two_clients(invoke, place):
     assert result_of(place / "two")["victim"]["clients"] == 2
     several = invoke("recorded", "--data", "digits", "--records", "1,2", "--out", place / "x")
     assert "there are 2 clients (0, 1), so a JSON file" in several.stderr
+
+
+def test_rounds_of_one_client_are_taken_together(invoke, place):
+    """Half of its records in each round: what either round gives away counts."""
+    recording, module = Recording(place / "rounds"), made("relu")
+    for number, index in ((1, INDEX[:2]), (2, INDEX[2:])):
+        before = {n: t.clone() for n, t in module.state_dict().items()}
+        trained(module, index=index)
+        recording.write(before, module.state_dict(), round=number, client="a", rate=0.1)
+    out = place / "taken"
+    done = invoke("rounds", "--data", "digits", "--records", "3,17,40,41", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "4 of 4 records" in done.stdout
+    assert (result_of(out)["victim"]["updates"], result_of(out)["victim"]["clients"]) == (2, 1)
+
+
+@pytest.mark.parametrize(("net", "code"), [("relu", 0), ("conv", 2)])
+def test_a_set_of_the_private_records_alone(invoke, place, net, code):
+    """There is no null then: only a proof says that it leaks."""
+    inputs, labels = batch()
+    np.savez(place / "own.npz", x=inputs.numpy(), y=labels.numpy())
+    path, out = gradient_of(made(net), place / "o.safetensors"), place / f"own-{net}"
+    done = invoke(path, "--data", "own.npz", "--batch-size", "4", "--out", out, model=net)
+    assert done.exit_code == code
+    said = "The update leaks: 4 records" if net == "relu" else "Not audited: there are no 10 other"
+    assert said in done.stdout
+    assert "The private records, and what came back" in (out / "report.html").read_text()
 
 
 def test_the_same_command_takes_up_its_run(invoke, place):

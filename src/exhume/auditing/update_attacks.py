@@ -32,6 +32,7 @@ from exhume.store import NullStore, address
 
 __all__ = ["Answer", "Line", "attack_all", "lines_for", "steps_within"]
 
+_IF_NEEDED = ("tolerant-ratio", "tensor", "matching")
 _FEWEST, _MOST = 50, 2000  # steps of gradient matching
 
 
@@ -54,7 +55,7 @@ class Answer:
 
 
 def lines_for(settings: UpdateSettings, *, images: bool, averaged: bool) -> list[Line]:
-    """Cheap and exact ones first. The later two run only where the earlier have left something."""
+    """Cheap and exact ones first. The later ones run only where the earlier have left something."""
     matching = GradientMatching(
         steps=settings.search_steps or _FEWEST,
         restarts=settings.restarts,
@@ -76,6 +77,13 @@ def lines_for(settings: UpdateSettings, *, images: bool, averaged: bool) -> list
             SpanAttack(nonnegative=images, averaged=averaged),
         ),
         Line(
+            "tolerant-ratio",
+            "Ratio of the first layer's gradients, allowing for noise",
+            "Phong17",
+            "the gradient of the first layer",
+            BiasRatio(tolerance=0.3),
+        ),
+        Line(
             "tensor",
             "Tensor method",
             "Wang23",
@@ -93,7 +101,7 @@ def attack_all(
     answers: dict[str, Answer] = {}
     for line in lines:
         case = _counted(case, answers)
-        if line.id in ("tensor", "matching") and _settled(case, answers):
+        if line.id in _IF_NEEDED and _settled(case, answers):
             continue
         found = _kept(case, line, key=key, store=store, progress=progress)
         proof = Certificate(0)

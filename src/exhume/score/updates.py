@@ -18,12 +18,18 @@ from exhume.score.intervals import clopper_pearson, detectable_rate
 from exhume.score.oracle import near_duplicates, nearest
 from exhume.score.pixels import mse
 from exhume.score.targets import measure
-from exhume.score.verdict import Verdict, judge, not_audited
+from exhume.score.verdict import Verdict, judge
 
 __all__ = ["FEWEST_OTHERS", "UpdateScores", "score_updates"]
 
 FEWEST_OTHERS = 10  # records besides the private ones, below which there is no null
 _DECOYS, _HELD = 500, 2000  # at most
+_UNJUDGED = Verdict(
+    "not audited",
+    f"Not audited: there are no {FEWEST_OTHERS} other records of the same kind, so that recovery cannot be "
+    "told from chance.",
+    "Give a set that holds more than the private records. The report shows what the attacks brought back.",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +80,7 @@ def score_updates(
         **errors.named(),
     }
     if others is None or len(others) < FEWEST_OTHERS:
-        why = (
-            f"there are no {FEWEST_OTHERS} other records of the same kind, so that recovery cannot be "
-            "told from chance; give a set that holds more than the private records"
-        )
-        return UpdateScores(metrics, not_audited(why), evidence)
+        return UpdateScores(metrics, _UNJUDGED, evidence)
     held, decoys = _dealt(others, key)
     index, bar = nearest(all_of.truth, held)
     rates, verdict = _judged(all_of, errors.mse, bar, held, decoys)
