@@ -70,7 +70,7 @@ _SCALES: dict[Scale, _Setting] = {
         (50, 25, 100, 200),
         2**16,
         20,
-        (("digits", 2**17, 5), ("mnist", 2**16, 2)),
+        (("digits", 2**17, 4),),
     ),
     "paper": _Setting(
         tuple(2**p for p in range(14, 23)),
@@ -185,7 +185,7 @@ def _images(source: str, m: int, batches: int, setting: _Setting, key: Key) -> d
 def _methods(methods: list[str], setting: _Setting, key: Key) -> dict[str, float]:
     """The decompositions on the same gradients."""
     found: dict[str, list[_Row]] = {}
-    for batch, i in product((setting.batch, 2 * setting.batch), range(min(setting.seeds, 2))):
+    for batch, i in product((setting.batch, 2 * setting.batch), range(2)):
         own = key.fold("methods", i)
         records, m = _vectors(setting.inputs[0], batch, own), setting.widths[0] * 2
         at = TensorAttack().query(TwoLayer(records.shape, m), own)
