@@ -22,6 +22,11 @@ def _alone(parts: Split, noise: Tensor) -> Pipeline:
     return Pipeline(Client(parts.head, noise, (0,), parts.tail), (parts.body,), parts.first)
 
 
+def _quiet(parts: Split, job: SplitJob) -> Pipeline:
+    """Without noise."""
+    return _alone(parts, torch.zeros(parts.feature_shape(job.records.shape)))
+
+
 def _at_least_zero(name: str, value: float) -> None:
     if not value >= 0:
         raise ExhumeError(f"{name}: must be at least 0, got {value}")
@@ -76,9 +81,9 @@ class Dropout:
     def train(
         self, job: SplitJob, *, key: Key, store: Store, progress: Progress = silent
     ) -> Pipeline:
-        noise = fixed_noise(job.feature_shape(key), 0.0, key)
-        parts = train_split(job, dropout=self.rate, key=key, store=store, progress=progress)
-        return _alone(parts, noise)
+        return _quiet(
+            train_split(job, dropout=self.rate, key=key, store=store, progress=progress), job
+        )
 
 
 @dataclass(frozen=True)
@@ -100,9 +105,8 @@ class RandomHead:
     def train(
         self, job: SplitJob, *, key: Key, store: Store, progress: Progress = silent
     ) -> Pipeline:
-        noise = fixed_noise(job.feature_shape(key), 0.0, key)
         parts = train_split(job, random_head=self.frozen, key=key, store=store, progress=progress)
-        return _alone(parts, noise)
+        return _quiet(parts, job)
 
 
 @dataclass(frozen=True)
