@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +79,7 @@ def found_by(line: Line, answers: Sequence[Answer], truth: Truth | None, key: Ke
         evidence, verdict = scores.evidence, scores.verdict
         if verdict.word != "leaks" and proved:
             verdict = _by_certificate(proved, ran)
+    metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
     return Found(_section(line, answers, metrics, notes), evidence, verdict)
 
 
