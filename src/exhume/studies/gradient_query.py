@@ -45,9 +45,9 @@ class _Setting:
 
 
 _SCALES: dict[Scale, _Setting] = {
-    "smoke": _Setting(800, 3, 2, (0, 5), 50.0, ("tanh",)),
-    "cpu": _Setting(2000, 6, 10, (0, 50, 1000), 200.0),
-    "paper": _Setting(5000, 8, 50, (0, 50, 500, 5000), 500.0),
+    "smoke": _Setting(800, 3, 2, (0, 5), 0.01, ("tanh",)),
+    "cpu": _Setting(2000, 6, 10, (0, 50, 1000), 0.005),
+    "paper": _Setting(5000, 8, 50, (0, 50, 500, 5000), 0.002),
 }
 
 
@@ -65,7 +65,7 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
             done = steps
             metrics |= remembered(
                 folder,
-                key.fold("gradient-query 2", repr(setting), name, steps),
+                key.fold("gradient-query 3", repr(setting), name, steps),
                 partial(_measured, f"{name}.steps{steps}", network, here, batches, key),
             )
             progress(f"{name} after {steps} steps", 1, 1)
