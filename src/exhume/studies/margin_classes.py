@@ -18,8 +18,8 @@ from exhume.models.homogeneous import HomogeneousMLP
 from exhume.report.charts import Chart, Point
 from exhume.report.folder import RunFolder
 from exhume.settings import DataSettings, Settings
-from exhume.studies.margin_game import MarginGame, labelled
-from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
+from exhume.studies.margin_game import MarginGame
+from exhume.studies.study import Claim, Outcome, Scale, Study, labelled, pinned
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import choose, release_margin
 

@@ -8,7 +8,7 @@ core for 3072-1000-1000-10, n = 100, eq. (6) with 200 candidates: one of its ste
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -22,18 +22,16 @@ from exhume.attacks.margin.restarts import Restarts
 from exhume.attacks.margin.strongest import Strongest
 from exhume.contract import Key, Knowledge, Progress, Reconstruction, Records
 from exhume.report.folder import RunFolder
+from exhume.report.margin import margin_section
 from exhume.score.intervals import bootstrap
 from exhume.score.margin import MarginScores, score_margin
+from exhume.studies.study import labelled
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import MarginVictim
 
-__all__ = ["MarginGame", "Played", "labelled"]
+__all__ = ["MarginGame", "Played"]
 
 _FIRST, _HIDDEN = 2.6, 7.0  # of our steps in the time of one of eq. (6)
-
-
-def labelled(progress: Progress, label: str) -> Progress:
-    return lambda stage, done, total: progress(f"{label}: {stage}", done, total)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,21 +150,17 @@ class MarginGame:
         }
 
     def section(self, found: Reconstruction, scores: MarginScores) -> dict[str, Any]:
-        file = f"margin-{self.name}.safetensors"
-        evidence = scores.evidence | {"margins": self.victim.margins}
-        self.folder.write_tensors(file, evidence)
-        return {
-            "id": f"margin-{self.name}",
-            "name": f"{_TITLES[type(self._choice().config)]}, victim {self.name}",
-            "paper": "Buzaglo23",
-            "sees": "the released weights",
-            "knows": list(self.knowledge.known()),
-            "status": {"outcome": found.status.outcome.value, "reason": "", "ever": True},
-            "metrics": {**scores.metrics, **found.observed},
-            "cost": asdict(found.cost),
-            "evidence": file,
-            "notes": ["Beside each reconstruction: the decoy that resembles it most."],
-        }
+        """Gallery, pairs around the threshold, and SSIM against margin, for the page."""
+        return margin_section(
+            self.folder,
+            id=f"margin-{self.name}",
+            name=f"{_TITLES[type(self._choice().config)]}, victim {self.name}",
+            knows=self.knowledge.known(),
+            found=found,
+            scores=scores,
+            decoys=self.decoys,
+            margins=self.victim.margins,
+        )
 
 
 _NAMED = ("good", "decoy_rate", "tpr_at_1pct", "ssim_at_1pct", "auc", "ssim_median")

@@ -23,8 +23,8 @@ from exhume.report.charts import Chart, Point
 from exhume.report.folder import RunFolder
 from exhume.score.intervals import bootstrap
 from exhume.settings import DataSettings, Settings
-from exhume.studies.margin_game import MarginGame, Played, labelled
-from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
+from exhume.studies.margin_game import MarginGame, Played
+from exhume.studies.study import Claim, Outcome, Scale, Study, labelled, pinned
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import choose, release_margin
 
