@@ -41,7 +41,7 @@ _SCALES: dict[Scale, Setting] = {
         seeds=1,
         epochs=2,
         corrected=(200,),
-        drawings=500,
+        drawings=4_000,
         large=Large(
             DataSettings("mnist", fixed=150, targets=10, shadows=40, public=1, test=1), (20, 40)
         ),
