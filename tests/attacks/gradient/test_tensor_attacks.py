@@ -55,6 +55,16 @@ def test_signs_need_no_prior_with_three_outputs_and_a_summed_loss(key):
     assert score_batches(secret, found).metrics()["min_cosine"] > 1 - 1e-6
 
 
+def test_more_directions_than_the_fit_is_for_are_refused_at_once(key):
+    network = TwoLayer((30,), 300, 1, "tanh")
+    batches = unit_batches(1, 4, (30,), 2, key)
+    found, _ = attacked(SpanAttack(largest=3), network, batches, key)
+    assert found.status.outcome is Outcome.NOT_APPLICABLE
+    assert found.status.reason.startswith(
+        "dL/dW spans 4 directions; the fit is for at most 3 records"
+    )
+
+
 def test_one_odd_output_cannot_tell_a_record_from_its_negative(key):
     """Not a weakness of the attack: (x, y) and (-x, 1 - y) have the same gradient."""
     network = TwoLayer((30,), 300, 1, "tanh")

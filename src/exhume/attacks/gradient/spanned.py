@@ -53,6 +53,9 @@ class SpanAttack:
     spread: float = 1.0  # deviation of the queried weights: about 1 / norm of a record; Wang23: 1
     nonnegative: bool = True  # records are images: the sign where nothing else gives it
     averaged: bool = True  # the loss is a mean over the batch; False: a sum
+    largest: int = (
+        48  # records of a batch that a smooth activation's fit may look for; cost grows as B^4
+    )
 
     def query(self, architecture: Architecture, key: Key) -> Tensor:
         return query_parameters(architecture, self.spread, key)
@@ -91,6 +94,14 @@ class PreparedSpan:
         except NotApplicable as why:
             rows = basis.T[:, : self.view.inputs]
             return self._refused(rows.to(dtype), why)
+        wide = basis.shape[1]
+        if wide > self.attack.largest and not homogeneous(self.view.activation):
+            why = NotApplicable(
+                f"dL/dW spans {wide} directions; the fit is for at most {self.attack.largest} records, and "
+                "noise or rounding of the update widens the span",
+                ever=True,
+            )
+            return self._refused(basis.T[:, : self.view.inputs].to(dtype), why)
         records, confidence, own = self._solved(seen, basis, order)
         settled = settle(
             self.view.activation,
