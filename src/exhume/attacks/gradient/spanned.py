@@ -96,12 +96,12 @@ class PreparedSpan:
             return self._refused(rows.to(dtype), why)
         wide = basis.shape[1]
         if wide > self.attack.largest and not homogeneous(self.view.activation):
-            why = NotApplicable(
+            wider = NotApplicable(
                 f"dL/dW spans {wide} directions; the fit is for at most {self.attack.largest} records, and "
                 "noise or rounding of the update widens the span",
                 ever=True,
             )
-            return self._refused(basis.T[:, : self.view.inputs].to(dtype), why)
+            return self._refused(basis.T[:, : self.view.inputs].to(dtype), wider)
         records, confidence, own = self._solved(seen, basis, order)
         settled = settle(
             self.view.activation,
