@@ -82,7 +82,7 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     at = SpanAttack().query(network, key)
     batches = unit_batches(records, setting.batches, setting.batch, key.fold("records"))
     plain, _ = release_batches(network, at, batches)
-    most = max(setting.batch, *setting.larger)  # a wider span is noise, not records
+    most = max((setting.batch, *setting.larger))  # a wider span is noise, not records
     attacks: dict[str, Attack] = {"span": SpanAttack(largest=most)}
     if setting.matching is not None:
         attacks["matching"] = setting.matching
