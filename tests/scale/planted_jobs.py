@@ -49,7 +49,10 @@ def dies(shared: None, job: int) -> int:
 
 @dataclass(frozen=True)
 class Traced:
-    """A recipe that writes down which node began which chunk, and takes for ever on one node."""
+    """A recipe that writes down which node began which chunk, and takes for ever on one node.
+
+    The other nodes wait for that one to begin, however long its worker takes to start.
+    """
 
     inner: FullBatch
     trace: str
@@ -66,5 +69,9 @@ class Traced:
             node = ray.get_runtime_context().get_node_id()
             with Path(self.trace).open("a") as file:
                 file.write(f"{first} {node}\n")
-            time.sleep(100 if node == Path(self.slow).read_text() else 0.2)
+            slow, limit = Path(self.slow).read_text(), time.monotonic() + 60
+            if node == slow:
+                time.sleep(100)
+            while slow not in Path(self.trace).read_text() and time.monotonic() < limit:
+                time.sleep(0.1)
         return self.inner.fit(initial, fixed, extra, key, first)
