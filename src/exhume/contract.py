@@ -124,6 +124,14 @@ class Records:
         """The same records as n sets of one: (n, *shape) becomes (n, 1, *shape)."""
         return Records(self.inputs[:, None], self.labels[:, None], self.classes)
 
+    def with_extra(self, extra: Records, model: int) -> Records:
+        """These and the extra records (s, e, *shape) of one model."""
+        return Records(
+            torch.cat([self.inputs, extra.inputs[model]]),
+            torch.cat([self.labels, extra.labels[model]]),
+            self.classes,
+        )
+
     def none_for(self, models: int) -> Records:
         """An empty set for each of several models, of the same record shape."""
         return Records(

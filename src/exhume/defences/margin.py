@@ -108,11 +108,7 @@ class ProtectedDescent:
     ) -> Tensor:
         trained = []
         for index in range(len(extra.labels)):
-            records = Records(
-                torch.cat([fixed.inputs, extra.inputs[index]]),
-                torch.cat([fixed.labels, extra.labels[index]]),
-                fixed.classes,
-            )
+            records = fixed.with_extra(extra, index)
             start = initial if initial.ndim == 1 else initial[index]
             own = key.fold("noisy margin", first + index)
             trained.append(self.train(start, records, key=own).parameters)

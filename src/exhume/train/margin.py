@@ -55,11 +55,7 @@ class MarginDescent:
     ) -> Tensor:
         trained = []
         for index in range(len(extra.labels)):
-            records = Records(
-                torch.cat([fixed.inputs, extra.inputs[index]]),
-                torch.cat([fixed.labels, extra.labels[index]]),
-                fixed.classes,
-            )
+            records = fixed.with_extra(extra, index)
             start = initial if initial.ndim == 1 else initial[index]
             trained.append(train_to_margin(self, start, records).parameters)
         return torch.stack(trained)
