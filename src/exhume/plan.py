@@ -24,6 +24,7 @@ __all__ = [
     "moved",
     "recipe_for",
     "resolve",
+    "sized",
     "sizes_for",
     "threads_for",
 ]
@@ -39,6 +40,27 @@ def sizes_for(records: int, settings: Settings) -> Sizes:
         public=given.public or min(1000, records // 20),
         test=given.test or min(1000, records // 20),
     )
+
+
+_LADDER = ((200, 2000), (100, 1000), (50, 500), (40, 200), (25, 100), (20, 50))
+_SHARE = 0.7  # of a budget, for the models that every attack on weights needs
+
+
+def sized(settings: Settings, records: int, per_model: float, budget: float) -> Settings:
+    """Numbers of targets and shadows, where they are left open, that the budget allows; else the fewest.
+
+    per_model: seconds of training one model; budget: seconds.
+    """
+    usual = sizes_for(records, settings)
+    for targets, shadows in _LADDER:
+        chosen = settings.with_values(
+            "data",
+            targets=settings.data.targets or min(targets, usual.target),
+            shadows=settings.data.shadows or min(shadows, usual.shadow),
+        )
+        if per_model * (chosen.data.targets + chosen.data.shadows) <= _SHARE * budget:
+            break
+    return chosen
 
 
 def resolve(settings: Settings, records: Records) -> Settings:
