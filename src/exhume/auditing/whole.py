@@ -15,6 +15,8 @@ from exhume.auditing.acts import Act, CheckpointAct, TrainingAct, UpdateAct
 from exhume.auditing.brief import Brief
 from exhume.auditing.estimate import seconds_per_model
 from exhume.auditing.findings import Audit, Findings
+from exhume.auditing.fixes import chart_of, try_fixes
+from exhume.auditing.fixes_for import fixes_for
 from exhume.auditing.informed import check_apart, dealt
 from exhume.auditing.offers import Planned, choose
 from exhume.auditing.update import gathered
@@ -48,6 +50,8 @@ def audit(
     found, plan_told = _run(plan, folder, progress)
     verdict = _judged(found, plan)
     strongest = max(found, key=_success, default=None)
+    fixes = _fixes(brief, acts, found, folder, progress) if brief.budget.fixes else []
+    chart = chart_of(fixes, _success(strongest)) if fixes and strongest else None
     folder.write_json(
         "result.json",
         {
@@ -59,6 +63,8 @@ def audit(
             "verdict": asdict(verdict),
             "attacks": [findings.section for findings in found],
             "plan": plan_told,
+            "fixes": fixes,
+            "charts": [chart.plain()] if chart else [],
             "victim": _facts(found),
             "classes": next((act.classes for act in acts if act.classes), []),
             "deviations": list(dict.fromkeys(d for act in acts for d in act.deviations)),
@@ -163,6 +169,17 @@ def _run(
                 findings.section["evidence"] = name
         found += new
     return found, told
+
+
+def _fixes(
+    brief: Brief,
+    acts: Sequence[Act],
+    found: Sequence[Findings],
+    folder: RunFolder,
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """As much time again as the attacks had, so that the estimate alone decides what is tried."""
+    return try_fixes(fixes_for(acts, found), brief.budget.seconds, folder, progress)
 
 
 def _judged(found: Sequence[Findings], plan: Sequence[Planned]) -> Verdict:
