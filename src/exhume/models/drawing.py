@@ -1,16 +1,34 @@
-"""Weights of a module drawn from a key, without touching the global generator."""
+"""Weights of a module drawn from a key; the global generators are used by other people's code only."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import nn
 
 from exhume.contract import Key
 
-__all__ = ["he_normal"]
+__all__ = ["drawing_from", "he_normal"]
+
+
+@contextmanager
+def drawing_from(key: Key) -> Iterator[None]:
+    """The global generators of torch, numpy and Python as the key has them; put back afterwards."""
+    plain, arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(key.seed())
+        random.seed(key.seed())
+        np.random.seed(key.seed() % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(plain)
+            np.random.set_state(arrays)
 
 
 def he_normal(build: Callable[[], nn.Module], key: Key) -> nn.Module:

@@ -47,6 +47,7 @@ from exhume.contract import (
     silent,
 )
 from exhume.models.mlp import MLP
+from exhume.models.own import fully_connected
 from exhume.train.influence import Answers, answer, pushes, trajectories
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
@@ -142,7 +143,8 @@ class ThroughTraining:
 
 def _differentiable(recipe: object) -> tuple[MLP, Descent]:
     """The parts of a recipe that this attack can differentiate; says why it cannot."""
-    if not isinstance(recipe, FullBatch) or not isinstance(recipe.architecture, MLP):
+    mlp = fully_connected(recipe.architecture) if isinstance(recipe, FullBatch) else None
+    if not isinstance(recipe, FullBatch) or mlp is None:
         raise NotApplicable(
             f"differentiating is written for full-batch MLPs, not {recipe}", ever=True
         )
@@ -152,7 +154,7 @@ def _differentiable(recipe: object) -> tuple[MLP, Descent]:
         )
     if recipe.privacy.clips or recipe.privacy.noise:
         raise NotApplicable("private training adds noise the adversary cannot redo", ever=False)
-    return recipe.architecture, recipe.descent
+    return mlp, recipe.descent
 
 
 def _some(records: Records, most: int, key: Key) -> Records:
