@@ -44,6 +44,7 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class VictimSettings:
+    released: bool = True  # the weights; false: this says only what the model is, for [update]
     network: str = (
         "mlp"  # or "cnn": Balle22's for CIFAR-10, two convolutions before the hidden layers; or
         # your own: package.module:factory, file.py:factory

@@ -83,7 +83,7 @@ class Brief:
             )
         return Brief(
             settings,
-            weights="victim" in rest or not given,
+            weights=("victim" in rest or not given) and settings.victim.released,
             checkpoint=checkpoint,
             update=update,
             budget=filled(BudgetSettings(), budget, f"{where}: budget"),
@@ -100,8 +100,7 @@ class Brief:
     def toml(self) -> str:
         """As a file that says the same."""
         content = asdict(self.settings)
-        if not self.weights:
-            del content["victim"]
+        content["victim"]["released"] = self.weights
         for name in _OWN:
             section = getattr(self, name)
             if section is not None:

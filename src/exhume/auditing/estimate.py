@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from exhume.contract import Architecture, Key, Recipe, Records, Store
-from exhume.models.mlp import MLP
+from exhume.models.own import fully_connected
 from exhume.store import address, digest
 from exhume.train.recipe import FullBatch, MiniBatch
 
@@ -28,8 +28,9 @@ _PRIVATE = 3.0  # times as long with clipping
 
 def forward_operations(architecture: Architecture) -> float:
     """Floating-point operations of one record's way through the network."""
-    if isinstance(architecture, MLP):
-        return 2.0 * sum(prod(s) for s in architecture.layout.shapes if len(s) > 1)
+    mlp = fully_connected(architecture)
+    if mlp is not None:
+        return 2.0 * sum(prod(s) for s in mlp.layout.shapes if len(s) > 1)
     return _counted(architecture.build(), architecture.input_shape)
 
 
@@ -55,7 +56,7 @@ def seconds_per_model(
     if isinstance(recipe, MiniBatch):
         rows = min(rows, recipe.order.size)
     operations = 3 * forward_operations(recipe.architecture) * rows * recipe.descent.steps
-    speed = _STACKED if isinstance(recipe.architecture, MLP) else _GENERAL
+    speed = _GENERAL if fully_connected(recipe.architecture) is None else _STACKED
     clipped = isinstance(recipe, FullBatch) and recipe.privacy.clips
     return operations / (speed * threads) * (_PRIVATE if clipped else 1)
 

@@ -50,6 +50,7 @@ class Audit:
     folder: Path
     report: Path
     redacted: Path | None = None  # a version without records, where it was asked for
+    advice: tuple[str, ...] = ()  # fixes that were tried, best first, in words
 
     def _repr_html_(self) -> str:
         page = html.escape(self.report.read_text(encoding="utf-8"), quote=True)

@@ -33,7 +33,7 @@ from exhume.train.recipe import FullBatch
 
 __all__ = ["fixes_for"]
 
-_EPSILONS = (1e4, 1e2, 10.0)
+_EPSILONS = (1e2, 1e4, 10.0)  # the first is tried first
 _SAMPLE = 64  # records whose gradients choose the clip
 
 
@@ -93,7 +93,7 @@ def _private(act: TrainingAct, clip: float, epsilon: float, steps: int, seconds:
 
     return Fix(
         f"private-{epsilon:g}",
-        f"private training, noise multiplier {noise:g}, clip {clip:g}",
+        f"private training, noise multiplier {noise:g}, clip {clip:g} (epsilon {epsilon:g})",
         f"epsilon about {epsilon:g} at delta 1e-5",
         "accuracy",
         seconds,

@@ -36,6 +36,7 @@ from exhume.settings import Settings
 from exhume.store import NullStore
 from exhume.train.dp import epsilon
 from exhume.train.functional import accuracy
+from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch
 from exhume.victims.informed import Victim, first_of, release_one_each
 
@@ -123,6 +124,7 @@ def informed_game(
         "records": len(parts.fixed) + 1,
         "released_models": len(parts.target),
         **private,
+        **_repeats(recipe, initial, parts.fixed, key),
         **_accuracy("test_accuracy", recipe, victim[0].parameters, parts.test),
     }
     knowledge = Knowledge(
@@ -238,6 +240,14 @@ def _privacy(recipe: Recipe) -> dict[str, float]:
         "epsilon": epsilon(recipe.privacy.noise, recipe.descent.steps, delta=_DELTA),
         "delta": _DELTA,
     }
+
+
+def _repeats(recipe: Recipe, initial: Tensor, fixed: Records, key: Key) -> dict[str, str | float]:
+    """Of the user's own training: whether it ends with the same bits when it is done again."""
+    if not isinstance(recipe, OwnTraining):
+        return {}
+    same = recipe.repeats(initial, fixed, key.fold("repeats"))
+    return {"deterministic": "yes" if same else "no: the adversary's shadows differ by chance, too"}
 
 
 def _accuracy(name: str, recipe: Recipe, parameters: Tensor, records: Records) -> dict[str, float]:

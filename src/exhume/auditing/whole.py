@@ -75,7 +75,9 @@ def audit(
     report = draw(folder.path)
     redacted = draw(folder.path, redact=True) if redact else None
     progress("drawing the report", 1, 1)
-    return Audit(verdict, strongest.metrics if strongest else {}, folder.path, report, redacted)
+    metrics = strongest.metrics if strongest else {}
+    advice = tuple(row["sentence"] for row in fixes)
+    return Audit(verdict, metrics, folder.path, report, redacted, advice)
 
 
 # What is released
@@ -163,6 +165,7 @@ def _run(
         new = run(folder, progress)
         told.append(planned.told(time.perf_counter() - started))
         for findings in new:
+            findings.section["verdict"] = findings.verdict.word
             if findings.evidence:
                 name = f"{findings.section['id']}.safetensors"
                 folder.write_tensors(name, findings.evidence)

@@ -91,6 +91,10 @@ def audit(
     out: Out = None,
     redact: Redact = False,
     fail_over: FailOver = None,
+    junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML, for CI.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print result.json instead of sentences.")
+    ] = False,
 ) -> int:
     """Attack what you release, and say what leaks.
 
@@ -128,7 +132,13 @@ def audit(
     brief = brief.with_settings(settings).with_budget(time=budget, fixes=try_fixes or None)
     with shown() as progress, spread(ray):
         done = run(brief, out or _folder_for(brief), progress=progress, redact=redact)
-    return conclude(done, fail_over, more="--targets")
+    if junit is not None:
+        from exhume.report.junit import write_junit
+
+        write_junit(done.folder, junit, fail_over=fail_over)
+    if as_json:
+        tell((done.folder / "result.json").read_text(encoding="utf-8").rstrip())
+    return conclude(done, fail_over, more="--targets", quiet=as_json)
 
 
 def _folder_for(brief: Brief) -> Path:

@@ -165,6 +165,7 @@ def _watched_cnn(setting: _Setting, settings: Settings, name: str, records: Reco
     )
     own = replace(settings, data=setting.cnn, victim=victim)
     recipe, parts = recipe_for(own, records), dealt(own, records)
+    assert isinstance(recipe, FullBatch)
     assert isinstance(recipe.descent, Descent)
     return untouched(
         recipe.architecture,
