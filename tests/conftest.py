@@ -13,7 +13,7 @@ from beartype import BeartypeConf, BeartypeHintOverrides
 from beartype.claw import beartype_packages
 
 CHECKED = (
-    "contract store scale data models score train defences victims attacks report bench settings "
+    "contract store scale data models score train bounds defences victims attacks report bench settings "
     "plan auditing integrations"
 )
 CONF = BeartypeConf(

@@ -16,6 +16,7 @@ ORDER = (
     "models",
     "score",
     "train",
+    "bounds",
     "defences",
     "victims",
     "attacks",
