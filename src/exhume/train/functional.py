@@ -25,7 +25,7 @@ from exhume.train.batches import Order
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy
 from exhume.train.optimisers import Adam, Optimiser
 
-__all__ = ["accuracy", "bytes_per_model", "descend", "logits", "own_gradients"]
+__all__ = ["accuracy", "bytes_per_model", "descend", "logits", "own_gradients", "record_gradients"]
 
 _BLOCK = 64  # records whose activations are held at once, a model
 _PRIVATE_BLOCK = 8  # records whose gradients are held at once, a model
@@ -105,6 +105,11 @@ class _Network:
         """Summed over the records."""
         return F.cross_entropy(self.outputs(flat, inputs), labels, reduction="sum")
 
+    def gradient(self, flat: Tensor, one: Tensor, label: Tensor) -> Tensor:
+        """(p,), one record and its label: (p,)."""
+        found: Tensor = grad(self.loss)(flat, one[None], label[None])
+        return found
+
     def gradients(self, parameters: Tensor, records: Records, privacy: Privacy) -> Tensor:
         """(s, p): each model's sum over the records, shared or its own (s, n, *shape)."""
         which = 0 if records.labels.ndim == 2 else None
@@ -114,12 +119,8 @@ class _Network:
         return result
 
     def _clipped(self, privacy: Privacy):  # type: ignore[no-untyped-def]
-        def record(flat: Tensor, one: Tensor, label: Tensor) -> Tensor:
-            gradient: Tensor = grad(self.loss)(flat, one[None], label[None])
-            return gradient
-
         def clipped(flat: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-            each = vmap(record, in_dims=(None, 0, 0))(flat, inputs, labels)
+            each = vmap(self.gradient, in_dims=(None, 0, 0))(flat, inputs, labels)
             factors = (privacy.clip / each.square().sum(1).sqrt()).clamp(max=1)
             return factors @ each
 
@@ -155,6 +156,19 @@ def _activations(architecture: Architecture) -> int:
 def own_gradients(architecture: Architecture, parameters: Tensor, own: Records) -> Tensor:
     """(s, p) models, each on its own records (s, n, *shape): (s, p) gradients of their summed losses."""
     return _Network.of(architecture).gradients(parameters, own, NOT_PRIVATE)
+
+
+def record_gradients(
+    architecture: Architecture, parameters: Tensor, records: Records, privacy: Privacy = NOT_PRIVATE
+) -> Tensor:
+    """(s, p) models on (n, *shape) shared records: (s, n, p), each record's gradient, clipped."""
+    network = _Network.of(architecture)
+    one = vmap(network.gradient, in_dims=(None, 0, 0))
+    each: Tensor = vmap(one, in_dims=(0, None, None))(parameters, records.inputs, records.labels)
+    each = each.detach()
+    if privacy.clips:
+        each.mul_(privacy.factors(each.square().sum(2))[:, :, None])
+    return each
 
 
 def logits(architecture: Architecture, parameters: Tensor, inputs: Tensor) -> Tensor:
