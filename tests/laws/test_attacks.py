@@ -23,6 +23,7 @@ from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.mnemonist import Mnemonist
 from exhume.attacks.informed.noise_aware import NoiseAware
+from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.attacks.informed.reconn import RecoNN
 from exhume.attacks.informed.refining import Refined
 from exhume.attacks.informed.residual import Residual
@@ -104,6 +105,15 @@ def noisy_game(key: Key) -> tuple[Knowledge, Release, Secret]:
         recipe=recipe, initial=initial, fixed=parts.fixed, shadow=parts.shadow, public=parts.public
     )
     return knowledge, release, secret
+
+
+def listed_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """The same, and the adversary has a list on which the records are, in another order."""
+    knowledge, release, secret = noisy_game(key)
+    truth = secret.open()
+    order = torch.randperm(len(truth), generator=key.fold("list").generator())
+    listed = Records(truth.inputs[order], truth.labels[order], truth.classes)
+    return replace(knowledge, shadow=None, public=None, candidates=listed), release, secret
 
 
 def linear_game(key: Key) -> tuple[Knowledge, Release, Secret]:
@@ -258,6 +268,7 @@ CASES = {
     "reconn delta span": Case(replace(SMALL, inputs="delta", span=True), informed_game, 0.8),
     "mnemonist": Case(Mnemonist(SMALL), informed_game, 0.8),
     "noise-aware": Case(NoiseAware(chunk=32), noisy_game, 0.5),
+    "prior-aware": Case(PriorAware(chunk=32), listed_game, 0.05),
     "split, shadow": Case(SHADOWED, split_game, None),
     "split, learned selector": Case(replace(SHADOWED, reads="learned"), split_game, None),
     "split, true head": Case(

@@ -31,6 +31,7 @@ KNOWN = {
     "fixed": "every training record except the target",
     "shadow": "records of its own on which to train shadow models",
     "public": "further records of the same distribution",
+    "candidates": "a list of records among which the target is",
     "batch_size": "how many records stand behind one gradient",
     "labels": "the labels of the unknown records",
     "centre": "the mean that the released preprocessing subtracts",

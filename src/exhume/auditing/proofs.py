@@ -20,7 +20,7 @@ from exhume.contract import Architecture, Gradient, Reconstruction, Records
 from exhume.models.two_layer import TwoLayer
 from exhume.victims.gradient import release_batches
 
-__all__ = ["Certificate", "Steps", "certified", "labels_behind"]
+__all__ = ["Proof", "Steps", "labels_behind", "proof_of"]
 
 _EXPLAINED = 1e-3  # relative: rounding of fp32 states leaves 1e-5 to 1e-4
 _AGREEING = 3  # neurons
@@ -28,7 +28,7 @@ _GENERIC = 1e-3  # second singular value of the next layer, over the first
 
 
 @dataclass(frozen=True, eq=False)
-class Certificate:
+class Proof:
     records: int  # reconstructions that are proved
     sentence: str = ""
     residual: float | None = None  # of the recomputed update, where it could be recomputed
@@ -46,9 +46,9 @@ class Steps:
     rate: float = 1.0
 
 
-def certified(
+def proof_of(
     gradient: Gradient, architecture: Architecture, found: Reconstruction, steps: Steps, by: str
-) -> Certificate:
+) -> Proof:
     """One release (1, p) of a mean loss and its candidates (1, k, *shape); `by` is the attack's id."""
     real = torch.isfinite(found.confidence[0])
     agreed = real & (found.confidence[0] >= _AGREEING) if by == "bias-ratio" else real
@@ -62,10 +62,8 @@ def certified(
     least = min(residuals, default=None)
     count = int(agreed.sum())
     if by == "bias-ratio" and count and _generic(gradient, architecture):
-        return Certificate(
-            count, f"{_AGREEING} neurons or more agree on each of {count} records.", least
-        )
-    return Certificate(0, "", least)
+        return Proof(count, f"{_AGREEING} neurons or more agree on each of {count} records.", least)
+    return Proof(0, "", least)
 
 
 def _explained(
@@ -74,14 +72,14 @@ def _explained(
     found: Reconstruction,
     chosen: Tensor,
     steps: Steps,
-) -> Certificate:
+) -> Proof:
     """Whether training on the chosen candidates (k,) gives the update back."""
     records = found.candidates[0][chosen].to(gradient.values.dtype)
     labels = None if found.labels is None else found.labels[0][chosen]
     if labels is None or int(labels.min()) < 0:
         labels = labels_behind(gradient, architecture, records)
     if labels is None:
-        return Certificate(0)
+        return Proof(0)
     batch = Records(records[None], labels[None], ())
     again, _ = release_batches(
         architecture, _start(gradient), batch, steps=steps.count, rate=steps.rate
@@ -90,12 +88,12 @@ def _explained(
     residual = float((again.values - gradient.values).norm() / size)
     enough = architecture.layout.size > len(records) * math.prod(architecture.input_shape)
     if not residual < _EXPLAINED or not enough:
-        return Certificate(0, "", residual)
+        return Proof(0, "", residual)
     sentence = (
         f"Training on {len(records)} reconstructions gives the update back up to {residual:.1e}"
     )
     sign = ", and so would the negative of each." if _sign_open(architecture) else "."
-    return Certificate(len(records), sentence + sign, residual, chosen, labels)
+    return Proof(len(records), sentence + sign, residual, chosen, labels)
 
 
 def _sign_open(architecture: Architecture) -> bool:
