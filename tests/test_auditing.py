@@ -42,6 +42,8 @@ def strip_times(result: dict) -> dict:
         result.pop(name, None)
     for attack in result["attacks"]:
         attack.pop("cost")
+    for planned in result["plan"]:
+        planned.pop("seconds", None)
     return result
 
 

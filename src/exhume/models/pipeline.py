@@ -35,8 +35,8 @@ class Client:
             raise ExhumeError(
                 f"selector: bodies {list(self.selected)} chosen, {len(answers)} answered"
             )
-        share = 1 / len(self.selected)
-        logits: Tensor = self.tail(torch.cat([share * answers[i] for i in self.selected], 1))
+        read = torch.cat([answers[i] for i in self.selected], 1) * (1 / len(self.selected))
+        logits: Tensor = self.tail(read)
         return logits
 
 

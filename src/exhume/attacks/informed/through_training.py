@@ -96,16 +96,8 @@ class ThroughTraining:
         recipe, initial, fixed = knowledge.recipe, knowledge.initial, knowledge.fixed
         assert initial is not None  # `lacking` has seen to these
         assert fixed is not None
-        mlp, descent = _differentiable(recipe)
-        if not mlp.hidden:
-            raise NotApplicable("a linear model has a closed form of its own", ever=True)
+        mlp, descent = self.applies_to(recipe)
         q, b = int(self.questions * mlp.sizes[0]), min(self.functions, descent.steps)
-        needed = 4 * b * q * mlp.sizes[0] * mlp.sizes[1] >> 20
-        if needed > self.memory:
-            raise NotApplicable(
-                f"the adjoint of this network takes {needed:,} MiB, {self.memory:,} are allowed",
-                ever=True,
-            )
         started = time.perf_counter()
         path, base = trajectories(mlp, descent, initial, fixed, fixed.none_for(1))
         basis = _time_basis(mlp, path[:, 0], fixed[:256], b)
@@ -133,6 +125,20 @@ class ThroughTraining:
             cost,
             progress,
         )
+
+    def applies_to(self, recipe: object) -> tuple[MLP, Descent]:
+        """The network and its descent; raises `NotApplicable` where they cannot be differentiated."""
+        mlp, descent = _differentiable(recipe)
+        if not mlp.hidden:
+            raise NotApplicable("a linear model has a closed form of its own", ever=True)
+        q, b = int(self.questions * mlp.sizes[0]), min(self.functions, descent.steps)
+        needed = 4 * b * q * mlp.sizes[0] * mlp.sizes[1] >> 20
+        if needed > self.memory:
+            raise NotApplicable(
+                f"the adjoint of this network takes {needed:,} MiB, {self.memory:,} are allowed",
+                ever=True,
+            )
+        return mlp, descent
 
 
 def _differentiable(recipe: object) -> tuple[MLP, Descent]:
