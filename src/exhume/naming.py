@@ -10,16 +10,22 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import random
 import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 
-from exhume.contract import ExhumeError
+import numpy as np
+import torch
 
-__all__ = ["called", "digest_of_code", "first_line", "is_spec", "named"]
+from exhume.contract import ExhumeError, Key
 
+__all__ = ["called", "digest_of_code", "drawing_from", "first_line", "is_spec", "named"]
+
+_IMPORT = Key.from_seed(0).fold("import")  # what is drawn at the top of a file is always the same
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _INSTALLED = tuple(
     Path(sysconfig.get_paths()[kind]).resolve() for kind in ("stdlib", "platstdlib", "purelib")
@@ -37,7 +43,8 @@ def named(spec: str, what: str, root: Path | None = None) -> object:
     where, colon, name = spec.rpartition(":")
     if not colon or not where or not name:
         raise ExhumeError(f"{what}: {spec!r} is not of the form package.module:factory")
-    module = _imported(where, spec, what, (root or Path()).resolve())
+    with drawing_from(_IMPORT):
+        module = _imported(where, spec, what, (root or Path()).resolve())
     if not hasattr(module, name):
         raise ExhumeError(f"{what}: {where} has no {name}")
     found: object = getattr(module, name)
@@ -54,6 +61,23 @@ def called(factory: object, spec: str, what: str) -> object:
         raise ExhumeError(
             f"{what}: {spec} raised {type(error).__name__}: {first_line(error)}"
         ) from error
+
+
+@contextmanager
+def drawing_from(key: Key) -> Iterator[None]:
+    """The global generators of torch, numpy and Python, which other people's code uses, as the key has
+    them; put back afterwards.
+    """
+    plain, arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(key.seed())
+        random.seed(key.seed())
+        np.random.seed(key.seed() % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(plain)
+            np.random.set_state(arrays)
 
 
 def first_line(error: BaseException) -> str:

@@ -1,34 +1,16 @@
-"""Weights of a module drawn from a key; the global generators are used by other people's code only."""
+"""Weights of a module drawn from a key, without touching the global generator."""
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import nn
 
 from exhume.contract import Key
 
-__all__ = ["drawing_from", "he_normal"]
-
-
-@contextmanager
-def drawing_from(key: Key) -> Iterator[None]:
-    """The global generators of torch, numpy and Python as the key has them; put back afterwards."""
-    plain, arrays = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(key.seed())
-        random.seed(key.seed())
-        np.random.seed(key.seed() % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(plain)
-            np.random.set_state(arrays)
+__all__ = ["he_normal"]
 
 
 def he_normal(build: Callable[[], nn.Module], key: Key) -> nn.Module:

@@ -22,11 +22,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from exhume.contract import Architecture, ExhumeError, Key, Layout
-from exhume.models.drawing import drawing_from
 from exhume.models.mlp import MLP
 from exhume.models.module import ModuleArchitecture, recognised
 from exhume.models.steady import keeps_statistics, unsteady
-from exhume.naming import called, digest_of_code, first_line, named
+from exhume.naming import called, digest_of_code, drawing_from, first_line, named
 from exhume.store import digest
 
 __all__ = ["OwnArchitecture", "architecture_named", "fully_connected"]

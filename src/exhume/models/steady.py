@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from exhume.contract import Key
-from exhume.models.drawing import drawing_from
+from exhume.naming import drawing_from
 
 __all__ = ["keeps_statistics", "unsteady"]
 

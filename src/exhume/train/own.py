@@ -20,9 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from exhume.contract import Architecture, ExhumeError, Key, Layout, Records
-from exhume.models.drawing import drawing_from
 from exhume.models.own import OwnArchitecture
-from exhume.naming import digest_of_code, first_line, named
+from exhume.naming import digest_of_code, drawing_from, first_line, named
 from exhume.train import functional
 from exhume.train.optimisers import Descent
 
