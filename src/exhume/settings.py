@@ -201,4 +201,6 @@ def _toml(value: object) -> str:
             for c in value.replace("\\", "\\\\").replace('"', '\\"')
         )
         return f'"{escaped}"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
     return repr(value)
