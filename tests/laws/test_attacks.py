@@ -35,10 +35,12 @@ from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.search import BlindSearch
 from exhume.attacks.margin.smoothed import Smoothed
 from exhume.attacks.margin.strongest import Strongest
+from exhume.attacks.split.cipher import KnownTable, SubstitutionCipher
 from exhume.attacks.split.committee import Committee
 from exhume.attacks.split.enumeration import SubsetSearch
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
 from exhume.attacks.split.likelihood import Likelihood
+from exhume.attacks.split.translation import ShadowTranslation
 from exhume.contract import (
     Attack,
     Key,
@@ -50,6 +52,7 @@ from exhume.contract import (
     Secret,
 )
 from exhume.data import Sizes
+from exhume.data.made_up import made_up_pairs
 from exhume.defences.split.single import Noise
 from exhume.models.drawing import he_normal
 from exhume.models.glm import softmax_regression
@@ -58,6 +61,7 @@ from exhume.models.inverter import Decoder, ShadowHead
 from exhume.models.mlp import MLP
 from exhume.models.pipeline import Pipeline
 from exhume.models.reconstructors import Dense
+from exhume.models.seq2seq import Translator
 from exhume.models.tokens import TokenNet
 from exhume.models.two_layer import TwoLayer
 from exhume.score.batches import score_batches
@@ -72,7 +76,9 @@ from exhume.train.stacked import Descent
 from exhume.victims.gradient import cut_batches, release_batches
 from exhume.victims.informed import release_one_each
 from exhume.victims.margin import release_margin
+from exhume.victims.pairs import pair_corpus
 from exhume.victims.split import release_features, server_knowledge
+from exhume.victims.translation import release_sentences, translation_knowledge
 
 
 def informed_game(key: Key) -> tuple[Knowledge, Release, Secret]:
@@ -176,6 +182,22 @@ def split_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     return known, release, secret
 
 
+TRANSLATOR = Translator(24, 24, width=16, heads=2, layers=1, hidden=16)
+
+
+def sentence_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """What leaves a translator's client, whose embeddings are as they were drawn."""
+    pairs = made_up_pairs(1500, words=20, length=5, key=key)
+    corpus = pair_corpus(pairs, length=5, vocabulary=24, key=key)
+    held, earlier, private = corpus.deal(400, 400, 20)
+    words, body = TRANSLATOR.words(key), TRANSLATOR.body(key)
+    release, secret = release_sentences(words, private.source)
+    known = translation_knowledge(
+        words, body, held.source, held.target, earlier=earlier.source, with_table=True
+    )
+    return known, release, secret
+
+
 def decayed_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     """Two networks from a standard start, trained with weight decay on the same eight random pictures."""
     pictures = torch.rand(8, 1, 6, 6, generator=key.fold("pictures").generator())
@@ -275,6 +297,11 @@ CASES = {
         TrueHeadInversion(Decoder(16), SplitSchedule(8, 32, 3e-3, "adam", 0.0)), split_game, 0.3
     ),
     "split, subsets": Case(SubsetSearch(1, 2, SHADOWED), split_game, None),
+    "split, shadow embeddings": Case(
+        ShadowTranslation(TRANSLATOR, 16, QUICK, QUICK), sentence_game, None
+    ),
+    "split, cipher": Case(SubstitutionCipher(), sentence_game, 0.1),
+    "split, table known": Case(KnownTable(), sentence_game, 1e-12),
     "split, likelihood": Case(Likelihood(SHADOWED, steps=20), split_game, None),
     "split, committee": Case(Committee(SHADOWED, 2), split_game, None),
     "margin, first layer": Case(SHORT, margin_game, 0.35, nearest_error),

@@ -41,6 +41,7 @@ from exhume.studies import (
     margin_weight_decay,
     mnemonist,
     reconstructors,
+    split_text,
 )
 from exhume.studies.study import Scale, Study
 
@@ -63,6 +64,7 @@ _ALL = (
     informed_gallery,
     informed_cifar10,
     ensembler_cifar10,
+    split_text,
     margin_multiclass,
     margin_classes,
     margin_weight_decay,
