@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from exhume.auditing.offers import seconds_in
+from exhume.auditing.split_settings import SplitSettings
 from exhume.auditing.update_settings import UpdateSettings
 from exhume.auditing.weights_settings import WeightsSettings
 from exhume.contract import ExhumeError
@@ -40,7 +41,11 @@ class BudgetSettings:
         return seconds_in(self.time)
 
 
-_OWN = ("checkpoint", "update")  # sections of their own; the others are those of `Settings`
+_OWN = (
+    "checkpoint",
+    "update",
+    "split",
+)  # sections of their own; the others are those of `Settings`
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class Brief:
     weights: bool = True  # weights trained as `settings.victim` says are released
     checkpoint: WeightsSettings | None = None
     update: UpdateSettings | None = None
+    split: SplitSettings | None = None
     budget: BudgetSettings = BudgetSettings()
 
     @staticmethod
@@ -67,8 +73,8 @@ class Brief:
                 raise ExhumeError(f"{where}: {name}: a section is needed here, got {section!r}")
         settings = Settings.from_mapping(rest, where=where)
         checkpoint = update = None
+        common: dict[str, Any] = {}
         if "checkpoint" in given:
-            common: dict[str, Any] = {}
             if "data" in rest:
                 common["trained_on"] = settings.data.source
             said = _with_file(given["checkpoint"], "checkpoint")
@@ -81,11 +87,17 @@ class Brief:
                 f"{where}: update",
                 **_common(given["update"], settings),
             )
+        split = None
+        if "split" in given:
+            model = settings.victim.network if ":" in settings.victim.network else ""
+            common = {"seed": settings.seed, "data": settings.data.source, "model": model}
+            split = made_of(SplitSettings, given["split"], f"{where}: split", **common)
         return Brief(
             settings,
             weights=("victim" in rest or not given) and settings.victim.released,
             checkpoint=checkpoint,
             update=update,
+            split=split,
             budget=filled(BudgetSettings(), budget, f"{where}: budget"),
         )
 

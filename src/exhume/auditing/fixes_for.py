@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from exhume.auditing.act_split import SplitAct
 from exhume.auditing.acts import Act, TrainingAct, UpdateAct
 from exhume.auditing.findings import Findings
 from exhume.auditing.fixes import Fix, Tried
@@ -46,6 +47,8 @@ def fixes_for(acts: Sequence[Act], found: Sequence[Findings]) -> list[Fix]:
             fixes += _of_training(act)
         if isinstance(act, UpdateAct) and act.truth is not None and leaking & _UPDATE_ATTACKS:
             fixes += _of_updates(act)
+        if isinstance(act, SplitAct) and any(name.startswith("split-") for name in leaking):
+            fixes += act.fixes()
     return fixes
 
 

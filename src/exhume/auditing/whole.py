@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from exhume import data
+from exhume.auditing.act_split import SplitAct
 from exhume.auditing.acts import Act, CheckpointAct, TrainingAct, UpdateAct
 from exhume.auditing.brief import Brief
 from exhume.auditing.estimate import seconds_per_model
@@ -113,6 +114,11 @@ def _gather(brief: Brief, out: Path, progress: Progress) -> _Given:
         names = list(theirs.classes) if theirs is not None else []
         cases = gathered(own, theirs, built_in)
         acts.append(UpdateAct.of(own, cases, names, brief.budget.seconds))
+    if brief.split is not None:
+        theirs = records
+        if theirs is None or brief.split.data != settings.data.source:
+            theirs = data.load(brief.split.data, progress=progress)
+        acts.append(SplitAct.of(brief.split, theirs))
     return _Given(records, acts)
 
 
@@ -188,13 +194,13 @@ def _fixes(
 def _judged(found: Sequence[Findings], plan: Sequence[Planned]) -> Verdict:
     """One attack that succeeds is enough; where none could be run, nothing is known."""
     if found:
-        return gravest([findings.verdict for findings in found])
+        return gravest([findings.verdict for findings in found if findings.counts])
     reasons = "; ".join(f"{planned.offer.name}: {planned.why}" for planned in plan)
     return not_audited(reasons or "nothing is said to be released")
 
 
 def _success(findings: Findings) -> float:
-    metrics = findings.metrics
+    metrics = findings.metrics if findings.counts else {}
     return metrics.get("success", metrics.get("good_share", -1.0))
 
 
@@ -211,6 +217,7 @@ _TITLES = {
     "weights": "An informed adversary against a released classifier",
     "checkpoint": "Training images from released weights alone",
     "update": "What the updates of clients give away",
+    "split": "What the features of a split network give away",
 }
 
 
