@@ -37,7 +37,9 @@ from exhume.attacks.margin.strongest import Strongest
 from exhume.attacks.split.committee import Committee
 from exhume.attacks.split.enumeration import SubsetSearch
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
+from exhume.attacks.split.layer_fit import Pass
 from exhume.attacks.split.likelihood import Likelihood
+from exhume.attacks.split.lookalike import Lookalike
 from exhume.contract import (
     Attack,
     Key,
@@ -244,6 +246,7 @@ SMALL = RecoNN(Dense((64, 64)), Training(batch=32, epochs=12), chunk=32)
 
 QUICK = SplitSchedule(2, 90, 1e-2, "adam", 0.0)
 SHADOWED = ShadowInversion((0,), ShadowHead(8, 2), Decoder(8), QUICK, QUICK, match=10.0)
+LOOKALIKE = Lookalike(3, 2, Pass(5, 64), Pass(5, 64), Pass(5, 64), Decoder(8), QUICK)
 
 CASES = {
     "mean record": Case(MeanRecord(), informed_game, 1.0001),
@@ -265,6 +268,7 @@ CASES = {
     ),
     "split, subsets": Case(SubsetSearch(1, 2, SHADOWED), split_game, None),
     "split, likelihood": Case(Likelihood(SHADOWED, steps=20), split_game, None),
+    "split, lookalike": Case(LOOKALIKE, split_game, None),
     "split, committee": Case(Committee(SHADOWED, 2), split_game, None),
     "margin, first layer": Case(SHORT, margin_game, 0.35, nearest_error),
     "margin, smoothed": Case(Smoothed(SHORT), margin_game, 0.35, nearest_error),
