@@ -39,7 +39,9 @@ from exhume.attacks.split.cipher import KnownTable, SubstitutionCipher
 from exhume.attacks.split.committee import Committee
 from exhume.attacks.split.enumeration import SubsetSearch
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
+from exhume.attacks.split.layer_fit import Pass
 from exhume.attacks.split.likelihood import Likelihood
+from exhume.attacks.split.lookalike import Lookalike
 from exhume.attacks.split.translation import ShadowTranslation
 from exhume.contract import (
     Attack,
@@ -276,6 +278,7 @@ SMALL = RecoNN(Dense((64, 64)), Training(batch=32, epochs=12), chunk=32)
 
 QUICK = SplitSchedule(2, 90, 1e-2, "adam", 0.0)
 SHADOWED = ShadowInversion((0,), ShadowHead(8, 2), Decoder(8), QUICK, QUICK, match=10.0)
+LOOKALIKE = Lookalike(3, 2, Pass(5, 64), Pass(5, 64), Pass(5, 64), Decoder(8), QUICK)
 
 CASES = {
     "mean record": Case(MeanRecord(), informed_game, 1.0001),
@@ -303,6 +306,7 @@ CASES = {
     "split, cipher": Case(SubstitutionCipher(), sentence_game, 0.1),
     "split, table known": Case(KnownTable(), sentence_game, 1e-12),
     "split, likelihood": Case(Likelihood(SHADOWED, steps=20), split_game, None),
+    "split, lookalike": Case(LOOKALIKE, split_game, None),
     "split, committee": Case(Committee(SHADOWED, 2), split_game, None),
     "margin, first layer": Case(SHORT, margin_game, 0.35, nearest_error),
     "margin, smoothed": Case(Smoothed(SHORT), margin_game, 0.35, nearest_error),
