@@ -1,8 +1,8 @@
 """Ensembler24's threat model, loosened and tightened: what the server knows, against what it gets.
 
 A ResNet-18 without a defence, cut after its first convolution. The paper's attacker may not query, has
-records of the training distribution, and a shadow head of three convolutions. Beside it: other records, another
-head, features that were sent before, queries, and the head itself.
+records of the training distribution, and a shadow head of three convolutions. Beside it: other records,
+another head, features that were sent before, queries, and the head itself.
 """
 
 from __future__ import annotations
