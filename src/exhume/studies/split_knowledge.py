@@ -23,7 +23,8 @@ from exhume.models.pipeline import Pipeline
 from exhume.models.resnet import ResNet18
 from exhume.report.folder import RunFolder
 from exhume.score.features import InputScores, score_constant, score_inputs
-from exhume.studies.split_knowledge_told import charts, claims, deviations, sections
+from exhume.studies.split_knowledge_told import charts, claims, deviations, shown
+from exhume.studies.split_pictures import picture_section
 from exhume.studies.study import Outcome, Scale, Study, labelled
 from exhume.train.single import Schedule
 from exhume.train.split import SplitJob
@@ -107,11 +108,13 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
         metrics |= {f"{name}.{n}": value for n, value in found.observed.items()}
     for name, scores in rows.items():
         metrics |= scores.metrics(name)
+    classes: list[str] = []
+    pictures = {shown(name): scores for name, scores in rows.items()}
     return Outcome(
         claims=claims(rows, setting.queries, key.fold("claims")),
         metrics=metrics,
-        attacks=sections(folder, rows, parts.target.labels),
-        classes=list(records.classes),
+        attacks=[picture_section(folder, "Pictures", pictures, classes)],
+        classes=classes,
         deviations=deviations(setting.sizes, setting.width),
         charts=charts(rows, setting.queries, key.fold("charts")),
     )
@@ -130,6 +133,7 @@ def _cases(
     asking = QueriedInversion(paper.decoder, setting.steps)
     cases = {
         "paper": _Case(paper, server(held)),
+        "training_records": _Case(paper, server(parts.fixed[: len(held)])),
         "other_classes": _Case(paper, server(held[held.labels < _HALF])),
         "faces": _Case(paper, server(faces)),
         "shorter_head": _Case(replace(paper, head=_convolutions(paper.head, 2)), server(held)),

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-from torch import Tensor
 
 from exhume.contract import Key
 from exhume.data import Sizes
 from exhume.report.charts import Chart, Point
-from exhume.report.folder import RunFolder
 from exhume.score.features import InputScores
 from exhume.score.intervals import bootstrap
 from exhume.studies.study import Claim
 
-__all__ = ["charts", "claims", "deviations", "sections"]
+__all__ = ["charts", "claims", "deviations", "shown"]
 
 _SHOWN = {
     "mean_image": "mean image (null)",
-    "paper": "the paper's: no query, like data",
-    "other_classes": "no query, five other classes",
-    "faces": "no query, faces",
-    "shorter_head": "no query, shadow of 2 convolutions",
-    "longer_head": "no query, shadow of 5",
-    "seen": "no query, features seen before",
+    "paper": "the paper's: no query",
+    "training_records": "training records",
+    "other_classes": "five classes",
+    "faces": "faces",
+    "shorter_head": "shadow of 2 convolutions",
+    "longer_head": "shadow of 5 convolutions",
+    "seen": "features seen before",
     "queries_faces": "queries with faces",
     "queries_noise": "queries with noise",
     "head_known": "head known (bound)",
 }
-_PICTURES = 12
 
 
 def claims(rows: Mapping[str, InputScores], queries: tuple[int, ...], key: Key) -> list[Claim]:
@@ -85,6 +81,11 @@ def claims(rows: Mapping[str, InputScores], queries: tuple[int, ...], key: Key) 
     ]
 
 
+def shown(name: str) -> str:
+    """A row's name on the page."""
+    return _SHOWN.get(name, f"{name.removeprefix('queries_')} queries")
+
+
 def _ssim(scores: InputScores) -> float:
     return float(scores.each["ssim"].mean())
 
@@ -96,8 +97,8 @@ def charts(rows: Mapping[str, InputScores], queries: tuple[int, ...], key: Key) 
         return Point(x, float(values.mean()), low, high)
 
     level = {
-        shown: [Point(float(count), _ssim(rows[name])) for count in queries]
-        for name, shown in _SHOWN.items()
+        label: [Point(float(count), _ssim(rows[name])) for count in queries]
+        for name, label in _SHOWN.items()
         if name in ("paper", "head_known", "mean_image")
     }
     return [
@@ -106,9 +107,9 @@ def charts(rows: Mapping[str, InputScores], queries: tuple[int, ...], key: Key) 
             "knowledge",
             "SSIM",
             {
-                "ours": [point(name, shown) for name, shown in _SHOWN.items()],
+                "ours": [point(name, label) for name, label in _SHOWN.items()],
                 "after an affine fit": [
-                    point(name, shown, "affine_ssim") for name, shown in _SHOWN.items()
+                    point(name, label, "affine_ssim") for name, label in _SHOWN.items()
                 ],
                 "Ensembler24, Table 1": [Point(_SHOWN["paper"], 0.4363)],
             },
@@ -126,37 +127,12 @@ def charts(rows: Mapping[str, InputScores], queries: tuple[int, ...], key: Key) 
     ]
 
 
-def sections(
-    folder: RunFolder, rows: Mapping[str, InputScores], labels: Tensor
-) -> list[dict[str, Any]]:
-    """Pictures of the first images, of every attacker."""
-    shown = []
-    for name, scores in rows.items():
-        file = f"{name.replace('_', '-')}.safetensors"
-        evidence = {
-            "targets": scores.targets,
-            "reconstructions": scores.reconstructions,
-            "mse": scores.each["mse"],
-            "labels": labels,
-        }
-        folder.write_tensors(file, {n: t[:_PICTURES].clone() for n, t in evidence.items()})
-        shown.append(
-            {
-                "name": _SHOWN.get(name, name.replace("_", ": ")),
-                "paper": "Ensembler24",
-                "sees": "what the client sends",
-                "metrics": scores.metrics(name),
-                "evidence": file,
-            }
-        )
-    return shown
-
-
 def deviations(sizes: Sizes, width: int) -> list[str]:
     return [
         f"ResNet-18 of width {width} trained on {sizes.fixed:,} images of CIFAR-10; the attacker holds "
         f"{sizes.shadow:,} others and attacks {sizes.target:,}.",
         "No defence; the cut is after the first convolution with its max-pool, and before the last layer.",
+        "The paper's server knows the training records (5.1) or others like them (2.2): both are there.",
         "Five other classes: shadows are trained on airplane to deer, all ten are attacked.",
         "Faces: the 400 images of ORL, resized and in three equal colours.",
         f"Features seen before: of {sizes.public:,} inputs, whose moments the shadow must match.",

@@ -115,11 +115,12 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
             label = ".".join(place)
             metrics |= row.scores.metrics(f"{name}.{label}")
             metrics |= {f"{name}.{label}.{n}": value for n, value in row.observed.items()}
+    classes: list[str] = []
     return Outcome(
         claims=claims(grids, key.fold("claims")),
         metrics=metrics,
-        attacks=sections(folder, grids, parts.target.labels),
-        classes=list(records.classes),
+        attacks=sections(folder, grids, classes),
+        classes=classes,
         deviations=deviations(setting.sizes, setting.width),
         charts=charts(grids, key.fold("charts")),
     )

@@ -16,6 +16,7 @@ from exhume.report.folder import RunFolder
 from exhume.score.features import InputScores
 from exhume.score.intervals import bootstrap
 from exhume.studies.ensembler_rows import Row
+from exhume.studies.split_pictures import picture_section
 from exhume.studies.study import Claim
 
 __all__ = ["Grid", "charts", "claims", "deviations", "sections"]
@@ -23,7 +24,6 @@ __all__ = ["Grid", "charts", "claims", "deviations", "sections"]
 _NAMES = {"vgg16": "VGG-16", "resnet18": "ResNet-18"}
 _UNRECOGNISED = {"vgg16": "not recognised after h = 6", "resnet18": "not recognised after h = 2"}
 _LITTLE = 0.01  # SSIM for one step of a split point: less than that is none
-_PICTURES = 12  # images shown of every first point
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,32 +147,20 @@ def _point(x: str, values: Tensor, key: Key) -> Point:
     return Point(x, float(values.mean()), low, high)
 
 
-def sections(folder: RunFolder, grids: Mapping[str, Grid], labels: Tensor) -> list[dict[str, Any]]:
-    """Pictures of the first images, for every first point: the shadow's, and with the head known."""
-    shown = []
+def sections(
+    folder: RunFolder, grids: Mapping[str, Grid], classes: list[str]
+) -> list[dict[str, Any]]:
+    """Pictures of both networks: of every first point the shadow's, with moments matched, the head known."""
+    made = []
     for name, grid in grids.items():
-        for first in grid.firsts:
-            for column, who in ((grid.seconds[-1], "shadow"), ("head_known", "head known")):
-                scores = grid.cells[first, column].scores
-                file = f"{name}-{first}-{column}.safetensors"
-                evidence = {
-                    "targets": scores.targets,
-                    "reconstructions": scores.reconstructions,
-                    "mse": scores.each["mse"],
-                    "labels": labels,
-                }
-                folder.write_tensors(file, {n: t[:_PICTURES].clone() for n, t in evidence.items()})
-                shown.append(
-                    {
-                        "name": f"{_NAMES[name]}, first split after {first}: {who}",
-                        "paper": "Ensembler24",
-                        "sees": "what the client sends",
-                        "knows": ["shadow", "parts"],
-                        "metrics": scores.metrics(who.replace(" ", "_")),
-                        "evidence": file,
-                    }
-                )
-    return shown
+        kinds = {grid.seconds[-1]: "shadow", "matched": "matched", "head_known": "head known"}
+        rows = {
+            f"{first}, {who}": grid.cells[first, column].scores
+            for first in grid.firsts
+            for column, who in kinds.items()
+        }
+        made.append(picture_section(folder, _NAMES[name], rows, classes))
+    return made
 
 
 def deviations(sizes: Sizes, width: int) -> list[str]:
