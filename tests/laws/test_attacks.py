@@ -42,6 +42,7 @@ from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
 from exhume.attacks.split.layer_fit import Pass
 from exhume.attacks.split.likelihood import Likelihood
 from exhume.attacks.split.lookalike import Lookalike
+from exhume.attacks.split.queried import QueriedInversion
 from exhume.attacks.split.translation import ShadowTranslation
 from exhume.contract import (
     Attack,
@@ -184,6 +185,16 @@ def split_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     return known, release, secret
 
 
+def asking_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """The same client, asked for the features of the server's records."""
+    knowledge, release, secret = split_game(key)
+    assert knowledge.shadow is not None
+    head = knowledge.parts["head"]
+    with torch.no_grad():
+        answers = head(knowledge.shadow.inputs)
+    return replace(knowledge, answers=answers), release, secret
+
+
 TRANSLATOR = Translator(24, 24, width=16, heads=2, layers=1, hidden=16)
 
 
@@ -299,6 +310,7 @@ CASES = {
     "split, true head": Case(
         TrueHeadInversion(Decoder(16), SplitSchedule(8, 32, 3e-3, "adam", 0.0)), split_game, 0.3
     ),
+    "split, queried": Case(QueriedInversion(Decoder(16), steps=60, rate=1e-2), asking_game, 0.3),
     "split, subsets": Case(SubsetSearch(1, 2, SHADOWED), split_game, None),
     "split, shadow embeddings": Case(
         ShadowTranslation(TRANSLATOR, 16, QUICK, QUICK), sentence_game, None

@@ -30,7 +30,7 @@ KNOWN = {
     "initial": "the parameters before training",
     "fixed": "every training record except the target",
     "shadow": "records of its own on which to train shadow models",
-    "answers": "what the network should answer to those records",
+    "answers": "what the network, or the client, answers to those records",
     "public": "further records of the same distribution",
     "candidates": "a list of records among which the target is",
     "batch_size": "how many records stand behind one gradient",

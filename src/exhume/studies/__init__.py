@@ -41,6 +41,8 @@ from exhume.studies import (
     margin_weight_decay,
     mnemonist,
     reconstructors,
+    split_knowledge,
+    split_points,
     split_text,
 )
 from exhume.studies.study import Scale, Study
@@ -64,6 +66,8 @@ _ALL = (
     informed_gallery,
     informed_cifar10,
     ensembler_cifar10,
+    split_points,
+    split_knowledge,
     split_text,
     margin_multiclass,
     margin_classes,
