@@ -11,6 +11,7 @@ from exhume.contract import ExhumeError, Progress, silent
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.studies import (
+    certificates,
     ensembler_cifar10,
     gradient_batch,
     gradient_client,
@@ -62,6 +63,7 @@ _ALL = (
     informed_transfer,
     informed_gallery,
     informed_cifar10,
+    certificates,
     ensembler_cifar10,
     margin_multiclass,
     margin_classes,
