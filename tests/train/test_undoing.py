@@ -10,8 +10,9 @@ from torch.func import functional_call
 from exhume.contract import NotApplicable
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
-from exhume.train.dp import Privacy
+from exhume.train.dp import NOT_PRIVATE, Privacy
 from exhume.train.functional import record_gradients
+from exhume.train.projected import projected
 from exhume.train.recipe import FullBatch
 from exhume.train.stacked import Adam, Descent
 from exhume.train.undoing import clipped_sum, sums_behind
@@ -43,6 +44,21 @@ def test_gradients_of_records_and_their_sum(network, clip, key, make_records):
     torch.testing.assert_close(
         clipped_sum(recipe, models, records), expected.sum(1), rtol=1e-3, atol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    "network", [*NETWORKS, MLP((1, 8, 8), (7, 4), 3)], ids=["mlp", "cnn", "deep"]
+)
+@pytest.mark.parametrize("privacy", [Privacy(0.3), NOT_PRIVATE], ids=str)
+def test_products_with_a_direction(network, privacy, key, make_records):
+    records = make_records(6, network.input_shape, 3, key)
+    models = torch.stack([network.initial(key.fold(i)) for i in range(2)])
+    directions = torch.randn(models.shape, generator=key.generator())
+    each = torch.stack([naive(network, flat, records, privacy.clip) for flat in models])
+    along, squared = projected(network, models, directions, records, privacy)
+    torch.testing.assert_close(squared, each.square().sum(2), rtol=1e-4, atol=1e-6)
+    expected = (each * directions[:, None]).sum(2)
+    torch.testing.assert_close(along, expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.02])

@@ -11,6 +11,7 @@ from exhume.contract import ExhumeError, Progress, silent
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.studies import (
+    certificates,
     ensembler_cifar10,
     gradient_batch,
     gradient_client,
@@ -65,6 +66,7 @@ _ALL = (
     informed_transfer,
     informed_gallery,
     informed_cifar10,
+    certificates,
     ensembler_cifar10,
     split_points,
     split_knowledge,

@@ -18,7 +18,8 @@ trained with noise say by how much, and how far, they stray from there:
 which takes the noise in the weights as Gaussian and independent: an approximation. With every candidate as
 likely, confidence is the posterior of the answer under these likelihoods.
 
-Memory: 4·chunk·K·p bytes. Cost: every step: one more training of each release; final: K + `draws` models.
+Memory: 4·r·T·p bytes for every step of r releases.
+Cost: every step: one more training of each release; the end only: K + `draws` models.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from exhume.contract import (
     silent,
 )
 from exhume.train.fleet import train_fleet
-from exhume.train.functional import record_gradients
+from exhume.train.projected import projected
 from exhume.train.recipe import FullBatch
 from exhume.train.undoing import clipped_sum, sums_behind
 
@@ -183,10 +184,9 @@ class FittedPriorAware:
         pieces = (torch.split(x.reshape(-1, p), self.chunk) for x in (trail, sums))
         for at, total in zip(*pieces, strict=True):
             left = total - clipped_sum(self.recipe, at, self.fixed)
-            each = record_gradients(
-                self.recipe.architecture, at, self.candidates, self.recipe.privacy
+            along, squared = projected(
+                self.recipe.architecture, at, left, self.candidates, self.recipe.privacy
             )
-            fit = torch.einsum("sp,skp->sk", left, each) - each.square().sum(2) / 2
-            scores.append(fit.double())
+            scores.append((along - squared / 2).double())
         variance = self.recipe.privacy.deviation**2 or 1.0
         return torch.cat(scores).reshape(r, steps, -1).sum(1) / variance
