@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from exhume.attacks.baseline import MeanRecord, holdings, snap_to_holdings
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.through_training import ThroughTraining
+from exhume.auditing.private import Limits, limits_section, measure_limits
 from exhume.contract import (
     ExhumeError,
     Key,
@@ -34,7 +35,7 @@ from exhume.plan import as_known, device_named, moved, recipe_for, resolve, size
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.score.targets import TargetScores, score_targets
-from exhume.score.verdict import Verdict, gravest, not_audited
+from exhume.score.verdict import Verdict, broken, gravest, not_audited
 from exhume.settings import Settings, to_toml
 from exhume.store import NullStore
 from exhume.train.dp import epsilon
@@ -80,6 +81,7 @@ class Audit:
     folder: Path
     report: Path
     redacted: Path | None = None  # a version without records, where it was asked for
+    alarm: str = ""  # in words, where an attack did better than the stated privacy allows
 
 
 def audit(
@@ -101,6 +103,7 @@ def audit(
     found = [audit_informed(game, settings, store=folder.store(), progress=progress)]
     if settings.victim.dp_noise:
         found.append(audit_private(game, settings, store=folder.store(), progress=progress))
+    limits = _limits(game, settings, records, found, store=folder.store(), progress=progress)
     strongest = max(found, key=lambda findings: findings.metrics.get("success", -1.0))
     if settings.attack.exact:
         found.append(audit_exact(game, settings, store=folder.store(), progress=progress))
@@ -109,7 +112,8 @@ def audit(
             name = f"{findings.section['id']}.safetensors"
             folder.write_tensors(name, findings.evidence)
             findings.section["evidence"] = name
-    verdict = gravest([findings.verdict for findings in found])
+    alarm = limits.alarm if limits else ""
+    verdict = broken(alarm) if alarm else gravest([findings.verdict for findings in found])
     folder.write_json(
         "result.json",
         {
@@ -120,6 +124,7 @@ def audit(
             "seed": settings.seed,
             "verdict": asdict(verdict),
             "attacks": [findings.section for findings in found],
+            **({"limits": limits_section(limits)} if limits else {}),
             "victim": found[0].victim,
             "classes": list(records.classes),
             "deviations": list(DEVIATIONS),
@@ -130,7 +135,7 @@ def audit(
     report = draw(folder.path)
     redacted = draw(folder.path, redact=True) if redact else None
     progress("drawing the report", 1, 1)
-    return Audit(verdict, strongest.metrics, folder.path, report, redacted)
+    return Audit(verdict, strongest.metrics, folder.path, report, redacted, alarm)
 
 
 @dataclass(frozen=True)
@@ -248,6 +253,32 @@ def audit_private(
     except NotApplicable as why:
         return _inapplicable(_NOISE_AWARE, game, why)
     return _scored(_NOISE_AWARE, game, prepared, settings.data.targets, progress)
+
+
+def _limits(
+    game: Game,
+    settings: Settings,
+    records: Records,
+    found: Sequence[Findings],
+    *,
+    store: Store,
+    progress: Progress,
+) -> Limits | None:
+    """What the attacks reached beside what private training allows; None where it is not private."""
+    recipe = game.recipe
+    if not isinstance(recipe, FullBatch) or not recipe.privacy.noise:
+        return None
+    return measure_limits(
+        recipe,
+        game.victim[0],
+        dealt(settings, records).target,
+        game.knowledge,
+        {f.section["name"]: f.evidence["reconstructions"] for f in found if f.evidence},
+        key=game.key,
+        chunk=settings.machine.chunk,
+        store=store,
+        progress=progress,
+    )
 
 
 def audit_exact(

@@ -126,6 +126,11 @@ def conclude(done: Audit, fail_over: float | None, *, more: str) -> int:
         return FAILED
     if fail_over is None:
         return AUDITED
+    if done.alarm:
+        say(
+            "an attack did better than the stated privacy allows: no share of leaks can be promised"
+        )
+        return LEAKS
     if fail_over < done.metrics["detectable_rate"]:
         say(
             f"with these targets a leak below {done.metrics['detectable_rate']:.1%} may go unnoticed, "

@@ -45,7 +45,7 @@ def checked(result: dict[str, Any], path: Path) -> dict[str, Any]:
         raise ExhumeError(f"{path}: kind is {kind!r}, legal are 'audit' and 'study'")
     empty = {
         **dict.fromkeys(("attacks", "claims", "charts", "classes", "deviations"), list),
-        **dict.fromkeys(("verdict", "victim", "metrics", "environment"), dict),
+        **dict.fromkeys(("verdict", "victim", "metrics", "environment", "limits"), dict),
     }
     whole = {"title": kind.capitalize(), "kind": kind, **_typed(result, empty, path, "")}
     whole["classes"] = [str(name) for name in whole["classes"]]
