@@ -269,7 +269,7 @@ CASES = {
     "split, subsets": Case(SubsetSearch(1, 2, SHADOWED), split_game, None),
     "split, likelihood": Case(Likelihood(SHADOWED, steps=20), split_game, None),
     "split, lookalike": Case(LOOKALIKE, split_game, None),
-    "split, committee": Case(Committee(SHADOWED, 2), split_game, None),
+    "split, committee": Case(Committee((SHADOWED, SHADOWED)), split_game, None),
     "margin, first layer": Case(SHORT, margin_game, 0.35, nearest_error),
     "margin, smoothed": Case(Smoothed(SHORT), margin_game, 0.35, nearest_error),
     "margin, blind search": Case(

@@ -4,15 +4,15 @@ import pytest
 from safetensors.torch import load_file
 
 from exhume.studies import run_study
-from exhume.studies.ensembler_told import TABLE_1
+from exhume.studies.ensembler_cifar10 import TABLE
 
 
 @pytest.mark.network
 def test_smoke(tmp_path):
     result = run_study("ensembler-cifar10", "smoke", tmp_path / "run")
     metrics = result["metrics"]
-    stronger = ("matched", "committee", "likelihood", "subsets", "true_head")
-    rows = {*TABLE_1, "mean_image", *(f"ensembler_{name}" for name in stronger)}
+    stronger = ("lookalike", "matched", "committee", "likelihood", "subsets", "true_head")
+    rows = {*TABLE.paper.rows, "mean_image", *(f"ensembler_{name}" for name in stronger)}
     for row in rows:
         for measure in ("ssim", "psnr", "lpips", "affine_ssim", "affine_psnr", "affine_lpips"):
             assert f"{row}.{measure}" in metrics
@@ -26,6 +26,10 @@ def test_smoke(tmp_path):
         "single-below-none",
         "accuracy",
         "withstands",
+        "hides-from-lookalike",
     }
-    drawn = load_file(tmp_path / "run" / "reconstructions.safetensors")
-    assert drawn["ensembler_adaptive"].shape == drawn["targets"].shape
+    shown = {attack["name"]: attack["evidence"] for attack in result["attacks"]}
+    drawn = load_file(tmp_path / "run" / shown["ensembler adaptive"])
+    assert drawn["reconstructions"].shape == drawn["targets"].shape == (12, 3, 32, 32)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert page.count("<img") >= 2 * 12 * len(shown)
