@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+import torch
 from safetensors.torch import load_file
 
-from exhume.studies import run_study
+from exhume.contract import ExhumeError, Key, silent
+from exhume.data.cifar import CIFAR100
+from exhume.report.folder import RunFolder
+from exhume.studies import ensembler_cifar100, ensembler_faces, run_study
 from exhume.studies.ensembler_cifar10 import TABLE
 
 
@@ -33,3 +40,41 @@ def test_smoke(tmp_path):
     assert drawn["reconstructions"].shape == drawn["targets"].shape == (12, 3, 32, 32)
     page = (tmp_path / "run" / "report.html").read_text()
     assert page.count("<img") >= 2 * 12 * len(shown)
+
+
+def planted_cifar100(folder: Path) -> Path:
+    """The canonical files of CIFAR-100, with a few records of stripes."""
+    folder.mkdir()
+    generator = Key.from_seed(0).generator()
+    for name, count in zip(CIFAR100.batches, (100, 40), strict=True):
+        labels = torch.randint(0, 100, (count, 2), generator=generator)
+        pixels = torch.randint(0, 256, (count, 3, 32, 1), generator=generator).expand(
+            -1, -1, -1, 32
+        )
+        table = torch.cat([labels, pixels.flatten(1)], 1).to(torch.uint8)
+        (folder / name).write_bytes(table.numpy().tobytes())
+    return folder
+
+
+@pytest.mark.network
+def test_table_2_runs_on_the_canonical_files(tmp_path):
+    table = replace(
+        ensembler_cifar100.TABLE, source=f"cifar100:{planted_cifar100(tmp_path / 'data')}"
+    )
+    outcome = table.run("smoke", 0, RunFolder.create(tmp_path / "run"), silent)
+    for row in (*table.paper.rows, "none_lookalike", "ensembler_lookalike", "single_lookalike"):
+        assert f"{row}.affine_lpips" in outcome.metrics
+    assert not any(name.startswith("shredder") for name in outcome.metrics)
+    paper = {claim.id: claim.paper for claim in outcome.claims}
+    assert paper["ensembler-below-single"] == "SSIM 0.0864 against 0.4558"
+    assert paper["single-below-none"] == "SSIM 0.4558 against -"
+
+
+@pytest.mark.network
+def test_table_3_has_a_random_head(tmp_path):
+    result = run_study("ensembler-faces", "smoke", tmp_path / "run")
+    for row in ensembler_faces.TABLE.paper.rows:
+        assert f"{row}.affine_lpips" in result["metrics"]
+    assert "random_head.delta_accuracy" in result["metrics"]
+    with pytest.raises(ExhumeError, match="celeba-hq:FOLDER"):
+        run_study("ensembler-faces", "paper", tmp_path / "other")

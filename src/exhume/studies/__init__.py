@@ -12,6 +12,8 @@ from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.studies import (
     ensembler_cifar10,
+    ensembler_cifar100,
+    ensembler_faces,
     gradient_batch,
     gradient_client,
     gradient_deep,
@@ -63,6 +65,8 @@ _ALL = (
     informed_gallery,
     informed_cifar10,
     ensembler_cifar10,
+    ensembler_cifar100,
+    ensembler_faces,
     margin_multiclass,
     margin_classes,
     margin_weight_decay,

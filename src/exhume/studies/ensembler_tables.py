@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
+from torch import Tensor
 
 from exhume import data
 from exhume.contract import Key, Progress, Records
@@ -22,7 +23,7 @@ from exhume.models.lpips import perceptual
 from exhume.models.pipeline import Pipeline
 from exhume.models.resnet import ResNet18
 from exhume.report.folder import RunFolder
-from exhume.score.features import InputScores
+from exhume.score.features import Distance, InputScores
 from exhume.studies.ensembler_rows import Attackers, Met, Row, left_out, mean_image, the_papers
 from exhume.studies.ensembler_told import Paper, charts, claims, deviations
 from exhume.studies.study import Outcome, Scale, Study, labelled
@@ -116,7 +117,7 @@ class Trial:
             parts.target,
             parts.shadow,
             parts.public,
-            perceptual(progress=progress),
+            _in_colour(perceptual(progress=progress)),
             key,
             folder.store(),
             progress,
@@ -157,6 +158,15 @@ class Trial:
             every=main,
         )
         return theirs | ours
+
+
+def _in_colour(distance: Distance) -> Distance:
+    """Grey images are shown to it in three equal channels."""
+
+    def measured(one: Tensor, other: Tensor) -> Tensor:
+        return distance(*(x.expand(-1, 3, -1, -1) for x in (one, other)))
+
+    return measured
 
 
 def _halved(records: Records, times: int) -> Records:
