@@ -78,3 +78,18 @@ def test_table_3_has_a_random_head(tmp_path):
     assert "random_head.delta_accuracy" in result["metrics"]
     with pytest.raises(ExhumeError, match="celeba-hq:FOLDER"):
         run_study("ensembler-faces", "paper", tmp_path / "other")
+
+
+@pytest.mark.network
+def test_the_selector_study_counts_what_it_tries(tmp_path):
+    result = run_study("ensembler-selector", "smoke", tmp_path / "run")
+    metrics = result["metrics"]
+    assert metrics["enumeration.subsets"] == metrics["enumeration.trials_2"] == 3
+    assert 1 <= metrics["enumeration.rank"] <= 3
+    assert metrics["enumeration.trials_10"] == 1023
+    assert metrics["enumeration.hours_10"] > metrics["enumeration.hours_2"] > 0
+    for variant in ("plain", "selected_2", "lambda_0", "bodies_1", "sigma_0.5"):
+        assert f"{variant}.adaptive.affine_ssim" in metrics
+        assert f"{variant}.lookalike.affine_ssim" in metrics
+    claims = {claim["id"]: claim for claim in result["claims"]}
+    assert claims["accuracy-names-the-secret"]["holds"] == (metrics["enumeration.rank"] == 1)
