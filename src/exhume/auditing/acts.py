@@ -55,6 +55,8 @@ class Act(Protocol):
     """One thing that is released."""
 
     @property
+    def title(self) -> str: ...
+    @property
     def classes(self) -> list[str]: ...
     @property
     def deviations(self) -> tuple[str, ...]: ...
@@ -70,6 +72,10 @@ class TrainingAct:
     recipe: Recipe
     per_model: float  # seconds
     _game: Game | None = field(default=None, repr=False)
+
+    @property
+    def title(self) -> str:
+        return "the trained weights"
 
     @property
     def classes(self) -> list[str]:
@@ -161,6 +167,10 @@ class CheckpointAct:
     released: Opened
 
     @property
+    def title(self) -> str:
+        return "the checkpoint"
+
+    @property
     def classes(self) -> list[str]:
         return self.released.classes
 
@@ -195,6 +205,10 @@ class UpdateAct:
     cases: list[Case]
     truth: Truth | None
     names: list[str]  # of the classes
+
+    @property
+    def title(self) -> str:
+        return "the updates of clients"
 
     @property
     def classes(self) -> list[str]:

@@ -55,14 +55,19 @@ def audit(
     brief, acts = _resolved(brief, given, folder)
     torch.set_num_threads(brief.settings.machine.threads)
     folder.write_json("environment.json", environment())
-    plan = choose([offer for act in acts for offer in act.offers()], brief.budget.seconds)
+    offers = [replace(offer, release=act.title) for act in acts for offer in act.offers()]
+    plan = choose(offers, brief.budget.seconds)
     found, plan_told = _run(plan, folder, progress)
     limits = _limits(acts, found, folder, progress)
     alarm = limits.alarm if limits else ""
-    verdict = broken(alarm) if alarm else _judged(found, plan)
+    releases = _releases(acts, found, plan)
+    verdict = broken(alarm) if alarm else _overall(list(releases.values()))
     strongest = max(found, key=_success, default=None)
     fixes = _fixes(brief, acts, found, folder, progress) if brief.budget.fixes else []
-    chart = chart_of(fixes, _success(strongest)) if fixes and strongest else None
+    before = {
+        name: max((_success(one) for one in found if one.section["release"] == name), default=0.0)
+        for name in releases
+    }
     folder.write_json(
         "result.json",
         {
@@ -76,7 +81,8 @@ def audit(
             **({"limits": limits_section(limits)} if limits else {}),
             "plan": plan_told,
             "fixes": fixes,
-            "charts": [chart.plain()] if chart else [],
+            "releases": [_told(*one, fixes) for one in releases.items()],
+            "charts": [chart.plain() for chart in chart_of(fixes, before)],
             "victim": _facts(found),
             "classes": next((act.classes for act in acts if act.classes), []),
             "deviations": list(dict.fromkeys(d for act in acts for d in act.deviations)),
@@ -202,6 +208,7 @@ def _run(
         told.append(planned.told(time.perf_counter() - started))
         for findings in new:
             findings.section["verdict"] = findings.verdict.word
+            findings.section["release"] = planned.offer.release
             if findings.evidence:
                 name = f"{findings.section['id']}.safetensors"
                 folder.write_tensors(name, findings.evidence)
@@ -230,12 +237,46 @@ def _fixes(
     return try_fixes(fixes_for(acts, found), brief.budget.seconds, folder, progress)
 
 
-def _judged(found: Sequence[Findings], plan: Sequence[Planned]) -> Verdict:
-    """One attack that succeeds is enough; where none could be run, nothing is known."""
-    if found:
-        return gravest([findings.verdict for findings in found if findings.counts])
-    reasons = "; ".join(f"{planned.offer.name}: {planned.why}" for planned in plan)
-    return not_audited(reasons or "nothing is said to be released")
+def _releases(
+    acts: Sequence[Act], found: Sequence[Findings], plan: Sequence[Planned]
+) -> dict[str, Verdict]:
+    """The verdict on each thing that is released, by its name.
+
+    One attack that succeeds is enough; where none could be run, nothing is known.
+    """
+    verdicts = {}
+    for act in acts:
+        own = [one for one in found if one.section["release"] == act.title and one.counts]
+        left = [one for one in plan if one.offer.release == act.title]
+        reasons = "; ".join(f"{one.offer.name}: {one.why}" for one in left)
+        judged = [one.verdict for one in own]
+        verdicts[act.title] = gravest(judged) if judged else not_audited(reasons)
+    return verdicts
+
+
+def _overall(verdicts: Sequence[Verdict]) -> Verdict:
+    """Of one release its own; of several the gravest word, and every sentence."""
+    if len(verdicts) == 1:
+        return verdicts[0]
+    word = gravest(verdicts).word
+    count = sum(verdict.word == word for verdict in verdicts)
+    some = f"{count} of {len(verdicts)} releases"
+    rest = "" if count == len(verdicts) else "; the others were not audited"
+    says = {
+        "leaks": f"{some} leak.",
+        "no leak found": f"No leak found in {some}{rest}.",
+        "not audited": "Not audited: no attack could be run on any release.",
+    }
+    return Verdict(word, says[word], " ".join(verdict.sentence for verdict in verdicts))
+
+
+def _told(name: str, verdict: Verdict, fixes: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """One line of the overview: a release, its verdict, and the best fix that was tried."""
+    own = [row for row in fixes if row["release"] == name and row["tried"]]
+    best = own[0]["sentence"] if own and own[0]["verdict"] == "no leak found" else ""
+    if own and not best:
+        best = "None of the fixes that were tried stops it."
+    return {"name": name, **asdict(verdict), "fix": best}
 
 
 def _success(findings: Findings) -> float:
