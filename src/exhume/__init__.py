@@ -19,18 +19,15 @@ def audit(
     progress: Progress | None = None,
     redact: bool = False,
 ) -> Audit:
-    """Audit from Python: settings as nested dicts, or the path of a TOML file; see `exhume.settings`.
+    """Audit from Python: a brief as nested dicts, or the path of a TOML file; see `exhume.auditing.brief`.
 
     >>> exhume.audit({"data": {"source": "photos/"}, "victim": {"hidden": [32]}}, out="run")
     """
-    from exhume.auditing import (
-        audit as run,
-    )  # importing torch takes seconds: only when it is needed
+    from exhume.auditing import Brief  # importing torch takes seconds: only when it is needed
+    from exhume.auditing import audit as run
     from exhume.contract import silent
-    from exhume.settings import Settings
 
-    if isinstance(settings, dict):
-        chosen = Settings.from_mapping(settings)
-    else:
-        chosen = Settings.from_toml(Path(settings))
-    return run(chosen, Path(out), progress=progress or silent, redact=redact)
+    if isinstance(settings, str | Path):
+        brief = Brief.from_toml(Path(settings))
+        return run(brief, Path(out), progress=progress or silent, redact=redact)
+    return run(Brief.from_mapping(settings), Path(out), progress=progress or silent, redact=redact)

@@ -283,6 +283,9 @@ class Knowledge:
     initial: Tensor | None = None  # (p,) parameters before training
     fixed: Records | None = None  # D-: every training record but the unknown one
     shadow: Records | None = None  # records of the adversary's own, to train shadow models on
+    answers: Tensor | None = (
+        None  # (n, *answer) what belongs to these, beyond labels: translations, features
+    )
     public: Records | None = None  # further records of the same distribution
     candidates: Records | None = None  # records among which the unknown one is, each as likely
     batch_size: int | None = None  # records behind one gradient

@@ -21,7 +21,7 @@ from exhume.store import digest
 from exhume.victims.payload import Said, check_payload
 from exhume.victims.updates import Update, from_gradient, from_recording, from_states
 
-__all__ = ["Case", "cases_for", "private_records"]
+__all__ = ["Case", "cases_for", "model_for", "private_records"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +63,15 @@ def cases_for(settings: UpdateSettings, records: Records | None) -> list[Case]:
     else:
         raise ExhumeError("before: an architecture has no weights of its own; give --before")
     return [_case(update, settings, shape) for update in _updates(settings, module)]
+
+
+def model_for(settings: UpdateSettings, records: Records) -> Architecture:
+    """The user's model, for updates that are made here."""
+    made = model_named(settings.model)
+    shape = _shape(settings, made, records)
+    if isinstance(made, nn.Module):
+        return ModuleArchitecture.of(made, shape, settings.batch_norm)
+    return made
 
 
 def _shape(

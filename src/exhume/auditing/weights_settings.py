@@ -25,7 +25,7 @@ __all__ = ["WeightsSettings", "shape_of", "take_up"]
 class WeightsSettings:
     """An empty text or 0 means: not given."""
 
-    checkpoint: str
+    checkpoint: str = ""  # the file
     activation: str = "relu"
     head: str = ""  # multiclass, binary or regression; by the number of outputs if not given
     shape: tuple[int, ...] = ()  # of one record; that of the records or of the mean if not given

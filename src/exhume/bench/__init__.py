@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from exhume.bench import glm, gradient, margin, shadows
+from exhume.bench import ensembler, glm, gradient, margin, shadows
 from exhume.contract import ExhumeError, Progress, silent
 
 __all__ = ["BENCHES", "run_benches"]
@@ -15,6 +15,7 @@ BENCHES: dict[str, Callable[[Progress], list[dict[str, Any]]]] = {
     "glm": glm.run,
     "margin": margin.run,
     "gradient": gradient.run,
+    "ensembler": ensembler.run,
 }
 
 

@@ -42,6 +42,9 @@ from exhume.studies import (
     margin_weight_decay,
     mnemonist,
     reconstructors,
+    split_knowledge,
+    split_points,
+    split_text,
 )
 from exhume.studies.study import Scale, Study
 
@@ -65,6 +68,9 @@ _ALL = (
     informed_cifar10,
     certificates,
     ensembler_cifar10,
+    split_points,
+    split_knowledge,
+    split_text,
     margin_multiclass,
     margin_classes,
     margin_weight_decay,

@@ -1,8 +1,8 @@
 """Recipes: a way of training as a value that can be named, hashed and handed to an adversary.
 
-MLPs take the hand-derived path (train/stacked.py), every other architecture the general one
-(train/functional.py). Starting from a pre-trained model, or from a fresh draw per model, is a matter
-of `initial`.
+MLPs, whoever wrote them, take the hand-derived path (train/stacked.py), every other architecture the
+general one (train/functional.py). Starting from a pre-trained model, or from a fresh draw per model, is
+a matter of `initial`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from exhume.contract import Architecture, ExhumeError, Key, Records
-from exhume.models.mlp import MLP
+from exhume.models.own import fully_connected
 from exhume.train import functional, stacked
 from exhume.train.batches import Order
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy
@@ -47,8 +47,8 @@ class FullBatch:
         return _train(self, initial, fixed, extra, privacy=self.privacy, noise=noise, watch=watch)
 
     def bytes_per_model(self, records: int) -> int:
-        if isinstance(self.architecture, MLP):
-            return stacked.bytes_per_model(self.architecture, records, self.descent)
+        if mlp := fully_connected(self.architecture):
+            return stacked.bytes_per_model(mlp, records, self.descent)
         return functional.bytes_per_model(self.architecture, records, self.descent, self.privacy)
 
     def __str__(self) -> str:
@@ -77,8 +77,8 @@ class MiniBatch:
 
     def bytes_per_model(self, records: int) -> int:
         rows = min(records, self.order.size)
-        if isinstance(self.architecture, MLP):
-            return stacked.bytes_per_model(self.architecture, rows, self.descent)
+        if mlp := fully_connected(self.architecture):
+            return stacked.bytes_per_model(mlp, rows, self.descent)
         return functional.bytes_per_model(self.architecture, rows, self.descent)
 
     def __str__(self) -> str:
@@ -102,9 +102,9 @@ def _train(
             f"records of shape {fixed.shape} do not fit {architecture}, "
             f"which takes {architecture.input_shape}"
         )
-    if isinstance(architecture, MLP):
+    if mlp := fully_connected(architecture):
         trained = stacked.descend(
-            architecture,
+            mlp,
             optimiser,
             initial,
             fixed,

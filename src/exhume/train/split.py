@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exhume.contract import Key, Progress, Records, Store, silent
+from exhume.models.blueprint import Blueprint, Network
 from exhume.models.pipeline import Pipeline
 from exhume.models.split import Split, cut
 from exhume.store import describe, digest
@@ -18,15 +19,6 @@ from exhume.train.single import Schedule, train_module
 __all__ = ["Network", "SplitDefence", "SplitJob", "augmented_images", "fixed_noise", "train_split"]
 
 _SHIFT = 4  # pixels that an augmented image may move by
-
-
-@runtime_checkable
-class Network(Protocol):
-    """A network as a value that builds itself from a key."""
-
-    @property
-    def input_shape(self) -> tuple[int, ...]: ...
-    def module(self, key: Key) -> nn.Sequential: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +31,10 @@ class SplitJob:
     records: Records
     schedule: Schedule = Schedule()
     augment: bool = True  # images are moved and mirrored at random
+
+    @property
+    def blueprint(self) -> Blueprint:
+        return Blueprint(self.network, self.first, self.second)
 
     def fresh(self, key: Key) -> Split:
         return cut(self.network.module(key), self.first, self.second)

@@ -1,0 +1,96 @@
+"""The Ensembler's cost: N bodies together against one after another, the client against that of one body.
+
+ratio: N bodies one after another over the fastest way of running them together on this machine.
+client_ratio: head, selection and tail of a client that reads P of N answers over those of a client with one
+body. The bodies' work and the network are in neither. Both clients have the same head and add a noise map;
+one tail reads P answers side by side, the other one.
+All with the same number of threads, in one run, repeats interleaved, the best of each kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from exhume.contract import Key, Progress
+from exhume.models.blueprint import Blueprint
+from exhume.models.cost import client_ratio, request_cost
+from exhume.models.pipeline import Client, Pipeline
+from exhume.models.resnet import ResNet18
+
+__all__ = ["CASES", "Case", "measure", "run"]
+
+
+@dataclass(frozen=True)
+class Case:
+    bodies: int  # N
+    selected: int  # P
+    width: int = 64  # of the ResNet-18
+    inputs: int = 1  # of one request
+
+
+CASES = (
+    Case(1, 1),
+    Case(4, 2),
+    Case(10, 4),
+    Case(10, 4, width=16),
+    Case(10, 4, width=16, inputs=32),
+)
+_REPEATS, _CLIENT_REPEATS = 5, 300
+
+
+def run(progress: Progress) -> list[dict[str, Any]]:
+    return measure(CASES, progress, repeats=_REPEATS, client_repeats=_CLIENT_REPEATS)
+
+
+def measure(
+    cases: Sequence[Case], progress: Progress, *, repeats: int, client_repeats: int
+) -> list[dict[str, Any]]:
+    entries = []
+    for place, case in enumerate(cases):
+        progress("bench ensembler", place, len(cases))
+        entries.append(_measured(case, repeats, client_repeats))
+    progress("bench ensembler", len(cases), len(cases))
+    return entries
+
+
+def _measured(case: Case, repeats: int, client_repeats: int) -> dict[str, Any]:
+    defended, single = _pipeline(case), _pipeline(Case(1, 1, case.width, case.inputs))
+    generator = Key.from_seed(0).fold("bench ensembler").generator()
+    inputs = torch.rand(case.inputs, 3, 32, 32, generator=generator)
+    cost = request_cost(defended, inputs, repeats=repeats)
+    many = max(1, client_repeats // case.inputs)
+    return {
+        "name": "ensembler",
+        "case": f"N = {case.bodies}, P = {case.selected}, ResNet-18 of width {case.width}, "
+        f"{case.inputs} inputs",
+        "ours": cost.together,
+        "baseline": cost.in_turn,
+        "ratio": cost.in_turn / cost.together,
+        "way": cost.way,
+        **{f"seconds_{way.replace(' ', '_')}": seconds for way, seconds in cost.ways.items()},
+        "client_ratio": client_ratio(defended, single, inputs, repeats=many),
+        "client_seconds": cost.client,
+        "slowest_body_seconds": cost.slowest_body,
+        "latency_seconds": cost.latency,
+        "bytes_up": cost.bytes_up,
+        "bytes_up_once": cost.bytes_up_once,
+        "bytes_down": cost.bytes_down,
+        "threads": torch.get_num_threads(),
+        "repeats": repeats,
+    }
+
+
+def _pipeline(case: Case) -> Pipeline:
+    """Weights as they are drawn: they do not matter for the time."""
+    plan = Blueprint(ResNet18(width=case.width), "conv1", "pool")
+    feature, _ = plan.shapes()
+    parts = [plan.split() for _ in range(case.bodies)]
+    noise = torch.randn(feature, generator=Key.from_seed(0).generator())
+    tail = plan.tail(case.selected).eval()
+    selected = tuple(range(case.selected))
+    bodies = tuple(part.body.requires_grad_(False).eval() for part in parts)
+    return Pipeline(Client(parts[0].head.eval(), noise, selected, tail), bodies, plan.first)
