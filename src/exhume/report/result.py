@@ -48,7 +48,7 @@ def checked(result: dict[str, Any], path: Path) -> dict[str, Any]:
             ("attacks", "claims", "charts", "classes", "deviations", "plan", "fixes", "releases"),
             list,
         ),
-        **dict.fromkeys(("verdict", "victim", "metrics", "environment", "limits"), dict),
+        **dict.fromkeys(("verdict", "victim", "metrics", "environment"), dict),
     }
     whole = {"title": kind.capitalize(), "kind": kind, **_typed(result, empty, path, "")}
     whole["classes"] = [str(name) for name in whole["classes"]]
