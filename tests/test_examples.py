@@ -113,3 +113,18 @@ def test_the_notebook(tmp_path, monkeypatch, capsys):
             exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
     assert "% of the records came back" in capsys.readouterr().out
     assert Path("notebook-run/report.html").exists()
+
+
+def test_a_network_to_be_split(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("NET", "1,10,4")
+    main = runpy.run_path(str(EXAMPLES / "split_resnet.py"))["main"]
+    state = torch.random.get_rng_state()
+    main("digits", tmp_path / "work", width=4, epochs=2, records=500)
+    torch.random.set_rng_state(state)
+    setting, *command = shlex.split(capsys.readouterr().out)
+    assert (setting, command[:2]) == ("NET=1,10,4", ["exhume", "audit-split"])
+    quick = ["--attack-epochs", "1", "--channels", "4", "--targets", "30", "--held", "100"]
+    result = CliRunner().invoke(app, [*command[1:], *quick])
+    assert result.exit_code == 2, result.output  # shadows of one epoch are no attackers
+    assert "so they are no attackers" in result.stdout
+    assert (tmp_path / "work" / "run" / "report.html").exists()

@@ -17,6 +17,7 @@ ORDER = (
     "models",
     "score",
     "train",
+    "bounds",
     "defences",
     "victims",
     "attacks",

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from exhume.contract import ExhumeError
 
@@ -52,6 +52,7 @@ class VictimSettings:
     hidden: tuple[int, ...] = (10,)  # widths of the hidden layers
     activation: str = "elu"
     init: str = "lecun"  # or "torch"
+    start: str = ""  # a file of weights that training starts from: a base that is fine-tuned
     train: str = ""  # your own training, package.module:function(model, records, rng)
     optimiser: str = "gd"  # gd: full-batch; sgd: batches; adam: batches, or full-batch with batch 0
     batch: int = 0  # records a step sees; 0: all of them
@@ -162,14 +163,26 @@ def made_of(kind: type[Any], content: Mapping[str, Any], where: str, **said: Any
         f.name: f.default if f.default is not MISSING else f.default_factory()  # type: ignore[operator]
         for f in fields(kind)
     } | said
+    hints = get_type_hints(kind)
     values = {}
     for name, value in content.items():
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
             raise ExhumeError(f"{where}: unknown key {name!r}; {hint}")
-        values[name] = _fitting(known[name], value, f"{where}: {name}")
+        if hints[name] == tuple[str, ...]:
+            values[name] = _texts(value, f"{where}: {name}")
+        else:
+            values[name] = _fitting(known[name], value, f"{where}: {name}")
     return kind(**{**said, **values})
+
+
+def _texts(value: Any, where: str) -> tuple[str, ...]:
+    """A list of texts, or one of them."""
+    several = (value,) if isinstance(value, str) else value
+    if not isinstance(several, list | tuple) or not all(isinstance(item, str) for item in several):
+        raise ExhumeError(f"{where}: a text or a list of texts is needed, got {value!r}")
+    return tuple(several)
 
 
 def _fitting(default: Any, value: Any, where: str) -> Any:

@@ -30,6 +30,12 @@ def test_what_does_not_apply_is_left_with_its_reason_whatever_the_budget():
     assert plan[0].told()["why"] == "does not apply: it has a convolution"
 
 
+def test_what_goes_on_from_another_is_left_with_it():
+    plan = choose([offer("a", 500), offer("b", 1, needs="a")], 100.0)
+    assert [planned.taken for planned in plan] == [False, False]
+    assert plan[1].why == "it goes on from a, which was left out"
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"), [("", None), ("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400)]
 )

@@ -98,7 +98,7 @@ class TrainingAct:
         if self.settings.victim.dp_noise:
             why = "private training has an attack of its own"
             return replace(offer, run=None, why_not=why)
-        return replace(offer, asked=False)
+        return replace(offer, asked=False, needs=CLOSED_FORM.id)
 
     def _correction(self) -> float:
         usual = Residual()
@@ -118,7 +118,13 @@ class TrainingAct:
             return [audit_exact(game, told, store=folder.store(), progress=progress)]
 
         offer = Offer(
-            THROUGH_TRAINING.id, THROUGH_TRAINING.name, _INFORMED, 0.0, run, asked=asked > 0
+            THROUGH_TRAINING.id,
+            THROUGH_TRAINING.name,
+            _INFORMED,
+            0.0,
+            run,
+            asked=asked > 0,
+            needs=CLOSED_FORM.id,  # the released models are those
         )
         try:
             mlp, _ = attack.applies_to(self.recipe)

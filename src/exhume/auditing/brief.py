@@ -7,6 +7,7 @@ follow says what leaves the house:
     [checkpoint]    a file of weights, attacked as it is
     [update]        what clients send in federated learning: a file, or batches that are made up here
     [split]         features that the client of a split network sends to a server
+    [fitted]        a fitted linear model of scikit-learn's, in a .skops file
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from exhume.auditing.act_fitted import FittedSettings
 from exhume.auditing.offers import seconds_in
+from exhume.auditing.split_settings import SplitSettings
 from exhume.auditing.update_settings import UpdateSettings
 from exhume.auditing.weights_settings import WeightsSettings
 from exhume.contract import ExhumeError
@@ -40,7 +43,7 @@ class BudgetSettings:
         return seconds_in(self.time)
 
 
-_OWN = ("checkpoint", "update")  # sections of their own; the others are those of `Settings`
+_OWN = ("checkpoint", "update", "split", "fitted")  # sections of their own; the others are those of `Settings`
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Brief:
     weights: bool = True  # weights trained as `settings.victim` says are released
     checkpoint: WeightsSettings | None = None
     update: UpdateSettings | None = None
+    split: SplitSettings | None = None
+    fitted: FittedSettings | None = None
     budget: BudgetSettings = BudgetSettings()
 
     @staticmethod
@@ -67,8 +72,8 @@ class Brief:
                 raise ExhumeError(f"{where}: {name}: a section is needed here, got {section!r}")
         settings = Settings.from_mapping(rest, where=where)
         checkpoint = update = None
+        common: dict[str, Any] = {}
         if "checkpoint" in given:
-            common: dict[str, Any] = {}
             if "data" in rest:
                 common["trained_on"] = settings.data.source
             said = _with_file(given["checkpoint"], "checkpoint")
@@ -81,11 +86,21 @@ class Brief:
                 f"{where}: update",
                 **_common(given["update"], settings),
             )
+        split = None
+        if "split" in given:
+            model = settings.victim.network if ":" in settings.victim.network else ""
+            common = {"seed": settings.seed, "data": settings.data.source, "model": model}
+            split = made_of(SplitSettings, given["split"], f"{where}: split", **common)
+        fitted = None
+        if "fitted" in given:
+            fitted = made_of(FittedSettings, given["fitted"], f"{where}: fitted")
         return Brief(
             settings,
             weights=("victim" in rest or not given) and settings.victim.released,
             checkpoint=checkpoint,
             update=update,
+            split=split,
+            fitted=fitted,
             budget=filled(BudgetSettings(), budget, f"{where}: budget"),
         )
 

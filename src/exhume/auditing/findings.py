@@ -34,6 +34,7 @@ class Findings:
     evidence: dict[str, Tensor]  # records and per-record numbers, for the report
     victim: dict[str, str | float]
     verdict: Verdict
+    counts: bool = True  # for the verdict of the audit; False: a bound, or a comparison
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -30,6 +30,7 @@ class Offer:
     run: Run | None
     why_not: str = ""  # why it cannot be mounted; then `run` is None
     asked: bool = True  # False: an extra, that runs only where a budget leaves room for it
+    needs: str = ""  # the offer whose work it goes on from
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +60,11 @@ def choose(offers: Sequence[Offer], budget: float | None) -> list[Planned]:
     planned: list[Planned] = []
     left = budget
     for offer in offers:
-        if offer.run is None:
+        before = next((one for one in planned if one.offer.id == offer.needs), None)
+        if offer.run is not None and before is not None and not before.taken:
+            why = f"it goes on from {before.offer.name}, which was left out"
+            planned.append(Planned(offer, taken=False, why=why))
+        elif offer.run is None:
             planned.append(Planned(offer, taken=False, why=f"does not apply: {offer.why_not}"))
         elif left is None:
             why = "" if offer.asked else "only with --budget; it would take " + _about(offer)

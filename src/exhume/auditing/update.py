@@ -1,4 +1,4 @@
-"""The audit of clients' updates, top to bottom: files, checks, attacks, certificates, score, verdict."""
+"""The audit of clients' updates, top to bottom: files, checks, attacks, proofs, score, verdict."""
 
 from __future__ import annotations
 

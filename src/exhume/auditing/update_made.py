@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from exhume.auditing.certificates import Steps
+from exhume.auditing.proofs import Steps
 from exhume.auditing.update_found import Truth
 from exhume.auditing.update_reading import Case
 from exhume.auditing.update_settings import UpdateSettings

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from exhume.auditing.certificates import Steps
+from exhume.auditing.proofs import Steps
 from exhume.auditing.update_settings import UpdateSettings
 from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records
 from exhume.models.factory import model_named

@@ -35,6 +35,7 @@ class WeightsSettings:
     decoys: str = ""
     restarts: int = FirstLayer.restarts
     steps: int = Descent.steps
+    trust: bool = False  # read a file that runs code while it is loaded
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -11,13 +11,15 @@ from typing import Any
 import torch
 
 from exhume import data
+from exhume.auditing.act_fitted import FittedAct, FittedSettings
+from exhume.auditing.act_split import SplitAct
 from exhume.auditing.acts import Act, CheckpointAct, TrainingAct, UpdateAct
 from exhume.auditing.brief import Brief
 from exhume.auditing.estimate import seconds_per_model
 from exhume.auditing.findings import Audit, Findings
 from exhume.auditing.fixes import chart_of, try_fixes
 from exhume.auditing.fixes_for import fixes_for
-from exhume.auditing.informed import check_apart, dealt
+from exhume.auditing.informed import check_apart, dealt, start_of
 from exhume.auditing.offers import Planned, choose
 from exhume.auditing.update import gathered
 from exhume.auditing.weights import opened
@@ -32,16 +34,22 @@ __all__ = ["audit"]
 
 
 def audit(
-    brief: Brief | Settings, out: Path, *, progress: Progress = silent, redact: bool = False
+    brief: Brief | Settings,
+    out: Path,
+    *,
+    progress: Progress = silent,
+    redact: bool = False,
+    fitted: tuple[object, Records] | None = None,
 ) -> Audit:
     """Attack everything that the brief says is released; write the run folder; say the verdict.
 
     The same brief and folder resume a stopped run and end with the same bits.
+    fitted: a linear model in memory and what it was fitted on, in the place of [fitted] and [data].
     """
     started = time.perf_counter()
     if isinstance(brief, Settings):
         brief = Brief(brief)
-    given = _gather(brief, out, progress)
+    given = _gather(brief, out, progress, fitted)
     folder = RunFolder.create(out)
     brief, acts = _resolved(brief, given, folder)
     torch.set_num_threads(brief.settings.machine.threads)
@@ -91,7 +99,9 @@ class _Given:
     acts: list[Act]  # those that need no run folder
 
 
-def _gather(brief: Brief, out: Path, progress: Progress) -> _Given:
+def _gather(
+    brief: Brief, out: Path, progress: Progress, fitted: tuple[object, Records] | None
+) -> _Given:
     settings = brief.settings
     needed = brief.weights or (brief.update is not None and bool(brief.update.data))
     records = data.load(settings.data.source, progress=progress) if needed else None
@@ -113,11 +123,33 @@ def _gather(brief: Brief, out: Path, progress: Progress) -> _Given:
         names = list(theirs.classes) if theirs is not None else []
         cases = gathered(own, theirs, built_in)
         acts.append(UpdateAct.of(own, cases, names, brief.budget.seconds))
+    if brief.split is not None:
+        theirs = records
+        if theirs is None or brief.split.data != settings.data.source:
+            theirs = data.load(brief.split.data, progress=progress)
+        acts.append(SplitAct.of(brief.split, theirs))
+    if brief.fitted is not None:
+        acts.append(_fitted(brief.fitted, settings, fitted, progress))
     return _Given(records, acts)
+
+
+def _fitted(
+    own: FittedSettings,
+    settings: Settings,
+    given: tuple[object, Records] | None,
+    progress: Progress,
+) -> FittedAct:
+    if given is not None:
+        return FittedAct.of(own, given[1], settings.seed, given[0])
+    theirs = data.load(settings.data.source, progress=progress)
+    return FittedAct.of(own, theirs, settings.seed)
 
 
 def _resolved(brief: Brief, given: _Given, folder: RunFolder) -> tuple[Brief, list[Act]]:
     """The brief with every choice made and written down, and what it says is released."""
+    linear = [act for act in given.acts if isinstance(act, FittedAct)]
+    if linear:
+        brief = replace(brief, fitted=linear[0].settings)
     if not brief.weights:
         machine = brief.settings.machine
         machine = replace(machine, threads=threads_for(machine.threads))
@@ -141,7 +173,7 @@ def _per_model(settings: Settings, records: Records, store: Store) -> float:
         recipe,
         dealt(settings, records).fixed,
         threads=settings.machine.threads,
-        initial=recipe.architecture.initial(key.fold("victim")),
+        initial=start_of(settings, recipe, key),
         key=key,
         store=store,
     )
@@ -188,13 +220,13 @@ def _fixes(
 def _judged(found: Sequence[Findings], plan: Sequence[Planned]) -> Verdict:
     """One attack that succeeds is enough; where none could be run, nothing is known."""
     if found:
-        return gravest([findings.verdict for findings in found])
+        return gravest([findings.verdict for findings in found if findings.counts])
     reasons = "; ".join(f"{planned.offer.name}: {planned.why}" for planned in plan)
     return not_audited(reasons or "nothing is said to be released")
 
 
 def _success(findings: Findings) -> float:
-    metrics = findings.metrics
+    metrics = findings.metrics if findings.counts else {}
     return metrics.get("success", metrics.get("good_share", -1.0))
 
 
@@ -211,6 +243,8 @@ _TITLES = {
     "weights": "An informed adversary against a released classifier",
     "checkpoint": "Training images from released weights alone",
     "update": "What the updates of clients give away",
+    "split": "What the features of a split network give away",
+    "fitted": "What a fitted linear model gives away",
 }
 
 

@@ -20,7 +20,6 @@ from exhume.models.blueprint import Blueprint
 from exhume.models.cost import client_ratio, request_cost
 from exhume.models.pipeline import Client, Pipeline
 from exhume.models.resnet import ResNet18
-from exhume.models.together import WAYS
 
 __all__ = ["CASES", "Case", "measure", "run"]
 
@@ -72,7 +71,7 @@ def _measured(case: Case, repeats: int, client_repeats: int) -> dict[str, Any]:
         "baseline": cost.in_turn,
         "ratio": cost.in_turn / cost.together,
         "way": cost.way,
-        **{f"seconds_{way.replace(' ', '_')}": cost.ways[way] for way in WAYS},
+        **{f"seconds_{way.replace(' ', '_')}": seconds for way, seconds in cost.ways.items()},
         "client_ratio": client_ratio(defended, single, inputs, repeats=many),
         "client_seconds": cost.client,
         "slowest_body_seconds": cost.slowest_body,

@@ -71,6 +71,9 @@ def audit(
     dp_noise: Annotated[
         float | None, typer.Option(help="Private training: noise, as a multiple of the clip.")
     ] = None,
+    start: Annotated[
+        str | None, typer.Option(help="A file of weights that training starts from.")
+    ] = None,
     exact: Annotated[
         int | None,
         typer.Option(help="Targets to attack by differentiating through training as well."),
@@ -113,6 +116,7 @@ def audit(
         "victim",
         network=network,
         train=train,
+        start=start,
         hidden=numbers("--hidden", hidden),
         activation=activation,
         optimiser=optimiser,

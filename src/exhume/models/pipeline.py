@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from exhume.contract import ExhumeError
+from exhume.models.split import cut
 
-__all__ = ["Client", "Pipeline"]
+__all__ = ["Client", "Pipeline", "undefended"]
 
 _AT_ONCE = 500  # inputs of one forward pass
 
@@ -67,3 +68,14 @@ class Pipeline:
             )
         ]
         return float(torch.cat(right).mean())
+
+
+def undefended(
+    module: nn.Module, first: str, second: str, input_shape: tuple[int, ...]
+) -> Pipeline:
+    """A finished network as it is, cut at two points: one body, no noise, nothing secret but the head."""
+    parts = cut(module, first, second)
+    for part in (parts.head, parts.body, parts.tail):
+        part.requires_grad_(False).eval()
+    noise = torch.zeros(parts.feature_shape(input_shape))
+    return Pipeline(Client(parts.head, noise, (0,), parts.tail), (parts.body,), first)

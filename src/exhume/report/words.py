@@ -30,11 +30,15 @@ KNOWN = {
     "initial": "the parameters before training",
     "fixed": "every training record except the target",
     "shadow": "records of its own on which to train shadow models",
+    "answers": "what the network, or the client, answers to those records",
     "public": "further records of the same distribution",
+    "candidates": "a list of records among which the target is",
     "batch_size": "how many records stand behind one gradient",
     "labels": "the labels of the unknown records",
     "centre": "the mean that the released preprocessing subtracts",
     "parts": "some pieces of the split network",
+    "features": "the shape of what the client sends",
+    "seen": "what the client has sent before, not the inputs behind it",
 }
 """The fields of `Knowledge`, completing the sentence "The adversary knew …"."""
 
@@ -65,6 +69,24 @@ METRICS = {
     "distinct": ("Reconstructions", "that differ from one another"),
     "agreed": ("Found more than once", "reconstructions that the attack ended at more than once"),
     "records_guessed": ("Records guessed", "training records, read off the first layer's spectrum"),
+    "recognised": (
+        "Inputs recognised",
+        "private inputs more similar to their reconstruction than 99% of strangers are",
+    ),
+    "recognised_share": ("Share recognised", "what the verdict and --fail-over go by"),
+    "stranger_share": (
+        "Strangers above the bar",
+        "the same reconstructions compared with other inputs: what chance gives",
+    ),
+    "ssim_bar": (
+        "Bar of the verdict",
+        "the SSIM, after an affine fit, that 1% of strangers or of inputs with the mean image exceed",
+    ),
+    "affine_ssim": ("SSIM after an affine fit", "brightness and contrast fitted to the truth"),
+    "mean_image_affine_ssim": (
+        "The mean image's SSIM after an affine fit",
+        "what answering with one image every time achieves",
+    ),
     "success": (
         "Success rate",
         "targets whose reconstruction is closer to the truth than any record the adversary held",

@@ -34,6 +34,7 @@ __all__ = [
     "descend",
     "logits",
     "own_gradients",
+    "record_gradients",
 ]
 
 _BLOCK = 64  # records whose activations are held at once, a model
@@ -123,6 +124,11 @@ class _Network:
         """Summed over the records."""
         return F.cross_entropy(self.outputs(flat, inputs), labels, reduction="sum")
 
+    def gradient(self, flat: Tensor, one: Tensor, label: Tensor) -> Tensor:
+        """(p,), one record and its label: (p,)."""
+        found: Tensor = grad(self.loss)(flat, one[None], label[None])
+        return found
+
     def gradients(self, parameters: Tensor, records: Records, privacy: Privacy) -> Tensor:
         """(s, p): each model's sum over the records, shared or its own (s, n, *shape)."""
         which = 0 if records.labels.ndim == 2 else None
@@ -132,12 +138,8 @@ class _Network:
         return result
 
     def _clipped(self, privacy: Privacy):  # type: ignore[no-untyped-def]
-        def record(flat: Tensor, one: Tensor, label: Tensor) -> Tensor:
-            gradient: Tensor = grad(self.loss)(flat, one[None], label[None])
-            return gradient
-
         def clipped(flat: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-            each = vmap(record, in_dims=(None, 0, 0))(flat, inputs, labels)
+            each = vmap(self.gradient, in_dims=(None, 0, 0))(flat, inputs, labels)
             factors = (privacy.clip / each.square().sum(1).sqrt()).clamp(max=1)
             return factors @ each
 
@@ -197,6 +199,19 @@ def own_gradients(architecture: Architecture, parameters: Tensor, own: Records) 
     """(s, p) models, each on its own records (s, n, *shape): (s, p) gradients of their summed losses."""
     network = _Network.trained(architecture, parameters.device)
     return network.gradients(parameters, own, NOT_PRIVATE)
+
+
+def record_gradients(
+    architecture: Architecture, parameters: Tensor, records: Records, privacy: Privacy = NOT_PRIVATE
+) -> Tensor:
+    """(s, p) models on (n, *shape) shared records: (s, n, p), each record's gradient, clipped."""
+    network = _Network.trained(architecture, parameters.device)
+    one = vmap(network.gradient, in_dims=(None, 0, 0))
+    each: Tensor = vmap(one, in_dims=(0, None, None))(parameters, records.inputs, records.labels)
+    each = each.detach()
+    if privacy.clips:
+        each.mul_(privacy.factors(each.square().sum(2))[:, :, None])
+    return each
 
 
 def logits(architecture: Architecture, parameters: Tensor, inputs: Tensor) -> Tensor:

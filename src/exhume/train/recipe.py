@@ -7,6 +7,7 @@ a matter of `initial`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,11 +32,19 @@ class FullBatch:
     privacy: Privacy = NOT_PRIVATE
 
     def fit(
-        self, initial: Tensor, fixed: Records, extra: Records, key: Key, first: int = 0
+        self,
+        initial: Tensor,
+        fixed: Records,
+        extra: Records,
+        key: Key,
+        first: int = 0,
+        *,
+        watch: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
+        """`watch` is shown the parameters (s, p) before each step; they change after it returns."""
         size = self.architecture.layout.size
         noise = NoiseStream(key, first, extra.labels.shape[0], size) if self.privacy.noise else None
-        return _train(self, initial, fixed, extra, privacy=self.privacy, noise=noise)
+        return _train(self, initial, fixed, extra, privacy=self.privacy, noise=noise, watch=watch)
 
     def bytes_per_model(self, records: int) -> int:
         if mlp := fully_connected(self.architecture):
@@ -85,6 +94,7 @@ def _train(
     order: Order | None = None,
     privacy: Privacy = NOT_PRIVATE,
     noise: NoiseStream | None = None,
+    watch: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     architecture, optimiser = recipe.architecture, recipe.descent
     if fixed.shape != architecture.input_shape:
@@ -102,6 +112,7 @@ def _train(
             order=order,
             privacy=privacy,
             noise=noise,
+            watch=watch,
         )
     else:
         trained = functional.descend(
@@ -113,6 +124,7 @@ def _train(
             order=order,
             privacy=privacy,
             noise=noise,
+            watch=watch,
         )
     if not bool(torch.isfinite(trained).all()):
         raise ExhumeError(
