@@ -110,7 +110,7 @@ def test_the_notebook(tmp_path, monkeypatch, capsys):
     for cell in notebook["cells"]:
         assert set(cell) >= {"id", "cell_type", "metadata", "source"}
         if cell["cell_type"] == "code":
-            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+            exec(compile("".join(cell["source"]), cell["id"], "exec", dont_inherit=True), names)
     assert "% of the records came back" in capsys.readouterr().out
     assert Path("notebook-run/report.html").exists()
 
