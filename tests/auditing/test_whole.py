@@ -285,7 +285,7 @@ def test_a_fitted_linear_model_gives_its_records_away(tmp_path):
     assert done.verdict.word == "leaks"
     assert done.metrics["success"] == 1.0
     assert done.metrics["label_accuracy"] == 1.0
-    assert done.metrics["mse"] < 1e-6
+    assert done.metrics["mse"] < 1e-4
     result = result_of(done)
     assert result["title"] == "What a fitted linear model gives away"
     assert result["classes"] == ["granted", "refused"]

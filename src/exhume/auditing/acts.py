@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
@@ -22,8 +22,10 @@ from exhume.auditing.informed import (
     audit_informed,
     audit_private,
     informed_game,
+    limits_of,
 )
 from exhume.auditing.offers import Offer
+from exhume.auditing.private import Limits
 from exhume.auditing.update import (
     DEVIATIONS as UPDATE_DEVIATIONS,
 )
@@ -42,6 +44,7 @@ from exhume.settings import Settings
 
 __all__ = ["Act", "CheckpointAct", "TrainingAct", "UpdateAct"]
 
+_ON_ALL = (CLOSED_FORM.id, CORRECTED.id, NOISE_AWARE.id)  # attacks that answer for every target
 _INFORMED = "sees the weights; knows the training, its start, and every record but one"
 _ALONE = "sees the weights; knows nothing else"
 _SERVER = "sees a client's update; knows the weights it was sent"
@@ -81,6 +84,15 @@ class TrainingAct:
         if self._game is None:
             self._game = informed_game(self.settings, self.records, store=store, progress=progress)
         return self._game
+
+    def limits(self, found: Sequence[Findings], store: Store, progress: Progress) -> Limits | None:
+        """What private training allows any attack, beside what these reached; None if it is not private."""
+        own = [one for one in found if one.section["id"] in _ON_ALL]
+        if self._game is None or not own:
+            return None
+        return limits_of(
+            self._game, self.settings, self.records, own, store=store, progress=progress
+        )
 
     def offers(self) -> list[Offer]:
         settings, sizes = self.settings, self.settings.data

@@ -43,7 +43,12 @@ class BudgetSettings:
         return seconds_in(self.time)
 
 
-_OWN = ("checkpoint", "update", "split", "fitted")  # sections of their own; the others are those of `Settings`
+_OWN = (
+    "checkpoint",
+    "update",
+    "split",
+    "fitted",
+)  # sections of their own; the others are those of `Settings`
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from exhume.train.dp import Privacy
 from exhume.train.recipe import FullBatch
 from exhume.victims.informed import release_trails
 
-__all__ = ["Limits", "limits_of", "named_by_steps"]
+__all__ = ["Allowed", "allowed_by", "named_by_steps"]
 
 
 @dataclass(frozen=True)
-class Limits:
+class Allowed:
     """What guessing reaches, and what the stated privacy allows: for naming, and within an error."""
 
     naming: float  # kappa
@@ -40,11 +40,11 @@ class Limits:
         return kappa, gaussian(kappa, self.noise, self.steps)
 
 
-def limits_of(privacy: Privacy, steps: int, listed: Records, eta: float) -> Limits:
+def allowed_by(privacy: Privacy, steps: int, listed: Records, eta: float) -> Allowed:
     """Full-batch training: every step sees the record."""
     if not privacy.noise:
         raise ExhumeError("dp_noise: 0 given; without noise nothing is guaranteed")
-    return Limits(
+    return Allowed(
         kappa_of_naming(listed.inputs),
         kappa_of_balls(listed.inputs, eta),
         eta,

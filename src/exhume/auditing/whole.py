@@ -21,13 +21,14 @@ from exhume.auditing.fixes import chart_of, try_fixes
 from exhume.auditing.fixes_for import fixes_for
 from exhume.auditing.informed import check_apart, dealt, start_of
 from exhume.auditing.offers import Planned, choose
+from exhume.auditing.private import Limits, limits_section
 from exhume.auditing.update import gathered
 from exhume.auditing.weights import opened
 from exhume.contract import ExhumeError, Key, Progress, Records, Store, silent
 from exhume.plan import recipe_for, resolve, sized, threads_for
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
-from exhume.score.verdict import Verdict, gravest, not_audited
+from exhume.score.verdict import Verdict, broken, gravest, not_audited
 from exhume.settings import Settings
 
 __all__ = ["audit"]
@@ -56,7 +57,9 @@ def audit(
     folder.write_json("environment.json", environment())
     plan = choose([offer for act in acts for offer in act.offers()], brief.budget.seconds)
     found, plan_told = _run(plan, folder, progress)
-    verdict = _judged(found, plan)
+    limits = _limits(acts, found, folder, progress)
+    alarm = limits.alarm if limits else ""
+    verdict = broken(alarm) if alarm else _judged(found, plan)
     strongest = max(found, key=_success, default=None)
     fixes = _fixes(brief, acts, found, folder, progress) if brief.budget.fixes else []
     chart = chart_of(fixes, _success(strongest)) if fixes and strongest else None
@@ -70,6 +73,7 @@ def audit(
             "seed": brief.settings.seed,
             "verdict": asdict(verdict),
             "attacks": [findings.section for findings in found],
+            **({"limits": limits_section(limits)} if limits else {}),
             "plan": plan_told,
             "fixes": fixes,
             "charts": [chart.plain()] if chart else [],
@@ -85,7 +89,7 @@ def audit(
     progress("drawing the report", 1, 1)
     metrics = strongest.metrics if strongest else {}
     advice = tuple(row["sentence"] for row in fixes)
-    return Audit(verdict, metrics, folder.path, report, redacted, advice)
+    return Audit(verdict, metrics, folder.path, report, redacted, alarm, advice)
 
 
 # What is released
@@ -204,6 +208,15 @@ def _run(
                 findings.section["evidence"] = name
         found += new
     return found, told
+
+
+def _limits(
+    acts: Sequence[Act], found: Sequence[Findings], folder: RunFolder, progress: Progress
+) -> Limits | None:
+    for act in acts:
+        if isinstance(act, TrainingAct):
+            return act.limits(found, folder.store(), progress)
+    return None
 
 
 def _fixes(

@@ -129,6 +129,11 @@ def conclude(done: Audit, fail_over: float | None, *, more: str, quiet: bool = F
         return FAILED
     if fail_over is None:
         return AUDITED
+    if done.alarm:
+        say(
+            "an attack did better than the stated privacy allows: no share of leaks can be promised"
+        )
+        return LEAKS
     detectable = done.metrics.get("detectable_rate", 0.0)
     if fail_over < detectable:
         say(

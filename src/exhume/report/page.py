@@ -23,6 +23,7 @@ from exhume.report import words
 from exhume.report.charts import Chart, draw_chart
 from exhume.report.figures import histogram, scatter
 from exhume.report.gallery import Gallery, make_gallery, read_evidence
+from exhume.report.limits import limits_rows
 from exhume.report.redact import paths_in, redacted
 from exhume.report.result import checked, read_json, read_toml
 from exhume.report.similarity import Side, sides_of_threshold, ssim_against_margin
@@ -102,6 +103,7 @@ def _view(run: Path, *, redact: bool) -> dict[str, Any]:
         "sections": sections,
         "charts": [(chart.title, draw_chart(chart)) for chart in charts],
         "tiles": key_figures(result),
+        "limits": limits_rows(result["limits"], run / "result.json"),
         "victim": [
             Row(words.humanise(k), words.measured(k, v)) for k, v in result["victim"].items()
         ],

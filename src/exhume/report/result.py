@@ -47,7 +47,7 @@ def checked(result: dict[str, Any], path: Path) -> dict[str, Any]:
         **dict.fromkeys(
             ("attacks", "claims", "charts", "classes", "deviations", "plan", "fixes"), list
         ),
-        **dict.fromkeys(("verdict", "victim", "metrics", "environment"), dict),
+        **dict.fromkeys(("verdict", "victim", "metrics", "environment", "limits"), dict),
     }
     whole = {"title": kind.capitalize(), "kind": kind, **_typed(result, empty, path, "")}
     whole["classes"] = [str(name) for name in whole["classes"]]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from exhume.contract import ExhumeError, Reconstruction, Records, Secret
 
-__all__ = ["named_rightly"]
+__all__ = ["named_rightly", "nearest_is_right"]
 
 
 def named_rightly(secret: Secret, found: Reconstruction, candidates: Records) -> Tensor:
@@ -23,12 +23,17 @@ def named_rightly(secret: Secret, found: Reconstruction, candidates: Records) ->
             f"reconstruction: {each} candidates for each of {answers} releases do not answer "
             f"{len(truth)} records"
         )
-    listed = candidates.inputs.flatten(1)
-    _, names = torch.unique(torch.cat([listed, truth.to(listed)]), dim=0, return_inverse=True)
+    return nearest_is_right(found.candidates[:, 0], truth, candidates.inputs)
+
+
+def nearest_is_right(answers: Tensor, truth: Tensor, candidates: Tensor) -> Tensor:
+    """(t, *shape) twice and (k, *shape): (t,) bool, as above."""
+    listed, wanted_rows = candidates.flatten(1), truth.flatten(1)
+    _, names = torch.unique(torch.cat([listed, wanted_rows.to(listed)]), dim=0, return_inverse=True)
     own, wanted = names[: len(listed)], names[len(listed) :]
     if not bool(torch.isin(wanted, own).all()):
         raise ExhumeError("candidates: a record behind a release is not on the list")
-    given = found.candidates[:, 0].flatten(1).to(listed)
+    given = answers.flatten(1).to(listed)
     exact = "donot_use_mm_for_euclid_dist"  # a candidate's distance to itself is 0
     nearest = torch.cdist(given, listed, compute_mode=exact).argmin(1)
     right: Tensor = own[nearest] == wanted

@@ -17,7 +17,7 @@ from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.prior_aware import FittedPriorAware, PriorAware
 from exhume.auditing import dealt
-from exhume.auditing.certificates import limits_of, named_by_steps
+from exhume.auditing.certificates import allowed_by, named_by_steps
 from exhume.contract import Attack, Key, Knowledge, Progress, Store, silent
 from exhume.data import Split
 from exhume.plan import recipe_for, resolve
@@ -161,7 +161,7 @@ def play_level(
         AWARE: (NoiseAware(chunk=chunk), replace(known, shadow=parts.shadow, public=parts.public)),
         CLOSED: (ClosedForm(chunk=chunk), replace(known, shadow=parts.shadow, public=parts.public)),
     }
-    limits = limits_of(stated.privacy, stated.descent.steps, listed, setting.eta)
+    allowed = allowed_by(stated.privacy, stated.descent.steps, listed, setting.eta)
     counts: dict[str, float] = {}
     for name, (attack, knowledge) in attacks.items():
         prepared = attack.prepare(knowledge, key=key.fold("attack"), store=store, progress=progress)
@@ -181,9 +181,9 @@ def play_level(
         "test_accuracy": float(
             accuracy(actual.architecture, release.parameters, parts.test).mean()
         ),
-        "kappa_low.within": limits.within.low,
-        **{f"kappa.{loss}": limits.bound(loss)[0] for loss in ("naming", "within")},
-        **{f"bound.{loss}": limits.bound(loss)[1] for loss in ("naming", "within")},
+        "kappa_low.within": allowed.within.low,
+        **{f"kappa.{loss}": allowed.bound(loss)[0] for loss in ("naming", "within")},
+        **{f"bound.{loss}": allowed.bound(loss)[1] for loss in ("naming", "within")},
     }
 
 

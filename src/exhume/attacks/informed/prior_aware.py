@@ -141,6 +141,10 @@ class FittedPriorAware:
     chunk: int
     cost: Cost
 
+    def among(self, part: slice) -> FittedPriorAware:
+        """The same, told a shorter list: some of the candidates."""
+        return replace(self, candidates=self.candidates[part], expected=self.expected[part])
+
     def run(self, releases: Release) -> Reconstruction:
         if not isinstance(releases, Weights):
             why = NotApplicable("it reads weights, not gradients or features", ever=False)

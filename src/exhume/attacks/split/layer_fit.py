@@ -18,7 +18,7 @@ from exhume.contract import Key, Progress
 __all__ = ["LayerFit", "Pass", "nearest"]
 
 _PATCHES = 50_000  # from which the whitening is taken
-_JUDGED = (4096, 128)  # windows and directions that compare starts
+_JUDGED = 2  # times the windows and directions of a step, to compare what it led to
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,10 @@ class LayerFit:
         return [tensor.detach() for tensor in found]
 
     @torch.no_grad()
-    def judge(self, found: list[Tensor]) -> Tensor:
-        """(s,) distances on the same windows and directions."""
-        return self._distance(found, *_JUDGED, self.key.fold("judge").generator())
+    def judge(self, found: list[Tensor], how: Pass) -> Tensor:
+        """(s,) distances on the same windows and directions, more than a step of that pass has."""
+        generator = self.key.fold("judge").generator()
+        return self._distance(found, _JUDGED * how.windows, _JUDGED * how.directions, generator)
 
     def _distance(
         self, found: list[Tensor], count: int, directions: int, generator: torch.Generator

@@ -124,13 +124,18 @@ class Lookalike:
             fit = LayerFit(windows, images, seen - noise, key)
             found = fit.start(self.starts)
             found = fit.descend(found, self.search, progress, "looking for the first layer")
-            found = nearest(found, fit.judge(found), _KEPT)
+            found = nearest(found, fit.judge(found, self.compare), _KEPT)
             found = fit.descend(found, self.compare, progress, "comparing first layers")
-            apart = fit.judge(found)
+            apart = fit.judge(found, self.compare)
             best = nearest(found, apart, 1)
             best = fit.descend(best, self.refine, progress, "refining the first layer")
             weight, bias = fit.layer(best)
-            kept = {"weight": weight[0], "bias": bias[0], "apart": apart, "end": fit.judge(best)}
+            kept = {
+                "weight": weight[0],
+                "bias": bias[0],
+                "apart": apart,
+                "end": fit.judge(best, self.compare),
+            }
             store.save(name, kept)
         layer = FirstLayer(
             kept["weight"], kept["bias"], torch.zeros_like(noise), pooled=windows.pooled
