@@ -104,7 +104,7 @@ def _is_dataset(found: object) -> bool:
 def _item(dataset: Any, index: int, where: str) -> tuple[Array, int | float]:
     try:
         item = dataset[index]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ExhumeError(
             f"{where}: record {index} raised {type(error).__name__}: {first_line(error)}"
         ) from error
