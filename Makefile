@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test check docs setup test-slow clean
 
-setup: $(VENV)/ready-test
+setup: $(VENV)/ready-test $(VENV)-serve/ready
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "exhume needs Python 3.11 or newer")'
@@ -17,6 +17,14 @@ $(VENV)/ready: pyproject.toml constraints.txt
 
 $(VENV)/ready-test: $(VENV)/ready
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[test]'
+	touch $@
+
+# MLServer and Flower want different versions of FastAPI: its own environment, which sees the first one.
+$(VENV)-serve/ready: $(VENV)/ready-test
+	$(PYTHON) -m venv $(VENV)-serve
+	for place in $$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])') $(CURDIR)/src; do \
+	  echo $$place; done > $$($(VENV)-serve/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth
+	$(VENV)-serve/bin/pip install --quiet -c constraints.txt mlserver
 	touch $@
 
 demo: $(VENV)/ready
@@ -44,4 +52,4 @@ docs: .venv-docs/ready
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-docs site runs
+	rm -rf $(VENV) $(VENV)-serve .venv-docs site runs

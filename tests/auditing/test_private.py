@@ -13,7 +13,7 @@ from exhume.auditing import Audit
 from exhume.auditing.private import LISTED
 from exhume.cli.frame import conclude
 from exhume.contract import ExhumeError
-from exhume.report.limits import limits_rows
+from exhume.report.limits import limits_in, limits_rows
 from exhume.report.page import draw
 from exhume.score.verdict import broken as broken_verdict
 from exhume.train.dp import NoiseStream
@@ -33,7 +33,8 @@ def broken(monkeypatch):
 
 
 def limits_of(folder):
-    return json.loads((folder / "result.json").read_text())["limits"]
+    attacks = json.loads((folder / "result.json").read_text())["attacks"]
+    return next((attack["limits"] for attack in attacks if "limits" in attack), None)
 
 
 def test_sound_training_is_shown_below_its_bound(tmp_path):
@@ -46,6 +47,7 @@ def test_sound_training_is_shown_below_its_bound(tmp_path):
     assert every["bound"] == pytest.approx(0.389, abs=1e-3)
     assert 0.1 < every["low"] <= every["rate"] <= every["high"]  # it is attacked
     assert (done.alarm, limits["alarm"]) == ("", "")
+    assert done.verdict.word != "not audited"  # naming is no reconstruction, and does not count
     assert len(rows) == 6  # four attacks name, two of them reconstruct
     assert any("3 targets that fill no list of 10" in note for note in limits["notes"])
     page = done.report.read_text()
@@ -77,7 +79,7 @@ def test_the_gate_fails_on_an_alarm(tmp_path, capsys):
 def test_without_noise_nothing_is_allowed_or_forbidden(tmp_path):
     victim = {**VICTIM, "dp_noise": 0.0}
     done = exhume.audit({"data": {**DATA, "targets": 20}, "victim": victim}, tmp_path / "run")
-    assert "limits" not in json.loads((done.folder / "result.json").read_text())
+    assert limits_of(done.folder) is None
     assert "What the stated privacy allows" not in done.report.read_text()
 
 
@@ -98,4 +100,6 @@ def test_damaged_limits_are_one_sentence(tmp_path):
     where = tmp_path / "result.json"
     with pytest.raises(ExhumeError, match="limits are not readable"):
         limits_rows({"rows": [{"rate": "much"}]}, where)
-    assert limits_rows({}, where) == []
+    with pytest.raises(ExhumeError, match="limits must be an object"):
+        limits_in({"attacks": [{"limits": 3}]}, where)
+    assert limits_rows(limits_in({"attacks": []}, where), where) == []

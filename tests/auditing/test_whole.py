@@ -54,6 +54,11 @@ def test_both_releases_are_attacked(whole):
     )
     assert result["title"] == "What you release, and what it gives away"
     assert result["victim"]["updates"] == 6
+    assert whole.verdict.sentence == "2 of 2 releases leak."
+    glance = {release["name"]: release for release in result["releases"]}
+    assert set(glance) == {"the trained weights", "the updates of clients"}
+    assert all(release["word"] == "leaks" for release in glance.values())
+    assert "initial weights that stay secret" in glance["the trained weights"]["fix"]
     left = {planned["id"]: planned["why"] for planned in result["plan"] if not planned["run"]}
     assert set(left) == {"corrected", "through-training"}
     assert all(why.startswith("only with --budget") for why in left.values())
@@ -71,7 +76,11 @@ def test_fixes_are_ranked_in_words(whole):
     assert "records recovered, accuracy " in secret["sentence"]
     assert secret["kept"] == secret["before"]
     assert whole.advice == tuple(row["sentence"] for row in rows)
-    assert result_of(whole)["charts"][0]["title"] == "What stops it"
+    titles = [chart["title"] for chart in result_of(whole)["charts"]]
+    assert titles == [
+        "What stops the leak of the trained weights",
+        "What stops the leak of the updates of clients",
+    ]
 
 
 def test_noise_as_large_as_the_update_stops_what_reads_it(whole):

@@ -81,6 +81,10 @@ class FittedAct:
         return FittedAct(settings, records, release, recipe, None, seed)
 
     @property
+    def title(self) -> str:
+        return "the fitted model"
+
+    @property
     def classes(self) -> list[str]:
         return list(self.records.classes)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
+from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.attacks.informed.residual import Residual
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.auditing.estimate import forward_operations, network_seconds
@@ -21,11 +22,11 @@ from exhume.auditing.informed import (
     audit_exact,
     audit_informed,
     audit_private,
+    dealt,
     informed_game,
-    limits_of,
 )
 from exhume.auditing.offers import Offer
-from exhume.auditing.private import Limits
+from exhume.auditing.private import PRIOR_AWARE, audit_limits
 from exhume.auditing.update import (
     DEVIATIONS as UPDATE_DEVIATIONS,
 )
@@ -44,8 +45,8 @@ from exhume.settings import Settings
 
 __all__ = ["Act", "CheckpointAct", "TrainingAct", "UpdateAct"]
 
-_ON_ALL = (CLOSED_FORM.id, CORRECTED.id, NOISE_AWARE.id)  # attacks that answer for every target
 _INFORMED = "sees the weights; knows the training, its start, and every record but one"
+_LISTED = "as above; is told ten records, one of which it is"
 _ALONE = "sees the weights; knows nothing else"
 _SERVER = "sees a client's update; knows the weights it was sent"
 
@@ -54,6 +55,8 @@ _SERVER = "sees a client's update; knows the weights it was sent"
 class Act(Protocol):
     """One thing that is released."""
 
+    @property
+    def title(self) -> str: ...
     @property
     def classes(self) -> list[str]: ...
     @property
@@ -70,6 +73,11 @@ class TrainingAct:
     recipe: Recipe
     per_model: float  # seconds
     _game: Game | None = field(default=None, repr=False)
+    _found: list[Findings] = field(default_factory=list, repr=False)  # on all targets
+
+    @property
+    def title(self) -> str:
+        return "the trained weights"
 
     @property
     def classes(self) -> list[str]:
@@ -85,15 +93,6 @@ class TrainingAct:
             self._game = informed_game(self.settings, self.records, store=store, progress=progress)
         return self._game
 
-    def limits(self, found: Sequence[Findings], store: Store, progress: Progress) -> Limits | None:
-        """What private training allows any attack, beside what these reached; None if it is not private."""
-        own = [one for one in found if one.section["id"] in _ON_ALL]
-        if self._game is None or not own:
-            return None
-        return limits_of(
-            self._game, self.settings, self.records, own, store=store, progress=progress
-        )
-
     def offers(self) -> list[Offer]:
         settings, sizes = self.settings, self.settings.data
         trained = self.per_model * (sizes.targets + sizes.shadows)
@@ -103,6 +102,7 @@ class TrainingAct:
             offers.append(
                 self._offer(NOISE_AWARE, self.per_model * sizes.shadows + fitted, audit_private)
             )
+            offers.append(self._naming())
         return [*offers, self._corrected(), self._exact()]
 
     def _corrected(self) -> Offer:
@@ -148,9 +148,27 @@ class TrainingAct:
     def _offer(self, named: Named, seconds: float, how: Callable[..., Findings]) -> Offer:
         def run(folder: RunFolder, progress: Progress) -> list[Findings]:
             game = self.game(folder.store(), progress)
-            return [how(game, self.settings, store=folder.store(), progress=progress)]
+            found = how(game, self.settings, store=folder.store(), progress=progress)
+            self._found.append(found)
+            return [found]
 
         return Offer(named.id, named.name, _INFORMED, seconds, run)
+
+    def _naming(self) -> Offer:
+        """What the stated privacy allows, beside what the attacks before it reached."""
+
+        def run(folder: RunFolder, progress: Progress) -> list[Findings]:
+            game, store = self.game(folder.store(), progress), folder.store()
+            targets = dealt(self.settings, self.records).target
+            chunk = self.settings.machine.chunk
+            return [
+                audit_limits(
+                    game, targets, self._found, chunk=chunk, store=store, progress=progress
+                )
+            ]
+
+        seconds = self.per_model * (4 * self.settings.data.targets + PriorAware.draws)
+        return Offer(PRIOR_AWARE.id, PRIOR_AWARE.name, _LISTED, seconds, run, needs=CLOSED_FORM.id)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +177,10 @@ class CheckpointAct:
 
     settings: WeightsSettings
     released: Opened
+
+    @property
+    def title(self) -> str:
+        return "the checkpoint"
 
     @property
     def classes(self) -> list[str]:
@@ -195,6 +217,10 @@ class UpdateAct:
     cases: list[Case]
     truth: Truth | None
     names: list[str]  # of the classes
+
+    @property
+    def title(self) -> str:
+        return "the updates of clients"
 
     @property
     def classes(self) -> list[str]:

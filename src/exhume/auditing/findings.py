@@ -51,8 +51,8 @@ class Audit:
     folder: Path
     report: Path
     redacted: Path | None = None  # a version without records, where it was asked for
-    alarm: str = ""  # in words, where an attack did better than the stated privacy allows
     advice: tuple[str, ...] = ()  # fixes that were tried, best first, in words
+    alarm: str = ""  # in words, where an attack did better than the stated privacy allows
 
     def _repr_html_(self) -> str:
         page = html.escape(self.report.read_text(encoding="utf-8"), quote=True)

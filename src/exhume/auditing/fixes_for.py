@@ -50,12 +50,14 @@ def fixes_for(acts: Sequence[Act], found: Sequence[Findings]) -> list[Fix]:
     leaking = {one.section["id"] for one in found if one.verdict.word == "leaks"}
     fixes: list[Fix] = []
     for act in acts:
+        own: list[Fix] = []
         if isinstance(act, TrainingAct) and leaking & {"closed-form", "corrected", "noise-aware"}:
-            fixes += _of_training(act)
+            own = _of_training(act)
         if isinstance(act, UpdateAct) and act.truth is not None and leaking & _UPDATE_ATTACKS:
-            fixes += _of_updates(act)
+            own = _of_updates(act)
         if isinstance(act, SplitAct) and any(name.startswith("split-") for name in leaking):
-            fixes += act.fixes()
+            own = act.fixes()
+        fixes += [replace(fix, release=act.title) for fix in own]
     return fixes
 
 
@@ -74,6 +76,7 @@ def _of_training(act: TrainingAct) -> list[Fix]:
             "accuracy",
             act.per_model * sizes.shadows,
             lambda folder, progress: _rounded(act, folder.store(), progress),
+            short="8-bit integers",
         ),
     ]
     if not settings.victim.start:  # a base that others have, too, is no secret
@@ -85,6 +88,7 @@ def _of_training(act: TrainingAct) -> list[Fix]:
                 "accuracy",
                 act.per_model * sizes.shadows,
                 lambda folder, progress: _secret_start(act, folder.store(), progress),
+                short="secret start",
             )
         )
     if isinstance(act.recipe, FullBatch) and not act.recipe.privacy.noise:
@@ -111,6 +115,7 @@ def _private(act: TrainingAct, clip: float, epsilon: float, steps: int, seconds:
         "accuracy",
         seconds,
         run,
+        short=f"private, epsilon {epsilon:g}",
     )
 
 
@@ -202,9 +207,10 @@ def _of_updates(act: UpdateAct) -> list[Fix]:
             name,
             words,
             "none",
-            "of the update stays (cosine)",
+            "likeness to the true update",
             seconds,
             lambda folder, progress: _protected(act, name, defence, folder, progress),
+            short=name,
         )
 
     return [fix(*one) for one in _ON_UPDATES]

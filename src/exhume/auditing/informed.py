@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.residual import Residual
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.auditing.findings import Findings, Named, inapplicable, status_of
-from exhume.auditing.private import Limits, measure_limits
 from exhume.contract import (
     Attack,
     ExhumeError,
@@ -57,7 +55,6 @@ __all__ = [
     "check_apart",
     "dealt",
     "informed_game",
-    "limits_of",
     "start_of",
 ]
 
@@ -202,32 +199,6 @@ def _tried(
     except NotApplicable as why:
         return _refused(named, game, why)
     return _scored(named, game, prepared, settings.data.targets, progress)
-
-
-def limits_of(
-    game: Game,
-    settings: Settings,
-    records: Records,
-    found: Sequence[Findings],
-    *,
-    store: Store,
-    progress: Progress,
-) -> Limits | None:
-    """What the attacks reached beside what private training allows; None where it is not private."""
-    recipe = game.recipe
-    if not isinstance(recipe, FullBatch) or not recipe.privacy.noise:
-        return None
-    return measure_limits(
-        recipe,
-        game.victim[0],
-        dealt(settings, records).target,
-        game.knowledge,
-        {f.section["name"]: f.evidence["reconstructions"] for f in found if f.evidence},
-        key=game.key,
-        chunk=settings.machine.chunk,
-        store=store,
-        progress=progress,
-    )
 
 
 def audit_exact(

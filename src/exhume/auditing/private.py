@@ -8,6 +8,7 @@ to the list. For the latter, being within a mean squared error of eta counts as 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
@@ -18,18 +19,38 @@ from torch import Tensor
 
 from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.auditing.certificates import Allowed, allowed_by, named_by_steps
+from exhume.auditing.findings import Findings, Named, inapplicable
+from exhume.auditing.informed import Game
 from exhume.bounds.alarm import ALARM_LEVEL, Certificate, certify
 from exhume.bounds.dp_sgd import gaussian
 from exhume.bounds.prior import kappa_of_naming
-from exhume.contract import Key, Knowledge, Progress, Records, Store, Weights, silent
+from exhume.contract import (
+    Cost,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Outcome,
+    Progress,
+    Records,
+    Store,
+    Weights,
+    silent,
+)
 from exhume.score.naming import nearest_is_right
 from exhume.score.pixels import mse
+from exhume.score.verdict import broken, not_audited
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
 
-__all__ = ["LISTED", "Limits", "limits_section", "measure_limits"]
+__all__ = ["LISTED", "PRIOR_AWARE", "Limits", "audit_limits", "limits_section", "measure_limits"]
 
 LISTED = 10  # candidates on a list
+PRIOR_AWARE = Named(
+    "prior-aware",
+    "Naming the record among ten",
+    "Hayes et al. 2023",
+    "the weights, after every step and at the end",
+)
 _STEPS, _END = "Prior-aware attack, every step seen", "Prior-aware attack, final weights"
 _NAMING = "the record named among {}"
 
@@ -163,6 +184,63 @@ def _notes(recipe: FullBatch, within: Allowed, left_out: int) -> tuple[str, ...]
             f"{left_out} targets that fill no list of {LISTED} were left out of the naming."
         )
     return tuple(notes)
+
+
+def audit_limits(
+    game: Game,
+    targets: Records,
+    found: Sequence[Findings],
+    *,
+    chunk: int,
+    store: Store,
+    progress: Progress = silent,
+) -> Findings:
+    """The section of the report. Naming one of ten is no reconstruction: only an alarm counts.
+
+    found: the attacks on all targets that were run before.
+    """
+    recipe = game.recipe
+    if not isinstance(recipe, FullBatch) or not recipe.privacy.noise:
+        why = NotApplicable(
+            f"recipe: full-batch private training is needed, not {recipe}", ever=True
+        )
+        return inapplicable(PRIOR_AWARE, game.knowledge.known(), game.facts, why)
+    started = time.perf_counter()
+    limits = measure_limits(
+        recipe,
+        game.victim[0],
+        targets,
+        game.knowledge,
+        {f.section["name"]: f.evidence["reconstructions"] for f in found if f.evidence},
+        key=game.key,
+        chunk=chunk,
+        store=store,
+        progress=progress,
+    )
+    best = next(iter(limits.made.values()))  # every step, or the end where steps cannot be undone
+    section = {
+        "id": PRIOR_AWARE.id,
+        "name": PRIOR_AWARE.name,
+        "paper": PRIOR_AWARE.paper,
+        "sees": PRIOR_AWARE.sees,
+        "knows": ["recipe", "initial", "fixed", "candidates"],
+        "status": {"outcome": Outcome.CONVERGED.value, "reason": "", "ever": True},
+        "metrics": {
+            "named": best.rate,
+            "named_low": best.low,
+            "named_high": best.high,
+            "guessing": best.kappa,
+            "allowed": best.bound,
+        },
+        "baselines": [],
+        "cost": asdict(
+            Cost(time.perf_counter() - started, models=2 * len(targets) + PriorAware.draws)
+        ),
+        "notes": [],
+        "limits": limits_section(limits),
+    }
+    verdict = broken(limits.alarm) if limits.alarm else not_audited("naming reconstructs nothing")
+    return Findings(section, {}, game.facts, verdict, counts=bool(limits.alarm))
 
 
 def limits_section(limits: Limits) -> dict[str, Any]:

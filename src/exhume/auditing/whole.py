@@ -21,7 +21,6 @@ from exhume.auditing.fixes import chart_of, try_fixes
 from exhume.auditing.fixes_for import fixes_for
 from exhume.auditing.informed import check_apart, dealt, start_of
 from exhume.auditing.offers import Planned, choose
-from exhume.auditing.private import Limits, limits_section
 from exhume.auditing.update import gathered
 from exhume.auditing.weights import opened
 from exhume.contract import ExhumeError, Key, Progress, Records, Store, silent
@@ -55,14 +54,18 @@ def audit(
     brief, acts = _resolved(brief, given, folder)
     torch.set_num_threads(brief.settings.machine.threads)
     folder.write_json("environment.json", environment())
-    plan = choose([offer for act in acts for offer in act.offers()], brief.budget.seconds)
+    offers = [replace(offer, release=act.title) for act in acts for offer in act.offers()]
+    plan = choose(offers, brief.budget.seconds)
     found, plan_told = _run(plan, folder, progress)
-    limits = _limits(acts, found, folder, progress)
-    alarm = limits.alarm if limits else ""
-    verdict = broken(alarm) if alarm else _judged(found, plan)
+    alarm = _alarm(found)
+    releases = _releases(acts, found, plan)
+    verdict = broken(alarm) if alarm else _overall(list(releases.values()))
     strongest = max(found, key=_success, default=None)
     fixes = _fixes(brief, acts, found, folder, progress) if brief.budget.fixes else []
-    chart = chart_of(fixes, _success(strongest)) if fixes and strongest else None
+    before = {
+        name: max((_success(one) for one in found if one.section["release"] == name), default=0.0)
+        for name in releases
+    }
     folder.write_json(
         "result.json",
         {
@@ -73,10 +76,10 @@ def audit(
             "seed": brief.settings.seed,
             "verdict": asdict(verdict),
             "attacks": [findings.section for findings in found],
-            **({"limits": limits_section(limits)} if limits else {}),
             "plan": plan_told,
             "fixes": fixes,
-            "charts": [chart.plain()] if chart else [],
+            "releases": [_told(*one, fixes) for one in releases.items()],
+            "charts": [chart.plain() for chart in chart_of(fixes, before)],
             "victim": _facts(found),
             "classes": next((act.classes for act in acts if act.classes), []),
             "deviations": list(dict.fromkeys(d for act in acts for d in act.deviations)),
@@ -89,7 +92,7 @@ def audit(
     progress("drawing the report", 1, 1)
     metrics = strongest.metrics if strongest else {}
     advice = tuple(row["sentence"] for row in fixes)
-    return Audit(verdict, metrics, folder.path, report, redacted, alarm, advice)
+    return Audit(verdict, metrics, folder.path, report, redacted, advice, alarm)
 
 
 # What is released
@@ -202,21 +205,13 @@ def _run(
         told.append(planned.told(time.perf_counter() - started))
         for findings in new:
             findings.section["verdict"] = findings.verdict.word
+            findings.section["release"] = planned.offer.release
             if findings.evidence:
                 name = f"{findings.section['id']}.safetensors"
                 folder.write_tensors(name, findings.evidence)
                 findings.section["evidence"] = name
         found += new
     return found, told
-
-
-def _limits(
-    acts: Sequence[Act], found: Sequence[Findings], folder: RunFolder, progress: Progress
-) -> Limits | None:
-    for act in acts:
-        if isinstance(act, TrainingAct):
-            return act.limits(found, folder.store(), progress)
-    return None
 
 
 def _fixes(
@@ -230,12 +225,52 @@ def _fixes(
     return try_fixes(fixes_for(acts, found), brief.budget.seconds, folder, progress)
 
 
-def _judged(found: Sequence[Findings], plan: Sequence[Planned]) -> Verdict:
-    """One attack that succeeds is enough; where none could be run, nothing is known."""
-    if found:
-        return gravest([findings.verdict for findings in found if findings.counts])
-    reasons = "; ".join(f"{planned.offer.name}: {planned.why}" for planned in plan)
-    return not_audited(reasons or "nothing is said to be released")
+def _releases(
+    acts: Sequence[Act], found: Sequence[Findings], plan: Sequence[Planned]
+) -> dict[str, Verdict]:
+    """The verdict on each thing that is released, by its name.
+
+    One attack that succeeds is enough; where none could be run, nothing is known.
+    """
+    verdicts = {}
+    for act in acts:
+        own = [one for one in found if one.section["release"] == act.title and one.counts]
+        left = [one for one in plan if one.offer.release == act.title]
+        reasons = "; ".join(f"{one.offer.name}: {one.why}" for one in left)
+        judged = [one.verdict for one in own]
+        verdicts[act.title] = gravest(judged) if judged else not_audited(reasons)
+    return verdicts
+
+
+def _overall(verdicts: Sequence[Verdict]) -> Verdict:
+    """Of one release its own; of several the gravest word, and every sentence."""
+    if len(verdicts) == 1:
+        return verdicts[0]
+    word = gravest(verdicts).word
+    count = sum(verdict.word == word for verdict in verdicts)
+    some = f"{count} of {len(verdicts)} releases"
+    rest = "" if count == len(verdicts) else "; the others were not audited"
+    says = {
+        "leaks": f"{some} leak.",
+        "no leak found": f"No leak found in {some}{rest}.",
+        "not audited": "Not audited: no attack could be run on any release.",
+    }
+    return Verdict(word, says[word], " ".join(verdict.sentence for verdict in verdicts))
+
+
+def _told(name: str, verdict: Verdict, fixes: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """One line of the overview: a release, its verdict, and the best fix that was tried."""
+    own = [row for row in fixes if row["release"] == name and row["tried"]]
+    best = own[0]["sentence"] if own and own[0]["verdict"] == "no leak found" else ""
+    if own and not best:
+        best = "None of the fixes that were tried stops it."
+    return {"name": name, **asdict(verdict), "fix": best}
+
+
+def _alarm(found: Sequence[Findings]) -> str:
+    """Where an attack did better than private training, as stated, allows any attack."""
+    alarms = (findings.section.get("limits", {}).get("alarm", "") for findings in found)
+    return " ".join(filter(None, alarms))
 
 
 def _success(findings: Findings) -> float:

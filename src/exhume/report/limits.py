@@ -13,7 +13,7 @@ from exhume.contract import ExhumeError
 from exhume.report.figures import interval
 from exhume.report.words import percent
 
-__all__ = ["Limit", "limits_rows"]
+__all__ = ["Limit", "limits_in", "limits_rows"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,16 @@ class Limit:
     allowed: str
     figure: Markup
     alarm: bool
+
+
+def limits_in(result: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """What the first attack that has any says about limits."""
+    for attack in result["attacks"]:
+        if "limits" in attack:
+            if not isinstance(attack["limits"], dict):
+                raise ExhumeError(f"{where}: limits must be an object")
+            return attack["limits"]
+    return {}
 
 
 def limits_rows(limits: Mapping[str, Any], where: Path) -> list[Limit]:

@@ -23,7 +23,7 @@ from exhume.report import words
 from exhume.report.charts import Chart, draw_chart
 from exhume.report.figures import histogram, scatter
 from exhume.report.gallery import Gallery, make_gallery, read_evidence
-from exhume.report.limits import limits_rows
+from exhume.report.limits import limits_in, limits_rows
 from exhume.report.redact import paths_in, redacted
 from exhume.report.result import checked, read_json, read_toml
 from exhume.report.similarity import Side, sides_of_threshold, ssim_against_margin
@@ -84,6 +84,7 @@ def _view(run: Path, *, redact: bool) -> dict[str, Any]:
     if redact:
         paths = [*paths_in(config), str(run), str(run.resolve())]
         result, config, environment = (redacted(v, paths) for v in (result, config, environment))
+    limits = limits_in(result, run / "result.json")
     charts = [
         Chart.read(chart, f"{run / 'result.json'}: charts[{place}]")
         for place, chart in enumerate(result["charts"])
@@ -103,7 +104,8 @@ def _view(run: Path, *, redact: bool) -> dict[str, Any]:
         "sections": sections,
         "charts": [(chart.title, draw_chart(chart)) for chart in charts],
         "tiles": key_figures(result),
-        "limits": limits_rows(result["limits"], run / "result.json"),
+        "told": limits,
+        "limits": limits_rows(limits, run / "result.json"),
         "victim": [
             Row(words.humanise(k), words.measured(k, v)) for k, v in result["victim"].items()
         ],

@@ -43,6 +43,9 @@ KNOWN = {
 """The fields of `Knowledge`, completing the sentence "The adversary knew …"."""
 
 METRICS = {
+    "named": ("Records named", "share of the trainings in which the record was named among ten"),
+    "guessing": ("By guessing", "what naming reaches without any release"),
+    "allowed": ("Allowed at most", "what the stated privacy allows any attack that names"),
     "good": ("Images brought back", "training images whose best match has an SSIM above 0.4"),
     "good_share": ("Share brought back", "the same over all training images"),
     "decoy_rate": (
