@@ -7,6 +7,7 @@ import re
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -128,3 +129,28 @@ def test_a_network_to_be_split(tmp_path, capsys, monkeypatch):
     assert result.exit_code == 2, result.output  # shadows of one epoch are no attackers
     assert "so they are no attackers" in result.stdout
     assert (tmp_path / "work" / "run" / "report.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_from_a_clean_environment_to_the_report(tmp_path):
+    """The documented commands and nothing else: install, make the images, audit."""
+    root, bin_ = EXAMPLES.parent, tmp_path / "env" / "bin"
+    shutil.copytree(EXAMPLES / "own_cnn", tmp_path / "examples" / "own_cnn")
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
+    install = ["install", "--quiet", "-c", root / "constraints.txt", root]
+    subprocess.run([bin_ / "pip", *install], check=True)
+    readme = (EXAMPLES / "own_cnn" / "README.md").read_text()
+    block = re.search(r"```\n(.*?)```", readme, re.DOTALL)
+    plain = {"PATH": f"{bin_}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    ran = subprocess.run(
+        ["bash", "-e", "-c", block[1]],
+        cwd=tmp_path,
+        env=plain,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "of 80 records" in ran.stdout
+    assert (tmp_path / "examples" / "own_cnn" / "run" / "report.html").exists()
