@@ -41,6 +41,8 @@ def test_a_run_is_exported_as_two_folders(tmp_path):
     again = CliRunner().invoke(app, ["export", str(run), "--client", str(client)])
     assert again.exit_code == 2
     assert "holds files already" in again.output
+    alone = ["export", str(run), "--client", str(tmp_path / "c"), "--onnx", str(tmp_path / "o")]
+    assert "--onnx: give --server too" in CliRunner().invoke(app, alone).output
 
 
 def test_the_owners_factory_is_taken_along(tmp_path):
