@@ -11,9 +11,9 @@ from exhume.models.parts import load_bodies, load_client, load_pipeline, save_cl
 from exhume.models.pipeline import Pipeline
 from exhume.store import write_atomically
 
-__all__ = ["export_parts", "export_run", "version_of"]
+__all__ = ["RUNTIME", "export_parts", "export_run", "version_of"]
 
-_RUNTIME = "exhume.integrations.mlserver_body.Body"
+RUNTIME = "exhume.integrations.mlserver_body.Body"
 
 
 def export_run(run: Path, client: Path, server: Path | None) -> str:
@@ -61,7 +61,7 @@ def _settings(
 ) -> dict[str, object]:
     return {
         "name": f"body{index}",
-        "implementation": _RUNTIME,
+        "implementation": RUNTIME,
         "parameters": {
             "uri": "./body.safetensors",
             "version": version_of(sha256),
