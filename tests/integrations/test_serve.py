@@ -320,7 +320,7 @@ def test_arguments_that_mean_nothing(change, sentence, tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl")
-def test_tls(running, key):
+def test_tls_and_a_server_with_too_much_to_do(running, key):
     folder = running[0].folder
     subprocess.run(
         [
@@ -333,16 +333,19 @@ def test_tls(running, key):
         capture_output=True,
     )
     certificate = ("--certificate", str(folder / "cert.pem"))
-    server = Running(folder, "0-3", (*certificate, "--private-key", str(folder / "key.pem")))
+    private = ("--private-key", str(folder / "key.pem"))
+    server = Running(folder, "0-3", (*certificate, *private, "--at-once", "3"))
     server.start()
     x = inputs(2, key)
     try:
         for url in (f"grpcs://localhost:{server.port + 1}", f"https://localhost:{server.port}"):
-            trusted = folder / "cert.pem"
-            with Client(folder / "client", [url], authorities=trusted, deadline=60.0) as client:
-                torch.testing.assert_close(
-                    _when_ready(client, x), planted()(x), atol=1e-5, rtol=1e-5
-                )
+            patient = {"authorities": folder / "cert.pem", "deadline": 60.0, "repeats": 12}
+            with Client(folder / "client", [url], **patient) as client:
+                wanted = planted()(x)
+                torch.testing.assert_close(_when_ready(client, x), wanted, atol=1e-5, rtol=1e-5)
+                with ThreadPoolExecutor(4) as pool:  # 16 requests at once, of which it takes 3
+                    for found in pool.map(client, [x] * 8):
+                        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
         plain = server.rest
         with (
             Client(folder / "client", [plain], deadline=5.0) as client,

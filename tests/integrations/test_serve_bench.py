@@ -11,6 +11,7 @@ from exhume.integrations.serve_bench import Load, measure
 served = pytest.importorskip("served")
 
 
+@pytest.mark.slow
 @pytest.mark.serve
 @pytest.mark.xdist_group("serve")
 def test_ratios_are_those_of_the_medians_and_every_answer_is_right(monkeypatch):

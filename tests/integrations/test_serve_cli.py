@@ -41,6 +41,8 @@ def test_a_run_is_exported_as_two_folders(tmp_path):
     again = CliRunner().invoke(app, ["export", str(run), "--client", str(client)])
     assert again.exit_code == 2
     assert "holds files already" in again.output
+    alone = ["export", str(run), "--client", str(tmp_path / "c"), "--onnx", str(tmp_path / "o")]
+    assert "--onnx: give --server too" in CliRunner().invoke(app, alone).output
 
 
 def test_the_owners_factory_is_taken_along(tmp_path):
@@ -79,12 +81,15 @@ def test_what_is_not_served(tmp_path):
     part = server / "body3" / "body.safetensors"
     part.write_bytes(part.read_bytes() + b" ")
     (server / "body2" / "model-settings.json").unlink()
+    settings = server / "body1" / "model-settings.json"
+    settings.write_text(settings.read_text().replace("mlserver_body.Body", "mlserver_body.Other"))
     (tmp_path / "short").write_text("short")
     cases = {
         ("--only", "0-x"): "is not of the form 0-4 or 0,2,5",
         ("--only", "0,7"): "has no body7",
         ("--only", "2"): "model-settings.json is missing; write the folder with exhume export",
         ("--only", "3"): "altered or damaged",
+        ("--only", "1"): "names another runtime than exhume.integrations.mlserver_body.Body",
         ("--only", "3-1"): "no body is named",
         ("--port", "70000"): "port: 70000 given, legal is 1 to 65533",
         ("--token-file", "nowhere"): "--token-file: nowhere",

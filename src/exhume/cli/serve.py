@@ -18,14 +18,25 @@ def export(
     server: Annotated[
         Path | None, typer.Option(help="New folder: bodies, for MLServer. Not needed again later.")
     ] = None,
+    onnx: Annotated[
+        Path | None, typer.Option(help="New folder: the bodies as ONNX, for Triton.")
+    ] = None,
 ) -> None:
     """Write a trained defence as a client's folder and a server's. Only the client's has the selector."""
+    from exhume.contract import ExhumeError
     from exhume.integrations.exporting import export_run
 
-    export_run(run, client, server)
+    if onnx is not None and server is None:
+        raise ExhumeError("--onnx: give --server too; the bodies are taken from there")
+    factory = export_run(run, client, server)
     tell(f"client: {client} (keep it to yourself)")
     if server is not None:
         tell(f"server: {server}")
+    if onnx is not None and server is not None:
+        from exhume.integrations.onnx_parts import export_onnx
+
+        export_onnx(server, onnx, factory=factory)
+        tell(f"onnx: {onnx}")
 
 
 @app.command()

@@ -11,13 +11,16 @@ from exhume.models.parts import load_bodies, load_client, load_pipeline, save_cl
 from exhume.models.pipeline import Pipeline
 from exhume.store import write_atomically
 
-__all__ = ["export_parts", "export_run", "version_of"]
+__all__ = ["RUNTIME", "export_parts", "export_run", "version_of"]
 
-_RUNTIME = "exhume.integrations.mlserver_body.Body"
+RUNTIME = "exhume.integrations.mlserver_body.Body"
 
 
-def export_run(run: Path, client: Path, server: Path | None) -> None:
-    """From a run of `exhume audit-split --defend …`. Without a server folder, the client's part alone."""
+def export_run(run: Path, client: Path, server: Path | None) -> str:
+    """From a run of `exhume audit-split --defend …`; returns the name of the owner's factory, if any.
+
+    Without a server folder, the client's part alone.
+    """
     kept = run / "defence"
     if not kept.is_dir():
         raise ExhumeError(
@@ -27,6 +30,7 @@ def export_run(run: Path, client: Path, server: Path | None) -> None:
     pipeline = load_pipeline(kept / "client", kept / "server", factory=factory)
     blueprint = load_client(kept / "client", factory=factory).blueprint
     export_parts(pipeline, blueprint, client, server)
+    return factory
 
 
 def export_parts(
@@ -57,7 +61,7 @@ def _settings(
 ) -> dict[str, object]:
     return {
         "name": f"body{index}",
-        "implementation": _RUNTIME,
+        "implementation": RUNTIME,
         "parameters": {
             "uri": "./body.safetensors",
             "version": version_of(sha256),

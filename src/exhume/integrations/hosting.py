@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from exhume.contract import ExhumeError
+from exhume.integrations.exporting import RUNTIME
 from exhume.integrations.mlserver_guard import CallGuard, Limits, RequestGuard
 from exhume.models.parts import load_bodies
 
@@ -102,7 +103,10 @@ def _settings_of(folder: Path) -> ModelSettings:
     path = folder / "model-settings.json"
     if not path.is_file():
         raise ExhumeError(f"server: {path} is missing; write the folder with exhume export")
-    return ModelSettings.parse_file(str(path))
+    settings = ModelSettings.parse_file(str(path))
+    if settings.implementation_ != RUNTIME:
+        raise ExhumeError(f"server: {path} names another runtime than {RUNTIME}")
+    return settings
 
 
 class _Guarded(MLServer):
