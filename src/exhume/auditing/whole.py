@@ -51,6 +51,9 @@ def audit(
     found, plan_told = _run(plan, folder, progress)
     verdict = _judged(found, plan)
     strongest = max(found, key=_success, default=None)
+    for act in acts:
+        if isinstance(act, TrainingAct):
+            act.write_risk(folder)
     fixes = _fixes(brief, acts, found, folder, progress) if brief.budget.fixes else []
     chart = chart_of(fixes, _success(strongest)) if fixes and strongest else None
     folder.write_json(
