@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.attacks.informed.residual import Residual
 from exhume.attacks.informed.through_training import ThroughTraining
+from exhume.auditing.at_risk import AT_RISK, write_risk
 from exhume.auditing.estimate import forward_operations, network_seconds
 from exhume.auditing.findings import Findings, Named
 from exhume.auditing.informed import (
@@ -92,6 +93,12 @@ class TrainingAct:
         if self._game is None:
             self._game = informed_game(self.settings, self.records, store=store, progress=progress)
         return self._game
+
+    def write_risk(self, folder: RunFolder) -> None:
+        """Which records leak most to the strongest attack on all of them."""
+        best = max(self._found, key=lambda f: f.metrics.get("success", -1.0), default=None)
+        if best is not None:
+            write_risk(folder, best.section, best.evidence)
 
     def offers(self) -> list[Offer]:
         settings, sizes = self.settings, self.settings.data
@@ -192,7 +199,9 @@ class CheckpointAct:
 
     def offers(self) -> list[Offer]:
         def run(folder: RunFolder, progress: Progress) -> list[Findings]:
-            judged = attack_checkpoint(self.settings, self.released, folder, progress)
+            judged = attack_checkpoint(
+                self.settings, self.released, folder, progress, at_risk=f"checkpoint-{AT_RISK}"
+            )
             judged.section["metrics"] = {**judged.section["metrics"], **judged.metrics}
             return [Findings(judged.section, {}, judged.victim, judged.verdict)]
 

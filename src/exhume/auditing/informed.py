@@ -14,6 +14,7 @@ from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.residual import Residual
 from exhume.attacks.informed.through_training import ThroughTraining
+from exhume.auditing.at_risk import factors_of_own
 from exhume.auditing.findings import Findings, Named, inapplicable, status_of
 from exhume.contract import (
     Attack,
@@ -28,6 +29,7 @@ from exhume.contract import (
     Reconstruction,
     Records,
     Store,
+    Weights,
     silent,
 )
 from exhume.plan import as_known, device_named, moved, recipe_for, sizes_for
@@ -82,6 +84,7 @@ class Game:
     recipe: Recipe
     knowledge: Knowledge
     key: Key
+    rows: Tensor  # (t,) the targets' places in the data
 
 
 def dealt(settings: Settings, records: Records) -> data.Split:
@@ -138,7 +141,9 @@ def informed_game(
         shadow=parts.shadow,
         public=parts.public,
     )
-    return Game(victim, facts, recipe, knowledge, key)
+    sizes = sizes_for(len(records), settings)
+    rows = data.places(len(records), sizes, key.fold("split"))[1]  # the targets'
+    return Game(victim, facts, recipe, knowledge, key, rows)
 
 
 def start_of(settings: Settings, recipe: Recipe, key: Key) -> Tensor:
@@ -233,7 +238,16 @@ def _scored(
     scores = score_targets(secret, found, pool, game.key.fold("score"), baselines=others)
     progress(f"scoring {named.id}", 1, 1)
     section = _section(named, game.knowledge, found, scores)
-    return Findings(section, scores.evidence, game.facts, scores.verdict)
+    evidence = {**scores.evidence, **_factors(game, release, scores), "rows": game.rows[:targets]}
+    return Findings(section, evidence, game.facts, scores.verdict)
+
+
+def _factors(game: Game, release: Weights, scores: TargetScores) -> dict[str, Tensor]:
+    """What each released model makes of its own target."""
+    fixed, truth = game.knowledge.fixed, scores.evidence
+    assert fixed is not None  # the game is about what the adversary lacks of it
+    own = Records(truth["targets"], truth["labels"], fixed.classes)
+    return factors_of_own(game.recipe.architecture, release.parameters, own, fixed)
 
 
 def check_apart(out: Path, source: str) -> None:

@@ -18,6 +18,7 @@ from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.strongest import Strongest
+from exhume.auditing.at_risk import AT_RISK, factors_of_one, write_risk
 from exhume.auditing.findings import Audit
 from exhume.auditing.given import Given, mean_given, records_given
 from exhume.auditing.informed import check_apart
@@ -155,7 +156,12 @@ class _Judged:
 
 
 def attack_checkpoint(
-    settings: WeightsSettings, released: Opened, folder: RunFolder, progress: Progress = silent
+    settings: WeightsSettings,
+    released: Opened,
+    folder: RunFolder,
+    progress: Progress = silent,
+    *,
+    at_risk: str = AT_RISK,
 ) -> _Judged:
     """One checkpoint, attacked and scored; its evidence is written into the folder."""
     if released.checkpoint is None:
@@ -170,6 +176,7 @@ def attack_checkpoint(
             released.given,
             folder=folder,
             key=key,
+            at_risk=at_risk,
             progress=progress,
         )
     name = Path(settings.checkpoint).name
@@ -184,6 +191,7 @@ def _attacked(
     *,
     folder: RunFolder,
     key: Key,
+    at_risk: str,
     progress: Progress,
 ) -> _Judged:
     mlp = checkpoint.architecture
@@ -218,6 +226,10 @@ def _attacked(
     progress("scoring", 0, 1)
     scores = score_margin(secret_of(given.trained), found, given.decoys, zero)
     fit = fit_of(checkpoint, given.trained, zero, head)
+    beside = {"rows": given.rows}
+    if fit.margins is not None and head == "multiclass":
+        weights = checkpoint.release.parameters[0]
+        beside |= factors_of_one(mlp, weights, given.trained, zero)
     section = margin_section(
         folder,
         id=named.id,
@@ -227,8 +239,13 @@ def _attacked(
         scores=scores,
         decoys=given.decoys,
         margins=fit.margins,
+        beside=beside,
         notes=(*given.notes, *fit.notes),
     )
+    everything = {**scores.evidence, **beside}
+    if fit.margins is not None:
+        everything["margins"] = fit.margins
+    write_risk(folder, section, everything, at_risk)
     progress("scoring", 1, 1)
     judged = judge_margin(scores)
     section["metrics"] |= judged.metrics

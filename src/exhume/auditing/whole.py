@@ -61,6 +61,9 @@ def audit(
     releases = _releases(acts, found, plan)
     verdict = broken(alarm) if alarm else _overall(list(releases.values()))
     strongest = max(found, key=_success, default=None)
+    for act in acts:
+        if isinstance(act, TrainingAct):
+            act.write_risk(folder)
     fixes = _fixes(brief, acts, found, folder, progress) if brief.budget.fixes else []
     before = {
         name: max((_success(one) for one in found if one.section["release"] == name), default=0.0)

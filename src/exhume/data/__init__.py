@@ -10,7 +10,7 @@ parts = split(records, Sizes(fixed=500, target=10), key)
 from exhume.data.loading import load
 from exhume.data.named import Named, catalogue, fetch
 from exhume.data.sentences import TextPairs
-from exhume.data.splits import Sizes, Split, split
+from exhume.data.splits import Sizes, Split, places, split
 from exhume.data.table import Column, Table, table
 from exhume.data.text import pairs
 from exhume.data.torch_set import check_classes, from_dataset
@@ -28,6 +28,7 @@ __all__ = [
     "from_dataset",
     "load",
     "pairs",
+    "places",
     "split",
     "table",
 ]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from exhume.contract import ExhumeError
 from exhume.report import words
+from exhume.report.at_risk import RiskTable, risk_table
 from exhume.report.charts import Chart, draw_chart
 from exhume.report.figures import histogram, scatter
 from exhume.report.gallery import Gallery, make_gallery, read_evidence
@@ -68,6 +69,7 @@ class Section:
     gallery: Gallery | None
     sides: list[Side]  # pairs on both sides of the threshold of similarity
     margin: Markup  # similarity against margin
+    risk: RiskTable | None  # the records that leak most
 
     @property
     def applies(self) -> bool:
@@ -159,6 +161,7 @@ def _section(
         else None,
         sides=sides_of_threshold(similar),
         margin=ssim_against_margin(similar),
+        risk=risk_table(evidence) if evidence and share and attack.get("at_risk") else None,
     )
 
 

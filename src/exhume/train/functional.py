@@ -34,6 +34,7 @@ __all__ = [
     "check_side_by_side",
     "descend",
     "logits",
+    "own_answers",
     "own_gradients",
     "record_gradients",
 ]
@@ -213,6 +214,18 @@ def own_gradients(architecture: Architecture, parameters: Tensor, own: Records) 
     """(s, p) models, each on its own records (s, n, *shape): (s, p) gradients of their summed losses."""
     network = _Network.trained(architecture, parameters.device)
     return network.gradients(parameters, own, NOT_PRIVATE)
+
+
+def own_answers(
+    architecture: Architecture, parameters: Tensor, own: Records
+) -> tuple[Tensor, Tensor]:
+    """(s, p) models as released, each on its own records (s, n, *shape): logits and gradients.
+
+    (s, n, c), and (s, p) of their summed losses.
+    """
+    network = _Network.released(architecture, parameters.device)
+    outputs: Tensor = vmap(network.outputs)(parameters, own.inputs)
+    return outputs.detach(), network.gradients(parameters, own, NOT_PRIVATE).detach()
 
 
 def record_gradients(
