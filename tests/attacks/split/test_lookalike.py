@@ -78,7 +78,7 @@ def test_where_nothing_recurs_the_mean_says_the_noise(key):
 
 
 def test_what_recurs_for_another_reason_is_not_taken_for_noise(key):
-    """One place sees the same patch again and again and is never zero, though its mean is like the others'."""
+    """One place sees the same patch again and again and is never zero; its mean is as elsewhere."""
     quiet = torch.randn(500, 1, 4, 4, generator=key.generator()).clamp_min(0)
     quiet[:, 0, 2, 2] = 0.35 + 0.1 * torch.rand(500, generator=key.fold("lit").generator())
     quiet[:20, 0, 2, 2] = 0.35
