@@ -51,7 +51,7 @@ TABLE = Table(
             "ensembler_best_psnr": (-2.13, 0.2221, 5.53),
         },
     ),
-    defences=("none", "single", "ensembler", "shredder", "dr_single", "dr_ensemble"),
+    defences=("none", "ensembler", "single", "shredder", "dr_single", "dr_ensemble"),
     scales={
         "smoke": Setting(
             Sizes(100, 12, 60, 40, 50), 4, Ensembler(2, 1), Schedule(1, 50, 0.05), quick()
