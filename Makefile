@@ -1,10 +1,11 @@
 # make demo: set up and audit a released MNIST classifier, ending with the path of the report
 # make test: set up and run the tests
+# make docs: build the site into site/; a dead link is an error
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check setup test-slow clean
+.PHONY: demo test check docs setup test-slow clean
 
 setup: $(VENV)/ready-test $(VENV)-serve/ready
 
@@ -41,5 +42,14 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -p no:xdist tests/test_layers.py
 
+# the site reads the code without importing it, so that it needs neither torch nor exhume
+docs: .venv-docs/ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+
+.venv-docs/ready: constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet -c constraints.txt mkdocs-material
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV)-serve runs
+	rm -rf $(VENV) $(VENV)-serve .venv-docs site runs

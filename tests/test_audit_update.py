@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from exhume import data
 from exhume.attacks.gradient.spanned import SpanAttack
-from exhume.auditing.certificates import Steps, certified, labels_behind
 from exhume.auditing.keeping import kept
+from exhume.auditing.proofs import Steps, labels_behind, proof_of
 from exhume.auditing.update_attacks import lines_for, steps_within
 from exhume.auditing.update_reading import cases_for
 from exhume.auditing.update_settings import UpdateSettings
@@ -410,21 +410,21 @@ def test_only_the_right_records_explain_an_update(key):
     at = network.initial(key)
     release, _ = release_batches(network, at, private)
     assert torch.equal(labels_behind(release, network, inputs), labels)
-    right = certified(release, network, candidates(inputs), Steps(), "span")
+    right = proof_of(release, network, candidates(inputs), Steps(), "span")
     assert right.records == 4
     assert torch.equal(right.labels, labels)
     more = torch.cat([inputs[:2].mean(0, keepdim=True), inputs])
     counts = torch.tensor([[2.0, 9.0, 9.0, 9.0, 9.0]])
-    best = certified(release, network, candidates(more, confidence=counts), Steps(), "bias-ratio")
+    best = proof_of(release, network, candidates(more, confidence=counts), Steps(), "bias-ratio")
     assert best.chosen.tolist() == [False, True, True, True, True]
-    assert certified(release, network, candidates(inputs, labels), Steps(), "span").records == 4
+    assert proof_of(release, network, candidates(inputs, labels), Steps(), "span").records == 4
     for wrong in (inputs[:3], inputs + 0.01, inputs.flip(2)):
-        proof = certified(release, network, candidates(wrong), Steps(), "span")
+        proof = proof_of(release, network, candidates(wrong), Steps(), "span")
         assert proof.records == 0
         assert proof.residual > 1e-3
     local, _ = release_batches(network, at, private, steps=3, rate=0.5)
-    assert certified(local, network, candidates(inputs), Steps(3, 0.5), "span").records == 4
-    assert certified(local, network, candidates(inputs), Steps(), "span").records == 0
+    assert proof_of(local, network, candidates(inputs), Steps(3, 0.5), "span").records == 4
+    assert proof_of(local, network, candidates(inputs), Steps(), "span").records == 0
 
 
 def test_a_mixture_is_no_record_where_all_neurons_are_weighed_alike(key):
@@ -434,7 +434,7 @@ def test_a_mixture_is_no_record_where_all_neurons_are_weighed_alike(key):
     private = Records(inputs[None], labels[None] % 2, ())
     release, _ = release_batches(network, network.initial(key), private)
     sure = candidates(inputs[:2].mean(0, keepdim=True), confidence=torch.full((1, 1), 9.0))
-    assert certified(release, network, sure, Steps(), "bias-ratio").records == 0
+    assert proof_of(release, network, sure, Steps(), "bias-ratio").records == 0
 
 
 def test_an_update_smaller_than_its_records_proves_nothing(key):
@@ -443,7 +443,7 @@ def test_an_update_smaller_than_its_records_proves_nothing(key):
     release, _ = release_batches(
         network, network.initial(key), Records(inputs[None], labels[None] % 2, ())
     )
-    proof = certified(release, network, candidates(inputs, labels % 2), Steps(), "matching")
+    proof = proof_of(release, network, candidates(inputs, labels % 2), Steps(), "matching")
     assert (proof.records, proof.residual < 1e-6) == (0, True)
 
 

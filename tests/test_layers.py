@@ -10,12 +10,14 @@ import pytest
 SRC = Path(__file__).parents[1] / "src" / "exhume"
 ORDER = (
     "contract",
+    "naming",
     "store",
     "scale",
     "data",
     "models",
     "score",
     "train",
+    "bounds",
     "defences",
     "victims",
     "attacks",

@@ -184,7 +184,7 @@ class Layout:
         parts = torch.split(flat, [prod(shape) for shape in self.shapes], dim=-1)
         lead = flat.shape[:-1]
         return {
-            name: part.reshape(*lead, *shape)
+            name: part.reshape((*lead, *shape))
             for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
         }
 
@@ -213,6 +213,7 @@ class Weights:
 
     parameters: Tensor  # (r, p)
     layout: Layout
+    trail: Tensor | None = None  # (r, T, p) before each of T steps, where every step was seen
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,7 +283,11 @@ class Knowledge:
     initial: Tensor | None = None  # (p,) parameters before training
     fixed: Records | None = None  # D-: every training record but the unknown one
     shadow: Records | None = None  # records of the adversary's own, to train shadow models on
+    answers: Tensor | None = (
+        None  # (n, *answer) what belongs to these, beyond labels: translations, features
+    )
     public: Records | None = None  # further records of the same distribution
+    candidates: Records | None = None  # records among which the unknown one is, each as likely
     batch_size: int | None = None  # records behind one gradient
     labels: Tensor | None = None  # labels of the unknown records
     centre: Tensor | None = None  # (*shape) what the released preprocessing subtracts from inputs

@@ -7,23 +7,27 @@ import os
 
 import torch
 
-from exhume.contract import ExhumeError, Key, Records
+from exhume.contract import Architecture, ExhumeError, Key, Records
 from exhume.data import Sizes, Split
 from exhume.defences.dp import DPTraining
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
+from exhume.models.own import architecture_named
 from exhume.settings import Settings
 from exhume.train.batches import Order
 from exhume.train.fleet import chunk_for
 from exhume.train.optimisers import Adam, Descent, Optimiser
+from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch, MiniBatch
 
 __all__ = [
+    "Trains",
     "as_known",
     "device_named",
     "moved",
     "recipe_for",
     "resolve",
+    "sized",
     "sizes_for",
     "threads_for",
 ]
@@ -39,6 +43,27 @@ def sizes_for(records: int, settings: Settings) -> Sizes:
         public=given.public or min(1000, records // 20),
         test=given.test or min(1000, records // 20),
     )
+
+
+_LADDER = ((200, 2000), (100, 1000), (50, 500), (40, 200), (25, 100), (20, 50))
+_SHARE = 0.7  # of a budget, for the models that every attack on weights needs
+
+
+def sized(settings: Settings, records: int, per_model: float, budget: float) -> Settings:
+    """Numbers of targets and shadows, where they are left open, that the budget allows; else the fewest.
+
+    per_model: seconds of training one model; budget: seconds.
+    """
+    usual = sizes_for(records, settings)
+    for targets, shadows in _LADDER:
+        chosen = settings.with_values(
+            "data",
+            targets=settings.data.targets or min(targets, usual.target),
+            shadows=settings.data.shadows or min(shadows, usual.shadow),
+        )
+        if per_model * (chosen.data.targets + chosen.data.shadows) <= _SHARE * budget:
+            break
+    return chosen
 
 
 def resolve(settings: Settings, records: Records) -> Settings:
@@ -98,27 +123,41 @@ def _check(sizes: Sizes, records: Records, settings: Settings) -> None:
     device_named(settings.machine.device)
 
 
-def recipe_for(settings: Settings, records: Records) -> FullBatch | MiniBatch:
+Trains = FullBatch | MiniBatch | OwnTraining
+
+
+def recipe_for(settings: Settings, records: Records) -> Trains:
     """How the victim trains; the order of its batches derives from the seed."""
     chosen = settings.victim
-    recipe = _plain_recipe(_network(settings, records), settings)
+    network = _network(settings, records)
     if not chosen.dp_clip and chosen.dp_noise:
         raise ExhumeError(f"dp_noise: {chosen.dp_noise} given without a dp_clip")
+    if chosen.train:
+        if chosen.dp_clip:
+            raise ExhumeError(
+                f"dp_clip: {chosen.dp_clip} given, but {chosen.train} trains its own way; do it there"
+            )
+        return OwnTraining.of(network, chosen.train)
+    recipe = _plain_recipe(network, settings)
     defence = DPTraining(chosen.dp_clip or math.inf, chosen.dp_noise)
     hardened = defence.harden(recipe)
     assert isinstance(hardened, FullBatch | MiniBatch)  # hardening keeps the kind of recipe
     return hardened
 
 
-def _network(settings: Settings, records: Records) -> MLP | CNN:
+def _network(settings: Settings, records: Records) -> Architecture:
     chosen = settings.victim
+    if ":" in chosen.network:
+        return architecture_named(
+            chosen.network, input_shape=records.shape, classes=len(records.classes)
+        )
     match chosen.network:
         case "mlp":
             network: type[MLP] | type[CNN] = MLP
         case "cnn":
             network = CNN
         case other:
-            raise ExhumeError(f"network: {other!r} is not one of mlp, cnn")
+            raise ExhumeError(f"network: {other!r} is not one of mlp, cnn, or file.py:factory")
     return network(
         input_shape=records.shape,
         hidden=chosen.hidden,
@@ -128,7 +167,7 @@ def _network(settings: Settings, records: Records) -> MLP | CNN:
     )
 
 
-def _plain_recipe(network: MLP | CNN, settings: Settings) -> FullBatch | MiniBatch:
+def _plain_recipe(network: Architecture, settings: Settings) -> FullBatch | MiniBatch:
     chosen = settings.victim
     descent: Optimiser
     match chosen.optimiser:
@@ -148,7 +187,7 @@ def _plain_recipe(network: MLP | CNN, settings: Settings) -> FullBatch | MiniBat
     return MiniBatch(network, descent, Order(chosen.batch, key))
 
 
-def as_known(recipe: FullBatch | MiniBatch, settings: Settings) -> FullBatch | MiniBatch:
+def as_known(recipe: Trains, settings: Settings) -> Trains:
     """The recipe as the adversary has it: with the order of the batches, or with one of its own."""
     match settings.victim.batch_order:
         case "known":

@@ -6,9 +6,9 @@ import difflib
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from exhume.contract import ExhumeError
 
@@ -18,7 +18,10 @@ __all__ = [
     "MachineSettings",
     "Settings",
     "VictimSettings",
+    "filled",
+    "made_of",
     "to_toml",
+    "toml_at",
     "toml_of",
 ]
 
@@ -41,12 +44,16 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class VictimSettings:
+    released: bool = True  # the weights; false: this says only what the model is, for [update]
     network: str = (
-        "mlp"  # or "cnn": Balle22's for CIFAR-10, two convolutions before the hidden layers
+        "mlp"  # or "cnn": Balle22's for CIFAR-10, two convolutions before the hidden layers; or
+        # your own: package.module:factory, file.py:factory
     )
     hidden: tuple[int, ...] = (10,)  # widths of the hidden layers
     activation: str = "elu"
     init: str = "lecun"  # or "torch"
+    start: str = ""  # a file of weights that training starts from: a base that is fine-tuned
+    train: str = ""  # your own training, package.module:function(model, records, rng)
     optimiser: str = "gd"  # gd: full-batch; sgd: batches; adam: batches, or full-batch with batch 0
     batch: int = 0  # records a step sees; 0: all of them
     batch_order: str = "known"  # to the adversary, or "unknown"
@@ -90,18 +97,12 @@ class Settings:
 
     @staticmethod
     def from_toml(path: Path) -> Settings:
-        try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ExhumeError(f"cannot read {path}: {error.strerror or error}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ExhumeError(f"{path} is not a TOML file: {error}") from error
-        return Settings.from_mapping(content, where=str(path))
+        return Settings.from_mapping(toml_at(path), where=str(path))
 
     @staticmethod
     def from_mapping(content: Mapping[str, Any], *, where: str = "settings") -> Settings:
-        filled: Settings = _filled(Settings(), content, where)
-        return filled
+        settings: Settings = filled(Settings(), content, where)
+        return settings
 
     def with_seed(self, seed: int) -> Settings:
         return replace(self, seed=seed)
@@ -110,6 +111,16 @@ class Settings:
         """A copy with those values of a section replaced that are not None."""
         given = {name: value for name, value in values.items() if value is not None}
         return replace(self, **{section: replace(getattr(self, section), **given)})
+
+
+def toml_at(path: Path) -> dict[str, Any]:
+    """What a TOML file says."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ExhumeError(f"cannot read {path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ExhumeError(f"{path} is not a TOML file: {error}") from error
 
 
 def _check_training(victim: VictimSettings) -> None:
@@ -140,24 +151,45 @@ _LEAST = (
 )
 
 
-def _filled(default: Any, content: Mapping[str, Any], where: str) -> Any:
+def filled(default: Any, content: Mapping[str, Any], where: str) -> Any:
     """`default` with the values of `content`; every key must exist and every value must fit its type."""
-    known = {f.name: getattr(default, f.name) for f in fields(default)}
+    said = {f.name: getattr(default, f.name) for f in fields(default)}
+    return made_of(type(default), content, where, **said)
+
+
+def made_of(kind: type[Any], content: Mapping[str, Any], where: str, **said: Any) -> Any:
+    """A dataclass of settings from `content`; what that leaves open is as `said`, else as usual."""
+    known = {
+        f.name: f.default if f.default is not MISSING else f.default_factory()  # type: ignore[operator]
+        for f in fields(kind)
+    } | said
+    hints = get_type_hints(kind)
     values = {}
     for name, value in content.items():
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
             raise ExhumeError(f"{where}: unknown key {name!r}; {hint}")
-        values[name] = _fitting(known[name], value, f"{where}: {name}")
-    return replace(default, **values)
+        if hints[name] == tuple[str, ...]:
+            values[name] = _texts(value, f"{where}: {name}")
+        else:
+            values[name] = _fitting(known[name], value, f"{where}: {name}")
+    return kind(**{**said, **values})
+
+
+def _texts(value: Any, where: str) -> tuple[str, ...]:
+    """A list of texts, or one of them."""
+    several = (value,) if isinstance(value, str) else value
+    if not isinstance(several, list | tuple) or not all(isinstance(item, str) for item in several):
+        raise ExhumeError(f"{where}: a text or a list of texts is needed, got {value!r}")
+    return tuple(several)
 
 
 def _fitting(default: Any, value: Any, where: str) -> Any:
-    if isinstance(default, DataSettings | VictimSettings | AttackSettings | MachineSettings):
+    if is_dataclass(default):
         if not isinstance(value, Mapping):
             raise ExhumeError(f"{where}: a section is needed here, got {value!r}")
-        return _filled(default, value, where)
+        return filled(default, value, where)
     if isinstance(default, tuple):
         whole = isinstance(value, list | tuple) and all(type(item) is int for item in value)
         if not whole:
@@ -166,7 +198,12 @@ def _fitting(default: Any, value: Any, where: str) -> Any:
     if isinstance(default, float) and type(value) is int:
         return float(value)
     if type(value) is not type(default):
-        kind = {int: "a whole number", float: "a number", str: "a text"}[type(default)]
+        kind = {
+            int: "a whole number",
+            float: "a number",
+            str: "a text",
+            bool: "true or false",
+        }[type(default)]
         raise ExhumeError(f"{where}: {kind} is needed, got {value!r}")
     return value
 

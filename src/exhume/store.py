@@ -53,13 +53,16 @@ def digest(value: Tensor | Records) -> str:
 
 
 def describe(value: object) -> object:
-    """A frozen dataclass (or a plain value) as JSON-able data, class names included."""
+    """A frozen dataclass (or a plain value) as JSON-able data, class names included.
+
+    A field that does not count when two values are compared does not count here either.
+    """
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, Layout):
         return [[name, list(shape)] for name, shape in zip(value.names, value.shapes, strict=True)]
     if is_dataclass(value) and not isinstance(value, type):
-        named = {f.name: describe(getattr(value, f.name)) for f in fields(value)}
+        named = {f.name: describe(getattr(value, f.name)) for f in fields(value) if f.compare}
         return {"type": type(value).__name__, **named}
     if isinstance(value, tuple | list):
         return [describe(item) for item in value]

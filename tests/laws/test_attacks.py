@@ -23,6 +23,7 @@ from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.mnemonist import Mnemonist
 from exhume.attacks.informed.noise_aware import NoiseAware
+from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.attacks.informed.reconn import RecoNN
 from exhume.attacks.informed.refining import Refined
 from exhume.attacks.informed.residual import Residual
@@ -34,10 +35,15 @@ from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.search import BlindSearch
 from exhume.attacks.margin.smoothed import Smoothed
 from exhume.attacks.margin.strongest import Strongest
+from exhume.attacks.split.cipher import KnownTable, SubstitutionCipher
 from exhume.attacks.split.committee import Committee
 from exhume.attacks.split.enumeration import SubsetSearch
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
+from exhume.attacks.split.layer_fit import Pass
 from exhume.attacks.split.likelihood import Likelihood
+from exhume.attacks.split.lookalike import Lookalike
+from exhume.attacks.split.queried import QueriedInversion
+from exhume.attacks.split.translation import ShadowTranslation
 from exhume.contract import (
     Attack,
     Key,
@@ -49,6 +55,7 @@ from exhume.contract import (
     Secret,
 )
 from exhume.data import Sizes
+from exhume.data.made_up import made_up_pairs
 from exhume.defences.split.single import Noise
 from exhume.models.drawing import he_normal
 from exhume.models.glm import softmax_regression
@@ -57,6 +64,7 @@ from exhume.models.inverter import Decoder, ShadowHead
 from exhume.models.mlp import MLP
 from exhume.models.pipeline import Pipeline
 from exhume.models.reconstructors import Dense
+from exhume.models.seq2seq import Translator
 from exhume.models.tokens import TokenNet
 from exhume.models.two_layer import TwoLayer
 from exhume.score.batches import score_batches
@@ -71,7 +79,9 @@ from exhume.train.stacked import Descent
 from exhume.victims.gradient import cut_batches, release_batches
 from exhume.victims.informed import release_one_each
 from exhume.victims.margin import release_margin
+from exhume.victims.pairs import pair_corpus
 from exhume.victims.split import release_features, server_knowledge
+from exhume.victims.translation import release_sentences, translation_knowledge
 
 
 def informed_game(key: Key) -> tuple[Knowledge, Release, Secret]:
@@ -104,6 +114,15 @@ def noisy_game(key: Key) -> tuple[Knowledge, Release, Secret]:
         recipe=recipe, initial=initial, fixed=parts.fixed, shadow=parts.shadow, public=parts.public
     )
     return knowledge, release, secret
+
+
+def listed_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """The same, and the adversary has a list on which the records are, in another order."""
+    knowledge, release, secret = noisy_game(key)
+    truth = secret.open()
+    order = torch.randperm(len(truth), generator=key.fold("list").generator())
+    listed = Records(truth.inputs[order], truth.labels[order], truth.classes)
+    return replace(knowledge, shadow=None, public=None, candidates=listed), release, secret
 
 
 def linear_game(key: Key) -> tuple[Knowledge, Release, Secret]:
@@ -163,6 +182,32 @@ def split_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     pipeline = Pipeline(pipeline.client, (*pipeline.bodies, *other.bodies), pipeline.cut)
     release, secret = release_features(pipeline, parts.target)
     known = server_knowledge(pipeline, parts.shadow, earlier=parts.public, with_head=True)
+    return known, release, secret
+
+
+def asking_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """The same client, asked for the features of the server's records."""
+    knowledge, release, secret = split_game(key)
+    assert knowledge.shadow is not None
+    head = knowledge.parts["head"]
+    with torch.no_grad():
+        answers = head(knowledge.shadow.inputs)
+    return replace(knowledge, answers=answers), release, secret
+
+
+TRANSLATOR = Translator(24, 24, width=16, heads=2, layers=1, hidden=16)
+
+
+def sentence_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """What leaves a translator's client, whose embeddings are as they were drawn."""
+    pairs = made_up_pairs(1500, words=20, length=5, key=key)
+    corpus = pair_corpus(pairs, length=5, vocabulary=24, key=key)
+    held, earlier, private = corpus.deal(400, 400, 20)
+    words, body = TRANSLATOR.words(key), TRANSLATOR.body(key)
+    release, secret = release_sentences(words, private.source)
+    known = translation_knowledge(
+        words, body, held.source, held.target, earlier=earlier.source, with_table=True
+    )
     return known, release, secret
 
 
@@ -244,6 +289,7 @@ SMALL = RecoNN(Dense((64, 64)), Training(batch=32, epochs=12), chunk=32)
 
 QUICK = SplitSchedule(2, 90, 1e-2, "adam", 0.0)
 SHADOWED = ShadowInversion((0,), ShadowHead(8, 2), Decoder(8), QUICK, QUICK, match=10.0)
+LOOKALIKE = Lookalike(3, 2, Pass(5, 64), Pass(5, 64), Pass(5, 64), Decoder(8), QUICK)
 
 CASES = {
     "mean record": Case(MeanRecord(), informed_game, 1.0001),
@@ -258,14 +304,22 @@ CASES = {
     "reconn delta span": Case(replace(SMALL, inputs="delta", span=True), informed_game, 0.8),
     "mnemonist": Case(Mnemonist(SMALL), informed_game, 0.8),
     "noise-aware": Case(NoiseAware(chunk=32), noisy_game, 0.5),
+    "prior-aware": Case(PriorAware(chunk=32), listed_game, 0.05),
     "split, shadow": Case(SHADOWED, split_game, None),
     "split, learned selector": Case(replace(SHADOWED, reads="learned"), split_game, None),
     "split, true head": Case(
         TrueHeadInversion(Decoder(16), SplitSchedule(8, 32, 3e-3, "adam", 0.0)), split_game, 0.3
     ),
+    "split, queried": Case(QueriedInversion(Decoder(16), steps=60, rate=1e-2), asking_game, 0.3),
     "split, subsets": Case(SubsetSearch(1, 2, SHADOWED), split_game, None),
+    "split, shadow embeddings": Case(
+        ShadowTranslation(TRANSLATOR, 16, QUICK, QUICK), sentence_game, None
+    ),
+    "split, cipher": Case(SubstitutionCipher(), sentence_game, 0.1),
+    "split, table known": Case(KnownTable(), sentence_game, 1e-12),
     "split, likelihood": Case(Likelihood(SHADOWED, steps=20), split_game, None),
-    "split, committee": Case(Committee(SHADOWED, 2), split_game, None),
+    "split, lookalike": Case(LOOKALIKE, split_game, None),
+    "split, committee": Case(Committee((SHADOWED, SHADOWED)), split_game, None),
     "margin, first layer": Case(SHORT, margin_game, 0.35, nearest_error),
     "margin, smoothed": Case(Smoothed(SHORT), margin_game, 0.35, nearest_error),
     "margin, blind search": Case(

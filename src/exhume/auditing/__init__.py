@@ -1,11 +1,10 @@
 """Audits: what is released, by which attacks, scored and written down. One file for each kind of release."""
 
+from exhume.auditing.brief import Brief
+from exhume.auditing.findings import Audit, Findings
 from exhume.auditing.informed import (
     DEVIATIONS,
-    Audit,
-    Findings,
     Game,
-    audit,
     audit_exact,
     audit_informed,
     audit_private,
@@ -13,10 +12,12 @@ from exhume.auditing.informed import (
     informed_game,
 )
 from exhume.auditing.weights import WeightsSettings, audit_weights
+from exhume.auditing.whole import audit
 
 __all__ = [
     "DEVIATIONS",
     "Audit",
+    "Brief",
     "Findings",
     "Game",
     "WeightsSettings",

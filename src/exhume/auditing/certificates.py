@@ -1,143 +1,85 @@
-"""Whether an answer proves itself: without any record to compare with, by the update alone.
+"""Attacks on private training in the game that its privacy bounds: name the record among candidates.
 
-1. Training on all reconstructions gives the update back (its local steps included), and the update has
-   more numbers than the records have: then the records are those of the update.
-2. Three neurons or more of the first layer agree on a record, though the next layer weighs them
-   differently: a mixture of records would differ from neuron to neuron.
+Every release was trained on one of K listed records, each equally often. What an attack reaches is put
+beside what the stated privacy allows any attack (bounds/), for the same loss and threshold; where it is
+certainly more, the training is not as private as stated.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
-from exhume.attacks.gradient.settle import odd
-from exhume.contract import Architecture, Gradient, Reconstruction, Records
-from exhume.models.two_layer import TwoLayer
-from exhume.victims.gradient import release_batches
+from exhume.attacks.informed.prior_aware import FittedPriorAware
+from exhume.bounds.dp_sgd import gaussian
+from exhume.bounds.prior import Kappa, kappa_of_balls, kappa_of_naming
+from exhume.contract import ExhumeError, Key, Progress, Records, silent
+from exhume.score.naming import named_rightly
+from exhume.train.dp import Privacy
+from exhume.train.recipe import FullBatch
+from exhume.victims.informed import release_trails
 
-__all__ = ["Certificate", "Steps", "certified", "labels_behind"]
-
-_EXPLAINED = 1e-3  # relative: rounding of fp32 states leaves 1e-5 to 1e-4
-_AGREEING = 3  # neurons
-_GENERIC = 1e-3  # second singular value of the next layer, over the first
-
-
-@dataclass(frozen=True, eq=False)
-class Certificate:
-    records: int  # reconstructions that are proved
-    sentence: str = ""
-    residual: float | None = None  # of the recomputed update, where it could be recomputed
-    chosen: Tensor | None = (
-        None  # (k,) bool: those that explain the whole update; no other is a record
-    )
-    labels: Tensor | None = None  # (c,) of the chosen
+__all__ = ["Allowed", "allowed_by", "named_by_steps"]
 
 
 @dataclass(frozen=True)
-class Steps:
-    """How the client trained."""
+class Allowed:
+    """What guessing reaches, and what the stated privacy allows: for naming, and within an error."""
 
-    count: int = 1
-    rate: float = 1.0
+    naming: float  # kappa
+    within: Kappa
+    eta: float  # mean squared error
+    noise: float
+    steps: int
+
+    def bound(self, loss: str) -> tuple[float, float]:
+        """kappa and gamma of the loss, "naming" or "within"."""
+        kappa = self.naming if loss == "naming" else self.within.high
+        return kappa, gaussian(kappa, self.noise, self.steps)
 
 
-def certified(
-    gradient: Gradient, architecture: Architecture, found: Reconstruction, steps: Steps, by: str
-) -> Certificate:
-    """One release (1, p) of a mean loss and its candidates (1, k, *shape); `by` is the attack's id."""
-    real = torch.isfinite(found.confidence[0])
-    agreed = real & (found.confidence[0] >= _AGREEING) if by == "bias-ratio" else real
-    residuals = []
-    for chosen in (real, agreed):
-        if bool(chosen.any()):
-            tried = _explained(gradient, architecture, found, chosen, steps)
-            if tried.records:
-                return tried
-            residuals += [] if tried.residual is None else [tried.residual]
-    least = min(residuals, default=None)
-    count = int(agreed.sum())
-    if by == "bias-ratio" and count and _generic(gradient, architecture):
-        return Certificate(
-            count, f"{_AGREEING} neurons or more agree on each of {count} records.", least
+def allowed_by(privacy: Privacy, steps: int, listed: Records, eta: float) -> Allowed:
+    """Full-batch training: every step sees the record."""
+    if not privacy.noise:
+        raise ExhumeError("dp_noise: 0 given; without noise nothing is guaranteed")
+    return Allowed(
+        kappa_of_naming(listed.inputs),
+        kappa_of_balls(listed.inputs, eta),
+        eta,
+        privacy.noise,
+        steps,
+    )
+
+
+def named_by_steps(
+    prepared: FittedPriorAware,
+    recipe: FullBatch,
+    initial: Tensor,
+    targets: Records,
+    *,
+    key: Key,
+    first: int = 0,
+    chunk: int = 16,
+    progress: Progress = silent,
+) -> Tensor:
+    """(t,) bool: was the record named by an adversary who saw every step of its training?
+
+    The releases of `release_one_each` with this key, trained again: a fleet does not keep its steps.
+    """
+    right: list[Tensor] = []
+    stage = "attacking every step"
+    progress(stage, 0, len(targets))
+    for start in range(0, len(targets), chunk):
+        release, secret = release_trails(
+            recipe,
+            initial,
+            prepared.fixed,
+            targets[start : start + chunk],
+            key=key,
+            first=first + start,
         )
-    return Certificate(0, "", least)
-
-
-def _explained(
-    gradient: Gradient,
-    architecture: Architecture,
-    found: Reconstruction,
-    chosen: Tensor,
-    steps: Steps,
-) -> Certificate:
-    """Whether training on the chosen candidates (k,) gives the update back."""
-    records = found.candidates[0][chosen].to(gradient.values.dtype)
-    labels = None if found.labels is None else found.labels[0][chosen]
-    if labels is None or int(labels.min()) < 0:
-        labels = labels_behind(gradient, architecture, records)
-    if labels is None:
-        return Certificate(0)
-    batch = Records(records[None], labels[None], ())
-    again, _ = release_batches(
-        architecture, _start(gradient), batch, steps=steps.count, rate=steps.rate
-    )
-    size = gradient.values.norm().clamp_min(1e-30)
-    residual = float((again.values - gradient.values).norm() / size)
-    enough = architecture.layout.size > len(records) * math.prod(architecture.input_shape)
-    if not residual < _EXPLAINED or not enough:
-        return Certificate(0, "", residual)
-    sentence = (
-        f"Training on {len(records)} reconstructions gives the update back up to {residual:.1e}"
-    )
-    sign = ", and so would the negative of each." if _sign_open(architecture) else "."
-    return Certificate(len(records), sentence + sign, residual, chosen, labels)
-
-
-def _sign_open(architecture: Architecture) -> bool:
-    if not isinstance(architecture, TwoLayer) or architecture.outputs > 2:
-        return False
-    return odd(architecture.sigma)
-
-
-def labels_behind(gradient: Gradient, architecture: Architecture, records: Tensor) -> Tensor | None:
-    """(b,) labels, given all records: dL/dW of the last layer is 1/b sum_i (p_i - y_i) h_i^T."""
-    module, layout = architecture.build(), architecture.layout
-    linear = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.Linear)]
-    if not linear:
-        return None
-    name, last = linear[-1]
-    seen: list[Tensor] = []
-    hook = last.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
-    outputs = functional_call(module, layout.split(_start(gradient)), (records,)).detach().double()
-    hook.remove()
-    slope = layout.split(gradient.values[0])[f"{name}.weight"].double()
-    if len(slope) != outputs.shape[1] or seen[0].ndim != 2 or seen[0].shape[1] < len(records):
-        return None
-    heights = seen[0].double()
-    residuals: Tensor = (
-        len(records) * torch.linalg.lstsq(heights.T, slope.T, driver="gelsd").solution
-    )
-    if outputs.shape[1] == 1:
-        found = (torch.sigmoid(outputs) - residuals > 0.5).long()[:, 0]
-    else:
-        found = (torch.softmax(outputs, 1) - residuals).argmax(1)
-    return found
-
-
-def _generic(gradient: Gradient, architecture: Architecture) -> bool:
-    """The layer after the first weighs its neurons in more than one pattern."""
-    layout = architecture.layout
-    if len(layout.shapes) < 3 or layout.shapes[2][1:] != layout.shapes[0][:1]:
-        return False
-    outer = layout.split(_start(gradient))[layout.names[2]].double()
-    sizes = torch.linalg.svdvals(outer)
-    return len(sizes) > 1 and float(sizes[1]) > _GENERIC * float(sizes[0])
-
-
-def _start(gradient: Gradient) -> Tensor:
-    return gradient.at if gradient.at.ndim == 1 else gradient.at[0]
+        right.append(named_rightly(secret, prepared.run(release), prepared.candidates))
+        progress(stage, min(start + chunk, len(targets)), len(targets))
+    return torch.cat(right)

@@ -31,6 +31,7 @@ class Given:
     trained: Records
     decoys: Records
     notes: tuple[str, ...]
+    rows: Tensor  # (n,) the training records' places in the set they are from
 
 
 def records_given(
@@ -59,10 +60,10 @@ def records_given(
         raise ExhumeError(
             f"--decoys: records of shape {others.shape}, those trained on have {trained.shape}"
         )
-    return _apart(trained, others, key)
+    return _apart(trained, others, chosen, key)
 
 
-def _apart(trained: Records, others: Records, key: Key) -> Given:
+def _apart(trained: Records, others: Records, rows: Tensor, key: Key) -> Given:
     """Decoys without copies of training records, in the training records' shares of the classes."""
     notes = []
     known = {digest(image) for image in trained.inputs}
@@ -79,13 +80,13 @@ def _apart(trained: Records, others: Records, key: Key) -> Given:
     missing = sorted(set(wanted) - set(there))
     if len(missing) == len(wanted):
         notes.append("No decoy has a class of the training records; all were used.")
-        return Given(trained, others[:_MOST_DECOYS], tuple(notes))
+        return Given(trained, others[:_MOST_DECOYS], tuple(notes), rows)
     if missing:
         notes.append(
             f"There are no decoys of {', '.join(missing)}; the null is of the other classes."
         )
     chosen = _in_proportion(there, {n: c for n, c in wanted.items() if n not in missing})
-    return Given(trained, others[torch.tensor(chosen)], tuple(notes))
+    return Given(trained, others[torch.tensor(chosen)], tuple(notes), rows)
 
 
 def _in_proportion(there: list[str], wanted: Mapping[str, int]) -> list[int]:

@@ -1,22 +1,23 @@
-"""The audit, top to bottom: data, victim, release, attack, reconstruction, score, run folder, report."""
+"""Weights trained the user's way, against an adversary who knows every record but one (Balle22)."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from exhume import data
 from exhume.attacks.baseline import MeanRecord, holdings, snap_to_holdings
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.noise_aware import NoiseAware
+from exhume.attacks.informed.residual import Residual
 from exhume.attacks.informed.through_training import ThroughTraining
+from exhume.auditing.at_risk import factors_of_own
+from exhume.auditing.findings import Findings, Named, inapplicable, status_of
 from exhume.contract import (
+    Attack,
     ExhumeError,
     Key,
     Knowledge,
@@ -28,122 +29,44 @@ from exhume.contract import (
     Reconstruction,
     Records,
     Store,
+    Weights,
     silent,
 )
-from exhume.plan import as_known, device_named, moved, recipe_for, resolve, sizes_for
-from exhume.report.folder import RunFolder, environment
-from exhume.report.page import draw
+from exhume.plan import as_known, device_named, moved, recipe_for, sizes_for
 from exhume.score.targets import TargetScores, score_targets
-from exhume.score.verdict import Verdict, gravest, not_audited
-from exhume.settings import Settings, to_toml
+from exhume.settings import Settings
 from exhume.store import NullStore
 from exhume.train.dp import epsilon
 from exhume.train.functional import accuracy
-from exhume.train.recipe import FullBatch, MiniBatch
+from exhume.train.own import OwnTraining
+from exhume.train.recipe import FullBatch
 from exhume.victims.informed import Victim, first_of, release_one_each
+from exhume.victims.release_file import release_of_file
 
 __all__ = [
-    "Audit",
-    "Findings",
+    "CLOSED_FORM",
+    "CORRECTED",
+    "DEVIATIONS",
+    "NOISE_AWARE",
+    "THROUGH_TRAINING",
     "Game",
-    "audit",
+    "audit_corrected",
     "audit_exact",
     "audit_informed",
     "audit_private",
     "check_apart",
     "dealt",
     "informed_game",
+    "start_of",
 ]
 
-
-@dataclass(frozen=True, eq=False)
-class Findings:
-    """One attack on one victim, scored."""
-
-    section: dict[str, Any]  # the attack's part of result.json: numbers and words, no records
-    evidence: dict[str, Tensor]  # records and per-record numbers, for the report
-    victim: dict[str, str | float]
-    verdict: Verdict
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        metrics: dict[str, float] = self.section["metrics"]
-        return metrics
-
-
-@dataclass(frozen=True)
-class Audit:
-    """What an audit found and where it is written."""
-
-    verdict: Verdict
-    metrics: Mapping[str, float]  # of the strongest attack on all targets
-    folder: Path
-    report: Path
-    redacted: Path | None = None  # a version without records, where it was asked for
-
-
-def audit(
-    settings: Settings, out: Path, *, progress: Progress = silent, redact: bool = False
-) -> Audit:
-    """Attack models trained the user's way on the user's data; write the run folder; say the verdict.
-
-    The same settings and folder resume a stopped run and end with the same bits.
-    """
-    started = time.perf_counter()
-    records = data.load(settings.data.source, progress=progress)
-    settings = resolve(settings, records)
-    check_apart(out, settings.data.source)
-    folder = RunFolder.create(out)
-    settings = _taken_up(folder, settings)
-    torch.set_num_threads(settings.machine.threads)
-    folder.write_json("environment.json", environment())
-    game = informed_game(settings, records, store=folder.store(), progress=progress)
-    found = [audit_informed(game, settings, store=folder.store(), progress=progress)]
-    if settings.victim.dp_noise:
-        found.append(audit_private(game, settings, store=folder.store(), progress=progress))
-    strongest = max(found, key=lambda findings: findings.metrics.get("success", -1.0))
-    if settings.attack.exact:
-        found.append(audit_exact(game, settings, store=folder.store(), progress=progress))
-    for findings in found:
-        if findings.evidence:
-            name = f"{findings.section['id']}.safetensors"
-            folder.write_tensors(name, findings.evidence)
-            findings.section["evidence"] = name
-    verdict = gravest([findings.verdict for findings in found])
-    folder.write_json(
-        "result.json",
-        {
-            "schema": 1,
-            "kind": "audit",
-            "title": "An informed adversary against a released classifier",
-            "data": settings.data.source,
-            "seed": settings.seed,
-            "verdict": asdict(verdict),
-            "attacks": [findings.section for findings in found],
-            "victim": found[0].victim,
-            "classes": list(records.classes),
-            "deviations": list(DEVIATIONS),
-            "wall_seconds": time.perf_counter() - started,
-        },
-    )
-    progress("drawing the report", 0, 1)
-    report = draw(folder.path)
-    redacted = draw(folder.path, redact=True) if redact else None
-    progress("drawing the report", 1, 1)
-    return Audit(verdict, strongest.metrics, folder.path, report, redacted)
-
-
-@dataclass(frozen=True)
-class _Named:
-    """How an attack is called in the run folder and on the page."""
-
-    id: str
-    name: str
-
-
-_CLOSED_FORM = _Named("closed-form", "Closed-form per-label reconstructor")
-_NOISE_AWARE = _Named("noise-aware", "Noise-aware reconstructor")
-_THROUGH_TRAINING = _Named("through-training", "Differentiating through training")
+_WEIGHTS = "the released weights"
+CLOSED_FORM = Named("closed-form", "Closed-form per-label reconstructor", "Balle22", _WEIGHTS)
+CORRECTED = Named("corrected", "Closed form, corrected by a network", "Balle22", _WEIGHTS)
+NOISE_AWARE = Named("noise-aware", "Noise-aware reconstructor", "Balle22", _WEIGHTS)
+THROUGH_TRAINING = Named(
+    "through-training", "Differentiating through training", "Balle22", _WEIGHTS
+)
 
 DEVIATIONS = (
     "The reconstructor is a ridge regression per label in closed form instead of a neural network.",
@@ -158,9 +81,10 @@ class Game:
 
     victim: Victim
     facts: dict[str, str | float]  # about the victim, for the report
-    recipe: FullBatch | MiniBatch
+    recipe: Recipe
     knowledge: Knowledge
     key: Key
+    rows: Tensor  # (t,) the targets' places in the data
 
 
 def dealt(settings: Settings, records: Records) -> data.Split:
@@ -187,7 +111,7 @@ def informed_game(
     recipe = recipe_for(settings, records)
     private = _privacy(recipe)
     if initial is None:
-        initial = recipe.architecture.initial(key.fold("victim"))
+        initial = start_of(settings, recipe, key)
     initial = initial.to(parts.fixed.inputs.device)
     victim = release_one_each(
         recipe,
@@ -201,10 +125,12 @@ def informed_game(
     )
     facts: dict[str, str | float] = {
         "architecture": str(recipe.architecture),
+        **({"start": Path(settings.victim.start).name} if settings.victim.start else {}),
         "training": str(recipe),
         "records": len(parts.fixed) + 1,
         "released_models": len(parts.target),
         **private,
+        **_repeats(recipe, initial, parts.fixed, key),
         **_accuracy("test_accuracy", recipe, victim[0].parameters, parts.test),
     }
     knowledge = Knowledge(
@@ -215,7 +141,17 @@ def informed_game(
         shadow=parts.shadow,
         public=parts.public,
     )
-    return Game(victim, facts, recipe, knowledge, key)
+    sizes = sizes_for(len(records), settings)
+    rows = data.places(len(records), sizes, key.fold("split"))[1]  # the targets'
+    return Game(victim, facts, recipe, knowledge, key, rows)
+
+
+def start_of(settings: Settings, recipe: Recipe, key: Key) -> Tensor:
+    """(p,) where training starts: a draw, or the base that is fine-tuned."""
+    if not settings.victim.start:
+        return recipe.architecture.initial(key.fold("victim"))
+    found = release_of_file(Path(settings.victim.start), recipe.architecture)
+    return found.release.parameters[0]
 
 
 def audit_informed(
@@ -228,12 +164,20 @@ def audit_informed(
             game.knowledge, key=game.key.fold("attack"), store=store, progress=progress
         )
     except NotApplicable as why:
-        return _inapplicable(_CLOSED_FORM, game, why)
-    findings = _scored(_CLOSED_FORM, game, prepared, settings.data.targets, progress)
+        return _refused(CLOSED_FORM, game, why)
+    findings = _scored(CLOSED_FORM, game, prepared, settings.data.targets, progress)
     public = game.knowledge.public
     if public is not None:
         findings.metrics.update(_accuracy("shadow_accuracy", game.recipe, prepared.sample, public))
     return findings
+
+
+def audit_corrected(
+    game: Game, settings: Settings, *, store: Store, progress: Progress = silent
+) -> Findings:
+    """All targets, by the closed form and a network that takes its errors away."""
+    attack = Residual(chunk=settings.machine.chunk)
+    return _tried(CORRECTED, attack, game, settings, store=store, progress=progress)
 
 
 def audit_private(
@@ -241,13 +185,25 @@ def audit_private(
 ) -> Findings:
     """All targets of private training, by shadow models with and without its noise."""
     attack = NoiseAware(chunk=settings.machine.chunk)
+    return _tried(NOISE_AWARE, attack, game, settings, store=store, progress=progress)
+
+
+def _tried(
+    named: Named,
+    attack: Attack,
+    game: Game,
+    settings: Settings,
+    *,
+    store: Store,
+    progress: Progress,
+) -> Findings:
     try:
         prepared = attack.prepare(
             game.knowledge, key=game.key.fold("attack"), store=store, progress=progress
         )
     except NotApplicable as why:
-        return _inapplicable(_NOISE_AWARE, game, why)
-    return _scored(_NOISE_AWARE, game, prepared, settings.data.targets, progress)
+        return _refused(named, game, why)
+    return _scored(named, game, prepared, settings.data.targets, progress)
 
 
 def audit_exact(
@@ -260,21 +216,21 @@ def audit_exact(
             needed, key=game.key.fold("through training"), store=store, progress=progress
         )
     except NotApplicable as why:
-        return _inapplicable(_THROUGH_TRAINING, game, why)
-    findings = _scored(_THROUGH_TRAINING, game, prepared, settings.attack.exact, progress)
+        return _refused(THROUGH_TRAINING, game, why)
+    findings = _scored(THROUGH_TRAINING, game, prepared, settings.attack.exact, progress)
     findings.section["knows"] = list(needed.known())
     return findings
 
 
 def _scored(
-    named: _Named, game: Game, prepared: Prepared, targets: int, progress: Progress
+    named: Named, game: Game, prepared: Prepared, targets: int, progress: Progress
 ) -> Findings:
     """Run a prepared attack on the first targets and compare it with the truth and with the baselines."""
     release, secret = first_of(game.victim, targets)
     found = prepared.run(release)
     if found.status.outcome is Outcome.NOT_APPLICABLE:
         why = NotApplicable(found.status.reason, ever=found.status.ever)
-        return _inapplicable(named, game, why)
+        return _refused(named, game, why)
     progress(f"scoring {named.id}", 0, 1)
     mean = MeanRecord().prepare(game.knowledge, key=game.key, store=NullStore()).run(release)
     others = {_MEAN: mean, _SNAPPED: snap_to_holdings(found, game.knowledge)}
@@ -282,22 +238,16 @@ def _scored(
     scores = score_targets(secret, found, pool, game.key.fold("score"), baselines=others)
     progress(f"scoring {named.id}", 1, 1)
     section = _section(named, game.knowledge, found, scores)
-    return Findings(section, scores.evidence, game.facts, scores.verdict)
+    evidence = {**scores.evidence, **_factors(game, release, scores), "rows": game.rows[:targets]}
+    return Findings(section, evidence, game.facts, scores.verdict)
 
 
-def _taken_up(folder: RunFolder, settings: Settings) -> Settings:
-    """The settings of the run already in this folder, if it is the same run; else these, written down."""
-    if folder.config.exists():
-        earlier = Settings.from_toml(folder.config)
-        if replace(settings, machine=earlier.machine) == earlier:
-            return earlier  # its chunk and threads decide the bits
-        if folder.has_work():
-            raise ExhumeError(
-                f"{folder.path} holds a run with other settings (see its config.toml): "
-                "choose another --out, or delete it"
-            )
-    folder.write_config(to_toml(settings))
-    return settings
+def _factors(game: Game, release: Weights, scores: TargetScores) -> dict[str, Tensor]:
+    """What each released model makes of its own target."""
+    fixed, truth = game.knowledge.fixed, scores.evidence
+    assert fixed is not None  # the game is about what the adversary lacks of it
+    own = Records(truth["targets"], truth["labels"], fixed.classes)
+    return factors_of_own(game.recipe.architecture, release.parameters, own, fixed)
 
 
 def check_apart(out: Path, source: str) -> None:
@@ -317,6 +267,14 @@ def _privacy(recipe: Recipe) -> dict[str, float]:
     }
 
 
+def _repeats(recipe: Recipe, initial: Tensor, fixed: Records, key: Key) -> dict[str, str | float]:
+    """Of the user's own training: whether it ends with the same bits when it is done again."""
+    if not isinstance(recipe, OwnTraining):
+        return {}
+    same = recipe.repeats(initial, fixed, key.fold("repeats"))
+    return {"deterministic": "yes" if same else "no: the adversary's shadows differ by chance, too"}
+
+
 def _accuracy(name: str, recipe: Recipe, parameters: Tensor, records: Records) -> dict[str, float]:
     if not len(records):
         return {}
@@ -331,7 +289,7 @@ _SNAPPED = "held record nearest to the reconstruction"
 
 
 def _section(
-    named: _Named,
+    named: Named,
     knowledge: Knowledge,
     found: Reconstruction,
     scores: TargetScores,
@@ -347,10 +305,10 @@ def _section(
     return {
         "id": named.id,
         "name": named.name,
-        "paper": "Balle22",
-        "sees": "the released weights",
+        "paper": named.paper,
+        "sees": named.sees,
         "knows": list(knowledge.known()),
-        "status": _status(found),
+        "status": status_of(found),
         "metrics": {
             **scores.metrics,
             **found.observed,
@@ -363,23 +321,5 @@ def _section(
     }
 
 
-def _status(found: Reconstruction) -> dict[str, Any]:
-    status = found.status
-    return {"outcome": status.outcome.value, "reason": status.reason, "ever": status.ever}
-
-
-def _inapplicable(named: _Named, game: Game, why: NotApplicable) -> Findings:
-    found = Reconstruction.none(0, (), why)
-    section = {
-        "id": named.id,
-        "name": named.name,
-        "paper": "Balle22",
-        "sees": "the released weights",
-        "knows": list(game.knowledge.known()),
-        "status": _status(found),
-        "metrics": {},
-        "baselines": [],
-        "cost": asdict(found.cost),
-        "notes": [],
-    }
-    return Findings(section, {}, game.facts, not_audited(why.why))
+def _refused(named: Named, game: Game, why: NotApplicable) -> Findings:
+    return inapplicable(named, game.knowledge.known(), game.facts, why)

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from exhume import data
-from exhume.auditing.informed import Audit, check_apart
+from exhume.auditing.findings import Audit
+from exhume.auditing.informed import check_apart
 from exhume.auditing.split_attacks import Attacked, Met, attack_split
 from exhume.auditing.split_defended import Defended, check_trainable, defended, keep, secret_key
 from exhume.auditing.split_reading import Owned, read_split
@@ -24,7 +25,7 @@ from exhume.report.page import draw
 from exhume.score.features import Distance
 from exhume.score.verdict import Verdict
 
-__all__ = ["DEVIATIONS", "SplitSettings", "audit_split"]
+__all__ = ["DEVIATIONS", "Judged", "SplitSettings", "audit_split", "judge_split", "split_verdict"]
 
 DEVIATIONS = (
     "The attackers' shadow and decoder are trained for a fixed number of epochs; longer ones may get more.",
@@ -38,7 +39,7 @@ DEVIATIONS = (
 
 
 @dataclass(frozen=True, eq=False)
-class _Judged:
+class Judged:
     """Depth by depth, and the defended network if there is one."""
 
     depths: dict[str, Met]
@@ -72,12 +73,12 @@ def audit_split(
     folder = RunFolder.create(out)
     take_up(folder, settings, owned.fingerprint())
     folder.write_json("environment.json", environment())
-    judged = _judged(settings, owned, folder, progress)
+    judged = judge_split(settings, owned, folder, progress)
     for one in judged.attacked:
         name = f"{one.section['id']}.safetensors"
         folder.write_tensors(name, one.evidence)
         one.section["evidence"] = name
-    verdict = _verdict(judged)
+    verdict = split_verdict(judged)
     folder.write_json(
         "result.json",
         {
@@ -104,9 +105,9 @@ def audit_split(
     return Audit(verdict, metrics, folder.path, report, redacted)
 
 
-def _judged(
+def judge_split(
     settings: SplitSettings, owned: Owned, folder: RunFolder, progress: Progress
-) -> _Judged:
+) -> Judged:
     key, store = Key.from_seed(settings.seed), folder.store()
     distance: Distance | None = None
     if settings.lpips and owned.shape[0] == 3:
@@ -126,7 +127,7 @@ def _judged(
         )
     progress("attacking depths", len(owned.first), len(owned.first))
     if not settings.defend:
-        return _Judged(depths, None, None)
+        return Judged(depths, None, None)
     made = defended(settings, owned, key=secret_key(folder), store=store, progress=progress)
     keep(made, folder)
     guarded = attack_split(
@@ -139,10 +140,10 @@ def _judged(
         store=store,
         progress=progress,
     )
-    return _Judged(depths, guarded, made)
+    return Judged(depths, guarded, made)
 
 
-def _verdict(judged: _Judged) -> Verdict:
+def split_verdict(judged: Judged) -> Verdict:
     """That of the split in use, with what was found at other depths and what the defence costs."""
     own = judged.in_use.verdict
     more = [own.detail, depth_told({n: met.verdict.word for n, met in judged.depths.items()})]

@@ -24,8 +24,8 @@ DEFENCES = ("ensembler", "single", "shredder", "dropout", "dropout-ensemble", "r
 class SplitSettings:
     """Empty or 0 means: not said, or choose it here."""
 
-    model: str  # package.module:factory
-    data: str  # the owner's records: targets, and what an attacker like them holds
+    model: str = ""  # package.module:factory
+    data: str = ""  # the owner's records: targets, and what an attacker like them holds
     weights: str = ""  # a state dict; the factory's own weights if not given
     first: tuple[str, ...] = ()  # last layers of the head; the first named is the split in use
     second: str = ""  # last layer of the body

@@ -1,4 +1,4 @@
-"""The audit of clients' updates, top to bottom: files, checks, attacks, certificates, score, verdict."""
+"""The audit of clients' updates, top to bottom: files, checks, attacks, proofs, score, verdict."""
 
 from __future__ import annotations
 
@@ -10,19 +10,28 @@ from pathlib import Path
 import torch
 
 from exhume import data
-from exhume.auditing.informed import Audit
+from exhume.auditing.findings import Audit
 from exhume.auditing.update_attacks import Answer, Line, attack_all, lines_for, steps_within
 from exhume.auditing.update_found import Found, Truth, found_by
-from exhume.auditing.update_reading import Case, cases_for, private_records
+from exhume.auditing.update_made import made_updates
+from exhume.auditing.update_reading import Case, cases_for, model_for, private_records
 from exhume.auditing.update_settings import UpdateSettings, taken_up
-from exhume.contract import Key, Progress, silent
+from exhume.contract import Architecture, Key, Progress, Records, silent
 from exhume.plan import threads_for
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.score.verdict import gravest
 from exhume.settings import to_toml
 
-__all__ = ["DEVIATIONS", "audit_update"]
+__all__ = [
+    "DEVIATIONS",
+    "attack_updates",
+    "audit_update",
+    "facts_of_updates",
+    "gathered",
+    "resolved_update",
+    "strongest_of_updates",
+]
 
 DEVIATIONS = (
     "An update of several local steps is attacked as the average of its gradients.",
@@ -39,15 +48,12 @@ def audit_update(
     """
     started = time.perf_counter()
     records = data.load(settings.data, progress=progress) if settings.data else None
-    cases = cases_for(settings, records)
-    truth = None
-    if records is not None:
-        truth = Truth(*private_records(settings, records, [case.client for case in cases]))
+    cases, truth = gathered(settings, records)
     folder = RunFolder.create(out)
-    settings = _resolved(taken_up(folder, settings), cases)
+    settings = resolved_update(taken_up(folder, settings), cases)
     folder.write_config(to_toml(settings))
     folder.write_json("environment.json", environment())
-    found = _attacked(settings, cases, truth, folder, progress)
+    found = attack_updates(settings, cases, truth, folder, progress)
     for one in found:
         if one.evidence:
             one.section["evidence"] = f"{one.section['id']}.safetensors"
@@ -63,7 +69,7 @@ def audit_update(
             "seed": settings.seed,
             "verdict": asdict(verdict),
             "attacks": [one.section for one in found],
-            "victim": _facts(settings, cases, found),
+            "victim": facts_of_updates(settings, cases, found),
             "classes": list(records.classes) if records is not None else [],
             "deviations": list(DEVIATIONS),
             "wall_seconds": time.perf_counter() - started,
@@ -73,10 +79,28 @@ def audit_update(
     report = draw(folder.path)
     redacted = draw(folder.path, redact=True) if redact else None
     progress("drawing the report", 1, 1)
-    return Audit(verdict, _strongest(found, cases), folder.path, report, redacted)
+    return Audit(verdict, strongest_of_updates(found, cases), folder.path, report, redacted)
 
 
-def _resolved(settings: UpdateSettings, cases: Sequence[Case]) -> UpdateSettings:
+def gathered(
+    settings: UpdateSettings, records: Records | None, architecture: Architecture | None = None
+) -> tuple[list[Case], Truth | None]:
+    """The updates, from files or made here, and the records behind them where they are known.
+
+    architecture: of updates that are made here; None: the user's own model.
+    """
+    if settings.made:
+        assert records is not None  # the settings see to it
+        if architecture is None:
+            architecture = model_for(settings, records)
+        return made_updates(settings, architecture, records, Key.from_seed(settings.seed))
+    cases = cases_for(settings, records)
+    if records is None:
+        return cases, None
+    return cases, Truth(*private_records(settings, records, [case.client for case in cases]))
+
+
+def resolved_update(settings: UpdateSettings, cases: Sequence[Case]) -> UpdateSettings:
     """Threads, and the budget turned into steps, chosen once."""
     settings = replace(settings, threads=threads_for(settings.threads))
     torch.set_num_threads(settings.threads)
@@ -92,7 +116,7 @@ def _lines(settings: UpdateSettings, cases: Sequence[Case]) -> list[Line]:
     return lines_for(settings, images=images, averaged=cases[0].averaged)
 
 
-def _attacked(
+def attack_updates(
     settings: UpdateSettings,
     cases: Sequence[Case],
     truth: Truth | None,
@@ -118,7 +142,7 @@ def _attacked(
 # What goes into the run folder
 
 
-def _facts(
+def facts_of_updates(
     settings: UpdateSettings, cases: Sequence[Case], found: Sequence[Found]
 ) -> dict[str, str | float]:
     steps = max(case.steps.count for case in cases)
@@ -138,7 +162,7 @@ def _facts(
     }
 
 
-def _strongest(found: Sequence[Found], cases: Sequence[Case]) -> dict[str, float]:
+def strongest_of_updates(found: Sequence[Found], cases: Sequence[Case]) -> dict[str, float]:
     """Metrics of the attack that brought most back; a proof counts like a match."""
     best = max(found, key=lambda one: one.share(cases))
     metrics: dict[str, float] = dict(best.section["metrics"])

@@ -13,8 +13,8 @@ from exhume.attacks.gradient.decoder import decode
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.spanned import SpanAttack
 from exhume.attacks.gradient.tensor import TensorAttack
-from exhume.auditing.certificates import Certificate, certified
 from exhume.auditing.keeping import kept
+from exhume.auditing.proofs import Proof, proof_of
 from exhume.auditing.update_reading import Case
 from exhume.auditing.update_settings import UpdateSettings
 from exhume.contract import (
@@ -51,7 +51,7 @@ class Line:
 class Answer:
     case: Case
     found: Reconstruction
-    certificate: Certificate
+    proof: Proof
 
 
 def lines_for(settings: UpdateSettings, *, images: bool, averaged: bool) -> list[Line]:
@@ -104,15 +104,15 @@ def attack_all(
         if line.id in _IF_NEEDED and _settled(case, answers):
             continue
         found = _kept(case, line, key=key, store=store, progress=progress)
-        proof = Certificate(0)
+        proof = Proof(0)
         if found.status.outcome is not Outcome.NOT_APPLICABLE:
-            proof = certified(case.gradient, case.architecture, found, case.steps, line.id)
+            proof = proof_of(case.gradient, case.architecture, found, case.steps, line.id)
             found = _proved(found, proof)
         answers[line.id] = Answer(case, found, proof)
     return answers
 
 
-def _proved(found: Reconstruction, proof: Certificate) -> Reconstruction:
+def _proved(found: Reconstruction, proof: Proof) -> Reconstruction:
     """Only the candidates that explain the whole update, with their labels, where there are such."""
     if proof.chosen is None or proof.labels is None:
         return found
@@ -149,8 +149,8 @@ def _counted(case: Case, answers: dict[str, Answer]) -> Case:
     """The batch size, where an attack has counted it and proved its count."""
     if case.batch_size is None:
         for answer in answers.values():
-            if answer.certificate.residual is not None and answer.certificate.records:
-                return replace(case, batch_size=answer.certificate.records)
+            if answer.proof.residual is not None and answer.proof.records:
+                return replace(case, batch_size=answer.proof.records)
         span = answers.get("span")
         if span is not None and "batch_size" in span.found.observed:
             return replace(case, batch_size=int(span.found.observed["batch_size"]))
@@ -159,7 +159,7 @@ def _counted(case: Case, answers: dict[str, Answer]) -> Case:
 
 def _settled(case: Case, answers: dict[str, Answer]) -> bool:
     """Every record of the batch is proved."""
-    most = max((answer.certificate.records for answer in answers.values()), default=0)
+    most = max((answer.proof.records for answer in answers.values()), default=0)
     return case.batch_size is not None and most >= case.batch_size
 
 

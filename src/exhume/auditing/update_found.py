@@ -51,9 +51,9 @@ class Truth:
 def found_by(line: Line, answers: Sequence[Answer], truth: Truth | None, key: Key) -> Found:
     """One attack's answers to all updates, scored where there is something to score with."""
     ran = [a for a in answers if a.found.status.outcome is not Outcome.NOT_APPLICABLE]
-    proved = sum(answer.certificate.records for answer in ran)
-    notes = [answer.certificate.sentence for answer in ran if answer.certificate.sentence]
-    residuals = [r for a in ran if (r := a.certificate.residual) is not None]
+    proved = sum(answer.proof.records for answer in ran)
+    notes = [answer.proof.sentence for answer in ran if answer.proof.sentence]
+    residuals = [r for a in ran if (r := a.proof.residual) is not None]
     metrics: dict[str, float] = {"certified": float(proved)}
     if residuals:
         metrics["update_residual"] = max(residuals)
@@ -65,7 +65,7 @@ def found_by(line: Line, answers: Sequence[Answer], truth: Truth | None, key: Ke
         verdict = not_audited(answers[0].found.status.reason)
         metrics = {}
     elif truth is None:
-        evidence, verdict = _unscored(ran), _by_certificate(proved, ran)
+        evidence, verdict = _unscored(ran), _by_proof(proved, ran)
     else:
         scores = score_updates(
             [
@@ -78,7 +78,7 @@ def found_by(line: Line, answers: Sequence[Answer], truth: Truth | None, key: Ke
         metrics |= scores.metrics
         evidence, verdict = scores.evidence, scores.verdict
         if verdict.word != "leaks" and proved:
-            verdict = _by_certificate(proved, ran)
+            verdict = _by_proof(proved, ran)
     metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
     return Found(_section(line, answers, metrics, notes), evidence, verdict)
 
@@ -117,7 +117,7 @@ def _unscored(ran: Sequence[Answer]) -> dict[str, Tensor]:
     return evidence | ({"inferred": torch.cat(labels)} if whole else {})
 
 
-def _by_certificate(proved: int, ran: Sequence[Answer]) -> Verdict:
+def _by_proof(proved: int, ran: Sequence[Answer]) -> Verdict:
     """Without records: leaks where a reconstruction proves itself, else not audited."""
     if not proved:
         return Verdict(
@@ -130,7 +130,7 @@ def _by_certificate(proved: int, ran: Sequence[Answer]) -> Verdict:
     return Verdict(
         "leaks",
         f"The update leaks: {count} reconstructed, and the update itself proves it.",
-        " ".join(a.certificate.sentence for a in ran if a.certificate.sentence),
+        " ".join(a.proof.sentence for a in ran if a.proof.sentence),
     )
 
 

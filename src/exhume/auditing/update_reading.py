@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from exhume.auditing.certificates import Steps
+from exhume.auditing.proofs import Steps
 from exhume.auditing.update_settings import UpdateSettings
 from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records
 from exhume.models.factory import model_named
@@ -21,7 +21,7 @@ from exhume.store import digest
 from exhume.victims.payload import Said, check_payload
 from exhume.victims.updates import Update, from_gradient, from_recording, from_states
 
-__all__ = ["Case", "cases_for", "private_records"]
+__all__ = ["Case", "cases_for", "model_for", "private_records"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +63,15 @@ def cases_for(settings: UpdateSettings, records: Records | None) -> list[Case]:
     else:
         raise ExhumeError("before: an architecture has no weights of its own; give --before")
     return [_case(update, settings, shape) for update in _updates(settings, module)]
+
+
+def model_for(settings: UpdateSettings, records: Records) -> Architecture:
+    """The user's model, for updates that are made here."""
+    made = model_named(settings.model)
+    shape = _shape(settings, made, records)
+    if isinstance(made, nn.Module):
+        return ModuleArchitecture.of(made, shape, settings.batch_norm)
+    return made
 
 
 def _shape(

@@ -23,6 +23,9 @@ class UpdateSettings:
     update: str = ""  # a file with a gradient, or a folder of recorded updates
     before: str = ""  # the state the client was sent
     after: str = ""  # the state it returned
+    made: int = (
+        0  # instead of files: updates that are made here, of `batch_size` records of `data` each
+    )
     rate: float = 0.0  # learning rate of the client's SGD
     steps: int = 1  # its local steps
     loss: str = "cross-entropy"  # for a single output: the logistic loss
@@ -44,7 +47,13 @@ class UpdateSettings:
                 f"loss: {self.loss!r} is not one of cross-entropy (of a single output: logistic)"
             )
         Said(self.reduction, self.batch_norm)  # refuses what is no such mode
-        for name, least in (("steps", 1), ("batch_size", 0), ("restarts", 1), ("search_steps", 0)):
+        for name, least in (
+            ("steps", 1),
+            ("batch_size", 0),
+            ("made", 0),
+            ("restarts", 1),
+            ("search_steps", 0),
+        ):
             if getattr(self, name) < least:
                 raise ExhumeError(f"{name}: {getattr(self, name)} given, at least {least} needed")
         if not self.budget > 0:
@@ -63,7 +72,11 @@ class UpdateSettings:
             raise ExhumeError("before: --after needs the state before it")
         if self.after and self.update:
             raise ExhumeError("update: give a gradient, or --before and --after, not both")
-        if not self.after and not self.update:
+        if self.made and (self.update or self.after):
+            raise ExhumeError("made: updates are given, or made here, not both")
+        if self.made and not (self.data and self.batch_size):
+            raise ExhumeError("made: say with --data and --batch-size what updates are made of")
+        if not self.after and not self.update and not self.made:
             raise ExhumeError("update: give a gradient, a recorded folder, or --before and --after")
         if self.steps > 1 and not self.after:
             raise ExhumeError("steps: several local steps need --before, --after and --rate")
@@ -94,6 +107,6 @@ def taken_up(folder: RunFolder, settings: UpdateSettings) -> UpdateSettings:
 
 def folder_for(settings: UpdateSettings) -> Path:
     """A folder named by the settings, so that the same command finds its own earlier work."""
-    name = Path(settings.update or settings.after).stem
+    name = Path(settings.update or settings.after or "made").stem
     digest = hashlib.sha256(to_toml(settings).encode()).hexdigest()[:8]
     return Path("runs") / f"update-{name}-{digest}"

@@ -18,8 +18,10 @@ from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.strongest import Strongest
+from exhume.auditing.at_risk import AT_RISK, factors_of_one, write_risk
+from exhume.auditing.findings import Audit
 from exhume.auditing.given import Given, mean_given, records_given
-from exhume.auditing.informed import Audit, check_apart
+from exhume.auditing.informed import check_apart
 from exhume.auditing.weights_fit import fit_of
 from exhume.auditing.weights_settings import WeightsSettings, shape_of, take_up
 from exhume.contract import (
@@ -39,7 +41,14 @@ from exhume.score.margin_verdict import judge_margin, unscored
 from exhume.score.verdict import Verdict, not_audited
 from exhume.victims.checkpoint import Checkpoint, read_checkpoint, secret_of
 
-__all__ = ["WeightsSettings", "audit_weights"]
+__all__ = [
+    "WEIGHTS_DEVIATIONS",
+    "Opened",
+    "WeightsSettings",
+    "attack_checkpoint",
+    "audit_weights",
+    "opened",
+]
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,7 @@ _HIDDEN = _Named(
     "Training images from the span of hidden activations",
     "Confidence is minus the share of a candidate's hidden activations outside the second layer's span.",
 )
-_DEVIATIONS = (
+WEIGHTS_DEVIATIONS = (
     "Where weight decay has removed the second layer's start, records are sought one by one in its span; "
     "else only the first layer is explained. Buzaglo23 explains all layers.",
     "The number of training records is read off the first layer's spectrum.",
@@ -75,36 +84,13 @@ def audit_weights(
 ) -> Audit:
     """Attack one checkpoint; write the run folder; say the verdict. The same call resumes a stopped run."""
     started = time.perf_counter()
-    key = Key.from_seed(settings.seed)
-    if not Path(settings.checkpoint).exists():
-        raise ExhumeError(f"checkpoint: there is no file {settings.checkpoint}")
-    given = None
-    if settings.trained_on:
-        given = records_given(
-            settings.trained_on, settings.rows, settings.decoys, key, progress=progress
-        )
-    shape = shape_of(settings, given)
-    centre = mean_given(settings.mean, shape)
-    why, checkpoint = None, None
-    try:
-        checkpoint = read_checkpoint(
-            Path(settings.checkpoint), activation=settings.activation, shape=shape
-        )
-    except NotApplicable as refused:
-        why = refused
+    released = opened(settings, progress=progress)
     for source in filter(None, (settings.trained_on, settings.decoys)):
         check_apart(out, source)
     folder = RunFolder.create(out)
-    take_up(folder, settings, checkpoint)
+    take_up(folder, settings, released.checkpoint)
     folder.write_json("environment.json", environment())
-    if checkpoint is None:
-        assert why is not None  # one or the other
-        judged = _inapplicable(why)
-    else:
-        judged = _attacked(
-            settings, checkpoint, centre, given, folder=folder, key=key, progress=progress
-        )
-    classes = list(given.trained.classes) if given else []
+    judged = attack_checkpoint(settings, released, folder, progress)
     result = {
         "schema": 1,
         "kind": "audit",
@@ -113,9 +99,9 @@ def audit_weights(
         "seed": settings.seed,
         "verdict": asdict(judged.verdict),
         "attacks": [judged.section],
-        "victim": {"checkpoint": Path(settings.checkpoint).name, **judged.victim},
-        "classes": classes,
-        "deviations": list(_DEVIATIONS),
+        "victim": judged.victim,
+        "classes": released.classes,
+        "deviations": list(WEIGHTS_DEVIATIONS),
         "wall_seconds": time.perf_counter() - started,
     }
     folder.write_json("result.json", result)
@@ -127,11 +113,74 @@ def audit_weights(
 
 
 @dataclass(frozen=True, eq=False)
+class Opened:
+    """A checkpoint as the attack takes it, or why it cannot; and what the owner gave to score with."""
+
+    checkpoint: Checkpoint | None
+    why: NotApplicable | None
+    centre: Tensor | None
+    given: Given | None
+
+    @property
+    def classes(self) -> list[str]:
+        return list(self.given.trained.classes) if self.given else []
+
+
+def opened(settings: WeightsSettings, *, progress: Progress = silent) -> Opened:
+    """Read everything that the settings name; nothing in the files is run."""
+    if not Path(settings.checkpoint).exists():
+        raise ExhumeError(f"checkpoint: there is no file {settings.checkpoint}")
+    given, key = None, Key.from_seed(settings.seed)
+    if settings.trained_on:
+        given = records_given(
+            settings.trained_on, settings.rows, settings.decoys, key, progress=progress
+        )
+    shape = shape_of(settings, given)
+    centre = mean_given(settings.mean, shape)
+    path = Path(settings.checkpoint)
+    try:
+        checkpoint = read_checkpoint(
+            path, activation=settings.activation, shape=shape, trust=settings.trust
+        )
+    except NotApplicable as why:
+        return Opened(None, why, centre, given)
+    return Opened(checkpoint, None, centre, given)
+
+
+@dataclass(frozen=True, eq=False)
 class _Judged:
     verdict: Verdict
     section: dict[str, Any]
     victim: dict[str, str | float]
     metrics: dict[str, float]
+
+
+def attack_checkpoint(
+    settings: WeightsSettings,
+    released: Opened,
+    folder: RunFolder,
+    progress: Progress = silent,
+    *,
+    at_risk: str = AT_RISK,
+) -> _Judged:
+    """One checkpoint, attacked and scored; its evidence is written into the folder."""
+    if released.checkpoint is None:
+        assert released.why is not None  # one or the other
+        judged = _inapplicable(released.why)
+    else:
+        key = Key.from_seed(settings.seed)
+        judged = _attacked(
+            settings,
+            released.checkpoint,
+            released.centre,
+            released.given,
+            folder=folder,
+            key=key,
+            at_risk=at_risk,
+            progress=progress,
+        )
+    name = Path(settings.checkpoint).name
+    return replace(judged, victim={"checkpoint": name, **judged.victim})
 
 
 def _attacked(
@@ -142,6 +191,7 @@ def _attacked(
     *,
     folder: RunFolder,
     key: Key,
+    at_risk: str,
     progress: Progress,
 ) -> _Judged:
     mlp = checkpoint.architecture
@@ -176,6 +226,10 @@ def _attacked(
     progress("scoring", 0, 1)
     scores = score_margin(secret_of(given.trained), found, given.decoys, zero)
     fit = fit_of(checkpoint, given.trained, zero, head)
+    beside = {"rows": given.rows}
+    if fit.margins is not None and head == "multiclass":
+        weights = checkpoint.release.parameters[0]
+        beside |= factors_of_one(mlp, weights, given.trained, zero)
     section = margin_section(
         folder,
         id=named.id,
@@ -185,8 +239,13 @@ def _attacked(
         scores=scores,
         decoys=given.decoys,
         margins=fit.margins,
+        beside=beside,
         notes=(*given.notes, *fit.notes),
     )
+    everything = {**scores.evidence, **beside}
+    if fit.margins is not None:
+        everything["margins"] = fit.margins
+    write_risk(folder, section, everything, at_risk)
     progress("scoring", 1, 1)
     judged = judge_margin(scores)
     section["metrics"] |= judged.metrics

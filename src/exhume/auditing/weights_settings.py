@@ -25,7 +25,7 @@ __all__ = ["WeightsSettings", "shape_of", "take_up"]
 class WeightsSettings:
     """An empty text or 0 means: not given."""
 
-    checkpoint: str
+    checkpoint: str = ""  # the file
     activation: str = "relu"
     head: str = ""  # multiclass, binary or regression; by the number of outputs if not given
     shape: tuple[int, ...] = ()  # of one record; that of the records or of the mean if not given
@@ -35,6 +35,7 @@ class WeightsSettings:
     decoys: str = ""
     restarts: int = FirstLayer.restarts
     steps: int = Descent.steps
+    trust: bool = False  # read a file that runs code while it is loaded
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -27,8 +27,8 @@ from exhume.cli.frame import (
 )
 
 if TYPE_CHECKING:
+    from exhume.auditing import Brief
     from exhume.contract import Progress
-    from exhume.settings import Settings
 
 
 @app.command()
@@ -43,7 +43,12 @@ def audit(
         int | None, typer.Option(help="Private records to attack, one model each.")
     ] = None,
     shadows: Annotated[int | None, typer.Option(help="Shadow models the adversary trains.")] = None,
-    network: Annotated[str | None, typer.Option(help="mlp, or cnn for images.")] = None,
+    network: Annotated[
+        str | None, typer.Option(help="mlp, cnn for images, or your own: file.py:factory.")
+    ] = None,
+    train: Annotated[
+        str | None, typer.Option(help="Your own training: file.py:train(model, records, rng).")
+    ] = None,
     hidden: Annotated[
         str | None, typer.Option(help="Widths of the hidden layers: 10 or 64,32.")
     ] = None,
@@ -67,10 +72,19 @@ def audit(
     dp_noise: Annotated[
         float | None, typer.Option(help="Private training: noise, as a multiple of the clip.")
     ] = None,
+    start: Annotated[
+        str | None, typer.Option(help="A file of weights that training starts from.")
+    ] = None,
     exact: Annotated[
         int | None,
         typer.Option(help="Targets to attack by differentiating through training as well."),
     ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="What all attacks may take, such as 10m; default: no limit.")
+    ] = None,
+    try_fixes: Annotated[
+        bool, typer.Option("--try-fixes", help="Where it leaks, also try what stops it.")
+    ] = False,
     seed: Seed = None,
     memory: Annotated[int | None, typer.Option(help="MiB that model training may take.")] = None,
     threads: Annotated[
@@ -81,21 +95,29 @@ def audit(
     out: Out = None,
     redact: Redact = False,
     fail_over: FailOver = None,
+    junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML, for CI.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print result.json instead of sentences.")
+    ] = False,
 ) -> int:
-    """Attack models trained your way on your data, and say what leaks.
+    """Attack what you release, and say what leaks.
+
+    A CONFIG file says what that is (`exhume init` writes one); without it, weights trained your way.
 
     Exit code 0: audited. 1: audited, and it leaks more than --fail-over. 2: could not audit.
     """
+    from exhume.auditing import Brief
     from exhume.auditing import audit as run
-    from exhume.settings import Settings
 
-    settings = Settings.from_toml(config) if config else Settings()
-    settings = settings.with_values(
+    brief = Brief.from_toml(config) if config else Brief()
+    settings = brief.settings.with_values(
         "data", source=data, fixed=fixed, targets=targets, shadows=shadows
     )
     settings = settings.with_values(
         "victim",
         network=network,
+        train=train,
+        start=start,
         hidden=numbers("--hidden", hidden),
         activation=activation,
         optimiser=optimiser,
@@ -112,19 +134,24 @@ def audit(
     settings = settings.with_values("machine", memory=memory, threads=threads, device=device)
     if seed is not None:
         settings = settings.with_seed(seed)
+    brief = brief.with_settings(settings).with_budget(time=budget, fixes=try_fixes or None)
     with shown() as progress, spread(ray):
-        done = run(settings, out or _folder_for(settings), progress=progress, redact=redact)
-    return conclude(done, fail_over, more="--targets")
+        done = run(brief, out or _folder_for(brief), progress=progress, redact=redact)
+    if junit is not None:
+        from exhume.report.junit import write_junit
+
+        write_junit(done.folder, junit, fail_over=fail_over)
+    if as_json:
+        tell((done.folder / "result.json").read_text(encoding="utf-8").rstrip())
+    return conclude(done, fail_over, more="--targets", quiet=as_json)
 
 
-def _folder_for(settings: Settings) -> Path:
+def _folder_for(brief: Brief) -> Path:
     """A folder named by the settings, so that the same command finds its own earlier work."""
     import hashlib
 
-    from exhume.settings import to_toml
-
-    name = Path(settings.data.source).stem or "data"
-    return Path("runs") / f"{name}-{hashlib.sha256(to_toml(settings).encode()).hexdigest()[:8]}"
+    name = Path(brief.settings.data.source).stem or "data"
+    return Path("runs") / f"{name}-{hashlib.sha256(brief.toml().encode()).hexdigest()[:8]}"
 
 
 @app.command()

@@ -112,23 +112,32 @@ FailOver = Annotated[
 ]
 
 
-def conclude(done: Audit, fail_over: float | None, *, more: str) -> int:
+def conclude(done: Audit, fail_over: float | None, *, more: str, quiet: bool = False) -> int:
     """Say the verdict and where the report is; return the exit code.
 
-    more: the option that makes a finer gate possible.
+    more: the option that makes a finer gate possible. quiet: say nothing on standard output.
     """
-    tell(done.verdict.sentence)
-    tell(done.verdict.detail)
-    if done.redacted:
-        tell(f"redacted report: {done.redacted}")
-    tell(f"report: {done.report}")
+    if not quiet:
+        tell(done.verdict.sentence)
+        tell(done.verdict.detail)
+        for line in done.advice:
+            tell(f"  {line}")
+        if done.redacted:
+            tell(f"redacted report: {done.redacted}")
+        tell(f"report: {done.report}")
     if done.verdict.word == "not audited":
         return FAILED
     if fail_over is None:
         return AUDITED
-    if fail_over < done.metrics["detectable_rate"]:
+    if done.alarm:
         say(
-            f"with these targets a leak below {done.metrics['detectable_rate']:.1%} may go unnoticed, "
+            "an attack did better than the stated privacy allows: no share of leaks can be promised"
+        )
+        return LEAKS
+    detectable = done.metrics.get("detectable_rate", 0.0)
+    if fail_over < detectable:
+        say(
+            f"with these targets a leak below {detectable:.1%} may go unnoticed, "
             f"so --fail-over {fail_over:.1%} cannot be promised; more {more} help"
         )
     if done.verdict.word == "leaks" and done.metrics["success"] > fail_over:

@@ -24,6 +24,9 @@ def audit_update(
     ] = "",
     before: Annotated[Path | None, typer.Option(help="The state the client was sent.")] = None,
     after: Annotated[Path | None, typer.Option(help="The state the client returned.")] = None,
+    made: Annotated[
+        int, typer.Option(help="Instead of files: updates to make here, of --data.")
+    ] = 0,
     rate: Annotated[float, typer.Option(help="Learning rate of the client's SGD.")] = 0.0,
     steps: Annotated[int, typer.Option(help="Its local steps.")] = 1,
     loss: Annotated[str, typer.Option(help="cross-entropy (one output: logistic).")] = (
@@ -71,6 +74,7 @@ def audit_update(
         update=str(update or ""),
         before=str(before or ""),
         after=str(after or ""),
+        made=made,
         rate=rate,
         steps=steps,
         loss=loss,

@@ -2,23 +2,33 @@
 
 records = load("mnist")                      # a named set, fetched once and then cached
 records = load("photos/")                    # a folder of images, one sub-folder per class
+records = load("people.csv:income")          # a table, and the column of its labels
+records = load("mine.py:dataset")            # a torch Dataset of the user's own
 parts = split(records, Sizes(fixed=500, target=10), key)
 """
 
 from exhume.data.loading import load
 from exhume.data.named import Named, catalogue, fetch
 from exhume.data.sentences import TextPairs
-from exhume.data.splits import Sizes, Split, split
+from exhume.data.splits import Sizes, Split, places, split
+from exhume.data.table import Column, Table, table
 from exhume.data.text import pairs
+from exhume.data.torch_set import check_classes, from_dataset
 
 __all__ = [
+    "Column",
     "Named",
     "Sizes",
     "Split",
+    "Table",
     "TextPairs",
     "catalogue",
+    "check_classes",
     "fetch",
+    "from_dataset",
     "load",
     "pairs",
+    "places",
     "split",
+    "table",
 ]

@@ -18,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from exhume.contract import ExhumeError, Records
+from exhume.data.flood import refuse_flood
 
-__all__ = ["MOST_CLASSES", "npz"]
+__all__ = ["MOST_CLASSES", "Array", "checked_inputs", "checked_labels", "npz"]
 
 MOST_CLASSES = 100_000
 """A label beyond this is taken for a mistake rather than for a class."""
@@ -33,6 +34,11 @@ Array = NDArray[Any]
 def npz(path: Path) -> Records:
     """Records of one file; an optional array `classes` names the classes."""
     with _reading(path), path.open("rb") as stream:
+        if zipfile.is_zipfile(stream):
+            with zipfile.ZipFile(stream) as archive:
+                size = sum(member.file_size for member in archive.infolist())
+            refuse_flood(3 * size, f"{path}: arrays of {size:,} bytes")
+        stream.seek(0)
         file = np.load(stream, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):
             raise ExhumeError(f"{path}: one bare array; an .npz file with arrays x and y is needed")
@@ -44,9 +50,9 @@ def npz(path: Path) -> Records:
         raise ExhumeError(f"{path}: {len(inputs)} inputs but {len(labels)} labels")
     if inputs.size == 0:
         raise ExhumeError(f"{path}: {x[0]} has shape {inputs.shape}, which holds no records")
-    numbers = _labels(labels, f"{path}: {y[0]}")
+    numbers = checked_labels(labels, f"{path}: {y[0]}")
     return Records(
-        torch.from_numpy(_inputs(inputs, f"{path}: {x[0]}")),
+        torch.from_numpy(checked_inputs(inputs, f"{path}: {x[0]}")),
         torch.from_numpy(
             numbers if names is not None else np.unique(numbers, return_inverse=True)[1]
         ),
@@ -70,7 +76,7 @@ def _joined(arrays: Mapping[str, Array], path: Path) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _inputs(values: Array, where: str) -> Array:
+def checked_inputs(values: Array, where: str) -> Array:
     """(n, d) or (n, c, h, w) float32."""
     if values.dtype.kind not in "fiub":
         raise ExhumeError(f"{where} holds {values.dtype}; legal are numbers")
@@ -113,7 +119,7 @@ def _finite(values: Array, where: str) -> Array:
     return values
 
 
-def _labels(values: Array, where: str) -> NDArray[np.int64]:
+def checked_labels(values: Array, where: str) -> NDArray[np.int64]:
     """(n,) class numbers; (n, 1) is taken too."""
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]

@@ -6,14 +6,15 @@ as they are stored: orientation tags are ignored, as most training pipelines do.
 
 from __future__ import annotations
 
-import os
+import io
+import math
 import re
 import struct
-import sys
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +23,27 @@ from PIL import Image
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Progress, silent
+from exhume.data.flood import refuse_flood
 from exhume.data.pixels import Pixels
 
-__all__ = ["SUFFIXES", "folder", "images_in", "natural", "stack"]
+__all__ = ["SUFFIXES", "Blob", "folder", "images_in", "natural", "stack"]
 
 SUFFIXES = frozenset(
     {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"}
 )
 _GREY = frozenset({"1", "L", "LA"})
 _COLOUR = frozenset({"RGB", "RGBA", "RGBX", "P", "PA", "CMYK", "YCbCr", "LAB", "HSV"})
+
+
+@dataclass(frozen=True)
+class Blob:
+    """An image file that is kept inside another file."""
+
+    name: str  # for messages
+    data: bytes = field(repr=False)
+
+    def __str__(self) -> str:
+        return self.name
 
 
 def folder(path: Path, *, size: int | None = None, progress: Progress = silent) -> Pixels:
@@ -63,18 +76,21 @@ def images_in(path: Path) -> list[Path]:
     return sorted((p for p in found if p.is_file()), key=lambda p: natural(p.name))
 
 
-def stack(files: Sequence[Path], *, size: int | None = None, progress: Progress = silent) -> Tensor:
+def stack(
+    files: Sequence[Path | Blob], *, size: int | None = None, progress: Progress = silent
+) -> Tensor:
     """(n, c, h, w) uint8. Sizes and modes are compared before the first image is decoded."""
     if size is not None and size < 1:
         raise ExhumeError(f"size: {size} given, it must be 1 or more")
     mode, (width, height) = _agree(files, size)
     channels = len(Image.new(mode, (1, 1)).getbands())
     shape = (len(files), channels, height, width)
-    _refuse_flood(shape, files[0].parent)
+    sides = "x".join(str(side) for side in shape[1:])  # 1 byte a pixel as read, 4 as a float record
+    refuse_flood(5 * math.prod(shape), f"{files[0]}: {len(files)} records of {sides}")
     values = np.empty(shape, dtype=np.uint8)
     for index, file in enumerate(files):
         progress("read images", index, len(files))
-        with _decoding(file), Image.open(file) as image:
+        with _decoding(file), _opened(file) as image:
             pixels = image.convert(mode)
             if size is not None:
                 pixels = _square(pixels, size)
@@ -89,11 +105,15 @@ def natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts] + [(-2, name)]
 
 
-def _agree(files: Sequence[Path], size: int | None) -> tuple[str, tuple[int, int]]:
+def _opened(file: Path | Blob) -> Image.Image:
+    return Image.open(io.BytesIO(file.data) if isinstance(file, Blob) else file)
+
+
+def _agree(files: Sequence[Path | Blob], size: int | None) -> tuple[str, tuple[int, int]]:
     """The mode and the (width, height) that all images will have."""
     mode, first = "L", (0, 0)
     for index, file in enumerate(files):
-        with _decoding(file), Image.open(file) as image:
+        with _decoding(file), _opened(file) as image:
             kind, extent = image.mode, image.size
         if kind not in _GREY | _COLOUR:
             raise ExhumeError(f"{file}: mode {kind}; legal are 8-bit grey and colour images")
@@ -116,7 +136,7 @@ def _square(image: Image.Image, size: int) -> Image.Image:
 
 
 @contextmanager
-def _decoding(file: Path) -> Iterator[None]:
+def _decoding(file: Path | Blob) -> Iterator[None]:
     """Turns what Pillow's decoders raise on a damaged file into one sentence."""
     bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
@@ -156,16 +176,3 @@ def _hidden(path: Path) -> bool:
 
 def _legal() -> str:
     return ", ".join(sorted(SUFFIXES))
-
-
-def _refuse_flood(shape: tuple[int, ...], where: Path) -> None:
-    """Say it now rather than be killed halfway: 1 byte per pixel read and 4 as a float record."""
-    if sys.platform == "win32":
-        return
-    needed = 5 * int(np.prod(shape, dtype=np.int64))
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > memory:
-        raise ExhumeError(
-            f"{where}: {shape[0]} images of {shape[3]}x{shape[2]} need {needed / 1e9:.0f} GB, "
-            f"this machine has {memory / 1e9:.0f} GB; pass a smaller size"
-        )

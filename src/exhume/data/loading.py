@@ -1,21 +1,35 @@
-"""One door to all records: a name, a `name:path`, or a path whose format is recognised."""
+"""One door to all records: a name, a `name:path`, a path whose format is recognised, the user's own code.
+
+mnist                     a named set; mnist:folder is the user's copy of it
+photos/                   a folder of images, one sub-folder a class; idx files; binary CIFAR
+saved/, saved/:test       a Hugging Face datasets folder, or one split of it
+records.npz               arrays x and y
+people.csv:income         a table; the label is the column named, else the last one
+mine.py:dataset           a torch Dataset, or a function that returns one; package.module:dataset
+"""
 
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from exhume.contract import ExhumeError, Progress, Records, silent
 from exhume.data import arrays, cifar, idx, images
 from exhume.data.celeba import celeba, has_annotations
+from exhume.data.hub import hub_folder, is_hub_folder
 from exhume.data.named import content_of, unknown
 from exhume.data.pixels import Pixels
 from exhume.data.sets import SETS
+from exhume.data.table import table
+from exhume.data.torch_set import named_dataset
+from exhume.naming import is_spec
 
 __all__ = ["load"]
 
 _FORMATS = (
-    "a folder of images, a folder of idx files, an .npz file, a binary CIFAR folder or archive"
+    "a folder of images, a folder of idx files, an .npz or .csv file, a binary CIFAR folder or archive, "
+    "a Hugging Face datasets folder, and package.module:dataset"
 )
 
 
@@ -50,6 +64,16 @@ def _load(source: str | Path, size: int | None, cache: Path | None, progress: Pr
             return Pixels.of(content_of(name, cache=cache, progress=progress)).records()
         return _copy_of(name, _existing(rest), size, progress)
     path = Path(text).expanduser()
+    if not path.exists():
+        before, colon, after = text.rpartition(":")
+        place = Path(before).expanduser()
+        if colon and place.suffix == ".csv":
+            return _from_table(_existing(before), after, size)
+        if colon and place.is_dir() and is_hub_folder(place):
+            return hub_folder(place, split=after, size=size, progress=progress)
+        if is_spec(text) and _importable(before):
+            _refuse_size(size, text)
+            return named_dataset(text, progress=progress)
     if not path.exists() and not _looks_like_path(source):
         raise unknown(name, [n for n, known in SETS.items() if known.kind == "images"], "a path")
     return _recognised(_existing(text), size, progress)
@@ -74,6 +98,10 @@ def _recognised(path: Path, size: int | None, progress: Progress) -> Records:
     """Records of a path, by what is there."""
     if path.is_dir() and not any(path.iterdir()):
         raise ExhumeError(f"{path}: an empty folder; legal are {_FORMATS}")
+    if path.is_dir() and is_hub_folder(path):
+        return hub_folder(path, size=size, progress=progress)
+    if path.suffix == ".csv" and path.is_file():
+        return _from_table(path, None, size)
     if path.is_dir() and not cifar.recognise(path) and not idx.has_idx(path):
         reader = celeba if has_annotations(path) else images.folder
         return reader(path, size=size, progress=progress).records()
@@ -85,6 +113,18 @@ def _recognised(path: Path, size: int | None, progress: Progress) -> Records:
     if path.suffix == ".npz":
         return arrays.npz(path)
     raise ExhumeError(f"{path}: not a file that can be loaded; legal are {_FORMATS}")
+
+
+def _from_table(path: Path, label: str | None, size: int | None) -> Records:
+    _refuse_size(size, str(path))
+    return table(path, label).records
+
+
+def _importable(where: str) -> bool:
+    """A misspelt `mnist:folder` is no module; what has a dot is meant as one, found or not."""
+    if "." in where:
+        return True
+    return Path(f"{where}.py").is_file() or Path(where).is_dir() or find_spec(where) is not None
 
 
 def _existing(text: str) -> Path:

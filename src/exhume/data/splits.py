@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass, fields
 
 import torch
+from torch import Tensor
 
 from exhume.contract import ExhumeError, Key, Records
 
-__all__ = ["Sizes", "Split", "split"]
+__all__ = ["Sizes", "Split", "places", "split"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ def split(records: Records, sizes: Sizes, key: Key) -> Split:
         raise ExhumeError(
             f"sizes: {sizes.total} records needed ({parts}), {len(records)} available"
         )
-    order = torch.randperm(len(records), generator=key.generator())
-    pieces = torch.split(order[: sizes.total], list(astuple(sizes)))
-    return Split(*(records[piece] for piece in pieces))
+    return Split(*(records[piece] for piece in places(len(records), sizes, key)))
+
+
+def places(count: int, sizes: Sizes, key: Key) -> tuple[Tensor, ...]:
+    """Which of `count` records each role gets, in the order of `Split`."""
+    order = torch.randperm(count, generator=key.generator())
+    return torch.split(order[: sizes.total], list(astuple(sizes)))

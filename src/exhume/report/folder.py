@@ -68,6 +68,9 @@ class RunFolder:
     def write_config(self, text: str) -> None:
         write_atomically(self.config, text.encode())
 
+    def write_text(self, name: str, text: str) -> None:
+        write_atomically(self.path / name, text.encode())
+
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False)
         write_atomically(self.path / name, f"{text}\n".encode())

@@ -35,7 +35,10 @@ PICTURES = {
     ),
     "decoys": ("Nearest decoy", "the record not trained on that resembles the reconstruction most"),
 }
-BESIDE = ("margins", "decoy_targets", "decoy_reconstructions", "decoy_ssim")  # drawn elsewhere
+BESIDE = (  # drawn elsewhere
+    *("margins", "gradient_norms", "outliers", "rows"),
+    *("decoy_targets", "decoy_reconstructions", "decoy_ssim"),
+)
 RANKED = {  # by which tensor cards are ranked: its sign, and the words for both ends
     "mse": (1, "lowest error", "highest error"),
     "ssim": (-1, "most similar", "least similar"),

@@ -6,8 +6,9 @@ best reconstruction and the decoy that resembles that most, pairs around the thr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -35,13 +36,14 @@ def margin_section(
     scores: MarginScores,
     decoys: Records,
     margins: Tensor | None = None,
+    beside: Mapping[str, Tensor] = MappingProxyType({}),
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Write the evidence of a scored attack; return its section.
 
-    margins: (n,) of the training images, for the owner's eyes.
+    margins: (n,) of the training images, for the owner's eyes; beside: more of such, by name.
     """
-    evidence = dict(scores.evidence)
+    evidence = {**scores.evidence, **beside}
     evidence["decoys"] = evidence.pop("nearest")
     if margins is not None:
         evidence["margins"] = margins

@@ -20,9 +20,11 @@ from torch import Tensor
 
 from exhume.contract import ExhumeError
 from exhume.report import words
+from exhume.report.at_risk import RiskTable, risk_table
 from exhume.report.charts import Chart, draw_chart
 from exhume.report.figures import histogram, scatter
 from exhume.report.gallery import Gallery, make_gallery, read_evidence
+from exhume.report.limits import limits_in, limits_rows
 from exhume.report.redact import paths_in, redacted
 from exhume.report.result import checked, read_json, read_toml
 from exhume.report.similarity import Side, sides_of_threshold, ssim_against_margin
@@ -67,6 +69,7 @@ class Section:
     gallery: Gallery | None
     sides: list[Side]  # pairs on both sides of the threshold of similarity
     margin: Markup  # similarity against margin
+    risk: RiskTable | None  # the records that leak most
 
     @property
     def applies(self) -> bool:
@@ -83,6 +86,7 @@ def _view(run: Path, *, redact: bool) -> dict[str, Any]:
     if redact:
         paths = [*paths_in(config), str(run), str(run.resolve())]
         result, config, environment = (redacted(v, paths) for v in (result, config, environment))
+    limits = limits_in(result, run / "result.json")
     charts = [
         Chart.read(chart, f"{run / 'result.json'}: charts[{place}]")
         for place, chart in enumerate(result["charts"])
@@ -102,6 +106,8 @@ def _view(run: Path, *, redact: bool) -> dict[str, Any]:
         "sections": sections,
         "charts": [(chart.title, draw_chart(chart)) for chart in charts],
         "tiles": key_figures(result),
+        "told": limits,
+        "limits": limits_rows(limits, run / "result.json"),
         "victim": [
             Row(words.humanise(k), words.measured(k, v)) for k, v in result["victim"].items()
         ],
@@ -155,6 +161,7 @@ def _section(
         else None,
         sides=sides_of_threshold(similar),
         margin=ssim_against_margin(similar),
+        risk=risk_table(evidence) if evidence and share and attack.get("at_risk") else None,
     )
 
 

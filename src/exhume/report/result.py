@@ -44,7 +44,10 @@ def checked(result: dict[str, Any], path: Path) -> dict[str, Any]:
     if kind not in ("audit", "study"):
         raise ExhumeError(f"{path}: kind is {kind!r}, legal are 'audit' and 'study'")
     empty = {
-        **dict.fromkeys(("attacks", "claims", "charts", "classes", "deviations"), list),
+        **dict.fromkeys(
+            ("attacks", "claims", "charts", "classes", "deviations", "plan", "fixes", "releases"),
+            list,
+        ),
         **dict.fromkeys(("verdict", "victim", "metrics", "environment"), dict),
     }
     whole = {"title": kind.capitalize(), "kind": kind, **_typed(result, empty, path, "")}
@@ -53,10 +56,12 @@ def checked(result: dict[str, Any], path: Path) -> dict[str, Any]:
         **dict.fromkeys(("knows", "baselines", "notes"), list),
         **dict.fromkeys(("status", "metrics", "cost"), dict),
     }
-    for name in ("attacks", "claims", "charts"):
+    for name in ("attacks", "claims", "charts", "plan", "fixes", "releases"):
         for place, item in enumerate(whole[name]):
             if not isinstance(item, dict):
                 raise ExhumeError(f"{path}: {name}[{place}] must be an object")
+    for planned in whole["plan"]:
+        planned["run"] = planned.get("run") is True
     whole["attacks"] = [
         {
             "name": f"Attack {i}",

@@ -30,7 +30,9 @@ KNOWN = {
     "initial": "the parameters before training",
     "fixed": "every training record except the target",
     "shadow": "records of its own on which to train shadow models",
+    "answers": "what the network, or the client, answers to those records",
     "public": "further records of the same distribution",
+    "candidates": "a list of records among which the target is",
     "batch_size": "how many records stand behind one gradient",
     "labels": "the labels of the unknown records",
     "centre": "the mean that the released preprocessing subtracts",
@@ -41,6 +43,9 @@ KNOWN = {
 """The fields of `Knowledge`, completing the sentence "The adversary knew …"."""
 
 METRICS = {
+    "named": ("Records named", "share of the trainings in which the record was named among ten"),
+    "guessing": ("By guessing", "what naming reaches without any release"),
+    "allowed": ("Allowed at most", "what the stated privacy allows any attack that names"),
     "good": ("Images brought back", "training images whose best match has an SSIM above 0.4"),
     "good_share": ("Share brought back", "the same over all training images"),
     "decoy_rate": (

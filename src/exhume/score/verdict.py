@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Verdict", "gravest", "judge", "not_audited"]
+__all__ = ["Verdict", "broken", "gravest", "judge", "not_audited"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,11 @@ def gravest(verdicts: Sequence[Verdict]) -> Verdict:
     """One attack that succeeds is enough; one that could not run says nothing."""
     order = ("leaks", "no leak found", "not audited")
     return min(verdicts, key=lambda verdict: order.index(verdict.word))
+
+
+def broken(alarm: str) -> Verdict:
+    """An attack did better than the stated privacy allows any attack."""
+    return Verdict("leaks", "The stated privacy does not hold.", alarm)
 
 
 def not_audited(why: str) -> Verdict:

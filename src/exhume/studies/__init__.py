@@ -11,7 +11,11 @@ from exhume.contract import ExhumeError, Progress, silent
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.studies import (
+    certificates,
     ensembler_cifar10,
+    ensembler_cifar100,
+    ensembler_faces,
+    ensembler_selector,
     gradient_batch,
     gradient_client,
     gradient_deep,
@@ -41,6 +45,9 @@ from exhume.studies import (
     margin_weight_decay,
     mnemonist,
     reconstructors,
+    split_knowledge,
+    split_points,
+    split_text,
 )
 from exhume.studies.study import Scale, Study
 
@@ -62,7 +69,14 @@ _ALL = (
     informed_transfer,
     informed_gallery,
     informed_cifar10,
+    certificates,
     ensembler_cifar10,
+    split_points,
+    split_knowledge,
+    split_text,
+    ensembler_cifar100,
+    ensembler_faces,
+    ensembler_selector,
     margin_multiclass,
     margin_classes,
     margin_weight_decay,

@@ -27,6 +27,7 @@ from exhume.studies.arms import play
 from exhume.studies.pooled import Pooled, binned, point, spread
 from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
 from exhume.train.optimisers import Descent
+from exhume.train.recipe import FullBatch
 from exhume.train.untouched import Untouched, untouched
 
 __all__ = ["STUDY"]
@@ -141,6 +142,7 @@ def _attacked(  # noqa: PLR0917
         targets, knowledge = dealt(own, records).target.one_each(), game.knowledge
         assert knowledge.initial is not None
         assert knowledge.fixed is not None
+        assert isinstance(game.recipe, FullBatch)
         assert isinstance(game.recipe.descent, Descent)
         looks.append(
             untouched(
@@ -163,6 +165,7 @@ def _watched_cnn(setting: _Setting, settings: Settings, name: str, records: Reco
     )
     own = replace(settings, data=setting.cnn, victim=victim)
     recipe, parts = recipe_for(own, records), dealt(own, records)
+    assert isinstance(recipe, FullBatch)
     assert isinstance(recipe.descent, Descent)
     return untouched(
         recipe.architecture,

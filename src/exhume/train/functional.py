@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice, repeat
 
 import torch
@@ -18,14 +19,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from exhume.contract import Architecture, ExhumeError, Layout, Records
-from exhume.models.mlp import MLP
+from exhume.contract import Architecture, ExhumeError, Key, Layout, Records
+from exhume.models.own import OwnArchitecture, fully_connected
+from exhume.models.steady import unsteady
+from exhume.naming import first_line
 from exhume.train import stacked
 from exhume.train.batches import Order
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy
 from exhume.train.optimisers import Adam, Optimiser
 
-__all__ = ["accuracy", "bytes_per_model", "descend", "logits", "own_gradients"]
+__all__ = [
+    "accuracy",
+    "bytes_per_model",
+    "check_side_by_side",
+    "descend",
+    "logits",
+    "own_answers",
+    "own_gradients",
+    "record_gradients",
+]
 
 _BLOCK = 64  # records whose activations are held at once, a model
 _PRIVATE_BLOCK = 8  # records whose gradients are held at once, a model
@@ -48,7 +60,7 @@ def descend(
     initial: (p,) or (s, p); extra: (s, e, *shape), e may be 0; returns (s, p). Every step sees all
     records, or the batch that `order` gives it. `watch` is shown the parameters (s, p) before each step.
     """
-    network = _Network.of(architecture)
+    network = _Network.trained(architecture, initial.device)
     parameters = initial.expand(extra.labels.shape[0], -1).clone()
     update = optimiser.start([parameters])
     for seen, own in islice(_steps(fixed, extra, order), optimiser.steps):
@@ -85,15 +97,26 @@ class _Network:
     layout: Layout
 
     @staticmethod
-    def of(architecture: Architecture) -> _Network:
-        module = architecture.build()
-        stateful = [name for name, _ in module.named_buffers()]
-        if stateful:
+    def released(architecture: Architecture, device: torch.device) -> _Network:
+        return _Network(architecture.build().eval().to(device), architecture.layout)
+
+    @staticmethod
+    def trained(architecture: Architecture, device: torch.device) -> _Network:
+        """Refuses what a gradient does not tell: dropout, and statistics over batches."""
+        if isinstance(architecture, OwnArchitecture):
+            module, why = architecture.trainable(), architecture.unsteady
+        else:
+            module = architecture.build()
+            why = unsteady(module, architecture.input_shape) if _has_state(module) else ""
+        if why:
             raise ExhumeError(
-                f"{architecture}: stacked training does not carry buffers such as running "
-                f"statistics ({', '.join(stateful)})"
+                f"{architecture}: {why}, which models trained side by side do not: replace it "
+                "(nn.GroupNorm for batch norm, p=0 for dropout), put it into eval mode, or give a train "
+                "function of your own"
             )
-        return _Network(module, architecture.layout)
+        if isinstance(architecture, OwnArchitecture):
+            _try(architecture)
+        return _Network(module.to(device), architecture.layout)
 
     def outputs(self, flat: Tensor, inputs: Tensor) -> Tensor:
         """(p,), (n, *shape) to (n, c)."""
@@ -101,9 +124,19 @@ class _Network:
         result: Tensor = functional_call(self.module, named, (inputs,))
         return result
 
+    @torch.no_grad()
+    def alone(self, flat: Tensor, inputs: Tensor) -> Tensor:
+        """The same for any number of inputs."""
+        return torch.cat([self.outputs(flat, part) for part in torch.split(inputs, _BLOCK)])
+
     def loss(self, flat: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """Summed over the records."""
         return F.cross_entropy(self.outputs(flat, inputs), labels, reduction="sum")
+
+    def gradient(self, flat: Tensor, one: Tensor, label: Tensor) -> Tensor:
+        """(p,), one record and its label: (p,)."""
+        found: Tensor = grad(self.loss)(flat, one[None], label[None])
+        return found
 
     def gradients(self, parameters: Tensor, records: Records, privacy: Privacy) -> Tensor:
         """(s, p): each model's sum over the records, shared or its own (s, n, *shape)."""
@@ -114,16 +147,37 @@ class _Network:
         return result
 
     def _clipped(self, privacy: Privacy):  # type: ignore[no-untyped-def]
-        def record(flat: Tensor, one: Tensor, label: Tensor) -> Tensor:
-            gradient: Tensor = grad(self.loss)(flat, one[None], label[None])
-            return gradient
-
         def clipped(flat: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-            each = vmap(record, in_dims=(None, 0, 0))(flat, inputs, labels)
+            each = vmap(self.gradient, in_dims=(None, 0, 0))(flat, inputs, labels)
             factors = (privacy.clip / each.square().sum(1).sqrt()).clamp(max=1)
             return factors @ each
 
         return clipped
+
+
+def _has_state(module: nn.Module) -> bool:
+    return any(True for _ in module.buffers())
+
+
+def check_side_by_side(architecture: Architecture) -> None:
+    """Raises `ExhumeError` with the layer, or the operation, that stands against it."""
+    _Network.trained(architecture, torch.device("cpu"))
+
+
+@lru_cache(maxsize=8)
+def _try(architecture: OwnArchitecture) -> None:
+    """One gradient of two models on two records of zeros, or a sentence that says why there is none."""
+    network = _Network(architecture.trainable(), architecture.layout)
+    start = architecture.initial(Key.from_seed(0)).expand(2, -1)
+    labels = torch.zeros(2, dtype=torch.int64)
+    records = Records(torch.zeros(2, *architecture.input_shape), labels, ())
+    try:
+        network.gradients(start, records, NOT_PRIVATE)
+    except Exception as error:
+        raise ExhumeError(
+            f"{architecture}: it cannot be trained side by side with others ({first_line(error)}); "
+            "give a train function of your own"
+        ) from error
 
 
 def bytes_per_model(
@@ -141,27 +195,59 @@ def bytes_per_model(
 
 
 def _activations(architecture: Architecture) -> int:
-    """Numbers that one record leaves behind in a forward pass; found without computing anything."""
-    with torch.device("meta"):
-        module = architecture.build()
-        counts: list[int] = []
-        for layer in module.modules():
-            if not list(layer.children()):
-                layer.register_forward_hook(lambda _, __, out: counts.append(out.numel()))
+    """Numbers that one record leaves behind in a forward pass."""
+    module, counts = architecture.build().eval(), list[int]()
+
+    def count(_: nn.Module, __: object, out: object) -> None:
+        outputs = out if isinstance(out, tuple | list) else (out,)
+        counts.extend(part.numel() for part in outputs if isinstance(part, Tensor))
+
+    for layer in module.modules():
+        if not list(layer.children()):
+            layer.register_forward_hook(count)
+    with torch.no_grad():
         module(torch.zeros(1, *architecture.input_shape))
     return sum(counts)
 
 
 def own_gradients(architecture: Architecture, parameters: Tensor, own: Records) -> Tensor:
     """(s, p) models, each on its own records (s, n, *shape): (s, p) gradients of their summed losses."""
-    return _Network.of(architecture).gradients(parameters, own, NOT_PRIVATE)
+    network = _Network.trained(architecture, parameters.device)
+    return network.gradients(parameters, own, NOT_PRIVATE)
+
+
+def own_answers(
+    architecture: Architecture, parameters: Tensor, own: Records
+) -> tuple[Tensor, Tensor]:
+    """(s, p) models as released, each on its own records (s, n, *shape): logits and gradients.
+
+    (s, n, c), and (s, p) of their summed losses.
+    """
+    network = _Network.released(architecture, parameters.device)
+    outputs: Tensor = vmap(network.outputs)(parameters, own.inputs)
+    return outputs.detach(), network.gradients(parameters, own, NOT_PRIVATE).detach()
+
+
+def record_gradients(
+    architecture: Architecture, parameters: Tensor, records: Records, privacy: Privacy = NOT_PRIVATE
+) -> Tensor:
+    """(s, p) models on (n, *shape) shared records: (s, n, p), each record's gradient, clipped."""
+    network = _Network.trained(architecture, parameters.device)
+    one = vmap(network.gradient, in_dims=(None, 0, 0))
+    each: Tensor = vmap(one, in_dims=(0, None, None))(parameters, records.inputs, records.labels)
+    each = each.detach()
+    if privacy.clips:
+        each.mul_(privacy.factors(each.square().sum(2))[:, :, None])
+    return each
 
 
 def logits(architecture: Architecture, parameters: Tensor, inputs: Tensor) -> Tensor:
     """(s, p) models on (n, *shape) shared inputs: (s, n, c)."""
-    if isinstance(architecture, MLP):
-        return stacked.logits(architecture, parameters, inputs)
-    network = _Network.of(architecture)
+    if mlp := fully_connected(architecture):
+        return stacked.logits(mlp, parameters, inputs)
+    network = _Network.released(architecture, parameters.device)
+    if isinstance(architecture, OwnArchitecture):  # one by one: it may hold what vmap cannot do
+        return torch.stack([network.alone(flat, inputs) for flat in parameters])
     parts = [
         vmap(network.outputs, in_dims=(0, None))(parameters, part)
         for part in torch.split(inputs, _BLOCK)

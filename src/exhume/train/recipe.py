@@ -1,19 +1,20 @@
 """Recipes: a way of training as a value that can be named, hashed and handed to an adversary.
 
-MLPs take the hand-derived path (train/stacked.py), every other architecture the general one
-(train/functional.py). Starting from a pre-trained model, or from a fresh draw per model, is a matter
-of `initial`.
+MLPs, whoever wrote them, take the hand-derived path (train/stacked.py), every other architecture the
+general one (train/functional.py). Starting from a pre-trained model, or from a fresh draw per model, is
+a matter of `initial`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from exhume.contract import Architecture, ExhumeError, Key, Records
-from exhume.models.mlp import MLP
+from exhume.models.own import fully_connected
 from exhume.train import functional, stacked
 from exhume.train.batches import Order
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy
@@ -31,15 +32,23 @@ class FullBatch:
     privacy: Privacy = NOT_PRIVATE
 
     def fit(
-        self, initial: Tensor, fixed: Records, extra: Records, key: Key, first: int = 0
+        self,
+        initial: Tensor,
+        fixed: Records,
+        extra: Records,
+        key: Key,
+        first: int = 0,
+        *,
+        watch: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
+        """`watch` is shown the parameters (s, p) before each step; they change after it returns."""
         size = self.architecture.layout.size
         noise = NoiseStream(key, first, extra.labels.shape[0], size) if self.privacy.noise else None
-        return _train(self, initial, fixed, extra, privacy=self.privacy, noise=noise)
+        return _train(self, initial, fixed, extra, privacy=self.privacy, noise=noise, watch=watch)
 
     def bytes_per_model(self, records: int) -> int:
-        if isinstance(self.architecture, MLP):
-            return stacked.bytes_per_model(self.architecture, records, self.descent)
+        if mlp := fully_connected(self.architecture):
+            return stacked.bytes_per_model(mlp, records, self.descent)
         return functional.bytes_per_model(self.architecture, records, self.descent, self.privacy)
 
     def __str__(self) -> str:
@@ -68,8 +77,8 @@ class MiniBatch:
 
     def bytes_per_model(self, records: int) -> int:
         rows = min(records, self.order.size)
-        if isinstance(self.architecture, MLP):
-            return stacked.bytes_per_model(self.architecture, rows, self.descent)
+        if mlp := fully_connected(self.architecture):
+            return stacked.bytes_per_model(mlp, rows, self.descent)
         return functional.bytes_per_model(self.architecture, rows, self.descent)
 
     def __str__(self) -> str:
@@ -85,6 +94,7 @@ def _train(
     order: Order | None = None,
     privacy: Privacy = NOT_PRIVATE,
     noise: NoiseStream | None = None,
+    watch: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     architecture, optimiser = recipe.architecture, recipe.descent
     if fixed.shape != architecture.input_shape:
@@ -92,9 +102,9 @@ def _train(
             f"records of shape {fixed.shape} do not fit {architecture}, "
             f"which takes {architecture.input_shape}"
         )
-    if isinstance(architecture, MLP):
+    if mlp := fully_connected(architecture):
         trained = stacked.descend(
-            architecture,
+            mlp,
             optimiser,
             initial,
             fixed,
@@ -102,6 +112,7 @@ def _train(
             order=order,
             privacy=privacy,
             noise=noise,
+            watch=watch,
         )
     else:
         trained = functional.descend(
@@ -113,6 +124,7 @@ def _train(
             order=order,
             privacy=privacy,
             noise=noise,
+            watch=watch,
         )
     if not bool(torch.isfinite(trained).all()):
         raise ExhumeError(

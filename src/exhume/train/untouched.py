@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from exhume.contract import Architecture, ExhumeError, Records
-from exhume.models.mlp import MLP
+from exhume.models.own import fully_connected
 from exhume.train import functional, stacked
 from exhume.train.optimisers import Descent
 
@@ -67,8 +67,8 @@ def untouched(
             looks.append(_zeros(architecture, parameters.expand(t, -1), seen))
         step += 1
 
-    if isinstance(architecture, MLP):
-        stacked.descend(architecture, descent, initial, fixed, extra, watch=look)
+    if mlp := fully_connected(architecture):
+        stacked.descend(mlp, descent, initial, fixed, extra, watch=look)
     else:
         functional.descend(architecture, descent, initial, fixed, extra, watch=look)
     shares = {name: torch.stack([found[name] for found in looks]) for name in layout.names}

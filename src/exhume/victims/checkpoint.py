@@ -40,12 +40,14 @@ def secret_of(records: Records) -> Secret:
     return Secret(records)
 
 
-def read_checkpoint(path: Path, *, activation: str, shape: tuple[int, ...]) -> Checkpoint:
-    """The network in a safetensors file or a saved state dict.
+def read_checkpoint(
+    path: Path, *, activation: str, shape: tuple[int, ...], trust: bool = False
+) -> Checkpoint:
+    """The network in a safetensors file or a saved state dict; with `trust`, in a file that runs code.
 
     Raises `NotApplicable` with the layer for what the margin attack does not cover.
     """
-    named, told = read_tensors(path)
+    named, told = read_tensors(path, trust=trust)
     _check_finite(named)
     _check_kinds(named)
     layers, order = _in_order(named, math.prod(shape), sorted_names=path.suffix == ".safetensors")

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from exhume.contract import Key, Progress, Recipe, Records, Secret, Store, Weights, silent
 from exhume.train.fleet import train_fleet
+from exhume.train.recipe import FullBatch
 
-__all__ = ["Victim", "first_of", "release_one_each", "release_two_each"]
+__all__ = ["Victim", "first_of", "release_one_each", "release_trails", "release_two_each"]
 
 Victim = tuple[Weights, Secret]
 
@@ -16,7 +17,8 @@ Victim = tuple[Weights, Secret]
 def first_of(victim: Victim, targets: int) -> Victim:
     """The first releases and the records behind them."""
     release, secret = victim
-    part = Weights(release.parameters[:targets], release.layout)
+    trail = None if release.trail is None else release.trail[:targets]
+    part = Weights(release.parameters[:targets], release.layout, trail)
     return part, Secret(secret.open()[:targets])
 
 
@@ -47,6 +49,32 @@ def release_one_each(
         progress=progress,
     )
     return Weights(torch.cat(list(trained)), recipe.architecture.layout), Secret(targets)
+
+
+def release_trails(
+    recipe: FullBatch,
+    initial: Tensor,
+    fixed: Records,
+    targets: Records,
+    *,
+    key: Key,
+    first: int = 0,
+) -> Victim:
+    """The same models as `release_one_each` with these targets from place `first` on, every step seen.
+
+    Memory: 4·T·p bytes for each target.
+    """
+    seen: list[Tensor] = []
+    trained = recipe.fit(
+        initial,
+        fixed,
+        targets.one_each(),
+        key.fold("victim"),
+        first,
+        watch=lambda parameters: seen.append(parameters.clone()),
+    )
+    trail = torch.stack(seen, dim=1) if seen else trained.new_zeros(len(trained), 0, 1)
+    return Weights(trained, recipe.architecture.layout, trail), Secret(targets)
 
 
 def release_two_each(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from exhume.contract import Activations, ExhumeError, Knowledge, Records, Secret
 from exhume.models.pipeline import Client, Pipeline
 
-__all__ = ["release_features", "server_knowledge", "true_head"]
+__all__ = ["queried_knowledge", "release_features", "server_knowledge", "true_head"]
 
 
 def release_features(pipeline: Pipeline, private: Records) -> tuple[Activations, Secret]:
@@ -31,6 +31,12 @@ def server_knowledge(
     shape = tuple(pipeline.released(held.inputs[:1]).shape[1:])
     seen = None if earlier is None else pipeline.released(earlier.inputs)
     return Knowledge(shadow=held, features=shape, parts=parts, seen=seen)
+
+
+def queried_knowledge(pipeline: Pipeline, asked: Records) -> Knowledge:
+    """A server that may ask: records of its own, and what the client sends for them."""
+    answers = pipeline.released(asked.inputs)
+    return Knowledge(shadow=asked, answers=answers, features=tuple(answers.shape[1:]))
 
 
 def true_head(client: Client) -> nn.Module:

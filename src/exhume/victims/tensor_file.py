@@ -1,7 +1,8 @@
-"""Named tensors from a file that somebody else wrote, without running anything in it."""
+"""Named tensors from a file that somebody else wrote, without running anything in it unless it is trusted."""
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import warnings
@@ -16,17 +17,24 @@ from torch import Tensor
 
 from exhume.contract import ExhumeError
 
-__all__ = ["read_tensors"]
+__all__ = ["bare_name", "read_tensors"]
 
 _PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
+_HOLDERS = ("base_model.", "model.")  # of PEFT, Lightning and others: also a name of one's own
+_EXPORTED = ("/archive_format", "serialized_exported_program.json")  # members that tell the kind
+_SCRIPTED = ("/constants.pkl",)
 _NESTED = ("state_dict", "model_state_dict", "model")  # where training loops put the weights
 
 
-def read_tensors(path: Path, what: str = "checkpoint") -> tuple[dict[str, Tensor], list[str]]:
+def read_tensors(
+    path: Path, what: str = "checkpoint", *, trust: bool = False
+) -> tuple[dict[str, Tensor], list[str]]:
     """The tensors by name, and sentences on what was done to find them. what: begins every complaint.
 
     A `.safetensors` file, or whatever `torch.load(weights_only=True)` accepts: that reads tensors and plain
-    containers and refuses a pickle that would import anything. Prefixes of wrapped modules are taken off.
+    containers and refuses a pickle that would import anything. Prefixes of wrapped modules are taken off,
+    and `model.` where every name has it.
+    trust: also read what runs code while it is loaded: a pickled module, a `torch.export` program.
     """
     if not path.exists():
         raise ExhumeError(f"{what}: there is no file {path}")
@@ -34,9 +42,20 @@ def read_tensors(path: Path, what: str = "checkpoint") -> tuple[dict[str, Tensor
         raise ExhumeError(f"{what}: {path} is a folder; name the file of weights in it")
     if path.stat().st_size == 0:
         raise ExhumeError(f"{what}: {path} is empty")
-    loaded = _safe(path, what) if path.suffix == ".safetensors" else _pickled(path, what)
+    _refuse_flood(path, what)
+    if path.suffix == ".safetensors":
+        loaded: Any = _safe(path, what)
+    else:
+        loaded = _trusted(path, what) if trust else _pickled(path, what)
     tensors, told = _state(loaded, path, what)
     return _without_prefixes(tensors, what), told
+
+
+def bare_name(name: str) -> str:
+    """Without what wrappers put before it; for comparing with other bare names only."""
+    while name.startswith((*_PREFIXES, *_HOLDERS)):
+        name = name.split(".", 1)[1]
+    return name
 
 
 def _safe(path: Path, what: str) -> dict[str, Tensor]:
@@ -47,12 +66,33 @@ def _safe(path: Path, what: str) -> dict[str, Tensor]:
         raise _damaged(path, error, what) from error
 
 
+def _trusted(path: Path, what: str) -> Any:
+    """Runs what is in the file: its owner has said that it may."""
+    try:
+        if _holds(path, _EXPORTED):
+            return torch.export.load(path).state_dict
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if _holds(path, _SCRIPTED):
+                return _jit(path).state_dict()
+            loaded = torch.load(path, map_location="cpu", weights_only=False)
+    except Exception as error:
+        raise _damaged(path, error, what) from error
+    return loaded.state_dict() if isinstance(loaded, torch.nn.Module) else loaded
+
+
+def _jit(path: Path) -> torch.nn.Module:
+    loaded: torch.nn.Module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
+    return loaded
+
+
 def _pickled(path: Path, what: str) -> Any:
-    if _scripted(path):
-        raise ExhumeError(
-            f"{what}: {path} is a TorchScript archive, which holds code; "
-            "save model.state_dict() or a .safetensors file instead"
-        )
+    for marks, kind in ((_EXPORTED, "torch.export program"), (_SCRIPTED, "TorchScript archive")):
+        if _holds(path, marks):
+            raise ExhumeError(
+                f"{what}: {path} is a {kind}, which holds code and is not run unless you trust it; "
+                "save model.state_dict() or a .safetensors file instead"
+            )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch guesses at causes; ours is the sentence below
@@ -62,8 +102,8 @@ def _pickled(path: Path, what: str) -> Any:
         if wanted or _is_pickle(path):
             named = f" ({wanted.group(1)})" if wanted else ""
             raise ExhumeError(
-                f"{what}: {path} needs Python code to be loaded{named}, which is never run; save "
-                "model.state_dict() or a .safetensors file instead"
+                f"{what}: {path} needs Python code to be loaded{named}, which is not run unless you "
+                "trust it; save model.state_dict() or a .safetensors file instead"
             ) from error
         raise _damaged(path, ValueError("no pickle of tensors"), what) from error
     except (RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError) as error:
@@ -75,11 +115,34 @@ def _is_pickle(path: Path) -> bool:
         return file.read(1) == b"\x80"
 
 
-def _scripted(path: Path) -> bool:
+def _holds(path: Path, marks: tuple[str, ...]) -> bool:
+    """Whether a file is an archive with a member of such a name."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
-        return any(name.endswith("/constants.pkl") for name in archive.namelist())
+        return any(name.endswith(marks) for name in archive.namelist())
+
+
+def _refuse_flood(path: Path, what: str) -> None:
+    """Say it now rather than be killed halfway: tensors are held once as read and once as used."""
+    size = path.stat().st_size
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                size = max(size, sum(member.file_size for member in archive.infolist()))
+    except (zipfile.BadZipFile, OSError, ValueError) as error:
+        raise _damaged(path, error, what) from error
+    if 2 * size > _memory():
+        raise ExhumeError(
+            f"{what}: {path} holds {size / 1e9:.1f} GB, which needs twice as much memory; this machine "
+            f"has {_memory() / 1e9:.1f} GB"
+        )
+
+
+def _memory() -> float:
+    if not hasattr(os, "sysconf"):
+        return float("inf")
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def _damaged(path: Path, error: Exception, what: str) -> ExhumeError:
@@ -111,8 +174,9 @@ def _state(loaded: Any, path: Path, what: str) -> tuple[dict[str, Tensor], list[
 
 def _without_prefixes(named: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
     bare: dict[str, Tensor] = {}
+    holder = "model." if all(name.startswith("model.") for name in named) else ""
     for name, tensor in named.items():
-        short = name
+        short = name.removeprefix(holder)
         while short.startswith(_PREFIXES):
             short = short.split(".", 1)[1]
         if short in bare:

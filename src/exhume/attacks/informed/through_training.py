@@ -47,6 +47,7 @@ from exhume.contract import (
     silent,
 )
 from exhume.models.mlp import MLP
+from exhume.models.own import fully_connected
 from exhume.train.influence import Answers, answer, pushes, trajectories
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
@@ -95,16 +96,8 @@ class ThroughTraining:
         recipe, initial, fixed = knowledge.recipe, knowledge.initial, knowledge.fixed
         assert initial is not None  # `lacking` has seen to these
         assert fixed is not None
-        mlp, descent = _differentiable(recipe)
-        if not mlp.hidden:
-            raise NotApplicable("a linear model has a closed form of its own", ever=True)
+        mlp, descent = self.applies_to(recipe)
         q, b = int(self.questions * mlp.sizes[0]), min(self.functions, descent.steps)
-        needed = 4 * b * q * mlp.sizes[0] * mlp.sizes[1] >> 20
-        if needed > self.memory:
-            raise NotApplicable(
-                f"the adjoint of this network takes {needed:,} MiB, {self.memory:,} are allowed",
-                ever=True,
-            )
         started = time.perf_counter()
         path, base = trajectories(mlp, descent, initial, fixed, fixed.none_for(1))
         basis = _time_basis(mlp, path[:, 0], fixed[:256], b)
@@ -133,10 +126,25 @@ class ThroughTraining:
             progress,
         )
 
+    def applies_to(self, recipe: object) -> tuple[MLP, Descent]:
+        """The network and its descent; raises `NotApplicable` where they cannot be differentiated."""
+        mlp, descent = _differentiable(recipe)
+        if not mlp.hidden:
+            raise NotApplicable("a linear model has a closed form of its own", ever=True)
+        q, b = int(self.questions * mlp.sizes[0]), min(self.functions, descent.steps)
+        needed = 4 * b * q * mlp.sizes[0] * mlp.sizes[1] >> 20
+        if needed > self.memory:
+            raise NotApplicable(
+                f"the adjoint of this network takes {needed:,} MiB, {self.memory:,} are allowed",
+                ever=True,
+            )
+        return mlp, descent
+
 
 def _differentiable(recipe: object) -> tuple[MLP, Descent]:
     """The parts of a recipe that this attack can differentiate; says why it cannot."""
-    if not isinstance(recipe, FullBatch) or not isinstance(recipe.architecture, MLP):
+    mlp = fully_connected(recipe.architecture) if isinstance(recipe, FullBatch) else None
+    if not isinstance(recipe, FullBatch) or mlp is None:
         raise NotApplicable(
             f"differentiating is written for full-batch MLPs, not {recipe}", ever=True
         )
@@ -146,7 +154,7 @@ def _differentiable(recipe: object) -> tuple[MLP, Descent]:
         )
     if recipe.privacy.clips or recipe.privacy.noise:
         raise NotApplicable("private training adds noise the adversary cannot redo", ever=False)
-    return recipe.architecture, recipe.descent
+    return mlp, recipe.descent
 
 
 def _some(records: Records, most: int, key: Key) -> Records:

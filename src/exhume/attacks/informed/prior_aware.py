@@ -1,0 +1,196 @@
+"""Naming the record among candidates: the game that reconstruction robustness bounds (Hayes et al. 2023).
+
+The adversary knows that the unknown record is one of K candidates. Two views of private training:
+
+Every step (`Weights.trail`). The sums of gradients behind the steps are known (train/undoing.py), the fixed
+records' part can be computed, and what is left is the record's clipped gradient plus Gaussian noise of known
+size. The log-likelihood of candidate k is, up to what they share, exactly
+
+    sum_t (<left_t, g_k(theta_t)> - |g_k(theta_t)|^2 / 2) / (sigma C)^2
+
+so its largest value is the best answer there is, to an adversary as strong as the bound assumes.
+
+The final weights only. Each candidate's model trained without noise says where the weights should be; models
+trained with noise say by how much, and how far, they stray from there:
+
+    -sum_j ((theta - theta_k - drift)_j / spread_j)^2 / 2
+
+which takes the noise in the weights as Gaussian and independent: an approximation. With every candidate as
+likely, confidence is the posterior of the answer under these likelihoods.
+
+Memory: 4·r·T·p bytes for every step of r releases.
+Cost: every step: one more training of each release; the end only: K + `draws` models.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from exhume.contract import (
+    Cost,
+    ExhumeError,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Outcome,
+    Progress,
+    Reconstruction,
+    Records,
+    Release,
+    Status,
+    Store,
+    Weights,
+    silent,
+)
+from exhume.train.fleet import train_fleet
+from exhume.train.projected import projected
+from exhume.train.recipe import FullBatch
+from exhume.train.undoing import clipped_sum, sums_behind
+
+__all__ = ["FittedPriorAware", "PriorAware"]
+
+_LEAST_SPREAD = 1e-6  # of the weights; without noise, what rounding leaves
+
+
+@dataclass(frozen=True)
+class PriorAware:
+    """Say which of the candidates was the unknown training record.
+
+    Sees: `Weights`, r models, each trained on the fixed set and one of the candidates; with a trail, every
+    step of their training.
+    Assumes: the recipe with its noise level but not the draw, the initial parameters, the fixed set and the
+    list of candidates; full-batch training.
+    Guarantees: nothing about the truth is used. With a trail of gradient descent, no adversary has a larger
+    probability of naming the record.
+    Reference: Hayes et al. 2023 (prior-aware attack); the view of the final weights is ours.
+    """
+
+    draws: int = 64  # models trained with noise, to learn how far it carries the final weights
+    chunk: int = 64  # models trained at once; fixes the bits, see train.fleet
+
+    def __post_init__(self) -> None:
+        if self.draws < 2:
+            raise ExhumeError(f"draws: {self.draws} given, at least 2 needed")
+
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> FittedPriorAware:
+        lacking = knowledge.lacking("recipe", "initial", "fixed", "candidates")
+        if lacking:
+            raise NotApplicable(
+                f"the prior-aware attack needs to know: {', '.join(lacking)}", ever=True
+            )
+        recipe, initial = knowledge.recipe, knowledge.initial
+        fixed, candidates = knowledge.fixed, knowledge.candidates
+        assert initial is not None  # `lacking` has seen to these
+        assert fixed is not None
+        assert candidates is not None
+        if not isinstance(recipe, FullBatch):
+            raise NotApplicable(f"recipe: full-batch training is needed, not {recipe}", ever=True)
+        started = time.perf_counter()
+
+        def fleet(which: FullBatch, records: Records, stage: str) -> Tensor:
+            trained = train_fleet(
+                which,
+                initial,
+                fixed,
+                records.one_each(),
+                key=key.fold(stage),
+                store=store,
+                chunk=self.chunk,
+                stage=stage,
+                progress=progress,
+            )
+            return torch.cat(list(trained)).double()
+
+        still = replace(recipe, privacy=replace(recipe.privacy, noise=0.0))
+        quiet = fleet(still, candidates, "training each candidate's model")
+        drift, spread = torch.zeros_like(quiet[0]), torch.full_like(quiet[0], _LEAST_SPREAD)
+        models = len(candidates)
+        if recipe.privacy.noise:
+            turns = torch.arange(self.draws) % len(candidates)
+            noisy = fleet(recipe, candidates[turns], "training models with noise")
+            spread, drift = torch.std_mean(noisy - quiet[turns], dim=0)
+            spread, models = spread.clamp_min(_LEAST_SPREAD), models + self.draws
+        return FittedPriorAware(
+            recipe,
+            fixed,
+            candidates,
+            quiet + drift,
+            spread,
+            self.chunk,
+            Cost(time.perf_counter() - started, models),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class FittedPriorAware:
+    """Good for every release of the same recipe, start, fixed set and candidates."""
+
+    recipe: FullBatch
+    fixed: Records
+    candidates: Records
+    expected: (
+        Tensor  # (K, p) where each candidate takes the weights, the noise's mean effect included
+    )
+    spread: Tensor  # (p,) of the noise around there
+    chunk: int
+    cost: Cost
+
+    def among(self, part: slice) -> FittedPriorAware:
+        """The same, told a shorter list: some of the candidates."""
+        return replace(self, candidates=self.candidates[part], expected=self.expected[part])
+
+    def run(self, releases: Release) -> Reconstruction:
+        if not isinstance(releases, Weights):
+            why = NotApplicable("it reads weights, not gradients or features", ever=False)
+            return Reconstruction.none(0, self.candidates.shape, why)
+        if releases.parameters.shape[1] != self.expected.shape[1]:
+            raise ExhumeError(
+                f"release: {releases.parameters.shape[1]} parameters, the candidates' models have "
+                f"{self.expected.shape[1]}"
+            )
+        started = time.perf_counter()
+        try:
+            scores = self.by_end(releases.parameters)
+            if releases.trail is not None:
+                scores = self.by_steps(releases.trail, releases.parameters)
+        except NotApplicable as why:
+            return Reconstruction.none(len(releases.parameters), self.candidates.shape, why)
+        sure, best = torch.softmax(scores, dim=1).max(1)
+        return Reconstruction(
+            candidates=self.candidates.inputs[best][:, None].clone(),
+            confidence=sure[:, None],
+            status=Status(Outcome.CONVERGED),
+            cost=Cost(self.cost.seconds + time.perf_counter() - started, self.cost.models),
+            labels=self.candidates.labels[best][:, None],
+            observed={
+                "candidates": float(len(self.candidates)),
+                "saw_every_step": float(releases.trail is not None),
+            },
+        )
+
+    def by_end(self, parameters: Tensor) -> Tensor:
+        """(r, p) final weights to (r, K) log-likelihoods."""
+        whitened, places = parameters.double() / self.spread, self.expected / self.spread
+        return (
+            -torch.cdist(whitened, places, compute_mode="donot_use_mm_for_euclid_dist").square() / 2
+        )
+
+    def by_steps(self, trail: Tensor, final: Tensor) -> Tensor:
+        """(r, T, p) and (r, p) to (r, K) log-likelihoods."""
+        sums = sums_behind(self.recipe.descent, trail, final, len(self.fixed) + 1)
+        (r, steps, p), scores = trail.shape, []
+        pieces = (torch.split(x.reshape(-1, p), self.chunk) for x in (trail, sums))
+        for at, total in zip(*pieces, strict=True):
+            left = total - clipped_sum(self.recipe, at, self.fixed)
+            along, squared = projected(
+                self.recipe.architecture, at, left, self.candidates, self.recipe.privacy
+            )
+            scores.append((along - squared / 2).double())
+        variance = self.recipe.privacy.deviation**2 or 1.0
+        return torch.cat(scores).reshape(r, steps, -1).sum(1) / variance

@@ -1,0 +1,182 @@
+"""Find the client's first layer from the features it sends, by their distribution alone.
+
+The server knows the form of the head: a convolution, ReLU, perhaps max-pool, plus a fixed map of noise.
+
+1. Noise. After a ReLU many features are exactly zero, so that what is sent there is the noise itself, the
+   same number for different inputs. Where the smallest value seen occurs again and again, it is the noise.
+   (A white or black patch may also recur; the mean that the layer found below gives shows it.)
+2. Weights. On the server's own records, a layer of the same form must give features distributed as those
+   seen. Windows of 3 x 3 features are compared by the sliced Wasserstein distance: for random directions p
+
+       mean over p of  || sort(p · windows of layer(own records)) - sort(p · windows seen) ||²,
+
+   lowered by Adam over the weights, in coordinates in which patches of pixels are white. Several starts;
+   the distance itself, which the server can observe, says which are best (some end at the negative of the
+   images, which natural images resemble). The best three go on with more windows, the best of them further.
+3. A decoder of that layer, as in the paper.
+
+No body and no label is used, so that a secret choice of bodies is none of its concern.
+
+Cost: some hundred steps on some thousand windows for each start; minutes on one core. Memory: small.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from exhume.attacks.split.inversion import FittedInversion, fit_decoder
+from exhume.attacks.split.layer_fit import LayerFit, Pass, nearest
+from exhume.attacks.split.shadow import Server
+from exhume.attacks.split.windows import FirstLayer, Windows
+from exhume.contract import (
+    Cost,
+    ExhumeError,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Progress,
+    Store,
+    silent,
+)
+from exhume.models.inverter import Decoder
+from exhume.store import address, digest
+from exhume.train.single import Schedule
+
+__all__ = ["Lookalike", "fixed_part"]
+
+_RECURS = 3  # how often a smallest value must be seen to count as noise
+_ERRORS = 5.0  # standard errors by which the means may disagree with it
+_KEPT = 3  # starts that go on
+
+
+@dataclass(frozen=True)
+class Lookalike:
+    """A first layer whose features are distributed as the client's are, and a decoder of it.
+
+    Sees: `Activations`, what the client sends for n inputs.
+    Assumes: the form of the head, records of the training distribution, features that the client has sent
+    before. No query, no body, no label.
+    Guarantees: nothing about the truth is used; the start is chosen by the distance of the distributions.
+    Deterministic from the key; a finished layer and every epoch of the decoder are kept.
+    Reference: ours; Ensembler24 leaves it out.
+    """
+
+    kernel: int = 3  # of the convolution, odd
+    starts: int = 6
+    search: Pass = Pass(150, 1024, rate=0.1)
+    compare: Pass = Pass(120, 2048, rate=0.05)
+    refine: Pass = Pass(150, 4096, rate=0.02)
+    decoder: Decoder = Decoder()
+    decoder_schedule: Schedule = Schedule(epochs=10, rate=1e-3, optimiser="adam", weight_decay=0.0)
+
+    def __post_init__(self) -> None:
+        if self.kernel < 1 or self.kernel % 2 == 0 or self.starts < 1:
+            raise ExhumeError(f"kernel must be odd and starts at least 1: {self}")
+
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> FittedInversion:
+        lacking = knowledge.lacking("shadow", "features", "seen")
+        if lacking:
+            raise NotApplicable(f"a lookalike needs to know: {', '.join(lacking)}", ever=True)
+        assert knowledge.shadow is not None
+        assert knowledge.features is not None
+        assert knowledge.seen is not None
+        server = Server((), knowledge.shadow, knowledge.features, knowledge.seen)
+        started = time.perf_counter()
+        layer, observed = self._layer(server, knowledge.seen, key, store, progress)
+        noise = layer.get_buffer("noise")
+        quiet = FirstLayer(
+            layer.get_buffer("weight"),
+            layer.get_buffer("bias"),
+            torch.zeros_like(noise),
+            pooled=layer.pooled,
+        )
+        decoder, left = fit_decoder(
+            quiet,
+            server,
+            self.decoder,
+            self.decoder_schedule,
+            key=key.fold("decoder"),
+            store=store,
+            progress=progress,
+        )
+        whole = nn.Sequential(_Without(noise), decoder).eval()
+        cost = Cost(time.perf_counter() - started, models=self.starts + 1)
+        return FittedInversion(whole, layer, server, observed | {"mse_on_own_features": left}, cost)
+
+    def _layer(
+        self, server: Server, seen: Tensor, key: Key, store: Store, progress: Progress
+    ) -> tuple[FirstLayer, dict[str, float]]:
+        """The best of the starts, refined, with its map of noise; and what can be observed of it."""
+        images = server.records.inputs
+        windows = Windows.between(server.records.shape, server.features, self.kernel)
+        noise, certain = fixed_part(seen)
+        settings = (self.kernel, self.starts, self.search, self.compare, self.refine)
+        name = address("lookalike", str(settings), (digest(server.records), digest(seen)), key, 0)
+        kept = store.load(name)
+        if kept is None:
+            fit = LayerFit(windows, images, seen - noise, key)
+            found = fit.start(self.starts)
+            found = fit.descend(found, self.search, progress, "looking for the first layer")
+            found = nearest(found, fit.judge(found, self.compare), _KEPT)
+            found = fit.descend(found, self.compare, progress, "comparing first layers")
+            apart = fit.judge(found, self.compare)
+            best = nearest(found, apart, 1)
+            best = fit.descend(best, self.refine, progress, "refining the first layer")
+            weight, bias = fit.layer(best)
+            kept = {
+                "weight": weight[0],
+                "bias": bias[0],
+                "apart": apart,
+                "end": fit.judge(best, self.compare),
+            }
+            store.save(name, kept)
+        layer = FirstLayer(
+            kept["weight"], kept["bias"], torch.zeros_like(noise), pooled=windows.pooled
+        )
+        noise, certain = _agreed(noise, certain, layer, images, seen)
+        observed = {f"distance_{i}": float(d) for i, d in enumerate(kept["apart"])}
+        observed |= {
+            "distance": float(kept["end"]),
+            "noise_certain": float(certain.double().mean()),
+        }
+        return FirstLayer(kept["weight"], kept["bias"], noise, pooled=windows.pooled), observed
+
+
+def fixed_part(seen: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, c, h, w) to the map of noise, zero where it is not certain, and where it is certain."""
+    least = seen.amin(0)
+    certain = (seen == least).sum(0) >= _RECURS
+    return torch.where(certain, least, torch.zeros_like(least)), certain
+
+
+@torch.no_grad()
+def _agreed(
+    noise: Tensor, certain: Tensor, layer: FirstLayer, images: Tensor, seen: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The noise where the means agree with it, and elsewhere what these say.
+
+    A constant over a whole channel does not count as disagreement: it belongs to the bias.
+    """
+    own = torch.stack([layer(part).sum(0) for part in torch.split(images, 500)]).sum(0)
+    average = seen.mean(0) - own / len(images)
+    apart = torch.where(certain, noise - average, torch.nan).flatten(1)
+    shift = apart.nanmedian(1).values.nan_to_num()[:, None, None]
+    error = seen.std(0) * math.sqrt(1 / len(seen) + 1 / len(images))
+    certain = certain & ((noise - average - shift).abs() <= _ERRORS * error)
+    return torch.where(certain, noise, average + shift), certain
+
+
+class _Without(nn.Module):
+    def __init__(self, noise: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("noise", noise)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features - self.get_buffer("noise")

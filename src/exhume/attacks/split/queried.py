@@ -1,0 +1,139 @@
+"""Decode what a client sends after asking it: its answers to chosen inputs train the decoder directly.
+
+Ensembler24 forbids this; He et al. 2019 call it the black-box setting. Neither bodies nor a shadow are
+needed.
+
+Cost: `steps` steps of the decoder.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from exhume.contract import (
+    Activations,
+    Cost,
+    ExhumeError,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Outcome,
+    Progress,
+    Reconstruction,
+    Release,
+    Status,
+    Store,
+    silent,
+)
+from exhume.models.inverter import Decoder
+from exhume.store import digest
+from exhume.train.single import Schedule, train_module
+
+__all__ = ["FittedQueries", "QueriedInversion"]
+
+_AT_ONCE = 500
+_ROUND = 20  # steps of one round at least
+
+
+@dataclass(frozen=True)
+class QueriedInversion:
+    """Train a decoder on inputs of the server's own and what the client sent for them.
+
+    Sees: `Activations`, what the client sends for n inputs.
+    Assumes: records and, as their answers, what the client sends for them: queries.
+    Guarantees: nothing about the truth is used; the number of steps hardly depends on that of the queries.
+    Confidence is how near the features are to some that were asked for. Deterministic; resumable.
+    Reference: He et al. 2019 (query attack); outside Ensembler24's setting.
+    """
+
+    decoder: Decoder = Decoder()
+    steps: int = 1000
+    batch: int = 32
+    rate: float = 3e-3
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.batch) < 1 or not self.rate > 0:
+            raise ExhumeError(f"steps, batch and rate must be positive: {self}")
+
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> FittedQueries:
+        lacking = knowledge.lacking("shadow", "answers")
+        if lacking:
+            raise NotApplicable(f"asking the client needs to know: {', '.join(lacking)}", ever=True)
+        assert knowledge.shadow is not None
+        assert knowledge.answers is not None
+        inputs, answers = knowledge.shadow.inputs, knowledge.answers
+        if len(inputs) != len(answers) or len(inputs) < 2:
+            raise ExhumeError(f"answers: {len(answers)} to {len(inputs)} inputs; at least 2 needed")
+        started = time.perf_counter()
+        network = self.decoder.module(tuple(answers.shape[1:]), knowledge.shadow.shape, key)
+        self._train(network, inputs, answers, key=key, store=store, progress=progress)
+        cost = Cost(time.perf_counter() - started, models=1)
+        return FittedQueries(network, answers, knowledge.shadow.shape, cost)
+
+    def _train(
+        self,
+        network: nn.Module,
+        inputs: Tensor,
+        answers: Tensor,
+        *,
+        key: Key,
+        store: Store,
+        progress: Progress,
+    ) -> None:
+        """Whole rounds through the queries; few of them come around several times in one."""
+        count = max(len(inputs), self.batch * min(_ROUND, self.steps))
+        rounds = max(1, round(self.steps * self.batch / count))
+
+        def loss(rows: Tensor, _: torch.Generator) -> Tensor:
+            rows = rows % len(inputs)
+            error: Tensor = (network(answers[rows]) - inputs[rows]).square().mean()
+            return error
+
+        train_module(
+            network,
+            loss,
+            count,
+            Schedule(rounds, self.batch, self.rate, "adam", 0.0),
+            inputs=(digest(inputs), digest(answers)),
+            key=key,
+            store=store,
+            progress=progress,
+            stage="training the decoder",
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class FittedQueries:
+    """Good for whatever the same client sends."""
+
+    decoder: nn.Module
+    answers: Tensor
+    shape: tuple[int, ...]
+    cost: Cost
+
+    def run(self, releases: Release) -> Reconstruction:
+        if not isinstance(releases, Activations):
+            why = NotApplicable("this attack reads features, not weights or gradients", ever=False)
+            return Reconstruction.none(0, self.shape, why)
+        values = releases.values
+        if values.shape[1:] != self.answers.shape[1:]:
+            raise ExhumeError(
+                f"release: features of shape {tuple(values.shape[1:])}, the client answered with "
+                f"{tuple(self.answers.shape[1:])}"
+            )
+        started = time.perf_counter()
+        with torch.no_grad():
+            found = torch.cat([self.decoder(part) for part in torch.split(values, _AT_ONCE)])
+            far = torch.cdist(values.flatten(1), self.answers.flatten(1)).min(1).values
+        return Reconstruction(
+            candidates=found[:, None],
+            confidence=-far[:, None],
+            status=Status(Outcome.CONVERGED),
+            cost=Cost(self.cost.seconds + time.perf_counter() - started, self.cost.models),
+        )

@@ -1,0 +1,81 @@
+"""The text of a commented brief, for `exhume init`: every line says what else could stand there."""
+
+from __future__ import annotations
+
+import tomllib
+
+from exhume.auditing.brief import Brief
+from exhume.contract import ExhumeError
+from exhume.settings import toml_of
+
+__all__ = ["brief_file"]
+
+
+def brief_file(release: str, *, data: str, model: str, checkpoint: str, budget: str) -> str:
+    """release: training, checkpoint or updates. The text is read back once, so that it is legal."""
+    parts = [_HEAD, _section("budget", {"time": budget}), _FIXES]
+    parts += [_DATA, _section("data", {"source": data})]
+    match release:
+        case "training":
+            parts += [_TRAINING, _section("victim", {"network": model}), _VICTIM]
+        case "checkpoint":
+            parts += [_CHECKPOINT, _section("checkpoint", {"file": checkpoint}), _ROWS]
+        case "updates":
+            own = {"model": model} if ":" in model else {}
+            parts += [_UPDATES, _section("update", own), _MADE]
+        case other:
+            raise ExhumeError(f"release: {other!r} is not one of training, checkpoint, updates")
+    text = "\n".join(part.strip("\n") for part in parts) + "\n"
+    Brief.from_mapping(tomllib.loads(text), where="the brief")
+    return text
+
+
+def _section(name: str, values: dict[str, str]) -> str:
+    return toml_of({name: values}).strip("\n")
+
+
+_HEAD = """
+# What is released, and how long looking for leaks may take. Run it with: exhume audit audit.toml
+seed = 0
+"""
+_FIXES = """
+fixes = true            # where it leaks, also try what stops it
+"""
+_DATA = """
+
+# Your records: a name from `exhume data list`, a folder of images with a sub-folder per class, an .npz file
+# with x and y, or idx files.
+"""
+_TRAINING = """
+
+# Released: weights, trained like this on all but one of the records, to someone who knows the others, the
+# training and its start. The strongest adversary there is: what it cannot find, nobody can by this road.
+"""
+_VICTIM = """
+# hidden = [64, 32]     # widths, of mlp and cnn
+# activation = "relu"
+optimiser = "gd"        # gd: all records in every step; sgd or adam: with batch = 32
+steps = 100
+rate = 0.1
+# train = "train.py:train"      # or your own function train(model, records, rng)
+# dp_clip = 1.0         # private training
+# dp_noise = 1.0
+"""
+_CHECKPOINT = """
+
+# Released: this file, to anyone. [data] above is what it was trained on; it serves to score only.
+"""
+_ROWS = """
+rows = "0:100"          # those of the records that it was trained on; the others are decoys
+# activation = "relu"
+# mean = "0.5"          # what your preprocessing subtracts from [0, 1] pixels
+"""
+_UPDATES = """
+
+# Released: what a client sends to the server in one round, to that server.
+"""
+_MADE = """
+made = 4                # updates that are made here, from your records
+batch_size = 8
+# update = "update.safetensors" # or one that you have (then without made)
+"""

@@ -1,0 +1,72 @@
+"""What an attack will cost, before it is run: from operation counts and a nominal speed.
+
+Nothing is timed where it can be counted, so that the same settings give the same plan on every machine,
+busy or idle. The speeds are those of one core of a common server, on the slow side. Only the user's own
+training function has to be timed: once, and the time is kept in the run folder.
+"""
+
+from __future__ import annotations
+
+import time
+from math import prod
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from exhume.contract import Architecture, Key, Recipe, Records, Store
+from exhume.models.own import fully_connected
+from exhume.store import address, digest
+from exhume.train.recipe import FullBatch, MiniBatch
+
+__all__ = ["forward_operations", "network_seconds", "seconds_per_model"]
+
+_STACKED = 40e9  # operations a second and thread: MLPs, trained side by side
+_GENERAL = 15e9  # any other module
+_PRIVATE = 3.0  # times as long with clipping
+
+
+def forward_operations(architecture: Architecture) -> float:
+    """Floating-point operations of one record's way through the network."""
+    mlp = fully_connected(architecture)
+    if mlp is not None:
+        return 2.0 * sum(prod(s) for s in mlp.layout.shapes if len(s) > 1)
+    return _counted(architecture.build(), architecture.input_shape)
+
+
+def network_seconds(network: nn.Module, shape: tuple[int, ...], threads: int) -> float:
+    """Of one record's way through any network."""
+    return _counted(network, shape) / (_GENERAL * threads)
+
+
+def _counted(network: nn.Module, shape: tuple[int, ...]) -> float:
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        network.eval()(torch.zeros(1, *shape))
+    return float(counter.get_total_flops())
+
+
+def seconds_per_model(
+    recipe: Recipe, fixed: Records, *, threads: int, initial: torch.Tensor, key: Key, store: Store
+) -> float:
+    """Of training one model on so many records and one more."""
+    if not isinstance(recipe, FullBatch | MiniBatch):
+        return _timed(recipe, fixed, initial, key, store)
+    rows = len(fixed) + 1
+    if isinstance(recipe, MiniBatch):
+        rows = min(rows, recipe.order.size)
+    operations = 3 * forward_operations(recipe.architecture) * rows * recipe.descent.steps
+    speed = _GENERAL if fully_connected(recipe.architecture) is None else _STACKED
+    clipped = isinstance(recipe, FullBatch) and recipe.privacy.clips
+    return operations / (speed * threads) * (_PRIVATE if clipped else 1)
+
+
+def _timed(recipe: Recipe, fixed: Records, initial: torch.Tensor, key: Key, store: Store) -> float:
+    place = address("seconds per model", recipe, (digest(fixed), digest(initial)), key, 0)
+    held = store.load(place)
+    if held is None:
+        started = time.perf_counter()
+        recipe.fit(initial, fixed, fixed.none_for(1), key)
+        held = {"seconds": torch.tensor(time.perf_counter() - started, dtype=torch.float64)}
+        store.save(place, held)
+    return float(held["seconds"])

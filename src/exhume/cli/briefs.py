@@ -1,0 +1,96 @@
+"""`exhume init` writes a brief by asking; `exhume compare` puts two runs side by side."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from exhume.cli.frame import LEAKS, app, plainly, tell
+
+
+class Released(StrEnum):
+    """What leaves the house."""
+
+    training = "training"
+    checkpoint = "checkpoint"
+    updates = "updates"
+
+
+_ASKED = """What do you release?
+  training    weights of a model that you train; exhume trains it your way and attacks it
+  checkpoint  a file of weights that you have
+  updates     updates of clients in federated learning"""
+
+
+@app.command()
+@plainly
+def init(
+    path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("audit.toml"),
+    release: Annotated[
+        Released | None, typer.Option(help="What you release; asked for if not given.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Your records: a named set or a path.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="mlp, cnn, or your own: file.py:factory.")
+    ] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="The file of weights.")] = None,
+    budget: Annotated[str | None, typer.Option(help="What an audit may take.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
+) -> None:
+    """Write a commented audit.toml by asking what is released and to whom."""
+    from exhume.auditing.brief_file import brief_file
+    from exhume.contract import ExhumeError
+    from exhume.store import write_atomically
+
+    if path.exists() and not force:
+        raise ExhumeError(f"{path} exists; choose another name, or --force")
+    if release is None:
+        tell(_ASKED)
+        release = Released(_asked("It is", "training", [kind.value for kind in Released]))
+    if data is None:
+        data = typer.prompt("Your records (a named set, a folder, an .npz file)", default="mnist")
+    if model is None and release is not Released.checkpoint:
+        model = typer.prompt("Your model (mlp, cnn, or file.py:factory)", default="mlp")
+    if checkpoint is None and release is Released.checkpoint:
+        checkpoint = typer.prompt("The file of weights", default="model.safetensors")
+    if budget is None:
+        budget = typer.prompt("How long may an audit take", default="10m")
+    text = brief_file(
+        release.value,
+        data=str(data),
+        model=model or "mlp",
+        checkpoint=checkpoint or "",
+        budget=str(budget),
+    )
+    write_atomically(path, text.encode())
+    tell(f"written: {path}; read it, change it, then: exhume audit {path}")
+
+
+def _asked(what: str, default: str, legal: list[str]) -> str:
+    while True:
+        answer = str(typer.prompt(f"{what} ({', '.join(legal)})", default=default)).strip()
+        if answer in legal:
+            return answer
+        tell(f"{answer!r} is not one of these.")
+
+
+@app.command()
+@plainly
+def compare(
+    first: Annotated[Path, typer.Argument(help="A run folder.")],
+    second: Annotated[Path, typer.Argument(help="Another one.")],
+    fail_on_worse: Annotated[
+        bool, typer.Option("--fail-on-worse", help="Exit 1 if the second leaks more.")
+    ] = False,
+) -> int:
+    """Does the second run leak more than the first, less, or is the difference within noise?"""
+    from exhume.report.compare import compare as changes
+
+    found = changes(first, second)
+    for change in found:
+        tell(change.sentence())
+    worse = any(change.word == "worse" for change in found)
+    return LEAKS if worse and fail_on_worse else 0

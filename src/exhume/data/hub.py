@@ -1,0 +1,170 @@
+"""A Hugging Face `datasets` folder on disk, as `save_to_disk` writes it; read by pyarrow alone.
+
+The label is the column of class labels, or one called label, labels or y. The input is the column of
+images, else one called image, pixel_values, input_ids, features or x; else all columns of single numbers
+together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from exhume.contract import ExhumeError, Progress, Records, silent
+from exhume.data.arrays import Array, checked_inputs
+from exhume.data.images import Blob, stack
+from exhume.data.torch_set import named_labels
+
+__all__ = ["hub_folder", "is_hub_folder"]
+
+_LABELS = ("label", "labels", "y")
+_INPUTS = ("image", "pixel_values", "input_ids", "features", "x")
+
+
+def is_hub_folder(path: Path) -> bool:
+    return any((path / name).is_file() for name in ("state.json", "dataset_dict.json"))
+
+
+def hub_folder(
+    path: Path,
+    *,
+    split: str | None = None,
+    size: int | None = None,
+    progress: Progress = silent,
+) -> Records:
+    """Records of a saved dataset, or of one split of several: `train` if none is named."""
+    part = _split(path, split)
+    state, about = _json(part / "state.json"), _json(part / "dataset_info.json")
+    features = about.get("features") or {}
+    label, given = _columns(features, part)
+    table = _table(part, state, [label, *given])
+    names = features[label].get("names") if features[label].get("_type") == "ClassLabel" else None
+    labels, classes = named_labels(
+        _numbers(table[label].to_pylist(), f"{part}: {label}"), names, f"{part}: {label}"
+    )
+    if features[given[0]].get("_type") == "Image":
+        blobs = [_blob(cell, index, part) for index, cell in enumerate(table[given[0]].to_pylist())]
+        pixels = stack(blobs, size=size, progress=progress)
+        return Records(pixels.to(torch.float32).div_(255), labels, classes)
+    if size is not None:
+        raise ExhumeError(f"size: {size} given, but {part} holds no images")
+    progress("read records", 0, 1)
+    columns = [_numbers(table[name].to_pylist(), f"{part}: {name}") for name in given]
+    values = columns[0] if columns[0].ndim > 1 else np.stack(columns, 1)
+    progress("read records", 1, 1)
+    return Records(
+        torch.from_numpy(checked_inputs(values, f"{part}: {', '.join(given)}")), labels, classes
+    )
+
+
+def _split(path: Path, split: str | None) -> Path:
+    if not (path / "dataset_dict.json").is_file():
+        if split is not None:
+            raise ExhumeError(f"{path}: holds no splits, {split!r} was asked for")
+        return path
+    splits = _json(path / "dataset_dict.json").get("splits") or []
+    chosen = split or (splits[0] if len(splits) == 1 else "train")
+    if chosen not in splits:
+        raise ExhumeError(
+            f"{path}: no split {chosen!r}; there are {', '.join(map(str, splits)) or 'none'}, "
+            f"name one as {path.name}:SPLIT"
+        )
+    return path / str(chosen)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ExhumeError(f"{path}: missing or damaged ({error})") from error
+    if not isinstance(content, dict):
+        raise ExhumeError(f"{path}: missing or damaged (it holds no object)")
+    return content
+
+
+def _columns(features: Mapping[str, Any], where: Path) -> tuple[str, list[str]]:
+    """The label's column, and that or those of the input."""
+    kinds = {name: f.get("_type") if isinstance(f, dict) else None for name, f in features.items()}
+    labels = [n for n, kind in kinds.items() if kind == "ClassLabel"]
+    labels = labels or [name for name in _LABELS if name in features]
+    if not labels:
+        raise ExhumeError(
+            f"{where}: no column of labels among {', '.join(features) or 'none'}; legal are class labels, "
+            f"{', '.join(_LABELS)}"
+        )
+    images = [name for name, kind in kinds.items() if kind == "Image"]
+    single = images or [name for name in _INPUTS if name in features]
+    if single:
+        return labels[0], single[:1]
+    numbers = [
+        name
+        for name, kind in kinds.items()
+        if name != labels[0] and kind == "Value" and _numeric(features[name].get("dtype"))
+    ]
+    if not numbers:
+        raise ExhumeError(
+            f"{where}: no column of images, numbers or tokens among {', '.join(features)}; "
+            "turn texts into token numbers (input_ids) first"
+        )
+    return labels[0], numbers
+
+
+def _numeric(kind: object) -> bool:
+    return str(kind).startswith(("int", "uint", "float", "bool"))
+
+
+def _table(part: Path, state: Mapping[str, Any], names: list[str]) -> Any:
+    arrow = _pyarrow()
+    files = [part / str(entry["filename"]) for entry in state.get("_data_files") or []]
+    if not files or any(file.resolve().parent != part.resolve() for file in files):
+        raise ExhumeError(f"{part}: its state.json names no data file in this folder")
+    pieces = []
+    for file in files:
+        try:
+            with arrow.memory_map(str(file)) as source, arrow.ipc.open_stream(source) as stream:
+                pieces.append(stream.read_all().select(names))
+        except (arrow.ArrowException, OSError, KeyError) as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ExhumeError(f"{file}: missing, truncated or damaged ({first})") from error
+    table = arrow.concat_tables(pieces)
+    if not table.num_rows:
+        raise ExhumeError(f"{part}: holds no records")
+    return table
+
+
+def _pyarrow() -> Any:
+    try:
+        return import_module("pyarrow")
+    except ModuleNotFoundError:
+        raise ExhumeError(
+            "a Hugging Face datasets folder needs pyarrow: pip install 'exhume[hf]'"
+        ) from None
+
+
+def _numbers(cells: list[Any], where: str) -> Array:
+    """(n,) or (n, ...) numbers; sequences must be equally long."""
+    if any(cell is None for cell in cells):
+        raise ExhumeError(f"{where}: record {cells.index(None)} is missing")
+    try:
+        return np.asarray(cells, dtype=None if not isinstance(cells[0], str) else np.str_)
+    except ValueError:
+        sizes = [len(cell) for cell in cells]
+        odd = next((i for i, size in enumerate(sizes) if size != sizes[0]), 0)
+        raise ExhumeError(
+            f"{where}: record {odd} has {sizes[odd]} numbers, record 0 has {sizes[0]}; bring all to one size"
+        ) from None
+
+
+def _blob(cell: Any, index: int, where: Path) -> Blob:
+    data = cell.get("bytes") if isinstance(cell, dict) else None
+    if not data:
+        raise ExhumeError(
+            f"{where}: image {index} is kept outside the folder; save the dataset with its images inside"
+        )
+    return Blob(f"{where}: image {index}", data)

@@ -1,0 +1,149 @@
+"""The user's own way of training, as a recipe: `train(model, records, rng)`, called once a model.
+
+- `model`: the network at its initial parameters, in the modes in which its factory returns it. It is
+  trained in place, or another module with the same parameters is returned.
+- `records`: `records.inputs` (n, *shape) float32 and `records.labels` (n,) int64. The record that
+  differs from model to model is the last one.
+- `rng`: a `torch.Generator` of this model's own. The global generators of torch, numpy and Python are
+  seeded for the call as well, and put back after it, so that dropout and shuffling repeat too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from exhume.contract import Architecture, ExhumeError, Key, Layout, Records
+from exhume.models.own import OwnArchitecture
+from exhume.naming import digest_of_code, drawing_from, first_line, named
+from exhume.train import functional
+from exhume.train.optimisers import Descent
+
+__all__ = ["OwnTraining"]
+
+_WRAPPERS = ("module.", "_orig_mod.", "_module.")  # of data parallelism, torch.compile and Opacus
+
+
+@dataclass(frozen=True)
+class OwnTraining:
+    """Equal to another one if the name and the code are; sent to another machine by name."""
+
+    architecture: Architecture
+    spec: str
+    fingerprint: str  # of the function's code
+    root: str = field(compare=False, repr=False)
+
+    @staticmethod
+    def of(architecture: Architecture, spec: str, *, root: Path | None = None) -> OwnTraining:
+        """spec: `package.module:train` or `file.py:train`; root: the folder that it counts from."""
+        place = (root or Path()).resolve()
+        function = _function(spec, place)
+        own = OwnTraining(architecture, spec, digest_of_code(function), str(place))
+        own.__dict__["_function"] = function
+        return own
+
+    @cached_property
+    def _function(self) -> Callable[..., Any]:
+        """Imported anew where this value has arrived."""
+        function = _function(self.spec, Path(self.root))
+        if digest_of_code(function) != self.fingerprint:
+            raise ExhumeError(
+                f"train: {self.spec} is not the code that it was where the work began; make them alike"
+            )
+        return function
+
+    def fit(
+        self, initial: Tensor, fixed: Records, extra: Records, key: Key, first: int = 0
+    ) -> Tensor:
+        """One call after another; initial: (p,) or (s, p); returns (s, p)."""
+        if fixed.shape != self.architecture.input_shape:
+            raise ExhumeError(
+                f"records of shape {fixed.shape} do not fit {self.architecture}, "
+                f"which takes {self.architecture.input_shape}"
+            )
+        models = extra.labels.shape[0]
+        starts = initial.expand(models, -1)
+        return torch.stack(
+            [
+                self._trained(starts[i], fixed.with_extra(extra, i), key.fold("own", first + i))
+                for i in range(models)
+            ]
+        )
+
+    def repeats(self, initial: Tensor, fixed: Records, key: Key) -> bool:
+        """Whether two calls with the same generator end with the same bits; costs two models."""
+        once, twice = (self.fit(initial, fixed, fixed.none_for(1), key) for _ in range(2))
+        return torch.equal(once, twice)
+
+    def bytes_per_model(self, records: int) -> int:
+        """As if the function saw the batches that ours see; models are trained one at a time."""
+        return functional.bytes_per_model(self.architecture, records, Descent())
+
+    def _trained(self, start: Tensor, records: Records, key: Key) -> Tensor:
+        layout, module = self.architecture.layout, _trainable(self.architecture).to(start.device)
+        with torch.no_grad():
+            for name, tensor in layout.split(start).items():
+                _tensors(module)[name].copy_(tensor)
+        with drawing_from(key.fold("global")), torch.enable_grad():
+            try:
+                answer = self._function(module, records, key.fold("rng").generator())
+            except (Exception, SystemExit) as error:
+                raise ExhumeError(
+                    f"train: {self.spec} raised {type(error).__name__}: {first_line(error)}"
+                ) from error
+        if answer is not None and not isinstance(answer, nn.Module):
+            raise ExhumeError(
+                f"train: {self.spec} returns a {type(answer).__name__}, legal are nothing and the module"
+            )
+        return self._read_back(module if answer is None else answer, layout, start.device)
+
+    def _read_back(self, module: nn.Module, layout: Layout, device: torch.device) -> Tensor:
+        found = {_bare(n, layout): tensor.detach() for n, tensor in _tensors(module).items()}
+        lost = [name for name in layout.names if name not in found]
+        if lost:
+            raise ExhumeError(
+                f"train: the module that {self.spec} returns lacks {', '.join(lost[:3])}"
+            )
+        trained = layout.join({name: found[name] for name in layout.names}).to(device)
+        if not bool(torch.isfinite(trained).all()):
+            raise ExhumeError(
+                f"train: {self.spec} ends with weights that are not finite; lower the rate, or scale "
+                "the records"
+            )
+        return trained
+
+    def __getstate__(self) -> dict[str, object]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def __str__(self) -> str:
+        where, _, name = self.spec.rpartition(":")
+        return f"the owner's own function {Path(where).name}:{name}"
+
+
+def _function(spec: str, root: Path) -> Callable[..., Any]:
+    found = named(spec, "train", root)
+    if not callable(found):
+        raise ExhumeError(f"train: {spec} is a {type(found).__name__}, which cannot be called")
+    return found
+
+
+def _trainable(architecture: Architecture) -> nn.Module:
+    if isinstance(architecture, OwnArchitecture):
+        return architecture.trainable()
+    return architecture.build().train()
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _bare(name: str, layout: Layout) -> str:
+    while name not in layout.names and name.startswith(_WRAPPERS):
+        name = name.split(".", 1)[1]
+    return name

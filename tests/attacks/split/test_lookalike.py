@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from exhume import data
+from exhume.attacks.split.layer_fit import Pass
+from exhume.attacks.split.lookalike import Lookalike, fixed_part
+from exhume.attacks.split.windows import FirstLayer, Windows
+from exhume.contract import Activations, ExhumeError, Key, Knowledge, NotApplicable, Records
+from exhume.models.inverter import Decoder
+from exhume.store import FolderStore, NullStore
+from exhume.train.single import Schedule
+
+pytestmark = pytest.mark.network
+CHANNELS = 8
+ATTACK = Lookalike(
+    starts=4,
+    search=Pass(120, 512, 32, 0.1),
+    compare=Pass(60, 1024, 32, 0.05),
+    refine=Pass(60, 2048, 32, 0.02),
+    decoder=Decoder(16),
+    decoder_schedule=Schedule(6, 50, 1e-2, "adam", 0.0),
+)
+
+
+@pytest.fixture(scope="module")
+def planted():
+    """A layer drawn at random, mostly colours and a little structure, in front of photographs."""
+    images = data.load("cifar10").inputs
+    own, before, private = torch.split(images[:1620], [800, 800, 20])
+    generator = Key.from_seed(3).generator()
+    weight = torch.randn(CHANNELS, 3, 1, 1, generator=generator)
+    weight = weight + 0.3 * torch.randn(CHANNELS, 3, 3, 3, generator=generator)
+    bias = -F.conv2d(own[:200], weight).transpose(0, 1).flatten(1).median(1).values
+    noise = 0.3 * torch.randn(CHANNELS, 16, 16, generator=generator)
+    client = FirstLayer(weight, bias, noise, pooled=True)
+    held = Records(own, torch.zeros(len(own), dtype=torch.long), ("one",))
+    knowledge = Knowledge(shadow=held, features=tuple(noise.shape), seen=client(before))
+    return client, knowledge, Activations(client(private), "first"), private
+
+
+def likeness(found: FirstLayer, client: FirstLayer, images: torch.Tensor) -> torch.Tensor:
+    """(f,) correlation over images of what both layers compute, noise aside."""
+    a, b = ((layer(images) - layer.noise).transpose(0, 1).flatten(1) for layer in (found, client))
+    return torch.stack([torch.corrcoef(torch.stack(pair))[0, 1] for pair in zip(a, b, strict=True)])
+
+
+def test_the_layer_the_noise_and_the_inputs_are_found(planted, key):
+    client, knowledge, release, private = planted
+    prepared = ATTACK.prepare(knowledge, key=key, store=NullStore())
+    assert float(likeness(prepared.head, client, private).mean()) > 0.6
+    assert float((prepared.head.noise - client.noise).abs().median()) < 1e-6
+    found = prepared.run(release)
+    null = (knowledge.shadow.inputs.mean(0) - private).square().mean()
+    assert float((found.candidates[:, 0] - private).square().mean() / null) < 0.5
+    assert found.observed["distance"] <= min(found.observed[f"distance_{i}"] for i in range(3))
+
+
+def test_noise_is_what_recurs(planted):
+    client, knowledge, _, _ = planted
+    noise, certain = fixed_part(knowledge.seen)
+    assert float((noise == client.noise).double().mean()) > 0.9
+    assert float(certain.double().mean()) > 0.9
+    never_zero = fixed_part(torch.rand(50, 2, 3, 3) + 1)
+    assert not bool(never_zero[1].any())
+    assert not bool(never_zero[0].any())
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+@pytest.mark.parametrize("pooled", [True, False])
+def test_windows_show_what_the_layer_makes_of_whole_images(kernel, pooled, key):
+    generator = key.generator()
+    images = torch.rand(3, 2, 16, 20, generator=generator)
+    weight, bias = torch.randn(4, 2, kernel, kernel, generator=generator), torch.randn(4)
+    size = (8, 10) if pooled else (16, 20)
+    layer = FirstLayer(weight, bias, torch.zeros(4, *size), pooled=pooled)
+    windows = Windows.between((2, 16, 20), (4, *size), kernel)
+    assert windows.pooled is pooled
+    of_images = windows.of_images(images, 60, key.fold("draw").generator())
+    of_features = windows.of_features(layer(images), 60, key.fold("draw").generator())
+    torch.testing.assert_close(windows.layer(of_images, weight, bias), of_features)
+
+
+def test_the_same_bits_again_and_from_the_store(planted, key, tmp_path):
+    _, knowledge, release, _ = planted
+    quick = replace(
+        ATTACK,
+        search=Pass(3, 64),
+        compare=Pass(2, 64),
+        refine=Pass(2, 64),
+        decoder_schedule=Schedule(1, 50, 1e-2, "adam", 0.0),
+    )
+    store = FolderStore(tmp_path / "store")
+    runs = [quick.prepare(knowledge, key=key, store=s) for s in (NullStore(), store, store)]
+    found = [prepared.run(release).candidates for prepared in runs]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_what_does_not_fit_is_said(planted, key):
+    _, knowledge, _, _ = planted
+    with pytest.raises(NotApplicable, match="a lookalike needs to know: shadow, seen"):
+        ATTACK.prepare(replace(knowledge, shadow=None, seen=None), key=key, store=NullStore())
+    with pytest.raises(NotApplicable, match="a first layer does so at most once"):
+        Windows.between((3, 16, 16), (4, 4, 4), 3)
+    with pytest.raises(NotApplicable, match="too small for windows"):
+        Windows.between((3, 4, 4), (4, 2, 2), 5)
+    assert Windows.between((3, 4, 4), (4, 4, 4), 3).side == 2
+    for illegal in ({"kernel": 2}, {"kernel": 0}, {"starts": 0}):
+        with pytest.raises(ExhumeError, match="kernel must be odd and starts at least 1"):
+            Lookalike(**illegal)

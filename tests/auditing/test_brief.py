@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+from exhume.auditing.brief import Brief
+from exhume.auditing.brief_file import brief_file
+from exhume.contract import ExhumeError
+
+
+def test_without_sections_weights_are_released():
+    brief = Brief.from_mapping({})
+    assert brief.weights
+    assert brief.checkpoint is None
+    assert brief.update is None
+    assert brief.budget.seconds is None
+
+
+def test_data_and_model_are_said_once():
+    brief = Brief.from_mapping(
+        {
+            "seed": 3,
+            "budget": "10m",
+            "data": {"source": "digits"},
+            "victim": {"network": "net.py:make", "released": False},
+            "update": {"batch_size": 2},
+            "checkpoint": {"file": "a.safetensors", "rows": "0:10"},
+        }
+    )
+    assert not brief.weights
+    assert (brief.update.model, brief.update.data, brief.update.seed) == (
+        "net.py:make",
+        "digits",
+        3,
+    )
+    assert (brief.update.made, brief.update.batch_size) == (4, 2)
+    assert (brief.checkpoint.checkpoint, brief.checkpoint.trained_on) == ("a.safetensors", "digits")
+    assert brief.budget.seconds == 600
+
+
+def test_a_brief_is_its_file():
+    given = {
+        "data": {"source": "digits"},
+        "victim": {"hidden": [3, 4]},
+        "update": {"made": 1, "batch_size": 2, "shape": [1, 8, 8]},
+        "checkpoint": {"file": "a.pt"},
+        "budget": {"time": "2m", "fixes": True},
+    }
+    brief = Brief.from_mapping(given)
+    assert Brief.from_mapping(tomllib.loads(brief.toml())) == brief
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"chekpoint": {"file": "x"}}, "unknown key 'chekpoint'"),
+        ({"checkpoint": {"fil": "x"}}, "checkpoint: no file is named"),
+        ({"checkpoint": {"file": "x", "row": "1"}}, "unknown key 'row'; did you mean 'rows'"),
+        ({"checkpoint": "x"}, "checkpoint: a section is needed here, got 'x'"),
+        ({"update": {"made": 2.5}}, "made: a whole number is needed, got 2.5"),
+        ({"update": {"made": 2, "update": "f"}}, "made: updates are given, or made here, not both"),
+        ({"budget": "soon"}, "'soon' is not a time"),
+        ({"budget": {"fixes": 1}}, "fixes: true or false is needed, got 1"),
+    ],
+)
+def test_mistakes_are_named(given, sentence):
+    with pytest.raises(ExhumeError, match=sentence):
+        Brief.from_mapping(given)
+
+
+@pytest.mark.parametrize("release", ["training", "checkpoint", "updates"])
+@pytest.mark.parametrize("model", ["mlp", "net.py:make"])
+def test_the_file_that_init_writes_says_what_was_asked(release, model):
+    text = brief_file(release, data="digits", model=model, checkpoint="w.pt", budget="5m")
+    brief = Brief.from_mapping(tomllib.loads(text))
+    assert brief.weights == (release == "training")
+    assert (brief.checkpoint is not None) == (release == "checkpoint")
+    assert (brief.update is not None) == (release == "updates")
+    assert brief.settings.data.source == "digits"
+    assert brief.budget.seconds == 300
+    assert brief.budget.fixes
+    if release == "updates" and model != "mlp":
+        assert brief.update.model == model
+    assert all(len(line) < 120 for line in text.splitlines())
+
+
+def test_an_unknown_kind_of_release_is_refused():
+    with pytest.raises(ExhumeError, match="'x' is not one of training, checkpoint, updates"):
+        brief_file("x", data="digits", model="mlp", checkpoint="", budget="5m")

@@ -1,0 +1,43 @@
+"""Naming: snapped to the list, equal records as one, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from exhume.contract import ExhumeError, Outcome, Reconstruction, Records, Secret, Status
+from exhume.score.naming import named_rightly
+
+CLASSES = ("a", "b")
+
+
+def records(rows: list[list[float]]) -> Records:
+    return Records(torch.tensor(rows), torch.zeros(len(rows), dtype=torch.int64), CLASSES)
+
+
+def answers(rows: list[list[float]]) -> Reconstruction:
+    given = torch.tensor(rows)[:, None]
+    return Reconstruction(given, torch.zeros(len(rows), 1), Status(Outcome.CONVERGED))
+
+
+LISTED = records([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+
+
+def test_the_nearest_candidate_counts():
+    secret = Secret(records([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0]]))
+    found = named_rightly(secret, answers([[0.2, 0.3], [0.9, 0.1], [0.8, -3.0]]), LISTED)
+    assert found.tolist() == [True, False, True]
+
+
+def test_equal_candidates_are_one():
+    secret = Secret(LISTED[3:])
+    assert named_rightly(secret, answers([[1.0, 0.0]]), LISTED).tolist() == [True]
+
+
+def test_refusals():
+    with pytest.raises(ExhumeError, match="candidates: a record behind a release is not on the"):
+        named_rightly(Secret(records([[0.5, 0.5]])), answers([[0.5, 0.5]]), LISTED)
+    with pytest.raises(
+        ExhumeError, match="1 candidates for each of 2 releases do not answer 1 rec"
+    ):
+        named_rightly(Secret(LISTED[:1]), answers([[0.5, 0.5], [0.0, 0.0]]), LISTED)
