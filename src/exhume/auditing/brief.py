@@ -19,6 +19,7 @@ from typing import Any
 
 from exhume.auditing.act_fitted import FittedSettings
 from exhume.auditing.offers import seconds_in
+from exhume.auditing.same_run import refuse_other
 from exhume.auditing.split_settings import SplitSettings
 from exhume.auditing.update_settings import UpdateSettings
 from exhume.auditing.weights_settings import WeightsSettings
@@ -138,11 +139,7 @@ class Brief:
             )  # the earlier chunk and threads decide the bits
             if mine.toml() == earlier.toml():
                 return earlier
-            if folder.has_work():
-                raise ExhumeError(
-                    f"{folder.path} holds a run with other settings (see its config.toml): "
-                    "choose another --out, or delete it"
-                )
+            refuse_other(folder)
         folder.write_config(self.toml())
         return self
 
