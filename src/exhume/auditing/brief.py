@@ -95,6 +95,10 @@ class Brief:
         split = None
         if "split" in given:
             model = settings.victim.network if ":" in settings.victim.network else ""
+            if not given["split"].get("model", model):
+                raise ExhumeError(
+                    f'{where}: split: no network is named; write model = "net.py:make" in [split]'
+                )
             common = {"seed": settings.seed, "data": settings.data.source, "model": model}
             split = made_of(SplitSettings, given["split"], f"{where}: split", **common)
         fitted = None
