@@ -42,9 +42,10 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -p no:xdist tests/test_layers.py
 
-# the site reads the code without importing it, so that it needs neither torch nor exhume
+# the site reads the code without importing it, so that it needs neither torch nor exhume; not --quiet,
+# which also silences --strict
 docs: .venv-docs/ready
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 .venv-docs/ready: constraints.txt
 	$(PYTHON) -m venv .venv-docs
