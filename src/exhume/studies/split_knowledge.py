@@ -60,8 +60,8 @@ _SCALES: dict[Scale, _Setting] = {
     "cpu": _Setting(
         Sizes(4_000, 200, 1_000, 500, 1_000),
         16,
-        Schedule(8, 64, 0.05),
-        _attack(32, 6, 64),
+        Schedule(8, 32, 0.05),
+        _attack(32, 6, 16),
         400,
         (10, 100, 1_000),
     ),

@@ -64,8 +64,8 @@ _SCALES: dict[Scale, _Setting] = {
     "cpu": _Setting(
         Sizes(4_000, 200, 1_000, 500, 1_000),
         8,
-        Schedule(8, 64, 0.05),
-        _attack(32, 4, 64),
+        Schedule(8, 32, 0.05),
+        _attack(32, 4, 16),
         _FIRSTS,
         _SECONDS,
     ),
