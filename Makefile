@@ -1,12 +1,13 @@
 # make demo: set up and audit a released MNIST classifier, ending with the path of the report
 # make test: set up and run the tests
+# make docs: build the site into site/; a dead link is an error
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check setup test-slow clean
+.PHONY: demo test check docs setup test-slow clean
 
-setup: $(VENV)/ready-test
+setup: $(VENV)/ready-test $(VENV)-serve/ready
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "exhume needs Python 3.11 or newer")'
@@ -16,6 +17,14 @@ $(VENV)/ready: pyproject.toml constraints.txt
 
 $(VENV)/ready-test: $(VENV)/ready
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[test]'
+	touch $@
+
+# MLServer and Flower want different versions of FastAPI: its own environment, which sees the first one.
+$(VENV)-serve/ready: $(VENV)/ready-test
+	$(PYTHON) -m venv $(VENV)-serve
+	for place in $$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])') $(CURDIR)/src; do \
+	  echo $$place; done > $$($(VENV)-serve/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth
+	$(VENV)-serve/bin/pip install --quiet -c constraints.txt mlserver
 	touch $@
 
 demo: $(VENV)/ready
@@ -33,5 +42,14 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -p no:xdist tests/test_layers.py
 
+# the site reads the code without importing it, so that it needs neither torch nor exhume
+docs: .venv-docs/ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+
+.venv-docs/ready: constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet -c constraints.txt mkdocs-material
+	touch $@
+
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(VENV)-serve .venv-docs site runs

@@ -45,7 +45,7 @@ def main(source: str, folder: Path, each: int = 5, width: int = 300, decoys: int
     labels = torch.cat([train.labels, others.labels]).numpy()
     np.savez(folder / "records.npz", x=images, y=labels, classes=np.array(train.classes))
     np.savez(folder / "mean.npz", mean=mean.numpy())
-    print(  # noqa: T201
+    print(
         f"exhume audit-weights {folder}/net.pt --trained-on {folder}/records.npz "
         f"--rows 0:{len(train)} --mean {folder}/mean.npz --out {folder}/run"
     )

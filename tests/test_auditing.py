@@ -63,6 +63,7 @@ def test_the_run_folder(done):
         "environment.json",
         "result.json",
         "closed-form.safetensors",
+        "records-at-risk.csv",
         "report.html",
         "report-redacted.html",
         "shards",

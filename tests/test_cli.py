@@ -188,3 +188,63 @@ def test_a_closed_output_does_not_undo_the_audit(run, sink):
     )
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
+
+
+def test_init_asks_and_writes_a_brief_that_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner()
+    asked = runner.invoke(app, ["init"], input="weights\ntraining\ndigits\nmlp\n5m\n")
+    assert asked.exit_code == 0
+    assert "'weights' is not one of these." in asked.stdout
+    text = (tmp_path / "audit.toml").read_text()
+    assert 'source = "digits"' in text
+    small = text.replace('source = "digits"', 'source = "digits"\ntargets = 10\nshadows = 60')
+    (tmp_path / "audit.toml").write_text(small.replace("fixes = true", "fixes = false"))
+    done = runner.invoke(app, ["audit", "audit.toml", "--out", "run", "--steps", "20"])
+    assert done.exit_code == 0
+    again = runner.invoke(app, ["init"])
+    assert again.exit_code == 2
+    assert "audit.toml exists; choose another name, or --force" in again.stderr
+
+
+def test_init_without_questions(invoke, tmp_path):
+    out = tmp_path / "a.toml"
+    options = ["--release", "checkpoint", "--data", "digits", "--budget", "1m"]
+    result = invoke("init", out, *options, "--checkpoint", "w.safetensors")
+    assert result.exit_code == 0
+    assert 'file = "w.safetensors"' in out.read_text()
+    audited = invoke("audit", out, "--out", tmp_path / "run")
+    assert audited.exit_code == 2
+    assert "there is no file w.safetensors" in audited.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_json_and_junit_are_for_machines(run, invoke, tmp_path):
+    out, _ = run
+    junit = tmp_path / "junit.xml"
+    result = invoke(*QUICK, "--out", out, "--json", "--junit", junit, "--fail-over", "0.5")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["verdict"]["word"] == "leaks"
+    assert 'failures="1"' in junit.read_text()
+
+
+def test_compare_says_better_worse_or_within_noise(run, invoke, tmp_path):
+    out, _ = run
+    same = invoke("compare", out, out)
+    assert same.exit_code == 0
+    assert same.stdout.startswith("within noise: Closed-form per-label reconstructor")
+    safe = tmp_path / "safe"
+    invoke(*QUICK, "--out", safe, "--dp-clip", "1", "--dp-noise", "3")
+    assert invoke("compare", out, safe).stdout.startswith("better: Closed-form")
+    worse = invoke("compare", safe, out, "--fail-on-worse")
+    assert worse.exit_code == 1
+    assert worse.stdout.startswith("worse: Closed-form")
+    assert invoke("compare", out, tmp_path / "nothing").exit_code == 2
+
+
+def test_a_budget_and_fixes_by_options(invoke, tmp_path):
+    out = tmp_path / "run"
+    result = invoke(*QUICK, "--out", out, "--budget", "30s", "--try-fixes")
+    assert result.exit_code == 0
+    assert "initial weights that stay secret: " in result.stdout
+    assert invoke("audit", "--data", "digits", "--budget", "soon").exit_code == 2

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 import runpy
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 import torch
 from typer.testing import CliRunner
 
@@ -14,11 +20,47 @@ from exhume.cli import app
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
+@pytest.fixture(autouse=True)
+def put_back(monkeypatch):
+    """Examples import the files beside them, and draw as they like."""
+    known, state = set(sys.modules), torch.random.get_rng_state()
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    torch.random.set_rng_state(state)
+    for name in set(sys.modules) - known:
+        if "." not in name and not hasattr(sys.modules[name], "__path__"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def follow(tmp_path, monkeypatch, capsys):
+    """A function: do what the README of an example says, with options that make it quick."""
+
+    def run(name, *quick):
+        shutil.copytree(EXAMPLES / name, tmp_path / name)
+        monkeypatch.chdir(tmp_path / name)
+        monkeypatch.syspath_prepend(str(tmp_path / name))
+        block = re.search(r"```\n(.*?)```", Path("README.md").read_text(), re.DOTALL)
+        said = []
+        for line in block[1].splitlines():
+            program, *words = shlex.split(line)
+            if program == "python":
+                monkeypatch.setattr(sys, "argv", words)
+                runpy.run_path(words[0], run_name="__main__")
+            elif program == "exhume":
+                result = CliRunner().invoke(app, [*words, *quick])
+                assert result.exit_code == 0, result.output
+                said.append(result.stdout)
+            else:
+                assert program in ("cd", "pip"), line
+        return "".join(said) + capsys.readouterr().out
+
+    return run
+
+
 def test_a_checkpoint_to_be_audited(tmp_path, capsys):
     main = runpy.run_path(str(EXAMPLES / "checkpoint.py"))["main"]
-    state = torch.random.get_rng_state()
     main("digits", tmp_path / "work", each=2, width=60, decoys=100)
-    torch.random.set_rng_state(state)
     command = shlex.split(capsys.readouterr().out)
     assert command[:2] == ["exhume", "audit-weights"]
     quick = ["--restarts", "2", "--steps", "30"]
@@ -26,6 +68,52 @@ def test_a_checkpoint_to_be_audited(tmp_path, capsys):
     assert result.exit_code == 0, result.output
     assert "training images" in result.stdout
     assert (tmp_path / "work" / "run" / "report.html").exists()
+
+
+QUICK = ("--fixed", "40", "--targets", "20", "--shadows", "120", "--steps", "40")
+
+
+def test_an_own_network_and_own_images(follow):
+    said = follow("own_cnn", *QUICK)
+    assert "of 20 records" in said
+    assert "model.py:build with 4,874 parameters" in Path("run/result.json").read_text()
+    assert Path("run/report.html").exists()
+    assert len(Path("audit.toml").read_text().splitlines()) <= 10
+    assert "exhume" not in Path("model.py").read_text().split('"""')[2]
+
+
+def test_a_head_on_frozen_features(follow):
+    assert "of 20 records" in follow("frozen_features", *QUICK)
+    victim = json.loads(Path("run/result.json").read_text())["victim"]
+    assert victim["architecture"] == "model.py:build with 650 parameters"
+
+
+def test_a_private_network_by_opacus(follow):
+    pytest.importorskip("opacus", reason="opacus is not installed: pip install 'exhume[opacus]'")
+    with pytest.warns(UserWarning, match="Secure RNG"):
+        said = follow("opacus_cnn", "--fixed", "20", "--targets", "12", "--shadows", "12")
+    assert "of 12 records" in said
+    assert "train.py:train" in Path("run/result.json").read_text()
+
+
+def test_a_published_credit_model(follow):
+    said = follow("credit_model")
+    assert "5 of 5 customers came back within 1%" in said
+    main = runpy.run_path("credit.py")["main"]
+    assert main(Path("loose"), tolerance=1e-4) == 0  # scikit-learn's default
+
+
+def test_the_notebook(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((EXAMPLES / "audit.ipynb").read_text())
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    names = {}
+    for cell in notebook["cells"]:
+        assert set(cell) >= {"id", "cell_type", "metadata", "source"}
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), cell["id"], "exec", dont_inherit=True), names)
+    assert "% of the records came back" in capsys.readouterr().out
+    assert Path("notebook-run/report.html").exists()
 
 
 def test_a_network_to_be_split(tmp_path, capsys, monkeypatch):
@@ -41,3 +129,28 @@ def test_a_network_to_be_split(tmp_path, capsys, monkeypatch):
     assert result.exit_code == 2, result.output  # shadows of one epoch are no attackers
     assert "so they are no attackers" in result.stdout
     assert (tmp_path / "work" / "run" / "report.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_from_a_clean_environment_to_the_report(tmp_path):
+    """The documented commands and nothing else: install, make the images, audit."""
+    root, bin_ = EXAMPLES.parent, tmp_path / "env" / "bin"
+    shutil.copytree(EXAMPLES / "own_cnn", tmp_path / "examples" / "own_cnn")
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
+    install = ["install", "--quiet", "-c", root / "constraints.txt", root]
+    subprocess.run([bin_ / "pip", *install], check=True)
+    readme = (EXAMPLES / "own_cnn" / "README.md").read_text()
+    block = re.search(r"```\n(.*?)```", readme, re.DOTALL)
+    plain = {"PATH": f"{bin_}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    ran = subprocess.run(
+        ["bash", "-e", "-c", block[1]],
+        cwd=tmp_path,
+        env=plain,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "of 80 records" in ran.stdout
+    assert (tmp_path / "examples" / "own_cnn" / "run" / "report.html").exists()

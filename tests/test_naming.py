@@ -10,14 +10,23 @@ from exhume.naming import called, digest_of_code, is_spec, named
 MODEL = """
 from dataclasses import dataclass
 import json, layers
+import functools, types
+import numpy as np, torch
 WIDTH = 3
+LOOP = [1]
+LOOP.append(LOOP)
+RATES = {"slow": [0.1, 0.2], "kinds": {"x", "y"}}
+TABLE, BIAS = np.arange(3), torch.ones(2)
+PLACE = types.SimpleNamespace(depth=4)
+scaled = functools.partial(layers.twice, 5)
 @dataclass
 class Net:
     depth: "int" = 2
     def forward(self, x):
         return json.dumps(layers.twice(x) * WIDTH) if x in {"a", "b", "c"} else sorted(x)
+CONFIG = Net(7)
 def build(extra=1):
-    return Net()
+    return Net(), RATES, TABLE, BIAS, PLACE, scaled, CONFIG, LOOP
 """
 LAYERS = "def twice(x):\n    return 2 * x\ndef unused(x):\n    return x\n"
 
@@ -48,6 +57,13 @@ def test_code_is_known_by_what_it_does(project):
         "a class member": {"model": MODEL.replace("= 2", "= 5")},
         "a default": {"model": MODEL.replace("extra=1", "extra=2")},
         "a set it compares with": {"model": MODEL.replace('"c"}', '"d"}')},
+        "a value in a dictionary": {"model": MODEL.replace("0.2]", "0.3]")},
+        "a member of a set": {"model": MODEL.replace('"y"}', '"z"}')},
+        "an array": {"model": MODEL.replace("arange(3)", "arange(4)")},
+        "a tensor": {"model": MODEL.replace("ones(2)", "zeros(2)")},
+        "an attribute": {"model": MODEL.replace("depth=4", "depth=6")},
+        "an object of its own": {"model": MODEL.replace("Net(7)", "Net(8)")},
+        "an argument that is kept": {"model": MODEL.replace("twice, 5", "twice, 6")},
         "another file": {"model": MODEL, "layers": LAYERS.replace("2 * x", "3 * x")},
     }
     found = {name: digest(project, **edited) for name, edited in changes.items()}
@@ -58,6 +74,7 @@ def test_code_is_known_by_what_it_does(project):
 def test_what_cannot_be_imported_is_one_sentence(project):
     (project / "odd.py").write_text("def f(:\n")
     (project / "late.py").write_text("x = 1 / 0\n")
+    (project / "leaves.py").write_text("import sys\nsys.exit(0)\n")
     (project / "fine.py").write_text(
         "value = None\nnumber = 3\ndef bad():\n    raise KeyError('k')\n"
     )
@@ -65,6 +82,7 @@ def test_what_cannot_be_imported_is_one_sentence(project):
         ("build", "data: 'build' is not of the form package.module:factory"),
         ("odd.py:f", "data: odd.py:f: SyntaxError: "),
         ("late.py:x", "data: late.py:x: ZeroDivisionError: division by zero"),
+        ("leaves.py:x", "data: leaves.py:x: SystemExit: 0"),  # it must not end the audit with 0
         ("gone.py:f", "data: gone.py:f: there is no file gone.py"),
         ("gone.away:f", "data: gone.away:f: No module named 'gone'"),
         ("fine.py:other", "data: fine.py has no other"),

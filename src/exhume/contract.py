@@ -184,7 +184,7 @@ class Layout:
         parts = torch.split(flat, [prod(shape) for shape in self.shapes], dim=-1)
         lead = flat.shape[:-1]
         return {
-            name: part.reshape(*lead, *shape)
+            name: part.reshape((*lead, *shape))
             for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
         }
 

@@ -52,6 +52,7 @@ class VictimSettings:
     hidden: tuple[int, ...] = (10,)  # widths of the hidden layers
     activation: str = "elu"
     init: str = "lecun"  # or "torch"
+    start: str = ""  # a file of weights that training starts from: a base that is fine-tuned
     train: str = ""  # your own training, package.module:function(model, records, rng)
     optimiser: str = "gd"  # gd: full-batch; sgd: batches; adam: batches, or full-batch with batch 0
     batch: int = 0  # records a step sees; 0: all of them

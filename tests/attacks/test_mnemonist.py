@@ -47,8 +47,9 @@ def test_rows_are_a_neurons_weights_and_bias():
     ones = rows.sum(torch.ones(3, MODEL.layout.size))
     assert ones[0].tolist() == [5] * 6 + [7] * 2
     assert rows_of(Layout(("c.weight",), ((2, 3, 2, 2),))).of.tolist() == [0] * 12 + [1] * 12
-    with pytest.raises(ExhumeError, match="layer n: parameters of 2 and of 3 rows"):
-        rows_of(Layout(("n.weight", "n.bias"), ((2, 2), (3,))))
+    odd = rows_of(Layout(("n.weight", "n.scale", "n.bias"), ((2, 2), (), (3,))))
+    assert odd.of.tolist() == [0, 0, 1, 1, 2, 3, 4, 5]
+    assert (odd.layers, odd.sizes) == (("n", "n.scale", "n.bias"), (2, 1, 3))
 
 
 def test_select():

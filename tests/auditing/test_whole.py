@@ -54,6 +54,11 @@ def test_both_releases_are_attacked(whole):
     )
     assert result["title"] == "What you release, and what it gives away"
     assert result["victim"]["updates"] == 6
+    assert whole.verdict.sentence == "2 of 2 releases leak."
+    glance = {release["name"]: release for release in result["releases"]}
+    assert set(glance) == {"the trained weights", "the updates of clients"}
+    assert all(release["word"] == "leaks" for release in glance.values())
+    assert "initial weights that stay secret" in glance["the trained weights"]["fix"]
     left = {planned["id"]: planned["why"] for planned in result["plan"] if not planned["run"]}
     assert set(left) == {"corrected", "through-training"}
     assert all(why.startswith("only with --budget") for why in left.values())
@@ -71,7 +76,11 @@ def test_fixes_are_ranked_in_words(whole):
     assert "records recovered, accuracy " in secret["sentence"]
     assert secret["kept"] == secret["before"]
     assert whole.advice == tuple(row["sentence"] for row in rows)
-    assert result_of(whole)["charts"][0]["title"] == "What stops it"
+    titles = [chart["title"] for chart in result_of(whole)["charts"]]
+    assert titles == [
+        "What stops the leak of the trained weights",
+        "What stops the leak of the updates of clients",
+    ]
 
 
 def test_noise_as_large_as_the_update_stops_what_reads_it(whole):
@@ -188,17 +197,15 @@ def test_an_own_network_trained_here(own):
 
 def test_an_own_training_function(own):
     victim = {"network": "net.py:make", "train": "net.py:train"}
-    brief = {"data": SMALL, "victim": victim, "machine": MACHINE}
+    few = {**SMALL, "targets": 5, "shadows": 20}
+    brief = {"data": few, "victim": victim, "machine": MACHINE, "budget": "5m"}
     done = exhume.audit(brief, own / "run")
     facts = result_of(done)["victim"]
     assert facts["training"] == "the owner's own function net.py:train"
     assert facts["deterministic"] == "yes"
-    assert done.verdict.word == "leaks"
-    timed = {**brief, "data": {**SMALL, "targets": 5, "shadows": 20}, "budget": "5m"}
-    within = exhume.audit(timed, own / "budgeted")
-    again = exhume.audit(timed, own / "budgeted")  # the time taken once is kept
-    assert result_of(within)["plan"][0]["run"]
-    assert result_of(again)["verdict"] == result_of(within)["verdict"]
+    again = exhume.audit(brief, own / "run")  # the time taken once is kept, so the plan is the same
+    assert result_of(again)["plan"][0]["run"]
+    assert again.metrics == done.metrics
 
 
 def test_own_training_that_is_private_must_be_so_itself(own):
@@ -244,3 +251,94 @@ def test_a_time_of_an_own_function_is_kept(own):
     first = seconds_per_model(recipe, records, **given, store=store)
     assert first > 0
     assert seconds_per_model(recipe, records, **given, store=store) == first
+
+
+def test_a_base_that_is_fine_tuned(own):
+    """Training starts from a file; whoever has the base knows the start, so it is no secret to keep."""
+    from safetensors.torch import save_file
+
+    from exhume.models.own import architecture_named
+
+    architecture = architecture_named("net.py:make", input_shape=(1, 8, 8), classes=10)
+    start = architecture.initial(Key.from_seed(5))
+    save_file(
+        {f"module.{n}": t.clone() for n, t in architecture.layout.split(start).items()},
+        own / "base.safetensors",
+    )
+    victim = {"network": "net.py:make", "steps": 20, "start": "base.safetensors"}
+    brief = {"data": SMALL, "victim": victim, "machine": MACHINE}
+    brief["data"] = {**SMALL, "targets": 5, "shadows": 20}
+    done = exhume.audit(brief, own / "run")
+    other = exhume.audit({**brief, "victim": {**victim, "start": ""}}, own / "other")
+    assert result_of(done)["victim"]["start"] == "base.safetensors"
+    assert done.metrics["mse"] != other.metrics["mse"]
+    with pytest.raises(ExhumeError, match="there is no file"):
+        exhume.audit({**brief, "victim": {**victim, "start": "no.pt"}}, own / "third")
+
+
+def credit(tol: float, rows: int = 200):
+    """Two classes, a dozen columns, and the model that a bank would fit."""
+    from sklearn.linear_model import LogisticRegression
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 12, generator=generator).double().numpy()
+    y = (x[:, 0] + 0.5 * x[:, 1] + 0.3 * x[:, 2] ** 2 > 0).astype(int)
+    names = ["refused", "granted"]
+    labels = [names[int(one)] for one in y]
+    return LogisticRegression(tol=tol, max_iter=10_000).fit(x, labels), x, labels
+
+
+def test_a_fitted_linear_model_gives_its_records_away(tmp_path):
+    model, x, y = credit(1e-12)
+    done = exhume.audit_fitted(model, x, y, tmp_path / "run", targets=30)
+    assert done.verdict.word == "leaks"
+    assert done.metrics["success"] == 1.0
+    assert done.metrics["label_accuracy"] == 1.0
+    assert done.metrics["mse"] < 1e-4
+    result = result_of(done)
+    assert result["title"] == "What a fitted linear model gives away"
+    assert result["classes"] == ["granted", "refused"]
+    again = exhume.audit_fitted(model, x, y, tmp_path / "run", targets=30)
+    assert again.metrics == done.metrics
+    other, _, _ = credit(1e-12, rows=150)
+    with pytest.raises(ExhumeError, match="other settings"):
+        exhume.audit_fitted(other, x[:150], y[:150], tmp_path / "run", targets=30)
+
+
+def test_a_fitted_model_in_a_file(tmp_path):
+    skops = pytest.importorskip("skops.io")
+    model, x, y = credit(1e-12)
+    skops.dump(model, tmp_path / "credit.skops")
+    import numpy as np
+
+    np.savez(tmp_path / "credit.npz", x=x.astype(np.float32), y=(np.array(y) == "refused"))
+    brief = {
+        "data": {"source": str(tmp_path / "credit.npz")},
+        "fitted": {"file": str(tmp_path / "credit.skops"), "targets": 20},
+    }
+    done = exhume.audit(brief, tmp_path / "run")
+    assert done.verdict.word == "leaks"
+
+
+def test_a_model_of_another_kind_is_not_audited(tmp_path):
+    from sklearn.tree import DecisionTreeClassifier
+
+    _, x, y = credit(1e-4)
+    tree = DecisionTreeClassifier().fit(x, y)
+    done = exhume.audit_fitted(tree, x, y, tmp_path / "run")
+    assert done.verdict.word == "not audited"
+    assert "only LogisticRegression is at the optimum" in done.verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "sentence"),
+    [
+        ([[1.0, 2.0]], ["granted", "refused"], "shapes .* given"),
+        ([[float("nan")] * 12], ["granted"], "NaN or infinite values"),
+        ([[0.0] * 12], ["unknown"], "unknown is not one of the model's classes"),
+    ],
+)
+def test_what_was_fitted_on_must_fit(tmp_path, x, y, sentence):
+    model, _, _ = credit(1e-4)
+    with pytest.raises(ExhumeError, match=sentence):
+        exhume.audit_fitted(model, x, y, tmp_path / "run")

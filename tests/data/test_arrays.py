@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -139,3 +140,16 @@ def test_damaged_member(tmp_path: Path, rng: np.random.Generator) -> None:
     data[400] ^= 1
     path.write_bytes(data)
     assert "truncated or damaged .npz file" in says(lambda: arrays.npz(path))
+
+
+def test_more_than_the_memory_is_refused_unread(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "s.npz", x=np.zeros((500, 2000)), y=np.zeros(500, int))
+    assert (tmp_path / "s.npz").stat().st_size < 20_000
+    monkeypatch.setattr("os.sysconf", lambda name: 1000)
+    assert "arrays of 8,004," in says(lambda: load(tmp_path / "s.npz"))
+
+
+def test_ten_gigabytes_of_nothing(tmp_path):
+    (tmp_path / "s.npz").write_bytes(b"")
+    os.truncate(tmp_path / "s.npz", 10 << 30)  # sparse
+    assert "s.npz: " in says(lambda: load(tmp_path / "s.npz"))

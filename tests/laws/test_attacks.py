@@ -319,7 +319,7 @@ CASES = {
     "split, table known": Case(KnownTable(), sentence_game, 1e-12),
     "split, likelihood": Case(Likelihood(SHADOWED, steps=20), split_game, None),
     "split, lookalike": Case(LOOKALIKE, split_game, None),
-    "split, committee": Case(Committee(SHADOWED, 2), split_game, None),
+    "split, committee": Case(Committee((SHADOWED, SHADOWED)), split_game, None),
     "margin, first layer": Case(SHORT, margin_game, 0.35, nearest_error),
     "margin, smoothed": Case(Smoothed(SHORT), margin_game, 0.35, nearest_error),
     "margin, blind search": Case(

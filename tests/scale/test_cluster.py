@@ -18,14 +18,29 @@ from exhume import scale
 from exhume.cli import app
 from exhume.contract import ExhumeError, Key
 from exhume.models.mlp import MLP
+from exhume.models.own import architecture_named
 from exhume.scale import Cluster, place, run_jobs, spread_over
 from exhume.store import FolderStore, NullStore
 from exhume.train.fleet import train_fleet
+from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch
 from exhume.train.stacked import Descent
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'exhume[ray]'")
 jobs = pytest.importorskip("planted_jobs")
+
+OWN = """
+import torch
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self): super().__init__(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+def train(model, records, rng):
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    for rows in torch.randperm(len(records), generator=rng).split(3):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(records.inputs[rows]), records.labels[rows]).backward()
+        optimiser.step()
+"""
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]  # one cluster for all of them
 
@@ -256,3 +271,25 @@ def test_two_nodes_are_faster_than_one(cluster, make_records, capsys):
             f"speed-up {one / two:.2f}\n"
         )
     assert one / two > 1.4
+
+
+def test_the_users_own_code_trains_on_the_cluster(
+    cluster, make_records, key, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "mine.py").write_text(OWN)
+    net = architecture_named("mine.py:Net", input_shape=(4,), classes=3, root=tmp_path)
+    recipe = OwnTraining.of(net, "mine.py:train", root=tmp_path)
+    fixed, extra = make_records(9, (4,), 3, key), make_records(4, (4,), 3, key.fold("e"))
+    common = {"key": key, "store": NullStore(), "chunk": 1, "stage": "s"}
+
+    def trained():
+        chunks = train_fleet(recipe, net.initial(key), fixed, extra.one_each(), **common)
+        return torch.cat(list(chunks))
+
+    here = trained()
+    with spread_over(Cluster(cluster.address)):
+        assert torch.equal(trained(), here)
+        (tmp_path / "mine.py").write_text(OWN.replace("lr=0.1", "lr=0.2"))
+        with pytest.raises(ExhumeError, match="train: mine.py:train is not the code that it was"):
+            trained()

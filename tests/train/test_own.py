@@ -48,7 +48,7 @@ def head():
     return net
 class Asks(nn.Linear):
     def forward(self, x):
-        y = super().forward(x.flatten(1))
+        y = super().forward(torch.sin(x.flatten(1)))
         return y if self.weight.norm() < 1e9 else 2 * y
 def asks(): return Asks(36, 3)
 class Draws(nn.Linear):
@@ -256,6 +256,18 @@ def test_what_the_function_does_wrong_is_one_sentence(trained_by, game, key, fun
     recipe, (fixed, extra) = trained_by("plain", function), game
     with pytest.raises(ExhumeError, match=message):
         recipe.fit(recipe.architecture.initial(key), fixed, extra, key)
+
+
+def test_what_vmap_cannot_do_an_own_function_can(trained_by, game, key):
+    recipe, (fixed, extra) = trained_by("asks", "train"), game
+    trained = recipe.fit(recipe.architecture.initial(key), fixed, extra, key)
+    with pytest.raises(ExhumeError, match="cannot be trained side by side"):
+        FullBatch(recipe.architecture).fit(trained[0], fixed, extra, key)
+    weight, bias = recipe.architecture.layout.split(trained[1]).values()
+    want = torch.sin(fixed.inputs.flatten(1)) @ weight.T + bias
+    torch.testing.assert_close(
+        functional.logits(recipe.architecture, trained, fixed.inputs)[1], want
+    )
 
 
 def test_what_does_not_fit_is_refused(trained_by, make_records, key):

@@ -41,6 +41,10 @@ class SplitAct:
         return SplitAct(settings, records, owned)
 
     @property
+    def title(self) -> str:
+        return "the features of the split network"
+
+    @property
     def classes(self) -> list[str]:
         return list(self.records.classes)
 

@@ -57,6 +57,8 @@ class Act(Protocol):
     """One thing that is released."""
 
     @property
+    def title(self) -> str: ...
+    @property
     def classes(self) -> list[str]: ...
     @property
     def deviations(self) -> tuple[str, ...]: ...
@@ -73,6 +75,10 @@ class TrainingAct:
     per_model: float  # seconds
     _game: Game | None = field(default=None, repr=False)
     _found: list[Findings] = field(default_factory=list, repr=False)  # on all targets
+
+    @property
+    def title(self) -> str:
+        return "the trained weights"
 
     @property
     def classes(self) -> list[str]:
@@ -180,6 +186,10 @@ class CheckpointAct:
     released: Opened
 
     @property
+    def title(self) -> str:
+        return "the checkpoint"
+
+    @property
     def classes(self) -> list[str]:
         return self.released.classes
 
@@ -216,6 +226,10 @@ class UpdateAct:
     cases: list[Case]
     truth: Truth | None
     names: list[str]  # of the classes
+
+    @property
+    def title(self) -> str:
+        return "the updates of clients"
 
     @property
     def classes(self) -> list[str]:

@@ -7,6 +7,7 @@ follow says what leaves the house:
     [checkpoint]    a file of weights, attacked as it is
     [update]        what clients send in federated learning: a file, or batches that are made up here
     [split]         features that the client of a split network sends to a server
+    [fitted]        a fitted linear model of scikit-learn's, in a .skops file
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from exhume.auditing.act_fitted import FittedSettings
 from exhume.auditing.offers import seconds_in
+from exhume.auditing.same_run import refuse_other
 from exhume.auditing.split_settings import SplitSettings
 from exhume.auditing.update_settings import UpdateSettings
 from exhume.auditing.weights_settings import WeightsSettings
@@ -45,6 +48,7 @@ _OWN = (
     "checkpoint",
     "update",
     "split",
+    "fitted",
 )  # sections of their own; the others are those of `Settings`
 
 
@@ -55,6 +59,7 @@ class Brief:
     checkpoint: WeightsSettings | None = None
     update: UpdateSettings | None = None
     split: SplitSettings | None = None
+    fitted: FittedSettings | None = None
     budget: BudgetSettings = BudgetSettings()
 
     @staticmethod
@@ -92,12 +97,16 @@ class Brief:
             model = settings.victim.network if ":" in settings.victim.network else ""
             common = {"seed": settings.seed, "data": settings.data.source, "model": model}
             split = made_of(SplitSettings, given["split"], f"{where}: split", **common)
+        fitted = None
+        if "fitted" in given:
+            fitted = made_of(FittedSettings, given["fitted"], f"{where}: fitted")
         return Brief(
             settings,
             weights=("victim" in rest or not given) and settings.victim.released,
             checkpoint=checkpoint,
             update=update,
             split=split,
+            fitted=fitted,
             budget=filled(BudgetSettings(), budget, f"{where}: budget"),
         )
 
@@ -130,11 +139,7 @@ class Brief:
             )  # the earlier chunk and threads decide the bits
             if mine.toml() == earlier.toml():
                 return earlier
-            if folder.has_work():
-                raise ExhumeError(
-                    f"{folder.path} holds a run with other settings (see its config.toml): "
-                    "choose another --out, or delete it"
-                )
+            refuse_other(folder)
         folder.write_config(self.toml())
         return self
 

@@ -7,7 +7,7 @@ shadow models that are trained that way, too.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,8 @@ class Fix:
     measure: str  # what `kept` is
     seconds: float  # estimated
     run: Callable[[RunFolder, Progress], Tried]
+    release: str = ""  # what it protects
+    short: str = ""  # for a chart; else the words
 
 
 def try_fixes(
@@ -47,16 +49,25 @@ def try_fixes(
     rows: list[dict[str, Any]] = []
     for place, fix in enumerate(fixes):
         progress("trying fixes", place, len(fixes))
-        row: dict[str, Any] = {"id": fix.id, "words": fix.words, "guarantee": fix.guarantee}
+        row: dict[str, Any] = {
+            "id": fix.id,
+            "release": fix.release,
+            "words": fix.words,
+            "short": fix.short or fix.words,
+            "guarantee": fix.guarantee,
+        }
         if left is not None and fix.seconds > left:
             why = f"not tried: about {duration_of(fix.seconds)}, {duration_of(max(left, 0))} left"
-            rows.append({**row, "tried": False, "sentence": f"{fix.words}: {why}."})
+            rows.append({**row, "tried": False, "outcome": why, "sentence": f"{fix.words}: {why}."})
             continue
         started = time.perf_counter()
         try:
             tried = fix.run(folder, progress)
         except ExhumeError as why:
-            rows.append({**row, "tried": False, "sentence": f"{fix.words}: not tried: {why}."})
+            told = f"not tried: {why}"
+            rows.append(
+                {**row, "tried": False, "outcome": told, "sentence": f"{fix.words}: {told}."}
+            )
             continue
         left = None if left is None else left - fix.seconds
         rows.append(
@@ -70,7 +81,8 @@ def try_fixes(
                 "measure": fix.measure,
                 "kept": tried.kept,
                 "before": tried.before,
-                "sentence": _sentence(fix, tried),
+                "outcome": _outcome(fix, tried),
+                "sentence": f"{fix.words}: {_outcome(fix, tried)}.",
                 "seconds": time.perf_counter() - started,
             }
         )
@@ -87,17 +99,20 @@ def _rank(row: dict[str, Any]) -> tuple[bool, bool, float, float]:
     return False, not stopped, 0.0 if stopped else row["success"], lost
 
 
-def _sentence(fix: Fix, tried: Tried) -> str:
-    words = f"{fix.words}: {tried.successes} of {tried.targets} records recovered"
+def _outcome(fix: Fix, tried: Tried) -> str:
+    words = f"{tried.successes} of {tried.targets} records recovered"
     if tried.kept is None or tried.before is None:
-        return f"{words}."
-    return f"{words}, {fix.measure} {100 * tried.before:.1f} → {100 * tried.kept:.1f}."
+        return words
+    return f"{words}, {fix.measure} {100 * tried.before:.1f} → {100 * tried.kept:.1f}"
 
 
-def chart_of(rows: Sequence[dict[str, Any]], before: float) -> Chart | None:
-    """What still leaks under each fix."""
-    points = [Point("as it is", before)]
-    points += [Point(row["words"], row["success"]) for row in rows if row["tried"]]
-    if len(points) == 1:
-        return None
-    return Chart("What stops it", "fix", "records recovered", {"this attack": points})
+def chart_of(rows: Sequence[dict[str, Any]], before: Mapping[str, float]) -> list[Chart]:
+    """What still leaks under each fix, a chart for each release. before: by release, without any fix."""
+    charts = []
+    for release, share in before.items():
+        tried = [row for row in rows if row["tried"] and row["release"] == release]
+        points = [Point("as it is", share)] + [Point(row["short"], row["success"]) for row in tried]
+        if tried:
+            title = f"What stops the leak of {release}"
+            charts.append(Chart(title, "fix", "share of records", {"recovered": points}))
+    return charts

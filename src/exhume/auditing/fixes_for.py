@@ -11,7 +11,14 @@ from exhume.auditing.act_split import SplitAct
 from exhume.auditing.acts import Act, TrainingAct, UpdateAct
 from exhume.auditing.findings import Findings
 from exhume.auditing.fixes import Fix, Tried
-from exhume.auditing.informed import Game, audit_informed, audit_private, dealt, informed_game
+from exhume.auditing.informed import (
+    Game,
+    audit_informed,
+    audit_private,
+    dealt,
+    informed_game,
+    start_of,
+)
 from exhume.auditing.update import attack_updates
 from exhume.auditing.update_found import Found
 from exhume.auditing.update_reading import Case
@@ -43,12 +50,14 @@ def fixes_for(acts: Sequence[Act], found: Sequence[Findings]) -> list[Fix]:
     leaking = {one.section["id"] for one in found if one.verdict.word == "leaks"}
     fixes: list[Fix] = []
     for act in acts:
+        own: list[Fix] = []
         if isinstance(act, TrainingAct) and leaking & {"closed-form", "corrected", "noise-aware"}:
-            fixes += _of_training(act)
+            own = _of_training(act)
         if isinstance(act, UpdateAct) and act.truth is not None and leaking & _UPDATE_ATTACKS:
-            fixes += _of_updates(act)
+            own = _of_updates(act)
         if isinstance(act, SplitAct) and any(name.startswith("split-") for name in leaking):
-            fixes += act.fixes()
+            own = act.fixes()
+        fixes += [replace(fix, release=act.title) for fix in own]
     return fixes
 
 
@@ -61,22 +70,27 @@ def _of_training(act: TrainingAct) -> list[Fix]:
     again = act.per_model * (sizes.targets + sizes.shadows)
     fixes = [
         Fix(
-            "secret-start",
-            "initial weights that stay secret",
-            "none; an adversary who guesses the start is not ruled out",
-            "accuracy",
-            act.per_model * sizes.shadows,
-            lambda folder, progress: _secret_start(act, folder.store(), progress),
-        ),
-        Fix(
             "int8",
             "weights released as 8-bit integers",
             "none",
             "accuracy",
             act.per_model * sizes.shadows,
             lambda folder, progress: _rounded(act, folder.store(), progress),
+            short="8-bit integers",
         ),
     ]
+    if not settings.victim.start:  # a base that others have, too, is no secret
+        fixes.append(
+            Fix(
+                "secret-start",
+                "initial weights that stay secret",
+                "none; an adversary who guesses the start is not ruled out",
+                "accuracy",
+                act.per_model * sizes.shadows,
+                lambda folder, progress: _secret_start(act, folder.store(), progress),
+                short="secret start",
+            )
+        )
     if isinstance(act.recipe, FullBatch) and not act.recipe.privacy.noise:
         clip = _clip(act)
         steps = act.recipe.descent.steps
@@ -101,13 +115,14 @@ def _private(act: TrainingAct, clip: float, epsilon: float, steps: int, seconds:
         "accuracy",
         seconds,
         run,
+        short=f"private, epsilon {epsilon:g}",
     )
 
 
 def _clip(act: TrainingAct) -> float:
     """The median norm of some records' gradients at the start, to two digits."""
     architecture = act.recipe.architecture
-    start = architecture.initial(Key.from_seed(act.settings.seed).fold("victim"))
+    start = start_of(act.settings, act.recipe, Key.from_seed(act.settings.seed))
     some = act.records[:_SAMPLE]
     each = own_gradients(architecture, start.expand(len(some), -1), some.one_each())
     return float(f"{float(each.norm(dim=1).median()):.2g}")
@@ -192,9 +207,10 @@ def _of_updates(act: UpdateAct) -> list[Fix]:
             name,
             words,
             "none",
-            "of the update stays (cosine)",
+            "likeness to the true update",
             seconds,
             lambda folder, progress: _protected(act, name, defence, folder, progress),
+            short=name,
         )
 
     return [fix(*one) for one in _ON_UPDATES]

@@ -41,6 +41,7 @@ from exhume.train.functional import accuracy
 from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch
 from exhume.victims.informed import Victim, first_of, release_one_each
+from exhume.victims.release_file import release_of_file
 
 __all__ = [
     "CLOSED_FORM",
@@ -56,6 +57,7 @@ __all__ = [
     "check_apart",
     "dealt",
     "informed_game",
+    "start_of",
 ]
 
 _WEIGHTS = "the released weights"
@@ -109,7 +111,7 @@ def informed_game(
     recipe = recipe_for(settings, records)
     private = _privacy(recipe)
     if initial is None:
-        initial = recipe.architecture.initial(key.fold("victim"))
+        initial = start_of(settings, recipe, key)
     initial = initial.to(parts.fixed.inputs.device)
     victim = release_one_each(
         recipe,
@@ -123,6 +125,7 @@ def informed_game(
     )
     facts: dict[str, str | float] = {
         "architecture": str(recipe.architecture),
+        **({"start": Path(settings.victim.start).name} if settings.victim.start else {}),
         "training": str(recipe),
         "records": len(parts.fixed) + 1,
         "released_models": len(parts.target),
@@ -141,6 +144,14 @@ def informed_game(
     sizes = sizes_for(len(records), settings)
     rows = data.places(len(records), sizes, key.fold("split"))[1]  # the targets'
     return Game(victim, facts, recipe, knowledge, key, rows)
+
+
+def start_of(settings: Settings, recipe: Recipe, key: Key) -> Tensor:
+    """(p,) where training starts: a draw, or the base that is fine-tuned."""
+    if not settings.victim.start:
+        return recipe.architecture.initial(key.fold("victim"))
+    found = release_of_file(Path(settings.victim.start), recipe.architecture)
+    return found.release.parameters[0]
 
 
 def audit_informed(

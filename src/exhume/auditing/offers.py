@@ -31,6 +31,7 @@ class Offer:
     why_not: str = ""  # why it cannot be mounted; then `run` is None
     asked: bool = True  # False: an extra, that runs only where a budget leaves room for it
     needs: str = ""  # the offer whose work it goes on from
+    release: str = ""  # what it is an attack on
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +48,7 @@ class Planned:
         row: dict[str, Any] = {
             "id": offer.id,
             "name": offer.name,
+            "release": offer.release,
             "threat": offer.threat,
             "estimated_seconds": round(offer.seconds, 1),
             "run": self.taken,

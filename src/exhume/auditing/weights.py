@@ -139,7 +139,9 @@ def opened(settings: WeightsSettings, *, progress: Progress = silent) -> Opened:
     centre = mean_given(settings.mean, shape)
     path = Path(settings.checkpoint)
     try:
-        checkpoint = read_checkpoint(path, activation=settings.activation, shape=shape)
+        checkpoint = read_checkpoint(
+            path, activation=settings.activation, shape=shape, trust=settings.trust
+        )
     except NotApplicable as why:
         return Opened(None, why, centre, given)
     return Opened(checkpoint, None, centre, given)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from exhume import data
+from exhume.auditing.act_fitted import FittedAct, FittedSettings
 from exhume.auditing.act_split import SplitAct
 from exhume.auditing.acts import Act, CheckpointAct, TrainingAct, UpdateAct
 from exhume.auditing.brief import Brief
@@ -18,7 +19,7 @@ from exhume.auditing.estimate import seconds_per_model
 from exhume.auditing.findings import Audit, Findings
 from exhume.auditing.fixes import chart_of, try_fixes
 from exhume.auditing.fixes_for import fixes_for
-from exhume.auditing.informed import check_apart, dealt
+from exhume.auditing.informed import check_apart, dealt, start_of
 from exhume.auditing.offers import Planned, choose
 from exhume.auditing.update import gathered
 from exhume.auditing.weights import opened
@@ -33,29 +34,41 @@ __all__ = ["audit"]
 
 
 def audit(
-    brief: Brief | Settings, out: Path, *, progress: Progress = silent, redact: bool = False
+    brief: Brief | Settings,
+    out: Path,
+    *,
+    progress: Progress = silent,
+    redact: bool = False,
+    fitted: tuple[object, Records] | None = None,
 ) -> Audit:
     """Attack everything that the brief says is released; write the run folder; say the verdict.
 
     The same brief and folder resume a stopped run and end with the same bits.
+    fitted: a linear model in memory and what it was fitted on, in the place of [fitted] and [data].
     """
     started = time.perf_counter()
     if isinstance(brief, Settings):
         brief = Brief(brief)
-    given = _gather(brief, out, progress)
+    given = _gather(brief, out, progress, fitted)
     folder = RunFolder.create(out)
     brief, acts = _resolved(brief, given, folder)
     torch.set_num_threads(brief.settings.machine.threads)
     folder.write_json("environment.json", environment())
-    plan = choose([offer for act in acts for offer in act.offers()], brief.budget.seconds)
+    offers = [replace(offer, release=act.title) for act in acts for offer in act.offers()]
+    plan = choose(offers, brief.budget.seconds)
     found, plan_told = _run(plan, folder, progress)
-    verdict = _judged(found, plan)
+    alarm = _alarm(found)
+    releases = _releases(acts, found, plan)
+    verdict = broken(alarm) if alarm else _overall(list(releases.values()))
     strongest = max(found, key=_success, default=None)
     for act in acts:
         if isinstance(act, TrainingAct):
             act.write_risk(folder)
     fixes = _fixes(brief, acts, found, folder, progress) if brief.budget.fixes else []
-    chart = chart_of(fixes, _success(strongest)) if fixes and strongest else None
+    before = {
+        name: max((_success(one) for one in found if one.section["release"] == name), default=0.0)
+        for name in releases
+    }
     folder.write_json(
         "result.json",
         {
@@ -68,7 +81,8 @@ def audit(
             "attacks": [findings.section for findings in found],
             "plan": plan_told,
             "fixes": fixes,
-            "charts": [chart.plain()] if chart else [],
+            "releases": [_told(*one, fixes) for one in releases.items()],
+            "charts": [chart.plain() for chart in chart_of(fixes, before)],
             "victim": _facts(found),
             "classes": next((act.classes for act in acts if act.classes), []),
             "deviations": list(dict.fromkeys(d for act in acts for d in act.deviations)),
@@ -81,7 +95,7 @@ def audit(
     progress("drawing the report", 1, 1)
     metrics = strongest.metrics if strongest else {}
     advice = tuple(row["sentence"] for row in fixes)
-    return Audit(verdict, metrics, folder.path, report, redacted, advice, _alarm(found))
+    return Audit(verdict, metrics, folder.path, report, redacted, advice, alarm)
 
 
 # What is released
@@ -95,7 +109,9 @@ class _Given:
     acts: list[Act]  # those that need no run folder
 
 
-def _gather(brief: Brief, out: Path, progress: Progress) -> _Given:
+def _gather(
+    brief: Brief, out: Path, progress: Progress, fitted: tuple[object, Records] | None
+) -> _Given:
     settings = brief.settings
     needed = brief.weights or (brief.update is not None and bool(brief.update.data))
     records = data.load(settings.data.source, progress=progress) if needed else None
@@ -122,11 +138,28 @@ def _gather(brief: Brief, out: Path, progress: Progress) -> _Given:
         if theirs is None or brief.split.data != settings.data.source:
             theirs = data.load(brief.split.data, progress=progress)
         acts.append(SplitAct.of(brief.split, theirs))
+    if brief.fitted is not None:
+        acts.append(_fitted(brief.fitted, settings, fitted, progress))
     return _Given(records, acts)
+
+
+def _fitted(
+    own: FittedSettings,
+    settings: Settings,
+    given: tuple[object, Records] | None,
+    progress: Progress,
+) -> FittedAct:
+    if given is not None:
+        return FittedAct.of(own, given[1], settings.seed, given[0])
+    theirs = data.load(settings.data.source, progress=progress)
+    return FittedAct.of(own, theirs, settings.seed)
 
 
 def _resolved(brief: Brief, given: _Given, folder: RunFolder) -> tuple[Brief, list[Act]]:
     """The brief with every choice made and written down, and what it says is released."""
+    linear = [act for act in given.acts if isinstance(act, FittedAct)]
+    if linear:
+        brief = replace(brief, fitted=linear[0].settings)
     if not brief.weights:
         machine = brief.settings.machine
         machine = replace(machine, threads=threads_for(machine.threads))
@@ -150,7 +183,7 @@ def _per_model(settings: Settings, records: Records, store: Store) -> float:
         recipe,
         dealt(settings, records).fixed,
         threads=settings.machine.threads,
-        initial=recipe.architecture.initial(key.fold("victim")),
+        initial=start_of(settings, recipe, key),
         key=key,
         store=store,
     )
@@ -175,6 +208,7 @@ def _run(
         told.append(planned.told(time.perf_counter() - started))
         for findings in new:
             findings.section["verdict"] = findings.verdict.word
+            findings.section["release"] = planned.offer.release
             if findings.evidence:
                 name = f"{findings.section['id']}.safetensors"
                 folder.write_tensors(name, findings.evidence)
@@ -194,14 +228,46 @@ def _fixes(
     return try_fixes(fixes_for(acts, found), brief.budget.seconds, folder, progress)
 
 
-def _judged(found: Sequence[Findings], plan: Sequence[Planned]) -> Verdict:
-    """One attack that succeeds is enough; where none could be run, nothing is known."""
-    if alarm := _alarm(found):
-        return broken(alarm)
-    if found:
-        return gravest([findings.verdict for findings in found if findings.counts])
-    reasons = "; ".join(f"{planned.offer.name}: {planned.why}" for planned in plan)
-    return not_audited(reasons or "nothing is said to be released")
+def _releases(
+    acts: Sequence[Act], found: Sequence[Findings], plan: Sequence[Planned]
+) -> dict[str, Verdict]:
+    """The verdict on each thing that is released, by its name.
+
+    One attack that succeeds is enough; where none could be run, nothing is known.
+    """
+    verdicts = {}
+    for act in acts:
+        own = [one for one in found if one.section["release"] == act.title and one.counts]
+        left = [one for one in plan if one.offer.release == act.title]
+        reasons = "; ".join(f"{one.offer.name}: {one.why}" for one in left)
+        judged = [one.verdict for one in own]
+        verdicts[act.title] = gravest(judged) if judged else not_audited(reasons)
+    return verdicts
+
+
+def _overall(verdicts: Sequence[Verdict]) -> Verdict:
+    """Of one release its own; of several the gravest word, and every sentence."""
+    if len(verdicts) == 1:
+        return verdicts[0]
+    word = gravest(verdicts).word
+    count = sum(verdict.word == word for verdict in verdicts)
+    some = f"{count} of {len(verdicts)} releases"
+    rest = "" if count == len(verdicts) else "; the others were not audited"
+    says = {
+        "leaks": f"{some} leak.",
+        "no leak found": f"No leak found in {some}{rest}.",
+        "not audited": "Not audited: no attack could be run on any release.",
+    }
+    return Verdict(word, says[word], " ".join(verdict.sentence for verdict in verdicts))
+
+
+def _told(name: str, verdict: Verdict, fixes: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """One line of the overview: a release, its verdict, and the best fix that was tried."""
+    own = [row for row in fixes if row["release"] == name and row["tried"]]
+    best = own[0]["sentence"] if own and own[0]["verdict"] == "no leak found" else ""
+    if own and not best:
+        best = "None of the fixes that were tried stops it."
+    return {"name": name, **asdict(verdict), "fix": best}
 
 
 def _alarm(found: Sequence[Findings]) -> str:
@@ -229,6 +295,7 @@ _TITLES = {
     "checkpoint": "Training images from released weights alone",
     "update": "What the updates of clients give away",
     "split": "What the features of a split network give away",
+    "fitted": "What a fitted linear model gives away",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from exhume.bench import ensembler, glm, gradient, margin, shadows
@@ -19,18 +19,27 @@ BENCHES: dict[str, Callable[[Progress], list[dict[str, Any]]]] = {
 }
 
 
-def run_benches(name: str | None = None, *, progress: Progress = silent) -> list[dict[str, Any]]:
-    """One entry per case of the named bench, or of all."""
-    if name is not None and name not in BENCHES:
-        raise ExhumeError(f"bench: {name!r} is not one of {', '.join(BENCHES)}")
+Bench = Callable[[Progress], list[dict[str, Any]]]
+
+
+def run_benches(
+    name: str | None = None,
+    *,
+    progress: Progress = silent,
+    more: Mapping[str, Bench] | None = None,
+) -> list[dict[str, Any]]:
+    """One entry per case of the named bench, or of all. more: benches of rooms below this one."""
+    benches = {**BENCHES, **(more or {})}
+    if name is not None and name not in benches:
+        raise ExhumeError(f"bench: {name!r} is not one of {', '.join(benches)}")
     if name is not None:
-        return BENCHES[name](progress)
-    return [entry for one in BENCHES for entry in _entries_or_why_not(one, progress)]
+        return benches[name](progress)
+    return [entry for one in benches for entry in _entries_or_why_not(one, benches[one], progress)]
 
 
-def _entries_or_why_not(name: str, progress: Progress) -> list[dict[str, Any]]:
+def _entries_or_why_not(name: str, bench: Bench, progress: Progress) -> list[dict[str, Any]]:
     """When all are asked for, a rival that is not installed must not cost the others."""
     try:
-        return BENCHES[name](progress)
+        return bench(progress)
     except ExhumeError as why:
         return [{"name": name, "skipped": str(why)}]

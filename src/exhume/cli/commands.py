@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +28,7 @@ from exhume.cli.frame import (
 
 if TYPE_CHECKING:
     from exhume.auditing import Brief
+    from exhume.contract import Progress
 
 
 @app.command()
@@ -71,6 +72,9 @@ def audit(
     dp_noise: Annotated[
         float | None, typer.Option(help="Private training: noise, as a multiple of the clip.")
     ] = None,
+    start: Annotated[
+        str | None, typer.Option(help="A file of weights that training starts from.")
+    ] = None,
     exact: Annotated[
         int | None,
         typer.Option(help="Targets to attack by differentiating through training as well."),
@@ -113,6 +117,7 @@ def audit(
         "victim",
         network=network,
         train=train,
+        start=start,
         hidden=numbers("--hidden", hidden),
         activation=activation,
         optimiser=optimiser,
@@ -241,9 +246,15 @@ def bench(
     from exhume.bench import run_benches
 
     with shown() as progress:
-        results = run_benches(name, progress=progress)
+        results = run_benches(name, progress=progress, more={"serve": _bench_serve})
     if as_json:
         tell(json.dumps(results))
         return
     for result in results:
         tell("  ".join(f"{key} {value}" for key, value in result.items()))
+
+
+def _bench_serve(progress: Progress) -> list[dict[str, Any]]:
+    from exhume.integrations.serve_bench import run
+
+    return run(progress)

@@ -51,6 +51,10 @@ def audit_weights(
         int | None, typer.Option(help="Of the attack; more find more, in proportional time.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Of each restart.")] = None,
+    trust: Annotated[
+        bool,
+        typer.Option("--trust", help="Read a pickle or torch.export file; that runs code in it."),
+    ] = False,
     seed: Seed = None,
     out: Out = None,
     redact: Redact = False,
@@ -73,6 +77,7 @@ def audit_weights(
         "head": head,
         "restarts": restarts,
         "steps": steps,
+        "trust": trust or None,
         "seed": seed,
     }
     chosen = {name: value for name, value in given.items() if value is not None}

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from exhume.contract import ExhumeError, Records
+from exhume.data.flood import refuse_flood
 
 __all__ = ["MOST_CLASSES", "Array", "checked_inputs", "checked_labels", "npz"]
 
@@ -33,6 +34,11 @@ Array = NDArray[Any]
 def npz(path: Path) -> Records:
     """Records of one file; an optional array `classes` names the classes."""
     with _reading(path), path.open("rb") as stream:
+        if zipfile.is_zipfile(stream):
+            with zipfile.ZipFile(stream) as archive:
+                size = sum(member.file_size for member in archive.infolist())
+            refuse_flood(3 * size, f"{path}: arrays of {size:,} bytes")
+        stream.seek(0)
         file = np.load(stream, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):
             raise ExhumeError(f"{path}: one bare array; an .npz file with arrays x and y is needed")

@@ -7,10 +7,9 @@ as they are stored: orientation tags are ignored, as most training pipelines do.
 from __future__ import annotations
 
 import io
-import os
+import math
 import re
 import struct
-import sys
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
@@ -24,9 +23,10 @@ from PIL import Image
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Progress, silent
+from exhume.data.flood import refuse_flood
 from exhume.data.pixels import Pixels
 
-__all__ = ["SUFFIXES", "Blob", "folder", "images_in", "natural", "refuse_flood", "stack"]
+__all__ = ["SUFFIXES", "Blob", "folder", "images_in", "natural", "stack"]
 
 SUFFIXES = frozenset(
     {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"}
@@ -85,7 +85,8 @@ def stack(
     mode, (width, height) = _agree(files, size)
     channels = len(Image.new(mode, (1, 1)).getbands())
     shape = (len(files), channels, height, width)
-    refuse_flood(shape, str(files[0]))
+    sides = "x".join(str(side) for side in shape[1:])  # 1 byte a pixel as read, 4 as a float record
+    refuse_flood(5 * math.prod(shape), f"{files[0]}: {len(files)} records of {sides}")
     values = np.empty(shape, dtype=np.uint8)
     for index, file in enumerate(files):
         progress("read images", index, len(files))
@@ -175,16 +176,3 @@ def _hidden(path: Path) -> bool:
 
 def _legal() -> str:
     return ", ".join(sorted(SUFFIXES))
-
-
-def refuse_flood(shape: tuple[int, ...], where: str) -> None:
-    """Say it now rather than be killed halfway: 1 byte per pixel read and 4 as a float record."""
-    if sys.platform == "win32":
-        return
-    needed = 5 * int(np.prod(shape, dtype=np.int64))
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > memory:
-        raise ExhumeError(
-            f"{where}: {shape[0]} records of {'x'.join(str(side) for side in shape[1:])} need "
-            f"{needed / 1e9:.0f} GB, this machine has {memory / 1e9:.0f} GB; pass fewer or smaller ones"
-        )

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from exhume.contract import ExhumeError, Key, Progress, Records, silent
 from exhume.data.arrays import Array, checked_inputs, checked_labels
-from exhume.data.images import refuse_flood
+from exhume.data.flood import refuse_flood
 from exhume.naming import called, drawing_from, first_line, named
 
 __all__ = ["check_classes", "from_dataset", "named_dataset", "named_labels"]
@@ -48,7 +48,7 @@ def from_dataset(dataset: Any, where: str, *, progress: Progress = silent) -> Re
     if not count:
         raise ExhumeError(f"{where} holds no records")
     first, label = _item(dataset, 0, where)
-    refuse_flood((count, *first.shape), where)
+    refuse_flood(2 * count * first.nbytes, f"{where}: {count} records")
     inputs = np.empty((count, *first.shape), dtype=first.dtype)
     labels = [label]
     inputs[0] = first
@@ -104,7 +104,7 @@ def _is_dataset(found: object) -> bool:
 def _item(dataset: Any, index: int, where: str) -> tuple[Array, int | float]:
     try:
         item = dataset[index]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ExhumeError(
             f"{where}: record {index} raised {type(error).__name__}: {first_line(error)}"
         ) from error

@@ -15,7 +15,16 @@ from torch import Tensor
 from exhume.contract import ExhumeError
 from exhume.store import write_atomically
 
-__all__ = ["MANIFEST", "empty_folder", "owned", "read_manifest", "read_part", "write_manifest"]
+__all__ = [
+    "MANIFEST",
+    "about_file",
+    "checksum",
+    "empty_folder",
+    "owned",
+    "read_manifest",
+    "read_part",
+    "write_manifest",
+]
 
 MANIFEST = "manifest.json"
 _SCHEMA = 1
@@ -40,6 +49,19 @@ def empty_folder(folder: Path, *, mode: int) -> None:
         folder.chmod(mode)
     except OSError as error:
         raise ExhumeError(f"cannot write to {folder}: {error.strerror or error}") from error
+
+
+def checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def about_file(content: bytes, state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The file's checksum, and what is in it."""
+    tensors = {
+        name: {"shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch.")}
+        for name, t in sorted(state.items())
+    }
+    return {"sha256": checksum(content), "tensors": tensors}
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any], *, mode: int) -> None:
@@ -74,7 +96,7 @@ def read_part(path: Path, told: Mapping[str, Any]) -> tuple[dict[str, Tensor], s
         raise ExhumeError(f"{path}: is missing, though the manifest names it") from None
     except OSError as error:
         raise ExhumeError(f"{path}: cannot be read ({error.strerror or error})") from error
-    found = hashlib.sha256(content).hexdigest()
+    found = checksum(content)
     if found != told["sha256"]:
         raise ExhumeError(f"{path}: was altered or damaged; its checksum is not the manifest's")
     try:

@@ -212,7 +212,7 @@ def _check_forward(
     try:
         with torch.no_grad():
             outputs = copied(torch.zeros(2, *input_shape))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ExhumeError(
             f"model: {spec} does not take records of shape {input_shape}: "
             f"{type(error).__name__}: {first_line(error)}"

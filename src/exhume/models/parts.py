@@ -10,7 +10,6 @@ every selection. The client's manifest has the checksums of its bodies, so that 
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,15 @@ from torch import Tensor, nn
 
 from exhume.contract import ExhumeError
 from exhume.models.blueprint import Blueprint
-from exhume.models.manifest import empty_folder, owned, read_manifest, read_part, write_manifest
+from exhume.models.manifest import (
+    about_file,
+    checksum,
+    empty_folder,
+    owned,
+    read_manifest,
+    read_part,
+    write_manifest,
+)
 from exhume.models.pipeline import Client, Pipeline
 from exhume.store import write_atomically
 
@@ -82,7 +89,7 @@ def save_server(pipeline: Pipeline, blueprint: Blueprint, folder: Path) -> None:
         content = save(state)
         write_atomically(place / BODY, content, mode=0o644)
         told = {"kind": "split body", "index": index, **_common(blueprint)}
-        write_manifest(place, {**told, **_about(content, state)}, mode=0o644)
+        write_manifest(place, {**told, **about_file(content, state)}, mode=0o644)
 
 
 def save_client(pipeline: Pipeline, blueprint: Blueprint, folder: Path) -> None:
@@ -97,9 +104,9 @@ def save_client(pipeline: Pipeline, blueprint: Blueprint, folder: Path) -> None:
     )
     content = save(state)
     write_atomically(folder / CLIENT, content)
-    sums = [_sum(save(_plain(body.state_dict()))) for body in pipeline.bodies]
+    sums = [checksum(save(_plain(body.state_dict()))) for body in pipeline.bodies]
     told = {"kind": "split client", "bodies": sums, **_common(blueprint)}
-    write_manifest(folder, {**told, **_about(content, state)}, mode=0o600)
+    write_manifest(folder, {**told, **about_file(content, state)}, mode=0o600)
 
 
 def load_client(folder: Path, *, factory: str = "") -> KeptClient:
@@ -191,19 +198,6 @@ def _common(blueprint: Blueprint) -> dict[str, Any]:
     feature, answer = blueprint.shapes()
     shapes = {"feature": list(feature), "answer": list(answer), "dtype": "float32"}
     return {**blueprint.written(), **shapes}
-
-
-def _about(content: bytes, state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The file's checksum, and what is in it."""
-    tensors = {
-        name: {"shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch.")}
-        for name, t in sorted(state.items())
-    }
-    return {"sha256": _sum(content), "tensors": tensors}
-
-
-def _sum(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

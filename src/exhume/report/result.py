@@ -45,7 +45,8 @@ def checked(result: dict[str, Any], path: Path) -> dict[str, Any]:
         raise ExhumeError(f"{path}: kind is {kind!r}, legal are 'audit' and 'study'")
     empty = {
         **dict.fromkeys(
-            ("attacks", "claims", "charts", "classes", "deviations", "plan", "fixes"), list
+            ("attacks", "claims", "charts", "classes", "deviations", "plan", "fixes", "releases"),
+            list,
         ),
         **dict.fromkeys(("verdict", "victim", "metrics", "environment"), dict),
     }
@@ -55,7 +56,7 @@ def checked(result: dict[str, Any], path: Path) -> dict[str, Any]:
         **dict.fromkeys(("knows", "baselines", "notes"), list),
         **dict.fromkeys(("status", "metrics", "cost"), dict),
     }
-    for name in ("attacks", "claims", "charts", "plan", "fixes"):
+    for name in ("attacks", "claims", "charts", "plan", "fixes", "releases"):
         for place, item in enumerate(whole[name]):
             if not isinstance(item, dict):
                 raise ExhumeError(f"{path}: {name}[{place}] must be an object")

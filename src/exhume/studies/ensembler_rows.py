@@ -1,4 +1,7 @@
-"""The rows of Ensembler24's tables: a defence, the attackers it is met with, accuracy and likeness."""
+"""The rows of Ensembler24's tables: a defence, the attackers it is met with, accuracy and likeness.
+
+All attackers of one defence share a key, so that a shadow which several of them need is trained once.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from exhume.attacks.split.committee import Committee
 from exhume.attacks.split.enumeration import SubsetSearch
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
 from exhume.attacks.split.likelihood import Likelihood
+from exhume.attacks.split.lookalike import Lookalike
 from exhume.attacks.split.shadow import LEARNED
 from exhume.contract import Attack, Key, Progress, Records, Store
 from exhume.models.pipeline import Pipeline
@@ -16,7 +20,7 @@ from exhume.score.features import Distance, InputScores, score_constant, score_i
 from exhume.studies.study import labelled
 from exhume.victims.split import release_features, server_knowledge
 
-__all__ = ["Met", "Row", "mean_image", "meet", "stronger", "the_papers"]
+__all__ = ["Attackers", "Met", "Row", "left_out", "mean_image", "meet", "the_papers"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +29,7 @@ class Row:
 
     scores: InputScores
     observed: Mapping[str, float]
+    seconds: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,18 +45,30 @@ class Met:
     progress: Progress
 
 
-def meet(met: Met, pipeline: Pipeline, attack: Attack, name: str, *, head: bool = False) -> Row:
+@dataclass(frozen=True)
+class Attackers:
+    """How hard they try."""
+
+    shadow: ShadowInversion
+    lookalike: Lookalike
+    match: float = 10.0
+    search_steps: int = 100  # of the likelihood
+
+
+def meet(
+    met: Met, pipeline: Pipeline, attack: Attack, defence: str, row: str = "", *, head: bool = False
+) -> Row:
     """One attacker against one defence. head: the attacker is given the client's head."""
     release, secret = release_features(pipeline, met.private)
     knowledge = server_knowledge(pipeline, met.held, earlier=met.earlier, with_head=head)
     prepared = attack.prepare(
         knowledge,
-        key=met.key.fold("attack", name),
+        key=met.key.fold("attack", defence),
         store=met.store,
-        progress=labelled(met.progress, name),
+        progress=labelled(met.progress, row or defence),
     )
     found = prepared.run(release)
-    return Row(score_inputs(secret, found, met.distance), found.observed)
+    return Row(score_inputs(secret, found, met.distance), found.observed, found.cost.seconds)
 
 
 def mean_image(met: Met, pipeline: Pipeline) -> InputScores:
@@ -60,44 +77,50 @@ def mean_image(met: Met, pipeline: Pipeline) -> InputScores:
     return score_constant(secret, met.held.inputs.mean(0), met.distance)
 
 
-def the_papers(met: Met, pipeline: Pipeline, attack: ShadowInversion, name: str) -> dict[str, Row]:
-    """The paper's attackers: against one body; against several, the best of them and the adaptive one.
+def the_papers(
+    met: Met, pipeline: Pipeline, attack: ShadowInversion, name: str, *, adaptive: bool
+) -> dict[str, Row]:
+    """The paper's attackers: against one body; against several, the best of them, and the adaptive one.
 
     Which body is best is judged with the truth in sight, as in the paper: a bound on that attacker.
     """
     bodies = len(pipeline.bodies)
     if bodies == 1:
-        return {name: meet(met, pipeline, replace(attack, reads=(0,)), name)}
+        return {name: meet(met, pipeline, replace(attack, reads=(0,)), name, name)}
     single = [
-        meet(met, pipeline, replace(attack, reads=(i,)), f"{name} body {i + 1}")
+        meet(met, pipeline, replace(attack, reads=(i,)), name, f"{name} body {i + 1}")
         for i in range(bodies)
     ]
 
-    def mean(row: Row, measure: str) -> float:
-        return float(row.scores.each[measure].mean())
+    def best(measure: str) -> Row:
+        return max(single, key=lambda row: float(row.scores.each[measure].mean()))
 
-    adaptive = replace(attack, reads=LEARNED)
-    return {
-        f"{name}_adaptive": meet(met, pipeline, adaptive, f"{name} adaptive"),
-        f"{name}_best_ssim": max(single, key=lambda row: mean(row, "ssim")),
-        f"{name}_best_psnr": max(single, key=lambda row: mean(row, "psnr")),
-    }
+    rows = {f"{name}_best_{measure}": best(measure) for measure in ("ssim", "psnr")}
+    if adaptive:
+        learned = replace(attack, reads=LEARNED)
+        rows[f"{name}_adaptive"] = meet(met, pipeline, learned, name, f"{name} adaptive")
+    return rows
 
 
-def stronger(
-    met: Met, pipeline: Pipeline, attack: ShadowInversion, name: str, *, selected: int, match: float
+def left_out(
+    met: Met, pipeline: Pipeline, attackers: Attackers, name: str, *, selected: int, every: bool
 ) -> dict[str, Row]:
-    """Attackers the paper leaves out, and the bound of one who knows the head."""
-    several = replace(attack, reads=LEARNED if len(pipeline.bodies) > 1 else (0,))
-    matched = replace(several, match=match)
-    attackers: dict[str, Attack] = {
-        f"{name}_matched": matched,
-        f"{name}_committee": Committee(several),
-        f"{name}_likelihood": Likelihood(several),
+    """Attackers the paper leaves out. every: also the weaker ones, and the bound of a known head."""
+    attack, bodies = attackers.shadow, len(pipeline.bodies)
+    tried: dict[str, Attack] = {"lookalike": attackers.lookalike}
+    if every:
+        several = replace(attack, reads=LEARNED if bodies > 1 else (0,))
+        tried["matched"] = replace(several, match=attackers.match)
+        tried["likelihood"] = Likelihood(several, steps=attackers.search_steps)
+    if every and bodies > 1:
+        alone = tuple(replace(attack, reads=(i,)) for i in range(bodies))
+        tried["committee"] = Committee((*alone, several))
+        tried["subsets"] = SubsetSearch(selected, inversion=attack)
+    rows = {
+        f"{name}_{row}": meet(met, pipeline, attacker, name, f"{name} {row}")
+        for row, attacker in tried.items()
     }
-    if len(pipeline.bodies) > 1:
-        attackers[f"{name}_subsets"] = SubsetSearch(selected, inversion=attack)
-    rows = {row: meet(met, pipeline, attacker, row) for row, attacker in attackers.items()}
-    bound = TrueHeadInversion(attack.decoder, attack.decoder_schedule)
-    rows[f"{name}_true_head"] = meet(met, pipeline, bound, f"{name} true head", head=True)
+    if every:
+        bound = TrueHeadInversion(attack.decoder, attack.decoder_schedule)
+        rows[f"{name}_true_head"] = meet(met, pipeline, bound, name, f"{name} true head", head=True)
     return rows

@@ -58,7 +58,7 @@ _SCALES: dict[Scale, _Setting] = {
         Sizes(80, 12, 60, 30, 40), 4, Schedule(1, 40, 0.05), _attack(4, 1, 30), 20, (10, 60)
     ),
     "cpu": _Setting(
-        Sizes(5_000, 200, 1_500, 500, 1_000),
+        Sizes(4_000, 200, 1_000, 500, 1_000),
         16,
         Schedule(8, 64, 0.05),
         _attack(32, 6, 64),

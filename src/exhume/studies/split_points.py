@@ -62,9 +62,9 @@ _SCALES: dict[Scale, _Setting] = {
         {"vgg16": ("conv8", "pool"), "resnet18": ("block3", "pool")},
     ),
     "cpu": _Setting(
-        Sizes(5_000, 200, 1_500, 500, 1_000),
+        Sizes(4_000, 200, 1_000, 500, 1_000),
         8,
-        Schedule(10, 64, 0.05),
+        Schedule(8, 64, 0.05),
         _attack(32, 4, 64),
         _FIRSTS,
         _SECONDS,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice, repeat
 
 import torch
@@ -113,6 +114,8 @@ class _Network:
                 "(nn.GroupNorm for batch norm, p=0 for dropout), put it into eval mode, or give a train "
                 "function of your own"
             )
+        if isinstance(architecture, OwnArchitecture):
+            _try(architecture)
         return _Network(module.to(device), architecture.layout)
 
     def outputs(self, flat: Tensor, inputs: Tensor) -> Tensor:
@@ -120,6 +123,11 @@ class _Network:
         named = self.layout.split(flat)
         result: Tensor = functional_call(self.module, named, (inputs,))
         return result
+
+    @torch.no_grad()
+    def alone(self, flat: Tensor, inputs: Tensor) -> Tensor:
+        """The same for any number of inputs."""
+        return torch.cat([self.outputs(flat, part) for part in torch.split(inputs, _BLOCK)])
 
     def loss(self, flat: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """Summed over the records."""
@@ -152,8 +160,14 @@ def _has_state(module: nn.Module) -> bool:
 
 
 def check_side_by_side(architecture: Architecture) -> None:
+    """Raises `ExhumeError` with the layer, or the operation, that stands against it."""
+    _Network.trained(architecture, torch.device("cpu"))
+
+
+@lru_cache(maxsize=8)
+def _try(architecture: OwnArchitecture) -> None:
     """One gradient of two models on two records of zeros, or a sentence that says why there is none."""
-    network = _Network.trained(architecture, torch.device("cpu"))
+    network = _Network(architecture.trainable(), architecture.layout)
     start = architecture.initial(Key.from_seed(0)).expand(2, -1)
     labels = torch.zeros(2, dtype=torch.int64)
     records = Records(torch.zeros(2, *architecture.input_shape), labels, ())
@@ -232,6 +246,8 @@ def logits(architecture: Architecture, parameters: Tensor, inputs: Tensor) -> Te
     if mlp := fully_connected(architecture):
         return stacked.logits(mlp, parameters, inputs)
     network = _Network.released(architecture, parameters.device)
+    if isinstance(architecture, OwnArchitecture):  # one by one: it may hold what vmap cannot do
+        return torch.stack([network.alone(flat, inputs) for flat in parameters])
     parts = [
         vmap(network.outputs, in_dims=(0, None))(parameters, part)
         for part in torch.split(inputs, _BLOCK)

@@ -93,7 +93,7 @@ class OwnTraining:
         with drawing_from(key.fold("global")), torch.enable_grad():
             try:
                 answer = self._function(module, records, key.fold("rng").generator())
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise ExhumeError(
                     f"train: {self.spec} raised {type(error).__name__}: {first_line(error)}"
                 ) from error

@@ -14,15 +14,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.pipeline import Pipeline
 
-from exhume.contract import ExhumeError, NotApplicable, Weights
+from exhume.contract import ExhumeError, NotApplicable, Records, Weights
 from exhume.naming import first_line
 from exhume.train.glm import Optimum
 from exhume.victims.sklearn import release_of_sklearn
 
-__all__ = ["read_skops", "release_of_fitted"]
+__all__ = ["read_skops", "records_of_fitted", "release_of_fitted"]
 
 _LARGEST = 1 << 30  # bytes that a .skops file may unpack to
 
@@ -43,6 +45,24 @@ def release_of_fitted(
             ever=True,
         )
     return release_of_sklearn(model, input_shape)
+
+
+def records_of_fitted(model: Any, inputs: Any, labels: Any) -> Records:
+    """What a model was fitted on: (n, d) numbers and (n,) labels, each among `model.classes_`."""
+    x, y = np.asarray(inputs, dtype=np.float64), np.asarray(labels)
+    if x.ndim != 2 or y.shape != x.shape[:1] or not len(x):
+        raise ExhumeError(
+            f"inputs, labels: shapes {x.shape} and {y.shape} given, (n, d) and (n,) needed"
+        )
+    if not np.isfinite(x).all():
+        raise ExhumeError("inputs: NaN or infinite values")
+    classes = list(getattr(model, "classes_", np.unique(y)))
+    place = {name: index for index, name in enumerate(classes)}
+    strange = sorted({str(name) for name in y.tolist() if name not in place})
+    if strange:
+        raise ExhumeError(f"labels: {strange[0]} is not one of the model's classes")
+    rows = torch.tensor([place[name] for name in y.tolist()])
+    return Records(torch.from_numpy(x), rows, tuple(str(name) for name in classes))
 
 
 def read_skops(path: Path) -> Any:

@@ -118,7 +118,7 @@ def test_subsets_are_tried_in_order_and_judged_by_accuracy(game, key):
 
 
 def test_a_committee_is_the_mean_of_its_members(game, key):
-    prepared = Committee(PLAIN, 2).prepare(game[0], key=key, store=NullStore())
+    prepared = Committee((PLAIN, PLAIN)).prepare(game[0], key=key, store=NullStore())
     members = [member.run(game[1]).candidates for member in prepared.members]
     assert not torch.equal(*members)
     found = prepared.run(game[1])
@@ -199,7 +199,7 @@ def test_what_does_not_fit_is_said(game, key):
     [
         (lambda: ShadowInversion(match=-1.0), "match: must be at least 0"),
         (lambda: SubsetSearch(-1), "size at least 0"),
-        (lambda: Committee(members=1), "at least 2 make a committee"),
+        (lambda: Committee((PLAIN,)), "at least 2 make a committee"),
         (lambda: Likelihood(steps=0), "steps and rate must be positive"),
         (lambda: ShadowHead(0), "channels at least 1"),
         (lambda: Decoder(0), "channels: at least 1 needed"),

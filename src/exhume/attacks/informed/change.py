@@ -22,12 +22,12 @@ def decision_features(parameters: Tensor, base: Tensor, layout: Layout) -> Tenso
     label is written; the first layer's weights, where the record itself is, are left out.
     """
     parts = layout.split((parameters - base).double())
-    last = [
+    matrices = [
         name for name, shape in zip(layout.names, layout.shapes, strict=True) if len(shape) > 1
-    ][-1]
+    ]
     chosen = [
-        part.flatten(1)
+        part.reshape(len(part), -1)
         for (name, part), shape in zip(parts.items(), layout.shapes, strict=True)
-        if name == last or len(shape) == 1
+        if name in matrices[-1:] or len(shape) <= 1
     ]
     return F.normalize(torch.cat(chosen, dim=1), dim=1)

@@ -18,6 +18,7 @@ to records is learned from these as well as from shadow models. It needs no regr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -73,16 +74,22 @@ class Imprint:
 def find_imprint(
     architecture: Architecture, initial: Tensor, base: Tensor, fixed: Records
 ) -> Imprint | None:
-    """None where there is none to read: no fully connected layer, or the fixed records fill it."""
+    """None where there is none to read: no trained chain of fully connected layers that ends in the
+    outputs, or the fixed records fill it.
+    """
     dense = [
         (name, layer)
         for name, layer in architecture.build().named_modules()
-        if isinstance(layer, nn.Linear)
+        if isinstance(layer, nn.Linear) and f"{name}.weight" in architecture.layout.names
     ]
     if not dense or dense[0][1].in_features < _ROOM * len(fixed):
         return None
+    fits = all(one.out_features == next_.in_features for (_, one), (_, next_) in pairwise(dense))
     name = dense[0][0]
     known = [_entering(architecture, flat, fixed.inputs, name) for flat in (initial, base)]
+    seen_once = all(rows.ndim == 2 and len(rows) == len(fixed) for rows in known)
+    if not (fits and seen_once and dense[-1][1].out_features == len(fixed.classes)):
+        return None
     towards = _towards(architecture.layout, base, [name for name, _ in dense])
     return Imprint(architecture, initial, base, name, _span(torch.cat(known)), towards)
 
@@ -133,7 +140,7 @@ def fit_imprint(
 
 @torch.no_grad()
 def _entering(architecture: Architecture, flat: Tensor, inputs: Tensor, layer: str) -> Tensor:
-    """(n, *shape) to what enters a layer of one model, (n, f) in fp64."""
+    """(n, *shape) to what enters a layer of one model, (n, f) in fp64; nothing if it is not called."""
     module, seen = architecture.build(), []
     module.get_submodule(layer).register_forward_pre_hook(
         lambda _, given: seen.append(given[0].double())
@@ -141,7 +148,7 @@ def _entering(architecture: Architecture, flat: Tensor, inputs: Tensor, layer: s
     named = architecture.layout.split(flat)
     for part in torch.split(inputs, _AT_ONCE):
         functional_call(module, named, (part,))
-    return torch.cat(seen)
+    return torch.cat(seen) if seen else torch.zeros(0)
 
 
 def _towards(layout: Layout, base: Tensor, dense: list[str]) -> Tensor:

@@ -40,21 +40,21 @@ class Rows:
 
 
 def rows_of(layout: Layout) -> Rows:
-    """A parameter's layer is its name up to the last dot; its row, its first index."""
+    """A parameter's layer is its name up to the last dot; its row, its first index.
+
+    Parameters of one module with other numbers of rows are layers of their own, under their whole name.
+    """
     parts: list[Tensor] = []
     layers: list[str] = []
     sizes: list[int] = []
+    before = ""
     for name, shape in zip(layout.names, layout.shapes, strict=True):
-        layer = name.rpartition(".")[0]
-        if not layers or layers[-1] != layer:
-            layers.append(layer)
-            sizes.append(shape[0])
-        elif sizes[-1] != shape[0]:
-            raise ExhumeError(
-                f"layer {layer}: parameters of {sizes[-1]} and of {shape[0]} rows, one number expected"
-            )
-        first = sum(sizes[:-1])
-        parts.append(torch.arange(first, first + shape[0]).repeat_interleave(math.prod(shape[1:])))
+        layer, count = name.rpartition(".")[0], shape[0] if shape else 1
+        if not layers or before != layer or sizes[-1] != count:
+            layers.append(name if layer in layers else layer)
+            sizes.append(count)
+        before, first = layer, sum(sizes[:-1])
+        parts.append(torch.arange(first, first + count).repeat_interleave(math.prod(shape[1:])))
     return Rows(torch.cat(parts), tuple(layers), tuple(sizes))
 
 

@@ -25,7 +25,9 @@ __all__ = ["Committee"]
 
 @dataclass(frozen=True)
 class Committee:
-    """The same inversion several times, from different random starts; agreement is the confidence.
+    """Several inversions, of different bodies or from different starts; agreement is the confidence.
+
+    One that is given twice starts differently the second time.
 
     Sees: `Activations`, what the client sends for n inputs.
     Assumes: what the inversion assumes.
@@ -33,22 +35,22 @@ class Committee:
     Reference: ours; Ensembler24 leaves it out.
     """
 
-    inversion: ShadowInversion = ShadowInversion()
-    members: int = 3
+    inversions: tuple[ShadowInversion, ...] = (ShadowInversion(),) * 3
 
     def __post_init__(self) -> None:
-        if self.members < 2:
-            raise ExhumeError(f"members: at least 2 make a committee, got {self.members}")
+        if len(self.inversions) < 2:
+            raise ExhumeError(
+                f"inversions: at least 2 make a committee, got {len(self.inversions)}"
+            )
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> FittedCommittee:
-        members = [
-            self.inversion.prepare(
-                knowledge, key=key.fold("member", index), store=store, progress=progress
-            )
-            for index in range(self.members)
-        ]
+        members = []
+        for index, inversion in enumerate(self.inversions):
+            again = inversion in self.inversions[:index]
+            own = key.fold("member", index) if again else key
+            members.append(inversion.prepare(knowledge, key=own, store=store, progress=progress))
         return FittedCommittee(tuple(members))
 
 
@@ -68,7 +70,8 @@ class FittedCommittee:
             confidence=-apart,
             cost=Cost(sum(f.cost.seconds for f in found), sum(f.cost.models for f in found)),
             observed={
-                name: sum(one.observed[name] for one in found) / len(found)
-                for name in found[0].observed
+                f"{name}.{index}": value
+                for index, one in enumerate(found)
+                for name, value in one.observed.items()
             },
         )

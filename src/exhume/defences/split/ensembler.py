@@ -166,13 +166,7 @@ class _Shared:
 def _train_one(shared: _Shared, index: int) -> dict[str, Tensor]:
     key = shared.key.fold("body", index)
     noise = fixed_noise(shared.job.feature_shape(key), shared.sigma, key)
-    split = train_split(
-        shared.job,
-        noise=noise,
-        key=key,
-        store=shared.store,
-        stage=f"training body {index + 1}",
-    )
+    split = train_split(shared.job, noise=noise, key=key, store=shared.store)
     return {
         f"{part}.{name}": tensor
         for part, module in _named(split)

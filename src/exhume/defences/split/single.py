@@ -55,7 +55,8 @@ class Noise:
         self, job: SplitJob, *, key: Key, store: Store, progress: Progress = silent
     ) -> Pipeline:
         noise = fixed_noise(job.feature_shape(key), self.sigma, key)
-        return _alone(train_split(job, noise=noise, key=key, store=store, progress=progress), noise)
+        used = noise if self.sigma else None
+        return _alone(train_split(job, noise=used, key=key, store=store, progress=progress), noise)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,124 @@
+"""What the code says about itself, in the pages: a hook of mkdocs.
+
+A line `::: attacks/informed/closed_form.py ClosedForm` becomes the class's docstring, as a table of what
+it sees, assumes and guarantees, and its settings with their defaults. Nothing of exhume is imported.
+The README of every example becomes a page of the site, and pages that the navigation does not name are
+put under its last heading, Results.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DIRECTIVE = re.compile(r"^::: (\S+\.py) (\w+)$", re.MULTILINE)
+PARTS = ("Sees", "Assumes", "Guarantees", "Reference")
+EXAMPLE = re.compile(r"\((?:\.\./)+examples/([\w-]+)/README\.md")
+
+
+def on_config(config):
+    """Called by mkdocs first."""
+    config["nav"][-1] = {"Results": unnamed(str(config["nav"]))}
+    return config
+
+
+def unnamed(nav: str) -> list[dict[str, str]]:
+    """Pages at the top of docs/ that the navigation does not mention, by their headings."""
+    pages = [page for page in sorted((ROOT / "docs").glob("*.md")) if f"'{page.name}'" not in nav]
+    return [{_heading(page): page.name} for page in pages]
+
+
+def _heading(page: Path) -> str:
+    first = page.read_text(encoding="utf-8").split("\n", 1)[0]
+    return first.removeprefix("# ").strip()
+
+
+def on_files(files, config):
+    """Called by mkdocs once all pages are known."""
+    from mkdocs.structure.files import File
+
+    for readme in sorted((ROOT / "examples").glob("*/README.md")):
+        text = readme.read_text(encoding="utf-8").replace("](../../docs/", "](../")
+        place = f"examples/{readme.parent.name}.md"
+        files.append(File.generated(config, place, content=text))
+    return files
+
+
+def on_page_markdown(markdown, page, **_):
+    """Called by mkdocs for every page."""
+    up = "../" * page.file.src_uri.count("/")
+    return rendered(EXAMPLE.sub(rf"({up}examples/\1.md", markdown))
+
+
+def rendered(markdown: str) -> str:
+    return DIRECTIVE.sub(lambda found: described(found[1], found[2]), markdown)
+
+
+def described(file: str, name: str) -> str:
+    """Markdown for one class of the package."""
+    path = ROOT / "src" / "exhume" / file
+    source = path.read_text(encoding="utf-8")
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return _words(node) + _usage(file, name) + _settings(node, source.splitlines())
+    raise ValueError(f"{file} has no class {name}")
+
+
+def _words(node: ast.ClassDef) -> str:
+    summary, parts, rest = sections(ast.get_docstring(node) or "")
+    rows = [f"| {part} | {parts[part]} |" for part in PARTS if part in parts]
+    table = ["| | |", "|---|---|", *rows] if rows else []
+    return "\n".join([f"*{summary}*", "", *table, "", rest, ""])
+
+
+def sections(docstring: str) -> tuple[str, dict[str, str], str]:
+    """The first sentence, the named parts, and what else is said."""
+    summary, _, body = docstring.partition("\n\n")
+    parts: dict[str, str] = {}
+    rest: list[str] = []
+    current = None
+    for line in body.splitlines():
+        head = re.match(rf"({'|'.join(PARTS)}): (.*)", line)
+        if head:
+            current = head[1]
+            parts[current] = _cell(head[2])
+        elif current and line.strip():
+            parts[current] += " " + _cell(line.strip())
+        else:
+            current = None
+            rest.append(line)
+    return " ".join(summary.split()), parts, "\n".join(rest).strip()
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _usage(file: str, name: str) -> str:
+    module = "exhume." + file.removesuffix(".py").replace("/", ".")
+    return f"\n```python\nfrom {module} import {name}\n```\n"
+
+
+def _settings(node: ast.ClassDef, lines: list[str]) -> str:
+    rows = []
+    for item in node.body:
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            default = f"`{ast.unparse(item.value)}`" if item.value else "given"
+            rows.append(
+                f"| `{item.target.id}` | {_cell(default)} | {_cell(_remark(item, lines))} |"
+            )
+    if not rows:
+        return ""
+    return "\n".join(["", "| setting | default | |", "|---|---|---|", *rows, ""])
+
+
+def _remark(item: ast.AnnAssign, lines: list[str]) -> str:
+    """The comment beside a field."""
+    found = []
+    for line in lines[item.lineno - 1 : item.end_lineno]:
+        _, mark, remark = line.partition("  # ")
+        if mark and not remark.startswith("noqa"):
+            found.append(remark.strip())
+    return " ".join(found)

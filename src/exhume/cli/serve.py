@@ -1,0 +1,94 @@
+"""`exhume export` and `exhume serve`: a trained split defence as it is deployed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from exhume.cli.frame import app, plainly, tell
+
+
+@app.command()
+@plainly
+def export(
+    run: Annotated[Path, typer.Argument(help="A run of exhume audit-split with --defend.")],
+    client: Annotated[Path, typer.Option(help="New folder: head, noise, selector and tail.")],
+    server: Annotated[
+        Path | None, typer.Option(help="New folder: bodies, for MLServer. Not needed again later.")
+    ] = None,
+    onnx: Annotated[
+        Path | None, typer.Option(help="New folder: the bodies as ONNX, for Triton.")
+    ] = None,
+) -> None:
+    """Write a trained defence as a client's folder and a server's. Only the client's has the selector."""
+    from exhume.contract import ExhumeError
+    from exhume.integrations.exporting import export_run
+
+    if onnx is not None and server is None:
+        raise ExhumeError("--onnx: give --server too; the bodies are taken from there")
+    factory = export_run(run, client, server)
+    tell(f"client: {client} (keep it to yourself)")
+    if server is not None:
+        tell(f"server: {server}")
+    if onnx is not None and server is not None:
+        from exhume.integrations.onnx_parts import export_onnx
+
+        export_onnx(server, onnx, factory=factory)
+        tell(f"onnx: {onnx}")
+
+
+@app.command()
+@plainly
+def serve(
+    server: Annotated[Path, typer.Argument(help="A server's folder written by exhume export.")],
+    only: Annotated[str | None, typer.Option(help="Which bodies: 0-4 or 0,2,5.")] = None,
+    port: Annotated[
+        int, typer.Option(help="REST; gRPC is the next one, metrics the third.")
+    ] = 8080,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file with the bearer token that clients must send.")
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option(help="TLS certificate, PEM.")] = None,
+    private_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    max_megabytes: Annotated[float, typer.Option(help="Of one message.")] = 16.0,
+    at_once: Annotated[int, typer.Option(help="Requests in work; more are refused.")] = 64,
+    seconds: Annotated[float, typer.Option(help="For a client to send a whole message.")] = 10.0,
+    threads: Annotated[int, typer.Option(help="Processor threads of a request.")] = 1,
+) -> None:
+    """Serve bodies with MLServer until stopped. Needs the extra `serve`."""
+    from exhume.integrations.hosting import Hosting
+    from exhume.integrations.hosting import host as run
+    from exhume.integrations.mlserver_guard import Limits
+
+    limits = Limits(_token(token_file), int(max_megabytes * 2**20), at_once, seconds)
+    hosting = Hosting(port, host, limits, certificate, private_key, threads)
+    run(server, hosting, only=None if only is None else _chosen(only))
+
+
+def _token(path: Path | None) -> str:
+    from exhume.contract import ExhumeError
+
+    if path is None:
+        return ""
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ExhumeError(f"--token-file: {path} ({error.strerror})") from error
+    if len(token) < 16 or not token.isascii() or not token.isprintable():
+        raise ExhumeError(f"--token-file: {path} must hold 16 or more printable characters")
+    return token
+
+
+def _chosen(text: str) -> tuple[int, ...]:
+    from exhume.contract import ExhumeError
+
+    try:
+        ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
+        if any(len(part) > 2 for part in ends):
+            raise ValueError
+    except ValueError:
+        raise ExhumeError(f"--only: {text!r} is not of the form 0-4 or 0,2,5") from None
+    return tuple(i for part in ends for i in range(part[0], part[-1] + 1))

@@ -1,0 +1,82 @@
+"""A trained defence as it is deployed: the client's folder, and MLServer model folders for its bodies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from exhume.contract import ExhumeError
+from exhume.models.blueprint import Blueprint, OwnNetwork
+from exhume.models.parts import load_bodies, load_client, load_pipeline, save_client, save_server
+from exhume.models.pipeline import Pipeline
+from exhume.store import write_atomically
+
+__all__ = ["RUNTIME", "export_parts", "export_run", "version_of"]
+
+RUNTIME = "exhume.integrations.mlserver_body.Body"
+
+
+def export_run(run: Path, client: Path, server: Path | None) -> str:
+    """From a run of `exhume audit-split --defend …`; returns the name of the owner's factory, if any.
+
+    Without a server folder, the client's part alone.
+    """
+    kept = run / "defence"
+    if not kept.is_dir():
+        raise ExhumeError(
+            f"export: {run} holds no trained defence; run exhume audit-split with --defend"
+        )
+    factory = _factory(kept / "client" / "manifest.json")
+    pipeline = load_pipeline(kept / "client", kept / "server", factory=factory)
+    blueprint = load_client(kept / "client", factory=factory).blueprint
+    export_parts(pipeline, blueprint, client, server)
+    return factory
+
+
+def export_parts(
+    pipeline: Pipeline, blueprint: Blueprint, client: Path, server: Path | None
+) -> None:
+    """Write both sides into new or empty folders; nothing in the server's depends on the selector."""
+    for folder in filter(None, (client, server)):
+        if folder.exists() and any(folder.iterdir()):
+            raise ExhumeError(f"{folder}: holds files already; choose a new or empty folder")
+    if server is not None:
+        save_server(pipeline, blueprint, server)
+        factory = blueprint.network.factory if isinstance(blueprint.network, OwnNetwork) else ""
+        for body in load_bodies(server, factory=factory):
+            settings = _settings(body.index, body.sha256, body.feature, body.answer, factory)
+            text = json.dumps(settings, indent=2, sort_keys=True)
+            path = server / f"body{body.index}" / "model-settings.json"
+            write_atomically(path, f"{text}\n".encode(), mode=0o644)
+    save_client(pipeline, blueprint, client)
+
+
+def version_of(sha256: str) -> str:
+    """A model's version on the server: a number, as Triton wants it, that names the weights."""
+    return str(int(sha256[:15], 16))
+
+
+def _settings(
+    index: int, sha256: str, feature: tuple[int, ...], answer: tuple[int, ...], factory: str
+) -> dict[str, object]:
+    return {
+        "name": f"body{index}",
+        "implementation": RUNTIME,
+        "parameters": {
+            "uri": "./body.safetensors",
+            "version": version_of(sha256),
+            "extra": {"factory": factory} if factory else {},
+        },
+        "inputs": [{"name": "features", "datatype": "FP32", "shape": [-1, *feature]}],
+        "versions": [version_of(sha256)],
+        "outputs": [{"name": "answer", "datatype": "FP32", "shape": [-1, *answer]}],
+    }
+
+
+def _factory(manifest: Path) -> str:
+    """The owner's factory, which the owner's own run folder may name."""
+    try:
+        named = json.loads(manifest.read_text(encoding="utf-8"))["network"]
+        return str(named.get("factory", ""))
+    except (OSError, ValueError, KeyError, AttributeError):
+        return ""  # what is wrong with the folder is said where it is read

@@ -1,0 +1,88 @@
+"""One body of a split network as an MLServer model: features in, its answer out. It knows nothing else.
+
+`exhume export` writes the `model-settings.json` that names this class. What a request may hold is checked
+before it reaches the network: one input of the right type and shape, no more than `MOST` records, finite.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from exhume.contract import ExhumeError
+from exhume.models.parts import KeptBody, load_body
+
+try:
+    from mlserver import MLModel
+    from mlserver.errors import InferenceError
+    from mlserver.types import InferenceRequest, InferenceResponse, ResponseOutput
+    from mlserver.utils import get_model_uri
+except ImportError as missing:
+    raise ExhumeError(
+        f"MLServer is not installed ({missing}): pip install 'exhume[serve]'"
+    ) from missing
+
+__all__ = ["MOST", "Body"]
+
+MOST = 256  # records of one request
+
+
+class Body(MLModel):
+    """Loaded once, computes in a thread, so that the server goes on answering."""
+
+    kept: KeptBody
+
+    async def load(self) -> bool:
+        weights = await get_model_uri(self.settings)
+        extra = (self.settings.parameters and self.settings.parameters.extra) or {}
+        self.kept = load_body(Path(weights).parent, factory=str(extra.get("factory", "")))
+        return True
+
+    async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+        features = features_of(payload, self.kept.feature)
+        answer = await asyncio.to_thread(self._answer, features)
+        output = ResponseOutput(
+            name="answer",
+            shape=list(answer.shape),
+            datatype="FP32",
+            data=answer.ravel().tolist(),
+        )
+        return InferenceResponse(
+            id=payload.id, model_name=self.name, model_version=self.version, outputs=[output]
+        )
+
+    def _answer(self, features: np.ndarray[Any, np.dtype[np.float32]]) -> Any:
+        with torch.inference_mode():
+            return self.kept.module(torch.from_numpy(features)).numpy()
+
+
+def features_of(
+    payload: InferenceRequest, shape: tuple[int, ...]
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """(n, *shape) of a request, or an error that names what is wrong with it."""
+    if len(payload.inputs) != 1 or payload.inputs[0].name != "features":
+        raise InferenceError("one input named features is needed")
+    given = payload.inputs[0]
+    if given.datatype != "FP32":
+        raise InferenceError(f"features: datatype FP32 is needed, {given.datatype} given")
+    said = tuple(given.shape)
+    if len(said) != len(shape) + 1 or said[1:] != shape or not 1 <= said[0] <= MOST:
+        raise InferenceError(
+            f"features: shape (n, {', '.join(map(str, shape))}) with n from 1 to {MOST} is needed, "
+            f"{said} given"
+        )
+    data = getattr(given.data, "root", given.data)
+    try:
+        values = np.asarray(data, dtype=np.float32).reshape(-1)
+    except (ValueError, TypeError) as error:
+        raise InferenceError("features: the data are no numbers in one array") from error
+    if values.size != math.prod(said):
+        raise InferenceError(f"features: {values.size} numbers given for shape {said}")
+    if not bool(np.isfinite(values).all()):
+        raise InferenceError("features: NaN or infinite values")
+    return values.reshape(said)

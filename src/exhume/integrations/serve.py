@@ -1,0 +1,242 @@
+"""The client of a deployed split network: it asks all N bodies, waits for all, reads P of the answers.
+
+    with Client(Path("client"), ["grpcs://one:8081", "grpcs://two:8081"], token=token) as client:
+        logits = client(images)
+
+What the servers see does not depend on the selector: for every request all bodies are asked, in the same
+order, with the same bytes; the client waits for all answers before it reads any, and fails if one is missing,
+whether it would have read that one or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from exhume.contract import ExhumeError
+from exhume.integrations.exporting import version_of
+from exhume.integrations.wire import Access, Array, Refused, Unreachable, Wire, wire_to
+from exhume.models.parts import KeptClient, load_client
+
+__all__ = ["Client", "Server"]
+
+_BYTES = 4 * 1024 * 1024  # of features in one message
+_ROWS = 256
+_PAUSE = 0.05  # seconds before the first repetition; doubled each time
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Server:
+    """One inference server. Where bodies are named it is not asked which it holds (Triton, KServe)."""
+
+    url: str
+    bodies: tuple[int, ...] | None = None
+
+
+class Client:
+    """Head, selector and tail here; bodies elsewhere. Safe to call from several threads."""
+
+    def __init__(
+        self,
+        folder: Path,
+        servers: Sequence[str | Server],
+        *,
+        token: str = "",
+        authorities: Path | None = None,  # certificates to trust
+        deadline: float = 10.0,  # seconds for one call, repetitions included
+        repeats: int = 3,  # times that a body is asked again, at the next server that holds it
+        apart: bool = False,  # refuse servers that hold all bodies
+        factory: str = "",  # allows the network of this factory
+    ) -> None:
+        if not servers:
+            raise ExhumeError("servers: none is named")
+        if not deadline > 0 or repeats < 0:
+            raise ExhumeError(
+                f"deadline, repeats: {deadline} and {repeats} given, more than 0 seconds and at least "
+                "0 repetitions needed"
+            )
+        self._kept: KeptClient = load_client(folder, factory=factory)
+        self._servers = [s if isinstance(s, Server) else Server(s) for s in servers]
+        self._versions = [version_of(sha256) for sha256 in self._kept.bodies]
+        self._deadline, self._repeats, self._apart = deadline, repeats, apart
+        self._held: dict[str, tuple[int, ...]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        access = Access(token, authorities)
+        try:
+            self._wires: dict[str, Wire] = self._wait(self._connect(access))
+        except BaseException:
+            self.close()
+            raise
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """(n, *shape) to logits (n, c)."""
+        return self._wait(self._predict(inputs))
+
+    async def predict(self, inputs: Tensor) -> Tensor:
+        """The same, to be awaited in any event loop; several may be under way."""
+        return await asyncio.wrap_future(self._begin(self._predict(inputs)))
+
+    def close(self) -> None:
+        if self._loop.is_closed():
+            return
+        for wire in getattr(self, "_wires", {}).values():
+            self._wait(wire.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # In the client's own event loop
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._begin(work).result()
+
+    async def _connect(self, access: Access) -> dict[str, Wire]:
+        return {server.url: wire_to(server.url, access) for server in self._servers}
+
+    async def _predict(self, inputs: Tensor) -> Tensor:
+        until = time.monotonic() + self._deadline
+        wanted = self._kept.blueprint.network.input_shape
+        if not len(inputs) or tuple(inputs.shape[1:]) != wanted:
+            raise ExhumeError(
+                f"inputs: of shape {tuple(inputs.shape)}, (n, {', '.join(map(str, wanted))}) is needed"
+            )
+        features = await asyncio.to_thread(self._send, inputs)
+        await self._survey(until)
+        rows = max(1, min(_ROWS, _BYTES // max(1, features[0].nbytes)))
+        found = [await self._ask_all(part, until) for part in torch.split(features, rows)]
+        answers = [torch.from_numpy(np.concatenate(one)) for one in zip(*found, strict=True)]
+        return await asyncio.to_thread(self._finish, answers)
+
+    @torch.inference_mode()
+    def _send(self, inputs: Tensor) -> Tensor:
+        return self._kept.client.send(inputs)
+
+    @torch.inference_mode()
+    def _finish(self, answers: list[Tensor]) -> Tensor:
+        return self._kept.client.finish(answers)
+
+    async def _survey(self, until: float) -> None:
+        """Ask every server which bodies it holds, once; those that are silent are asked again next time."""
+        silent: dict[str, str] = {}
+        for server in self._servers:
+            if server.url in self._held:
+                continue
+            if server.bodies is not None:
+                self._held[server.url] = server.bodies
+                continue
+            try:
+                self._held[server.url] = await self._bodies_at(server.url, until)
+            except (Unreachable, TimeoutError) as error:
+                silent[server.url] = str(error) or "no answer in time"
+        places = set().union(*self._held.values()) if self._held else set()
+        missing = [i for i in range(len(self._versions)) if i not in places]
+        if missing:
+            quiet = "".join(f"; {url} does not answer ({why})" for url, why in silent.items())
+            raise ExhumeError(f"servers: nobody holds {_named(missing)}{quiet}")
+        if self._apart:
+            for url, bodies in self._held.items():
+                if len(set(bodies)) >= len(self._versions):
+                    raise ExhumeError(f"servers: {url} holds all bodies, and none may")
+
+    async def _bodies_at(self, url: str, until: float) -> tuple[int, ...]:
+        found = []
+        for body, wanted in enumerate(self._versions):
+            left = until - time.monotonic()
+            try:
+                version = await asyncio.wait_for(self._wires[url].version(body, left), left)
+            except Refused as error:
+                raise ExhumeError(f"servers: {url} refuses ({error})") from error
+            if version is None:
+                continue
+            if version != wanted:
+                raise ExhumeError(
+                    f"servers: body{body} at {url} is not the one that this client was trained with"
+                )
+            found.append(body)
+        return tuple(found)
+
+    async def _ask_all(self, features: Tensor, until: float) -> list[Array]:
+        """All bodies at once, and all are waited for, whatever happens to one."""
+        array = np.ascontiguousarray(features.numpy(), dtype=np.float32)
+        asked = [self._ask(body, array, until) for body in range(len(self._versions))]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+        return [one for one in found if not isinstance(one, BaseException)]
+
+    async def _ask(self, body: int, features: Array, until: float) -> Array:
+        """One body, again and at the next server where one does not answer. Nothing is changed by asking."""
+        places = [s.url for s in self._servers if body in self._held.get(s.url, ())]
+        why = ""
+        for attempt in range(self._repeats + 1):
+            url, left = places[attempt % len(places)], until - time.monotonic()
+            if left <= 0:
+                break
+            request = secrets.token_hex(8)
+            try:
+                answer = await asyncio.wait_for(
+                    self._wires[url].answer(body, self._versions[body], features, request, left),
+                    left,
+                )
+            except Unreachable as error:
+                why = f"{url} does not answer ({_short(error)})"
+                pause = _PAUSE * 2**attempt if attempt + 1 >= len(places) else 0.0
+                await asyncio.sleep(min(pause, max(0.0, until - time.monotonic())))
+            except TimeoutError:
+                why = f"{url} gave no answer"
+                break
+            except Refused as error:
+                raise ExhumeError(f"servers: {url} refuses body{body} ({_short(error)})") from error
+            else:
+                return self._checked(answer, body, len(features), url)
+        if until - time.monotonic() <= 0:
+            raise ExhumeError(
+                f"servers: no answer of body{body} within {self._deadline:g} seconds; {why}"
+            )
+        raise ExhumeError(f"servers: no answer of body{body}; {why}")
+
+    def _checked(self, answer: Array, body: int, rows: int, url: str) -> Array:
+        if answer.shape != (rows, *self._kept.answer) or not bool(np.isfinite(answer).all()):
+            raise ExhumeError(
+                f"servers: body{body} at {url} answered {answer.shape} or numbers that are not finite; "
+                f"{(rows, *self._kept.answer)} was expected"
+            )
+        return answer
+
+
+def _named(bodies: Sequence[int]) -> str:
+    return ", ".join(f"body{i}" for i in bodies)
+
+
+def _short(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:120]

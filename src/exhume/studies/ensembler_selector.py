@@ -1,0 +1,241 @@
+"""What the Ensembler's numbers do: P, N, lambda and sigma, and what trying every selection costs.
+
+One stage 1 serves all choices of P, N and lambda; a sigma has its own. Each variant is met with the paper's
+adaptive attacker and with the one who looks at features only; the plain one also with all 2^N - 1 subsets.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from exhume import data
+from exhume.attacks.split.enumeration import SubsetSearch
+from exhume.attacks.split.lookalike import Lookalike
+from exhume.attacks.split.shadow import LEARNED, server_of, train_shadow
+from exhume.contract import Key, Progress, silent
+from exhume.data import Sizes
+from exhume.defences.split.ensembler import Ensembler
+from exhume.defences.split.single import Noise
+from exhume.models.pipeline import Pipeline
+from exhume.models.resnet import ResNet18
+from exhume.report.charts import Chart, Point
+from exhume.report.folder import RunFolder
+from exhume.score.intervals import bootstrap
+from exhume.store import NullStore
+from exhume.studies.ensembler_cifar10 import attackers, quick
+from exhume.studies.ensembler_rows import Attackers, Met, Row, mean_image, meet
+from exhume.studies.study import Claim, Outcome, Scale, Study, labelled
+from exhume.train.single import Schedule
+from exhume.train.split import SplitJob
+from exhume.victims.split import server_knowledge
+
+__all__ = ["STUDY"]
+
+_PAPER_BODIES = 10
+
+
+@dataclass(frozen=True)
+class _Setting:
+    sizes: Sizes
+    width: int
+    plain: Ensembler
+    training: Schedule
+    attackers: Attackers
+    variants: Mapping[str, Ensembler]
+
+
+def _variants(
+    plain: Ensembler, selected: tuple[int, ...], lambdas: tuple[float, ...], sigma: float
+) -> dict[str, Ensembler]:
+    """By the name of what differs from the plain one."""
+    found = {f"selected_{p}": replace(plain, selected=p) for p in selected}
+    found |= {f"lambda_{w:g}": replace(plain, likeness=w) for w in lambdas}
+    found[f"bodies_{plain.selected}"] = replace(plain, bodies=plain.selected)
+    found[f"sigma_{sigma:g}"] = replace(plain, sigma=sigma)
+    return found
+
+
+_CPU, _PAPER = Ensembler(4, 2), Ensembler(10, 4)
+_SCALES: dict[Scale, _Setting] = {
+    "smoke": _Setting(
+        Sizes(60, 12, 60, 40, 30),
+        4,
+        Ensembler(2, 1),
+        Schedule(1, 50, 0.05),
+        quick(),
+        _variants(Ensembler(2, 1), (2,), (0.0,), 0.5),
+    ),
+    "cpu": _Setting(
+        Sizes(10_000, 200, 2_000, 2_000, 2_000),
+        16,
+        _CPU,
+        Schedule(2, 64, 0.1),
+        attackers(24, 4, 32, Lookalike()),
+        _variants(_CPU, (1, 4), (0.0,), 0.5),
+    ),
+    "paper": _Setting(
+        Sizes(25_000, 1_000, 20_000, 4_000, 10_000),
+        64,
+        _PAPER,
+        Schedule(100, 128, 0.1),
+        attackers(64, 50, 128, Lookalike(starts=12)),
+        _variants(_PAPER, (1, 2, 6, 10), (0.0, 0.1, 10.0), 0.5),
+    ),
+}
+
+
+def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
+    setting, key = _SCALES[scale], Key.from_seed(seed).fold("selector study")
+    records = data.load("cifar10", progress=progress)
+    parts = data.split(records, setting.sizes, key.fold("split"))
+    network = ResNet18(records.shape, len(records.classes), setting.width)
+    job = SplitJob(network, "conv1", "pool", parts.fixed, setting.training, augment=False)
+    met = Met(parts.target, parts.shadow, parts.public, None, key, folder.store(), progress)
+    rows: dict[str, Row] = {}
+    metrics: dict[str, float] = {}
+
+    def tested(pipeline: Pipeline) -> float:
+        return pipeline.accuracy(parts.test.inputs, parts.test.labels)
+
+    bare = Noise().train(job, key=key, store=met.store, progress=labelled(progress, "none"))
+    metrics["none.accuracy"] = tested(bare)
+    adaptive = replace(setting.attackers.shadow, reads=LEARNED)
+    for name, ensembler in {"plain": setting.plain, **setting.variants}.items():
+        pipeline = ensembler.train(job, key=key, store=met.store, progress=labelled(progress, name))
+        metrics[f"{name}.delta_accuracy"] = tested(pipeline) - metrics["none.accuracy"]
+        rows[f"{name}.adaptive"] = meet(met, pipeline, adaptive, name, f"{name} adaptive")
+        rows[f"{name}.lookalike"] = meet(
+            met, pipeline, setting.attackers.lookalike, name, f"{name} lookalike"
+        )
+        if name == "plain":
+            search = SubsetSearch(inversion=setting.attackers.shadow)
+            rows["plain.subsets"] = meet(met, pipeline, search, name, "every subset")
+            metrics |= _guessed(pipeline, rows["plain.subsets"].observed)
+            metrics |= _enumeration(pipeline, met, setting.attackers)
+    null = mean_image(met, bare)
+    metrics |= null.metrics("mean_image")
+    for row, found in rows.items():
+        metrics |= found.scores.metrics(row)
+        metrics |= {f"{row}.{n}": v for n, v in found.observed.items()}
+    return Outcome(
+        claims=_claims(rows, metrics, key),
+        metrics=metrics,
+        deviations=[
+            f"ResNet-18 of width {setting.width} on {setting.sizes.fixed:,} images, "
+            f"{setting.training.epochs} epochs; one client for each variant.",
+            "The paper fixes N, P and sigma for each data set and states no lambda.",
+            "Cost of enumeration: seconds of one epoch through 1 to N bodies, measured, times the "
+            "number of epochs and of subsets of each size.",
+        ],
+        charts=[_chart(list(setting.variants), metrics)],
+    )
+
+
+def _guessed(pipeline: Pipeline, observed: Mapping[str, float]) -> dict[str, float]:
+    """Whether the subset that classifies best is the client's, and how the client's ranks."""
+    tried = {
+        name.removeprefix("shadow_accuracy."): value
+        for name, value in observed.items()
+        if name.startswith("shadow_accuracy.")
+    }
+    own = "+".join(map(str, pipeline.client.selected))
+    return {
+        "enumeration.subsets": float(len(tried)),
+        "enumeration.rank": 1.0 + sum(value > tried[own] for value in tried.values()),
+    }
+
+
+def _enumeration(pipeline: Pipeline, met: Met, attackers: Attackers) -> dict[str, float]:
+    """Measured seconds of one epoch through k bodies; from these, hours to try every subset of N."""
+    server = server_of(server_knowledge(pipeline, met.held), "timing")
+    shadow = attackers.shadow
+    one = replace(shadow.shadow_schedule, epochs=1)
+    count = len(pipeline.bodies)
+    seconds = []
+    for size in range(1, count + 1):
+        started = time.perf_counter()
+        train_shadow(
+            server,
+            tuple(range(size)),
+            shadow.head,
+            one,
+            key=met.key,
+            store=NullStore(),
+            progress=silent,
+        )
+        seconds.append(time.perf_counter() - started)
+    sizes = torch.arange(1.0, count + 1)
+    design = torch.stack([torch.ones(count), sizes], 1)
+    alone, each = torch.linalg.lstsq(design, torch.tensor(seconds)[:, None]).solution[:, 0].tolist()
+    epochs = shadow.shadow_schedule.epochs
+    found = {f"enumeration.epoch_seconds_{k}": s for k, s in enumerate(seconds, 1)}
+    for bodies in (count, _PAPER_BODIES):
+        whole = sum(
+            math.comb(bodies, k) * epochs * (alone + each * k) for k in range(1, bodies + 1)
+        )
+        found[f"enumeration.hours_{bodies}"] = whole / 3600
+        found[f"enumeration.trials_{bodies}"] = 2.0**bodies - 1
+    return found
+
+
+def _claims(rows: Mapping[str, Row], metrics: Mapping[str, float], key: Key) -> list[Claim]:
+    def above(one: str, other: str) -> tuple[float, float]:
+        apart = rows[one].scores.each["affine_ssim"] - rows[other].scores.each["affine_ssim"]
+        return bootstrap(apart, key.fold(one, other)) if bool(apart.any()) else (0.0, 0.0)
+
+    low, high = above("plain.subsets", "plain.adaptive")
+    seen = above("plain.lookalike", "plain.subsets")
+    rank, tried = metrics["enumeration.rank"], metrics["enumeration.subsets"]
+    return [
+        Claim(
+            "accuracy-names-the-secret",
+            "The subset whose shadow classifies best is the client's",
+            "implied: 2^N - 1 trials are said to be what the attacker needs",
+            f"the client's subset ranks {rank:.0f} of {tried:.0f}",
+            rank == 1,
+        ),
+        Claim(
+            "enumeration-pays",
+            "Who tries every subset gets more than the adaptive attacker",
+            "implied",
+            f"SSIM after an affine fit, paired difference {low:.3f} to {high:.3f}",
+            low > 0,
+        ),
+        Claim(
+            "secret-matters",
+            "No attacker who lacks the selection does better than by trying every subset",
+            "implied",
+            f"looking at features only: SSIM after an affine fit "
+            f"{metrics['plain.lookalike.affine_ssim']:.3f} against "
+            f"{metrics['plain.subsets.affine_ssim']:.3f}, paired difference {seen[0]:.3f} to {seen[1]:.3f}",
+            seen[0] <= 0,
+        ),
+    ]
+
+
+def _chart(variants: list[str], metrics: Mapping[str, float]) -> Chart:
+    names = ["plain", *variants]
+    return Chart(
+        "What P, N, lambda and sigma do",
+        "variant",
+        "SSIM after an affine fit",
+        {
+            attacker: [
+                Point(n.replace("_", " "), metrics[f"{n}.{attacker}.affine_ssim"]) for n in names
+            ]
+            for attacker in ("adaptive", "lookalike")
+        },
+    )
+
+
+STUDY = Study(
+    name="ensembler-selector",
+    title="The Ensembler's N, P, lambda and sigma, and what trying every selection costs",
+    paper="Ensembler24",
+    run=_run,
+)

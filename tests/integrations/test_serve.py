@@ -1,0 +1,367 @@
+"""A split network on real MLServer processes: right answers, lost servers, what the wire shows."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from exhume.contract import ExhumeError
+
+pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
+
+from exhume.integrations.exporting import export_parts
+from exhume.integrations.serve import Client, Server
+
+served = pytest.importorskip("served")
+PLAN, TOKEN, Running, planted = served.PLAN, served.TOKEN, served.Running, served.planted
+pytestmark = [pytest.mark.serve, pytest.mark.xdist_group("serve")]
+
+
+def inputs(count, key):
+    return torch.rand(count, 3, 16, 16, generator=key.generator())
+
+
+def client_of(running, urls, **more):
+    return Client(running[0].folder / "client", urls, token=TOKEN, **{"deadline": 30.0, **more})
+
+
+@pytest.mark.parametrize("kind", ["grpc", "rest", "mixed"])
+def test_the_same_logits_as_in_this_process(kind, running, key):
+    one, two = running
+    urls = {"grpc": [one.grpc, two.grpc], "rest": [two.rest, one.rest]}
+    with client_of(running, urls.get(kind, [one.rest, two.grpc]), apart=True) as client:
+        for count in (1, 7):
+            x = inputs(count, key)
+            torch.testing.assert_close(client(x), planted()(x), atol=1e-5, rtol=1e-5)
+
+
+def test_large_batches_go_in_pieces(running, key, monkeypatch):
+    monkeypatch.setattr("exhume.integrations.serve._ROWS", 16)
+    x = inputs(50, key)
+    with client_of(running, [s.grpc for s in running]) as client:
+        torch.testing.assert_close(client(x), planted()(x), atol=1e-5, rtol=1e-5)
+
+
+def test_calls_under_way_at_the_same_time_get_their_own_answers(running, key):
+    whole = planted()
+    many = [inputs(1 + i % 3, key.fold(i)) for i in range(24)]
+
+    async def all_at_once(client):
+        return await asyncio.gather(*(client.predict(x) for x in many))
+
+    with client_of(running, [s.grpc for s in running]) as client:
+        for x, found in zip(many, asyncio.run(all_at_once(client)), strict=True):
+            torch.testing.assert_close(found, whole(x), atol=1e-5, rtol=1e-5)
+    clients = [client_of(running, [s.rest for s in running]) for _ in range(3)]
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda i: clients[i % 3](many[i]), range(24)))
+    for x, one in zip(many, found, strict=True):
+        torch.testing.assert_close(one, whole(x), atol=1e-5, rtol=1e-5)
+    for client in clients:
+        client.close()
+
+
+def test_a_killed_server_is_an_error_in_time_and_comes_back_by_itself(running, key):
+    folder = running[0].folder
+    token = ("--token-file", str(folder / "token"))
+    doomed = Running(folder, "2-3", token)
+    doomed.start()
+    doomed.wait()
+    whole, results, stop = planted(), [], threading.Event()
+
+    def load(client, number):
+        for i in range(10_000):
+            if stop.is_set():
+                return
+            x, started = inputs(2, key.fold(number, i)), time.monotonic()
+            try:
+                results.append((x, client(x), time.monotonic() - started))
+            except ExhumeError as error:
+                results.append((x, str(error), time.monotonic() - started))
+
+    deadline = 3.0
+    with client_of(running, [running[0].grpc, doomed.grpc], deadline=deadline) as client:
+        torch.testing.assert_close(client(x := inputs(1, key)), whole(x), atol=1e-5, rtol=1e-5)
+        threads = [threading.Thread(target=load, args=(client, i)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(1.0)
+        doomed.kill()
+        time.sleep(1.5)
+        stop.set()
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive()
+        answered = [r for r in results if isinstance(r[1], torch.Tensor)]
+        failed = [r for r in results if isinstance(r[1], str)]
+        assert answered
+        assert failed
+        for x, logits, _ in answered:
+            torch.testing.assert_close(logits, whole(x), atol=1e-5, rtol=1e-5)
+        for _, sentence, _ in failed:
+            assert re.match(
+                r"servers: no answer of body[23]( within 3 seconds)?; grpc://", sentence
+            )
+        assert max(seconds for _, _, seconds in results) < deadline + 2.0
+        with client_of(running, [running[0].grpc, doomed.grpc, running[1].grpc]) as spared:
+            torch.testing.assert_close(spared(x), whole(x), atol=1e-5, rtol=1e-5)
+        doomed.start()
+        doomed.wait()
+        until = time.monotonic() + 20
+        while True:
+            try:
+                found = client(x)
+                break
+            except ExhumeError:
+                assert time.monotonic() < until
+        torch.testing.assert_close(found, whole(x), atol=1e-5, rtol=1e-5)
+    doomed.kill()
+
+
+class Tap:
+    """Passes bytes on between a client and a server, and keeps what the client sent. Can be slow."""
+
+    def __init__(self, port, delay=0.0):
+        self.to, self.delay, self.sent = port, delay, []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                near, _ = self.listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", self.to))
+            kept = bytearray()
+            self.sent.append(kept)
+            threading.Thread(target=self._pass_on, args=(near, far, kept), daemon=True).start()
+            threading.Thread(target=self._pass_on, args=(far, near, None), daemon=True).start()
+
+    def _pass_on(self, source, sink, kept):
+        try:
+            while data := source.recv(65536):
+                if kept is None:
+                    time.sleep(self.delay)
+                else:
+                    kept += data
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # one of them has gone
+
+    def requests(self):
+        """What was asked over REST, one by one; ports and random names of the same length taken out."""
+        whole = b"".join(bytes(one) for one in self.sent)
+        plain = re.sub(rb"127.0.0.1:\d+", b"host", re.sub(rb'"id":"[0-9a-f]{16}"', b"id", whole))
+        return sorted(re.split(rb"(?=GET /v2|POST /v2)", plain))
+
+
+def captures(running, tmp_path, scheme, selections, x):
+    """What each of several clients, alike but for selector and tail, sends to each server."""
+    found = []
+    for selected in selections:
+        folder = tmp_path / "".join(map(str, selected))
+        export_parts(planted(selected), PLAN, folder, None)
+        taps = [Tap(server.port + (scheme == "grpc")) for server in running]
+        urls = [f"{scheme}://127.0.0.1:{tap.port}" for tap in taps]
+        with Client(folder, urls, token=TOKEN, deadline=30.0) as client:
+            logits = client(x)
+            client(x)
+        for tap in taps:
+            tap.listener.close()
+        found.append((taps, logits))
+    return found
+
+
+SELECTIONS = ((0, 1), (2, 3), (1, 2, 3))
+
+
+def test_rest_does_not_show_the_selector(running, key, tmp_path):
+    found = captures(running, tmp_path, "http", SELECTIONS, inputs(2, key))
+    asked = [[tap.requests() for tap in taps] for taps, _ in found]
+    assert asked[0] == asked[1] == asked[2]
+    said = b"".join(asked[0][0] + asked[0][1])
+    assert [said.count(f"/v2/models/body{i}/versions/".encode()) for i in range(4)] == [2] * 4
+    assert not torch.allclose(found[0][1], found[1][1])
+
+
+def test_grpc_does_not_show_the_selector(running, key, tmp_path):
+    """One connection to a server: the order in which bodies are asked can be read off its bytes."""
+    found = captures(running, tmp_path, "grpc", SELECTIONS, inputs(2, key))
+    streams = [[b"".join(map(bytes, tap.sent)) for tap in taps] for taps, _ in found]
+    orders = [[re.findall(rb"body\d", stream) for stream in both] for both in streams]
+    assert orders[0] == orders[1] == orders[2]
+    assert orders[0][0].count(b"body0") >= 3  # once to find it, twice to ask it
+    sizes = [[len(stream) for stream in both] for both in streams]
+    for both in sizes[1:]:  # only the digits of timeouts and acknowledgements differ
+        assert both == pytest.approx(sizes[0], rel=0.01)
+
+
+@pytest.mark.parametrize("selected", [(0, 1), (2, 3)])
+def test_slow_bodies_are_waited_for_whether_they_are_read_or_not(selected, running, key, tmp_path):
+    export_parts(planted(selected), PLAN, tmp_path / "client", None)
+    slow = Tap(running[1].port, delay=0.4)
+    urls = [running[0].rest, f"http://127.0.0.1:{slow.port}"]
+    with Client(tmp_path / "client", urls, token=TOKEN, deadline=30.0) as client:
+        x = inputs(1, key)
+        client(x)
+        started = time.monotonic()
+        client(x)
+        assert time.monotonic() - started >= 0.4
+
+
+def test_exported_servers_do_not_know_the_selection(tmp_path):
+    trees = []
+    for selected in ((0, 1), (1, 2, 3)):
+        folder = tmp_path / str(len(selected))
+        export_parts(planted(selected), PLAN, folder / "client", folder / "server")
+        paths = sorted(p for p in (folder / "server").rglob("*") if p.is_file())
+        trees.append([(p.relative_to(folder), p.read_bytes()) for p in paths])
+    assert trees[0] == trees[1]
+    assert len(trees[0]) == 12
+
+
+def test_clients_that_are_refused(running, tmp_path):
+    urls, folder = [s.grpc for s in running], running[0].folder / "client"
+    copy = tmp_path / "client"
+    shutil.copytree(folder, copy)
+    copy.chmod(0o755)
+    with pytest.raises(ExhumeError, match="others can read"):
+        Client(copy, urls)
+    copy.chmod(0o700)
+    part = copy / "client.safetensors"
+    part.write_bytes(part.read_bytes() + b" ")
+    with pytest.raises(ExhumeError, match="altered or damaged"):
+        Client(copy, urls)
+    export_parts(planted(seed=1), PLAN, tmp_path / "other", None)
+    x = torch.rand(1, 3, 16, 16)
+    for kind in ("grpc", "rest"):
+        places = [getattr(s, kind) for s in running]
+        with (
+            Client(tmp_path / "other", places, token=TOKEN) as client,
+            pytest.raises(ExhumeError, match="body0 at .* is not the one that this client was"),
+        ):
+            client(x)
+        with (
+            Client(folder, places, token="wrong") as client,
+            pytest.raises(ExhumeError, match=r"refuses \((UNAUTHENTICATED|401): "),
+        ):
+            client(x)
+        with (
+            client_of(running, places[:1]) as client,
+            pytest.raises(ExhumeError, match="nobody holds body2, body3$"),
+        ):
+            client(x)
+    with (
+        client_of(running, [Server(urls[0], (0, 1, 2, 3))], apart=True) as client,
+        pytest.raises(ExhumeError, match="holds all bodies, and none may"),
+    ):
+        client(x)
+    with (
+        client_of(running, [Server(urls[0], (0, 1, 2, 3))]) as client,
+        pytest.raises(ExhumeError, match=r"refuses body2 \(NOT_FOUND"),
+    ):
+        client(x)
+    with (
+        client_of(running, ["grpc://127.0.0.1:9"], deadline=2.0) as client,
+        pytest.raises(ExhumeError, match="nobody holds body0.*127.0.0.1:9 does not answer"),
+    ):
+        client(x)
+    with (
+        client_of(running, urls) as client,
+        pytest.raises(
+            ExhumeError, match=r"inputs: of shape \(1, 3, 20, 20\), \(n, 3, 16, 16\) is needed"
+        ),
+    ):
+        client(torch.rand(1, 3, 20, 20))
+
+
+def test_a_server_that_never_answers_is_given_up_in_time(running, key):
+    silent = socket.create_server(("127.0.0.1", 0))
+    for kind in ("grpc", "http"):
+        url, started = f"{kind}://127.0.0.1:{silent.getsockname()[1]}", time.monotonic()
+        place = Server(url, (2, 3))
+        with (
+            client_of(running, [running[0].grpc, place], deadline=1.0) as client,
+            pytest.raises(ExhumeError, match="no answer of body2"),
+        ):
+            client(inputs(1, key))
+        assert time.monotonic() - started < 3
+    silent.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"servers": []}, "servers: none is named"),
+        ({"servers": ["127.0.0.1:80"]}, "is not of the form grpc://HOST:PORT"),
+        ({"servers": ["ftp://here:80"]}, "is not of the form grpc://HOST:PORT"),
+        ({"servers": ["http://elsewhere:80"]}, "must not go to http://elsewhere:80 in the clear"),
+        ({"deadline": 0.0}, "deadline, repeats: 0.0 and 3 given"),
+        ({"repeats": -1}, "deadline, repeats: 10.0 and -1 given"),
+    ],
+)
+def test_arguments_that_mean_nothing(change, sentence, tmp_path):
+    export_parts(planted(), PLAN, tmp_path / "client", None)
+    given = {"servers": ["grpc://localhost:1"], "token": TOKEN, **change}
+    with pytest.raises(ExhumeError, match=sentence):
+        Client(tmp_path / "client", **given)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl")
+def test_tls_and_a_server_with_too_much_to_do(running, key):
+    folder = running[0].folder
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+        ],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+    )
+    certificate = ("--certificate", str(folder / "cert.pem"))
+    private = ("--private-key", str(folder / "key.pem"))
+    server = Running(folder, "0-3", (*certificate, *private, "--at-once", "3"))
+    server.start()
+    x = inputs(2, key)
+    try:
+        for url in (f"grpcs://localhost:{server.port + 1}", f"https://localhost:{server.port}"):
+            patient = {"authorities": folder / "cert.pem", "deadline": 60.0, "repeats": 12}
+            with Client(folder / "client", [url], **patient) as client:
+                wanted = planted()(x)
+                torch.testing.assert_close(_when_ready(client, x), wanted, atol=1e-5, rtol=1e-5)
+                with ThreadPoolExecutor(4) as pool:  # 16 requests at once, of which it takes 3
+                    for found in pool.map(client, [x] * 8):
+                        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+        plain = server.rest
+        with (
+            Client(folder / "client", [plain], deadline=5.0) as client,
+            pytest.raises(ExhumeError, match="nobody holds"),
+        ):
+            client(x)
+    finally:
+        server.kill()
+
+
+def _when_ready(client, x):
+    until = time.monotonic() + 90
+    while True:
+        try:
+            return client(x)
+        except ExhumeError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.3)

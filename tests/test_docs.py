@@ -1,0 +1,86 @@
+"""The pages: every link leads somewhere, every attack and defence has one, and the code in them runs."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / "examples").glob("*/README.md")])
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+@pytest.fixture(scope="module")
+def hook():
+    spec = importlib.util.spec_from_file_location("docstrings", DOCS / "_docstrings.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def described_classes():
+    """Attacks and defences: classes that say what they see."""
+    for room in ("attacks", "defences"):
+        for path in sorted((ROOT / "src" / "exhume" / room).rglob("*.py")):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and "Sees:" in (ast.get_docstring(node) or ""):
+                    yield str(path.relative_to(ROOT / "src" / "exhume")), node.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in LINK.findall(text):
+        if not target.startswith(("http:", "https:", "mailto:")):
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize(("file", "name"), list(described_classes()))
+def test_every_attack_and_defence_has_a_page(file, name, hook):
+    line = f"::: {file} {name}"
+    pages = [page for page in DOCS.rglob("*.md") if line in page.read_text().splitlines()]
+    assert len(pages) == 1, f"write docs/attacks/… or docs/defences/… with the line {line!r}"
+    text = hook.rendered(pages[0].read_text())
+    assert ":::" not in text
+    for part in ("Sees", "Assumes", "Guarantees", "Reference"):
+        assert f"| {part} | " in text
+    named = f"{pages[0].parent.name}/{pages[0].name}"
+    assert named in (ROOT / "mkdocs.yml").read_text()
+
+
+def test_every_page_is_in_the_navigation(hook):
+    nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    listed = re.findall(r"([\w/-]+\.md)$", nav, re.MULTILINE)
+    assert len(set(listed)) == len(listed)
+    results = [next(iter(page.values())) for page in hook.unnamed(str(listed))]
+    there = [str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")]
+    examples = [f"examples/{p.parent.name}.md" for p in PAGES if p.name == "README.md"]
+    assert sorted([*listed, *results]) == sorted([*there, *examples])
+    assert "informed-mnist.md" in results
+
+
+def test_what_a_docstring_becomes(hook):
+    text = "Do it\nat once.\n\nSees: a | b,\nand c.\nGuarantees: nothing.\n\nMore words.\n"
+    summary, parts, rest = hook.sections(text)
+    assert summary == "Do it at once."
+    assert parts == {"Sees": "a \\| b, and c.", "Guarantees": "nothing."}
+    assert rest == "More words."
+    table = hook.described("attacks/margin/first_layer.py", "FirstLayer")
+    assert "| `restarts` | `6` |" in table
+    with pytest.raises(ValueError, match="has no class Nothing"):
+        hook.described("attacks/baseline.py", "Nothing")
+
+
+def test_the_attack_that_the_page_teaches_to_write(capsys):
+    blocks = re.findall(
+        r"```python\n(.*?)```", (DOCS / "write-your-own-attack.md").read_text(), re.DOTALL
+    )
+    names = {"__name__": "page"}
+    for block in blocks:
+        exec(compile(block, "page", "exec", dont_inherit=True), names)
+    assert "of 20 records" in capsys.readouterr().out
