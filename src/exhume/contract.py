@@ -195,11 +195,15 @@ class Layout:
             raise ExhumeError(
                 f"parameters: missing {sorted(missing) or 'none'}, unexpected {sorted(extra) or 'none'}"
             )
-        flat = []
+        flat: list[Tensor] = []
         for name, shape in zip(self.names, self.shapes, strict=True):
             tensor = named[name]
             lead = tensor.shape[: tensor.ndim - len(shape)]
             if tuple(tensor.shape[len(lead) :]) != shape:
+                raise ExhumeError(
+                    f"parameter {name}: shape {tuple(tensor.shape)} given, {shape} expected"
+                )
+            if flat and lead != flat[0].shape[:-1]:
                 raise ExhumeError(
                     f"parameter {name}: shape {tuple(tensor.shape)} given, {shape} expected"
                 )

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from exhume.auditing.brief import Brief
-from exhume.auditing.brief_file import brief_file
+from exhume.auditing.brief_file import KINDS, brief_file
 from exhume.contract import ExhumeError
 
 
@@ -60,6 +60,9 @@ def test_a_brief_is_its_file():
         ({"checkpoint": "x"}, "checkpoint: a section is needed here, got 'x'"),
         ({"update": {"made": 2.5}}, "made: a whole number is needed, got 2.5"),
         ({"update": {"made": 2, "update": "f"}}, "made: updates are given, or made here, not both"),
+        ({"split": {"first": "a"}}, "split: no network is named; write model ="),
+        ({"split": {"model": "a:b", "first": [1]}}, "first: a text or a list of texts is needed"),
+        ({"fitted": {"targets": 1}}, "targets: 1 given, at least 2 needed"),
         ({"budget": "soon"}, "'soon' is not a time"),
         ({"budget": {"fixes": 1}}, "fixes: true or false is needed, got 1"),
     ],
@@ -69,7 +72,7 @@ def test_mistakes_are_named(given, sentence):
         Brief.from_mapping(given)
 
 
-@pytest.mark.parametrize("release", ["training", "checkpoint", "updates"])
+@pytest.mark.parametrize("release", KINDS)
 @pytest.mark.parametrize("model", ["mlp", "net.py:make"])
 def test_the_file_that_init_writes_says_what_was_asked(release, model):
     text = brief_file(release, data="digits", model=model, checkpoint="w.pt", budget="5m")
@@ -77,6 +80,8 @@ def test_the_file_that_init_writes_says_what_was_asked(release, model):
     assert brief.weights == (release == "training")
     assert (brief.checkpoint is not None) == (release == "checkpoint")
     assert (brief.update is not None) == (release == "updates")
+    assert (brief.split is not None) == (release == "features")
+    assert (brief.fitted is not None) == (release == "fitted")
     assert brief.settings.data.source == "digits"
     assert brief.budget.seconds == 300
     assert brief.budget.fixes
@@ -86,5 +91,7 @@ def test_the_file_that_init_writes_says_what_was_asked(release, model):
 
 
 def test_an_unknown_kind_of_release_is_refused():
-    with pytest.raises(ExhumeError, match="'x' is not one of training, checkpoint, updates"):
+    with pytest.raises(
+        ExhumeError, match="'x' is not one of training, checkpoint, updates, features, fitted"
+    ):
         brief_file("x", data="digits", model="mlp", checkpoint="", budget="5m")

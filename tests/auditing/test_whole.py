@@ -342,3 +342,66 @@ def test_what_was_fitted_on_must_fit(tmp_path, x, y, sentence):
     model, _, _ = credit(1e-4)
     with pytest.raises(ExhumeError, match=sentence):
         exhume.audit_fitted(model, x, y, tmp_path / "run")
+
+
+SPLIT = """
+from torch import nn
+
+def net():
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 8, 3, stride=2, padding=1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(128, 10)
+    )
+"""
+
+
+def test_features_of_a_split_network_in_the_same_brief(tmp_path, monkeypatch):
+    (tmp_path / "split_net.py").write_text(SPLIT)
+    monkeypatch.chdir(tmp_path)
+    small = {"attack_epochs": 1, "epochs": 1, "channels": 4, "targets": 20, "held": 60, "seen": 20}
+    split = {"model": "split_net.py:net", "first": "0", "second": "4", "lpips": False, **small}
+    brief = {"data": {"source": "digits"}, "split": split}
+    done = exhume.audit(brief, tmp_path / "run")
+    result = result_of(done)
+    assert result["title"] == "What the features of a split network give away"
+    assert [planned["id"] for planned in result["plan"]] == ["split"]
+    assert all(
+        attack["release"] == "the features of the split network" for attack in result["attacks"]
+    )
+    assert any("success" in attack["metrics"] for attack in result["attacks"])
+    assert done.verdict.word in ("leaks", "no leak found", "not audited")
+
+
+def test_a_fix_of_a_split_network_is_trained_and_attacked(tmp_path, monkeypatch):
+    from exhume import data
+    from exhume.auditing.act_split import SplitAct
+    from exhume.auditing.split_settings import SplitSettings
+    from exhume.contract import silent
+    from exhume.report.folder import RunFolder
+
+    (tmp_path / "split_net.py").write_text(SPLIT)
+    monkeypatch.chdir(tmp_path)
+    settings = SplitSettings(
+        "split_net.py:net",
+        "digits",
+        first=("0",),
+        second="4",
+        lpips=False,
+        attack_epochs=1,
+        epochs=1,
+        channels=4,
+        targets=20,
+        held=60,
+        seen=20,
+        train=60,
+        batch=32,
+    )
+    act = SplitAct.of(settings, data.load("digits"))
+    fixes = {fix.id: fix for fix in act.fixes()}
+    assert set(fixes) == {"split-ensembler", "split-single"}
+    assert fixes["split-ensembler"].words == "the Ensembler: 4 bodies, of which 2 count"
+    assert fixes["split-ensembler"].seconds > 0
+    tried = fixes["split-single"].run(RunFolder.create(tmp_path / "run"), silent)
+    assert tried.targets == 20
+    assert 0 <= tried.kept <= 1
+    assert 0 <= tried.before <= 1

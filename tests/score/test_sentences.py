@@ -32,9 +32,19 @@ def test_only_words_count():
     )
     assert score_sentences(truth, whole, WORDS).metrics("row") == {
         "row.token_accuracy": 1,
+        "row.known_words": 1,
         "row.exact": 1,
         "row.bleu": pytest.approx(100),
     }
+
+
+def test_the_unknown_word_is_counted_apart():
+    truth = secret_of([[4, 1, 1, 5], [1, 6, 0, 0]])
+    found = torch.tensor([[4, 1, 1, 6], [1, 7, 0, 0]]).float()
+    scores = score_sentences(truth, found, WORDS)
+    assert scores.right.tolist() == pytest.approx([0.75, 0.5])
+    assert scores.known == pytest.approx(1 / 3)
+    assert score_sentences(secret_of([[1, 1, 0]]), torch.ones(1, 3), WORDS).known == 0
 
 
 def test_bleu_equals_its_definition():

@@ -19,6 +19,7 @@ from typing import Any
 
 from exhume.auditing.act_fitted import FittedSettings
 from exhume.auditing.offers import seconds_in
+from exhume.auditing.same_run import refuse_other
 from exhume.auditing.split_settings import SplitSettings
 from exhume.auditing.update_settings import UpdateSettings
 from exhume.auditing.weights_settings import WeightsSettings
@@ -94,6 +95,10 @@ class Brief:
         split = None
         if "split" in given:
             model = settings.victim.network if ":" in settings.victim.network else ""
+            if not given["split"].get("model", model):
+                raise ExhumeError(
+                    f'{where}: split: no network is named; write model = "net.py:make" in [split]'
+                )
             common = {"seed": settings.seed, "data": settings.data.source, "model": model}
             split = made_of(SplitSettings, given["split"], f"{where}: split", **common)
         fitted = None
@@ -138,11 +143,7 @@ class Brief:
             )  # the earlier chunk and threads decide the bits
             if mine.toml() == earlier.toml():
                 return earlier
-            if folder.has_work():
-                raise ExhumeError(
-                    f"{folder.path} holds a run with other settings (see its config.toml): "
-                    "choose another --out, or delete it"
-                )
+            refuse_other(folder)
         folder.write_config(self.toml())
         return self
 

@@ -8,13 +8,15 @@ from exhume.auditing.brief import Brief
 from exhume.contract import ExhumeError
 from exhume.settings import toml_of
 
-__all__ = ["brief_file"]
+__all__ = ["KINDS", "brief_file"]
+
+KINDS = ("training", "checkpoint", "updates", "features", "fitted")
 
 
 def brief_file(release: str, *, data: str, model: str, checkpoint: str, budget: str) -> str:
-    """release: training, checkpoint or updates. The text is read back once, so that it is legal."""
-    parts = [_HEAD, _section("budget", {"time": budget}), _FIXES]
-    parts += [_DATA, _section("data", {"source": data})]
+    """release: one of `KINDS`. The text is read back once, so that it is legal."""
+    parts = [_HEAD, "", _section("budget", {"time": budget}), _FIXES]
+    parts += ["", _DATA, _section("data", {"source": data}), ""]
     match release:
         case "training":
             parts += [_TRAINING, _section("victim", {"network": model}), _VICTIM]
@@ -23,8 +25,12 @@ def brief_file(release: str, *, data: str, model: str, checkpoint: str, budget: 
         case "updates":
             own = {"model": model} if ":" in model else {}
             parts += [_UPDATES, _section("update", own), _MADE]
+        case "features":
+            parts += [_SPLIT, _section("split", {"model": model}), _POINTS]
+        case "fitted":
+            parts += [_FITTED, _section("fitted", {"file": checkpoint})]
         case other:
-            raise ExhumeError(f"release: {other!r} is not one of training, checkpoint, updates")
+            raise ExhumeError(f"release: {other!r} is not one of {', '.join(KINDS)}")
     text = "\n".join(part.strip("\n") for part in parts) + "\n"
     Brief.from_mapping(tomllib.loads(text), where="the brief")
     return text
@@ -42,12 +48,10 @@ _FIXES = """
 fixes = true            # where it leaks, also try what stops it
 """
 _DATA = """
-
 # Your records: a name from `exhume data list`, a folder of images with a sub-folder per class, an .npz file
-# with x and y, or idx files.
+# with x and y, a .csv table, idx files, a torch Dataset (mine.py:dataset), a `datasets` folder.
 """
 _TRAINING = """
-
 # Released: weights, trained like this on all but one of the records, to someone who knows the others, the
 # training and its start. The strongest adversary there is: what it cannot find, nobody can by this road.
 """
@@ -62,7 +66,6 @@ rate = 0.1
 # dp_noise = 1.0
 """
 _CHECKPOINT = """
-
 # Released: this file, to anyone. [data] above is what it was trained on; it serves to score only.
 """
 _ROWS = """
@@ -71,11 +74,22 @@ rows = "0:100"          # those of the records that it was trained on; the other
 # mean = "0.5"          # what your preprocessing subtracts from [0, 1] pixels
 """
 _UPDATES = """
-
 # Released: what a client sends to the server in one round, to that server.
 """
 _MADE = """
 made = 4                # updates that are made here, from your records
 batch_size = 8
 # update = "update.safetensors" # or one that you have (then without made)
+"""
+_SPLIT = """
+# Released: the features that the client of a split network sends, to the server that computes the rest.
+"""
+_POINTS = """
+# weights = "net.safetensors"   # its state dict
+# first = ["conv1", "block1"]   # last layers of the client's part; the first named is the one in use
+# second = "pool"       # last layer of the server's part
+# defend = "ensembler"  # train a defence, and attack that
+"""
+_FITTED = """
+# Released: a fitted LogisticRegression in a .skops file, to someone who has all of [data] but one record.
 """

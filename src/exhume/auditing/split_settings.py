@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
+from exhume.auditing.same_run import keep_to
 from exhume.contract import ExhumeError
 from exhume.data import Sizes
 from exhume.plan import threads_for
 from exhume.report.folder import RunFolder
-from exhume.report.result import read_toml
-from exhume.settings import to_toml, toml_of
+from exhume.settings import to_toml
 
 __all__ = ["DEFENCES", "SplitSettings", "folder_for", "sizes_of", "take_up"]
 
@@ -80,22 +78,9 @@ def sizes_of(settings: SplitSettings, records: int) -> Sizes:
 
 
 def take_up(folder: RunFolder, settings: SplitSettings, weights: str) -> None:
-    """Write the settings down, or go on with the run that this folder holds if it is the same."""
-    machine = {"threads": threads_for(settings.threads)}
-    plain = {n: list(v) if isinstance(v, tuple) else v for n, v in asdict(settings).items()}
-    wanted = {**plain, "weights_digest": weights}
-    if folder.config.exists():
-        earlier = read_toml(folder.config)
-        if {**wanted, "machine": earlier.get("machine")} == earlier:
-            machine = earlier["machine"]  # threads decide the bits
-        elif folder.has_work():
-            raise ExhumeError(
-                f"{folder.path} holds a run with other settings (see its config.toml): "
-                "choose another --out, or delete it"
-            )
-    torch.set_num_threads(int(machine["threads"]))
-    tuples = {n: tuple(v) if isinstance(v, list) else v for n, v in wanted.items()}
-    folder.write_config(toml_of({**tuples, "machine": machine}))
+    """weights: digest of the network as it is attacked."""
+    threads = threads_for(settings.threads)
+    keep_to(folder, settings, {"weights_digest": weights}, threads=threads)
 
 
 def folder_for(settings: SplitSettings) -> Path:

@@ -7,6 +7,7 @@ import tomllib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from exhume.auditing.same_run import refuse_other
 from exhume.contract import ExhumeError
 from exhume.report.folder import RunFolder
 from exhume.settings import to_toml
@@ -97,11 +98,7 @@ def taken_up(folder: RunFolder, settings: UpdateSettings) -> UpdateSettings:
         )
         if chosen == earlier:
             return earlier
-    if folder.has_work():
-        raise ExhumeError(
-            f"{folder.path} holds a run with other settings (see its config.toml): "
-            "choose another --out, or delete it"
-        )
+    refuse_other(folder)
     return settings
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
 from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.auditing.given import Given
+from exhume.auditing.same_run import keep_to
 from exhume.contract import ExhumeError
 from exhume.report.folder import RunFolder
-from exhume.report.result import read_toml
-from exhume.settings import toml_of
 from exhume.store import digest
 from exhume.victims.checkpoint import Checkpoint
 
@@ -66,22 +63,5 @@ def shape_of(settings: WeightsSettings, given: Given | None) -> tuple[int, ...]:
 
 
 def take_up(folder: RunFolder, settings: WeightsSettings, checkpoint: Checkpoint | None) -> None:
-    """Write the settings down, or go on with the run that this folder holds if it is the same."""
     weights = digest(checkpoint.release.parameters) if checkpoint else ""
-    wanted = {
-        **{n: list(v) if isinstance(v, tuple) else v for n, v in asdict(settings).items()},
-        "checkpoint_digest": weights,
-    }
-    machine: Mapping[str, Any] = {"threads": torch.get_num_threads()}
-    if folder.config.exists():
-        earlier = read_toml(folder.config)
-        if {**wanted, "machine": earlier.get("machine")} == earlier:
-            machine = earlier["machine"]  # threads decide the bits
-        elif folder.has_work():
-            raise ExhumeError(
-                f"{folder.path} holds a run with other settings (see its config.toml): "
-                "choose another --out, or delete it"
-            )
-    torch.set_num_threads(int(machine["threads"]))
-    plain = {n: tuple(v) if isinstance(v, list) else v for n, v in wanted.items()}
-    folder.write_config(toml_of({**plain, "machine": machine}))
+    keep_to(folder, settings, {"checkpoint_digest": weights}, threads=torch.get_num_threads())

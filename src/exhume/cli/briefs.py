@@ -17,12 +17,16 @@ class Released(StrEnum):
     training = "training"
     checkpoint = "checkpoint"
     updates = "updates"
+    features = "features"
+    fitted = "fitted"
 
 
 _ASKED = """What do you release?
   training    weights of a model that you train; exhume trains it your way and attacks it
   checkpoint  a file of weights that you have
-  updates     updates of clients in federated learning"""
+  updates     updates of clients in federated learning
+  features    what the client of a split network sends to a server
+  fitted      a fitted linear model of scikit-learn's"""
 
 
 @app.command()
@@ -52,10 +56,13 @@ def init(
         release = Released(_asked("It is", "training", [kind.value for kind in Released]))
     if data is None:
         data = typer.prompt("Your records (a named set, a folder, an .npz file)", default="mnist")
-    if model is None and release is not Released.checkpoint:
-        model = typer.prompt("Your model (mlp, cnn, or file.py:factory)", default="mlp")
-    if checkpoint is None and release is Released.checkpoint:
-        checkpoint = typer.prompt("The file of weights", default="model.safetensors")
+    filed = release in (Released.checkpoint, Released.fitted)
+    if model is None and not filed:
+        known = "file.py:factory" if release is Released.features else "mlp"
+        model = typer.prompt("Your model (mlp, cnn, or file.py:factory)", default=known)
+    if checkpoint is None and filed:
+        known = "model.skops" if release is Released.fitted else "model.safetensors"
+        checkpoint = typer.prompt("The file", default=known)
     if budget is None:
         budget = typer.prompt("How long may an audit take", default="10m")
     text = brief_file(

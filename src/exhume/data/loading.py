@@ -50,7 +50,9 @@ def load(
     try:
         return _load(source, size, cache, progress)
     except OSError as error:  # a folder that may not be listed, a file that vanished
-        raise ExhumeError(f"{source}: {error}") from error
+        where = error.filename if error.filename not in (None, str(source)) else ""
+        told = f"{error.strerror or error}{f' ({where})' if where else ''}"
+        raise ExhumeError(f"data: {str(source)[:300]}: {told[:500]}") from error
 
 
 def _load(source: str | Path, size: int | None, cache: Path | None, progress: Progress) -> Records:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Reconstruction, Secret
-from exhume.models.seq2seq import PADDING, read_out
+from exhume.models.seq2seq import PADDING, UNKNOWN, read_out
 
 __all__ = ["SentenceScores", "bleu", "score_sentences"]
 
@@ -23,11 +23,13 @@ __all__ = ["SentenceScores", "bleu", "score_sentences"]
 @dataclass(frozen=True, eq=False)
 class SentenceScores:
     right: Tensor  # (n,) share of a sentence's places with the right word
+    known: float  # the same over all places whose word is not the unknown one
     bleu: float
 
     def metrics(self, prefix: str) -> dict[str, float]:
         return {
             f"{prefix}.token_accuracy": float(self.right.mean()),
+            f"{prefix}.known_words": self.known,
             f"{prefix}.exact": float((self.right == 1).double().mean()),
             f"{prefix}.bleu": self.bleu,
         }
@@ -45,8 +47,10 @@ def score_sentences(
         )
     real = truth != PADDING
     right = ((tokens == truth) & real).double().sum(1) / real.sum(1)
+    named = real & (truth != UNKNOWN)
+    known = float((tokens == truth)[named].double().mean()) if bool(named.any()) else 0.0
     seen = torch.where(real, tokens, torch.full_like(tokens, PADDING))
-    return SentenceScores(right, bleu(read_out(seen, words), read_out(truth, words)))
+    return SentenceScores(right, known, bleu(read_out(seen, words), read_out(truth, words)))
 
 
 def bleu(found: Sequence[str], wanted: Sequence[str]) -> float:

@@ -96,7 +96,8 @@ def judge(levels: Sequence[Level]) -> tuple[list[Claim], dict[str, float]]:
         if one.alarm
     ]
     made = [one for level in levels for one in level.made.values()]
-    closest = min(made, key=lambda one: one.bound - one.surely)
+    telling = [one for one in made if one.bound < _TELLING] or made
+    closest = min(telling, key=lambda one: one.bound - one.surely)
     near = {level.noise: level.made[STEPS, "naming"] for level in levels}
     share = min(one.rate / one.bound for one in near.values())
     apart = [
@@ -111,8 +112,8 @@ def judge(levels: Sequence[Level]) -> tuple[list[Claim], dict[str, float]]:
             "No attack succeeds more often than the stated privacy allows",
             "a theorem, where accounting and training are right",
             "; ".join(alarms)
-            or f"no alarm in {len(made)} comparisons; the tightest: success certainly above "
-            f"{closest.surely:.1%}, bound {closest.bound:.1%}",
+            or f"no alarm in {len(made)} comparisons; the closest: {closest.rate:.1%}, certainly above "
+            f"{closest.surely:.1%}, where {closest.bound:.1%} are allowed",
             not alarms,
         ),
         Claim(

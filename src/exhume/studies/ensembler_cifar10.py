@@ -51,13 +51,13 @@ TABLE = Table(
             "ensembler_best_psnr": (-2.13, 0.2221, 5.53),
         },
     ),
-    defences=("none", "single", "ensembler", "shredder", "dr_single", "dr_ensemble"),
+    defences=("none", "ensembler", "single", "shredder", "dr_single", "dr_ensemble"),
     scales={
         "smoke": Setting(
             Sizes(100, 12, 60, 40, 50), 4, Ensembler(2, 1), Schedule(1, 50, 0.05), quick()
         ),
         "cpu": Setting(
-            Sizes(25_000, 200, 3_000, 2_000, 2_000),
+            Sizes(18_000, 200, 3_000, 2_000, 2_000),
             16,
             Ensembler(4, 2),
             Schedule(3, 64, 0.1),

@@ -32,7 +32,7 @@ TABLE = Table(
             Sizes(40, 12, 30, 20, 20), 4, Ensembler(2, 1), Schedule(1, 50, 0.05), quick()
         ),
         "cpu": Setting(
-            Sizes(25_000, 200, 3_000, 2_000, 2_000),
+            Sizes(18_000, 200, 3_000, 2_000, 2_000),
             16,
             Ensembler(4, 2),
             Schedule(3, 64, 0.1),

@@ -32,7 +32,7 @@ from exhume.train.split import SplitDefence, SplitJob
 
 __all__ = ["Setting", "Table", "Trial"]
 
-_SHOWN = 12  # images of each row on the page
+_SHOWN = 8  # images of each row on the page
 
 
 @dataclass(frozen=True)

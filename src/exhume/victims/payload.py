@@ -12,11 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from exhume.contract import ExhumeError, Gradient, Key, Layout
+from exhume.victims.tensor_file import read_tensors
 
 __all__ = [
     "Said",
@@ -53,7 +53,7 @@ def payload_from_file(path: Path, module: nn.Module) -> Gradient:
         raise ExhumeError(f"payload: there is no file {path}")
     if path.suffix != ".safetensors":
         raise ExhumeError(f"payload: {path} is not a .safetensors file; pickles are not read")
-    return payload_from_named(load_file(path), module)
+    return payload_from_named(read_tensors(path, "payload")[0], module)
 
 
 def payload_from_states(
@@ -70,8 +70,10 @@ def payload_from_states(
     lost = [n for n in names if n not in before or n not in after]
     if lost:
         raise ExhumeError(f"payload: the state dicts lack {', '.join(lost)}")
-    difference = {n: (before[n] - after[n]) / (rate * steps) for n in names}
     layout = Layout.of(module)
+    for state in (before, after):
+        _check_numbers(state, layout)
+    difference = {n: (before[n] - after[n]) / (rate * steps) for n in names}
     start = layout.join({n: before[n] for n in names})
     return Gradient(layout.join(difference)[None], layout, start)
 
@@ -82,9 +84,22 @@ def payload_from_named(named: Mapping[str, Tensor], module: nn.Module) -> Gradie
     lost = sorted(set(layout.names) - set(named))
     if lost:
         raise ExhumeError(f"payload: the tensors {', '.join(lost)} are missing")
+    _check_numbers(named, layout)
     flat = layout.join(named)
     at = layout.join({n: p.detach() for n, p in module.named_parameters()})
     return Gradient(flat[None], layout, at)
+
+
+def _check_numbers(named: Mapping[str, Tensor], layout: Layout) -> None:
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        tensor = named[name]
+        if not tensor.is_floating_point():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise ExhumeError(f"payload: {name} holds {kind} values, not floating-point numbers")
+        if tuple(tensor.shape) != shape:
+            raise ExhumeError(
+                f"parameter {name}: shape {tuple(tensor.shape)} given, {shape} expected"
+            )
 
 
 def check_payload(

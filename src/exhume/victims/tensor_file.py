@@ -23,6 +23,8 @@ _PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.co
 _HOLDERS = ("base_model.", "model.")  # of PEFT, Lightning and others: also a name of one's own
 _EXPORTED = ("/archive_format", "serialized_exported_program.json")  # members that tell the kind
 _SCRIPTED = ("/constants.pkl",)
+_BROKEN_ARCHIVE = (zipfile.BadZipFile, OSError, ValueError, NotImplementedError)
+_LONGEST = 300  # characters of a tensor's name
 _NESTED = ("state_dict", "model_state_dict", "model")  # where training loops put the weights
 
 
@@ -130,7 +132,7 @@ def _refuse_flood(path: Path, what: str) -> None:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 size = max(size, sum(member.file_size for member in archive.infolist()))
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
+    except _BROKEN_ARCHIVE as error:
         raise _damaged(path, error, what) from error
     if 2 * size > _memory():
         raise ExhumeError(
@@ -174,6 +176,13 @@ def _state(loaded: Any, path: Path, what: str) -> tuple[dict[str, Tensor], list[
 
 def _without_prefixes(named: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
     bare: dict[str, Tensor] = {}
+    for name, tensor in named.items():
+        if len(name) > _LONGEST:
+            raise ExhumeError(
+                f"{what}: a tensor's name has {len(name)} characters ({name[:40]}...)"
+            )
+        if tensor.is_complex():
+            raise ExhumeError(f"{what}: {name} holds complex numbers, which no attack reads")
     holder = "model." if all(name.startswith("model.") for name in named) else ""
     for name, tensor in named.items():
         short = name.removeprefix(holder)

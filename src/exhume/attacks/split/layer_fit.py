@@ -6,6 +6,7 @@ coordinates in which patches of pixels are white: without these the flat directi
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from exhume.contract import Key, Progress
 __all__ = ["LayerFit", "Pass", "nearest"]
 
 _PATCHES = 50_000  # from which the whitening is taken
+_FAINT = 0.05  # a channel that varies less than this share of all counts for less
 _JUDGED = 2  # times the windows and directions of a step, to compare what it led to
 
 
@@ -36,7 +38,7 @@ class LayerFit:
 
     def __init__(self, windows: Windows, images: Tensor, seen: Tensor, key: Key) -> None:
         self.windows, self.images, self.seen, self.key = windows, images, seen, key
-        self.scale = seen.std((0, 2, 3)).clamp_min(1e-3 * float(seen.std()) + 1e-12)  # (f,)
+        self.scale = seen.std((0, 2, 3)).clamp_min(_FAINT * float(seen.std()) + 1e-12)  # (f,)
         generator = key.fold("patches").generator()
         patches = Windows(1, pooled=False, side=windows.kernel)
         flat = patches.of_images(images, _PATCHES, generator).flatten(1)
@@ -44,6 +46,12 @@ class LayerFit:
         values, vectors = torch.linalg.eigh(torch.cov(flat.T.double()))
         floor = 1e-6 * float(values.max())
         self.white = (vectors * values.clamp_min(floor).rsqrt()).T.to(flat.dtype)  # (d, d)
+
+    def cleaned(self, seen: Tensor) -> LayerFit:
+        """The same task with other features."""
+        other = copy.copy(self)
+        other.seen = seen
+        return other
 
     def start(self, count: int) -> list[Tensor]:
         """Random weights that favour the directions in which patches vary most."""

@@ -12,7 +12,8 @@ The server knows the form of the head: a convolution, ReLU, perhaps max-pool, pl
 
    lowered by Adam over the weights, in coordinates in which patches of pixels are white. Several starts;
    the distance itself, which the server can observe, says which are best (some end at the negative of the
-   images, which natural images resemble). The best three go on with more windows, the best of them further.
+   images, which natural images resemble). The best three go on with more windows, the best of them twice
+   more, each time with the noise that its own means leave.
 3. A decoder of that layer, as in the paper.
 
 No body and no label is used, so that a secret choice of bodies is none of its concern.
@@ -50,7 +51,9 @@ from exhume.train.single import Schedule
 __all__ = ["Lookalike", "fixed_part"]
 
 _RECURS = 3  # how often a smallest value must be seen to count as noise
-_ERRORS = 5.0  # standard errors by which the means may disagree with it
+_OFTEN = 0.5  # share of a channel's places where it must do so
+_UNLIKE = 0.5  # standard deviations by which places may differ in their means
+_ERRORS = 5.0  # standard errors by which the means of a layer that was found may differ
 _KEPT = 3  # starts that go on
 
 
@@ -70,7 +73,7 @@ class Lookalike:
     starts: int = 6
     search: Pass = Pass(150, 1024, rate=0.1)
     compare: Pass = Pass(120, 2048, rate=0.05)
-    refine: Pass = Pass(150, 4096, rate=0.02)
+    refine: Pass = Pass(80, 4096, rate=0.03)
     decoder: Decoder = Decoder()
     decoder_schedule: Schedule = Schedule(epochs=10, rate=1e-3, optimiser="adam", weight_decay=0.0)
 
@@ -116,31 +119,15 @@ class Lookalike:
         """The best of the starts, refined, with its map of noise; and what can be observed of it."""
         images = server.records.inputs
         windows = Windows.between(server.records.shape, server.features, self.kernel)
-        noise, certain = fixed_part(seen)
+        noise, _ = fixed_part(seen)
         settings = (self.kernel, self.starts, self.search, self.compare, self.refine)
         name = address("lookalike", str(settings), (digest(server.records), digest(seen)), key, 0)
         kept = store.load(name)
         if kept is None:
-            fit = LayerFit(windows, images, seen - noise, key)
-            found = fit.start(self.starts)
-            found = fit.descend(found, self.search, progress, "looking for the first layer")
-            found = nearest(found, fit.judge(found, self.compare), _KEPT)
-            found = fit.descend(found, self.compare, progress, "comparing first layers")
-            apart = fit.judge(found, self.compare)
-            best = nearest(found, apart, 1)
-            best = fit.descend(best, self.refine, progress, "refining the first layer")
-            weight, bias = fit.layer(best)
-            kept = {
-                "weight": weight[0],
-                "bias": bias[0],
-                "apart": apart,
-                "end": fit.judge(best, self.compare),
-            }
+            kept = self._found(LayerFit(windows, images, seen - noise, key), seen, progress)
             store.save(name, kept)
-        layer = FirstLayer(
-            kept["weight"], kept["bias"], torch.zeros_like(noise), pooled=windows.pooled
-        )
-        noise, certain = _agreed(noise, certain, layer, images, seen)
+        quiet = _quiet(kept["weight"], kept["bias"], noise, windows)
+        noise, certain = _agreed(quiet, images, seen)
         observed = {f"distance_{i}": float(d) for i, d in enumerate(kept["apart"])}
         observed |= {
             "distance": float(kept["end"]),
@@ -148,29 +135,56 @@ class Lookalike:
         }
         return FirstLayer(kept["weight"], kept["bias"], noise, pooled=windows.pooled), observed
 
+    def _found(self, fit: LayerFit, seen: Tensor, progress: Progress) -> dict[str, Tensor]:
+        found = fit.start(self.starts)
+        found = fit.descend(found, self.search, progress, "looking for the first layer")
+        found = nearest(found, fit.judge(found, self.compare), _KEPT)
+        found = fit.descend(found, self.compare, progress, "comparing first layers")
+        apart = fit.judge(found, self.compare)
+        best = nearest(found, apart, 1)
+        for stage in ("refining the first layer", "refining it again"):
+            weight, bias = fit.layer(best)
+            near = _quiet(weight[0], bias[0], seen[0], fit.windows)
+            fit = fit.cleaned(seen - _agreed(near, fit.images, seen)[0])
+            best = fit.descend(best, self.refine, progress, stage)
+        weight, bias = fit.layer(best)
+        end = fit.judge(best, self.compare)
+        return {"weight": weight[0], "bias": bias[0], "apart": apart, "end": end}
+
+
+def _quiet(weight: Tensor, bias: Tensor, like: Tensor, windows: Windows) -> FirstLayer:
+    """The layer without noise, for features of that shape."""
+    return FirstLayer(weight, bias, torch.zeros_like(like), pooled=windows.pooled)
+
 
 def fixed_part(seen: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, c, h, w) to the map of noise, zero where it is not certain, and where it is certain."""
-    least = seen.amin(0)
-    certain = (seen == least).sum(0) >= _RECURS
-    return torch.where(certain, least, torch.zeros_like(least)), certain
+    """(n, c, h, w) to the map of noise, and where it is certain. Images are taken to be alike everywhere."""
+    mean = seen.mean(0)
+    return _reconciled(seen, mean - mean.mean((1, 2), keepdim=True), _UNLIKE * seen.std(0))
 
 
 @torch.no_grad()
-def _agreed(
-    noise: Tensor, certain: Tensor, layer: FirstLayer, images: Tensor, seen: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The noise where the means agree with it, and elsewhere what these say.
-
-    A constant over a whole channel does not count as disagreement: it belongs to the bias.
-    """
+def _agreed(layer: FirstLayer, images: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """The same with a layer that is known to be near: it says what the means should be."""
     own = torch.stack([layer(part).sum(0) for part in torch.split(images, 500)]).sum(0)
-    average = seen.mean(0) - own / len(images)
-    apart = torch.where(certain, noise - average, torch.nan).flatten(1)
-    shift = apart.nanmedian(1).values.nan_to_num()[:, None, None]
     error = seen.std(0) * math.sqrt(1 / len(seen) + 1 / len(images))
-    certain = certain & ((noise - average - shift).abs() <= _ERRORS * error)
-    return torch.where(certain, noise, average + shift), certain
+    return _reconciled(seen, seen.mean(0) - own / len(images), _ERRORS * error)
+
+
+def _reconciled(seen: Tensor, average: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
+    """What recurs where the average agrees with it, and the average elsewhere.
+
+    average: (c, h, w) the noise as the means have it; slack: how far what recurs may be from it, but for
+    a constant over the channel, which belongs to the bias. In a channel that is seldom zero nothing counts.
+    """
+    least = seen.amin(0)
+    recurs = (seen == least).sum(0) >= _RECURS
+    recurs &= recurs.double().mean((1, 2), keepdim=True) >= _OFTEN
+    apart = torch.where(recurs, least - average, torch.nan).flatten(1)
+    shift = apart.nanmedian(1).values.nan_to_num()[:, None, None]
+    rounding = 1e-5 * seen.abs().amax()
+    certain = recurs & ((least - average - shift).abs() <= slack + rounding)
+    return torch.where(certain, least, average + shift), certain
 
 
 class _Without(nn.Module):
