@@ -117,10 +117,29 @@ def test_damage(tmp_path):
     assert "missing, truncated or damaged" in says(lambda: load(folder))
     (folder / "state.json").write_text('{"_data_files": [{"filename": "../other.arrow"}]}')
     assert "its state.json names no data file in this folder" in says(lambda: load(folder))
+    for text in ('{"_data_files": true}', '{"_data_files": [1, {"name": "x"}]}', "{}"):
+        (folder / "state.json").write_text(text)
+        assert "its state.json names no data file in this folder" in says(lambda: load(folder))
     (folder / "state.json").write_text("[")
     assert "state.json: missing or damaged" in says(lambda: load(folder))
     (folder / "state.json").write_text("[]")
     assert "it holds no object" in says(lambda: load(folder))
+    (folder / "dataset_dict.json").write_text('{"splits": [1]}')
+    assert "it names no splits" in says(lambda: load(folder))
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ([1], "dataset_info.json: missing or damaged (it names no columns)"),
+        ({"x": None, "y": VALUE}, "dataset_info.json: missing or damaged (it names no columns)"),
+        ({"x": VALUE, "y": {**KINDS, "names": [1]}}, "the names of its classes are not a list"),
+        ({"x": KINDS, "y": TEXT}, "no column of images, numbers or tokens among x, y"),
+    ],
+)
+def test_damaged_descriptions(tmp_path, features, message):
+    folder = save(tmp_path / "d", {"x": [[1]], "y": [0]}, features)
+    assert message in says(lambda: load(folder))
 
 
 def test_an_empty_set_and_a_missing_package(tmp_path, monkeypatch):

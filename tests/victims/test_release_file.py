@@ -119,6 +119,10 @@ def test_a_lora_adapter_is_its_merged_network(tmp_path, key):
             {"fc1.lora_A.weight": (2, 5), "fc1.lora_B.weight": (4, 2)},
             r"fc1 adds \(4, 2\) times \(2, 5\) to a weight of \(4, 6\)",
         ),
+        (
+            {"fc1.lora_A.weight": (2, 6), "fc1.lora_B.weight": (4,)},
+            r"fc1 adds \(4,\) times \(2, 6\) to a weight of \(4, 6\)",
+        ),
         ({"fc1.lora_magnitude_vector": (4,)}, "only lora_A and lora_B are read so far"),
     ],
 )
@@ -185,9 +189,9 @@ def test_what_does_not_fit_the_factory(net, state, tmp_path):
         {"mean": torch.tensor(0.4)}, "mean is not trained, but differs .* load it in the factory"
     )
     refused({"head.bias": torch.tensor([0.0, 1.0, torch.nan])}, "head.bias holds NaN or infinite")
-    refused(
-        {"head.bias": torch.ones(2)}, r"parameter head.bias: shape \(2,\) given, \(3,\) expected"
-    )
+    refused({"head.bias": torch.ones(2)}, r"head.bias has shape \(2,\), \(3,\) is needed")
+    refused({"head.bias": torch.ones(3).to_sparse()}, "head.bias: sparse or quantised values")
+    refused({"head.bias": torch.ones(3) + 1j}, "head.bias: complex values are not read so far")
     refused({"model.head.bias": torch.ones(3)}, "two tensors are called head.bias")
 
 

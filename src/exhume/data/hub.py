@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -41,10 +41,12 @@ def hub_folder(
     """Records of a saved dataset, or of one split of several: `train` if none is named."""
     part = _split(path, split)
     state, about = _json(part / "state.json"), _json(part / "dataset_info.json")
-    features = about.get("features") or {}
+    features = _features(about, part)
     label, given = _columns(features, part)
     table = _table(part, state, [label, *given])
     names = features[label].get("names") if features[label].get("_type") == "ClassLabel" else None
+    if names is not None and not _texts(names):
+        raise ExhumeError(f"{part}: {label}: the names of its classes are not a list of texts")
     labels, classes = named_labels(
         _numbers(table[label].to_pylist(), f"{part}: {label}"), names, f"{part}: {label}"
     )
@@ -68,14 +70,29 @@ def _split(path: Path, split: str | None) -> Path:
         if split is not None:
             raise ExhumeError(f"{path}: holds no splits, {split!r} was asked for")
         return path
-    splits = _json(path / "dataset_dict.json").get("splits") or []
+    splits = _json(path / "dataset_dict.json").get("splits")
+    if not _texts(splits):
+        raise ExhumeError(f"{path / 'dataset_dict.json'}: missing or damaged (it names no splits)")
     chosen = split or (splits[0] if len(splits) == 1 else "train")
     if chosen not in splits:
         raise ExhumeError(
-            f"{path}: no split {chosen!r}; there are {', '.join(map(str, splits)) or 'none'}, "
+            f"{path}: no split {chosen!r}; there are {', '.join(splits)}, "
             f"name one as {path.name}:SPLIT"
         )
-    return path / str(chosen)
+    return path / chosen
+
+
+def _texts(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
+
+
+def _features(about: Mapping[str, Any], where: Path) -> dict[str, dict[str, Any]]:
+    features = about.get("features")
+    if not isinstance(features, dict) or not all(isinstance(f, dict) for f in features.values()):
+        raise ExhumeError(
+            f"{where / 'dataset_info.json'}: missing or damaged (it names no columns)"
+        )
+    return features
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -88,9 +105,9 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _columns(features: Mapping[str, Any], where: Path) -> tuple[str, list[str]]:
+def _columns(features: Mapping[str, dict[str, Any]], where: Path) -> tuple[str, list[str]]:
     """The label's column, and that or those of the input."""
-    kinds = {name: f.get("_type") if isinstance(f, dict) else None for name, f in features.items()}
+    kinds = {name: feature.get("_type") for name, feature in features.items()}
     labels = [n for n, kind in kinds.items() if kind == "ClassLabel"]
     labels = labels or [name for name in _LABELS if name in features]
     if not labels:
@@ -98,8 +115,8 @@ def _columns(features: Mapping[str, Any], where: Path) -> tuple[str, list[str]]:
             f"{where}: no column of labels among {', '.join(features) or 'none'}; legal are class labels, "
             f"{', '.join(_LABELS)}"
         )
-    images = [name for name, kind in kinds.items() if kind == "Image"]
-    single = images or [name for name in _INPUTS if name in features]
+    images = [name for name, kind in kinds.items() if kind == "Image" and name != labels[0]]
+    single = images or [name for name in _INPUTS if name in features and name != labels[0]]
     if single:
         return labels[0], single[:1]
     numbers = [
@@ -121,7 +138,10 @@ def _numeric(kind: object) -> bool:
 
 def _table(part: Path, state: Mapping[str, Any], names: list[str]) -> Any:
     arrow = _pyarrow()
-    files = [part / str(entry["filename"]) for entry in state.get("_data_files") or []]
+    listed = state.get("_data_files")
+    entries = listed if isinstance(listed, list) else []
+    names_given = [entry.get("filename") for entry in entries if isinstance(entry, dict)]
+    files = [part / name for name in names_given if isinstance(name, str)]
     if not files or any(file.resolve().parent != part.resolve() for file in files):
         raise ExhumeError(f"{part}: its state.json names no data file in this folder")
     pieces = []

@@ -82,6 +82,9 @@ def _by_bare_name(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         short = short.replace(".default", "") if ".lora_" in short else short
         if short in found:
             raise ExhumeError(f"checkpoint: two tensors are called {short} once prefixes are gone")
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_complex():
+            kind = "complex" if tensor.is_complex() else "sparse or quantised"
+            raise NotApplicable(f"{short}: {kind} values are not read so far", ever=True)
         found[short] = tensor
     return found
 
@@ -109,7 +112,9 @@ def _flat(named: Mapping[str, Tensor], layout: Layout, what: str) -> Tensor:
     if lost:
         raise ExhumeError(f"{what}: it lacks {', '.join(lost[:3])} of {len(layout.names)} tensors")
     chosen = {name: named[bare_name(name)].float() for name in layout.names}
-    for name, tensor in chosen.items():
+    for (name, tensor), shape in zip(chosen.items(), layout.shapes, strict=True):
+        if tuple(tensor.shape) != shape:
+            raise ExhumeError(f"{what}: {name} has shape {tuple(tensor.shape)}, {shape} is needed")
         if not bool(torch.isfinite(tensor).all()):
             raise ExhumeError(f"{what}: {name} holds NaN or infinite values")
     return layout.join(chosen)
@@ -156,7 +161,8 @@ def _with_adapter(
         if second is None or weight not in start:
             lost = f"{layer}.lora_B.weight" if second is None else f"{weight} in the base"
             raise ExhumeError(f"checkpoint: {name} is there, but there is no {lost}")
-        if first.ndim != 2 or (len(second), first.shape[1]) != tuple(start[weight].shape):
+        fits = first.ndim == second.ndim == 2 and len(first) == second.shape[1]
+        if not fits or (len(second), first.shape[1]) != tuple(start[weight].shape):
             raise ExhumeError(
                 f"checkpoint: {layer} adds {tuple(second.shape)} times {tuple(first.shape)} to a weight "
                 f"of {tuple(start[weight].shape)}"
@@ -179,8 +185,9 @@ def _scaling(path: Path, named: Mapping[str, Tensor]) -> float:
     for option in ("alpha_pattern", "rank_pattern", "use_dora", "fan_in_fan_out"):
         if content.get(option):
             raise NotApplicable(f"{config}: {option} is not read so far; merge it first", ever=True)
-    ranks = {len(t) for n, t in named.items() if n.endswith(".lora_A.weight")}
-    if len(ranks) != 1:
+    adapters = [t for n, t in named.items() if n.endswith(".lora_A.weight")]
+    ranks = {len(tensor) if tensor.ndim else 0 for tensor in adapters}
+    if len(ranks) != 1 or 0 in ranks:
         raise ExhumeError(f"checkpoint: adapters of ranks {sorted(ranks)}, one is needed")
     rank = ranks.pop()
     return alpha / (math.sqrt(rank) if content.get("use_rslora") else rank)
