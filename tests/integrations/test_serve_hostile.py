@@ -58,6 +58,9 @@ def test_without_a_token_only_health_is_answered(running):
     connection.request("GET", "/v2/health/live")
     assert connection.getresponse().status == 200
     assert post(server, INFER, message())[0] == 200
+    connection = http.client.HTTPConnection("127.0.0.1", server.port + 2, timeout=20)
+    connection.request("GET", "/metrics")
+    assert b'model_infer_request_success_total{model="body0"' in connection.getresponse().read()
 
 
 @pytest.mark.parametrize(

@@ -73,9 +73,9 @@ class Blueprint:
         shape = parts.feature_shape(self.network.input_shape)
         return wider_tail(parts, parts.body, shape, answers)
 
-    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of what one input sends, and of what one body answers."""
-        parts = self.split()
+    def shapes(self, parts: Split | None = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of what one input sends, and of what one body answers. parts: where they are built already."""
+        parts = parts or self.split()
         feature = parts.feature_shape(self.network.input_shape)
         with torch.no_grad():
             answer = parts.body.eval()(torch.zeros(1, *feature))

@@ -82,13 +82,14 @@ def save_server(pipeline: Pipeline, blueprint: Blueprint, folder: Path) -> None:
     """The bodies, each in a folder of its own. Nothing here depends on the selector."""
     _fits(pipeline, blueprint)
     empty_folder(folder, mode=0o755)
+    common = _common(blueprint)
     for index, body in enumerate(pipeline.bodies):
         place = folder / f"body{index}"
         place.mkdir()
         state = _plain(body.state_dict())
         content = save(state)
         write_atomically(place / BODY, content, mode=0o644)
-        told = {"kind": "split body", "index": index, **_common(blueprint)}
+        told = {"kind": "split body", "index": index, **common}
         write_manifest(place, {**told, **about_file(content, state)}, mode=0o644)
 
 
@@ -126,7 +127,7 @@ def load_client(folder: Path, *, factory: str = "") -> KeptClient:
     head, tail = parts.head, blueprint.tail(len(selected))
     _put(head, _under("head.", state), folder, blueprint)
     _put(tail, _under("tail.", state), folder, blueprint)
-    feature, answer = blueprint.shapes()
+    feature, answer = blueprint.shapes(parts)
     if tuple(noise.shape) != feature:
         raise ExhumeError(
             f"{folder}: the noise map has shape {tuple(noise.shape)}, features after "
@@ -141,10 +142,10 @@ def load_body(folder: Path, *, factory: str = "") -> KeptBody:
     told = read_manifest(folder, "split body", ("index",))
     blueprint = Blueprint.read(told, str(folder), factory=factory)
     state, sha256 = read_part(folder / BODY, told)
-    body = blueprint.split().body
-    _put(body, state, folder, blueprint)
-    feature, answer = blueprint.shapes()
-    return KeptBody(_still(body), blueprint, feature, answer, sha256, int(told["index"]))
+    parts = blueprint.split()
+    _put(parts.body, state, folder, blueprint)
+    feature, answer = blueprint.shapes(parts)
+    return KeptBody(_still(parts.body), blueprint, feature, answer, sha256, int(told["index"]))
 
 
 def load_bodies(
