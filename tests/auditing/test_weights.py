@@ -84,7 +84,7 @@ def test_planted_images_leak_and_the_page_shows_them(settings, tmp_path):
         assert text in page
     assert "Similarity against margin" in page
     listed = (tmp_path / "run" / "records-at-risk.csv").read_text().splitlines()
-    assert listed[0] == "rank,row,leaks,leak,margin,gradient_norm,outlier_score,why"
+    assert listed[0] == "rank,row,brought_back,leak,margin,gradient_norm,outlier_score,why"
     assert sorted(int(line.split(",")[1]) for line in listed[1:]) == list(range(TRAINED))
     assert "Records at risk" in page
     hidden = done.redacted.read_text()

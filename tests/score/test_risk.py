@@ -15,6 +15,7 @@ def planted(count: int = 100) -> dict[str, torch.Tensor]:
         "rows": torch.arange(count) + 1000,
         "mse": 0.01 + margins * 0.05 + 0.002 * torch.rand(count, generator=generator),
         "oracle_mse": torch.full((count,), 0.03),
+        "null_mse": torch.full((count,), 0.08),
         "margins": margins,
         "gradient_norms": torch.rand(count, generator=generator),
     }
@@ -26,7 +27,7 @@ def test_the_planted_reason_is_found():
     most, least = risk.order[0], risk.order[-1]
     assert int(risk.rows[most]) == 1000 + most
     assert evidence["margins"][most] < 0.1 < evidence["margins"][least]
-    assert risk.leaks.tolist() == (evidence["mse"] < 0.03).tolist()
+    assert risk.back.tolist() == (evidence["mse"] < 0.03).tolist()
     assert risk.why(most).startswith("a smaller margin than ")
     assert "gradient" not in risk.why(most)
     assert risk.why(least) == ""
@@ -42,7 +43,7 @@ def test_similarity_where_there_is_no_oracle():
     evidence["outliers"] = evidence["ssim"] ** 2
     risk = risk_of(evidence)
     assert risk.order == list(range(11, -1, -1))
-    assert risk.leaks.tolist() == (evidence["ssim"] > 0.4).tolist()
+    assert risk.back.tolist() == (evidence["ssim"] > 0.4).tolist()
     assert risk.why(11) == "more unlike the others than 100% of the records"
 
 
@@ -71,3 +72,17 @@ def test_outliers_are_far_from_their_nearest():
     torch.testing.assert_close((scores[3] / scores[4]).float(), naive / other)
     alone = outlier_scores(torch.zeros(2, 3), torch.zeros(1, 3))  # nothing but copies
     assert alone.isfinite().all()
+
+
+def test_where_nothing_leaks_being_unlike_the_others_is_no_reason():
+    """An answer that says nothing is far from strange records, and so is everything that is held."""
+    generator = torch.Generator().manual_seed(2)
+    outliers = 1 + torch.rand(200, generator=generator)
+    evidence = {
+        "rows": torch.arange(200),
+        "outliers": outliers,
+        "mse": 0.05 * outliers * (1 + 0.1 * torch.rand(200, generator=generator)),
+        "null_mse": 0.05 * outliers * (1 + 0.1 * torch.rand(200, generator=generator)),
+        "oracle_mse": 0.03 * outliers**2,
+    }
+    assert risk_of(evidence).sentences()[0].startswith("The outlier score does not tell who leaks")

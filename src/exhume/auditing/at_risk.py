@@ -79,9 +79,9 @@ def _table(risk: Risk) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = [FACTORS[name][0].replace(" ", "_") for name in risk.factors]
-    writer.writerow(["rank", "row", "leaks", "leak", *names, "why"])
+    writer.writerow(["rank", "row", "brought_back", "leak", *names, "why"])
     for rank, index in enumerate(risk.order, start=1):
         factors = [f"{float(values[index]):.6g}" for values in risk.factors.values()]
-        leak, leaks = f"{float(risk.leak[index]):.6g}", "yes" if risk.leaks[index] else "no"
-        writer.writerow([rank, int(risk.rows[index]), leaks, leak, *factors, risk.why(index)])
+        leak, back = f"{float(risk.leak[index]):.6g}", "yes" if risk.back[index] else "no"
+        writer.writerow([rank, int(risk.rows[index]), back, leak, *factors, risk.why(index)])
     return text.getvalue()

@@ -177,6 +177,8 @@ def _notes(recipe: FullBatch, within: Allowed, left_out: int) -> tuple[str, ...]
         f"An alarm means that the exact lower limit of the success, at {ALARM_LEVEL:g} over the number of "
         "rows, is above the bound.",
     ]
+    if within.bound("naming")[1] > 0.99:
+        notes.append("At this noise the stated privacy forbids practically nothing.")
     if not isinstance(recipe.descent, Descent):
         notes.append("Every step: not tried, since only steps of gradient descent can be undone.")
     if left_out:

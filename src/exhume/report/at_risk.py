@@ -24,7 +24,7 @@ class RiskRow:
     record: Markup
     found: Markup
     leak: str
-    leaks: bool
+    back: bool
     factors: list[str]
     why: str
 
@@ -48,7 +48,7 @@ def risk_table(evidence: Mapping[str, Tensor]) -> RiskTable | None:
             _drawn(evidence["targets"][index], f"Record {int(risk.rows[index])}"),
             _drawn(evidence["reconstructions"][index], "What the attack brought back"),
             number(float(risk.leak[index])),
-            bool(risk.leaks[index]),
+            bool(risk.back[index]),
             [number(float(values[index])) for values in risk.factors.values()],
             risk.why(index),
         )

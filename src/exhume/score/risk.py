@@ -35,7 +35,7 @@ class Risk:
 
     rows: Tensor  # (t,) place in the data, from 0
     leak: Tensor  # (t,) larger: leaks more
-    leaks: Tensor  # (t,) bool
+    back: Tensor  # (t,) bool: brought back, by the rule of the verdict
     measure: str  # what `leak` is, in words
     factors: Mapping[str, Tensor]  # (t,) each, by its name in FACTORS
     correlations: Mapping[str, Correlation]  # with `leak`
@@ -79,24 +79,26 @@ class Risk:
 def risk_of(evidence: Mapping[str, Tensor]) -> Risk | None:
     """From the evidence of a scored attack; None where it does not say which records it is about.
 
-    Leaking is measured as the attack's verdict does: how many times closer than the nearest record that
-    the adversary held, or by structural similarity.
+    Leaking is measured by how many times closer the answer is than one that was meant for another record
+    of the label, or by structural similarity. Not against the nearest held record, as the verdict does:
+    that one is far from whatever is unlike the others, so unlike records would seem to leak by definition.
     """
     if "rows" not in evidence:
         return None
     if "oracle_mse" in evidence:
-        leak = evidence["oracle_mse"].double() / evidence["mse"].double().clamp_min(1e-12)
-        leaks, measure = leak > 1, "times closer than the nearest held record"
+        leak = evidence["null_mse"].double() / evidence["mse"].double().clamp_min(1e-12)
+        back = evidence["mse"] < evidence["oracle_mse"]
+        measure = "how many times closer the answer is than one that was meant for another record"
     else:
         leak = evidence["ssim"].double()
-        leaks, measure = leak > GOOD, "structural similarity (SSIM)"
+        back, measure = leak > GOOD, "structural similarity (SSIM)"
     factors = {name: evidence[name].double() for name in FACTORS if name in evidence}
     correlations, key = {}, Key.from_seed(0).fold("at risk")  # list and page say the same
     if len(leak) >= _FEWEST:
         correlations = {
             name: rank_correlation(values, leak, key.fold(name)) for name, values in factors.items()
         }
-    return Risk(evidence["rows"], leak, leaks, measure, factors, correlations)
+    return Risk(evidence["rows"], leak, back, measure, factors, correlations)
 
 
 def outlier_scores(records: Tensor, others: Tensor) -> Tensor:
