@@ -39,7 +39,7 @@ CASES = (
     Case(10, 4, width=16),
     Case(10, 4, width=16, inputs=32),
 )
-_REPEATS, _CLIENT_REPEATS = 5, 300
+_REPEATS, _CLIENT_REPEATS = 5, 200
 
 
 def run(progress: Progress) -> list[dict[str, Any]]:
@@ -58,11 +58,12 @@ def measure(
 
 
 def _measured(case: Case, repeats: int, client_repeats: int) -> dict[str, Any]:
-    defended, single = _pipeline(case), _pipeline(Case(1, 1, case.width, case.inputs))
+    defended = _pipeline(case)
+    single = _with_one_body(defended, case)
     generator = Key.from_seed(0).fold("bench ensembler").generator()
     inputs = torch.rand(case.inputs, 3, 32, 32, generator=generator)
+    many = max(min(40, client_repeats), client_repeats // case.inputs)
     cost = request_cost(defended, inputs, repeats=repeats)
-    many = max(1, client_repeats // case.inputs)
     return {
         "name": "ensembler",
         "case": f"N = {case.bodies}, P = {case.selected}, ResNet-18 of width {case.width}, "
@@ -84,9 +85,20 @@ def _measured(case: Case, repeats: int, client_repeats: int) -> dict[str, Any]:
     }
 
 
+def _with_one_body(defended: Pipeline, case: Case) -> Pipeline:
+    """The same head and noise, so that only selection and tail differ."""
+    own, plan = defended.client, _plan(case)
+    alone = Client(own.head, own.noise, (0,), plan.tail(1).eval())
+    return Pipeline(alone, defended.bodies[:1], plan.first)
+
+
+def _plan(case: Case) -> Blueprint:
+    return Blueprint(ResNet18(width=case.width), "conv1", "pool")
+
+
 def _pipeline(case: Case) -> Pipeline:
     """Weights as they are drawn: they do not matter for the time."""
-    plan = Blueprint(ResNet18(width=case.width), "conv1", "pool")
+    plan = _plan(case)
     feature, _ = plan.shapes()
     parts = [plan.split() for _ in range(case.bodies)]
     noise = torch.randn(feature, generator=Key.from_seed(0).generator())

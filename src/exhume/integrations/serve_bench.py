@@ -74,7 +74,9 @@ def measure(load: Load, progress: Progress) -> list[dict[str, Any]]:
                 export_parts(pipeline, plan, folder / f"client{count}", None)
                 entry = _measured(load, pipeline, folder / f"client{count}", urls)
                 one = one or entry["p50_seconds"]  # the first case has one body
-                single = _pipeline(plan, 1)
+                own = pipeline.client
+                alone = Own(own.head, own.noise, (0,), plan.tail(1).requires_grad_(False).eval())
+                single = Pipeline(alone, pipeline.bodies[:1], plan.first)
                 entries.append(_ratios(entry, one, count, pipeline, single))
     progress("bench serve", len(load.bodies), len(load.bodies))
     return entries
