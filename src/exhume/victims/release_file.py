@@ -82,9 +82,10 @@ def _by_bare_name(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         short = short.replace(".default", "") if ".lora_" in short else short
         if short in found:
             raise ExhumeError(f"checkpoint: two tensors are called {short} once prefixes are gone")
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_complex():
-            kind = "complex" if tensor.is_complex() else "sparse or quantised"
-            raise NotApplicable(f"{short}: {kind} values are not read so far", ever=True)
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise NotApplicable(
+                f"{short}: sparse or quantised values are not read so far", ever=True
+            )
         found[short] = tensor
     return found
 
