@@ -8,14 +8,15 @@ import os
 import torch
 
 from exhume.contract import Architecture, ExhumeError, Key, Records
-from exhume.data import Sizes, Split
+from exhume.data import Sizes, Split, check_classes
 from exhume.defences.dp import DPTraining
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
-from exhume.models.own import architecture_named
+from exhume.models.own import OwnArchitecture, architecture_named, fully_connected
 from exhume.settings import Settings
 from exhume.train.batches import Order
 from exhume.train.fleet import chunk_for
+from exhume.train.functional import check_side_by_side
 from exhume.train.optimisers import Adam, Descent, Optimiser
 from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch, MiniBatch
@@ -93,6 +94,7 @@ def resolve(settings: Settings, records: Records) -> Settings:
 
 
 def _check(sizes: Sizes, records: Records, settings: Settings) -> None:
+    check_classes(records, settings.data.source)
     present = len(torch.unique(records.labels))
     if present < 2:
         raise ExhumeError(
@@ -138,6 +140,8 @@ def recipe_for(settings: Settings, records: Records) -> Trains:
                 f"dp_clip: {chosen.dp_clip} given, but {chosen.train} trains its own way; do it there"
             )
         return OwnTraining.of(network, chosen.train)
+    if isinstance(network, OwnArchitecture) and fully_connected(network) is None:
+        check_side_by_side(network)  # before anything is written
     recipe = _plain_recipe(network, settings)
     defence = DPTraining(chosen.dp_clip or math.inf, chosen.dp_noise)
     hardened = defence.harden(recipe)

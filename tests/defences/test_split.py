@@ -16,7 +16,7 @@ from exhume.defences.split.ensembler import Ensembler
 from exhume.defences.split.single import Dropout, Noise, RandomHead, Shredder
 from exhume.models.drawing import he_normal
 from exhume.models.pipeline import Client
-from exhume.store import NullStore
+from exhume.store import FolderStore, NullStore
 from exhume.train.single import Schedule
 from exhume.train.split import SplitDefence, SplitJob, augmented_images, fixed_noise, train_split
 
@@ -235,3 +235,19 @@ def test_what_cannot_be_put_side_by_side_is_said(job, key):
     client = Client(nn.Identity(), torch.zeros(()), (0, 2), nn.Identity())
     with pytest.raises(ExhumeError, match=r"bodies \[0, 2\] chosen, 2 answered"):
         client.finish([torch.zeros(1, 2)] * 2)
+
+
+def test_finished_bodies_of_another_cut_are_not_taken(tmp_path):
+    """The same key and store, cut elsewhere: other bodies."""
+    store, key = FolderStore(tmp_path), Key.from_seed(0)
+    records = pictures(24, key)
+    short = Schedule(1, 12, 0.05)
+    cuts = [("0", "2"), ("1", "2")]
+    trained = [
+        Ensembler(2, 1).train(
+            SplitJob(Small(), first, second, records, short, augment=False), key=key, store=store
+        )
+        for first, second in cuts
+    ]
+    sizes = [sum(p.numel() for p in pipeline.bodies[0].parameters()) for pipeline in trained]
+    assert len(set(sizes)) == 2

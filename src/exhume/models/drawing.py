@@ -8,14 +8,14 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from exhume.contract import Key
+from exhume.contract import ExhumeError, Key
 
 __all__ = ["he_normal"]
 
 
 def he_normal(build: Callable[[], nn.Module], key: Key) -> nn.Module:
-    """Weights of dense, convolutional and embedding layers from N(0, 2/fan_in), the last dense layer's
-    from N(0, 1/fan_in); biases zero; batch norm the identity.
+    """Weights of dense and convolutional layers from N(0, 2/fan_in), the last dense layer's from
+    N(0, 1/fan_in); biases zero; batch norm the identity. Other layers with weights are refused.
     """
     with torch.device("meta"):
         module = build()
@@ -35,4 +35,8 @@ def he_normal(build: Callable[[], nn.Module], key: Key) -> nn.Module:
             elif isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.reset_parameters()
                 layer.reset_running_stats()
+            elif any(True for _ in layer.parameters(recurse=False)):
+                raise ExhumeError(
+                    f"model: {type(layer).__name__} has weights that are not drawn here"
+                )
     return module

@@ -77,7 +77,13 @@ class Ensembler:
         """N networks of their own, each trained behind its own noise; finished ones are kept."""
         here = where_now() == HERE
         names = [
-            address("stage_one", job.schedule, (*job.digests, str(self.sigma)), key, index)
+            address(
+                "stage_one",
+                job.schedule,
+                (*job.digests, str(self.sigma), job.first, job.second),
+                key,
+                index,
+            )
             for index in range(self.bodies)
         ]
         parts = [job.fresh(key.fold("body", index)) for index in range(self.bodies)]
