@@ -10,7 +10,7 @@ import pytest
 
 import exhume
 from exhume.auditing import Audit
-from exhume.auditing.private import LISTED
+from exhume.auditing.limits import LISTED
 from exhume.cli.frame import conclude
 from exhume.contract import ExhumeError
 from exhume.report.limits import limits_in, limits_rows

@@ -1,191 +1,28 @@
-"""Measured success beside what the stated privacy allows, in the audit of a privately trained model.
-
-The targets come in lists of ten. The adversary is told which list its record is on, and has to say which of
-the ten it is: by guessing, one time in ten. The same releases answer this question to the prior-aware attack,
-from their final weights and from every step, and to the attacks that reconstruct, whose answer is snapped
-to the list. For the latter, being within a mean squared error of eta counts as well.
-"""
+"""The section of an audit that says what the stated privacy allows, beside what the attacks reached."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from statistics import fmean
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from exhume.attacks.informed.prior_aware import PriorAware
-from exhume.auditing.certificates import Allowed, allowed_by, named_by_steps
 from exhume.auditing.findings import Findings, Named, inapplicable
 from exhume.auditing.informed import Game
-from exhume.bounds.alarm import ALARM_LEVEL, Certificate, certify
-from exhume.bounds.dp_sgd import gaussian
-from exhume.bounds.prior import kappa_of_naming
-from exhume.contract import (
-    Cost,
-    Key,
-    Knowledge,
-    NotApplicable,
-    Outcome,
-    Progress,
-    Records,
-    Store,
-    Weights,
-    silent,
-)
-from exhume.score.naming import nearest_is_right
-from exhume.score.pixels import mse
+from exhume.auditing.limits import Limits, measure_limits
+from exhume.contract import Cost, NotApplicable, Outcome, Progress, Records, Store, silent
 from exhume.score.verdict import broken, not_audited
-from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
 
-__all__ = ["LISTED", "PRIOR_AWARE", "Limits", "audit_limits", "limits_section", "measure_limits"]
+__all__ = ["PRIOR_AWARE", "audit_limits"]
 
-LISTED = 10  # candidates on a list
 PRIOR_AWARE = Named(
     "prior-aware",
     "Naming the record among ten",
     "Hayes et al. 2023",
     "the weights, after every step and at the end",
 )
-_STEPS, _END = "Prior-aware attack, every step seen", "Prior-aware attack, final weights"
-_NAMING = "the record named among {}"
-
-
-@dataclass(frozen=True, eq=False)
-class Limits:
-    """Every comparison, by attack and game, and what has to be said about them."""
-
-    made: Mapping[tuple[str, str], Certificate]
-    notes: tuple[str, ...]
-
-    @property
-    def alarm(self) -> str:
-        """In words; empty where there is none."""
-        loud = [
-            f"{attack} ({game}): {one.sentence()}"
-            for (attack, game), one in self.made.items()
-            if one.alarm
-        ]
-        return " ".join(loud)
-
-
-def measure_limits(
-    recipe: FullBatch,
-    release: Weights,
-    targets: Records,
-    known: Knowledge,
-    answers: Mapping[str, Tensor],
-    *,
-    key: Key,
-    chunk: int,
-    store: Store,
-    progress: Progress = silent,
-) -> Limits:
-    """The audit's own releases, asked another question.
-
-    release: one model per target, by `release_one_each` with this key; known: recipe, start, fixed set.
-
-    answers: (t, *shape) of each attack that reconstructs, by its name.
-    """
-    size = min(LISTED, len(targets))
-    groups = [slice(start, start + size) for start in range(0, len(targets) - size + 1, size)]
-    listed = _shuffled(targets, groups, key.fold("lists"))
-    attack = PriorAware(chunk=chunk)
-    prepared = attack.prepare(
-        replace(known, shadow=None, public=None, candidates=listed),
-        key=key.fold("prior-aware"),
-        store=store,
-        progress=progress,
-    )
-    naming = _NAMING.format(size)
-    right: dict[tuple[str, str], Tensor] = {}
-    ends, steps = [], []
-    for group in groups:
-        own, told = targets[group], prepared.among(group)
-        found = told.run(Weights(release.parameters[group], release.layout)).candidates[:, 0]
-        ends.append(nearest_is_right(found, own.inputs, own.inputs))
-        if isinstance(recipe.descent, Descent):
-            assert known.initial is not None  # or it could not have been prepared
-            steps.append(
-                named_by_steps(told, recipe, known.initial, own, key=key, first=group.start)
-            )
-            progress("attacking every step", group.stop, len(listed))
-    if steps:
-        right[_STEPS, naming] = torch.cat(steps)
-    right[_END, naming] = torch.cat(ends)
-    for name, given in answers.items():
-        snapped = [nearest_is_right(given[g], targets[g].inputs, targets[g].inputs) for g in groups]
-        right[name, naming] = torch.cat(snapped)
-    kappas = [kappa_of_naming(targets[group].inputs) for group in groups]
-    return _certified(right, kappas, recipe, targets, answers)
-
-
-def _shuffled(targets: Records, groups: Sequence[slice], key: Key) -> Records:
-    """The lists, each in an order that says nothing: copies, list after list."""
-    generator = key.generator()
-    orders = [
-        torch.arange(g.start, g.stop)[torch.randperm(g.stop - g.start, generator=generator)]
-        for g in groups
-    ]
-    rows = torch.cat(orders).to(targets.labels.device)
-    return Records(targets.inputs[rows], targets.labels[rows], targets.classes)
-
-
-def _certified(
-    right: dict[tuple[str, str], Tensor],
-    kappas: Sequence[float],
-    recipe: FullBatch,
-    targets: Records,
-    answers: Mapping[str, Tensor],
-) -> Limits:
-    noise, steps = recipe.privacy.noise, recipe.descent.steps
-    eta = _reach(targets.inputs)
-    within = allowed_by(recipe.privacy, steps, targets, eta)
-    listed, naming = len(right[next(iter(right))]), set(right)
-    for name, given in answers.items():
-        right[name, f"mean squared error of at most {eta:.3g}"] = mse(given, targets.inputs) <= eta
-    # lists may differ in kappa; what is allowed on average is the average of what is allowed
-    named = fmean(kappas), fmean(gaussian(kappa, noise, steps) for kappa in kappas)
-    made = {}
-    for (attack, game), success in right.items():
-        kappa, bound = named if (attack, game) in naming else within.bound("within")
-        made[attack, game] = certify(
-            int(success.sum()), len(success), kappa=kappa, bound=bound, comparisons=len(right)
-        )
-    return Limits(made, _notes(recipe, within, len(targets) - listed))
-
-
-def _reach(records: Tensor) -> float:
-    """A quarter of the usual squared distance to the nearest other record: balls of two hardly meet."""
-    flat = records.flatten(1).double()
-    apart = torch.cdist(flat, flat).square().fill_diagonal_(torch.inf) / flat.shape[1]
-    return float(apart.min(1).values.median()) / 4
-
-
-def _notes(recipe: FullBatch, within: Allowed, left_out: int) -> tuple[str, ...]:
-    kappa = within.within
-    notes = [
-        f"The bound is Phi(Phi^-1(kappa) + sqrt(T)/sigma) for T = {recipe.descent.steps} steps, noise "
-        f"multiplier {recipe.privacy.noise:g} and clip {recipe.privacy.clip:g}; kappa is what guessing "
-        "reaches. No attack exceeds it if training is as stated, not even one that sees every step.",
-        f"For a mean squared error of {within.eta:.3g}, the best single guess is right for {kappa.low:.2%} "
-        f"to {kappa.high:.2%} of the targets; the bound takes the larger.",
-        f"An alarm means that the exact lower limit of the success, at {ALARM_LEVEL:g} over the number of "
-        "rows, is above the bound.",
-    ]
-    if within.bound("naming")[1] > 0.99:
-        notes.append("At this noise the stated privacy forbids practically nothing.")
-    if not isinstance(recipe.descent, Descent):
-        notes.append("Every step: not tried, since only steps of gradient descent can be undone.")
-    if left_out:
-        notes.append(
-            f"{left_out} targets that fill no list of {LISTED} were left out of the naming."
-        )
-    return tuple(notes)
 
 
 def audit_limits(
