@@ -240,6 +240,7 @@ def _releases(
         own = [one for one in found if one.section["release"] == act.title and one.counts]
         left = [one for one in plan if one.offer.release == act.title]
         reasons = "; ".join(f"{one.offer.name}: {one.why}" for one in left)
+        own.sort(key=_success, reverse=True)  # of equal words, the sentence of the strongest
         judged = [one.verdict for one in own]
         verdicts[act.title] = gravest(judged) if judged else not_audited(reasons)
     return verdicts
