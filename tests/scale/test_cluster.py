@@ -85,7 +85,7 @@ def test_the_place_is_recorded_without_an_address(spread, cluster):
     assert cluster.address not in str(said)
 
 
-def test_little_is_begun_beyond_the_oldest_unfinished_job(spread):
+def test_little_is_begun_beyond_the_oldest_unfinished_job(spread, tmp_path):
     pulled, finished = [], []
 
     def stream():
@@ -94,7 +94,7 @@ def test_little_is_begun_beyond_the_oldest_unfinished_job(spread):
                 pulled.append(job)
             yield job
 
-    for index, _ in run_jobs(jobs.naps, stream(), shared={0: 2.0}):
+    for index, _ in run_jobs(jobs.waits_for_three, stream(), shared=str(tmp_path)):
         finished.append(index)
     assert sorted(finished) == list(range(12))
     assert finished.index(0) == 3  # the three others of the window came first, and no more
