@@ -48,7 +48,6 @@ _SCALES: dict[Scale, Setting] = {
     "cpu": Setting(
         DataSettings("cifar10", fixed=25, targets=50, shadows=300, public=1000, test=1000),
         DataSettings("cifar10", fixed=25, targets=30, shadows=50, public=500, test=1000),
-        DataSettings("cifar10", fixed=100, targets=50, shadows=120, public=1000, test=1000),
         epochs=30,
         batch=16,
         rate=1e-3,
