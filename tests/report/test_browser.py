@@ -223,3 +223,57 @@ def test_a_page_of_similar_images(make_run: MakeRun, open_page: Open) -> None:
     assert page.locator("svg[aria-label^='SSIM against margin']").is_visible()
     narrow = open_page(path, viewport={"width": 360, "height": 700})
     assert overflow(narrow) <= 0
+
+
+WHOLE = {
+    "releases": [
+        {
+            "name": "the trained weights",
+            "word": "leaks",
+            "sentence": "38 of 40 records came back.",
+            "fix": "noise",
+        },
+        {"name": "the updates of clients", "word": "not audited", "sentence": NASTY, "fix": ""},
+    ],
+    "fixes": [
+        {
+            "id": "private-100",
+            "release": "the trained weights",
+            "words": "private training, noise multiplier 0.73, clip 3.9 (epsilon 100)",
+            "guarantee": "epsilon about 100 at delta 1e-5",
+            "tried": True,
+            "verdict": "no leak found",
+            "outcome": "0 of 40 records recovered, accuracy 78.7 → 77.9",
+        },
+        {
+            "id": "int8",
+            "words": NASTY,
+            "guarantee": "none",
+            "tried": False,
+            "outcome": "not tried: no time",
+        },
+    ],
+    "plan": [
+        {"id": "a", "name": "Closed form", "threat": "sees the weights", "run": True, "why": ""},
+        {
+            "id": "b",
+            "name": "Another one",
+            "threat": NASTY,
+            "run": False,
+            "why": "it would take about 3 min, " * 5,
+        },
+    ],
+}
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_plan_and_fixes_fit_the_screen(make_run: MakeRun, open_page: Open, width: int) -> None:
+    run = make_run(audit(**WHOLE), evidence())
+    page = open_page(draw(run), viewport={"width": width, "height": 800})
+    assert overflow(page) <= 0
+    for title in ("At a glance", "What to do about it", "What was tried, and what was left out"):
+        assert page.get_by_role("heading", name=title).is_visible()
+    assert page.get_by_text("0 of 40 records recovered").is_visible()
+    table = page.get_by_role("region", name="Fixes that were tried")
+    if width < 480:  # a line for each cell instead of columns
+        assert int(table.evaluate("box => box.scrollWidth - box.clientWidth")) <= 0
