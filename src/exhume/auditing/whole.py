@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def audit(
     found, plan_told = _run(plan, folder, progress)
     alarm = _alarm(found)
     releases = _releases(acts, found, plan)
-    verdict = broken(alarm) if alarm else _overall(list(releases.values()))
+    verdict = broken(alarm) if alarm else _overall(releases)
     strongest = max(found, key=_success, default=None)
     for act in acts:
         if isinstance(act, TrainingAct):
@@ -246,8 +246,9 @@ def _releases(
     return verdicts
 
 
-def _overall(verdicts: Sequence[Verdict]) -> Verdict:
+def _overall(releases: Mapping[str, Verdict]) -> Verdict:
     """Of one release its own; of several the gravest word, and every sentence."""
+    verdicts = list(releases.values())
     if len(verdicts) == 1:
         return verdicts[0]
     word = gravest(verdicts).word
@@ -259,7 +260,8 @@ def _overall(verdicts: Sequence[Verdict]) -> Verdict:
         "no leak found": f"No leak found in {some}{rest}.",
         "not audited": "Not audited: no attack could be run on any release.",
     }
-    return Verdict(word, says[word], " ".join(verdict.sentence for verdict in verdicts))
+    detail = " ".join(f"{name.capitalize()}: {one.sentence}" for name, one in releases.items())
+    return Verdict(word, says[word], detail)
 
 
 def _told(name: str, verdict: Verdict, fixes: Sequence[dict[str, Any]]) -> dict[str, str]:
