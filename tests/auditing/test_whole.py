@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -375,9 +376,12 @@ def test_features_of_a_split_network_in_the_same_brief(tmp_path, monkeypatch):
 def test_a_fix_of_a_split_network_is_trained_and_attacked(tmp_path, monkeypatch):
     from exhume import data
     from exhume.auditing.act_split import SplitAct
+    from exhume.auditing.findings import Findings
+    from exhume.auditing.fixes_for import fixes_for
     from exhume.auditing.split_settings import SplitSettings
     from exhume.contract import silent
     from exhume.report.folder import RunFolder
+    from exhume.score.verdict import Verdict
 
     (tmp_path / "split_net.py").write_text(SPLIT)
     monkeypatch.chdir(tmp_path)
@@ -397,8 +401,13 @@ def test_a_fix_of_a_split_network_is_trained_and_attacked(tmp_path, monkeypatch)
         batch=32,
     )
     act = SplitAct.of(settings, data.load("digits"))
-    fixes = {fix.id: fix for fix in act.fixes()}
+    section = {"id": "after-0-shadow", "release": act.title, "metrics": {}}
+    leak = Findings(section, {}, {}, Verdict("leaks", "It leaks.", ""))
+    bound = dataclasses.replace(leak, counts=False)  # an adversary who was given the head
+    assert fixes_for([act], [bound]) == []
+    fixes = {fix.id: fix for fix in fixes_for([act], [leak])}
     assert set(fixes) == {"split-ensembler", "split-single"}
+    assert {fix.release for fix in fixes.values()} == {act.title}
     assert fixes["split-ensembler"].words == "the Ensembler: 4 bodies, of which 2 count"
     assert fixes["split-ensembler"].seconds > 0
     tried = fixes["split-single"].run(RunFolder.create(tmp_path / "run"), silent)

@@ -10,7 +10,7 @@ from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.attacks.informed.residual import Residual
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.auditing.at_risk import AT_RISK, write_risk
-from exhume.auditing.estimate import forward_operations, network_seconds
+from exhume.auditing.estimate import forward_operations, network_seconds, seconds_of
 from exhume.auditing.findings import Findings, Named
 from exhume.auditing.informed import (
     CLOSED_FORM,
@@ -215,7 +215,7 @@ class CheckpointAct:
         given = self.released.given
         candidates = 2 * min(len(given.trained) if given else 100, 1000)
         rounds = self.settings.restarts * self.settings.steps
-        return rounds * candidates * 3 * forward_operations(mlp) / 15e9
+        return seconds_of(rounds * candidates * 3 * forward_operations(mlp))
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,19 +239,23 @@ class UpdateAct:
     def deviations(self) -> tuple[str, ...]:
         return UPDATE_DEVIATIONS
 
+    @property
+    def seconds(self) -> float:
+        """Of all attacks on all updates, estimated: gradient matching, and the exact ones."""
+        return self.settings.budget + 5.0 * len(self.cases)
+
     def offers(self) -> list[Offer]:
         def run(folder: RunFolder, progress: Progress) -> list[Findings]:
             found = attack_updates(self.settings, self.cases, self.truth, folder, progress)
             facts = facts_of_updates(self.settings, self.cases, found)
             return [self._as_findings(one, facts) for one in found if one.ran or len(found) == 1]
 
-        seconds = self.settings.budget + 5.0 * len(self.cases)
         return [
             Offer(
                 "updates",
                 "Records from updates: ratios, span, tensor, gradient matching",
                 _SERVER,
-                seconds,
+                self.seconds,
                 run,
             )
         ]
@@ -285,5 +289,7 @@ def _steps(settings: UpdateSettings, cases: list[Case]) -> int:
     """Of gradient matching, within its budget: counted, not timed, so that the plan is the same anywhere."""
     batch = max(case.batch_size or 1 for case in cases)
     forward = forward_operations(cases[0].architecture)
-    step = settings.restarts * (9 * batch * forward / 15e9 + 2e-3)  # two passes back, and overhead
+    step = settings.restarts * (
+        seconds_of(9 * batch * forward) + 2e-3
+    )  # two passes back, and overhead
     return max(50, min(2000, int(settings.budget / len(cases) / step)))

@@ -19,7 +19,7 @@ from exhume.models.own import fully_connected
 from exhume.store import address, digest
 from exhume.train.recipe import FullBatch, MiniBatch
 
-__all__ = ["forward_operations", "network_seconds", "seconds_per_model"]
+__all__ = ["forward_operations", "network_seconds", "seconds_of", "seconds_per_model"]
 
 _STACKED = 40e9  # operations a second and thread: MLPs, trained side by side
 _GENERAL = 15e9  # any other module
@@ -36,7 +36,12 @@ def forward_operations(architecture: Architecture) -> float:
 
 def network_seconds(network: nn.Module, shape: tuple[int, ...], threads: int) -> float:
     """Of one record's way through any network."""
-    return _counted(network, shape) / (_GENERAL * threads)
+    return seconds_of(_counted(network, shape), threads)
+
+
+def seconds_of(operations: float, threads: int = 1) -> float:
+    """At the nominal speed of any module but a stack of MLPs."""
+    return operations / (_GENERAL * threads)
 
 
 def _counted(network: nn.Module, shape: tuple[int, ...]) -> float:

@@ -20,7 +20,6 @@ from exhume.auditing.informed import (
     start_of,
 )
 from exhume.auditing.update import attack_updates
-from exhume.auditing.update_found import Found
 from exhume.auditing.update_reading import Case
 from exhume.contract import (
     ExhumeError,
@@ -34,6 +33,7 @@ from exhume.contract import (
 from exhume.defences.release import NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.defences.rounding import Rounding
 from exhume.report.folder import RunFolder
+from exhume.score.verdict import gravest
 from exhume.settings import Settings
 from exhume.train.dp import noise_for_epsilon
 from exhume.train.functional import accuracy, own_gradients
@@ -47,18 +47,21 @@ _SAMPLE = 64  # records whose gradients choose the clip
 
 def fixes_for(acts: Sequence[Act], found: Sequence[Findings]) -> list[Fix]:
     """Of everything that leaks."""
-    leaking = {one.section["id"] for one in found if one.verdict.word == "leaks"}
-    fixes: list[Fix] = []
-    for act in acts:
-        own: list[Fix] = []
-        if isinstance(act, TrainingAct) and leaking & {"closed-form", "corrected", "noise-aware"}:
-            own = _of_training(act)
-        if isinstance(act, UpdateAct) and act.truth is not None and leaking & _UPDATE_ATTACKS:
-            own = _of_updates(act)
-        if isinstance(act, SplitAct) and any(name.startswith("split-") for name in leaking):
-            own = act.fixes()
-        fixes += [replace(fix, release=act.title) for fix in own]
-    return fixes
+    leaking = {
+        one.section["release"] for one in found if one.counts and one.verdict.word == "leaks"
+    }
+    return [
+        replace(fix, release=act.title) for act in acts if act.title in leaking for fix in _of(act)
+    ]
+
+
+def _of(act: Act) -> list[Fix]:
+    """Of a file as it is there are none: nothing can be trained again."""
+    if isinstance(act, TrainingAct):
+        return _of_training(act)
+    if isinstance(act, UpdateAct):
+        return _of_updates(act) if act.truth is not None else []
+    return act.fixes() if isinstance(act, SplitAct) else []
 
 
 # Weights
@@ -190,7 +193,6 @@ def _number(value: str | float | None) -> float | None:
 
 # Updates
 
-_UPDATE_ATTACKS = {"bias-ratio", "span", "tolerant-ratio", "tensor", "matching"}
 _ON_UPDATES: tuple[tuple[str, str, ReleaseDefence], ...] = (
     ("noise-0.01", "noise of 1% of the update's size", NoiseRelease(0.01)),
     ("noise-1", "noise as large as the update", NoiseRelease(1.0)),
@@ -200,15 +202,13 @@ _ON_UPDATES: tuple[tuple[str, str, ReleaseDefence], ...] = (
 
 
 def _of_updates(act: UpdateAct) -> list[Fix]:
-    seconds = act.settings.budget + 5.0 * len(act.cases)
-
     def fix(name: str, words: str, defence: ReleaseDefence) -> Fix:
         return Fix(
             name,
             words,
             "none",
             "likeness to the true update",
-            seconds,
+            act.seconds,
             lambda folder, progress: _protected(act, name, defence, folder, progress),
             short=name,
         )
@@ -233,7 +233,7 @@ def _protected(
     return Tried(
         round(best.share(cases) * records),
         records,
-        _word(found),
+        gravest([one.verdict for one in found]).word,
         sum(alike) / len(alike),
         1.0,
     )
@@ -241,11 +241,3 @@ def _protected(
 
 def _records(cases: Sequence[Case]) -> int:
     return sum(case.batch_size or 1 for case in cases)
-
-
-def _word(found: Sequence[Found]) -> str:
-    words = [one.verdict.word for one in found if one.ran]
-    for word in ("leaks", "no leak found"):
-        if word in words:
-            return word
-    return "not audited"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from exhume import data
-from exhume.auditing.act_fitted import FittedAct, FittedSettings
+from exhume.auditing.act_fitted import FittedAct
 from exhume.auditing.act_split import SplitAct
 from exhume.auditing.acts import Act, CheckpointAct, TrainingAct, UpdateAct
 from exhume.auditing.brief import Brief
@@ -113,20 +113,23 @@ def _gather(
     brief: Brief, out: Path, progress: Progress, fitted: tuple[object, Records] | None
 ) -> _Given:
     settings = brief.settings
-    needed = brief.weights or (brief.update is not None and bool(brief.update.data))
-    records = data.load(settings.data.source, progress=progress) if needed else None
+    loaded: dict[str, Records] = {}
+
+    def load(source: str) -> Records:
+        if source not in loaded:
+            loaded[source] = data.load(source, progress=progress)
+        return loaded[source]
+
     check_apart(out, settings.data.source)
     acts: list[Act] = []
-    if brief.weights:
-        assert records is not None  # loaded just above
+    records = load(settings.data.source) if brief.weights else None
+    if records is not None:
         resolve(settings, records)  # refuses what cannot be
     if brief.checkpoint is not None:
         acts.append(CheckpointAct(brief.checkpoint, opened(brief.checkpoint, progress=progress)))
     if brief.update is not None:
         own = brief.update
-        theirs = records
-        if own.data and own.data != settings.data.source:
-            theirs = data.load(own.data, progress=progress)
+        theirs = load(own.data) if own.data else records
         built_in = None
         if own.made and not own.model and theirs is not None:
             built_in = recipe_for(settings, theirs).architecture
@@ -134,25 +137,11 @@ def _gather(
         cases = gathered(own, theirs, built_in)
         acts.append(UpdateAct.of(own, cases, names, brief.budget.seconds))
     if brief.split is not None:
-        theirs = records
-        if theirs is None or brief.split.data != settings.data.source:
-            theirs = data.load(brief.split.data, progress=progress)
-        acts.append(SplitAct.of(brief.split, theirs))
+        acts.append(SplitAct.of(brief.split, load(brief.split.data)))
     if brief.fitted is not None:
-        acts.append(_fitted(brief.fitted, settings, fitted, progress))
+        model, on = fitted or (None, load(settings.data.source))
+        acts.append(FittedAct.of(brief.fitted, on, settings.seed, model))
     return _Given(records, acts)
-
-
-def _fitted(
-    own: FittedSettings,
-    settings: Settings,
-    given: tuple[object, Records] | None,
-    progress: Progress,
-) -> FittedAct:
-    if given is not None:
-        return FittedAct.of(own, given[1], settings.seed, given[0])
-    theirs = data.load(settings.data.source, progress=progress)
-    return FittedAct.of(own, theirs, settings.seed)
 
 
 def _resolved(brief: Brief, given: _Given, folder: RunFolder) -> tuple[Brief, list[Act]]:
