@@ -10,10 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from exhume.contract import NotApplicable, Reconstruction
+from exhume.contract import NotApplicable, Progress, Reconstruction
+from exhume.report.folder import RunFolder
+from exhume.report.page import draw
 from exhume.score.verdict import Verdict, not_audited
 
-__all__ = ["Audit", "Findings", "Named", "inapplicable", "status_of"]
+__all__ = ["Audit", "Findings", "Named", "inapplicable", "pages_of", "status_of"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,15 @@ class Audit:
             f'<iframe srcdoc="{page}" sandbox="allow-scripts" '
             'style="width:100%;height:640px;border:1px solid #ccc"></iframe>'
         )
+
+
+def pages_of(folder: RunFolder, *, redact: bool, progress: Progress) -> tuple[Path, Path | None]:
+    """Draw the report of a finished run, and a version without records where it is asked for."""
+    progress("drawing the report", 0, 1)
+    report = draw(folder.path)
+    redacted = draw(folder.path, redact=True) if redact else None
+    progress("drawing the report", 1, 1)
+    return report, redacted
 
 
 def inapplicable(

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from exhume import data
-from exhume.auditing.findings import Audit
+from exhume.auditing.findings import Audit, pages_of
 from exhume.auditing.informed import check_apart
 from exhume.auditing.split_attacks import Attacked, Met, attack_split
 from exhume.auditing.split_defended import Defended, check_trainable, defended, keep, secret_key
@@ -21,7 +21,6 @@ from exhume.auditing.split_told import charts, depth_told, facts
 from exhume.contract import Key, Progress, silent
 from exhume.models.lpips import perceptual
 from exhume.report.folder import RunFolder, environment
-from exhume.report.page import draw
 from exhume.score.features import Distance
 from exhume.score.verdict import Verdict
 
@@ -96,10 +95,7 @@ def audit_split(
             "wall_seconds": time.perf_counter() - started,
         },
     )
-    progress("drawing the report", 0, 1)
-    report = draw(folder.path)
-    redacted = draw(folder.path, redact=True) if redact else None
-    progress("drawing the report", 1, 1)
+    report, redacted = pages_of(folder, redact=redact, progress=progress)
     best = judged.in_use.strongest.metrics
     metrics = {**best, "success": best["recognised_share"]}
     return Audit(verdict, metrics, folder.path, report, redacted)

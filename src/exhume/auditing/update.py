@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from exhume import data
-from exhume.auditing.findings import Audit
+from exhume.auditing.findings import Audit, pages_of
 from exhume.auditing.update_attacks import Answer, Line, attack_all, lines_for, steps_within
 from exhume.auditing.update_found import Found, Truth, found_by
 from exhume.auditing.update_made import made_updates
@@ -19,7 +19,6 @@ from exhume.auditing.update_settings import UpdateSettings, taken_up
 from exhume.contract import Architecture, Key, Progress, Records, silent
 from exhume.plan import threads_for
 from exhume.report.folder import RunFolder, environment
-from exhume.report.page import draw
 from exhume.score.verdict import gravest
 from exhume.settings import to_toml
 
@@ -75,10 +74,7 @@ def audit_update(
             "wall_seconds": time.perf_counter() - started,
         },
     )
-    progress("drawing the report", 0, 1)
-    report = draw(folder.path)
-    redacted = draw(folder.path, redact=True) if redact else None
-    progress("drawing the report", 1, 1)
+    report, redacted = pages_of(folder, redact=redact, progress=progress)
     return Audit(verdict, strongest_of_updates(found, cases), folder.path, report, redacted)
 
 

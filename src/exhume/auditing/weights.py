@@ -19,7 +19,7 @@ from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.strongest import Strongest
 from exhume.auditing.at_risk import AT_RISK, factors_of_one, write_risk
-from exhume.auditing.findings import Audit
+from exhume.auditing.findings import Audit, pages_of
 from exhume.auditing.given import Given, mean_given, records_given
 from exhume.auditing.informed import check_apart
 from exhume.auditing.weights_fit import fit_of
@@ -35,7 +35,6 @@ from exhume.contract import (
 from exhume.models.heads import Head, check_head
 from exhume.report.folder import RunFolder, environment
 from exhume.report.margin import inapplicable_section, margin_section, unscored_section
-from exhume.report.page import draw
 from exhume.score.margin import score_margin
 from exhume.score.margin_verdict import judge_margin, unscored
 from exhume.score.verdict import Verdict, not_audited
@@ -105,10 +104,7 @@ def audit_weights(
         "wall_seconds": time.perf_counter() - started,
     }
     folder.write_json("result.json", result)
-    progress("drawing the report", 0, 1)
-    report = draw(folder.path)
-    redacted = draw(folder.path, redact=True) if redact else None
-    progress("drawing the report", 1, 1)
+    report, redacted = pages_of(folder, redact=redact, progress=progress)
     return Audit(judged.verdict, judged.metrics, folder.path, report, redacted)
 
 

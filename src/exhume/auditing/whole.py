@@ -16,7 +16,7 @@ from exhume.auditing.act_split import SplitAct
 from exhume.auditing.acts import Act, CheckpointAct, TrainingAct, UpdateAct
 from exhume.auditing.brief import Brief
 from exhume.auditing.estimate import seconds_per_model
-from exhume.auditing.findings import Audit, Findings
+from exhume.auditing.findings import Audit, Findings, pages_of
 from exhume.auditing.fixes import chart_of, try_fixes
 from exhume.auditing.fixes_for import fixes_for
 from exhume.auditing.informed import check_apart, dealt, start_of
@@ -26,7 +26,6 @@ from exhume.auditing.weights import opened
 from exhume.contract import ExhumeError, Key, Progress, Records, Store, silent
 from exhume.plan import recipe_for, resolve, sized, threads_for
 from exhume.report.folder import RunFolder, environment
-from exhume.report.page import draw
 from exhume.score.verdict import Verdict, broken, gravest, not_audited
 from exhume.settings import Settings
 
@@ -89,10 +88,7 @@ def audit(
             "wall_seconds": time.perf_counter() - started,
         },
     )
-    progress("drawing the report", 0, 1)
-    report = draw(folder.path)
-    redacted = draw(folder.path, redact=True) if redact else None
-    progress("drawing the report", 1, 1)
+    report, redacted = pages_of(folder, redact=redact, progress=progress)
     metrics = strongest.metrics if strongest else {}
     advice = tuple(row["sentence"] for row in fixes)
     return Audit(verdict, metrics, folder.path, report, redacted, advice, alarm)
