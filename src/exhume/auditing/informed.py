@@ -252,8 +252,11 @@ def _factors(game: Game, release: Weights, scores: TargetScores) -> dict[str, Te
 
 def check_apart(out: Path, source: str) -> None:
     """A run folder inside the data would become data at the next run."""
-    place = Path(source).resolve()
-    if place.is_dir() and out.resolve().is_relative_to(place):
+    try:
+        inside = Path(source).is_dir() and out.resolve().is_relative_to(Path(source).resolve())
+    except (OSError, ValueError):  # a name that no file can have is refused where it is read
+        return
+    if inside:
         raise ExhumeError(f"--out: {out} lies inside the data, {source}; choose another place")
 
 
