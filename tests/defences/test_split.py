@@ -12,21 +12,33 @@ from torch import nn
 
 from exhume.contract import ExhumeError, Key, Records
 from exhume.defences.split.dropout_ensemble import DropoutEnsemble
-from exhume.defences.split.ensembler import Ensembler
+from exhume.defences.split.ensembler import Ensembler, likeness
 from exhume.defences.split.single import Dropout, Noise, RandomHead, Shredder
 from exhume.models.drawing import he_normal
 from exhume.models.pipeline import Client
 from exhume.store import FolderStore, NullStore
 from exhume.train.single import Schedule
-from exhume.train.split import SplitDefence, SplitJob, augmented_images, fixed_noise, train_split
+from exhume.train.split import (
+    SplitDefence,
+    SplitJob,
+    augmented_images,
+    fixed_noise,
+    thinned,
+    train_split,
+)
 
 # no defence, and a real one
 DEFENCES = {
     "noise": (Noise(), Noise(0.5)),
     "dropout": (Dropout(), Dropout(0.5)),
+    "dropout of answers": (Dropout(dropped="answers"), Dropout(0.5, "answers")),
     "random head": (RandomHead(frozen=False), RandomHead()),
     "shredder": (Shredder(), Shredder(0.5)),
     "dropout ensemble": (DropoutEnsemble(1, 0.0), DropoutEnsemble(3, 0.3)),
+    "dropout ensemble of answers": (
+        DropoutEnsemble(1, 0.0, "answers"),
+        DropoutEnsemble(3, 0.3, "answers"),
+    ),
     "ensembler": (None, Ensembler(3, 2)),
 }
 
@@ -171,14 +183,21 @@ def test_the_likeness_term_drives_the_head_away_from_those_of_stage_one(job, key
     parts = Ensembler(2, 2).stage_one(job, key=key, store=NullStore())
     x = job.records.inputs
 
-    def likeness(weight):
+    def alike(weight):
         made = Ensembler(2, 2, likeness=weight).stage_two(
             job, parts, (0, 1), key=key, store=NullStore()
         )
         own = made.client.head(x).flatten(1)
-        return max(float(F.cosine_similarity(own, p.head(x).flatten(1), 1).mean()) for p in parts)
+        likest = [
+            max(
+                float(F.cosine_similarity(own[i], p.head(x[i : i + 1]).flatten(), 0)) for p in parts
+            )
+            for i in range(len(x))
+        ]
+        assert likeness(made, parts, x) == pytest.approx(sum(likest) / len(x), abs=1e-5)
+        return likeness(made, parts, x)
 
-    assert likeness(5.0) < likeness(0.0) - 0.1
+    assert alike(5.0) < alike(0.0) - 0.1
 
 
 def test_a_killed_ensembler_ends_with_the_same_bits(job, key, dying_store):
@@ -211,6 +230,21 @@ def test_augmented_images_are_moved_and_mirrored(key):
     assert {0.0, 1.0} == set(moved.unique().tolist())
 
 
+def test_dropout_keeps_the_mean_and_drops_its_share(key):
+    values = torch.full((200, 50), 2.0)
+    left = thinned(values, 0.3, key.generator())
+    assert torch.allclose(left.unique(), torch.tensor([0.0, 2 / 0.7]))
+    assert float((left == 0).double().mean()) == pytest.approx(0.3, abs=0.02)
+    assert float(left.mean()) == pytest.approx(2, abs=0.05)
+    assert thinned(values, 0.0, key.generator()) is values
+
+
+def test_what_is_dropped_changes_the_training(job, key):
+    sent, answered = (train(Dropout(0.5, where), job, key) for where in ("features", "answers"))
+    x = job.records.inputs[:5]
+    assert not torch.equal(sent.client.send(x), answered.client.send(x))
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -220,7 +254,9 @@ def test_augmented_images_are_moved_and_mirrored(key):
         (lambda: Noise(-1.0), "sigma: must be at least 0, got -1.0"),
         (lambda: Dropout(1.0), r"rate: must lie in \[0, 1\), got 1.0"),
         (lambda: Shredder(reward=-1.0), "reward: must be at least 0"),
+        (lambda: Dropout(0.5, "pixels"), "dropped: 'pixels' is not one of features, answers"),
         (lambda: DropoutEnsemble(0), "bodies must be at least 1"),
+        (lambda: DropoutEnsemble(2, 1.0), r"rate: must lie in \[0, 1\), got 1.0"),
     ],
 )
 def test_illegal_settings(make, said):

@@ -19,10 +19,13 @@ from exhume.train.single import Schedule
 __all__ = ["STUDY", "TABLE", "attackers", "quick"]
 
 
-def attackers(channels: int, epochs: int, batch: int, lookalike: Lookalike) -> Attackers:
-    """All decoders alike, trained alike."""
+def attackers(
+    channels: int, epochs: int, batch: int, lookalike: Lookalike, shadow_epochs: int = 0
+) -> Attackers:
+    """All decoders alike, trained alike. shadow_epochs: of shadows; 0: as many as of decoders."""
     schedule, decoder = Schedule(epochs, batch, 3e-3, "adam", 0.0), Decoder(channels)
-    shadow = ShadowInversion((0,), ShadowHead(channels), decoder, schedule, schedule)
+    longer = replace(schedule, epochs=shadow_epochs or epochs)
+    shadow = ShadowInversion((0,), ShadowHead(channels), decoder, longer, schedule)
     return Attackers(shadow, replace(lookalike, decoder=decoder, decoder_schedule=schedule))
 
 
@@ -59,9 +62,9 @@ TABLE = Table(
         "cpu": Setting(
             Sizes(18_000, 200, 3_000, 2_000, 2_000),
             16,
-            Ensembler(4, 2),
+            Ensembler(4, 2, likeness=0.1, schedule=Schedule(6, 64, 0.1)),
             Schedule(3, 64, 0.1),
-            attackers(32, 5, 32, Lookalike()),
+            attackers(32, 5, 32, Lookalike(), shadow_epochs=12),
             augment=False,
             shredder=Shredder(1.0, schedule=Schedule(1, 64, 1e-2, "adam", 0.0)),
         ),

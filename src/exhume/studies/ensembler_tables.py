@@ -17,7 +17,7 @@ from exhume import data
 from exhume.contract import Key, Progress, Records
 from exhume.data import Sizes, Split
 from exhume.defences.split.dropout_ensemble import DropoutEnsemble
-from exhume.defences.split.ensembler import Ensembler
+from exhume.defences.split.ensembler import Ensembler, likeness
 from exhume.defences.split.single import Dropout, Noise, RandomHead, Shredder
 from exhume.models.lpips import perceptual
 from exhume.models.pipeline import Pipeline
@@ -28,7 +28,7 @@ from exhume.studies.ensembler_rows import Attackers, Met, Row, left_out, mean_im
 from exhume.studies.ensembler_told import Paper, charts, claims, deviations
 from exhume.studies.study import Outcome, Scale, Study, labelled
 from exhume.train.single import Schedule
-from exhume.train.split import SplitDefence, SplitJob
+from exhume.train.split import ANSWERS, SplitDefence, SplitJob
 
 __all__ = ["Setting", "Table", "Trial"]
 
@@ -74,12 +74,14 @@ class Table:
         setting = trial.setting
         rows: dict[str, Row] = {}
         accuracy: dict[str, float] = {}
+        facts: dict[str, float] = {}
         for name in self.defences:
             pipeline = trial.pipeline(name)
             accuracy[name] = pipeline.accuracy(trial.parts.test.inputs, trial.parts.test.labels)
             rows |= trial.rows(name, pipeline)
+            facts |= trial.facts(name, pipeline)
         null = mean_image(trial.met, pipeline)
-        metrics = _metrics(self.defences, rows, accuracy, null)
+        metrics = _metrics(self.defences, rows, accuracy, null) | facts
         return Outcome(
             claims=claims(self.paper, rows, accuracy, null, metrics, trial.key.fold("claims")),
             metrics=metrics,
@@ -131,8 +133,8 @@ class Trial:
             "none": Noise(),
             "shredder": setting.shredder,
             "single": Noise(setting.sigma),
-            "dr_single": Dropout(setting.dropout),
-            "dr_ensemble": DropoutEnsemble(setting.ensembler.bodies, setting.dropout),
+            "dr_single": Dropout(setting.dropout, ANSWERS),
+            "dr_ensemble": DropoutEnsemble(setting.ensembler.bodies, setting.dropout, ANSWERS),
             "random_head": RandomHead(),
             "ensembler": setting.ensembler,
         }
@@ -158,6 +160,19 @@ class Trial:
             every=main,
         )
         return theirs | ours
+
+    def facts(self, name: str, pipeline: Pipeline) -> dict[str, float]:
+        """Size of the noise beside that of the features; what became of eq. 3's cosine."""
+        sent, noise = pipeline.released(self.parts.test.inputs), pipeline.client.noise
+        found = {
+            f"{name}.noise_size": float(noise.square().mean().sqrt()),
+            f"{name}.feature_size": float((sent - noise).square().mean().sqrt()),
+        }
+        if name == "ensembler":
+            own, key = self.setting.ensembler, self.key.fold("victim")
+            parts = own.stage_one(self.job, key=key, store=self.met.store)
+            found[f"{name}.likeness"] = likeness(pipeline, parts, self.parts.test.inputs)
+        return found
 
 
 def _in_colour(distance: Distance) -> Distance:

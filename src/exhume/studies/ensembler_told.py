@@ -129,8 +129,11 @@ def deviations(paper: Paper, sizes: Sizes, width: int, ensembler: Ensembler) -> 
         f"N = {ensembler.bodies} bodies, P = {ensembler.selected} (the paper: {paper.bodies} and "
         f"{paper.selected}).",
         "Eq. 3's sum over the selected heads is ambiguous; the largest cosine of each input counts.",
-        "Bodies are in eval mode in stage 2. Lambda is 1; the paper states none.",
-        "Shredder's noise is one learned map; its authors draw from several.",
+        f"Bodies are in eval mode in stage 2. Lambda is {ensembler.likeness:g}; the paper states none.",
+        "Shredder's noise is one learned map, as large as accuracy allows; its authors draw from several, "
+        "and the paper calls its noise small. `<row>.noise_size` is the root mean square of each.",
+        "Dropout works on the bodies' answers, where the Ensembler has its selector; the paper does not "
+        "say where.",
         "Best of N is chosen with the truth in sight, as in the paper: a bound on that attacker.",
         "`matched` and `lookalike` also use the features that the client has sent before, not their inputs.",
         "Single is the first of the Ensembler's stage 1 pipelines, which are trained in the same way.",

@@ -9,14 +9,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exhume.contract import Key, Progress, Records, Store, silent
+from exhume.contract import ExhumeError, Key, Progress, Records, Store, silent
 from exhume.models.blueprint import Blueprint, Network
 from exhume.models.pipeline import Pipeline
 from exhume.models.split import Split, cut
 from exhume.store import describe, digest
 from exhume.train.single import Schedule, train_module
 
-__all__ = ["Network", "SplitDefence", "SplitJob", "augmented_images", "fixed_noise", "train_split"]
+__all__ = [
+    "ANSWERS",
+    "FEATURES",
+    "Network",
+    "SplitDefence",
+    "SplitJob",
+    "augmented_images",
+    "check_dropped",
+    "fixed_noise",
+    "thinned",
+    "train_split",
+]
+
+FEATURES, ANSWERS = "features", "answers"
+"""Where dropout works: on what the client sends, or on what the bodies answer."""
 
 _SHIFT = 4  # pixels that an augmented image may move by
 
@@ -86,18 +100,34 @@ def fixed_noise(shape: tuple[int, ...], sigma: float, key: Key) -> Tensor:
     return sigma * torch.randn(shape, generator=key.fold("noise map").generator())
 
 
+def thinned(values: Tensor, rate: float, generator: torch.Generator) -> Tensor:
+    """Each value dropped with this probability, the others scaled up so that the mean stays."""
+    if not rate:
+        return values
+    kept = torch.rand(values.shape, generator=generator) >= rate
+    return values * kept / (1 - rate)
+
+
+def check_dropped(rate: float, dropped: str) -> None:
+    if not 0 <= rate < 1:
+        raise ExhumeError(f"rate: must lie in [0, 1), got {rate}")
+    if dropped not in (FEATURES, ANSWERS):
+        raise ExhumeError(f"dropped: {dropped!r} is not one of {FEATURES}, {ANSWERS}")
+
+
 def train_split(
     job: SplitJob,
     *,
     noise: Tensor | None = None,
     dropout: float = 0.0,
+    dropped: str = FEATURES,
     random_head: bool = False,
     key: Key,
     store: Store,
     progress: Progress = silent,
     stage: str = "training the split network",
 ) -> Split:
-    """Cross-entropy of tail(body(head(x) + noise)), features dropped at random if asked.
+    """Cross-entropy of tail(body(head(x) + noise)), features or the body's answers dropped if asked.
 
     random_head: the head stays as it was drawn, except for batch-norm statistics.
     """
@@ -110,17 +140,26 @@ def train_split(
     def loss(rows: Tensor, generator: torch.Generator) -> Tensor:
         inputs, labels = job.batch(rows, generator)
         features = parts.head(inputs) + added
-        if dropout:
-            kept = torch.rand(features.shape, generator=generator) >= dropout
-            features = features * kept / (1 - dropout)
-        return F.cross_entropy(parts.tail(parts.body(features)), labels)
+        if dropped == FEATURES:
+            features = thinned(features, dropout, generator)
+        answer = parts.body(features)
+        if dropped == ANSWERS:
+            answer = thinned(answer, dropout, generator)
+        return F.cross_entropy(parts.tail(answer), labels)
 
     train_module(
         whole,
         loss,
         len(job.records),
         job.schedule,
-        inputs=(*job.digests, digest(added), str(dropout), str(random_head), job.first, job.second),
+        inputs=(
+            *job.digests,
+            digest(added),
+            str(dropout) if dropped == FEATURES else f"{dropped} {dropout}",
+            str(random_head),
+            job.first,
+            job.second,
+        ),
         key=key,
         store=store,
         progress=progress,

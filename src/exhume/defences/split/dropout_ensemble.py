@@ -1,4 +1,4 @@
-"""Several bodies without a secret: dropout on the features, everything trained at once ("DR-ensemble")."""
+"""Several bodies without a secret: dropout on features or answers, one training ("DR-ensemble")."""
 
 from __future__ import annotations
 
@@ -12,14 +12,21 @@ from exhume.contract import ExhumeError, Key, Progress, Store, silent
 from exhume.models.pipeline import Client, Pipeline
 from exhume.models.split import wider_tail
 from exhume.train.single import train_module
-from exhume.train.split import SplitJob, fixed_noise
+from exhume.train.split import (
+    ANSWERS,
+    FEATURES,
+    SplitJob,
+    check_dropped,
+    fixed_noise,
+    thinned,
+)
 
 __all__ = ["DropoutEnsemble"]
 
 
 @dataclass(frozen=True)
 class DropoutEnsemble:
-    """N bodies behind one head; features are dropped at random in training, and all answers count.
+    """N bodies behind one head; features or answers are dropped at random in training, all bodies count.
 
     Sees: the network, its training records.
     Assumes: nothing about the attacker.
@@ -29,10 +36,12 @@ class DropoutEnsemble:
 
     bodies: int = 10
     rate: float = 0.5
+    dropped: str = FEATURES  # "answers": before the tail, where the Ensembler has its selector
 
     def __post_init__(self) -> None:
-        if self.bodies < 1 or not 0 <= self.rate < 1:
-            raise ExhumeError(f"bodies must be at least 1 and the rate in [0, 1): {self}")
+        if self.bodies < 1:
+            raise ExhumeError(f"bodies must be at least 1: {self}")
+        check_dropped(self.rate, self.dropped)
 
     @property
     def strength(self) -> float:
@@ -53,18 +62,19 @@ class DropoutEnsemble:
         def loss(rows: Tensor, generator: torch.Generator) -> Tensor:
             inputs, labels = job.batch(rows, generator)
             features = first.head(inputs)
-            if self.rate:
-                kept = torch.rand(features.shape, generator=generator) >= self.rate
-                features = features * kept / (1 - self.rate)
-            logits = client.finish([body(features) for body in bodies])
-            return F.cross_entropy(logits, labels)
+            if self.dropped == FEATURES:
+                features = thinned(features, self.rate, generator)
+            answers = [body(features) for body in bodies]
+            if self.dropped == ANSWERS:
+                answers = [thinned(answer, self.rate, generator) for answer in answers]
+            return F.cross_entropy(client.finish(answers), labels)
 
         train_module(
             whole,
             loss,
             len(job.records),
             job.schedule,
-            inputs=(*job.digests, str(self.rate), job.first, job.second),
+            inputs=(*job.digests, str(self.rate), self.dropped, job.first, job.second),
             key=key,
             store=store,
             progress=progress,

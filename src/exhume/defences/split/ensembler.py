@@ -15,6 +15,7 @@ Cost: N trainings, then one of head and tail through P bodies. Memory: N network
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +30,7 @@ from exhume.store import NullStore, address, digest
 from exhume.train.single import Schedule, train_module
 from exhume.train.split import SplitJob, fixed_noise, train_split
 
-__all__ = ["Ensembler"]
+__all__ = ["Ensembler", "likeness"]
 
 
 @dataclass(frozen=True)
@@ -137,9 +138,8 @@ class Ensembler:
             if not self.likeness:
                 return entropy
             with torch.no_grad():
-                others = [head(inputs).flatten(1) for head in heads]
-            alike = torch.stack([F.cosine_similarity(sent.flatten(1), o, 1) for o in others])
-            return entropy + self.likeness * alike.max(0).values.mean()
+                others = [head(inputs) for head in heads]
+            return entropy + self.likeness * _alike(sent, others)
 
         weights = tuple(
             digest(tensor)
@@ -159,6 +159,19 @@ class Ensembler:
             stage="training head and tail",
         )
         return Pipeline(client, bodies, job.first)
+
+
+@torch.no_grad()
+def likeness(pipeline: Pipeline, parts: Sequence[Split], inputs: Tensor) -> float:
+    """What eq. 3 keeps small: how alike the client's head is to the likest of those it replaced."""
+    client = pipeline.client
+    return float(_alike(client.head(inputs), [parts[i].head(inputs) for i in client.selected]))
+
+
+def _alike(sent: Tensor, others: Sequence[Tensor]) -> Tensor:
+    """The largest cosine of each input, averaged."""
+    cosines = [F.cosine_similarity(sent.flatten(1), other.flatten(1), 1) for other in others]
+    return torch.stack(cosines).max(0).values.mean()
 
 
 @dataclass(frozen=True, eq=False)

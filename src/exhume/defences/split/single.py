@@ -13,7 +13,7 @@ from exhume.models.pipeline import Client, Pipeline
 from exhume.models.split import Split
 from exhume.store import digest
 from exhume.train.single import Schedule, train_module
-from exhume.train.split import SplitJob, fixed_noise, train_split
+from exhume.train.split import FEATURES, SplitJob, check_dropped, fixed_noise, train_split
 
 __all__ = ["Dropout", "Noise", "RandomHead", "Shredder"]
 
@@ -61,7 +61,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Dropout:
-    """Features are dropped at random in training, one round of it ("DR-single").
+    """Features, or the body's answers, are dropped at random in training, one round of it ("DR-single").
 
     Sees: the network, its training records.
     Assumes: nothing about the attacker.
@@ -70,10 +70,10 @@ class Dropout:
     """
 
     rate: float = 0.0
+    dropped: str = FEATURES  # "answers": before the tail, where the Ensembler has its selector
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rate < 1:
-            raise ExhumeError(f"rate: must lie in [0, 1), got {self.rate}")
+        check_dropped(self.rate, self.dropped)
 
     @property
     def strength(self) -> float:
@@ -82,9 +82,10 @@ class Dropout:
     def train(
         self, job: SplitJob, *, key: Key, store: Store, progress: Progress = silent
     ) -> Pipeline:
-        return _quiet(
-            train_split(job, dropout=self.rate, key=key, store=store, progress=progress), job
+        parts = train_split(
+            job, dropout=self.rate, dropped=self.dropped, key=key, store=store, progress=progress
         )
+        return _quiet(parts, job)
 
 
 @dataclass(frozen=True)
