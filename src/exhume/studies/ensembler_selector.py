@@ -19,17 +19,16 @@ from exhume.attacks.split.lookalike import Lookalike
 from exhume.attacks.split.shadow import LEARNED, server_of, train_shadow
 from exhume.contract import Key, Progress, silent
 from exhume.data import Sizes
-from exhume.defences.split.ensembler import Ensembler
+from exhume.defences.split.ensembler import Ensembler, likeness
 from exhume.defences.split.single import Noise
 from exhume.models.pipeline import Pipeline
 from exhume.models.resnet import ResNet18
-from exhume.report.charts import Chart, Point
 from exhume.report.folder import RunFolder
-from exhume.score.intervals import bootstrap
 from exhume.store import NullStore
 from exhume.studies.ensembler_cifar10 import attackers, quick
 from exhume.studies.ensembler_rows import Attackers, Met, Row, mean_image, meet
-from exhume.studies.study import Claim, Outcome, Scale, Study, labelled
+from exhume.studies.ensembler_selector_told import chart, claims
+from exhume.studies.study import Outcome, Scale, Study, labelled
 from exhume.train.single import Schedule
 from exhume.train.split import SplitJob
 from exhume.victims.split import server_knowledge
@@ -60,7 +59,8 @@ def _variants(
     return found
 
 
-_CPU, _PAPER = Ensembler(4, 2), Ensembler(10, 4)
+_CPU = Ensembler(4, 2, likeness=0.1, schedule=Schedule(3, 64, 0.1))
+_PAPER = Ensembler(10, 4, likeness=0.1)
 _SCALES: dict[Scale, _Setting] = {
     "smoke": _Setting(
         Sizes(60, 12, 60, 40, 30),
@@ -68,7 +68,7 @@ _SCALES: dict[Scale, _Setting] = {
         Ensembler(2, 1),
         Schedule(1, 50, 0.05),
         quick(),
-        _variants(Ensembler(2, 1), (2,), (0.0,), 0.5),
+        _variants(Ensembler(2, 1), (2,), (0.0, 2.0), 0.5),
     ),
     "cpu": _Setting(
         Sizes(10_000, 200, 2_000, 2_000, 2_000),
@@ -76,7 +76,7 @@ _SCALES: dict[Scale, _Setting] = {
         _CPU,
         Schedule(2, 64, 0.1),
         attackers(24, 4, 32, Lookalike()),
-        _variants(_CPU, (1, 4), (0.0,), 0.5),
+        _variants(_CPU, (1, 4), (0.0, 1.0), 0.5),
     ),
     "paper": _Setting(
         Sizes(25_000, 1_000, 20_000, 4_000, 10_000),
@@ -84,7 +84,7 @@ _SCALES: dict[Scale, _Setting] = {
         _PAPER,
         Schedule(100, 128, 0.1),
         attackers(64, 50, 128, Lookalike(starts=12)),
-        _variants(_PAPER, (1, 2, 6, 10), (0.0, 0.1, 10.0), 0.5),
+        _variants(_PAPER, (1, 2, 6, 10), (0.0, 1.0, 10.0), 0.5),
     ),
 }
 
@@ -108,6 +108,8 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     for name, ensembler in {"plain": setting.plain, **setting.variants}.items():
         pipeline = ensembler.train(job, key=key, store=met.store, progress=labelled(progress, name))
         metrics[f"{name}.delta_accuracy"] = tested(pipeline) - metrics["none.accuracy"]
+        bodies = ensembler.stage_one(job, key=key, store=met.store)
+        metrics[f"{name}.likeness"] = likeness(pipeline, bodies, parts.test.inputs)
         rows[f"{name}.adaptive"] = meet(met, pipeline, adaptive, name, f"{name} adaptive")
         rows[f"{name}.lookalike"] = meet(
             met, pipeline, setting.attackers.lookalike, name, f"{name} lookalike"
@@ -123,7 +125,7 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
         metrics |= found.scores.metrics(row)
         metrics |= {f"{row}.{n}": v for n, v in found.observed.items()}
     return Outcome(
-        claims=_claims(rows, metrics, key),
+        claims=claims(rows, metrics, key),
         metrics=metrics,
         deviations=[
             f"ResNet-18 of width {setting.width} on {setting.sizes.fixed:,} images, "
@@ -132,7 +134,7 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
             "Cost of enumeration: seconds of one epoch through 1 to N bodies, measured, times the "
             "number of epochs and of subsets of each size.",
         ],
-        charts=[_chart(list(setting.variants), metrics)],
+        charts=[chart(list(setting.variants), metrics)],
     )
 
 
@@ -181,56 +183,6 @@ def _enumeration(pipeline: Pipeline, met: Met, attackers: Attackers) -> dict[str
         found[f"enumeration.hours_{bodies}"] = whole / 3600
         found[f"enumeration.trials_{bodies}"] = 2.0**bodies - 1
     return found
-
-
-def _claims(rows: Mapping[str, Row], metrics: Mapping[str, float], key: Key) -> list[Claim]:
-    def above(one: str, other: str) -> tuple[float, float]:
-        apart = rows[one].scores.each["affine_ssim"] - rows[other].scores.each["affine_ssim"]
-        return bootstrap(apart, key.fold(one, other)) if bool(apart.any()) else (0.0, 0.0)
-
-    low, high = above("plain.subsets", "plain.adaptive")
-    seen = above("plain.lookalike", "plain.subsets")
-    rank, tried = metrics["enumeration.rank"], metrics["enumeration.subsets"]
-    return [
-        Claim(
-            "accuracy-names-the-secret",
-            "The subset whose shadow classifies best is the client's",
-            "implied: 2^N - 1 trials are said to be what the attacker needs",
-            f"the client's subset ranks {rank:.0f} of {tried:.0f}",
-            rank == 1,
-        ),
-        Claim(
-            "enumeration-pays",
-            "Who tries every subset gets more than the adaptive attacker",
-            "implied",
-            f"SSIM after an affine fit, paired difference {low:.3f} to {high:.3f}",
-            low > 0,
-        ),
-        Claim(
-            "secret-matters",
-            "No attacker who lacks the selection does better than by trying every subset",
-            "implied",
-            f"looking at features only: SSIM after an affine fit "
-            f"{metrics['plain.lookalike.affine_ssim']:.3f} against "
-            f"{metrics['plain.subsets.affine_ssim']:.3f}, paired difference {seen[0]:.3f} to {seen[1]:.3f}",
-            seen[0] <= 0,
-        ),
-    ]
-
-
-def _chart(variants: list[str], metrics: Mapping[str, float]) -> Chart:
-    names = ["plain", *variants]
-    return Chart(
-        "What P, N, lambda and sigma do",
-        "variant",
-        "SSIM after an affine fit",
-        {
-            attacker: [
-                Point(n.replace("_", " "), metrics[f"{n}.{attacker}.affine_ssim"]) for n in names
-            ]
-            for attacker in ("adaptive", "lookalike")
-        },
-    )
 
 
 STUDY = Study(
