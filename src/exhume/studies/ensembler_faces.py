@@ -40,9 +40,9 @@ TABLE = Table(
         "cpu": Setting(
             Sizes(220, 20, 90, 40, 30),
             8,
-            Ensembler(4, 2),
+            Ensembler(4, 2, likeness=0.1, schedule=Schedule(60, 20, 0.05)),
             Schedule(30, 20, 0.05),
-            attackers(16, 40, 20, Lookalike()),
+            attackers(16, 80, 20, Lookalike(), shadow_epochs=160),
             halvings=1,
         ),
         "paper": Setting(
