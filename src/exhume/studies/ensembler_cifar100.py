@@ -5,7 +5,7 @@ from __future__ import annotations
 from exhume.attacks.split.lookalike import Lookalike
 from exhume.data import Sizes
 from exhume.defences.split.ensembler import Ensembler
-from exhume.studies.ensembler_cifar10 import attackers, quick
+from exhume.studies.ensembler_cifar10 import CPU, attackers, quick
 from exhume.studies.ensembler_tables import Setting, Table
 from exhume.studies.ensembler_told import Paper
 from exhume.train.single import Schedule
@@ -31,18 +31,11 @@ TABLE = Table(
         "smoke": Setting(
             Sizes(40, 12, 30, 20, 20), 4, Ensembler(2, 1), Schedule(1, 50, 0.05), quick()
         ),
-        "cpu": Setting(
-            Sizes(18_000, 200, 3_000, 2_000, 2_000),
-            16,
-            Ensembler(4, 2),
-            Schedule(3, 64, 0.1),
-            attackers(32, 5, 32, Lookalike()),
-            augment=False,
-        ),
+        "cpu": CPU,
         "paper": Setting(
             Sizes(25_000, 1_000, 20_000, 4_000, 10_000),
             64,
-            Ensembler(10, 3),
+            Ensembler(10, 3, likeness=0.1),
             Schedule(100, 128, 0.1),
             attackers(64, 50, 128, Lookalike(starts=12)),
         ),

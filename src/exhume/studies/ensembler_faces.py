@@ -48,7 +48,7 @@ TABLE = Table(
         "paper": Setting(
             Sizes(15_000, 1_000, 8_000, 3_000, 3_000),
             64,
-            Ensembler(10, 5),
+            Ensembler(10, 5, likeness=0.1),
             Schedule(100, 128, 0.1),
             attackers(64, 50, 128, Lookalike(starts=12)),
             source="celeba-hq",
