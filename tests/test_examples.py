@@ -96,6 +96,13 @@ def test_a_private_network_by_opacus(follow):
     assert "train.py:train" in Path("run/result.json").read_text()
 
 
+def test_an_adapter_of_a_base(follow, monkeypatch):
+    monkeypatch.setenv("RANK", "32")
+    assert "The release leaks: 1 of 1 records" in follow("lora_adapter")
+    victim = json.loads(Path("run/result.json").read_text())["victim"]
+    assert victim["read_as"] == "A LoRA adapter of 1, 3, scaled by 0.5."
+
+
 def test_a_published_credit_model(follow):
     said = follow("credit_model")
     assert "5 of 5 customers came back within 1%" in said

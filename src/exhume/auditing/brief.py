@@ -4,8 +4,9 @@ One TOML file. `[data]` and `[victim]` say once what the records and the model a
 follow says what leaves the house:
 
     [victim]        weights, trained this way (also where no other section is given)
-    [checkpoint]    a file of weights, attacked as it is
-    [update]        what clients send in federated learning: a file, or batches that are made up here
+    [checkpoint]    a file of weights, attacked as it is; or a LoRA adapter or a difference, and its base
+    [update]        what clients send in federated learning: a file, or batches that are made up here; or
+                    an adapter or a difference of few steps, and its base
     [split]         features that the client of a split network sends to a server
     [fitted]        a fitted linear model of scikit-learn's, in a .skops file
 """
@@ -153,7 +154,7 @@ def _common(section: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     said: dict[str, Any] = {"seed": settings.seed, "data": settings.data.source}
     if ":" in settings.victim.network:
         said["model"] = settings.victim.network
-    if not {"update", "before", "after"} & set(section):
+    if not {"update", "before", "after", "adapter", "delta"} & set(section):
         said |= {"made": 4, "batch_size": 8}
     return said
 
@@ -163,6 +164,6 @@ def _with_file(section: Mapping[str, Any], name: str) -> dict[str, Any]:
     said = dict(section)
     if "file" in said:
         said[name] = said.pop("file")
-    if not said.get(name):
+    if not (said.get(name) or said.get("adapter") or said.get("delta")):
         raise ExhumeError(f'{name}: no file is named; write file = "model.safetensors"')
     return said

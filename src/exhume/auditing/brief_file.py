@@ -8,23 +8,42 @@ from exhume.auditing.brief import Brief
 from exhume.contract import ExhumeError
 from exhume.settings import toml_of
 
-__all__ = ["KINDS", "brief_file"]
+__all__ = ["HOLDS", "KINDS", "brief_file"]
 
+HOLDS = ("whole", "adapter", "delta")
 KINDS = ("training", "checkpoint", "updates", "features", "fitted")
 
 
-def brief_file(release: str, *, data: str, model: str, checkpoint: str, budget: str) -> str:
-    """release: one of `KINDS`. The text is read back once, so that it is legal."""
+def brief_file(
+    release: str,
+    *,
+    data: str,
+    model: str,
+    checkpoint: str,
+    budget: str,
+    holds: str = "whole",
+    base: str = "",
+) -> str:
+    """release: one of `KINDS`; holds: what is in the file, one of `HOLDS`; base: of an adapter or a delta.
+
+    The text is read back once, so that it is legal.
+    """
+    if holds not in HOLDS:
+        raise ExhumeError(f"holds: {holds!r} is not one of {', '.join(HOLDS)}")
+    filed = {"file": checkpoint} if holds == "whole" else {"base": base, holds: checkpoint}
     parts = [_HEAD, "", _section("budget", {"time": budget}), _FIXES]
     parts += ["", _DATA, _section("data", {"source": data}), ""]
     match release:
         case "training":
             parts += [_TRAINING, _section("victim", {"network": model}), _VICTIM]
         case "checkpoint":
-            parts += [_CHECKPOINT, _section("checkpoint", {"file": checkpoint}), _ROWS]
+            parts += [_CHECKPOINT, _section("checkpoint", filed), _ROWS]
         case "updates":
             own = {"model": model} if ":" in model else {}
-            parts += [_UPDATES, _section("update", own), _MADE]
+            if holds == "whole":
+                parts += [_UPDATES, _section("update", own), _MADE]
+            else:
+                parts += [_TUNED, _section("update", own | filed), _STEPS]
         case "features":
             parts += [_SPLIT, _section("split", {"model": model}), _POINTS]
         case "fitted":
@@ -80,6 +99,16 @@ _MADE = """
 made = 4                # updates that are made here, from your records
 batch_size = 8
 # update = "update.safetensors" # or one that you have (then without made)
+"""
+_TUNED = """
+# Released: what a few steps of fine-tuning add to a base, to anyone who has the base.
+"""
+_STEPS = """
+rate = 0.1              # of the SGD that made it; other optimisers are not covered
+steps = 1               # many steps: audit the training instead ([victim] with start)
+batch_size = 8
+records = "0-7"         # those of the records that it was made of
+# scaling = 2.0         # of an adapter, if there is no adapter_config.json beside it
 """
 _SPLIT = """
 # Released: the features that the client of a split network sends, to the server that computes the rest.

@@ -109,6 +109,8 @@ def labels_behind(gradient: Gradient, architecture: Architecture, records: Tenso
     if not linear:
         return None
     name, last = linear[-1]
+    if f"{name}.weight" not in layout.names:
+        return None  # it is not trained
     seen: list[Tensor] = []
     hook = last.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
     outputs = functional_call(module, layout.split(_start(gradient)), (records,)).detach().double()

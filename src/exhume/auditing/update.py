@@ -33,7 +33,8 @@ __all__ = [
 ]
 
 DEVIATIONS = (
-    "An update of several local steps is attacked as the average of its gradients.",
+    "An update of several local steps is attacked as the average of its gradients; of an adapter, with A as "
+    "it ended.",
     "Records are taken to lie in [0, 1] by gradient matching: put the client's normalisation into the model.",
 )
 
@@ -154,6 +155,7 @@ def facts_of_updates(
         "local_steps": steps,
         "batch_size": ", ".join(map(str, sizes)) or "not given",
         "checked": ", ".join(dict.fromkeys(name for case in cases for name in case.checked)),
+        **({"read_as": " ".join(cases[0].told)} if cases[0].told else {}),
         **spared,
     }
 

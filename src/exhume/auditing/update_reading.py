@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from exhume.auditing.fine_tuned import against_of
 from exhume.auditing.proofs import Steps
 from exhume.auditing.update_settings import UpdateSettings
 from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records
@@ -19,7 +20,13 @@ from exhume.models.factory import model_named
 from exhume.models.module import ModuleArchitecture, recognised
 from exhume.store import digest
 from exhume.victims.payload import Said, check_payload
-from exhume.victims.updates import Update, from_gradient, from_recording, from_states
+from exhume.victims.updates import (
+    Update,
+    from_fine_tuning,
+    from_gradient,
+    from_recording,
+    from_states,
+)
 
 __all__ = ["Case", "cases_for", "model_for", "private_records"]
 
@@ -36,6 +43,7 @@ class Case:
     steps: Steps
     averaged: bool
     checked: tuple[str, ...]  # what could be checked about it
+    told: tuple[str, ...] = ()  # how it was read
 
     def start(self) -> Tensor:
         """(p,) the weights the client was sent."""
@@ -58,7 +66,7 @@ def cases_for(settings: UpdateSettings, records: Records | None) -> list[Case]:
     shape = _shape(settings, made, records)
     if isinstance(made, nn.Module):
         module = made
-    elif settings.before or Path(settings.update).is_dir():
+    elif settings.before or settings.base or Path(settings.update).is_dir():
         module = made.build()
     else:
         raise ExhumeError("before: an architecture has no weights of its own; give --before")
@@ -90,6 +98,8 @@ def _shape(
 
 def _updates(settings: UpdateSettings, module: nn.Module) -> list[Update]:
     before = Path(settings.before) if settings.before else None
+    if tuned := against_of(settings):
+        return [from_fine_tuning(*tuned, module, rate=settings.rate, steps=settings.steps)]
     if settings.after:
         assert before is not None  # the settings see to it
         return [
@@ -122,6 +132,7 @@ def _case(update: Update, settings: UpdateSettings, shape: tuple[int, ...]) -> C
         Steps(update.steps, rate * size if summed and size else rate),
         averaged=not summed or bool(size),
         checked=tuple(checked),
+        told=update.told,
     )
 
 

@@ -7,6 +7,7 @@ import tomllib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from exhume.auditing.fine_tuned import check_fine_tuned
 from exhume.auditing.same_run import refuse_other
 from exhume.contract import ExhumeError
 from exhume.report.folder import RunFolder
@@ -24,6 +25,10 @@ class UpdateSettings:
     update: str = ""  # a file with a gradient, or a folder of recorded updates
     before: str = ""  # the state the client was sent
     after: str = ""  # the state it returned
+    base: str = ""  # the state that was fine-tuned into an adapter or a difference
+    adapter: str = ""  # a file with a LoRA adapter of it
+    delta: str = ""  # a file with differences to it
+    scaling: float = 0.0  # of the adapter; 0: alpha / r of the adapter_config.json beside it
     made: int = (
         0  # instead of files: updates that are made here, of `batch_size` records of `data` each
     )
@@ -67,19 +72,27 @@ class UpdateSettings:
 
     def _check_sources(self) -> None:
         """One way of saying what the update is, and no half of another."""
-        if bool(self.after) != (self.rate != 0):
+        check_fine_tuned(self)
+        tuned = bool(self.adapter or self.delta)
+        if tuned and not self.rate:
+            raise ExhumeError("rate: an adapter or a difference needs the rate of its SGD")
+        if bool(self.after) != (self.rate != 0) and not tuned:
             raise ExhumeError("rate: --after and --rate belong together")
+        if tuned and (self.update or self.before or self.after):
+            raise ExhumeError(
+                "adapter, delta: give them with --base alone, no other update or state"
+            )
         if self.after and not self.before:
             raise ExhumeError("before: --after needs the state before it")
         if self.after and self.update:
             raise ExhumeError("update: give a gradient, or --before and --after, not both")
-        if self.made and (self.update or self.after):
+        if self.made and (self.update or self.after or tuned):
             raise ExhumeError("made: updates are given, or made here, not both")
         if self.made and not (self.data and self.batch_size):
             raise ExhumeError("made: say with --data and --batch-size what updates are made of")
-        if not self.after and not self.update and not self.made:
+        if not (self.after or self.update or self.made or tuned):
             raise ExhumeError("update: give a gradient, a recorded folder, or --before and --after")
-        if self.steps > 1 and not self.after:
+        if self.steps > 1 and not (self.after or tuned):
             raise ExhumeError("steps: several local steps need --before, --after and --rate")
 
 
@@ -104,6 +117,7 @@ def taken_up(folder: RunFolder, settings: UpdateSettings) -> UpdateSettings:
 
 def folder_for(settings: UpdateSettings) -> Path:
     """A folder named by the settings, so that the same command finds its own earlier work."""
-    name = Path(settings.update or settings.after or "made").stem
+    given = settings.update or settings.after or settings.adapter or settings.delta
+    name = Path(given or "made").stem
     digest = hashlib.sha256(to_toml(settings).encode()).hexdigest()[:8]
     return Path("runs") / f"update-{name}-{digest}"

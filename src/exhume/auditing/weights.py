@@ -20,6 +20,7 @@ from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.strongest import Strongest
 from exhume.auditing.at_risk import AT_RISK, factors_of_one, write_risk
 from exhume.auditing.findings import Audit, pages_of
+from exhume.auditing.fine_tuned import against_of
 from exhume.auditing.given import Given, mean_given, records_given
 from exhume.auditing.informed import check_apart
 from exhume.auditing.weights_fit import fit_of
@@ -69,6 +70,11 @@ _HIDDEN = _Named(
     "hidden-span",
     "Training images from the span of hidden activations",
     "Confidence is minus the share of a candidate's hidden activations outside the second layer's span.",
+)
+_TUNED = (
+    "the attack explains all weights by training records, and those of a fine-tuned network are mostly its "
+    "base's; audit an adapter or difference of few steps as [update], the way of fine-tuning as [victim] "
+    "with start"
 )
 WEIGHTS_DEVIATIONS = (
     "Where weight decay has removed the second layer's start, records are sought one by one in its span; "
@@ -124,8 +130,8 @@ class Opened:
 
 def opened(settings: WeightsSettings, *, progress: Progress = silent) -> Opened:
     """Read everything that the settings name; nothing in the files is run."""
-    if not Path(settings.checkpoint).exists():
-        raise ExhumeError(f"checkpoint: there is no file {settings.checkpoint}")
+    if not settings.file.exists():
+        raise ExhumeError(f"checkpoint: there is no file {settings.file}")
     given, key = None, Key.from_seed(settings.seed)
     if settings.trained_on:
         given = records_given(
@@ -133,10 +139,14 @@ def opened(settings: WeightsSettings, *, progress: Progress = silent) -> Opened:
         )
     shape = shape_of(settings, given)
     centre = mean_given(settings.mean, shape)
-    path = Path(settings.checkpoint)
+    tuned = against_of(settings)
     try:
         checkpoint = read_checkpoint(
-            path, activation=settings.activation, shape=shape, trust=settings.trust
+            settings.file,
+            activation=settings.activation,
+            shape=shape,
+            trust=settings.trust,
+            against=tuned[1] if tuned else None,
         )
     except NotApplicable as why:
         return Opened(None, why, centre, given)
@@ -175,8 +185,10 @@ def attack_checkpoint(
             at_risk=at_risk,
             progress=progress,
         )
-    name = Path(settings.checkpoint).name
-    return replace(judged, victim={"checkpoint": name, **judged.victim})
+    name: dict[str, str | float] = {"checkpoint": settings.file.name}
+    if settings.base:
+        name["base"] = Path(settings.base).name
+    return replace(judged, victim={**name, **judged.victim})
 
 
 def _attacked(
@@ -250,7 +262,10 @@ def _attacked(
         "success": judged.metrics["above_bar_share"],
         "detectable_rate": judged.metrics["detectable_rate"],
     }
-    return _Judged(judged.verdict, section, victim | fit.facts, metrics)
+    verdict = judged.verdict
+    if settings.base and verdict.word == "no leak found":
+        verdict = not_audited(_TUNED)  # silence of an attack whose premise does not hold
+    return _Judged(verdict, section, victim | fit.facts, metrics)
 
 
 def _attack(settings: WeightsSettings, head: Head) -> Strongest:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
+from exhume.auditing.fine_tuned import check_fine_tuned
 from exhume.auditing.given import Given
 from exhume.auditing.same_run import keep_to
 from exhume.contract import ExhumeError
@@ -23,6 +25,10 @@ class WeightsSettings:
     """An empty text or 0 means: not given."""
 
     checkpoint: str = ""  # the file
+    base: str = ""  # the state that was fine-tuned into an adapter or a difference
+    adapter: str = ""  # instead of the checkpoint: a file with a LoRA adapter
+    delta: str = ""  # or one with differences to the base
+    scaling: float = 0.0  # of the adapter; 0: alpha / r of the adapter_config.json beside it
     activation: str = "relu"
     head: str = ""  # multiclass, binary or regression; by the number of outputs if not given
     shape: tuple[int, ...] = ()  # of one record; that of the records or of the mean if not given
@@ -35,7 +41,17 @@ class WeightsSettings:
     trust: bool = False  # read a file that runs code while it is loaded
     seed: int = 0
 
+    @property
+    def file(self) -> Path:
+        """What is released."""
+        return Path(self.checkpoint or self.adapter or self.delta)
+
     def __post_init__(self) -> None:
+        check_fine_tuned(self)
+        if self.checkpoint and self.base:
+            raise ExhumeError("checkpoint: give it, or an adapter or difference and its base")
+        if not (self.checkpoint or self.base):
+            raise ExhumeError("checkpoint: no file of weights is named")
         if self.restarts < 1 or self.steps < 1:
             raise ExhumeError(
                 f"restarts, steps: {self.restarts} and {self.steps} given, at least 1 of each needed"

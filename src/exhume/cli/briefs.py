@@ -21,12 +21,29 @@ class Released(StrEnum):
     fitted = "fitted"
 
 
+class Holds(StrEnum):
+    """What is in the file."""
+
+    whole = "whole"
+    adapter = "adapter"
+    delta = "delta"
+
+
 _ASKED = """What do you release?
   training    weights of a model that you train; exhume trains it your way and attacks it
   checkpoint  a file of weights that you have
   updates     updates of clients in federated learning
   features    what the client of a split network sends to a server
   fitted      a fitted linear model of scikit-learn's"""
+
+_HELD = """What is in the file?
+  whole    all weights
+  adapter  a LoRA adapter of a base model
+  delta    differences to a base model"""
+_SENT = """What does a client send?
+  whole    gradients or whole weights
+  adapter  a LoRA adapter of a base model, after few steps
+  delta    differences to a base model, after few steps"""
 
 
 @app.command()
@@ -41,6 +58,11 @@ def init(
         str | None, typer.Option(help="mlp, cnn, or your own: file.py:factory.")
     ] = None,
     checkpoint: Annotated[str | None, typer.Option(help="The file of weights.")] = None,
+    holds: Annotated[
+        Holds | None,
+        typer.Option(help="The file: whole weights, a LoRA adapter, or differences to a base."),
+    ] = None,
+    base: Annotated[str | None, typer.Option(help="Of an adapter or a difference.")] = None,
     budget: Annotated[str | None, typer.Option(help="What an audit may take.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
 ) -> None:
@@ -60,9 +82,16 @@ def init(
     if model is None and not filed:
         known = "file.py:factory" if release is Released.features else "mlp"
         model = typer.prompt("Your model (mlp, cnn, or file.py:factory)", default=known)
-    if checkpoint is None and filed:
-        known = "model.skops" if release is Released.fitted else "model.safetensors"
+    if holds is None and checkpoint is None and release in (Released.checkpoint, Released.updates):
+        tell(_HELD if release is Released.checkpoint else _SENT)
+        holds = Holds(_asked("It is", "whole", [kind.value for kind in Holds]))
+    tuned = holds not in (None, Holds.whole)
+    if checkpoint is None and (filed or tuned):
+        known = "model.skops" if release is Released.fitted else f"{holds if tuned else 'model'}"
+        known = known if known.endswith(".skops") else f"{known}.safetensors"
         checkpoint = typer.prompt("The file", default=known)
+    if base is None and tuned:
+        base = typer.prompt("The base it is added to", default="base.safetensors")
     if budget is None:
         budget = typer.prompt("How long may an audit take", default="10m")
     text = brief_file(
@@ -71,6 +100,8 @@ def init(
         model=model or "mlp",
         checkpoint=checkpoint or "",
         budget=str(budget),
+        holds=(holds or Holds.whole).value,
+        base=base or "",
     )
     write_atomically(path, text.encode())
     tell(f"written: {path}; read it, change it, then: exhume audit {path}")

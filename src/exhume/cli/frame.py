@@ -18,10 +18,14 @@ if TYPE_CHECKING:
     from exhume.contract import Progress
 
 __all__ = [
+    "Adapter",
+    "Base",
+    "Delta",
     "FailOver",
     "Out",
     "Ray",
     "Redact",
+    "Scaling",
     "Seed",
     "app",
     "conclude",
@@ -109,6 +113,13 @@ Redact = Annotated[bool, typer.Option("--redact", help="Also write a report with
 FailOver = Annotated[
     float | None,
     typer.Option(help="Exit 1 if a larger share of the records leaks.", min=0, max=1),
+]
+
+Base = Annotated[str, typer.Option(help="The state that an adapter or a difference is added to.")]
+Adapter = Annotated[str, typer.Option(help="A LoRA adapter of --base.")]
+Delta = Annotated[str, typer.Option(help="Differences to --base.")]
+Scaling = Annotated[
+    float, typer.Option(help="Of --adapter; default: what adapter_config.json beside it says.")
 ]
 
 

@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from exhume.cli.frame import Out, Seed, app, conclude, numbers, plainly, shown
+from exhume.cli.frame import (
+    Adapter,
+    Base,
+    Delta,
+    Out,
+    Scaling,
+    Seed,
+    app,
+    conclude,
+    numbers,
+    plainly,
+    shown,
+)
 
 
 @app.command("audit-update")
@@ -24,6 +36,10 @@ def audit_update(
     ] = "",
     before: Annotated[Path | None, typer.Option(help="The state the client was sent.")] = None,
     after: Annotated[Path | None, typer.Option(help="The state the client returned.")] = None,
+    base: Base = "",
+    adapter: Adapter = "",
+    delta: Delta = "",
+    scaling: Scaling = 0.0,
     made: Annotated[
         int, typer.Option(help="Instead of files: updates to make here, of --data.")
     ] = 0,
@@ -74,6 +90,10 @@ def audit_update(
         update=str(update or ""),
         before=str(before or ""),
         after=str(after or ""),
+        base=base,
+        adapter=adapter,
+        delta=delta,
+        scaling=scaling,
         made=made,
         rate=rate,
         steps=steps,

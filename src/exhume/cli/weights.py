@@ -7,7 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exhume.cli.frame import FailOver, Out, Redact, Seed, app, conclude, numbers, plainly, shown
+from exhume.cli.frame import (
+    Adapter,
+    Base,
+    Delta,
+    FailOver,
+    Out,
+    Redact,
+    Scaling,
+    Seed,
+    app,
+    conclude,
+    numbers,
+    plainly,
+    shown,
+)
 
 if TYPE_CHECKING:
     from exhume.auditing import WeightsSettings
@@ -17,9 +31,13 @@ if TYPE_CHECKING:
 @plainly
 def audit_weights(
     checkpoint: Annotated[
-        Path,
+        Path | None,
         typer.Argument(help="A .safetensors file or a saved state dict; nothing in it is run."),
-    ],
+    ] = None,
+    base: Base = "",
+    adapter: Adapter = "",
+    delta: Delta = "",
+    scaling: Scaling = 0.0,
     trained_on: Annotated[
         str | None,
         typer.Option(help="A named set or path: what it was trained on, used to score only."),
@@ -68,6 +86,10 @@ def audit_weights(
     from exhume.auditing import audit_weights as run
 
     given: dict[str, Any] = {
+        "base": base,
+        "adapter": adapter,
+        "delta": delta,
+        "scaling": scaling,
         "trained_on": trained_on,
         "rows": rows,
         "decoys": decoys,
@@ -81,7 +103,7 @@ def audit_weights(
         "seed": seed,
     }
     chosen = {name: value for name, value in given.items() if value is not None}
-    settings = WeightsSettings(str(checkpoint), **chosen)
+    settings = WeightsSettings(str(checkpoint or ""), **chosen)
     with shown() as progress:
         done = run(settings, out or _folder_for(settings), progress=progress, redact=redact)
     return conclude(done, fail_over, more="records in --trained-on and --decoys")
@@ -91,5 +113,5 @@ def _folder_for(settings: WeightsSettings) -> Path:
     """A folder named by the settings, so that the same command finds its own earlier work."""
     import hashlib
 
-    name = Path(settings.checkpoint).stem or "weights"
+    name = settings.file.stem or "weights"
     return Path("runs") / f"{name}-{hashlib.sha256(repr(settings).encode()).hexdigest()[:8]}"

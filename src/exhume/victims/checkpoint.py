@@ -19,6 +19,7 @@ from torch import Tensor
 from exhume.contract import ExhumeError, NotApplicable, Records, Secret, Weights
 from exhume.models.activations import activation as known_activation
 from exhume.models.homogeneous import HomogeneousMLP, Matrices
+from exhume.victims.against_base import Against, read_against
 from exhume.victims.tensor_file import read_tensors
 
 __all__ = ["Checkpoint", "read_checkpoint", "secret_of"]
@@ -41,13 +42,23 @@ def secret_of(records: Records) -> Secret:
 
 
 def read_checkpoint(
-    path: Path, *, activation: str, shape: tuple[int, ...], trust: bool = False
+    path: Path,
+    *,
+    activation: str,
+    shape: tuple[int, ...],
+    trust: bool = False,
+    against: Against | None = None,
 ) -> Checkpoint:
     """The network in a safetensors file or a saved state dict; with `trust`, in a file that runs code.
 
+    against: the base of an adapter or a difference.
     Raises `NotApplicable` with the layer for what the margin attack does not cover.
     """
-    named, told = read_tensors(path, trust=trust)
+    if against is None:
+        named, told = read_tensors(path, trust=trust)
+    else:
+        states = read_against(path, against, trust=trust)
+        named, told, path = states.after, list(states.told), against.base
     _check_finite(named)
     _check_kinds(named)
     layers, order = _in_order(named, math.prod(shape), sorted_names=path.suffix == ".safetensors")

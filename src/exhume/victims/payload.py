@@ -170,6 +170,8 @@ def _check_homogeneity(
         )
         if not (relu and isinstance(layer, nn.Linear) and isinstance(last, nn.Linear)):
             continue
+        if f"{name}.weight" not in parts or f"{above}.weight" not in parts:
+            continue  # not trained
         low = _along(name, parts, at, with_bias=True)
         high = _along(above, parts, at, with_bias=False)
         size = sum(
@@ -203,7 +205,10 @@ def _check_reduction(
     name = list(parts)[-1]
     slope = parts[name].double()
     owner = dict(module.named_modules()).get(name.removesuffix(".bias"))
-    if not name.endswith(".bias") or not isinstance(owner, nn.Linear):
+    outermost = [m for _, m in _leaves(module) if isinstance(getattr(m, "weight", None), Tensor)][
+        -1
+    ]
+    if not name.endswith(".bias") or not isinstance(owner, nn.Linear) or owner is not outermost:
         return []
     most = 1.0 if len(slope) == 1 else 2.0  # |p - y| of one record, summed over the outputs
     if said.reduction == "mean" and float(slope.abs().sum()) > most * (1 + _ZERO):

@@ -1,4 +1,5 @@
-"""Updates to be audited, from files: a gradient, two states of one model, or a folder of a recorded run.
+"""Updates to be audited, from files: a gradient, two states of one model, what fine-tuning adds to a base, or
+a folder of a recorded run.
 
 Nothing is executed: safetensors, or torch files read with `weights_only=True`.
 """
@@ -14,12 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from exhume.contract import ExhumeError, Gradient, Layout, Records, Secret
+from exhume.models.adapted import adapted
+from exhume.victims.against_base import Adapter, Against, read_against
 from exhume.victims.payload import payload_from_named, payload_from_states
 from exhume.victims.recorded import recorded_in
-from exhume.victims.tensor_file import read_tensors
+from exhume.victims.tensor_file import bare_name, read_tensors
 
 __all__ = [
     "Update",
+    "from_fine_tuning",
     "from_gradient",
     "from_recording",
     "from_states",
@@ -40,6 +44,7 @@ class Update:
     rate: float | None = None  # None: a plain gradient
     steps: int = 1
     batch_size: int | None = None
+    told: tuple[str, ...] = ()  # how it was read
 
 
 def from_gradient(path: Path, module: nn.Module, before: Path | None = None) -> Update:
@@ -56,6 +61,44 @@ def from_states(
     here = with_state(module, start)
     payload = payload_from_states(start, read_state(after), here, rate, steps)
     return Update(payload, here, rate=rate, steps=steps)
+
+
+def from_fine_tuning(
+    path: Path, against: Against, module: nn.Module, *, rate: float, steps: int = 1
+) -> Update:
+    """A difference or a LoRA adapter, made by plain SGD from the base.
+
+    Of an adapter, B is the update, from 0. A is taken as it ended: after one step, as it began.
+    """
+    states = read_against(path, against)
+    assert states.before is not None  # the base
+    what = "delta" if states.adapter is None else "adapter"
+    names = {bare_name(name): name for name in module.state_dict()}
+    unknown = [name for name in states.after if name not in names]
+    if unknown:
+        raise ExhumeError(f"{what}: {unknown[0]} is no tensor of the model ({len(unknown)} such)")
+    start = {names[name]: tensor for name, tensor in states.before.items()}
+    here = with_state(module, start)
+    if states.adapter is None:
+        end = {names[name]: tensor for name, tensor in states.after.items()}
+    else:
+        here, end = _adapted(here, states.adapter, names)
+        start = {name: tensor.detach() for name, tensor in here.named_parameters()}
+    payload = payload_from_states(start, end, here, rate, steps)
+    return Update(payload, here, rate=rate, steps=steps, told=states.told)
+
+
+def _adapted(
+    module: nn.Module, adapter: Adapter, names: Mapping[str, str]
+) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The network whose parameters are what was trained, and where these ended."""
+    layers = {layer: names[f"{layer}.weight"].removesuffix(".weight") for layer in adapter.first}
+    parameters = dict(module.named_parameters())
+    saved = {names[n]: t for n, t in adapter.saved.items() if names[n] in parameters}
+    first = {layers[layer]: tensor for layer, tensor in adapter.first.items()}
+    own = adapted(module, first, adapter.scaling, saved)
+    second = {f"{layers[n]}.second": t.float() for n, t in adapter.second.items()}
+    return own, {**second, **saved}
 
 
 def from_recording(folder: Path, module: nn.Module) -> list[Update]:

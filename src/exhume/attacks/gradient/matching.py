@@ -131,7 +131,7 @@ class PreparedMatching:
         return (low + (high - low) * noise).to(like.dtype)
 
     def _search(self, values: Tensor, at: Tensor, guess: Tensor, labels: Tensor | None) -> Batch:
-        outputs = self.architecture.layout.shapes[-1][0]
+        outputs = self._outputs(at)
         if labels is None:
             soft = guess.new_zeros(*guess.shape[:2], outputs)
         else:
@@ -155,6 +155,13 @@ class PreparedMatching:
         return Batch(
             records[best], confidence, found, {"mismatch": float(ends[best])}, complete=True
         )
+
+    def _outputs(self, at: Tensor) -> int:
+        """Classes: the last trained layer need not be the last one."""
+        zeros = at.new_zeros(2, *self.architecture.input_shape)
+        named = self.architecture.layout.split(at)
+        found: int = functional_call(self.architecture.build(), named, (zeros,)).shape[1]
+        return found
 
     def _cost(
         self, values: Tensor, at: Tensor, *, searched: bool, plain: bool = False
