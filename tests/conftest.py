@@ -13,8 +13,8 @@ from beartype import BeartypeConf, BeartypeHintOverrides
 from beartype.claw import beartype_packages
 
 CHECKED = (
-    "contract naming store scale data models score train bounds defences victims attacks report bench "
-    "settings plan auditing integrations"
+    "contract naming store workers scale data models score train bounds defences victims attacks report "
+    "bench settings plan auditing integrations"
 )
 CONF = BeartypeConf(
     claw_is_pep526=False,

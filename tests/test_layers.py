@@ -12,6 +12,7 @@ ORDER = (
     "contract",
     "naming",
     "store",
+    "workers",
     "scale",
     "data",
     "models",

@@ -13,6 +13,7 @@ from exhume.defences.dp import DPTraining
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.models.own import OwnArchitecture, architecture_named, fully_connected
+from exhume.scale import Processes, where_now
 from exhume.settings import Settings
 from exhume.train.batches import Order
 from exhume.train.fleet import chunk_for
@@ -226,8 +227,9 @@ def moved(parts: Split, device: torch.device) -> Split:
 
 
 def threads_for(asked: int) -> int:
-    """As many as asked for; 0: one for each core this process may use."""
-    return asked or _cores()
+    """As many as asked for; 0: one for each core this process may use, shared out among processes."""
+    where = where_now()
+    return asked or max(1, _cores() // (where.count if isinstance(where, Processes) else 1))
 
 
 def _cores() -> int:

@@ -1,6 +1,6 @@
-"""Independent jobs, in this process or spread over a Ray cluster: the only file that knows Ray.
+"""Independent jobs, in this process, in several, or on a Ray cluster: the only file that knows Ray.
 
-    with spread_over(Cluster("auto")):
+    with spread_over(Cluster("auto")):     # or Processes(4)
         audit(settings, out)
 
 A job is a value, its function is importable by name, and its result depends on nothing else, so where
@@ -25,15 +25,25 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from exhume.contract import ExhumeError
+from exhume.workers import RETRIES, Answer, attempt, run_in_processes
 
-__all__ = ["HERE", "Cluster", "Here", "Where", "place", "run_jobs", "spread_over", "where_now"]
+__all__ = [
+    "HERE",
+    "Cluster",
+    "Here",
+    "Processes",
+    "Where",
+    "place",
+    "run_jobs",
+    "spread_over",
+    "where_now",
+]
 
-_RETRIES = 5  # times that a job is begun again after its node or its process was lost
 _CONNECT = 5.0  # seconds for a cluster's address to answer
 _GLANCE = 2.0  # seconds between two looks at the nodes while nothing finishes
 
@@ -41,6 +51,17 @@ _GLANCE = 2.0  # seconds between two looks at the nodes while nothing finishes
 @dataclass(frozen=True)
 class Here:
     """One job after another in this process."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Worker processes of this machine, each with the caller's number of threads."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ExhumeError(f"processes: at least 1 needed, got {self.count}")
 
 
 @dataclass(frozen=True)
@@ -58,7 +79,7 @@ class Cluster:
             raise ExhumeError(f"ray: {self.address!r} is neither auto nor HOST:PORT")
 
 
-Where = Here | Cluster
+Where = Here | Processes | Cluster
 HERE = Here()
 
 _WHERE: ContextVar[Where] = ContextVar("where", default=HERE)
@@ -87,8 +108,11 @@ def where_now() -> Where:
 
 def place() -> dict[str, str | int]:
     """Where jobs run now, for the record of a run; no address, since reports are passed on."""
-    if isinstance(where_now(), Here):
+    where = where_now()
+    if isinstance(where, Here):
         return {"where": "this process"}
+    if isinstance(where, Processes):
+        return {"where": "processes of this machine", "processes": where.count}
     alive = _alive_cores()
     return {
         "where": "Ray cluster",
@@ -110,6 +134,8 @@ def run_jobs(
     if isinstance(where, Here):
         for index, job in enumerate(jobs):
             yield index, None if job is None else function(shared, job)
+    elif isinstance(where, Processes):
+        yield from run_in_processes(function, jobs, shared=shared, count=where.count)
     else:
         yield from _run_on_cluster(function, jobs, shared, where)
 
@@ -123,7 +149,7 @@ def _run_on_cluster(
             f"threads: {threads} given, but the largest node of the Ray cluster has "
             f"{max(_alive_cores(), default=0)} cores: use fewer threads or larger nodes"
         )
-    work = ray.remote(num_cpus=threads, max_retries=_RETRIES)(_work)
+    work = ray.remote(num_cpus=threads, max_retries=RETRIES)(_work)
     common = ray.put(shared)
     running: dict[Any, int] = {}  # reference of a result to its job's index
     upcoming = enumerate(jobs)
@@ -156,32 +182,17 @@ def _run_on_cluster(
 # In a worker
 
 
-@dataclass(frozen=True, eq=False)
-class _Answer(Generic[R]):
-    """A result, or the sentence that says why there is none."""
-
-    result: R | None
-    refusal: str | None = None
-
-
 def _work(
     function: Callable[[S, J], R], shared: S, job: J, threads: int, arithmetic: str
-) -> _Answer[R]:
+) -> Answer[R]:
     """One job with the caller's number of threads, on a node that computes like the caller."""
     if _arithmetic() != arithmetic:
-        return _Answer(
+        return Answer(
             None,
             f"a node of the Ray cluster computes with {_arithmetic()}, this process with {arithmetic}: "
             "the bits would differ, so make them alike",
         )
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        return _Answer(function(shared, job))
-    except ExhumeError as error:
-        return _Answer(None, str(error))
-    finally:
-        torch.set_num_threads(before)
+    return attempt(function, shared, job, threads)
 
 
 def _arithmetic() -> str:
@@ -265,9 +276,7 @@ def _taken(reference: Any, index: int) -> Any:
         raise  # a bug in the job: keep its traceback
     except ray.exceptions.RayError as error:
         raise ExhumeError(
-            f"job {index} was lost {_RETRIES + 1} times on the Ray cluster "
+            f"job {index} was lost {RETRIES + 1} times on the Ray cluster "
             f"({type(error).__name__}): finished work is kept; give the nodes more memory, or less work"
         ) from error
-    if answer.refusal is not None:
-        raise ExhumeError(answer.refusal)
-    return answer.result
+    return answer.taken()

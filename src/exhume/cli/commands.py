@@ -12,6 +12,7 @@ import typer
 from exhume.cli.frame import (
     FailOver,
     Out,
+    Processes,
     Ray,
     Redact,
     Seed,
@@ -92,6 +93,7 @@ def audit(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu (default) or cuda.")] = None,
     ray: Ray = None,
+    processes: Processes = None,
     out: Out = None,
     redact: Redact = False,
     fail_over: FailOver = None,
@@ -135,7 +137,7 @@ def audit(
     if seed is not None:
         settings = settings.with_seed(seed)
     brief = brief.with_settings(settings).with_budget(time=budget, fixes=try_fixes or None)
-    with shown() as progress, spread(ray):
+    with shown() as progress, spread(ray, processes):
         done = run(brief, out or _folder_for(brief), progress=progress, redact=redact)
     if junit is not None:
         from exhume.report.junit import write_junit
@@ -221,12 +223,13 @@ def study_run(
     out: Out = None,
     seed: Seed = None,
     ray: Ray = None,
+    processes: Processes = None,
 ) -> None:
     """Rerun one result of a paper and put our numbers beside its own."""
     from exhume.studies import run_study
 
     folder = out or Path("runs") / f"{name}-{scale.value}-{seed or 0}"
-    with shown() as progress, spread(ray):
+    with shown() as progress, spread(ray, processes):
         result = run_study(name, scale.value, folder, seed=seed or 0, progress=progress)
     for claim in result["claims"]:
         mark = "holds" if claim["holds"] else "DOES NOT HOLD"

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ParamSpec
 
@@ -23,6 +23,7 @@ __all__ = [
     "Delta",
     "FailOver",
     "Out",
+    "Processes",
     "Ray",
     "Redact",
     "Scaling",
@@ -107,8 +108,12 @@ Ray = Annotated[
         help="Train on a Ray cluster: auto, or HOST:PORT. Changes the time, not the result."
     ),
 ]
-
-
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        help="Train in so many processes of this machine, which share its cores. Changes the time only."
+    ),
+]
 Redact = Annotated[bool, typer.Option("--redact", help="Also write a report without any record.")]
 FailOver = Annotated[
     float | None,
@@ -159,10 +164,25 @@ def conclude(done: Audit, fail_over: float | None, *, more: str, quiet: bool = F
     return AUDITED
 
 
-def spread(address: str | None) -> AbstractContextManager[None]:
-    from exhume.scale import HERE, Cluster, spread_over
+@contextmanager
+def spread(address: str | None, processes: int | None) -> Iterator[None]:
+    """Where independent jobs run; before anything that reads the number of threads."""
+    import torch
 
-    return spread_over(HERE if address is None else Cluster(address))
+    from exhume.contract import ExhumeError
+    from exhume.plan import threads_for
+    from exhume.scale import HERE, Cluster, Where, spread_over
+    from exhume.scale import Processes as InProcesses
+
+    if address is not None and processes is not None:
+        raise ExhumeError("--ray and --processes exclude each other")
+    where: Where = HERE if address is None else Cluster(address)
+    if processes is not None:
+        where = InProcesses(processes)
+    with spread_over(where):
+        if processes is not None:
+            torch.set_num_threads(threads_for(0))
+        yield
 
 
 def numbers(option: str, text: str | None) -> tuple[int, ...] | None:

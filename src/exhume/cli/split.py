@@ -7,7 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-from exhume.cli.frame import FailOver, Out, Ray, Redact, Seed, app, conclude, plainly, shown, spread
+from exhume.cli.frame import (
+    FailOver,
+    Out,
+    Processes,
+    Ray,
+    Redact,
+    Seed,
+    app,
+    conclude,
+    plainly,
+    shown,
+    spread,
+)
 
 
 @app.command("audit-split")
@@ -55,6 +67,7 @@ def audit_split(
     seed: Seed = None,
     threads: Annotated[int | None, typer.Option(help="Processor threads.")] = None,
     ray: Ray = None,
+    processes: Processes = None,
     out: Out = None,
     redact: Redact = False,
     fail_over: FailOver = None,
@@ -90,6 +103,6 @@ def audit_split(
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     settings = SplitSettings(model, data, **chosen)
-    with shown() as progress, spread(ray):
+    with shown() as progress, spread(ray, processes):
         done = run(settings, out or folder_for(settings), progress=progress, redact=redact)
     return conclude(done, fail_over, more="--targets")

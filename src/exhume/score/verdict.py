@@ -74,5 +74,5 @@ def not_audited(why: str) -> Verdict:
     return Verdict(
         "not audited",
         f"Not audited: {why}.",
-        "Nothing was attacked, so nothing is known about what this release leaks.",
+        "Nothing is known about what this release leaks.",
     )

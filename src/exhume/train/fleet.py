@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Key, Progress, Recipe, Records, Store, silent
-from exhume.scale import HERE, run_jobs, where_now
+from exhume.scale import HERE, Cluster, run_jobs, where_now
 from exhume.store import address, digest
 
 __all__ = ["LARGEST_CHUNK", "chunk_for", "train_fleet"]
@@ -40,12 +40,14 @@ def train_fleet(
 ) -> Iterator[Tensor]:
     """Yield (at most chunk, p) parameters in order; model i is trained on `fixed` and `extra[i]`.
 
-    initial: (p,) or one row per model; extra: (s, e, *shape). Holds one chunk at a time; on a cluster
+    initial: (p,) or one row per model; extra: (s, e, *shape). Holds one chunk at a time; elsewhere
     (`scale.spread_over`) two for each that can be trained at once, saved as they arrive.
     """
     if fixed.inputs.device.type != "cpu" and where_now() != HERE:
         raise ExhumeError(
-            f"device: {fixed.inputs.device.type} given, but a Ray cluster trains on cpu only"
+            f"device: {fixed.inputs.device.type} given, but "
+            f"{'a Ray cluster trains' if isinstance(where_now(), Cluster) else 'other processes train'} "
+            "on cpu only"
         )
     total, one_start = len(extra), initial.ndim == 1
     known = (digest(initial) if one_start else "", digest(fixed))

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from exhume.contract import ExhumeError, Key, Progress, Store, silent
 from exhume.models.pipeline import Client, Pipeline
 from exhume.models.split import Split, wider_tail
-from exhume.scale import HERE, run_jobs, where_now
+from exhume.scale import Cluster, run_jobs, where_now
 from exhume.store import NullStore, address, digest
 from exhume.train.single import Schedule, train_module
 from exhume.train.split import SplitJob, fixed_noise, train_split
@@ -76,7 +76,7 @@ class Ensembler:
         self, job: SplitJob, *, key: Key, store: Store, progress: Progress = silent
     ) -> tuple[Split, ...]:
         """N networks of their own, each trained behind its own noise; finished ones are kept."""
-        here = where_now() == HERE
+        far = isinstance(where_now(), Cluster)
         names = [
             address(
                 "stage_one",
@@ -95,7 +95,7 @@ class Ensembler:
         done = sum(state is not None for state in kept)
         progress("training the bodies", done, self.bodies)
         jobs = [index if state is None else None for index, state in enumerate(kept)]
-        shared = _Shared(job, self.sigma, key, store if here else NullStore())
+        shared = _Shared(job, self.sigma, key, NullStore() if far else store)
         for index, state in run_jobs(_train_one, jobs, shared=shared):
             if state is not None:
                 store.save(names[index], state)
@@ -179,7 +179,7 @@ class _Shared:
     job: SplitJob
     sigma: float
     key: Key
-    store: Store  # keeps epochs where the job runs in this process
+    store: Store  # keeps epochs where the job runs on this machine
 
 
 def _train_one(shared: _Shared, index: int) -> dict[str, Tensor]:

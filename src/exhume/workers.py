@@ -1,0 +1,170 @@
+"""Independent jobs in worker processes of this machine.
+
+Workers inherit nothing of the caller's memory, get what is common to all jobs once, leave Ctrl-C to the
+caller and end with it, even where it is killed. A worker that dies takes no finished job along: its job is
+begun again in a new one.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.connection import wait as ended
+from multiprocessing.context import BaseContext
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from exhume.contract import ExhumeError
+
+__all__ = ["RETRIES", "Answer", "attempt", "run_in_processes"]
+
+RETRIES = 5  # times that a job is begun again after its node or its process was lost
+
+S = TypeVar("S")
+J = TypeVar("J")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, eq=False)
+class Answer(Generic[R]):
+    """A result, or the sentence that says why there is none."""
+
+    result: R | None
+    refusal: str | None = None
+
+    def taken(self) -> R | None:
+        """What a job refused to do is refused here, in the same words."""
+        if self.refusal is not None:
+            raise ExhumeError(self.refusal)
+        return self.result
+
+
+def attempt(function: Callable[[S, J], R], shared: S, job: J, threads: int) -> Answer[R]:
+    """One job with the caller's number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return Answer(function(shared, job))
+    except ExhumeError as error:
+        return Answer(None, str(error))
+    finally:
+        torch.set_num_threads(before)
+
+
+def run_in_processes(
+    function: Callable[[S, J], R], jobs: Iterable[J | None], *, shared: S, count: int
+) -> Iterator[tuple[int, R | None]]:
+    """Yield (index, function(shared, job)) as they finish; a job that is None comes back as None.
+
+    No job is begun more than twice `count` beyond the oldest unfinished one.
+    """
+    workers = _Workers(count, pickle.dumps((function, shared, torch.get_num_threads())))
+    upcoming = enumerate(jobs)
+    begun, more = 0, True
+    try:
+        while more or workers.running:
+            while more and begun < workers.oldest(begun) + 2 * count:
+                index, job = next(upcoming, (None, None))
+                if index is None:
+                    more = False
+                    break
+                begun = index + 1
+                if job is None:
+                    yield index, None
+                else:
+                    workers.begin(index, pickle.dumps(job))
+            if workers.running:
+                index, answer = workers.first()
+                yield index, answer.taken()
+    finally:
+        workers.end()
+
+
+class _Workers:
+    """A pool that is made anew where one of its processes was lost."""
+
+    def __init__(self, count: int, common: bytes) -> None:
+        self.count, self.common, self.lost = count, common, 0
+        self.running: dict[Future[bytes], tuple[int, bytes]] = {}
+        self.pool = self._started()
+
+    def oldest(self, otherwise: int) -> int:
+        return min((index for index, _ in self.running.values()), default=otherwise)
+
+    def begin(self, index: int, job: bytes) -> None:
+        self.running[self.pool.submit(_work, job)] = (index, job)
+
+    def first(self) -> tuple[int, Answer[Any]]:
+        """The next that is finished."""
+        while True:
+            finished = next(iter(wait(self.running, return_when=FIRST_COMPLETED).done))
+            try:
+                content = finished.result()
+            except BrokenProcessPool:
+                self._begin_again()
+            else:
+                self.lost = 0
+                return self.running.pop(finished)[0], pickle.loads(content)  # noqa: S301  # a worker's
+
+    def end(self) -> None:
+        """At once, whatever is running."""
+        for worker in list((self.pool._processes or {}).values()):
+            worker.kill()
+        self.pool.shutdown(wait=True, cancel_futures=True)
+
+    def _begin_again(self) -> None:
+        self.lost += 1
+        if self.lost > RETRIES:
+            raise ExhumeError(
+                f"a worker process was lost {self.lost} times (out of memory?): finished work is kept; "
+                "run it again with fewer processes"
+            )
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        self.pool = self._started()
+        self.running = {self.pool.submit(_work, job): (i, job) for i, job in self.running.values()}
+
+    def _started(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(
+            self.count, _context(), initializer=_begin, initargs=(self.common,)
+        )
+
+
+def _context() -> BaseContext:
+    """Workers are forked off a process that has imported torch and done nothing, where there is one."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", __name__])
+    return context
+
+
+# In a worker
+
+_COMMON: list[tuple[Callable[[Any, Any], Any], Any, int]] = []  # one, once it has begun
+
+
+def _begin(common: bytes) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_follow, daemon=True).start()
+    _COMMON.append(pickle.loads(common))  # noqa: S301  # from the process that started this one
+
+
+def _follow() -> None:
+    """End when the caller ends."""
+    caller = multiprocessing.parent_process()
+    assert caller is not None
+    ended([caller.sentinel])
+    os._exit(1)
+
+
+def _work(job: bytes) -> bytes:
+    ((function, shared, threads),) = _COMMON
+    return pickle.dumps(attempt(function, shared, pickle.loads(job), threads))  # noqa: S301
