@@ -19,7 +19,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import torch
 
 from exhume.contract import ExhumeError
-from exhume.workers import RETRIES, Answer, attempt, run_in_processes
+from exhume.workers import RETRIES, Answer, attempt, drive, run_in_processes
 
 __all__ = [
     "HERE",
@@ -137,46 +137,43 @@ def run_jobs(
     elif isinstance(where, Processes):
         yield from run_in_processes(function, jobs, shared=shared, count=where.count)
     else:
-        yield from _run_on_cluster(function, jobs, shared, where)
+        yield from drive(_Nodes(function, shared, where), jobs)
 
 
-def _run_on_cluster(
-    function: Callable[[S, J], R], jobs: Iterable[J | None], shared: S, where: Cluster
-) -> Iterator[tuple[int, R | None]]:
-    ray, threads = _ray(), torch.get_num_threads()
-    if not _slots(threads):
-        raise ExhumeError(
-            f"threads: {threads} given, but the largest node of the Ray cluster has "
-            f"{max(_alive_cores(), default=0)} cores: use fewer threads or larger nodes"
-        )
-    work = ray.remote(num_cpus=threads, max_retries=RETRIES)(_work)
-    common = ray.put(shared)
-    running: dict[Any, int] = {}  # reference of a result to its job's index
-    upcoming = enumerate(jobs)
-    begun, more = 0, True
-    try:
-        while more or running:
-            bound = min(running.values(), default=begun) + max(2, 2 * _slots(threads))
-            while more and begun < bound:
-                index, job = next(upcoming, (None, None))
-                if index is None:
-                    more = False
-                    break
-                begun = index + 1
-                if job is None:
-                    yield index, None
-                else:
-                    running[work.remote(function, common, job, threads, _arithmetic())] = index
-            if running:
-                reference = _first_finished(list(running), threads, where.patience)
-                index = running.pop(reference)
-                yield index, _taken(reference, index)
-    finally:
-        if (
-            ray.is_initialized()
-        ):  # else they ended with the connection, and Ray would start a new one
-            for reference in running:
-                ray.cancel(reference, force=True)
+class _Nodes:
+    """The nodes of a cluster at work on one function."""
+
+    def __init__(self, function: Callable[[S, J], R], shared: S, where: Cluster) -> None:
+        self.function, self.where, self.threads = function, where, torch.get_num_threads()
+        if not _slots(self.threads):
+            raise ExhumeError(
+                f"threads: {self.threads} given, but the largest node of the Ray cluster has "
+                f"{max(_alive_cores(), default=0)} cores: use fewer threads or larger nodes"
+            )
+        self.work = _ray().remote(num_cpus=self.threads, max_retries=RETRIES)(_work)
+        self.common = _ray().put(shared)
+        self.running: dict[Any, int] = {}  # reference of a result to its job's index
+
+    @property
+    def unfinished(self) -> Collection[int]:
+        return self.running.values()
+
+    def ahead(self) -> int:
+        return max(2, 2 * _slots(self.threads))
+
+    def begin(self, index: int, job: Any) -> None:
+        begun = self.work.remote(self.function, self.common, job, self.threads, _arithmetic())
+        self.running[begun] = index
+
+    def first(self) -> tuple[int, Any]:
+        reference = _first_finished(list(self.running), self.threads, self.where.patience)
+        index = self.running.pop(reference)
+        return index, _taken(reference, index)
+
+    def end(self) -> None:
+        if _ray().is_initialized():  # else they ended with the connection, and Ray would start anew
+            for reference in self.running:
+                _ray().cancel(reference, force=True)
 
 
 # In a worker

@@ -12,19 +12,19 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.connection import wait as ended
 from multiprocessing.context import BaseContext
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from exhume.contract import ExhumeError
 
-__all__ = ["RETRIES", "Answer", "attempt", "run_in_processes"]
+__all__ = ["RETRIES", "Answer", "attempt", "drive", "run_in_processes"]
 
 RETRIES = 5  # times that a job is begun again after its node or its process was lost
 
@@ -59,19 +59,24 @@ def attempt(function: Callable[[S, J], R], shared: S, job: J, threads: int) -> A
         torch.set_num_threads(before)
 
 
-def run_in_processes(
-    function: Callable[[S, J], R], jobs: Iterable[J | None], *, shared: S, count: int
-) -> Iterator[tuple[int, R | None]]:
-    """Yield (index, function(shared, job)) as they finish; a job that is None comes back as None.
+class Crew(Protocol):
+    """Those who work on several jobs at once."""
 
-    No job is begun more than twice `count` beyond the oldest unfinished one.
-    """
-    workers = _Workers(count, pickle.dumps((function, shared, torch.get_num_threads())))
+    @property
+    def unfinished(self) -> Collection[int]: ...  # indices of jobs begun
+    def ahead(self) -> int: ...  # how far the newest may be from the oldest unfinished one
+    def begin(self, index: int, job: Any) -> None: ...
+    def first(self) -> tuple[int, Any]: ...  # waits for the next that is finished
+    def end(self) -> None: ...  # at once, whatever is running
+
+
+def drive(crew: Crew, jobs: Iterable[J | None]) -> Iterator[tuple[int, Any]]:
+    """Yield (index, result) as they finish; a job that is None needs no work and comes back as None."""
     upcoming = enumerate(jobs)
     begun, more = 0, True
     try:
-        while more or workers.running:
-            while more and begun < workers.oldest(begun) + 2 * count:
+        while more or crew.unfinished:
+            while more and begun < min(crew.unfinished, default=begun) + crew.ahead():
                 index, job = next(upcoming, (None, None))
                 if index is None:
                     more = False
@@ -80,12 +85,19 @@ def run_in_processes(
                 if job is None:
                     yield index, None
                 else:
-                    workers.begin(index, pickle.dumps(job))
-            if workers.running:
-                index, answer = workers.first()
-                yield index, answer.taken()
+                    crew.begin(index, job)
+            if crew.unfinished:
+                yield crew.first()
     finally:
-        workers.end()
+        crew.end()
+
+
+def run_in_processes(
+    function: Callable[[S, J], R], jobs: Iterable[J | None], *, shared: S, count: int
+) -> Iterator[tuple[int, R | None]]:
+    """Yield (index, function(shared, job)) as they finish, from so many processes."""
+    common = pickle.dumps((function, shared, torch.get_num_threads()))
+    yield from drive(_Workers(count, common), jobs)
 
 
 class _Workers:
@@ -96,14 +108,18 @@ class _Workers:
         self.running: dict[Future[bytes], tuple[int, bytes]] = {}
         self.pool = self._started()
 
-    def oldest(self, otherwise: int) -> int:
-        return min((index for index, _ in self.running.values()), default=otherwise)
+    @property
+    def unfinished(self) -> list[int]:
+        return [index for index, _ in self.running.values()]
 
-    def begin(self, index: int, job: bytes) -> None:
-        self.running[self.pool.submit(_work, job)] = (index, job)
+    def ahead(self) -> int:
+        return 2 * self.count
 
-    def first(self) -> tuple[int, Answer[Any]]:
-        """The next that is finished."""
+    def begin(self, index: int, job: Any) -> None:
+        content = pickle.dumps(job)
+        self.running[self.pool.submit(_work, content)] = (index, content)
+
+    def first(self) -> tuple[int, Any]:
         while True:
             finished = next(iter(wait(self.running, return_when=FIRST_COMPLETED).done))
             try:
@@ -112,10 +128,10 @@ class _Workers:
                 self._begin_again()
             else:
                 self.lost = 0
-                return self.running.pop(finished)[0], pickle.loads(content)  # noqa: S301  # a worker's
+                answer: Answer[Any] = pickle.loads(content)  # noqa: S301  # our own worker's
+                return self.running.pop(finished)[0], answer.taken()
 
     def end(self) -> None:
-        """At once, whatever is running."""
         for worker in list((self.pool._processes or {}).values()):
             worker.kill()
         self.pool.shutdown(wait=True, cancel_futures=True)

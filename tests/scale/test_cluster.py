@@ -117,7 +117,7 @@ def test_a_bug_keeps_its_traceback(spread):
 
 
 def test_a_job_that_always_kills_its_process_is_given_up(spread, monkeypatch):
-    monkeypatch.setattr(scale, "_RETRIES", 0)
+    monkeypatch.setattr(scale, "RETRIES", 0)
     with pytest.raises(ExhumeError, match=r"^job 0 was lost 1 times on the Ray cluster \(WorkerCr"):
         list(run_jobs(jobs.dies, [1], shared=None))
 
