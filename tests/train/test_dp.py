@@ -257,7 +257,7 @@ def test_accounting_of_samples():
     by_rdp = epsilon(1.5, 20, sampling=0.1, accountant="rdp")
     assert by_pld < by_rdp < 1.3 * by_pld
     assert by_pld < epsilon(1.5, 20) / 3
-    assert epsilon(0.4, 10, sampling=0.1) == epsilon(0.4, 10, sampling=0.1, accountant="rdp")
+    assert epsilon(0.1, 10, sampling=0.1) == epsilon(0.1, 10, sampling=0.1, accountant="rdp")
     with pytest.raises(ExhumeError, match="exact is for a sampling rate of 1, not 0.1"):
         epsilon(1.0, 10, sampling=0.1, accountant="exact")
 

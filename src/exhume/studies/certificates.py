@@ -147,7 +147,8 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     claims, found = judge(levels)
     others, counted = judge_sampled(sampled)
     more, checked = check_bounds(setting.victim.steps, key.fold("check"))
-    metrics = {n: value for level in [*levels, *sampled] for n, value in level.metrics().items()}
+    every: list[Level | SampledLevel] = [*levels, *sampled]
+    metrics = {name: value for level in every for name, value in level.metrics().items()}
     return Outcome(
         claims=[*claims, *others, *more],
         metrics={**metrics, **found, **counted, **checked, "accuracy_without_privacy": plain},

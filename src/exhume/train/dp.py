@@ -163,7 +163,7 @@ def epsilon(
 
     "exact": T Gaussian mechanisms of multiplier sigma are one of sigma / sqrt(T), whose epsilon is
     known in closed form; for a sampling rate of 1 only, and the default there. "pld" and "rdp" compose step
-    by step. "pld" is tight, and the default for a lower rate; below a multiplier of 0.5 it would need much
+    by step. "pld" is tight, and the default for a lower rate; below a multiplier of 0.2 it would need much
     memory, so that "rdp", an upper bound, takes its place.
     """
     if not 0 < delta < 1:
@@ -174,7 +174,7 @@ def epsilon(
         return math.inf
     library = _dp_accounting()
     if accountant is None:
-        accountant = "exact" if sampling == 1 else "pld" if noise >= 0.5 else "rdp"
+        accountant = "exact" if sampling == 1 else "pld" if noise >= 0.2 else "rdp"
     if accountant == "exact":
         if sampling < 1:
             raise ExhumeError(f"accountant: exact is for a sampling rate of 1, not {sampling}")
@@ -183,7 +183,7 @@ def epsilon(
     if sampling < 1:
         one = library.PoissonSampledDpEvent(sampling, one)
     event = library.SelfComposedDpEvent(one, steps)
-    chosen = _accountants(library)[accountant]()
+    chosen = _accountants(library, sampled=sampling < 1)[accountant]()
     return float(chosen.compose(event).get_epsilon(delta))
 
 
@@ -202,12 +202,17 @@ def _dp_accounting() -> Any:
     return dp_accounting
 
 
-def _accountants(library: Any) -> dict[str, Callable[[], Any]]:
+def _accountants(library: Any, *, sampled: bool) -> dict[str, Callable[[], Any]]:
+    """Of samples: losses on a coarser grid, rounded up; and orders whose divergence is a finite sum."""
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 
     adjacency = library.NeighboringRelation.ADD_OR_REMOVE_ONE
     return {
-        "pld": lambda: PLDAccountant(neighboring_relation=adjacency),
-        "rdp": lambda: RdpAccountant(neighboring_relation=adjacency),
+        "pld": lambda: PLDAccountant(
+            neighboring_relation=adjacency, value_discretization_interval=1e-3 if sampled else 1e-4
+        ),
+        "rdp": lambda: RdpAccountant(
+            list(range(2, 129)) if sampled else None, neighboring_relation=adjacency
+        ),
     }
