@@ -97,10 +97,10 @@ def test_a_private_network_by_opacus(follow):
 
 
 def test_an_adapter_of_a_base(follow, monkeypatch):
-    monkeypatch.setenv("RANK", "32")
+    monkeypatch.setenv("RANK", "48")
     assert "The release leaks: 1 of 1 records" in follow("lora_adapter")
     victim = json.loads(Path("run/result.json").read_text())["victim"]
-    assert victim["read_as"] == "A LoRA adapter of 1, 3, scaled by 0.5."
+    assert victim["read_as"] == "A LoRA adapter of 1, 3, scaled by 0.333333."
 
 
 def test_a_published_credit_model(follow):

@@ -218,6 +218,7 @@ class Weights:
     parameters: Tensor  # (r, p)
     layout: Layout
     trail: Tensor | None = None  # (r, T, p) before each of T steps, where every step was seen
+    drawn: Tensor | None = None  # (r, T, n) which fixed records a step saw, where draws were seen
 
 
 @dataclass(frozen=True, eq=False)

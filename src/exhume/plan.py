@@ -135,6 +135,8 @@ def recipe_for(settings: Settings, records: Records) -> Trains:
     network = _network(settings, records)
     if not chosen.dp_clip and chosen.dp_noise:
         raise ExhumeError(f"dp_noise: {chosen.dp_noise} given without a dp_clip")
+    if not chosen.dp_clip and chosen.dp_sampling < 1:
+        raise ExhumeError(f"dp_sampling: {chosen.dp_sampling} given without a dp_clip")
     if chosen.train:
         if chosen.dp_clip:
             raise ExhumeError(
@@ -144,7 +146,7 @@ def recipe_for(settings: Settings, records: Records) -> Trains:
     if isinstance(network, OwnArchitecture) and fully_connected(network) is None:
         check_side_by_side(network)  # before anything is written
     recipe = _plain_recipe(network, settings)
-    defence = DPTraining(chosen.dp_clip or math.inf, chosen.dp_noise)
+    defence = DPTraining(chosen.dp_clip or math.inf, chosen.dp_noise, chosen.dp_sampling)
     hardened = defence.harden(recipe)
     assert isinstance(hardened, FullBatch | MiniBatch)  # hardening keeps the kind of recipe
     return hardened

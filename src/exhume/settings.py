@@ -56,13 +56,14 @@ class VictimSettings:
     train: str = ""  # your own training, package.module:function(model, records, rng)
     optimiser: str = "gd"  # gd: full-batch; sgd: batches; adam: batches, or full-batch with batch 0
     batch: int = 0  # records a step sees; 0: all of them
-    batch_order: str = "known"  # to the adversary, or "unknown"
+    batch_order: str = "known"  # to the adversary, or "unknown"; also of dp_sampling's draws
     steps: int = 100  # gradient steps
     rate: float = 0.1
     momentum: float = 0.9  # of gd and sgd
     weight_decay: float = 0.0
     dp_clip: float = 0.0  # norm each record's gradient is clipped to; 0: none (Balle22: 10)
     dp_noise: float = 0.0  # noise multiplier: standard deviation of the noise, over the clip
+    dp_sampling: float = 1.0  # probability with which a record enters a step (Poisson); 1: always
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,10 @@ def _check_training(victim: VictimSettings) -> None:
         raise ExhumeError(f"victim.rate: {victim.rate} given, a finite number above 0 needed")
     if not 0 <= victim.momentum < 1:
         raise ExhumeError(f"victim.momentum: {victim.momentum} given, 0 or more and below 1 needed")
+    if not 0 < victim.dp_sampling <= 1:
+        raise ExhumeError(
+            f"victim.dp_sampling: {victim.dp_sampling} given, a probability above 0 and up to 1 needed"
+        )
     for name in ("weight_decay", "dp_clip", "dp_noise"):
         value = getattr(victim, name)
         if not (math.isfinite(value) and value >= 0):

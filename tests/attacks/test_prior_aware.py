@@ -11,7 +11,7 @@ import torch
 from exhume import data
 from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.bounds.alarm import certify
-from exhume.bounds.dp_sgd import gaussian
+from exhume.bounds.dp_sgd import dp_sgd, gaussian
 from exhume.contract import (
     ExhumeError,
     Gradient,
@@ -33,11 +33,13 @@ from exhume.victims.informed import first_of, release_one_each, release_trails
 COUNT, STEPS, CLIP = 8, 12, 0.5
 
 
-def game(key, shift: float, trials: int):
-    """Trainings on every candidate equally often; shift: sqrt(T) / sigma, 0 for no noise."""
+def game(key, shift: float, trials: int, rate: float = 1.0):
+    """Trainings on every candidate equally often; shift: sqrt(T) / sigma, 0 for no noise; rate: of draws."""
     parts = data.split(data.load("digits"), Sizes(30, COUNT, 0, 0, 0), key)
     noise = math.sqrt(STEPS) / shift if shift else 0.0
-    recipe = FullBatch(MLP((1, 8, 8), (6,), 10), Descent(STEPS, 0.1, 0.5), Privacy(CLIP, noise))
+    recipe = FullBatch(
+        MLP((1, 8, 8), (6,), 10), Descent(STEPS, 0.1, 0.5), Privacy(CLIP, noise, rate)
+    )
     initial = recipe.architecture.initial(key)
     turns = torch.arange(trials) % COUNT
     release, secret = release_trails(
@@ -131,3 +133,22 @@ def test_refusals(key):
     known, release, _ = game(key, 1.0, 2)
     with pytest.raises(ExhumeError, match="release: 3 parameters, the candidates' models have"):
         attacked(known, Weights(torch.zeros(1, 3), release.layout), key)
+
+
+def test_where_steps_draw_their_records_it_comes_near_the_lower_bound(key):
+    trials, noise, rate = 320, 0.6, 0.3
+    known, release, secret = game(key, math.sqrt(STEPS) / noise, trials, rate)
+    assert release.drawn.shape == (trials, STEPS, len(known.fixed))  # of the known records only
+    found = attacked(known, release, key)
+    right = named_rightly(secret, found, known.candidates)
+    bound = dp_sgd(1 / COUNT, noise, STEPS, rate).gamma
+    assert not certify(int(right.sum()), trials, kappa=1 / COUNT, bound=bound).alarm
+    assert right.double().mean() > 0.7 * bound
+    # the likelihoods are exact, the hidden draws included
+    spread = math.sqrt(0.25 / trials)
+    assert abs(float(found.confidence.mean() - right.double().mean())) < 4 * spread
+    hidden = attacked(known, replace(release, drawn=None), key)
+    blind = named_rightly(secret, hidden, known.candidates)
+    assert trials / COUNT + 4 * math.sqrt(trials / COUNT) < blind.sum() < right.sum()
+    few, _ = first_of((release, secret), 2)
+    assert torch.equal(few.drawn, release.drawn[:2])

@@ -11,12 +11,13 @@ import pytest
 import exhume
 from exhume.auditing import Audit
 from exhume.auditing.limits import LISTED
+from exhume.bounds.dp_sgd import dp_sgd
 from exhume.cli.frame import conclude
 from exhume.contract import ExhumeError
 from exhume.report.limits import limits_in, limits_rows
 from exhume.report.page import draw
 from exhume.score.verdict import broken as broken_verdict
-from exhume.train.dp import NoiseStream
+from exhume.train.dp import NoiseStream, epsilon
 
 STEPS = 12
 NOISE = math.sqrt(STEPS) / 1.0  # naming one of ten is allowed in 39% of the cases
@@ -74,6 +75,42 @@ def test_the_gate_fails_on_an_alarm(tmp_path, capsys):
     assert conclude(done, 1.0, more="--targets") == 0
     assert conclude(replace(done, alarm="ALARM: too good."), 1.0, more="--targets") == 1
     assert "did better than the stated privacy allows" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("order", ["known", "unknown"])
+def test_where_steps_draw_their_records_the_bound_is_lower(tmp_path, order):
+    victim = {**VICTIM, "dp_noise": 1.0, "dp_sampling": 0.3, "batch_order": order}
+    done = exhume.audit({"data": {**DATA, "targets": 20, "shadows": 40}, "victim": victim}, tmp_path / "run")
+    limits = limits_of(done.folder)
+    rows = {row["attack"]: row for row in limits["rows"] if "named" in row["game"]}
+    every = rows["Prior-aware attack, every step seen"]
+    assert every["bound"] == pytest.approx(dp_sgd(0.1, 1.0, STEPS, 0.3).gamma)
+    assert every["bound"] < dp_sgd(0.1, 1.0, STEPS).gamma / 1.5
+    assert limits["alarm"] == ""
+    assert "sampling rate 0.3" in limits["notes"][0]
+    facts = json.loads((done.folder / "result.json").read_text())["victim"]
+    assert facts["epsilon"] == pytest.approx(epsilon(1.0, STEPS, sampling=0.3))
+    assert facts["training"].startswith("gradient descent on Poisson samples")
+
+
+@pytest.mark.parametrize(
+    ("victim", "sentence"),
+    [
+        (
+            {"dp_sampling": 0.0, "dp_clip": 1.0},
+            "victim.dp_sampling: 0.0 given, a probability above",
+        ),
+        ({"dp_sampling": 0.5}, "dp_sampling: 0.5 given without a dp_clip"),
+        (
+            {"dp_sampling": 0.5, "dp_clip": 1.0, "optimiser": "sgd", "batch": 8},
+            "there for full batches and Poisson samples",
+        ),
+    ],
+)
+def test_sampling_that_cannot_be(tmp_path, victim, sentence):
+    with pytest.raises(ExhumeError, match=sentence):
+        exhume.audit({"data": DATA, "victim": victim}, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_without_noise_nothing_is_allowed_or_forbidden(tmp_path):

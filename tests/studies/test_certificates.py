@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from exhume import data
+from exhume.bounds.dp_sgd import gaussian
 from exhume.data import Sizes
 from exhume.models.mlp import MLP
 from exhume.settings import DataSettings, VictimSettings
@@ -15,6 +16,7 @@ from exhume.store import NullStore
 from exhume.studies import run_study
 from exhume.studies.certificates import Setting, play_level
 from exhume.studies.certificates_checked import check_bounds
+from exhume.studies.certificates_sampled import DRAWS, SampledLevel, judge_sampled, play_sampled
 from exhume.studies.certificates_told import COMPARED, NAMES, STEPS, Level, judge
 from exhume.train.dp import Privacy
 from exhume.train.recipe import FullBatch
@@ -101,6 +103,54 @@ def test_the_bounds_are_checked(key):
     assert metrics["check.closed_form"] < 1e-6
 
 
+# Poisson sampling
+
+RATE, SIGMA = 0.25, 0.8  # 10 steps: 48% are allowed
+
+
+def sampled(key, **broken: float) -> SampledLevel:
+    parts = data.split(data.load("digits"), Sizes(30, 10, 0, 0, 50), key)
+    stated = FullBatch(
+        MLP((1, 8, 8), (6,), 10), Descent(STEPS_TAKEN, 0.1, 0.5), Privacy(CLIP, SIGMA, RATE)
+    )
+    actual = replace(stated, privacy=replace(stated.privacy, **broken))
+    kept = play_sampled(stated, actual, parts, 200, key=key, store=NullStore(), chunk=32)
+    return SampledLevel.of(kept, compared=3)
+
+
+def test_sound_sampling_rings_no_alarm(key):
+    level = sampled(key)
+    claims, found = judge_sampled([level])
+    assert (claims[0].id, claims[0].holds, found["alarms_sampled"]) == ("no-alarm-sampled", True, 0)
+    drawn = level.made[DRAWS]
+    assert 0.2 < drawn.low < drawn.rate < drawn.bound  # and yet it is attacked
+    assert drawn.bound < gaussian(0.1, SIGMA, STEPS_TAKEN)  # and sampling is what lowers the bound
+
+
+@pytest.mark.parametrize(
+    "broken", [{"sampling": 1.0}, {"noise": SIGMA / 5}], ids=["everybody drawn", "less noise"]
+)
+def test_broken_sampling_rings_it(broken, key):
+    level = sampled(key, **broken)
+    assert level.made[DRAWS].alarm
+    claims, found = judge_sampled([level])
+    assert not claims[0].holds
+    assert found["alarms_sampled"] >= 1
+    assert "every step and the others' draws at rate 0.25, noise 0.8" in claims[0].measured
+
+
+def test_claims_about_samples_are_decided_by_the_numbers():
+    def holds(known: int, hidden: int) -> list[bool]:
+        kept = {"rate": 0.1, "noise": 1.0, "epsilon": 1.0, "test_accuracy": 0.5, "trials": 100}
+        kept |= {"kappa": 0.1, "bound": 0.5, "draws_known": known, "draws_hidden": hidden}
+        level = SampledLevel.of({**kept, "final_weights": 10}, compared=3)
+        return [claim.holds for claim in judge_sampled([level])[0]]
+
+    assert holds(45, 10) == [True, True, True]
+    assert holds(30, 29) == [True, False, False]
+    assert holds(80, 80) == [False, True, False]
+
+
 @pytest.mark.network
 def test_smoke(tmp_path):
     result = run_study("certificates", "smoke", tmp_path / "run")
@@ -109,6 +159,8 @@ def test_smoke(tmp_path):
     assert metrics["noise_0.1.every_step.naming"] == 1.0  # so little noise hides nothing
     assert metrics["noise_4.every_step.naming"] < metrics["noise_4.bound.naming"] + 0.2
     assert metrics["noise_4.closed_form.naming"] < metrics["noise_0.1.closed_form.naming"]
-    assert len(result["charts"]) == 3
+    assert metrics["alarms_sampled"] == 0
+    assert metrics["rate_0.5.noise_1.draws_known"] > 0.1
+    assert len(result["charts"]) == 4
     again = run_study("certificates", "smoke", tmp_path / "run")  # from what the folder keeps
     assert again["metrics"] == metrics

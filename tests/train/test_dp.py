@@ -17,7 +17,7 @@ from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.store import NullStore
 from exhume.train import functional, stacked
-from exhume.train.dp import NoiseStream, Privacy, epsilon, noise_for_epsilon
+from exhume.train.dp import NoiseStream, Privacy, SampleStream, epsilon, noise_for_epsilon
 from exhume.train.fleet import train_fleet
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
@@ -30,21 +30,23 @@ def records(count, shape, classes, key):
     return Records(inputs, labels, tuple(map(str, range(classes))))
 
 
-def naive(architecture, descent, start, inputs, labels, privacy, noise):
-    """One record at a time, one model, plain loops."""
+def naive(architecture, descent, start, inputs, labels, privacy, noise, drawn=None):
+    """One record at a time, one model, plain loops; drawn: (T, n) who enters which step."""
     model = architecture.build().double()
     flat, velocity = start.clone(), torch.zeros_like(start)
-    for _ in range(descent.steps):
+    for step in range(descent.steps):
         torch.nn.utils.vector_to_parameters(flat, model.parameters())
         total = torch.zeros_like(flat)
-        for one, label in zip(inputs, labels, strict=True):
+        for place, (one, label) in enumerate(zip(inputs, labels, strict=True)):
+            if drawn is not None and not drawn[step, place]:
+                continue
             loss = F.cross_entropy(model(one[None]), label[None])
             parts = torch.autograd.grad(loss, list(model.parameters()))
             gradient = torch.cat([part.flatten() for part in parts])
             total += gradient * min(1.0, privacy.clip / max(float(gradient.norm()), 1e-300))
         if privacy.noise:
             total += privacy.noise * privacy.clip * noise.draw(flat)[0]
-        velocity = descent.momentum * velocity + total / len(labels)
+        velocity = descent.momentum * velocity + total / (privacy.sampling * len(labels))
         velocity += descent.weight_decay * flat
         flat = flat - descent.rate * velocity
     return flat
@@ -61,13 +63,19 @@ def compare(path, architecture, key, n, models, extras, privacy):
         flat.classes,
     )
     start, size = architecture.initial(key).double(), architecture.layout.size
-    stream = NoiseStream(key, 0, models, size)
-    found = path(architecture, descent, start, fixed, extra, privacy=privacy, noise=stream)
+    streams = {"noise": NoiseStream(key, 0, models, size)}
+    if privacy.samples:
+        streams["sampler"] = SampleStream(key, 0, models, privacy.sampling)
+    found = path(architecture, descent, start, fixed, extra, privacy=privacy, **streams)
     for i in range(models):
         inputs = torch.cat([fixed.inputs, extra.inputs[i]])
         labels = torch.cat([fixed.labels, extra.labels[i]])
         alone = NoiseStream(key, i, 1, size)
-        expected = naive(architecture, descent, start, inputs, labels, privacy, alone)
+        drawn = None
+        if privacy.samples:
+            sampler = SampleStream(key, i, 1, privacy.sampling)
+            drawn = torch.cat([sampler.draw(n, extras) for _ in range(descent.steps)])
+        expected = naive(architecture, descent, start, inputs, labels, privacy, alone, drawn)
         torch.testing.assert_close(found[i], expected, rtol=1e-9, atol=1e-11)
 
 
@@ -81,20 +89,21 @@ def compare(path, architecture, key, n, models, extras, privacy):
     name=st.sampled_from(sorted(ACTIVATIONS)),
     clip=st.sampled_from([0.05, 0.7, 100.0]),
     noise=st.sampled_from([0.0, 0.5]),
+    rate=st.sampled_from([1.0, 0.4]),
 )
-def test_by_hand_equals_per_record_gradients(n, d, hidden, models, extras, name, clip, noise):
+def test_by_hand_equals_per_record_gradients(n, d, hidden, models, extras, name, clip, noise, rate):
     mlp = MLP((d,), tuple(hidden), 3, activation=name)
-    compare(stacked.descend, mlp, Key.from_seed(3), n, models, extras, Privacy(clip, noise))
+    compare(stacked.descend, mlp, Key.from_seed(3), n, models, extras, Privacy(clip, noise, rate))
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.5])
+@pytest.mark.parametrize(("noise", "rate"), [(0.0, 1.0), (0.5, 1.0), (0.5, 0.3)])
 @pytest.mark.parametrize(
     "architecture",
     [CNN((1, 6, 6), (2, 3), (3, 2), (1, 1), (4,), 3), MLP((5,), (4,), 3)],
     ids=["cnn", "mlp"],
 )
-def test_the_general_path_equals_per_record_gradients(architecture, noise, key):
-    compare(functional.descend, architecture, key, 10, 2, 1, Privacy(0.5, noise))
+def test_the_general_path_equals_per_record_gradients(architecture, noise, rate, key):
+    compare(functional.descend, architecture, key, 10, 2, 1, Privacy(0.5, noise, rate))
 
 
 def small(make_records, key):
@@ -202,3 +211,64 @@ def test_a_missing_accountant_is_named(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ExhumeError, match=r"pip install 'exhume\[dp\]'"):
         epsilon(1.0, 10)
+
+
+# Poisson sampling
+
+
+def test_blocks_of_records_are_drawn_in_their_order(key):
+    """More records than one block holds: the draws still belong to the same ones."""
+    mlp = MLP((3,), (2,), 2)
+    compare(stacked.descend, mlp, key, 600, 2, 1, Privacy(0.3, 0.1, 0.05))
+
+
+def test_side_by_side_or_one_at_a_time_the_same_are_drawn(make_records, key):
+    mlp, start, fixed, extra = small(make_records, key)
+    recipe = FullBatch(mlp, Descent(steps=5), Privacy(1.0, 0.5, 0.3))
+    whole = recipe.fit(start, fixed, extra, key)
+    for place in range(len(extra)):
+        alone = recipe.fit(start, fixed, extra[place : place + 1], key, place)
+        torch.testing.assert_close(whole[place], alone[0], rtol=0, atol=1e-6)
+
+
+def test_draws_are_poisson_and_do_not_depend_on_the_extra_records(key):
+    recipe = FullBatch(MLP((3,), (2,), 2), Descent(steps=200), Privacy(1.0, 1.0, 0.2))
+    drawn = recipe.drawn(50, 3, key)
+    assert drawn.shape == (3, 200, 50)
+    assert abs(float(drawn.double().mean()) - 0.2) < 0.01  # 30,000 draws
+    sizes = drawn.sum(2).double()
+    assert abs(float(sizes.var()) - 50 * 0.2 * 0.8) < 1.5  # of a binomial; fixed batches have 0
+    stream = SampleStream(key, 0, 3, 0.2)
+    steps = [stream.draw(50, 4) for _ in range(200)]
+    assert torch.equal(torch.stack(steps, 1)[:, :, :50], drawn)
+    own = torch.stack(steps, 1)[:, :, 50:].flatten(0, 1)
+    assert abs(float(own.double().mean()) - 0.2) < 0.03
+    assert not torch.equal(drawn[0], drawn[1])
+    later = recipe.drawn(50, 1, key, first=2)
+    assert torch.equal(later[0], drawn[2])
+    assert (
+        FullBatch(MLP((3,), (2,), 2), Descent(steps=2), Privacy(1.0, 1.0)).drawn(5, 1, key) is None
+    )
+
+
+def test_accounting_of_samples():
+    by_pld = epsilon(1.5, 20, sampling=0.1)
+    assert by_pld == pytest.approx(epsilon(1.5, 20, sampling=0.1, accountant="pld"))
+    by_rdp = epsilon(1.5, 20, sampling=0.1, accountant="rdp")
+    assert by_pld < by_rdp < 1.3 * by_pld
+    assert by_pld < epsilon(1.5, 20) / 3
+    assert epsilon(0.1, 10, sampling=0.1) == epsilon(0.1, 10, sampling=0.1, accountant="rdp")
+    with pytest.raises(ExhumeError, match="exact is for a sampling rate of 1, not 0.1"):
+        epsilon(1.0, 10, sampling=0.1, accountant="exact")
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, math.nan])
+def test_rates_that_are_none(rate):
+    with pytest.raises(ExhumeError, match="sampling: .* given, a probability above 0 and up to 1"):
+        Privacy(1.0, 1.0, rate)
+
+
+def test_samples_need_a_clip():
+    with pytest.raises(ExhumeError, match=r"sampling: 0.5 given without a clip"):
+        Privacy(sampling=0.5)
+    assert str(Privacy(1.0, 2.0, 0.5)) == "clip 1, noise multiplier 2, sampling rate 0.5"

@@ -168,11 +168,16 @@ class TrainingAct:
             game, store = self.game(folder.store(), progress), folder.store()
             targets = dealt(self.settings, self.records).target
             chunk = self.settings.machine.chunk
-            return [
-                audit_limits(
-                    game, targets, self._found, chunk=chunk, store=store, progress=progress
-                )
-            ]
+            found = audit_limits(
+                game,
+                targets,
+                self._found,
+                chunk=chunk,
+                store=store,
+                draws=self.settings.victim.batch_order == "known",
+                progress=progress,
+            )
+            return [found]
 
         seconds = self.per_model * (4 * self.settings.data.targets + PriorAware.draws)
         return Offer(PRIOR_AWARE.id, PRIOR_AWARE.name, _LISTED, seconds, run, needs=CLOSED_FORM.id)

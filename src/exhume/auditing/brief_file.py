@@ -83,6 +83,7 @@ rate = 0.1
 # train = "train.py:train"      # or your own function train(model, records, rng)
 # dp_clip = 1.0         # private training
 # dp_noise = 1.0
+# dp_sampling = 0.1     # probability with which a record enters a step
 """
 _CHECKPOINT = """
 # Released: this file, to anyone. [data] above is what it was trained on; it serves to score only.

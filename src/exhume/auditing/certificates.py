@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.informed.prior_aware import FittedPriorAware
-from exhume.bounds.dp_sgd import gaussian
+from exhume.bounds.dp_sgd import dp_sgd
 from exhume.bounds.prior import Kappa, kappa_of_balls, kappa_of_naming
 from exhume.contract import ExhumeError, Key, Progress, Records, silent
 from exhume.score.naming import named_rightly
@@ -33,15 +33,16 @@ class Allowed:
     eta: float  # mean squared error
     noise: float
     steps: int
+    sampling: float = 1.0
 
     def bound(self, loss: str) -> tuple[float, float]:
         """kappa and gamma of the loss, "naming" or "within"."""
         kappa = self.naming if loss == "naming" else self.within.high
-        return kappa, gaussian(kappa, self.noise, self.steps)
+        return kappa, dp_sgd(kappa, self.noise, self.steps, self.sampling).gamma
 
 
 def allowed_by(privacy: Privacy, steps: int, listed: Records, eta: float) -> Allowed:
-    """Full-batch training: every step sees the record."""
+    """Full-batch training, where every step sees the record, or Poisson sampling."""
     if not privacy.noise:
         raise ExhumeError("dp_noise: 0 given; without noise nothing is guaranteed")
     return Allowed(
@@ -50,6 +51,7 @@ def allowed_by(privacy: Privacy, steps: int, listed: Records, eta: float) -> All
         eta,
         privacy.noise,
         steps,
+        privacy.sampling,
     )
 
 
@@ -61,11 +63,13 @@ def named_by_steps(
     *,
     key: Key,
     first: int = 0,
+    draws: bool = True,
     chunk: int = 16,
     progress: Progress = silent,
 ) -> Tensor:
     """(t,) bool: was the record named by an adversary who saw every step of its training?
 
+    draws: whether it also saw which of the fixed records each step has drawn.
     The releases of `release_one_each` with this key, trained again: a fleet does not keep its steps.
     """
     right: list[Tensor] = []
@@ -79,6 +83,7 @@ def named_by_steps(
             targets[start : start + chunk],
             key=key,
             first=first + start,
+            draws=draws,
         )
         right.append(named_rightly(secret, prepared.run(release), prepared.candidates))
         progress(stage, min(start + chunk, len(targets)), len(targets))

@@ -265,7 +265,12 @@ def _privacy(recipe: Recipe) -> dict[str, float]:
     if not isinstance(recipe, FullBatch) or not recipe.privacy.noise:
         return {}
     return {
-        "epsilon": epsilon(recipe.privacy.noise, recipe.descent.steps, delta=_DELTA),
+        "epsilon": epsilon(
+            recipe.privacy.noise,
+            recipe.descent.steps,
+            delta=_DELTA,
+            sampling=recipe.privacy.sampling,
+        ),
         "delta": _DELTA,
     }
 

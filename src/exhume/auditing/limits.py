@@ -18,7 +18,7 @@ from torch import Tensor
 from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.auditing.certificates import Allowed, allowed_by, named_by_steps
 from exhume.bounds.alarm import ALARM_LEVEL, Certificate, certify
-from exhume.bounds.dp_sgd import gaussian
+from exhume.bounds.dp_sgd import dp_sgd
 from exhume.bounds.prior import kappa_of_naming
 from exhume.contract import (
     Key,
@@ -69,13 +69,14 @@ def measure_limits(
     key: Key,
     chunk: int,
     store: Store,
+    draws: bool = True,
     progress: Progress = silent,
 ) -> Limits:
     """The audit's own releases, asked another question.
 
     release: one model per target, by `release_one_each` with this key; known: recipe, start, fixed set.
 
-    answers: (t, *shape) of each attack that reconstructs, by its name.
+    answers: (t, *shape) of each attack that reconstructs, by its name. draws: see `named_by_steps`.
     """
     size = min(LISTED, len(targets))
     groups = [slice(start, start + size) for start in range(0, len(targets) - size + 1, size)]
@@ -97,7 +98,9 @@ def measure_limits(
         if isinstance(recipe.descent, Descent):
             assert known.initial is not None  # or it could not have been prepared
             steps.append(
-                named_by_steps(told, recipe, known.initial, own, key=key, first=group.start)
+                named_by_steps(
+                    told, recipe, known.initial, own, key=key, first=group.start, draws=draws
+                )
             )
             progress("attacking every step", group.stop, len(listed))
     if steps:
@@ -128,14 +131,15 @@ def _certified(
     targets: Records,
     answers: Mapping[str, Tensor],
 ) -> Limits:
-    noise, steps = recipe.privacy.noise, recipe.descent.steps
+    privacy, steps = recipe.privacy, recipe.descent.steps
     eta = _reach(targets.inputs)
     within = allowed_by(recipe.privacy, steps, targets, eta)
     listed, naming = len(right[next(iter(right))]), set(right)
     for name, given in answers.items():
         right[name, f"mean squared error of at most {eta:.3g}"] = mse(given, targets.inputs) <= eta
     # lists may differ in kappa; what is allowed on average is the average of what is allowed
-    named = fmean(kappas), fmean(gaussian(kappa, noise, steps) for kappa in kappas)
+    bounds = [dp_sgd(kappa, privacy.noise, steps, privacy.sampling).gamma for kappa in kappas]
+    named = fmean(kappas), fmean(bounds)
     made = {}
     for (attack, game), success in right.items():
         kappa, bound = named if (attack, game) in naming else within.bound("within")
@@ -154,9 +158,15 @@ def _reach(records: Tensor) -> float:
 
 def _notes(recipe: FullBatch, within: Allowed, left_out: int) -> tuple[str, ...]:
     kappa = within.within
+    privacy = recipe.privacy
+    formula = "Phi(Phi^-1(kappa) + sqrt(T)/sigma)"
+    drawn = ""
+    if privacy.samples:
+        formula = "that of the sampled Gaussian mechanism (its loss distribution)"
+        drawn = f", sampling rate {privacy.sampling:g}"
     notes = [
-        f"The bound is Phi(Phi^-1(kappa) + sqrt(T)/sigma) for T = {recipe.descent.steps} steps, noise "
-        f"multiplier {recipe.privacy.noise:g} and clip {recipe.privacy.clip:g}; kappa is what guessing "
+        f"The bound is {formula} for T = {recipe.descent.steps} steps, noise "
+        f"multiplier {privacy.noise:g}{drawn} and clip {privacy.clip:g}; kappa is what guessing "
         "reaches. No attack exceeds it if training is as stated, not even one that sees every step.",
         f"For a mean squared error of {within.eta:.3g}, the best single guess is right for {kappa.low:.2%} "
         f"to {kappa.high:.2%} of the targets; the bound takes the larger.",

@@ -32,11 +32,13 @@ def audit_limits(
     *,
     chunk: int,
     store: Store,
+    draws: bool = True,
     progress: Progress = silent,
 ) -> Findings:
     """The section of the report. Naming one of ten is no reconstruction: only an alarm counts.
 
-    found: the attacks on all targets that were run before.
+    found: the attacks on all targets that were run before. draws: where steps draw their records, whether an
+    adversary who sees every step sees which of the known ones it has drawn.
     """
     recipe = game.recipe
     if not isinstance(recipe, FullBatch) or not recipe.privacy.noise:
@@ -54,6 +56,7 @@ def audit_limits(
         key=game.key,
         chunk=chunk,
         store=store,
+        draws=draws,
         progress=progress,
     )
     best = next(iter(limits.made.values()))  # every step, or the end where steps cannot be undone

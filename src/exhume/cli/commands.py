@@ -73,6 +73,10 @@ def audit(
     dp_noise: Annotated[
         float | None, typer.Option(help="Private training: noise, as a multiple of the clip.")
     ] = None,
+    dp_sampling: Annotated[
+        float | None,
+        typer.Option(help="Private training: probability with which a record enters a step."),
+    ] = None,
     start: Annotated[
         str | None, typer.Option(help="A file of weights that training starts from.")
     ] = None,
@@ -131,6 +135,7 @@ def audit(
         weight_decay=weight_decay,
         dp_clip=dp_clip,
         dp_noise=dp_noise,
+        dp_sampling=dp_sampling,
     )
     settings = settings.with_values("attack", exact=exact)
     settings = settings.with_values("machine", memory=memory, threads=threads, device=device)

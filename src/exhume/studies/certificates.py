@@ -26,6 +26,13 @@ from exhume.score.naming import named_rightly
 from exhume.score.targets import measure
 from exhume.settings import DataSettings, Settings, VictimSettings
 from exhume.studies.certificates_checked import check_bounds
+from exhume.studies.certificates_sampled import (
+    ATTACKS,
+    SampledLevel,
+    chart,
+    judge_sampled,
+    play_sampled,
+)
 from exhume.studies.certificates_told import (
     AWARE,
     CLOSED,
@@ -55,6 +62,7 @@ class Setting:
     noises: tuple[float, ...]  # multipliers, falling
     trials: int  # a multiple of the candidates
     eta: float  # mean squared error that counts as reconstructed
+    sampled: tuple[tuple[float, float], ...] = ()  # rates of Poisson sampling, each with a noise
 
 
 _VICTIM = VictimSettings(steps=50, dp_clip=1.0)
@@ -65,6 +73,7 @@ _SCALES: dict[Scale, Setting] = {
         noises=(4.0, 0.1),
         trials=40,
         eta=0.02,
+        sampled=((0.5, 1.0),),
     ),
     "cpu": Setting(
         DataSettings("mnist", fixed=200, targets=10, shadows=400, public=100, test=1000),
@@ -72,6 +81,7 @@ _SCALES: dict[Scale, Setting] = {
         noises=(20.0, 7.0, 3.5, 2.0, 1.0, 0.3, 0.03),
         trials=400,
         eta=0.02,
+        sampled=((0.1, 2.0), (0.1, 1.0), (0.1, 0.5), (0.5, 4.0), (0.5, 2.0)),
     ),
     "paper": Setting(
         DataSettings("mnist", fixed=1000, targets=10, shadows=10_000, public=1000, test=1000),
@@ -79,6 +89,7 @@ _SCALES: dict[Scale, Setting] = {
         noises=(40.0, 20.0, 9.5, 5.0, 2.0, 1.0, 0.3, 0.03),
         trials=2000,
         eta=0.02,
+        sampled=tuple((q, s) for q in (0.02, 0.1, 0.5) for s in (4.0, 2.0, 1.0, 0.5)),
     ),
 }
 
@@ -91,6 +102,7 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     )
     parts, key = dealt(settings, records), Key.from_seed(seed)
     store, chunk = folder.store(), settings.machine.chunk
+    compared = COMPARED * len(setting.noises) + len(ATTACKS) * len(setting.sampled)
     levels = []
     for noise in setting.noises:
         recipe = recipe_for(settings.with_values("victim", dp_noise=noise), records)
@@ -108,20 +120,40 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
             progress=shown,
         )
         kept = remembered(folder, key.fold("certificates", scale, f"{noise}"), level)
-        levels.append(Level.of(kept, compared=COMPARED * len(setting.noises)))
+        levels.append(Level.of(kept, compared=compared))
+    sampled = []
+    for rate, noise in setting.sampled:
+        asked = settings.with_values("victim", dp_noise=noise, dp_sampling=rate)
+        recipe = recipe_for(asked, records)
+        assert isinstance(recipe, FullBatch)
+        drawn = partial(
+            play_sampled,
+            recipe,
+            recipe,
+            parts,
+            setting.trials,
+            key=key,
+            store=store,
+            chunk=chunk,
+            progress=labelled(progress, f"rate {rate:g}, noise {noise:g}"),
+        )
+        kept = remembered(folder, key.fold("sampled", scale, f"{rate} {noise}"), drawn)
+        sampled.append(SampledLevel.of(kept, compared=compared))
     bare = recipe_for(settings.with_values("victim", dp_clip=0.0), records)
     trained = bare.fit(
         bare.architecture.initial(key.fold("victim")), parts.fixed, parts.fixed.none_for(1), key
     )
     plain = float(accuracy(bare.architecture, trained, parts.test).mean())
     claims, found = judge(levels)
+    others, counted = judge_sampled(sampled)
     more, checked = check_bounds(setting.victim.steps, key.fold("check"))
-    metrics = {name: value for level in levels for name, value in level.metrics().items()}
+    every: list[Level | SampledLevel] = [*levels, *sampled]
+    metrics = {name: value for level in every for name, value in level.metrics().items()}
     return Outcome(
-        claims=[*claims, *more],
-        metrics={**metrics, **found, **checked, "accuracy_without_privacy": plain},
+        claims=[*claims, *others, *more],
+        metrics={**metrics, **found, **counted, **checked, "accuracy_without_privacy": plain},
         deviations=deviations(setting.data, setting.trials),
-        charts=charts(levels, plain, setting.eta),
+        charts=[*charts(levels, plain, setting.eta), chart(sampled)],
     )
 
 

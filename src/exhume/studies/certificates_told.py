@@ -175,4 +175,5 @@ def deviations(chosen: DataSettings, trials: int) -> list[str]:
         "snapped to it.",
         "The adversary who sees only the final weights takes their noise as independent between parameters.",
         f"|D-| = {chosen.fixed:,}: small, so that noise costs much accuracy.",
+        "Poisson sampling: the adversary to whom draws are hidden takes their effect as isotropic noise.",
     ]

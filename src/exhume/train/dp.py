@@ -1,14 +1,15 @@
 """Differentially private gradient descent: clip each record's gradient, add Gaussian noise to the sum.
 
-    g = (sum_i min(1, C / ||g_i||)·g_i + sigma·C·N(0, I)) / N
+    g = (sum_{i drawn} min(1, C / ||g_i||)·g_i + sigma·C·N(0, I)) / (q N)
 
 N is the number of records the model is trained on, and counts as public: it only scales the rate.
-Adjacency is add / remove one record; every step sees every record (sampling rate 1), so T steps are a
-T-fold composition of the Gaussian mechanism with noise multiplier sigma. Weight decay acts after the
-noise and costs nothing.
+Adjacency is add / remove one record. Every step draws each record with probability q by itself (Poisson
+sampling); with q = 1 it sees them all. T steps are a T-fold composition of the (sampled) Gaussian
+mechanism with noise multiplier sigma. Weight decay acts after the noise and costs nothing.
 
 The noise of a model is named by its place in the whole job, not in its chunk (`NoiseStream`), and is
-drawn in single precision on the CPU: another chunk size or device gives the same noise.
+drawn in single precision on the CPU: another chunk size or device gives the same noise. So it is with who
+enters a step (`SampleStream`): the fixed records' draws do not depend on the extra ones.
 """
 
 from __future__ import annotations
@@ -16,24 +17,38 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Key
 
-__all__ = ["NOT_PRIVATE", "Accountant", "NoiseStream", "Privacy", "epsilon", "noise_for_epsilon"]
+__all__ = [
+    "NOT_PRIVATE",
+    "Accountant",
+    "Given",
+    "NoiseStream",
+    "Privacy",
+    "SampleStream",
+    "Sampler",
+    "epsilon",
+    "noise_for_epsilon",
+]
 
 Accountant = Literal["exact", "pld", "rdp"]
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """Clipping norm C and noise multiplier sigma. Without either, training is the plain one, bit for bit."""
+    """Clipping norm C, noise multiplier sigma and sampling rate q.
+
+    Without any of them, training is the plain one, bit for bit.
+    """
 
     clip: float = math.inf
     noise: float = 0.0
+    sampling: float = 1.0  # probability with which a record enters a step
 
     def __post_init__(self) -> None:
         if not self.clip > 0:
@@ -42,10 +57,29 @@ class Privacy:
             raise ExhumeError(f"noise: {self.noise} given, a number from 0 is needed")
         if self.noise and math.isinf(self.clip):
             raise ExhumeError(f"noise: {self.noise} given without a clip; noise is clip times this")
+        if not 0 < self.sampling <= 1:
+            raise ExhumeError(
+                f"sampling: {self.sampling} given, a probability above 0 and up to 1 is needed"
+            )
+        if self.sampling < 1 and math.isinf(self.clip):
+            raise ExhumeError(f"sampling: {self.sampling} given without a clip")
 
     @property
     def clips(self) -> bool:
         return math.isfinite(self.clip)
+
+    @property
+    def samples(self) -> bool:
+        return self.sampling < 1
+
+    @property
+    def random(self) -> bool:
+        """Whether two trainings on the same records differ."""
+        return self.noise > 0 or self.samples
+
+    def still(self) -> Privacy:
+        """The same clipping, without chance: what such training does on average, nearly."""
+        return Privacy(self.clip)
 
     @property
     def deviation(self) -> float:
@@ -57,9 +91,10 @@ class Privacy:
         return (self.clip / squared_norms.sqrt()).clamp_(max=1)
 
     def __str__(self) -> str:
-        return (
-            f"clip {self.clip:g}, noise multiplier {self.noise:g}" if self.clips else "not private"
-        )
+        if not self.clips:
+            return "not private"
+        drawn = f", sampling rate {self.sampling:g}" if self.samples else ""
+        return f"clip {self.clip:g}, noise multiplier {self.noise:g}{drawn}"
 
 
 NOT_PRIVATE = Privacy()
@@ -80,14 +115,56 @@ class NoiseStream:
         return drawn.to(like)
 
 
+@runtime_checkable
+class Sampler(Protocol):
+    """Says who enters the next step."""
+
+    def draw(self, fixed: int, extra: int) -> Tensor:
+        """(s, fixed + extra) bool, on the CPU."""
+        ...
+
+
+class SampleStream:
+    """Poisson sampling for s models, step after step; model i of the job has streams of its own."""
+
+    def __init__(self, key: Key, first: int, models: int, rate: float) -> None:
+        places = range(first, first + models)
+        self._fixed = [key.fold("sampling", place).generator() for place in places]
+        self._extra = [key.fold("sampling of extra", place).generator() for place in places]
+        self._rate = rate
+
+    def draw(self, fixed: int, extra: int) -> Tensor:
+        rows = [
+            torch.cat([torch.rand(fixed, generator=shared), torch.rand(extra, generator=own)])
+            for shared, own in zip(self._fixed, self._extra, strict=True)
+        ]
+        return torch.stack(rows) < self._rate
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """The same draw in every step, by somebody who knows it."""
+
+    drawn: Tensor  # (s, n)
+
+    def draw(self, fixed: int, extra: int) -> Tensor:
+        return self.drawn
+
+
 def epsilon(
-    noise: float, steps: int, *, delta: float = 1e-5, accountant: Accountant = "exact"
+    noise: float,
+    steps: int,
+    *,
+    delta: float = 1e-5,
+    sampling: float = 1.0,
+    accountant: Accountant | None = None,
 ) -> float:
-    """The epsilon of `steps` full-batch steps, add / remove adjacency; infinite without noise.
+    """The epsilon of `steps` steps, add / remove adjacency; infinite without noise.
 
     "exact": T Gaussian mechanisms of multiplier sigma are one of sigma / sqrt(T), whose epsilon is
-    known in closed form. "pld" and "rdp" compose step by step; they serve as cross-checks, are slow or
-    loose, and "pld" needs much memory for an epsilon beyond 100.
+    known in closed form; for a sampling rate of 1 only, and the default there. "pld" and "rdp" compose step
+    by step. "pld" is tight, and the default for a lower rate; below a multiplier of 0.2 it would need much
+    memory, so that "rdp", an upper bound, takes its place.
     """
     if not 0 < delta < 1:
         raise ExhumeError(f"delta: {delta} given, needed between 0 and 1")
@@ -96,10 +173,17 @@ def epsilon(
     if noise <= 0:
         return math.inf
     library = _dp_accounting()
+    if accountant is None:
+        accountant = "exact" if sampling == 1 else "pld" if noise >= 0.2 else "rdp"
     if accountant == "exact":
+        if sampling < 1:
+            raise ExhumeError(f"accountant: exact is for a sampling rate of 1, not {sampling}")
         return float(library.get_epsilon_gaussian(noise / math.sqrt(steps), delta))
-    event = library.SelfComposedDpEvent(library.GaussianDpEvent(noise), steps)
-    chosen = _accountants(library)[accountant]()
+    one = library.GaussianDpEvent(noise)
+    if sampling < 1:
+        one = library.PoissonSampledDpEvent(sampling, one)
+    event = library.SelfComposedDpEvent(one, steps)
+    chosen = _accountants(library, sampled=sampling < 1)[accountant]()
     return float(chosen.compose(event).get_epsilon(delta))
 
 
@@ -118,12 +202,17 @@ def _dp_accounting() -> Any:
     return dp_accounting
 
 
-def _accountants(library: Any) -> dict[str, Callable[[], Any]]:
+def _accountants(library: Any, *, sampled: bool) -> dict[str, Callable[[], Any]]:
+    """Of samples: losses on a coarser grid, rounded up; and orders whose divergence is a finite sum."""
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 
     adjacency = library.NeighboringRelation.ADD_OR_REMOVE_ONE
     return {
-        "pld": lambda: PLDAccountant(neighboring_relation=adjacency),
-        "rdp": lambda: RdpAccountant(neighboring_relation=adjacency),
+        "pld": lambda: PLDAccountant(
+            neighboring_relation=adjacency, value_discretization_interval=1e-3 if sampled else 1e-4
+        ),
+        "rdp": lambda: RdpAccountant(
+            list(range(2, 129)) if sampled else None, neighboring_relation=adjacency
+        ),
     }

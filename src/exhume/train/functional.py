@@ -25,7 +25,7 @@ from exhume.models.steady import unsteady
 from exhume.naming import first_line
 from exhume.train import stacked
 from exhume.train.batches import Order
-from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy
+from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy, Sampler
 from exhume.train.optimisers import Adam, Optimiser
 
 __all__ = [
@@ -53,12 +53,14 @@ def descend(
     order: Order | None = None,
     privacy: Privacy = NOT_PRIVATE,
     noise: NoiseStream | None = None,
+    sampler: Sampler | None = None,
     watch: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """Train s models; model i minimises the mean cross-entropy of `fixed` and `extra[i]`.
 
     initial: (p,) or (s, p); extra: (s, e, *shape), e may be 0; returns (s, p). Every step sees all
-    records, or the batch that `order` gives it. `watch` is shown the parameters (s, p) before each step.
+    records, or the batch that `order` gives it; with a sampler, each model's own draw of all records.
+    `watch` is shown the parameters (s, p) before each step.
     """
     network = _Network.trained(architecture, initial.device)
     parameters = initial.expand(extra.labels.shape[0], -1).clone()
@@ -68,16 +70,27 @@ def descend(
             watch(parameters)
         total = torch.zeros_like(parameters)
         size = _PRIVATE_BLOCK if privacy.clips else _BLOCK
+        fixed_taken, own_taken = _taken(sampler, len(seen), own.labels.shape[1], parameters)
         for start in range(0, len(seen), size):
-            total += network.gradients(parameters, seen[start : start + size], privacy)
+            cut = slice(start, start + size)
+            total += network.gradients(parameters, seen[cut], privacy, fixed_taken[:, cut])
         for start in range(0, own.labels.shape[1], size):
             cut = slice(start, start + size)
             part = Records(own.inputs[:, cut], own.labels[:, cut], own.classes)
-            total += network.gradients(parameters, part, privacy)
+            total += network.gradients(parameters, part, privacy, own_taken[:, cut])
         if noise is not None and privacy.deviation:
             total.add_(noise.draw(parameters), alpha=privacy.deviation)
-        update([total], len(seen) + own.labels.shape[1])
+        records = len(seen) + own.labels.shape[1]
+        update([total], records if sampler is None else privacy.sampling * records)
     return parameters
+
+
+def _taken(sampler: Sampler | None, fixed: int, extra: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Who is drawn, as 0 and 1: (s, fixed) and (s, extra)."""
+    if sampler is None:
+        return like.new_ones(len(like), fixed), like.new_ones(len(like), extra)
+    drawn = sampler.draw(fixed, extra).to(like)
+    return drawn[:, :fixed], drawn[:, fixed:]
 
 
 def _steps(
@@ -138,19 +151,33 @@ class _Network:
         found: Tensor = grad(self.loss)(flat, one[None], label[None])
         return found
 
-    def gradients(self, parameters: Tensor, records: Records, privacy: Privacy) -> Tensor:
-        """(s, p): each model's sum over the records, shared or its own (s, n, *shape)."""
+    def gradients(
+        self,
+        parameters: Tensor,
+        records: Records,
+        privacy: Privacy,
+        taken: Tensor | None = None,
+    ) -> Tensor:
+        """(s, p): each model's sum over the records, shared or its own (s, n, *shape).
+
+        taken: (s, n) of 0 and 1, where gradients are clipped; None: all of them.
+        """
         which = 0 if records.labels.ndim == 2 else None
-        one = self._clipped(privacy) if privacy.clips else grad(self.loss)
-        over_models = vmap(one, in_dims=(0, which, which))
+        if privacy.clips:
+            if taken is None:
+                taken = parameters.new_ones(len(parameters), records.labels.shape[-1])
+            each = vmap(self._clipped(privacy), in_dims=(0, which, which, 0))
+            clipped: Tensor = each(parameters, records.inputs, records.labels, taken)
+            return clipped
+        over_models = vmap(grad(self.loss), in_dims=(0, which, which))
         result: Tensor = over_models(parameters, records.inputs, records.labels)
         return result
 
     def _clipped(self, privacy: Privacy):  # type: ignore[no-untyped-def]
-        def clipped(flat: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+        def clipped(flat: Tensor, inputs: Tensor, labels: Tensor, taken: Tensor) -> Tensor:
             each = vmap(self.gradient, in_dims=(None, 0, 0))(flat, inputs, labels)
             factors = (privacy.clip / each.square().sum(1).sqrt()).clamp(max=1)
-            return factors @ each
+            return (factors * taken) @ each
 
         return clipped
 

@@ -17,7 +17,7 @@ from exhume.contract import ExhumeError
 
 __all__ = ["Adam", "Descent", "Optimiser", "Update"]
 
-Update = Callable[[Sequence[Tensor], int], None]
+Update = Callable[[Sequence[Tensor], int | float], None]
 """(sums of gradients, count): one step on the parameters given at the start; may overwrite the sums."""
 
 
@@ -36,7 +36,7 @@ class Descent:
     def start(self, parameters: Sequence[Tensor]) -> Update:
         velocities = [torch.zeros_like(tensor) for tensor in parameters]
 
-        def update(sums: Sequence[Tensor], count: int) -> None:
+        def update(sums: Sequence[Tensor], count: int | float) -> None:
             for tensor, velocity, total in zip(parameters, velocities, sums, strict=True):
                 velocity.mul_(self.momentum).add_(total, alpha=1 / count)
                 if self.weight_decay:
@@ -72,7 +72,7 @@ class Adam:
         squares = [torch.zeros_like(tensor) for tensor in parameters]
         done = 0
 
-        def update(sums: Sequence[Tensor], count: int) -> None:
+        def update(sums: Sequence[Tensor], count: int | float) -> None:
             nonlocal done
             done += 1
             rate = self.rate / (1 - self.beta1**done)

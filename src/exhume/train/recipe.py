@@ -17,7 +17,7 @@ from exhume.contract import Architecture, ExhumeError, Key, Records
 from exhume.models.own import fully_connected
 from exhume.train import functional, stacked
 from exhume.train.batches import Order
-from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy
+from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy, Sampler, SampleStream
 from exhume.train.optimisers import Descent, Optimiser
 
 __all__ = ["FullBatch", "MiniBatch"]
@@ -25,7 +25,10 @@ __all__ = ["FullBatch", "MiniBatch"]
 
 @dataclass(frozen=True)
 class FullBatch:
-    """Every step sees every record (Balle22). The key is used for the noise of private training only."""
+    """Every step sees every record (Balle22), or draws each with `privacy.sampling` by itself.
+
+    The key is used for the noise and the draws of private training only.
+    """
 
     architecture: Architecture
     descent: Optimiser = Descent()
@@ -39,12 +42,37 @@ class FullBatch:
         key: Key,
         first: int = 0,
         *,
+        sampler: Sampler | None = None,
         watch: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
-        """`watch` is shown the parameters (s, p) before each step; they change after it returns."""
-        size = self.architecture.layout.size
-        noise = NoiseStream(key, first, extra.labels.shape[0], size) if self.privacy.noise else None
-        return _train(self, initial, fixed, extra, privacy=self.privacy, noise=noise, watch=watch)
+        """sampler: another one than the key's. `watch` is shown the parameters (s, p) before each step; they
+        change after it returns.
+        """
+        size, models = self.architecture.layout.size, extra.labels.shape[0]
+        noise = NoiseStream(key, first, models, size) if self.privacy.noise else None
+        return _train(
+            self,
+            initial,
+            fixed,
+            extra,
+            privacy=self.privacy,
+            noise=noise,
+            sampler=sampler or self._sampler(key, first, models),
+            watch=watch,
+        )
+
+    def _sampler(self, key: Key, first: int, models: int) -> SampleStream | None:
+        if not self.privacy.samples:
+            return None
+        return SampleStream(key, first, models, self.privacy.sampling)
+
+    def drawn(self, fixed: int, models: int, key: Key, first: int = 0) -> Tensor | None:
+        """(s, T, n) bool: which of the fixed records each step of `fit` sees; None: all of them."""
+        sampler = self._sampler(key, first, models)
+        if sampler is None:
+            return None
+        steps = [sampler.draw(fixed, 0) for _ in range(self.descent.steps)]
+        return torch.stack(steps, 1) if steps else torch.zeros(models, 0, fixed, dtype=torch.bool)
 
     def bytes_per_model(self, records: int) -> int:
         if mlp := fully_connected(self.architecture):
@@ -53,7 +81,12 @@ class FullBatch:
 
     def __str__(self) -> str:
         private = f", differentially private: {self.privacy}" if self.privacy.clips else ""
-        return f"full-batch gradient descent, {self.descent}, cross-entropy{private}"
+        kind = (
+            "gradient descent on Poisson samples"
+            if self.privacy.samples
+            else "full-batch gradient descent"
+        )
+        return f"{kind}, {self.descent}, cross-entropy{private}"
 
 
 @dataclass(frozen=True)
@@ -94,6 +127,7 @@ def _train(
     order: Order | None = None,
     privacy: Privacy = NOT_PRIVATE,
     noise: NoiseStream | None = None,
+    sampler: Sampler | None = None,
     watch: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     architecture, optimiser = recipe.architecture, recipe.descent
@@ -112,6 +146,7 @@ def _train(
             order=order,
             privacy=privacy,
             noise=noise,
+            sampler=sampler,
             watch=watch,
         )
     else:
@@ -124,6 +159,7 @@ def _train(
             order=order,
             privacy=privacy,
             noise=noise,
+            sampler=sampler,
             watch=watch,
         )
     if not bool(torch.isfinite(trained).all()):

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from itertools import islice, repeat
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from exhume.contract import Records
@@ -26,7 +27,7 @@ from exhume.models.activations import Activation, activation
 from exhume.models.mlp import MLP
 from exhume.train.batches import Order
 from exhume.train.blocks import ALIGNED, Block, Stack, block_records
-from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy
+from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy, Sampler
 from exhume.train.optimisers import Adam, Descent, Optimiser
 
 __all__ = ["Adam", "Descent", "accuracy", "bytes_per_model", "descend", "logits"]
@@ -42,12 +43,14 @@ def descend(
     order: Order | None = None,
     privacy: Privacy = NOT_PRIVATE,
     noise: NoiseStream | None = None,
+    sampler: Sampler | None = None,
     watch: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """Train s models; model i minimises the mean cross-entropy of `fixed` and `extra[i]`.
 
     initial: (p,) or (s, p); extra: (s, e, *shape), e may be 0; returns (s, p). Every step sees all
-    records, or the batch that `order` gives it. `watch` is shown the parameters (s, p) before each step.
+    records, or the batch that `order` gives it; with a sampler, each model's own draw of all records (which
+    takes as long as all of them). `watch` is shown the parameters (s, p) before each step.
     """
     stack = Stack.of(mlp, fixed, extra)
     weights = stack.unpack(initial.expand(extra.labels.shape[0], -1))
@@ -59,20 +62,44 @@ def descend(
             watch(stack.pack(weights))
         for total in sums:
             total.zero_()
-        for block in blocks:
-            _add_gradients(sums, weights, block, stack.act, privacy)
+        records = sum(block.width for block in blocks)
+        taken = _taken(sampler, blocks, extra.labels.shape[1], initial)
+        for block, mask in zip(blocks, taken, strict=True):
+            _add_gradients(sums, weights, block, stack.act, privacy=privacy, taken=mask)
         if noise is not None and privacy.deviation:
             drawn = stack.unpack(noise.draw(initial).mul_(privacy.deviation))
             for total, part in zip(sums, drawn, strict=True):
                 total.add_(part)
-        update(sums, sum(block.width for block in blocks))
+        update(sums, records if sampler is None else privacy.sampling * records)
     return stack.pack(weights)
 
 
+def _taken(
+    sampler: Sampler | None, blocks: list[Block], extra: int, like: Tensor
+) -> list[Tensor | None]:
+    """For each block who is drawn, (s, columns) of 0 and 1; None: all are."""
+    if sampler is None:
+        return [None] * len(blocks)
+    sizes = [len(block.fixed) for block in blocks]
+    drawn = sampler.draw(sum(sizes), extra).to(like)
+    parts = list(torch.split(drawn[:, : sum(sizes)], sizes, dim=1))
+    parts[-1] = torch.cat([parts[-1], drawn[:, sum(sizes) :]], dim=1)  # the extra ones are there
+    return [
+        F.pad(part, (0, block.columns - block.width))
+        for part, block in zip(parts, blocks, strict=True)
+    ]
+
+
 def _add_gradients(
-    sums: list[Tensor], weights: list[Tensor], block: Block, act: Activation, privacy: Privacy
+    sums: list[Tensor],
+    weights: list[Tensor],
+    block: Block,
+    act: Activation,
+    *,
+    privacy: Privacy,
+    taken: Tensor | None,
 ) -> None:
-    """Add the gradients of the block's losses, each clipped, by hand."""
+    """Add the gradients of the block's losses, each clipped and those not drawn left out, by hand."""
     signal = _first_layer(weights[0], block)
     inputs: list[Tensor] = []  # pre-activations, (s, k, w) each
     hidden: list[Tensor] = []  # activations and a row of ones, (s, k + 1, w)
@@ -93,17 +120,26 @@ def _add_gradients(
         back = torch.bmm(weights[layer][:, :, :-1].transpose(1, 2), errors[0])
         errors.insert(0, back.mul_(slope))
     if privacy.clips:
-        _clip(errors, hidden, block, privacy)
+        _clip(errors, hidden, block, privacy, taken)
     _add_first_gradient(sums[0], errors[0], block)
     for total, error, below in zip(sums[1:], errors[1:], hidden, strict=True):
         total.baddbmm_(error, below.transpose(1, 2))
 
 
-def _clip(errors: list[Tensor], hidden: list[Tensor], block: Block, privacy: Privacy) -> None:
+def _clip(
+    errors: list[Tensor],
+    hidden: list[Tensor],
+    block: Block,
+    privacy: Privacy,
+    taken: Tensor | None,
+) -> None:
     squared = errors[0].square().sum(1).mul_(block.squared_norms())
     for error, below in zip(errors[1:], hidden, strict=True):
         squared.addcmul_(error.square().sum(1), below.square().sum(1))
-    factors = privacy.factors(squared)[:, None]
+    factors = privacy.factors(squared)
+    if taken is not None:
+        factors = factors * taken
+    factors = factors[:, None]
     for error in errors:
         error.mul_(factors)
 

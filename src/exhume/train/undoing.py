@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from exhume.contract import Key, NotApplicable, Records
-from exhume.train.dp import Privacy
+from exhume.train.dp import Given, Privacy
 from exhume.train.optimisers import Descent, Optimiser
 from exhume.train.recipe import FullBatch
 
 __all__ = ["clipped_sum", "sums_behind"]
 
 
-def sums_behind(optimiser: Optimiser, trail: Tensor, final: Tensor, records: int) -> Tensor:
+def sums_behind(optimiser: Optimiser, trail: Tensor, final: Tensor, records: int | float) -> Tensor:
     """(r, T, p) parameters before each step and (r, p) after the last: (r, T, p) sums of gradients."""
     if not isinstance(optimiser, Descent):
         raise NotApplicable(
@@ -34,13 +34,20 @@ def sums_behind(optimiser: Optimiser, trail: Tensor, final: Tensor, records: int
     return gradient * records
 
 
-def clipped_sum(recipe: FullBatch, parameters: Tensor, records: Records) -> Tensor:
+def clipped_sum(
+    recipe: FullBatch, parameters: Tensor, records: Records, drawn: Tensor | None = None
+) -> Tensor:
     """(s, p) models: (s, p) sums over the records of their gradients, each clipped, without noise.
 
-    One step of rate 1 of the recipe's own engine, so that it is the sum which training took.
+    drawn: (s, n) those that count; None: all. One step of rate 1 of the recipe's own engine, so that it is
+    the sum which training took.
     """
-    privacy = Privacy(recipe.privacy.clip)
-    step = replace(recipe, descent=Descent(steps=1, rate=1.0, momentum=0.0), privacy=privacy)
+    step = replace(
+        recipe,
+        descent=Descent(steps=1, rate=1.0, momentum=0.0),
+        privacy=Privacy(recipe.privacy.clip),
+    )
     none = records.none_for(len(parameters))
-    moved = step.fit(parameters, records, none, Key.from_seed(0))
+    sampler = None if drawn is None else Given(drawn)
+    moved = step.fit(parameters, records, none, Key.from_seed(0), sampler=sampler)
     return (parameters - moved) * len(records)

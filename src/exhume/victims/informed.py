@@ -18,7 +18,8 @@ def first_of(victim: Victim, targets: int) -> Victim:
     """The first releases and the records behind them."""
     release, secret = victim
     trail = None if release.trail is None else release.trail[:targets]
-    part = Weights(release.parameters[:targets], release.layout, trail)
+    drawn = None if release.drawn is None else release.drawn[:targets]
+    part = Weights(release.parameters[:targets], release.layout, trail, drawn)
     return part, Secret(secret.open()[:targets])
 
 
@@ -59,9 +60,12 @@ def release_trails(
     *,
     key: Key,
     first: int = 0,
+    draws: bool = True,
 ) -> Victim:
     """The same models as `release_one_each` with these targets from place `first` on, every step seen.
 
+    draws: where steps draw their records, also which of the fixed ones each has drawn; whether the target was
+    drawn is never shown, since that is what sampling hides.
     Memory: 4·T·p bytes for each target.
     """
     seen: list[Tensor] = []
@@ -74,7 +78,8 @@ def release_trails(
         watch=lambda parameters: seen.append(parameters.clone()),
     )
     trail = torch.stack(seen, dim=1) if seen else trained.new_zeros(len(trained), 0, 1)
-    return Weights(trained, recipe.architecture.layout, trail), Secret(targets)
+    drawn = recipe.drawn(len(fixed), len(targets), key.fold("victim"), first) if draws else None
+    return Weights(trained, recipe.architecture.layout, trail, drawn), Secret(targets)
 
 
 def release_two_each(

@@ -86,7 +86,7 @@ class NoiseAware:
 
         noisy, _, shadow, seconds = fleet(knowledge)
         assert isinstance(recipe, FullBatch)  # or train_shadows has said what is lacking
-        still = replace(recipe, privacy=replace(recipe.privacy, noise=0.0))
+        still = replace(recipe, privacy=recipe.privacy.still())
         quiet, base, _, more = fleet(replace(knowledge, recipe=still))
         started = time.perf_counter()
         fitted = _fit(noisy.double(), quiet.double(), base.double(), shadow)

@@ -6,9 +6,15 @@ Every step (`Weights.trail`). The sums of gradients behind the steps are known (
 records' part can be computed, and what is left is the record's clipped gradient plus Gaussian noise of known
 size. The log-likelihood of candidate k is, up to what they share, exactly
 
-    sum_t (<left_t, g_k(theta_t)> - |g_k(theta_t)|^2 / 2) / (sigma C)^2
+    sum_t l_kt,    l_kt = (<left_t, g_k(theta_t)> - |g_k(theta_t)|^2 / 2) / (sigma C)^2
 
-so its largest value is the best answer there is, to an adversary as strong as the bound assumes.
+so its largest value is the best answer there is, to an adversary as strong as the bound assumes. Where steps
+draw their records with probability q, the record's own draws stay hidden:
+
+    sum_t log(1 - q + q e^l_kt)
+
+That is exact where the draws of the fixed records are seen (`Weights.drawn`). Where they are not, the fixed
+records' part is what it is on average, and its variance is added to the noise's, as if it were isotropic.
 
 The final weights only. Each candidate's model trained without noise says where the weights should be; models
 trained with noise say by how much, and how far, they stray from there:
@@ -24,6 +30,7 @@ Cost: every step: one more training of each release; the end only: K + `draws` m
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 
@@ -63,7 +70,7 @@ class PriorAware:
     Sees: `Weights`, r models, each trained on the fixed set and one of the candidates; with a trail, every
     step of their training.
     Assumes: the recipe with its noise level but not the draw, the initial parameters, the fixed set and the
-    list of candidates; full-batch training.
+    list of candidates; full-batch training, or Poisson sampling.
     Guarantees: nothing about the truth is used. With a trail of gradient descent, no adversary has a larger
     probability of naming the record.
     Reference: Hayes et al. 2023 (prior-aware attack); the view of the final weights is ours.
@@ -107,11 +114,11 @@ class PriorAware:
             )
             return torch.cat(list(trained)).double()
 
-        still = replace(recipe, privacy=replace(recipe.privacy, noise=0.0))
+        still = replace(recipe, privacy=recipe.privacy.still())
         quiet = fleet(still, candidates, "training each candidate's model")
         drift, spread = torch.zeros_like(quiet[0]), torch.full_like(quiet[0], _LEAST_SPREAD)
         models = len(candidates)
-        if recipe.privacy.noise:
+        if recipe.privacy.random:
             turns = torch.arange(self.draws) % len(candidates)
             noisy = fleet(recipe, candidates[turns], "training models with noise")
             spread, drift = torch.std_mean(noisy - quiet[turns], dim=0)
@@ -158,7 +165,7 @@ class FittedPriorAware:
         try:
             scores = self.by_end(releases.parameters)
             if releases.trail is not None:
-                scores = self.by_steps(releases.trail, releases.parameters)
+                scores = self.by_steps(releases.trail, releases.parameters, releases.drawn)
         except NotApplicable as why:
             return Reconstruction.none(len(releases.parameters), self.candidates.shape, why)
         sure, best = torch.softmax(scores, dim=1).max(1)
@@ -181,16 +188,41 @@ class FittedPriorAware:
             -torch.cdist(whitened, places, compute_mode="donot_use_mm_for_euclid_dist").square() / 2
         )
 
-    def by_steps(self, trail: Tensor, final: Tensor) -> Tensor:
-        """(r, T, p) and (r, p) to (r, K) log-likelihoods."""
-        sums = sums_behind(self.recipe.descent, trail, final, len(self.fixed) + 1)
+    def by_steps(self, trail: Tensor, final: Tensor, drawn: Tensor | None = None) -> Tensor:
+        """(r, T, p), (r, p) and perhaps (r, T, n) to (r, K) log-likelihoods."""
+        recipe, privacy = self.recipe, self.recipe.privacy
+        counted = privacy.sampling * (len(self.fixed) + 1)  # what the sums were divided by
+        sums = sums_behind(recipe.descent, trail, final, counted)
         (r, steps, p), scores = trail.shape, []
-        pieces = (torch.split(x.reshape(-1, p), self.chunk) for x in (trail, sums))
-        for at, total in zip(*pieces, strict=True):
-            left = total - clipped_sum(self.recipe, at, self.fixed)
+        pieces = [torch.split(x.reshape(-1, p), self.chunk) for x in (trail, sums)]
+        taken = (
+            [None] * len(pieces[0])
+            if drawn is None
+            else list(torch.split(drawn.reshape(r * steps, -1), self.chunk))
+        )
+        for at, total, own in zip(*pieces, taken, strict=True):
+            expected = clipped_sum(recipe, at, self.fixed, own)
+            variance = privacy.deviation**2
+            if privacy.samples and own is None:
+                expected = privacy.sampling * expected
+                variance = variance + self._chance(at, p)
             along, squared = projected(
-                self.recipe.architecture, at, left, self.candidates, self.recipe.privacy
+                recipe.architecture, at, total - expected, self.candidates, privacy
             )
-            scores.append((along - squared / 2).double())
-        variance = self.recipe.privacy.deviation**2 or 1.0
-        return torch.cat(scores).reshape(r, steps, -1).sum(1) / variance
+            scores.append((along - squared / 2).double() / (variance or 1.0))
+        return _unsure(torch.cat(scores), privacy.sampling).reshape(r, steps, -1).sum(1)
+
+    def _chance(self, at: Tensor, size: int) -> float:
+        """What the draws of the fixed records add to each number's variance: q (1 - q) sum_i |g_i|^2 / p."""
+        rate, nowhere = self.recipe.privacy.sampling, torch.zeros_like(at)
+        _, squared = projected(
+            self.recipe.architecture, at, nowhere, self.fixed, self.recipe.privacy
+        )
+        return rate * (1 - rate) * float(squared.sum(1).mean()) / size
+
+
+def _unsure(scores: Tensor, rate: float) -> Tensor:
+    """log(1 - q + q e^l), elementwise: whether the record was drawn is not known."""
+    if rate == 1:
+        return scores
+    return torch.logaddexp(scores + math.log(rate), torch.full_like(scores, math.log1p(-rate)))

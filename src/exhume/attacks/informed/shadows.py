@@ -89,4 +89,4 @@ def train_shadows(
 
 
 def _noisy(recipe: Recipe) -> bool:
-    return isinstance(recipe, FullBatch) and recipe.privacy.noise > 0
+    return isinstance(recipe, FullBatch) and recipe.privacy.random
