@@ -13,11 +13,13 @@ from exhume.data.sentences import TextPairs
 from exhume.data.splits import Sizes, Split, places, split
 from exhume.data.table import Column, Table, table
 from exhume.data.text import pairs
+from exhume.data.tokens import Reading
 from exhume.data.torch_set import check_classes, from_dataset
 
 __all__ = [
     "Column",
     "Named",
+    "Reading",
     "Sizes",
     "Split",
     "Table",
