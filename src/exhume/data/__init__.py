@@ -15,6 +15,7 @@ from exhume.data.table import Column, Table, table
 from exhume.data.text import pairs
 from exhume.data.tokens import Reading
 from exhume.data.torch_set import check_classes, from_dataset
+from exhume.data.vocabulary import dictionary_at
 
 __all__ = [
     "Column",
@@ -26,6 +27,7 @@ __all__ = [
     "TextPairs",
     "catalogue",
     "check_classes",
+    "dictionary_at",
     "fetch",
     "from_dataset",
     "load",

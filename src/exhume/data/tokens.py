@@ -25,7 +25,7 @@ from torch import Tensor
 from exhume.contract import ExhumeError, Records, Vocabulary
 from exhume.data.flood import refuse_flood
 from exhume.data.images import SUFFIXES, natural
-from exhume.data.vocabulary import Dictionary, read_dictionary
+from exhume.data.vocabulary import Dictionary, dictionary_at
 
 __all__ = ["Reading", "has_texts", "text_file", "text_folder", "tokenised", "tokens_of"]
 
@@ -51,7 +51,7 @@ class Reading:
             )
 
     def dictionary(self) -> Dictionary | None:
-        return read_dictionary(Path(self.vocabulary).expanduser()) if self.vocabulary else None
+        return dictionary_at(self.vocabulary) if self.vocabulary else None
 
 
 # Numbers

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from exhume.contract import ExhumeError, Vocabulary
 
-__all__ = ["Dictionary", "read_dictionary"]
+__all__ = ["Dictionary", "dictionary_at"]
 
 _PADDING = ("[pad]", "<pad>", "<padding>")
 _UNKNOWN = ("[unk]", "<unk>", "<unknown>")
@@ -34,7 +34,8 @@ class Dictionary:
         return Vocabulary(self.words, self.padding if padding is None else padding)
 
 
-def read_dictionary(path: Path) -> Dictionary:
+def dictionary_at(file: str) -> Dictionary:
+    path = Path(file).expanduser()
     try:
         if path.stat().st_size > _LARGEST:
             raise ExhumeError(f"vocabulary: {path} is larger than {_LARGEST >> 20} MiB")
