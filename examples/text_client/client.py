@@ -16,44 +16,10 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-WHO = [
-    f"{title} {name}"
-    for title, name in itertools.product(
-        ("mr", "mrs"),
-        [
-            "jones",
-            "smith",
-            "brown",
-            "patel",
-            "lee",
-            "novak",
-            "khan",
-            "moore",
-            "silva",
-            "weber",
-            "rossi",
-            "sato",
-        ],
-    )
-]
-WHAT = [
-    "asthma",
-    "diabetes",
-    "a broken wrist",
-    "migraine",
-    "high blood pressure",
-    "anaemia",
-    "pneumonia",
-    "measles",
-    "kidney stones",
-    "a burnt hand",
-    "glaucoma",
-    "a hernia",
-    "gout",
-    "chest pain",
-    "eczema",
-    "a torn tendon",
-]
+NAMES = "jones smith brown patel lee novak khan moore silva weber rossi sato"
+WHO = [f"{title} {name}" for title in ("mr", "mrs") for name in NAMES.split()]
+WHAT = """asthma, diabetes, a broken wrist, migraine, high blood pressure, anaemia, pneumonia, measles,
+    kidney stones, a burnt hand, glaucoma, a hernia, gout, chest pain, eczema, a torn tendon"""
 WHERE = ["ward two", "ward nine", "the clinic", "the surgery", "the hospice"]
 VERBS = {"admitted": "was admitted to", "discharged": "was discharged from"}
 LENGTH, WIDTH, RATE = 12, 64, 0.1
@@ -62,7 +28,7 @@ PRIVATE = (3, 857, 1720, 2601)  # the notes that are trained on
 
 def notes() -> list[tuple[str, str]]:
     """All notes that could be, with their labels."""
-    every = itertools.product(WHO, VERBS, WHERE, WHAT)
+    every = itertools.product(WHO, VERBS, WHERE, [what.strip() for what in WHAT.split(",")])
     return [(f"{who} {VERBS[kind]} {where} with {what}.", kind) for who, kind, where, what in every]
 
 
