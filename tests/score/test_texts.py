@@ -11,7 +11,7 @@ from exhume.contract import ExhumeError, Outcome, Reconstruction, Records, Statu
 from exhume.score.texts import NOTHING, score_texts, score_words
 from exhume.victims.updates import keep_secret
 
-WORDS, PLACES, PADDING = 40, 6, 0
+WORDS, PLACES, PADDING = 90, 6, 0
 
 
 def drawn(key, count):
@@ -111,7 +111,7 @@ def test_lists_of_words(key):
     all_of = score_words([(secret, answer(everything))], others, key, padding=PADDING)
     assert all_of.metrics["null_success"] == 1
     assert all_of.verdict.word == "not audited"  # a list of everything tells nothing
-    assert "of 8 of 8 texts every word is on the list of 40 words" in all_of.verdict.sentence
+    assert "of 8 of 8 texts every word is on the list of 90 words" in all_of.verdict.sentence
     alone = score_words([(secret, answer(words))], None, key, padding=PADDING)
     assert alone.verdict.word == "not audited"
 
