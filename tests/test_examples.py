@@ -110,6 +110,18 @@ def test_a_published_credit_model(follow):
     assert main(Path("loose"), tolerance=1e-4) == 0  # scikit-learn's default
 
 
+def test_a_client_that_trains_on_notes(follow):
+    said = follow("text_client")
+    assert "4 of 4 records" in said
+    attacks = {a["id"]: a for a in json.loads(Path("run/result.json").read_text())["attacks"]}
+    assert attacks["texts"]["metrics"]["whole_texts"] == 1
+    assert attacks["texts"]["metrics"]["certified"] == 4
+    assert attacks["words"]["metrics"]["false_words"] == 0
+    page = Path("run/report.html").read_text()
+    assert "<mark>jones</mark>" in page
+    assert "exhume" not in Path("client.py").read_text()
+
+
 def test_the_notebook(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     notebook = json.loads((EXAMPLES / "audit.ipynb").read_text())

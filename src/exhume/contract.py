@@ -44,6 +44,7 @@ __all__ = [
     "Status",
     "Store",
     "TrainingDefence",
+    "Vocabulary",
     "Weights",
     "silent",
 ]
@@ -95,22 +96,35 @@ class Key:
 # Records
 
 
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the numbers of token sequences stand for."""
+
+    words: tuple[str, ...] = ()  # by number; empty: not known
+    padding: int | None = None  # fills a sequence up; no token of the text
+    given: bool = (
+        True  # False: the words were numbered here, so that no trained model knows the numbers
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Records:
     """Labelled records. Images are float in [0, 1], channels first; vectors are one-dimensional.
 
+    Token sequences are int64 (n, l) and have a vocabulary; nothing else has one.
     `inputs` may carry two leading axes (s, e) where a record set is given per model.
     """
 
     inputs: Tensor  # (n, *shape) or (s, e, *shape)
     labels: Tensor  # (n,) or (s, e), int64 in [0, len(classes))
     classes: tuple[str, ...]
+    vocabulary: Vocabulary | None = None
 
     def __len__(self) -> int:
         return self.inputs.shape[0]
 
     def __getitem__(self, index: slice | Tensor) -> Records:
-        return Records(self.inputs[index], self.labels[index], self.classes)
+        return Records(self.inputs[index], self.labels[index], self.classes, self.vocabulary)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -118,7 +132,8 @@ class Records:
         return tuple(self.inputs.shape[self.labels.ndim :])
 
     def to(self, device: torch.device) -> Records:
-        return Records(self.inputs.to(device), self.labels.to(device), self.classes)
+        moved = self.inputs.to(device), self.labels.to(device)
+        return Records(*moved, self.classes, self.vocabulary)
 
     def one_each(self) -> Records:
         """The same records as n sets of one: (n, *shape) becomes (n, 1, *shape)."""

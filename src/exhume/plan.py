@@ -95,6 +95,11 @@ def resolve(settings: Settings, records: Records) -> Settings:
 
 
 def _check(sizes: Sizes, records: Records, settings: Settings) -> None:
+    if records.vocabulary is not None:
+        raise ExhumeError(
+            f"{settings.data.source}: token sequences; of these only updates are attacked ([update], with "
+            "released = false in [victim]), not trained weights; numbers that are no tokens must be floats"
+        )
     check_classes(records, settings.data.source)
     present = len(torch.unique(records.labels))
     if present < 2:

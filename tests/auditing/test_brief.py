@@ -7,6 +7,7 @@ import pytest
 from exhume.auditing.brief import Brief
 from exhume.auditing.brief_file import KINDS, brief_file
 from exhume.contract import ExhumeError
+from exhume.data import Reading
 
 
 def test_without_sections_weights_are_released():
@@ -87,6 +88,10 @@ def test_the_file_that_init_writes_says_what_was_asked(release, model):
     assert brief.budget.fixes
     if release == "updates" and model != "mlp":
         assert brief.update.model == model
+        said = tomllib.loads(
+            text.replace("# vocabulary", "vocabulary").replace("# length", "length")
+        )
+        assert Brief.from_mapping(said).update.reading() == Reading("vocab.txt", 64)
     assert all(len(line) < 120 for line in text.splitlines())
 
 

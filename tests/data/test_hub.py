@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 from planted_data import says
 
-from exhume.data import load
+from exhume.contract import Vocabulary
+from exhume.data import Reading, load
 
 arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'exhume[hf]'")
 
@@ -70,6 +71,7 @@ def test_tokens_and_tables(tmp_path):
     features = {"text": TEXT, "input_ids": {"feature": VALUE, "_type": "List"}, "labels": VALUE}
     records = load(save(tmp_path / "t", tokens, features))
     assert records.inputs.tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert (records.inputs.dtype, records.vocabulary) == (torch.int64, Vocabulary())
     assert (records.labels.tolist(), records.classes) == ([0, 1], ("5", "8"))
     columns = {"age": [30, 40], "name": ["a", "b"], "pay": [1.5, 2.5], "y": [1, 0]}
     features = {"age": VALUE, "name": TEXT, "pay": {**VALUE, "dtype": "float64"}, "y": VALUE}
@@ -77,11 +79,40 @@ def test_tokens_and_tables(tmp_path):
     assert table.inputs.tolist() == [[30, 1.5], [40, 2.5]]
 
 
+def test_texts(tmp_path):
+    columns = {"sentence": ["One, two.", "two"], "label": [1, 0]}
+    saved = save(tmp_path / "s", columns, {"sentence": TEXT, "label": KINDS})
+    records = load(saved)
+    assert records.inputs.tolist() == [[4, 2, 1, 3], [1, 0, 0, 0]]
+    assert records.vocabulary == Vocabulary(("<padding>", "two", ",", ".", "one"), 0, given=False)
+    assert (records.classes, records.labels.tolist()) == (("cat", "dog"), [1, 0])
+    assert load(saved, reading=Reading(length=2)).inputs.tolist() == [[4, 2], [1, 0]]
+
+
 @pytest.mark.parametrize(
     ("columns", "features", "message"),
     [
         ({"x": [[1.0]]}, {"x": VALUE}, "no column of labels among x"),
-        ({"text": ["a"], "y": [0]}, {"text": TEXT, "y": VALUE}, "turn texts into token numbers"),
+        (
+            {"words": ["a"], "y": [0]},
+            {"words": TEXT, "y": VALUE},
+            "texts are called text or sentence, token numbers input_ids",
+        ),
+        (
+            {"input_ids": [[1], [1, 2]], "y": [0, 1]},
+            {"input_ids": VALUE, "y": VALUE},
+            "input_ids: record 0 has 1 tokens, the longest has 2; say with padding",
+        ),
+        (
+            {"input_ids": [[1.5], [1.0]], "y": [0, 1]},
+            {"input_ids": VALUE, "y": VALUE},
+            "input_ids: record 0 is of float64; tokens are whole numbers",
+        ),
+        (
+            {"text": ["a", None], "y": [0, 1]},
+            {"text": TEXT, "y": VALUE},
+            "text: record 1 is missing",
+        ),
         (
             {"x": [[1], [1, 2]], "y": [0, 1]},
             {"x": VALUE, "y": VALUE},

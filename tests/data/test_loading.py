@@ -45,9 +45,9 @@ def test_sentence_pairs_are_no_records() -> None:
 
 
 def test_unknown_kind_of_file(tmp_path: Path) -> None:
-    (tmp_path / "x.txt").write_text("1,2")
-    assert "x.txt: not a file that can be loaded; legal are a folder" in says(
-        lambda: load(tmp_path / "x.txt")
+    (tmp_path / "x.dat").write_text("1,2")
+    assert "x.dat: not a file that can be loaded; legal are a folder" in says(
+        lambda: load(tmp_path / "x.dat")
     )
 
 

@@ -75,7 +75,8 @@ def test_images_vectors_and_tokens(own):
     assert (vectors.labels.tolist(), vectors.classes) == ([1, 0, 1], ("3", "7"))
     assert torch.equal(own("ready").inputs, vectors.inputs)
     assert own("tokens").inputs.tolist() == [[5, 1, 0], [2, 2, 9]]
-    assert own("tokens").inputs.dtype == torch.float32  # the form that TokenNet takes
+    assert own("tokens").inputs.dtype == torch.int64
+    assert own("tokens").vocabulary is not None
     assert own("narrow").shape == (3, 5, 3)
     assert own("held").classes == ("a", "b")
     assert len(load("sets:vectors")) == 3

@@ -17,6 +17,7 @@ from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.spanned import SpanAttack
 from exhume.attacks.gradient.tensor import TensorAttack
+from exhume.attacks.gradient.text import TextAttack
 from exhume.attacks.gradient.tokens import TokenAttack
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.glm import GlmClosedForm
@@ -65,6 +66,7 @@ from exhume.models.mlp import MLP
 from exhume.models.pipeline import Pipeline
 from exhume.models.reconstructors import Dense
 from exhume.models.seq2seq import Translator
+from exhume.models.text import TextModel
 from exhume.models.tokens import TokenNet
 from exhume.models.two_layer import TwoLayer
 from exhume.score.batches import score_batches
@@ -267,6 +269,31 @@ def token_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     return Knowledge(architecture=net, public=public, batch_size=2), release, secret
 
 
+class Pairs(nn.Module):
+    """A user's own: embeddings side by side, two fully connected layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(50, 16), nn.Linear(120, 3)
+        self.hidden = nn.Linear(64, 120)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.relu(self.hidden(self.embed(tokens).flatten(1))))
+
+
+def text_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """The same for somebody else's module."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = TextModel.of(Pairs(), 4)
+    tokens = torch.randint(50, (58, 4), generator=key.generator()).float()
+    labels, classes = torch.arange(58) % 3, ("a", "b", "c")
+    target = Records(tokens[:8].clone(), labels[:8].clone(), classes)
+    release, secret = release_batches(net, net.initial(key), cut_batches(target, 2))
+    public = Records(tokens[8:], labels[8:], classes)
+    return Knowledge(architecture=net, public=public, batch_size=2), release, secret
+
+
 @dataclass(frozen=True)
 class Case:
     attack: Attack
@@ -336,6 +363,7 @@ CASES = {
     ),
     "bias ratio": Case(BiasRatio(), gradients_of(MLP((1, 8, 8), (20,), 10), 1), 1e-6),
     "tokens": Case(TokenAttack(), token_game, 1e-6),
+    "texts": Case(TextAttack(), text_game, 1e-6),
     "matching": Case(
         GradientMatching(steps=40, rate=0.2, restarts=1),
         gradients_of(MLP((1, 8, 8), (20,), 10), 1, queried=False),

@@ -70,6 +70,10 @@ class FittedAct:
         settings: FittedSettings, records: Records, seed: int, model: object | None = None
     ) -> FittedAct:
         """model: in memory; None: the file of the settings."""
+        if records.vocabulary is not None:
+            raise ExhumeError(
+                "data: token sequences; a fitted linear model is attacked with what it was fitted on, numbers"
+            )
         source = model if model is not None else Path(settings.file)
         inputs = records.inputs.flatten(1).double()
         records = Records(inputs, records.labels, records.classes)

@@ -10,7 +10,12 @@ from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.attacks.informed.residual import Residual
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.auditing.at_risk import AT_RISK, write_risk
-from exhume.auditing.estimate import forward_operations, network_seconds, seconds_of
+from exhume.auditing.estimate import (
+    forward_operations,
+    network_seconds,
+    seconds_of,
+    text_seconds,
+)
 from exhume.auditing.findings import Findings, Named
 from exhume.auditing.informed import (
     CLOSED_FORM,
@@ -41,6 +46,7 @@ from exhume.auditing.update_settings import UpdateSettings
 from exhume.auditing.weights import WEIGHTS_DEVIATIONS, Opened, WeightsSettings, attack_checkpoint
 from exhume.contract import Key, NotApplicable, Progress, Recipe, Records, Store
 from exhume.models.homogeneous import HomogeneousMLP
+from exhume.models.text import TextModel
 from exhume.report.folder import RunFolder
 from exhume.settings import Settings
 
@@ -50,6 +56,7 @@ _INFORMED = "sees the weights; knows the training, its start, and every record b
 _LISTED = "as above; is told ten records, one of which it is"
 _ALONE = "sees the weights; knows nothing else"
 _SERVER = "sees a client's update; knows the weights it was sent"
+_TEXTS = "Texts from updates: rows of the embedding, ratios, sentences that fit"
 
 
 @runtime_checkable
@@ -247,6 +254,9 @@ class UpdateAct:
     @property
     def seconds(self) -> float:
         """Of all attacks on all updates, estimated: gradient matching, and the exact ones."""
+        net = self.cases[0].architecture
+        if isinstance(net, TextModel):
+            return sum(text_seconds(net, case.batch_size or 1) for case in self.cases)
         return self.settings.budget + 5.0 * len(self.cases)
 
     def offers(self) -> list[Offer]:
@@ -258,7 +268,9 @@ class UpdateAct:
         return [
             Offer(
                 "updates",
-                "Records from updates: ratios, span, tensor, gradient matching",
+                _TEXTS
+                if isinstance(self.cases[0].architecture, TextModel)
+                else "Records from updates: ratios, span, tensor, gradient matching",
                 _SERVER,
                 self.seconds,
                 run,
@@ -285,7 +297,7 @@ class UpdateAct:
         cases, truth = gathered
         if budget is not None:
             settings = replace(settings, budget=min(settings.budget, budget / 2))
-        if not settings.search_steps:
+        if not settings.search_steps and not isinstance(cases[0].architecture, TextModel):
             settings = replace(settings, search_steps=_steps(settings, cases))
         return UpdateAct(settings, cases, truth, names)
 

@@ -68,7 +68,8 @@ fixes = true            # where it leaks, also try what stops it
 """
 _DATA = """
 # Your records: a name from `exhume data list`, a folder of images with a sub-folder per class, an .npz file
-# with x and y, a .csv table, idx files, a torch Dataset (mine.py:dataset), a `datasets` folder.
+# with x and y, a .csv table, idx files, a torch Dataset (mine.py:dataset), a `datasets` folder; for updates
+# also texts: a .txt file with a text, a tab and its label a line, a folder of .txt files, tokens in an .npz file.
 """
 _TRAINING = """
 # Released: weights, trained like this on all but one of the records, to someone who knows the others, the
@@ -100,6 +101,9 @@ _MADE = """
 made = 4                # updates that are made here, from your records
 batch_size = 8
 # update = "update.safetensors" # or one that you have (then without made)
+# vocabulary = "vocab.txt"      # of texts: the words in the order of their token numbers, or vocab.json
+# length = 64           # of texts: tokens of a record; longer ones are cut
+# padding = 0           # of texts: the token that fills up, if neither vocabulary nor model says
 """
 _TUNED = """
 # Released: what a few steps of fine-tuning add to a base, to anyone who has the base.

@@ -14,16 +14,27 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from exhume.attacks.gradient.pooling import pooling_of
+from exhume.attacks.gradient.text import TextAttack
 from exhume.contract import Architecture, Key, Recipe, Records, Store
 from exhume.models.own import fully_connected
+from exhume.models.text import TextModel
 from exhume.store import address, digest
 from exhume.train.recipe import FullBatch, MiniBatch
 
-__all__ = ["forward_operations", "network_seconds", "seconds_of", "seconds_per_model"]
+__all__ = [
+    "forward_operations",
+    "network_seconds",
+    "seconds_of",
+    "seconds_per_model",
+    "text_seconds",
+]
 
 _STACKED = 40e9  # operations a second and thread: MLPs, trained side by side
 _GENERAL = 15e9  # any other module
 _PRIVATE = 3.0  # times as long with clipping
+_SWEEPS = 3  # over the places of a text, until its words no longer change
+_EACH = 2e-5  # seconds of overhead a text
 
 
 def forward_operations(architecture: Architecture) -> float:
@@ -42,6 +53,17 @@ def network_seconds(network: nn.Module, shape: tuple[int, ...], threads: int) ->
 def seconds_of(operations: float, threads: int = 1) -> float:
     """At the nominal speed of any module but a stack of MLPs."""
     return operations / (_GENERAL * threads)
+
+
+def text_seconds(net: TextModel, batch: int) -> float:
+    """Of one update of a text model: some sweeps over places and tokens, where it is searched."""
+    kind = pooling_of(net, net.initial(Key.from_seed(0))).kind if net.head else "other"
+    if kind != "other":
+        return 2.0 + 0.1 * batch
+    usual = TextAttack()
+    options = min(usual.options, batch * net.length)
+    sentences = batch * _SWEEPS * usual.starts * options * net.length + usual.largest
+    return 2.0 + seconds_of(sentences * forward_operations(net)) + _EACH * sentences
 
 
 def _counted(network: nn.Module, shape: tuple[int, ...]) -> float:

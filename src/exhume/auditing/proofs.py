@@ -105,20 +105,23 @@ def _sign_open(architecture: Architecture) -> bool:
 def labels_behind(gradient: Gradient, architecture: Architecture, records: Tensor) -> Tensor | None:
     """(b,) labels, given all records: dL/dW of the last layer is 1/b sum_i (p_i - y_i) h_i^T."""
     module, layout = architecture.build(), architecture.layout
-    linear = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.Linear)]
-    if not linear:
-        return None
-    name, last = linear[-1]
-    if f"{name}.weight" not in layout.names:
-        return None  # it is not trained
-    seen: list[Tensor] = []
-    hook = last.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    seen: list[tuple[str, Tensor]] = []  # in the order of use
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda _, inputs, name=name: seen.append((f"{name}.weight", inputs[0].detach()))
+        )
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.Linear)
+    ]
     outputs = functional_call(module, layout.split(_start(gradient)), (records,)).detach().double()
-    hook.remove()
-    slope = layout.split(gradient.values[0])[f"{name}.weight"].double()
-    if len(slope) != outputs.shape[1] or seen[0].ndim != 2 or seen[0].shape[1] < len(records):
+    for hook in hooks:
+        hook.remove()
+    if not seen or seen[-1][0] not in layout.names:
         return None
-    heights = seen[0].double()
+    name, heights = seen[-1][0], seen[-1][1].double()
+    slope = layout.split(gradient.values[0])[name].double()
+    if len(slope) != outputs.shape[1] or heights.ndim != 2 or heights.shape[1] < len(records):
+        return None
     residuals: Tensor = (
         len(records) * torch.linalg.lstsq(heights.T, slope.T, driver="gelsd").solution
     )

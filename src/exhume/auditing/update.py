@@ -11,12 +11,20 @@ import torch
 
 from exhume import data
 from exhume.auditing.findings import Audit, pages_of
-from exhume.auditing.update_attacks import Answer, Line, attack_all, lines_for, steps_within
+from exhume.auditing.update_attacks import (
+    Answer,
+    Line,
+    attack_all,
+    lines_for,
+    steps_within,
+    text_lines,
+)
 from exhume.auditing.update_found import Found, Truth, found_by
 from exhume.auditing.update_made import made_updates
 from exhume.auditing.update_reading import Case, cases_for, model_for, private_records
 from exhume.auditing.update_settings import UpdateSettings, taken_up
 from exhume.contract import Architecture, Key, Progress, Records, silent
+from exhume.models.text import TextModel
 from exhume.plan import threads_for
 from exhume.report.folder import RunFolder, environment
 from exhume.score.verdict import gravest
@@ -47,7 +55,9 @@ def audit_update(
     The same settings and folder resume a stopped run and end with the same bits.
     """
     started = time.perf_counter()
-    records = data.load(settings.data, progress=progress) if settings.data else None
+    records = None
+    if settings.data:
+        records = data.load(settings.data, reading=settings.reading(), progress=progress)
     cases, truth = gathered(settings, records)
     folder = RunFolder.create(out)
     settings = resolved_update(taken_up(folder, settings), cases)
@@ -101,7 +111,7 @@ def resolved_update(settings: UpdateSettings, cases: Sequence[Case]) -> UpdateSe
     """Threads, and the budget turned into steps, chosen once."""
     settings = replace(settings, threads=threads_for(settings.threads))
     torch.set_num_threads(settings.threads)
-    if settings.search_steps:
+    if settings.search_steps or isinstance(cases[0].architecture, TextModel):
         return settings
     matching = _lines(settings, cases)[-1]
     steps = steps_within(cases[0], matching, settings.budget / len(cases))
@@ -109,6 +119,8 @@ def resolved_update(settings: UpdateSettings, cases: Sequence[Case]) -> UpdateSe
 
 
 def _lines(settings: UpdateSettings, cases: Sequence[Case]) -> list[Line]:
+    if isinstance(cases[0].architecture, TextModel):
+        return text_lines(max(case.steps.count for case in cases))
     images = len(cases[0].architecture.input_shape) == 3
     return lines_for(settings, images=images, averaged=cases[0].averaged)
 

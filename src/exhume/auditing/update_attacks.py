@@ -13,6 +13,8 @@ from exhume.attacks.gradient.decoder import decode
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.spanned import SpanAttack
 from exhume.attacks.gradient.tensor import TensorAttack
+from exhume.attacks.gradient.text import TextAttack
+from exhume.attacks.gradient.word_rows import WordRows
 from exhume.auditing.keeping import kept
 from exhume.auditing.proofs import Proof, proof_of
 from exhume.auditing.update_reading import Case
@@ -30,10 +32,11 @@ from exhume.contract import (
 from exhume.models.mlp import MLP
 from exhume.store import NullStore, address
 
-__all__ = ["Answer", "Line", "attack_all", "lines_for", "steps_within"]
+__all__ = ["Answer", "Line", "attack_all", "lines_for", "steps_within", "text_lines"]
 
 _IF_NEEDED = ("tolerant-ratio", "tensor", "matching")
 _FEWEST, _MOST = 50, 2000  # steps of gradient matching
+_AFTER_STEPS = 0.1  # relative misfit of a text's vector after several local steps
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Line:
     paper: str
     sees: str
     attack: Attack
+    whole: bool = True  # records come back, and not parts of them: training on them can prove them
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +98,28 @@ def lines_for(settings: UpdateSettings, *, images: bool, averaged: bool) -> list
     ]
 
 
+def text_lines(steps: int) -> list[Line]:
+    """Of a text model. After several local steps the vectors are averages, and fit less closely."""
+    tolerance = TextAttack.tolerance if steps == 1 else _AFTER_STEPS
+    return [
+        Line(
+            "texts",
+            "Texts from the vectors behind the embedding",
+            "Wang23",
+            "the gradients of the embedding and of the layers behind it",
+            TextAttack(tolerance=tolerance),
+        ),
+        Line(
+            "words",
+            "Words that occur",
+            "Melis19",
+            "which rows of the embedding have a gradient",
+            WordRows(),
+            whole=False,
+        ),
+    ]
+
+
 def attack_all(
     case: Case, lines: list[Line], *, key: Key, store: Store, progress: Progress
 ) -> dict[str, Answer]:
@@ -105,7 +131,7 @@ def attack_all(
             continue
         found = _kept(case, line, key=key, store=store, progress=progress)
         proof = Proof(0)
-        if found.status.outcome is not Outcome.NOT_APPLICABLE:
+        if line.whole and found.status.outcome is not Outcome.NOT_APPLICABLE:
             proof = proof_of(case.gradient, case.architecture, found, case.steps, line.id)
             found = _proved(found, proof)
         answers[line.id] = Answer(case, found, proof)
@@ -176,7 +202,7 @@ def _kept(case: Case, line: Line, *, key: Key, store: Store, progress: Progress)
             found = prepared.run(case.gradient)
         except LinAlgError as why:
             raise NotApplicable(f"the equations are singular ({why})", ever=False) from why
-        return _as_records(case, found, key)
+        return _as_records(case, found, key) if line.whole else found
 
     return kept(store, place, run)
 

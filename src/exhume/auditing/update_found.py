@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from exhume.auditing.update_attacks import Answer, Line
+from exhume.auditing.update_found_texts import is_of_texts, scored_texts, told_words, with_words
 from exhume.auditing.update_reading import Case
 from exhume.contract import Key, Outcome, Reconstruction, Records
-from exhume.score.updates import score_updates
+from exhume.score.updates import UpdateScores, score_updates
 from exhume.score.verdict import Verdict, not_audited
 from exhume.victims.updates import keep_secret
 
@@ -60,27 +61,43 @@ def found_by(line: Line, answers: Sequence[Answer], truth: Truth | None, key: Ke
     for name in sorted({name for answer in ran for name in answer.found.observed}):
         values = [a.found.observed[name] for a in ran if name in a.found.observed]
         metrics[f"own_{name}"] = sum(values) / len(values)
+    metrics.pop("own_ordered", None)
     evidence: dict[str, Tensor] = {}
     if not ran:
         verdict = not_audited(answers[0].found.status.reason)
         metrics = {}
+    elif truth is None and not line.whole:
+        metrics |= {"listed": float(sum(answer.found.candidates.shape[1] for answer in ran))}
+        metrics |= {"success": 1.0}  # of every text all words are known
+        evidence, verdict = _listed(ran), told_words(ran)
     elif truth is None:
         evidence, verdict = _unscored(ran), _by_proof(proved, ran)
     else:
-        scores = score_updates(
-            [
-                (keep_secret(records), _pooled(ran, client, records.shape))
-                for client, records in truth.private.items()
-            ],
-            truth.others if len(truth.others) else None,
-            key,
-        )
+        scores = _scores(line, ran, truth, key)
         metrics |= scores.metrics
         evidence, verdict = scores.evidence, scores.verdict
         if verdict.word != "leaks" and proved:
             verdict = _by_proof(proved, ran)
+    if ran and is_of_texts(ran):
+        evidence = with_words(evidence, ran, line)
     metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
     return Found(_section(line, answers, metrics, notes), evidence, verdict)
+
+
+def _scores(line: Line, ran: Sequence[Answer], truth: Truth, key: Key) -> UpdateScores:
+    others = truth.others if len(truth.others) else None
+    if is_of_texts(ran):
+        return scored_texts(line, ran, truth.private, others, key)
+    pairs = [
+        (keep_secret(records), _pooled(ran, client, records.shape))
+        for client, records in truth.private.items()
+    ]
+    return score_updates(pairs, others, key)
+
+
+def _listed(ran: Sequence[Answer]) -> dict[str, Tensor]:
+    words = [a.found.candidates[0][torch.isfinite(a.found.confidence[0])] for a in ran]
+    return {"listed": torch.unique(torch.cat(words))}
 
 
 def _pooled(ran: Sequence[Answer], client: str, shape: tuple[int, ...]) -> Reconstruction:
@@ -108,7 +125,8 @@ def _unscored(ran: Sequence[Answer]) -> dict[str, Tensor]:
     records, confidence, labels = [], [], []
     for answer in ran:
         real = torch.isfinite(answer.found.confidence[0])
-        records.append(answer.found.candidates[0][real].float())
+        found = answer.found.candidates[0][real]
+        records.append(found.float() if found.is_floating_point() else found)
         confidence.append(answer.found.confidence[0][real])
         if answer.found.labels is not None:
             labels.append(answer.found.labels[0][real])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from exhume.auditing.proofs import Steps
 from exhume.auditing.update_found import Truth
@@ -10,7 +11,9 @@ from exhume.auditing.update_reading import Case
 from exhume.auditing.update_settings import UpdateSettings
 from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records
 from exhume.models.module import recognised
+from exhume.models.text import TextModel
 from exhume.train.functional import own_gradients
+from exhume.train.local import LocalTraining
 
 __all__ = ["made_updates"]
 
@@ -21,6 +24,10 @@ def made_updates(
     settings: UpdateSettings, architecture: Architecture, records: Records, key: Key
 ) -> tuple[list[Case], Truth]:
     """One gradient of the mean loss for each of `made` batches, at the model's first weights."""
+    if records.vocabulary is not None and not isinstance(architecture, TextModel):
+        raise ExhumeError(
+            'update: texts need a model of your own that takes them; write model = "model.py:build"'
+        )
     needed = settings.made * settings.batch_size
     if needed >= len(records):
         raise ExhumeError(
@@ -35,9 +42,9 @@ def made_updates(
         private.inputs.reshape(*shape, *records.shape),
         private.labels.reshape(shape),
         records.classes,
+        records.vocabulary,
     )
-    parameters = start.expand(settings.made, -1)
-    values = own_gradients(architecture, parameters, batches) / settings.batch_size
+    values = _gradients(architecture, start, batches)
     simple = recognised(architecture)
     cases = [
         Case(
@@ -49,11 +56,20 @@ def made_updates(
             steps=Steps(1, 1.0),
             averaged=True,
             checked=("made here",),
+            vocabulary=records.vocabulary,
         )
         for place in range(settings.made)
     ]
     theirs = {
-        case.client: Records(batches.inputs[place], batches.labels[place], records.classes)
+        case.client: private[place * settings.batch_size : (place + 1) * settings.batch_size]
         for place, case in enumerate(cases)
     }
     return cases, Truth(theirs, records[order[needed : needed + _DECOYS]])
+
+
+def _gradients(architecture: Architecture, start: Tensor, batches: Records) -> Tensor:
+    """(r, p) of the mean loss; of a text model one by one, as it may do what cannot be done side by side."""
+    if isinstance(architecture, TextModel):
+        return LocalTraining(architecture).updates(start, batches, Key.from_seed(0))
+    count, size = batches.labels.shape
+    return own_gradients(architecture, start.expand(count, -1), batches) / size

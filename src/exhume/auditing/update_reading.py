@@ -15,9 +15,11 @@ from torch.func import functional_call
 from exhume.auditing.fine_tuned import against_of
 from exhume.auditing.proofs import Steps
 from exhume.auditing.update_settings import UpdateSettings
-from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records
+from exhume.auditing.update_text import check_fits, is_text, text_model, vocabulary_of
+from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records, Vocabulary
 from exhume.models.factory import model_named
 from exhume.models.module import ModuleArchitecture, recognised
+from exhume.models.text import TextModel
 from exhume.store import digest
 from exhume.victims.payload import Said, check_payload
 from exhume.victims.updates import (
@@ -44,6 +46,7 @@ class Case:
     averaged: bool
     checked: tuple[str, ...]  # what could be checked about it
     told: tuple[str, ...] = ()  # how it was read
+    vocabulary: Vocabulary | None = None  # of a text model
 
     def start(self) -> Tensor:
         """(p,) the weights the client was sent."""
@@ -54,6 +57,8 @@ class Case:
         drawn = torch.rand(
             2, *self.architecture.input_shape, generator=Key.from_seed(0).generator()
         )
+        if isinstance(self.architecture, TextModel):
+            drawn = (drawn * self.architecture.vocabulary).floor()
         named = self.architecture.layout.split(self.start())
         outputs = functional_call(self.architecture.build(), named, (drawn.to(self.start()),))
         parts = (self.gradient.values, self.gradient.at, outputs)
@@ -64,12 +69,16 @@ def cases_for(settings: UpdateSettings, records: Records | None) -> list[Case]:
     """Every update of the settings; raises `ExhumeError` with the assumption that does not fit."""
     made = model_named(settings.model)
     shape = _shape(settings, made, records)
+    check_fits(made, shape, records)
     if isinstance(made, nn.Module):
         module = made
     elif settings.before or settings.base or Path(settings.update).is_dir():
         module = made.build()
     else:
         raise ExhumeError("before: an architecture has no weights of its own; give --before")
+    if is_text(made, shape):
+        updates = _updates(settings, module)
+        return [_text_case(update, settings, shape[0], records) for update in updates]
     return [_case(update, settings, shape) for update in _updates(settings, module)]
 
 
@@ -77,6 +86,9 @@ def model_for(settings: UpdateSettings, records: Records) -> Architecture:
     """The user's model, for updates that are made here."""
     made = model_named(settings.model)
     shape = _shape(settings, made, records)
+    check_fits(made, shape, records)
+    if isinstance(made, nn.Module) and is_text(made, shape):
+        return text_model(made, shape[0], records, settings.padding)
     if isinstance(made, nn.Module):
         return ModuleArchitecture.of(made, shape, settings.batch_norm)
     return made
@@ -133,6 +145,35 @@ def _case(update: Update, settings: UpdateSettings, shape: tuple[int, ...]) -> C
         averaged=not summed or bool(size),
         checked=tuple(checked),
         told=update.told,
+    )
+
+
+def _text_case(
+    update: Update, settings: UpdateSettings, length: int, records: Records | None
+) -> Case:
+    net = text_model(update.module, length, records, settings.padding)
+    size = settings.batch_size or update.batch_size
+    said = Said(settings.reduction, settings.batch_norm, size, update.steps)
+    update.module.train(settings.batch_norm == "train")
+    payload = update.payload
+    checked = check_payload(payload, update.module, said, (length,), net.vocabulary)
+    summed = settings.reduction == "sum"
+    values = net.trained(payload.values).float()
+    rate = update.rate or 1.0
+    return Case(
+        update.client,
+        update.round,
+        Gradient(
+            values / size if summed and size else values,
+            net.layout,
+            net.trained(payload.at).float(),
+        ),
+        net,
+        size,
+        Steps(update.steps, rate * size if summed and size else rate),
+        averaged=not summed or bool(size),
+        checked=tuple(checked),
+        vocabulary=vocabulary_of(settings, records),
     )
 
 

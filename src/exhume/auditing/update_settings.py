@@ -10,6 +10,7 @@ from pathlib import Path
 from exhume.auditing.fine_tuned import check_fine_tuned
 from exhume.auditing.same_run import refuse_other
 from exhume.contract import ExhumeError
+from exhume.data import Reading
 from exhume.report.folder import RunFolder
 from exhume.settings import to_toml
 from exhume.victims.payload import Said
@@ -41,6 +42,9 @@ class UpdateSettings:
     shape: tuple[int, ...] = ()  # of one record
     data: str = ""  # a set that holds the private records, to score with
     records: str = ""  # which of them: indices, or a file of indices
+    vocabulary: str = ""  # of texts: a file of words
+    length: int = 0  # of texts: tokens of a record; 0: the longest
+    padding: int = -1  # of texts: the number that fills up; -1: as the vocabulary or the model says
     restarts: int = 4  # of gradient matching
     search_steps: int = 0  # of gradient matching; 0: as many as the budget allows
     budget: float = 120.0  # seconds for gradient matching, over all updates
@@ -68,7 +72,13 @@ class UpdateSettings:
             raise ExhumeError(f"shape: sizes must be at least 1, got {self.shape}")
         if self.records and not self.data:
             raise ExhumeError("records: say with --data which set they belong to")
+        if not self.data and self.length:
+            raise ExhumeError("length: say with --data which texts are meant")
+        self.reading()
         self._check_sources()
+
+    def reading(self) -> Reading:
+        return Reading(self.vocabulary, self.length, self.padding)
 
     def _check_sources(self) -> None:
         """One way of saying what the update is, and no half of another."""

@@ -109,12 +109,12 @@ def _gather(
     brief: Brief, out: Path, progress: Progress, fitted: tuple[object, Records] | None
 ) -> _Given:
     settings = brief.settings
-    loaded: dict[str, Records] = {}
+    loaded: dict[tuple[str, data.Reading], Records] = {}
 
-    def load(source: str) -> Records:
-        if source not in loaded:
-            loaded[source] = data.load(source, progress=progress)
-        return loaded[source]
+    def load(source: str, reading: data.Reading = data.Reading()) -> Records:  # noqa: B008 - frozen
+        if (source, reading) not in loaded:
+            loaded[source, reading] = data.load(source, reading=reading, progress=progress)
+        return loaded[source, reading]
 
     check_apart(out, settings.data.source)
     acts: list[Act] = []
@@ -125,7 +125,7 @@ def _gather(
         acts.append(CheckpointAct(brief.checkpoint, opened(brief.checkpoint, progress=progress)))
     if brief.update is not None:
         own = brief.update
-        theirs = load(own.data) if own.data else records
+        theirs = load(own.data, own.reading()) if own.data else records
         built_in = None
         if own.made and not own.model and theirs is not None:
             built_in = recipe_for(settings, theirs).architecture

@@ -77,7 +77,10 @@ def init(
         tell(_ASKED)
         release = Released(_asked("It is", "training", [kind.value for kind in Released]))
     if data is None:
-        data = typer.prompt("Your records (a named set, a folder, an .npz file)", default="mnist")
+        data = typer.prompt(
+            "Your records (a named set, a folder, an .npz file, texts in a .txt file)",
+            default="mnist",
+        )
     filed = release in (Released.checkpoint, Released.fitted)
     if model is None and not filed:
         known = "file.py:factory" if release is Released.features else "mlp"

@@ -62,6 +62,14 @@ def audit_update(
     records: Annotated[
         str, typer.Option(help="Which of them: 3,17,40-43, or a file of indices.")
     ] = "",
+    vocabulary: Annotated[
+        str, typer.Option(help="Of texts: a file of words, by their token numbers.")
+    ] = "",
+    length: Annotated[int, typer.Option(help="Of texts: tokens of a record; 0: the longest.")] = 0,
+    padding: Annotated[
+        int,
+        typer.Option(help="Of texts: the number that fills up; -1: as vocabulary or model say."),
+    ] = -1,
     restarts: Annotated[int, typer.Option(help="Of gradient matching.")] = 4,
     search_steps: Annotated[
         int, typer.Option(help="Of gradient matching; 0: what --budget allows.")
@@ -104,6 +112,9 @@ def audit_update(
         shape=numbers("--shape", shape) or (),
         data=data,
         records=records,
+        vocabulary=vocabulary,
+        length=length,
+        padding=padding,
         restarts=restarts,
         search_steps=search_steps,
         budget=budget,

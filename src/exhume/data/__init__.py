@@ -13,17 +13,21 @@ from exhume.data.sentences import TextPairs
 from exhume.data.splits import Sizes, Split, places, split
 from exhume.data.table import Column, Table, table
 from exhume.data.text import pairs
+from exhume.data.tokens import Reading
 from exhume.data.torch_set import check_classes, from_dataset
+from exhume.data.vocabulary import dictionary_at
 
 __all__ = [
     "Column",
     "Named",
+    "Reading",
     "Sizes",
     "Split",
     "Table",
     "TextPairs",
     "catalogue",
     "check_classes",
+    "dictionary_at",
     "fetch",
     "from_dataset",
     "load",

@@ -1,7 +1,7 @@
 """Records in an `.npz` file: images (3 or 4 axes) or tabular vectors (2 axes), and their labels.
 
 Images are uint8, or float in [0, 1]; (n, h, w), (n, h, w, c) or (n, c, h, w) with 1 or 3 channels.
-Vectors keep their values.
+Vectors keep their values. An array called tokens or input_ids holds token sequences.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from numpy.typing import NDArray
 
 from exhume.contract import ExhumeError, Records
 from exhume.data.flood import refuse_flood
+from exhume.data.tokens import Reading, tokens_of
 
 __all__ = ["MOST_CLASSES", "Array", "checked_inputs", "checked_labels", "npz"]
 
 MOST_CLASSES = 100_000
 """A label beyond this is taken for a mistake rather than for a class."""
 
-_INPUTS = (("x",), ("inputs",), ("images",), ("x_train", "x_test"))
+_TOKENS = (("tokens",), ("input_ids",))
+_INPUTS = (("x",), ("inputs",), ("images",), ("x_train", "x_test"), *_TOKENS)
 _LABELS = (("y",), ("labels",), ("y_train", "y_test"))
 
 Array = NDArray[Any]
 
 
-def npz(path: Path) -> Records:
+def npz(path: Path, reading: Reading = Reading()) -> Records:  # noqa: B008 - frozen
     """Records of one file; an optional array `classes` names the classes."""
     with _reading(path), path.open("rb") as stream:
         if zipfile.is_zipfile(stream):
@@ -51,13 +53,12 @@ def npz(path: Path) -> Records:
     if inputs.size == 0:
         raise ExhumeError(f"{path}: {x[0]} has shape {inputs.shape}, which holds no records")
     numbers = checked_labels(labels, f"{path}: {y[0]}")
-    return Records(
-        torch.from_numpy(checked_inputs(inputs, f"{path}: {x[0]}")),
-        torch.from_numpy(
-            numbers if names is not None else np.unique(numbers, return_inverse=True)[1]
-        ),
-        _classes(names, numbers, path),
-    )
+    placed = numbers if names is not None else np.unique(numbers, return_inverse=True)[1]
+    known = torch.from_numpy(placed), _classes(names, numbers, path)
+    if x in _TOKENS:
+        tokens, vocabulary = tokens_of(inputs, reading, f"{path}: {x[0]}")
+        return Records(tokens, *known, vocabulary)
+    return Records(torch.from_numpy(checked_inputs(inputs, f"{path}: {x[0]}")), *known)
 
 
 def _pick(path: Path, found: list[str], choices: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:

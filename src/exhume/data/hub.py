@@ -1,8 +1,8 @@
 """A Hugging Face `datasets` folder on disk, as `save_to_disk` writes it; read by pyarrow alone.
 
 The label is the column of class labels, or one called label, labels or y. The input is the column of
-images, else one called image, pixel_values, input_ids, features or x; else all columns of single numbers
-together.
+images, else one called image, pixel_values, input_ids, features or x; else one of texts, called text or
+sentence; else all columns of single numbers together. input_ids are tokens, and so are texts.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ import torch
 from exhume.contract import ExhumeError, Progress, Records, silent
 from exhume.data.arrays import Array, checked_inputs
 from exhume.data.images import Blob, stack
+from exhume.data.tokens import Reading, tokenised, tokens_of
 from exhume.data.torch_set import named_labels
 
 __all__ = ["hub_folder", "is_hub_folder"]
 
 _LABELS = ("label", "labels", "y")
 _INPUTS = ("image", "pixel_values", "input_ids", "features", "x")
+_TEXTS = ("text", "sentence")
 
 
 def is_hub_folder(path: Path) -> bool:
@@ -36,6 +38,7 @@ def hub_folder(
     *,
     split: str | None = None,
     size: int | None = None,
+    reading: Reading = Reading(),  # noqa: B008 - frozen
     progress: Progress = silent,
 ) -> Records:
     """Records of a saved dataset, or of one split of several: `train` if none is named."""
@@ -57,6 +60,12 @@ def hub_folder(
     if size is not None:
         raise ExhumeError(f"size: {size} given, but {part} holds no images")
     progress("read records", 0, 1)
+    if given[0] in ("input_ids", *_TEXTS):
+        make = tokens_of if given[0] == "input_ids" else tokenised
+        cells = _present(table[given[0]].to_pylist(), f"{part}: {given[0]}")
+        tokens, vocabulary = make(cells, reading, f"{part}: {given[0]}")
+        progress("read records", 1, 1)
+        return Records(tokens, labels, classes, vocabulary)
     columns = [_numbers(table[name].to_pylist(), f"{part}: {name}") for name in given]
     values = columns[0] if columns[0].ndim > 1 else np.stack(columns, 1)
     progress("read records", 1, 1)
@@ -117,6 +126,7 @@ def _columns(features: Mapping[str, dict[str, Any]], where: Path) -> tuple[str, 
         )
     images = [name for name, kind in kinds.items() if kind == "Image" and name != labels[0]]
     single = images or [name for name in _INPUTS if name in features and name != labels[0]]
+    single = single or [n for n in _TEXTS if features.get(n, {}).get("dtype") == "string"]
     if single:
         return labels[0], single[:1]
     numbers = [
@@ -127,7 +137,7 @@ def _columns(features: Mapping[str, dict[str, Any]], where: Path) -> tuple[str, 
     if not numbers:
         raise ExhumeError(
             f"{where}: no column of images, numbers or tokens among {', '.join(features)}; "
-            "turn texts into token numbers (input_ids) first"
+            "texts are called text or sentence, token numbers input_ids"
         )
     return labels[0], numbers
 
@@ -169,8 +179,7 @@ def _pyarrow() -> Any:
 
 def _numbers(cells: list[Any], where: str) -> Array:
     """(n,) or (n, ...) numbers; sequences must be equally long."""
-    if any(cell is None for cell in cells):
-        raise ExhumeError(f"{where}: record {cells.index(None)} is missing")
+    _present(cells, where)
     try:
         return np.asarray(cells, dtype=None if not isinstance(cells[0], str) else np.str_)
     except ValueError:
@@ -179,6 +188,12 @@ def _numbers(cells: list[Any], where: str) -> Array:
         raise ExhumeError(
             f"{where}: record {odd} has {sizes[odd]} numbers, record 0 has {sizes[0]}; bring all to one size"
         ) from None
+
+
+def _present(cells: list[Any], where: str) -> list[Any]:
+    if any(cell is None for cell in cells):
+        raise ExhumeError(f"{where}: record {cells.index(None)} is missing")
+    return cells
 
 
 def _blob(cell: Any, index: int, where: Path) -> Blob:

@@ -3,7 +3,8 @@
 mnist                     a named set; mnist:folder is the user's copy of it
 photos/                   a folder of images, one sub-folder a class; idx files; binary CIFAR
 saved/, saved/:test       a Hugging Face datasets folder, or one split of it
-records.npz               arrays x and y
+records.npz               arrays x and y; or tokens and y
+reviews.txt, texts/       texts: one a line with a tab and its label, or one a file
 people.csv:income         a table; the label is the column named, else the last one
 mine.py:dataset           a torch Dataset, or a function that returns one; package.module:dataset
 """
@@ -22,6 +23,7 @@ from exhume.data.named import content_of, unknown
 from exhume.data.pixels import Pixels
 from exhume.data.sets import SETS
 from exhume.data.table import table
+from exhume.data.tokens import Reading, has_texts, text_file, text_folder
 from exhume.data.torch_set import named_dataset
 from exhume.naming import is_spec
 
@@ -29,14 +31,18 @@ __all__ = ["load"]
 
 _FORMATS = (
     "a folder of images, a folder of idx files, an .npz or .csv file, a binary CIFAR folder or archive, "
-    "a Hugging Face datasets folder, and package.module:dataset"
+    "a .txt file or a folder of such, a Hugging Face datasets folder, and package.module:dataset"
 )
+
+
+_AS_IT_IS = Reading()
 
 
 def load(
     source: str | Path,
     *,
     size: int | None = None,
+    reading: Reading = _AS_IT_IS,
     cache: Path | None = None,
     progress: Progress = silent,
 ) -> Records:
@@ -45,17 +51,25 @@ def load(
     A `Path` is always a path; a text that is also a name is the name (write `./mnist` otherwise).
 
     size: for image folders, crop to the centre square and resize to size x size; None: as they are.
+    reading: of texts and tokens: vocabulary, length, padding.
     cache: folder for named sets; None: `EXHUME_CACHE`, else the user's cache folder.
     """
     try:
-        return _load(source, size, cache, progress)
+        records = _load(source, size, reading, cache, progress)
     except OSError as error:  # a folder that may not be listed, a file that vanished
         where = error.filename if error.filename not in (None, str(source)) else ""
         told = f"{error.strerror or error}{f' ({where})' if where else ''}"
         raise ExhumeError(f"data: {str(source)[:300]}: {told[:500]}") from error
+    if reading != _AS_IT_IS and records.vocabulary is None:
+        raise ExhumeError(
+            f"vocabulary, length, padding: given, but {str(source)[:300]} holds no texts and no tokens"
+        )
+    return records
 
 
-def _load(source: str | Path, size: int | None, cache: Path | None, progress: Progress) -> Records:
+def _load(
+    source: str | Path, size: int | None, reading: Reading, cache: Path | None, progress: Progress
+) -> Records:
     text = str(source)
     name, colon, rest = text.partition(":")
     if isinstance(source, str) and name in SETS:
@@ -72,13 +86,13 @@ def _load(source: str | Path, size: int | None, cache: Path | None, progress: Pr
         if colon and place.suffix == ".csv":
             return _from_table(_existing(before), after, size)
         if colon and place.is_dir() and is_hub_folder(place):
-            return hub_folder(place, split=after, size=size, progress=progress)
+            return hub_folder(place, split=after, size=size, reading=reading, progress=progress)
         if is_spec(text) and _importable(before):
             _refuse_size(size, text)
-            return named_dataset(text, progress=progress)
+            return named_dataset(text, reading=reading, progress=progress)
     if not path.exists() and not _looks_like_path(source):
         raise unknown(name, [n for n, known in SETS.items() if known.kind == "images"], "a path")
-    return _recognised(_existing(text), size, progress)
+    return _recognised(_existing(text), size, reading, progress)
 
 
 def _copy_of(name: str, path: Path, size: int | None, progress: Progress) -> Records:
@@ -96,28 +110,41 @@ def _copy_of(name: str, path: Path, size: int | None, progress: Progress) -> Rec
     raise ExhumeError(f"{name}:{path}: not a copy of {name}; {SETS[name].by_hand}")
 
 
-def _recognised(path: Path, size: int | None, progress: Progress) -> Records:
+def _recognised(path: Path, size: int | None, reading: Reading, progress: Progress) -> Records:
     """Records of a path, by what is there."""
-    if path.is_dir() and not any(path.iterdir()):
+    return (_folder if path.is_dir() else _file)(path, size, reading, progress)
+
+
+def _folder(path: Path, size: int | None, reading: Reading, progress: Progress) -> Records:
+    if not any(path.iterdir()):
         raise ExhumeError(f"{path}: an empty folder; legal are {_FORMATS}")
-    if path.is_dir() and is_hub_folder(path):
-        return hub_folder(path, size=size, progress=progress)
-    if path.suffix == ".csv" and path.is_file():
-        return _from_table(path, None, size)
-    if path.is_dir() and not cifar.recognise(path) and not idx.has_idx(path):
-        reader = celeba if has_annotations(path) else images.folder
-        return reader(path, size=size, progress=progress).records()
+    if is_hub_folder(path):
+        return hub_folder(path, size=size, reading=reading, progress=progress)
+    kind = cifar.recognise(path)
+    if kind or idx.has_idx(path):
+        _refuse_size(size, str(path))
+        return cifar.binary(path, kind).records() if kind else idx.folder(path).records()
+    if not has_annotations(path) and has_texts(path):
+        _refuse_size(size, str(path))
+        return text_folder(path, reading)
+    reader = celeba if has_annotations(path) else images.folder
+    return reader(path, size=size, progress=progress).records()
+
+
+def _file(path: Path, size: int | None, reading: Reading, _: Progress) -> Records:
     _refuse_size(size, str(path))
+    if path.suffix == ".csv":
+        return table(path, None).records
+    if path.suffix == ".txt":
+        return text_file(path, reading)
     if kind := cifar.recognise(path):
         return cifar.binary(path, kind).records()
-    if path.is_dir():
-        return idx.folder(path).records()
     if path.suffix == ".npz":
-        return arrays.npz(path)
+        return arrays.npz(path, reading)
     raise ExhumeError(f"{path}: not a file that can be loaded; legal are {_FORMATS}")
 
 
-def _from_table(path: Path, label: str | None, size: int | None) -> Records:
+def _from_table(path: Path, label: str, size: int | None) -> Records:
     _refuse_size(size, str(path))
     return table(path, label).records
 

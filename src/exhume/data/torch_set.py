@@ -1,9 +1,9 @@
 """The user's own `torch.utils.data.Dataset` by name: `package.module:dataset` or `file.py:dataset`.
 
 The name stands for a dataset, or for a function that returns one. Every item is a pair (input, label):
-an image (a Pillow image, or numbers: uint8, or float in [0, 1]), a vector, or a sequence of token numbers
-of one length. Records are taken in order, once; transforms that draw at random give one draw, always
-the same.
+an image (a Pillow image, or numbers: uint8, or float in [0, 1]), a vector of floats, or a sequence of token
+numbers (integers) of one length. Records are taken in order, once; transforms that draw at random give one
+draw, always the same.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 from exhume.contract import ExhumeError, Key, Progress, Records, silent
 from exhume.data.arrays import Array, checked_inputs, checked_labels
 from exhume.data.flood import refuse_flood
+from exhume.data.tokens import Reading, tokens_of
 from exhume.naming import called, drawing_from, first_line, named
 
 __all__ = ["check_classes", "from_dataset", "named_dataset", "named_labels"]
@@ -28,7 +29,13 @@ _STAGE = "read records"
 _DRAW = Key.from_seed(0).fold("dataset")
 
 
-def named_dataset(spec: str, *, root: Path | None = None, progress: Progress = silent) -> Records:
+def named_dataset(
+    spec: str,
+    *,
+    root: Path | None = None,
+    reading: Reading = Reading(),  # noqa: B008 - frozen
+    progress: Progress = silent,
+) -> Records:
     found = named(spec, "data", root)
     with drawing_from(_DRAW):
         if not _is_dataset(found) and not isinstance(found, Records):
@@ -39,10 +46,16 @@ def named_dataset(spec: str, *, root: Path | None = None, progress: Progress = s
             raise ExhumeError(
                 f"data: {spec} gives a {type(found).__name__}, not a dataset with a length and items"
             )
-        return from_dataset(found, f"data: {spec}", progress=progress)
+        return from_dataset(found, f"data: {spec}", reading=reading, progress=progress)
 
 
-def from_dataset(dataset: Any, where: str, *, progress: Progress = silent) -> Records:
+def from_dataset(
+    dataset: Any,
+    where: str,
+    *,
+    reading: Reading = Reading(),  # noqa: B008 - frozen
+    progress: Progress = silent,
+) -> Records:
     """Every item of a dataset. where: begins every complaint."""
     count = len(dataset)
     if not count:
@@ -64,6 +77,9 @@ def from_dataset(dataset: Any, where: str, *, progress: Progress = silent) -> Re
         labels.append(label)
         progress(_STAGE, index + 1, count)
     numbers, classes = named_labels(np.asarray(labels), getattr(dataset, "classes", None), where)
+    if inputs.ndim == 2 and inputs.dtype.kind in "iu":
+        tokens, vocabulary = tokens_of(inputs, reading, where)
+        return Records(tokens, numbers, classes, vocabulary)
     return Records(torch.from_numpy(_records(inputs, where)), numbers, classes)
 
 

@@ -38,6 +38,7 @@ PICTURES = {
 BESIDE = (  # drawn elsewhere
     *("margins", "gradient_norms", "outliers", "rows"),
     *("decoy_targets", "decoy_reconstructions", "decoy_ssim"),
+    *("lexicon", "listed", "covered", "right_share"),
 )
 RANKED = {  # by which tensor cards are ranked: its sign, and the words for both ends
     "mse": (1, "lowest error", "highest error"),
@@ -137,7 +138,8 @@ def read_evidence(path: Path) -> dict[str, Tensor]:
     drawn = {tuple(known[name].shape) for name in PICTURES if name in known}
     if len(drawn) > 1 or any(len(shape) not in (2, 4) for shape in drawn):
         raise ExhumeError(f"{path}: records must share one shape, (t, d) or (t, c, h, w): {drawn}")
-    if "mse" not in known and {"targets", "reconstructions"} <= set(known):
+    pair = {"targets", "reconstructions"} <= set(known) and "lexicon" not in tensors
+    if "mse" not in known and pair:
         difference = known["targets"].float() - known["reconstructions"].float()
         known["mse"] = difference.flatten(1).square().mean(1)
     return known | {name: tensors[name] for name in BESIDE if name in tensors}

@@ -28,6 +28,7 @@ from exhume.report.limits import limits_in, limits_rows
 from exhume.report.redact import paths_in, redacted
 from exhume.report.result import checked, read_json, read_toml
 from exhume.report.similarity import Side, sides_of_threshold, ssim_against_margin
+from exhume.report.texts import Texts, texts_of
 from exhume.report.tiles import key_figures
 from exhume.report.words import Row, duration, number, percent, show
 from exhume.store import write_atomically
@@ -67,6 +68,7 @@ class Section:
     scatter: Markup
     spread: list[list[str]]  # one row per kind of error: its name and its quantiles
     gallery: Gallery | None
+    texts: Texts | None
     sides: list[Side]  # pairs on both sides of the threshold of similarity
     margin: Markup  # similarity against margin
     risk: RiskTable | None  # the records that leak most
@@ -101,7 +103,7 @@ def _view(run: Path, *, redact: bool) -> dict[str, Any]:
     return {
         "result": result,
         "redact": redact,
-        "shows_records": any(section.gallery for section in sections),
+        "shows_records": any(section.gallery or section.texts for section in sections),
         "tone": TONES.get(result["verdict"].get("word", ""), "unknown"),
         "sections": sections,
         "charts": [(chart.title, draw_chart(chart)) for chart in charts],
@@ -157,8 +159,9 @@ def _section(
         scatter=figure,
         spread=[[title, *map(number, _quantiles(values))] for title, values in errors.items()],
         gallery=make_gallery(evidence, classes, size=share, ranked_by=ranked_by)
-        if evidence and share
+        if evidence and share and "lexicon" not in evidence
         else None,
+        texts=texts_of(evidence, classes) if evidence and share else None,
         sides=sides_of_threshold(similar),
         margin=ssim_against_margin(similar),
         risk=risk_table(evidence) if evidence and share and attack.get("at_risk") else None,

@@ -35,6 +35,7 @@ def key_figures(result: dict[str, Any]) -> list[Tile]:
         _brought_back(m),
         _strict(m),
         _error(m),
+        _texts(m),
         _labels(m, len(result["classes"])),
         _effort(cost),
     )
@@ -92,6 +93,15 @@ def _error(m: dict[str, Number]) -> Tile | None:
     ratio = f"{number(m['mse'] / oracle)} times the oracle's" if oracle else ""
     beside = f"nearest-record oracle {number(oracle)}" if oracle is not None else ""
     return Tile("Error (MSE)", number(m["mse"]), ratio, beside)
+
+
+def _texts(m: dict[str, Number]) -> Tile | None:
+    if "whole_texts" not in m:
+        return None
+    likest = m.get("oracle_token_accuracy")
+    beside = f"likest held text {percent(likest)}" if likest is not None else ""
+    tokens = f"{percent(m['token_accuracy'])} of the tokens"
+    return Tile("Texts whole", percent(m["whole_texts"]), tokens, beside)
 
 
 def _labels(m: dict[str, Number], classes: int) -> Tile | None:

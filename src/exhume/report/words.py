@@ -102,6 +102,29 @@ METRICS = {
         "Error against unrelated records",
         "between a reconstruction and another target of the same label",
     ),
+    "token_accuracy": (
+        "Tokens right",
+        "of the private texts, without padding; at their place where the order can be known",
+    ),
+    "whole_texts": ("Texts whole", "private texts of which every token came back, and no other"),
+    "word_accuracy": (
+        "Words right",
+        "tokens of the private texts that came back, wherever they stand",
+    ),
+    "oracle_token_accuracy": (
+        "Likest held text",
+        "tokens that the likest text an adversary may hold has in common with the private one",
+    ),
+    "usual_token_accuracy": (
+        "The usual words",
+        "tokens right by answering with the most frequent token of every place",
+    ),
+    "listed": ("Words listed", "tokens whose row of the embedding the update changes"),
+    "false_words": (
+        "Words listed wrongly",
+        "of these, tokens that no private text of the client has",
+    ),
+    "own_occurring": ("Words that occur", "counted by the attack, without the truth"),
     "mae_plus_mse": ("MAE + MSE", "the loss that Balle22's notebook reports"),
     "label_accuracy_on_shadows": (
         "Label accuracy on shadows",
@@ -163,7 +186,15 @@ METRICS = {
 }
 """Name in a result: what it is called on the page, and what it means."""
 
-RATES = ("success", "accuracy", "detectable_rate", "_share", "decoy_rate", "tpr_at_1pct")
+RATES = (
+    "success",
+    "accuracy",
+    "detectable_rate",
+    "_share",
+    "decoy_rate",
+    "tpr_at_1pct",
+    "whole_texts",
+)
 
 GLOSSARY = (
     (

@@ -20,11 +20,11 @@ from exhume.score.pixels import mse
 from exhume.score.targets import measure
 from exhume.score.verdict import Verdict, judge
 
-__all__ = ["FEWEST_OTHERS", "UpdateScores", "score_updates"]
+__all__ = ["FEWEST_OTHERS", "UNJUDGED", "UpdateScores", "dealt", "score_updates"]
 
 FEWEST_OTHERS = 10  # records besides the private ones, below which there is no null
 _DECOYS, _HELD = 500, 2000  # at most
-_UNJUDGED = Verdict(
+UNJUDGED = Verdict(
     "not audited",
     f"Not audited: there are no {FEWEST_OTHERS} other records of the same kind, so that recovery cannot be "
     "told from chance.",
@@ -80,8 +80,8 @@ def score_updates(
         **errors.named(),
     }
     if others is None or len(others) < FEWEST_OTHERS:
-        return UpdateScores(metrics, _UNJUDGED, evidence)
-    held, decoys = _dealt(others, key)
+        return UpdateScores(metrics, UNJUDGED, evidence)
+    held, decoys = dealt(others, key)
     index, bar = nearest(all_of.truth, held)
     rates, verdict = _judged(all_of, errors.mse, bar, held, decoys)
     oracle = {"nearest": held.inputs[index].to(all_of.truth), "oracle_mse": bar}
@@ -108,7 +108,7 @@ def _gathered(answers: Sequence[tuple[Secret, Reconstruction]]) -> _Answers:
     )
 
 
-def _dealt(others: Records, key: Key) -> tuple[Records, Records]:
+def dealt(others: Records, key: Key) -> tuple[Records, Records]:
     """What an adversary may hold, and decoys; disjoint."""
     order = torch.randperm(len(others), generator=key.fold("decoys").generator())
     count = min(_DECOYS, len(others) // 2)

@@ -79,8 +79,10 @@ def payload_from_states(
 
 
 def payload_from_named(named: Mapping[str, Tensor], module: nn.Module) -> Gradient:
-    """Tensors by name, the gradient at the module's present weights."""
+    """Tensors by name, the gradient at the module's present weights; frozen ones may be missing."""
     layout = Layout.of(module)
+    still = {n: torch.zeros_like(p) for n, p in module.named_parameters() if not p.requires_grad}
+    named = still | dict(named)
     lost = sorted(set(layout.names) - set(named))
     if lost:
         raise ExhumeError(f"payload: the tensors {', '.join(lost)} are missing")
@@ -103,11 +105,16 @@ def _check_numbers(named: Mapping[str, Tensor], layout: Layout) -> None:
 
 
 def check_payload(
-    payload: Gradient, module: nn.Module, said: Said, input_shape: tuple[int, ...]
+    payload: Gradient,
+    module: nn.Module,
+    said: Said,
+    input_shape: tuple[int, ...],
+    vocabulary: int = 0,
 ) -> list[str]:
     """Raises `ExhumeError` with the assumption that does not fit; returns what could be checked.
 
     The module is at the weights the gradient was taken at. Cross-entropy or logistic loss.
+    vocabulary: of a module that takes tokens; 0: it takes numbers.
     """
     layout = Layout.of(module)
     if payload.layout != layout:
@@ -125,7 +132,8 @@ def check_payload(
         if said.steps == 1:
             checked += _check_batch_norm(module, parts, parameters, said)
             checked += _check_homogeneity(module, parts, parameters)
-        checked += _check_reduction(module, parts, parameters, said, input_shape)
+        probes = _probes(input_shape, vocabulary)
+        checked += _check_reduction(module, parts, parameters, said, probes)
     return list(dict.fromkeys(checked))
 
 
@@ -199,7 +207,7 @@ def _check_reduction(
     parts: dict[str, Tensor],
     at: dict[str, Tensor],
     said: Said,
-    input_shape: tuple[int, ...],
+    probes: Tensor,
 ) -> list[str]:
     """dL/db of the last layer: B p_c - B_c for a sum, the same over B for a mean; B_c are whole numbers."""
     name = list(parts)[-1]
@@ -222,16 +230,22 @@ def _check_reduction(
         )
     if said.batch_size is None or said.steps > 1:
         return ["size of the last bias"]
-    return _check_counts(_shares(module, at, input_shape), name, slope, said)
+    return _check_counts(_shares(module, at, probes), name, slope, said)
 
 
-def _shares(module: nn.Module, at: dict[str, Tensor], input_shape: tuple[int, ...]) -> Tensor:
-    """(probes, c) the network's probabilities on noise."""
+def _probes(input_shape: tuple[int, ...], vocabulary: int) -> Tensor:
     generator = Key.from_seed(0).fold("probes").generator()
-    probes = torch.rand(_PROBES, *input_shape, generator=generator)
+    if vocabulary:
+        return torch.randint(vocabulary, (_PROBES, *input_shape), generator=generator)
+    return torch.rand(_PROBES, *input_shape, generator=generator)
+
+
+def _shares(module: nn.Module, at: dict[str, Tensor], probes: Tensor) -> Tensor:
+    """(probes, c) the network's probabilities on noise."""
+    kind = next(iter(at.values())).dtype if probes.is_floating_point() else probes.dtype
     was = module.training
     module.eval()
-    logits = functional_call(module, at, (probes.to(next(iter(at.values())).dtype),)).double()
+    logits = functional_call(module, at, (probes.to(kind),)).double()
     module.train(was)
     return torch.sigmoid(logits) if logits.shape[1] == 1 else torch.softmax(logits, 1)
 

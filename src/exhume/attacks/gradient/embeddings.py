@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from scipy.optimize import nnls
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from exhume.models.tokens import TokenNet
 
-__all__ = ["counted", "in_place", "placed", "records_behind"]
+__all__ = ["counted", "in_place", "in_span", "placed", "records_behind"]
 
 _ROUNDING = 100  # machine epsilons, over the largest singular value: what lies below is rounding
 
@@ -60,16 +61,24 @@ def placed(
 ) -> tuple[list[list[int]], list[float]]:
     """For each place the tokens whose vector lies in the rows of the gradients, and the worst distance."""
     parts = net.layout.split(values)
-    slopes = [parts[name].double() for name in ("query", "key", "value")]
-    rows = torch.cat([slope / slope.norm().clamp_min(1e-300) for slope in slopes])
+    tokens = net.table(at).double()[allowed]
+    vectors = net.placed(tokens[:, None].expand(-1, net.length, -1)).transpose(0, 1)  # (l, a, e)
+    slopes = [parts[name] for name in ("query", "key", "value")]
+    return in_span(slopes, vectors, allowed, tolerance)
+
+
+def in_span(
+    slopes: Sequence[Tensor], vectors: Tensor, allowed: Tensor, tolerance: float
+) -> tuple[list[list[int]], list[float]]:
+    """(m, e) gradients, (l, a, e) vectors of tokens (a,): those in the rows for each place, and the worst."""
+    doubled = [slope.double() for slope in slopes]
+    rows = torch.cat([slope / slope.norm().clamp_min(1e-300) for slope in doubled])
     _, sizes, right = torch.linalg.svd(rows)
-    rank = _above(sizes, values.dtype)
+    rank = _above(sizes, slopes[0].dtype)
     outside = right[
         rank:
     ]  # (e - rank, e): orthogonal to every vector of the batch; empty: anything goes
-    tokens = net.table(at).double()[allowed]
-    vectors = net.placed(tokens[:, None].expand(-1, net.length, -1)).transpose(0, 1)  # (l, a, e)
-    off = (vectors @ outside.T).norm(dim=2) / vectors.norm(dim=2)
+    off = (vectors.double() @ outside.T).norm(dim=2) / vectors.norm(dim=2)
     inside = off < tolerance
     found = [allowed[row].tolist() for row in inside]
     worst = [

@@ -3,7 +3,8 @@
 The span of attention's gradients tells which tokens stand at a place in some record of the batch (and a few
 that do not: if s and t share place l, and t is at place m too, then s fits at m). The features of a record
 tell which of them belong together. All sentences are tried where they are few; else a search changes one
-place at a time, from many starts, then two. Either way the misfit says whether the sentence is right.
+place at a time, from many starts, then two where that is not enough. Either way the misfit says whether the
+sentence is right.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Assembly:
     largest: int  # sentences to try them all
     starts: int  # of the search, otherwise
     key: Key
+    pairs: int = 10_000_000  # sentences of one sweep up to which two places are changed at a time
 
     def fit(self, wanted: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """(b, d) features, the surest first, to (b, l) tokens and (b,) relative misfits.
@@ -50,20 +52,32 @@ class Assembly:
             return sentences[best], misfit
         tokens = torch.zeros(len(wanted), len(self.places), dtype=torch.int64)
         misfits = torch.ones(len(wanted), dtype=torch.float64)
+        kept: dict[int, Tensor] = {}
         for i, one in enumerate(wanted):
             if int((misfits < _EXACT).sum()) >= count:
+                return tokens, misfits
+            kept[i], misfits[i] = self._search(one, self.key.fold(i))
+            tokens[i] = kept[i][0]
+        if self._sweep() > self.pairs:
+            return tokens, misfits
+        pairs = list(combinations(range(len(self.places)), 2))
+        for i, here in kept.items():
+            if int((misfits < _EXACT).sum()) >= count:
                 break
-            tokens[i], misfits[i] = self._search(one, self.key.fold(i))
+            if float(misfits[i]) >= _EXACT:
+                found, misfit = self._descended(here, pairs, wanted[i])
+                misfits[i], place = misfit.min(0)
+                tokens[i] = found[place]
         return tokens, misfits
 
     def _apart(self, sentences: Tensor, wanted: Tensor) -> Tensor:
         """(n, b) relative distances."""
         apart: Tensor = torch.cdist(self.features(sentences), wanted)
         share: Tensor = apart / wanted.norm(dim=1).clamp_min(1e-30)
-        return share
+        return share.nan_to_num(nan=math.inf)  # a sentence that a network has no answer to
 
     def _search(self, wanted: Tensor, key: Key) -> tuple[Tensor, Tensor]:
-        """One place at a time from many starts, then two places at a time from the best of them."""
+        """One place at a time from many starts: the best few (f, l), best first, and the smallest misfit."""
         generator = key.generator()
         columns = [
             torch.tensor(place)[torch.randint(len(place), (self.starts,), generator=generator)]
@@ -72,13 +86,12 @@ class Assembly:
         here = torch.stack(columns, 1)  # (starts, l)
         singles = [(place,) for place in range(len(self.places))]
         here, misfit = self._descended(here, singles, wanted)
-        if float(misfit.min()) >= _EXACT:
-            kept = here[misfit.argsort()[:_FINALISTS]]
-            here, misfit = self._descended(
-                kept, list(combinations(range(len(self.places)), 2)), wanted
-            )
-        best = int(misfit.argmin())
-        return here[best], misfit[best]
+        return here[misfit.argsort()[:_FINALISTS]], misfit.min()
+
+    def _sweep(self) -> int:
+        """Sentences that changing two places at a time, once each, would try."""
+        counts = [len(place) for place in self.places]
+        return _FINALISTS * (sum(counts) ** 2 - sum(count**2 for count in counts)) // 2
 
     def _descended(
         self, here: Tensor, moves: Sequence[tuple[int, ...]], wanted: Tensor

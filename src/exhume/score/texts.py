@@ -1,0 +1,242 @@
+"""Score texts that were dug out of clients' updates: token by token, matched one to one, decoys as the null.
+
+A text counts as brought back if more of its tokens are right than the likest text an adversary may hold has
+in common with it; in place where the order can be known, else wherever they stand. Padding does not count.
+Each decoy, a text that no client had, is given its choice among the same candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from exhume.contract import ExhumeError, Key, Reconstruction, Records, Secret
+from exhume.score.intervals import clopper_pearson, detectable_rate
+from exhume.score.updates import FEWEST_OTHERS, UNJUDGED, UpdateScores, dealt
+from exhume.score.verdict import Verdict, judge
+
+__all__ = ["NOTHING", "score_texts", "score_words"]
+
+NOTHING = -1  # stands where no candidate has a token
+_CHUNK = 256  # texts that are counted at once
+
+
+@dataclass(frozen=True, eq=False)
+class _Measure:
+    """Shares of equal tokens, in place or as bags."""
+
+    padding: int | None
+    ordered: bool
+
+    def shares(self, truth: Tensor, texts: Tensor) -> Tensor:
+        """(n, l) and (k, l) to (n, k): tokens of each truth that each text has."""
+        if not len(texts):
+            return torch.zeros(len(truth), 0, dtype=torch.float64)
+        return torch.stack([self._row(row[None], texts) for row in truth])
+
+    def _row(self, row: Tensor, texts: Tensor) -> Tensor:
+        real = self.real(row)
+        if self.ordered:
+            return ((row == texts) & real).sum(1).double() / real.sum().clamp_min(1)
+        parts = torch.split(texts, _CHUNK)
+        return torch.cat([self._common(row[real], part) for part in parts])
+
+    def real(self, tokens: Tensor) -> Tensor:
+        return (
+            torch.ones_like(tokens, dtype=torch.bool)
+            if self.padding is None
+            else tokens != self.padding
+        )
+
+    def same(self, truth: Tensor, texts: Tensor) -> Tensor:
+        """(n, l) twice to (n,) bool: the same text, padding included, in any order where none is known."""
+        if not self.ordered:
+            truth, texts = truth.sort(1).values, texts.sort(1).values
+        return (truth == texts).all(1)
+
+    def _common(self, words: Tensor, texts: Tensor) -> Tensor:
+        kinds, counts = torch.unique(words, return_counts=True)
+        theirs = (texts[:, :, None] == kinds).sum(1)
+        return torch.minimum(theirs, counts).sum(1).double() / max(1, len(words))
+
+
+def score_texts(
+    answers: Sequence[tuple[Secret, Reconstruction]],
+    others: Records | None,
+    key: Key,
+    *,
+    padding: int | None,
+    ordered: bool,
+) -> UpdateScores:
+    """One secret of one batch (1, b, l) a client, and the candidates (1, k, l) found for it.
+
+    others: texts that no client had, as in `score_updates`. ordered: whether the order can be known at all.
+    """
+    measure = _Measure(padding, ordered)
+    truth, found, right = _matched(answers, measure)
+    pool = torch.cat([_real(candidates) for _, candidates in answers])
+    whole = measure.same(truth, found)
+    bag = _Measure(padding, ordered=False)
+    metrics = {
+        "targets": float(len(truth)),
+        "candidates": float(len(pool)),
+        "token_accuracy": float(right.mean()),
+        "whole_texts": float(whole.double().mean()),
+        "word_accuracy": float(_diagonal(bag, truth, found).mean()),
+    }
+    evidence = {
+        "targets": truth,
+        "reconstructions": found,
+        "right_share": right,
+        "labels": torch.cat([secret.open().labels[0] for secret, _ in answers]),
+    }
+    if others is None or len(others) < FEWEST_OTHERS:
+        return UpdateScores(metrics, UNJUDGED, evidence)
+    held, decoys = dealt(others, key)
+    bar, nearest = measure.shares(truth, held.inputs).max(1)
+    usual = _usual(held.inputs)
+    metrics |= {
+        "oracle_token_accuracy": float(bar.mean()),
+        "usual_token_accuracy": float(measure.shares(truth, usual)[:, 0].mean()),
+        "pool": float(len(held)),
+    }
+    known = measure.same(truth, held.inputs[nearest])
+    won = ((right > bar) & (found != NOTHING).any(1))[~known]
+    lucky = _lucky(measure, pool, held.inputs, decoys.inputs)
+    rates, verdict = _judged(won, lucky)
+    metrics |= {"duplicates": float(known.sum()), **rates}
+    likest = {"nearest": held.inputs[nearest]}
+    return UpdateScores(metrics, verdict, evidence | likest)
+
+
+def score_words(
+    answers: Sequence[tuple[Secret, Reconstruction]],
+    others: Records | None,
+    key: Key,
+    *,
+    padding: int | None,
+) -> UpdateScores:
+    """The same for lists of words: candidates (1, k, 1) of each client; nothing says which belong together.
+
+    A text counts as told if every word of it is on its client's list; a decoy, if there is such a list.
+    """
+    measure = _Measure(padding, ordered=False)
+    lists = [_real(found).flatten() for _, found in answers]
+    truths = [secret.open().inputs[0] for secret, _ in answers]
+    on = [
+        torch.isin(truth, words) | ~measure.real(truth)
+        for truth, words in zip(truths, lists, strict=True)
+    ]
+    truth, covered = torch.cat(truths), torch.cat(on)
+    real = measure.real(truth)
+    share = (covered & real).sum(1).double() / real.sum(1).clamp_min(1)
+    used = torch.cat([torch.unique(truth[measure.real(truth)]) for truth in truths])
+    words = torch.cat(lists)
+    metrics = {
+        "targets": float(len(truth)),
+        "listed": float(len(words)),
+        "word_accuracy": float(share.mean()),
+        "false_words": float((~torch.isin(words, used)).sum()),
+    }
+    evidence = {
+        "targets": truth,
+        "covered": covered,
+        "listed": torch.unique(words),
+        "right_share": share,
+        "labels": torch.cat([secret.open().labels[0] for secret, _ in answers]),
+    }
+    if others is None or len(others) < FEWEST_OTHERS:
+        return UpdateScores(metrics, UNJUDGED, evidence)
+    _, decoys = dealt(others, key)
+    real = measure.real(decoys.inputs)
+    lucky = torch.stack([(torch.isin(decoys.inputs, some) | ~real).all(1) for some in lists]).any(0)
+    rates, verdict = _judged(covered.all(1), lucky)
+    return UpdateScores(metrics | rates, _of_words(verdict, metrics, rates), evidence)
+
+
+def _of_words(verdict: Verdict, metrics: dict[str, float], rates: dict[str, float]) -> Verdict:
+    """The same verdict, said of lists instead of texts."""
+    count = round(rates["success"] * metrics["targets"])
+    told = (
+        f"of {count} of {metrics['targets']:.0f} texts every word is on the list of {metrics['listed']:.0f} "
+        "words that the update gives"
+    )
+    chance = f"so it is of {rates['null_success']:.1%} of unrelated texts"
+    if verdict.word == "leaks":
+        return Verdict("leaks", f"The release leaks words: {told}.", f"{chance.capitalize()}.")
+    return Verdict(verdict.word, f"{verdict.word.capitalize()}: {told}, and {chance}.", "")
+
+
+# Matching
+
+
+def _real(found: Reconstruction) -> Tensor:
+    return found.candidates[0][torch.isfinite(found.confidence[0])].long()
+
+
+def _matched(
+    answers: Sequence[tuple[Secret, Reconstruction]], measure: _Measure
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All private texts (t, l), the candidate matched to each, and the share of tokens that is right."""
+    if not answers:
+        raise ExhumeError("answers: there is nothing to score")
+    truths, matches, rights = [], [], []
+    for secret, candidates in answers:
+        truth, texts = secret.open().inputs[0].long(), _real(candidates)
+        found = torch.full_like(truth, NOTHING)
+        right = torch.zeros(len(truth), dtype=torch.float64)
+        if len(texts):
+            shares = measure.shares(truth, texts)
+            rows, columns = map(torch.as_tensor, linear_sum_assignment(-shares.numpy()))
+            found[rows], right[rows] = texts[columns], shares[rows, columns]
+        truths.append(truth)
+        matches.append(found)
+        rights.append(right)
+    return torch.cat(truths), torch.cat(matches), torch.cat(rights)
+
+
+def _diagonal(measure: _Measure, truth: Tensor, found: Tensor) -> Tensor:
+    pairs = zip(truth, found, strict=True)
+    return torch.cat([measure.shares(one[None], other[None])[0] for one, other in pairs])
+
+
+def _usual(held: Tensor) -> Tensor:
+    """(1, l): the most frequent token of every place."""
+    return held.mode(dim=0).values[None]
+
+
+def _lucky(measure: _Measure, pool: Tensor, held: Tensor, decoys: Tensor) -> Tensor:
+    """(n,) bool: decoys that some candidate has more of than any held text."""
+    if not len(pool):
+        return torch.zeros(len(decoys), dtype=torch.bool)
+    return measure.shares(decoys, pool).amax(1) > measure.shares(decoys, held).amax(1)
+
+
+def _judged(won: Tensor, lucky: Tensor) -> tuple[dict[str, float], Verdict]:
+    trials, successes, chance = len(won), int(won.sum()), int(lucky.sum())
+    low, high = clopper_pearson(successes, trials) if trials else (0.0, 1.0)
+    null_low, null_high = clopper_pearson(chance, len(lucky))
+    detectable = detectable_rate(trials, null_high) if trials else 1.0
+    verdict = judge(
+        successes=successes,
+        targets=trials,
+        low=low,
+        null_successes=chance,
+        null_high=null_high,
+        detectable=detectable,
+        null_targets=len(lucky),
+    )
+    return {
+        "decoys": float(len(lucky)),
+        "success": successes / trials if trials else 0.0,
+        "success_low": low,
+        "success_high": high,
+        "null_success": chance / len(lucky),
+        "null_success_low": null_low,
+        "null_success_high": null_high,
+        "detectable_rate": detectable,
+    }, verdict
