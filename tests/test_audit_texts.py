@@ -24,17 +24,27 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.pool = pool
+        if pool == "late":  # defined first, used last
+            self.out = nn.Linear(120, 2)
         self.embed = nn.Embedding(rows, 16, padding_idx=0)
-        self.hidden = nn.Linear(16 * (5 if pool == "flat" else 1), 120)
-        self.out = nn.Linear(120, 2)
+        self.hidden = nn.Linear(16 * (1 if pool == "mean" else 5), 120)
+        if pool != "late":
+            self.out = nn.Linear(120, 2)
 
     def forward(self, tokens):
         vectors = self.embed(tokens)
-        pooled = vectors.flatten(1) if self.pool == "flat" else vectors.mean(1)
+        pooled = vectors.mean(1) if self.pool == "mean" else vectors.flatten(1)
         return self.out(torch.relu(self.hidden(pooled)))
 
 def flat(): return Net()
 def mean(): return Net(pool="mean")
+def late(): return Net(pool="late")
+def lone():
+    net = Net()
+    net.hidden = nn.Linear(80, 1)
+    net.out = nn.Linear(1, 2)
+    net.embed.weight.requires_grad_(False)
+    return net
 def small(): return Net(rows=10)
 def frozen():
     net = Net()
@@ -190,6 +200,28 @@ def test_a_frozen_embedding_lists_no_words(invoke, place):
     assert section(out, "texts")["metrics"]["whole_texts"] == 1
     assert section(out, "texts")["metrics"]["certified"] == 2
     assert "does not tell which words" in section(out, "words")["status"]["reason"]
+
+
+def test_layers_in_another_order(invoke, place):
+    """The last bias that is defined is not that of the outputs: it says nothing about the loss."""
+    path, out = gradient_of(made("late"), place / "late.safetensors"), place / "late"
+    done = invoke(path, *SCORED, "--batch-size", "2", "--out", out, model="late")
+    assert done.exit_code == 0, done.output
+    assert section(out, "texts")["metrics"]["certified"] == 2
+
+
+def test_where_nothing_applies_nothing_is_known(invoke, place, monkeypatch):
+    path, out = gradient_of(made("lone"), place / "lone.safetensors"), place / "lone"
+    done = invoke(path, *SCORED, "--batch-size", "2", "--out", out, model="lone")
+    assert done.exit_code == 2, done.output
+    assert "Not audited: " in done.stdout
+    (place / "lone.toml").write_text(
+        '[data]\nsource = "notes.txt"\n[update]\nmodel = "text_nets.py:lone"\n'
+        "made = 2\nbatch_size = 3\nlength = 5\n"
+    )
+    brief = CliRunner().invoke(app, ["audit", "lone.toml", "--out", str(place / "lone-brief")])
+    assert brief.exit_code == 2, brief.output
+    assert "Not audited: " in brief.stdout
 
 
 def test_made_updates_in_a_brief(place, monkeypatch):

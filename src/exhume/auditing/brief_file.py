@@ -69,7 +69,7 @@ fixes = true            # where it leaks, also try what stops it
 _DATA = """
 # Your records: a name from `exhume data list`, a folder of images with a sub-folder per class, an .npz file
 # with x and y, a .csv table, idx files, a torch Dataset (mine.py:dataset), a `datasets` folder; for updates
-# also texts: a .txt file with a text, a tab and its label a line, a folder of .txt files, tokens in an .npz file.
+# also texts: a .txt file (a text, a tab, its label a line), a folder of .txt files, tokens in an .npz file.
 """
 _TRAINING = """
 # Released: weights, trained like this on all but one of the records, to someone who knows the others, the

@@ -158,7 +158,9 @@ def _text_case(
     payload = update.payload
     checked = check_payload(payload, update.module, said, (length,), net.vocabulary)
     summed = settings.reduction == "sum"
-    values = net.trained(payload.values).float()
+    at = net.trained(payload.at)
+    at = at if at.dtype == torch.float64 else at.float()
+    values = net.trained(payload.values).to(at.dtype)
     rate = update.rate or 1.0
     return Case(
         update.client,
@@ -166,7 +168,7 @@ def _text_case(
         Gradient(
             values / size if summed and size else values,
             net.layout,
-            net.trained(payload.at).float(),
+            at,
         ),
         net,
         size,

@@ -218,6 +218,8 @@ def _check_reduction(
     ]
     if not name.endswith(".bias") or not isinstance(owner, nn.Linear) or owner is not outermost:
         return []
+    if not _gives_outputs(owner, module, at, probes):
+        return []  # defined last, but not used last
     most = 1.0 if len(slope) == 1 else 2.0  # |p - y| of one record, summed over the outputs
     if said.reduction == "mean" and float(slope.abs().sum()) > most * (1 + _ZERO):
         raise ExhumeError(
@@ -240,14 +242,33 @@ def _probes(input_shape: tuple[int, ...], vocabulary: int) -> Tensor:
     return torch.rand(_PROBES, *input_shape, generator=generator)
 
 
+def _gives_outputs(
+    layer: nn.Module, module: nn.Module, at: dict[str, Tensor], probes: Tensor
+) -> bool:
+    """Whether what the layer returns is what the module returns."""
+    given: list[Tensor] = []
+    hook = layer.register_forward_hook(lambda _, __, outputs: given.append(outputs))
+    try:
+        outputs = _logits(module, at, probes)
+    finally:
+        hook.remove()
+    return bool(given) and given[-1].shape == outputs.shape and torch.equal(given[-1], outputs)
+
+
 def _shares(module: nn.Module, at: dict[str, Tensor], probes: Tensor) -> Tensor:
     """(probes, c) the network's probabilities on noise."""
+    logits = _logits(module, at, probes).double()
+    return torch.sigmoid(logits) if logits.shape[1] == 1 else torch.softmax(logits, 1)
+
+
+@torch.no_grad()
+def _logits(module: nn.Module, at: dict[str, Tensor], probes: Tensor) -> Tensor:
     kind = next(iter(at.values())).dtype if probes.is_floating_point() else probes.dtype
     was = module.training
     module.eval()
-    logits = functional_call(module, at, (probes.to(kind),)).double()
+    outputs: Tensor = functional_call(module, at, (probes.to(kind),))
     module.train(was)
-    return torch.sigmoid(logits) if logits.shape[1] == 1 else torch.softmax(logits, 1)
+    return outputs
 
 
 def _check_counts(shares: Tensor, name: str, slope: Tensor, said: Said) -> list[str]:
