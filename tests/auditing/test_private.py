@@ -80,7 +80,9 @@ def test_the_gate_fails_on_an_alarm(tmp_path, capsys):
 @pytest.mark.parametrize("order", ["known", "unknown"])
 def test_where_steps_draw_their_records_the_bound_is_lower(tmp_path, order):
     victim = {**VICTIM, "dp_noise": 1.0, "dp_sampling": 0.3, "batch_order": order}
-    done = exhume.audit({"data": {**DATA, "targets": 20, "shadows": 40}, "victim": victim}, tmp_path / "run")
+    done = exhume.audit(
+        {"data": {**DATA, "targets": 20, "shadows": 40}, "victim": victim}, tmp_path / "run"
+    )
     limits = limits_of(done.folder)
     rows = {row["attack"]: row for row in limits["rows"] if "named" in row["game"]}
     every = rows["Prior-aware attack, every step seen"]
