@@ -94,6 +94,11 @@ def test_a_private_network_by_opacus(follow):
         said = follow("opacus_cnn", "--fixed", "20", "--targets", "12", "--shadows", "12")
     assert "of 12 records" in said
     assert "train.py:train" in Path("run/result.json").read_text()
+    result = json.loads(Path("run/result.json").read_text())
+    said = "clip 1, noise multiplier 1, 40 steps, by Opacus"
+    assert result["victim"]["privacy"] == said
+    limits = next(a["limits"] for a in result["attacks"] if "limits" in a)
+    assert [row["bound"] for row in limits["rows"]] == [pytest.approx(1.0, abs=1e-3)] * 2
 
 
 def test_an_adapter_of_a_base(follow, monkeypatch):

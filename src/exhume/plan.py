@@ -138,16 +138,17 @@ def recipe_for(settings: Settings, records: Records) -> Trains:
     """How the victim trains; the order of its batches derives from the seed."""
     chosen = settings.victim
     network = _network(settings, records)
-    if not chosen.dp_clip and chosen.dp_noise:
+    if not chosen.train and not chosen.dp_clip and chosen.dp_noise:
         raise ExhumeError(f"dp_noise: {chosen.dp_noise} given without a dp_clip")
-    if not chosen.dp_clip and chosen.dp_sampling < 1:
+    if not chosen.train and not chosen.dp_clip and chosen.dp_sampling < 1:
         raise ExhumeError(f"dp_sampling: {chosen.dp_sampling} given without a dp_clip")
     if chosen.train:
-        if chosen.dp_clip:
-            raise ExhumeError(
-                f"dp_clip: {chosen.dp_clip} given, but {chosen.train} trains its own way; do it there"
-            )
+        _check_stated(settings)
         return OwnTraining.of(network, chosen.train)
+    if chosen.dp_steps:
+        raise ExhumeError(
+            f"dp_steps: {chosen.dp_steps} given; without a train of your own, say steps"
+        )
     if isinstance(network, OwnArchitecture) and fully_connected(network) is None:
         check_side_by_side(network)  # before anything is written
     recipe = _plain_recipe(network, settings)
@@ -155,6 +156,20 @@ def recipe_for(settings: Settings, records: Records) -> Trains:
     hardened = defence.harden(recipe)
     assert isinstance(hardened, FullBatch | MiniBatch)  # hardening keeps the kind of recipe
     return hardened
+
+
+def _check_stated(settings: Settings) -> None:
+    """Of training of one's own, private fields only say what it does: then all of them."""
+    chosen = settings.victim
+    said = {n: getattr(chosen, n) for n in ("dp_clip", "dp_noise", "dp_steps")}
+    if not any(said.values()) and chosen.dp_sampling == 1:
+        return
+    lacking = [name for name, value in said.items() if not value]
+    if lacking:
+        raise ExhumeError(
+            f"{lacking[0]}: {chosen.train} trains its own way; to certify its privacy, say dp_clip, dp_noise "
+            f"and dp_steps as it has them (and dp_sampling); {', '.join(lacking)} is missing"
+        )
 
 
 def _network(settings: Settings, records: Records) -> Architecture:

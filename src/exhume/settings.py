@@ -63,6 +63,7 @@ class VictimSettings:
     weight_decay: float = 0.0
     dp_clip: float = 0.0  # norm each record's gradient is clipped to; 0: none (Balle22: 10)
     dp_noise: float = 0.0  # noise multiplier: standard deviation of the noise, over the clip
+    dp_steps: int = 0  # noisy steps of a `train` of your own; with the others, what it promises
     dp_sampling: float = 1.0  # probability with which a record enters a step (Poisson); 1: always
 
 
@@ -149,6 +150,7 @@ _LEAST = (
     ("victim", "batch", 0),
     ("victim", "dp_clip", 0),
     ("victim", "dp_noise", 0),
+    ("victim", "dp_steps", 0),
     ("attack", "exact", 0),
     ("machine", "memory", 16),
     ("machine", "threads", 0),

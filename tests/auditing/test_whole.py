@@ -209,11 +209,34 @@ def test_an_own_training_function(own):
     assert again.metrics == done.metrics
 
 
-def test_own_training_that_is_private_must_be_so_itself(own):
-    victim = {"network": "net.py:make", "train": "net.py:train", "dp_clip": 1.0}
-    with pytest.raises(ExhumeError, match="trains its own way; do it there"):
+@pytest.mark.parametrize(
+    ("private", "missing"),
+    [
+        ({"dp_clip": 1.0}, "dp_noise: .* trains its own way; .* dp_noise, dp_steps is missing"),
+        ({"dp_clip": 1.0, "dp_noise": 2.0}, "dp_steps: .* dp_steps is missing"),
+        ({"dp_sampling": 0.5}, "dp_clip: .* dp_clip, dp_noise, dp_steps is missing"),
+    ],
+)
+def test_own_training_that_is_private_is_said_to_be_so_in_full(own, private, missing):
+    victim = {"network": "net.py:make", "train": "net.py:train", **private}
+    with pytest.raises(ExhumeError, match=missing):
         exhume.audit({"data": SMALL, "victim": victim}, own / "run")
     assert not (own / "run").exists()
+    with pytest.raises(ExhumeError, match="dp_steps: 3 given; without a train of your own, say"):
+        exhume.audit({"data": SMALL, "victim": {"dp_steps": 3}}, own / "run")
+
+
+def test_own_training_is_certified_as_it_is_said_to_be(own):
+    """The function adds no noise at all, and is said to be private: that is noticed."""
+    victim = {"network": "net.py:make", "train": "net.py:train", "dp_clip": 1.0, "dp_noise": 50.0}
+    sizes = {"fixed": 20, "targets": 10, "shadows": 60, "public": 20, "test": 20}
+    brief = {"data": {"source": "digits", **sizes}, "victim": {**victim, "dp_steps": 10}}
+    done = exhume.audit({**brief, "machine": MACHINE}, own / "run")
+    assert "ALARM" in done.alarm
+    assert done.verdict.sentence == "The stated privacy does not hold."
+    facts = result_of(done)["victim"]
+    assert facts["privacy"] == "clip 1, noise multiplier 50, 10 steps, by the settings"
+    assert "What the stated privacy allows" in done.report.read_text()
 
 
 def test_updates_alone_need_no_weights_to_be_released(own):

@@ -49,6 +49,8 @@ from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.text import TextModel
 from exhume.report.folder import RunFolder
 from exhume.settings import Settings
+from exhume.train.recipe import FullBatch
+from exhume.train.stated import Stated
 
 __all__ = ["Act", "CheckpointAct", "TrainingAct", "UpdateAct"]
 
@@ -80,6 +82,7 @@ class TrainingAct:
     records: Records
     recipe: Recipe
     per_model: float  # seconds
+    stated: Stated | NotApplicable | None = None  # its privacy, or why there is no certificate
     _game: Game | None = field(default=None, repr=False)
     _found: list[Findings] = field(default_factory=list, repr=False)  # on all targets
 
@@ -112,16 +115,22 @@ class TrainingAct:
         trained = self.per_model * (sizes.targets + sizes.shadows)
         fitted = 5e-3 * sizes.shadows
         offers = [self._offer(CLOSED_FORM, trained + fitted, audit_informed)]
-        if settings.victim.dp_noise:
+        if settings.victim.dp_noise and self.ours:
             offers.append(
                 self._offer(NOISE_AWARE, self.per_model * sizes.shadows + fitted, audit_private)
             )
+        if self.stated is not None:
             offers.append(self._naming())
         return [*offers, self._corrected(), self._exact()]
 
+    @property
+    def ours(self) -> bool:
+        """Trained by our engines, which can also leave the noise out."""
+        return isinstance(self.recipe, FullBatch)
+
     def _corrected(self) -> Offer:
         offer = self._offer(CORRECTED, self._correction(), audit_corrected)
-        if self.settings.victim.dp_noise:
+        if self.settings.victim.dp_noise and self.ours:
             why = "private training has an attack of its own"
             return replace(offer, run=None, why_not=why)
         return replace(offer, asked=False, needs=CLOSED_FORM.id)
@@ -182,12 +191,16 @@ class TrainingAct:
                 chunk=chunk,
                 store=store,
                 draws=self.settings.victim.batch_order == "known",
+                stated=self.stated if isinstance(self.stated, Stated) else None,
                 progress=progress,
             )
             return [found]
 
         seconds = self.per_model * (4 * self.settings.data.targets + PriorAware.draws)
-        return Offer(PRIOR_AWARE.id, PRIOR_AWARE.name, _LISTED, seconds, run, needs=CLOSED_FORM.id)
+        offer = Offer(PRIOR_AWARE.id, PRIOR_AWARE.name, _LISTED, seconds, run, needs=CLOSED_FORM.id)
+        if isinstance(self.stated, NotApplicable):
+            return replace(offer, run=None, why_not=self.stated.why)
+        return offer if self.ours else replace(offer, seconds=0.0)  # trains nothing more
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,6 +33,7 @@ from exhume.score.naming import nearest_is_right
 from exhume.score.pixels import mse
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
+from exhume.train.stated import Stated
 
 __all__ = ["LISTED", "Limits", "measure_limits"]
 
@@ -78,8 +79,7 @@ def measure_limits(
 
     answers: (t, *shape) of each attack that reconstructs, by its name. draws: see `named_by_steps`.
     """
-    size = min(LISTED, len(targets))
-    groups = [slice(start, start + size) for start in range(0, len(targets) - size + 1, size)]
+    size, groups = _lists(targets)
     listed = _shuffled(targets, groups, key.fold("lists"))
     attack = PriorAware(chunk=chunk)
     prepared = attack.prepare(
@@ -106,11 +106,31 @@ def measure_limits(
     if steps:
         right[_STEPS, naming] = torch.cat(steps)
     right[_END, naming] = torch.cat(ends)
+    right |= _snapped(targets, answers)
+    stated = Stated(recipe.privacy, recipe.descent.steps)
+    undone = "" if steps else "only steps of gradient descent can be undone"
+    return _certified(right, stated, targets, answers, undone)
+
+
+def limits_of_answers(stated: Stated, targets: Records, answers: Mapping[str, Tensor]) -> Limits:
+    """Of training that only its owner can do: the attacks that reconstruct, with their answers snapped."""
+    why = "training that cannot be done without its noise cannot be reckoned with"
+    return _certified(_snapped(targets, answers), stated, targets, answers, why)
+
+
+def _lists(targets: Records) -> tuple[int, list[slice]]:
+    size = min(LISTED, len(targets))
+    return size, [slice(start, start + size) for start in range(0, len(targets) - size + 1, size)]
+
+
+def _snapped(targets: Records, answers: Mapping[str, Tensor]) -> dict[tuple[str, str], Tensor]:
+    """Which answers are nearest to the right record of their list."""
+    size, groups = _lists(targets)
+    right = {}
     for name, given in answers.items():
-        snapped = [nearest_is_right(given[g], targets[g].inputs, targets[g].inputs) for g in groups]
-        right[name, naming] = torch.cat(snapped)
-    kappas = [kappa_of_naming(targets[group].inputs) for group in groups]
-    return _certified(right, kappas, recipe, targets, answers)
+        found = [nearest_is_right(given[g], targets[g].inputs, targets[g].inputs) for g in groups]
+        right[name, _NAMING.format(size)] = torch.cat(found)
+    return right
 
 
 def _shuffled(targets: Records, groups: Sequence[slice], key: Key) -> Records:
@@ -126,14 +146,15 @@ def _shuffled(targets: Records, groups: Sequence[slice], key: Key) -> Records:
 
 def _certified(
     right: dict[tuple[str, str], Tensor],
-    kappas: Sequence[float],
-    recipe: FullBatch,
+    stated: Stated,
     targets: Records,
     answers: Mapping[str, Tensor],
+    undone: str,
 ) -> Limits:
-    privacy, steps = recipe.privacy, recipe.descent.steps
+    privacy, steps = stated.privacy, stated.steps
+    kappas = [kappa_of_naming(targets[group].inputs) for group in _lists(targets)[1]]
     eta = _reach(targets.inputs)
-    within = allowed_by(recipe.privacy, steps, targets, eta)
+    within = allowed_by(privacy, steps, targets, eta)
     listed, naming = len(right[next(iter(right))]), set(right)
     for name, given in answers.items():
         right[name, f"mean squared error of at most {eta:.3g}"] = mse(given, targets.inputs) <= eta
@@ -146,7 +167,7 @@ def _certified(
         made[attack, game] = certify(
             int(success.sum()), len(success), kappa=kappa, bound=bound, comparisons=len(right)
         )
-    return Limits(made, _notes(recipe, within, len(targets) - listed))
+    return Limits(made, _notes(stated, within, len(targets) - listed, undone))
 
 
 def _reach(records: Tensor) -> float:
@@ -156,16 +177,16 @@ def _reach(records: Tensor) -> float:
     return float(apart.min(1).values.median()) / 4
 
 
-def _notes(recipe: FullBatch, within: Allowed, left_out: int) -> tuple[str, ...]:
+def _notes(stated: Stated, within: Allowed, left_out: int, undone: str) -> tuple[str, ...]:
     kappa = within.within
-    privacy = recipe.privacy
+    privacy = stated.privacy
     formula = "Phi(Phi^-1(kappa) + sqrt(T)/sigma)"
     drawn = ""
     if privacy.samples:
         formula = "that of the sampled Gaussian mechanism (its loss distribution)"
         drawn = f", sampling rate {privacy.sampling:g}"
     notes = [
-        f"The bound is {formula} for T = {recipe.descent.steps} steps, noise "
+        f"The bound is {formula} for T = {stated.steps} steps, noise "
         f"multiplier {privacy.noise:g}{drawn} and clip {privacy.clip:g}; kappa is what guessing "
         "reaches. No attack exceeds it if training is as stated, not even one that sees every step.",
         f"For a mean squared error of {within.eta:.3g}, the best single guess is right for {kappa.low:.2%} "
@@ -175,8 +196,8 @@ def _notes(recipe: FullBatch, within: Allowed, left_out: int) -> tuple[str, ...]
     ]
     if within.bound("naming")[1] > 0.99:
         notes.append("At this noise the stated privacy forbids practically nothing.")
-    if not isinstance(recipe.descent, Descent):
-        notes.append("Every step: not tried, since only steps of gradient descent can be undone.")
+    if undone:
+        notes.append(f"Every step: not tried, since {undone}.")
     if left_out:
         notes.append(
             f"{left_out} targets that fill no list of {LISTED} were left out of the naming."

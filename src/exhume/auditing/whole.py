@@ -21,13 +21,24 @@ from exhume.auditing.fixes import chart_of, try_fixes
 from exhume.auditing.fixes_for import fixes_for
 from exhume.auditing.informed import check_apart, dealt, start_of
 from exhume.auditing.offers import Planned, choose
+from exhume.auditing.stated import stated_by
 from exhume.auditing.update import gathered
 from exhume.auditing.weights import opened
-from exhume.contract import ExhumeError, Key, Progress, Records, Store, silent
+from exhume.contract import (
+    ExhumeError,
+    Key,
+    NotApplicable,
+    Progress,
+    Recipe,
+    Records,
+    Store,
+    silent,
+)
 from exhume.plan import recipe_for, resolve, sized, threads_for
 from exhume.report.folder import RunFolder, environment
 from exhume.score.verdict import Verdict, broken, gravest, not_audited
 from exhume.settings import Settings
+from exhume.train.stated import Stated
 
 __all__ = ["audit"]
 
@@ -158,7 +169,8 @@ def _resolved(brief: Brief, given: _Given, folder: RunFolder) -> tuple[Brief, li
         settings = resolve(asked, given.records)
     brief = brief.with_settings(settings).taken_up(folder)
     recipe = recipe_for(brief.settings, given.records)
-    training = TrainingAct(brief.settings, given.records, recipe, seconds)
+    stated = _stated(brief.settings, recipe, given.records, folder.store())
+    training = TrainingAct(brief.settings, given.records, recipe, seconds, stated)
     return brief, [training, *given.acts]
 
 
@@ -172,6 +184,14 @@ def _per_model(settings: Settings, records: Records, store: Store) -> float:
         key=key,
         store=store,
     )
+
+
+def _stated(
+    settings: Settings, recipe: Recipe, records: Records, store: Store
+) -> Stated | NotApplicable | None:
+    key = Key.from_seed(settings.seed)
+    fixed, initial = dealt(settings, records).fixed, start_of(settings, recipe, key)
+    return stated_by(settings.victim, recipe, fixed, initial, key=key, store=store)
 
 
 # What was found

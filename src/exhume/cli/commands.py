@@ -73,6 +73,10 @@ def audit(
     dp_noise: Annotated[
         float | None, typer.Option(help="Private training: noise, as a multiple of the clip.")
     ] = None,
+    dp_steps: Annotated[
+        int | None,
+        typer.Option(help="Noisy steps of a train function of your own, to certify it."),
+    ] = None,
     dp_sampling: Annotated[
         float | None,
         typer.Option(help="Private training: probability with which a record enters a step."),
@@ -135,6 +139,7 @@ def audit(
         weight_decay=weight_decay,
         dp_clip=dp_clip,
         dp_noise=dp_noise,
+        dp_steps=dp_steps,
         dp_sampling=dp_sampling,
     )
     settings = settings.with_values("attack", exact=exact)
