@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from exhume.contract import ExhumeError, Key, silent
 from exhume.data.cifar import CIFAR100
 from exhume.report.folder import RunFolder
+from exhume.scale import Processes, spread_over
 from exhume.studies import ensembler_cifar100, ensembler_faces, run_study
 from exhume.studies.ensembler_cifar10 import TABLE
 
@@ -68,6 +69,18 @@ def test_table_2_runs_on_the_canonical_files(tmp_path):
     paper = {claim.id: claim.paper for claim in outcome.claims}
     assert paper["ensembler-below-single"] == "SSIM 0.0864 against 0.4558"
     assert paper["single-below-none"] == "SSIM 0.4558 against -"
+
+    told = []
+    with spread_over(Processes(2)):
+        spread = table.run(
+            "smoke", 0, RunFolder.create(tmp_path / "spread"), lambda *what: told.append(what)
+        )
+    timeless = {n: v for n, v in outcome.metrics.items() if not n.endswith(".seconds")}
+    assert {n: v for n, v in spread.metrics.items() if n in timeless} == timeless
+    trained = {what[0].split(" (")[0]: what for what in told if what[1] == 0}
+    assert trained["training the networks"][2] == 3
+    began = [stage for stage, done, total in told if done == 0 and " (" in stage]
+    assert not [stage for stage in began if "shadow" in stage or "split network" in stage]
 
 
 @pytest.mark.network

@@ -236,9 +236,12 @@ def study_run(
     processes: Processes = None,
 ) -> None:
     """Rerun one result of a paper and put our numbers beside its own."""
-    from exhume.studies import run_study
+    from exhume.plan import threads_for
+    from exhume.studies import run_study, study_named
 
     folder = out or Path("runs") / f"{name}-{scale.value}-{seed or 0}"
+    if study_named(name).spreads and scale is not Scale.smoke and ray is None:
+        processes = processes or threads_for(0)
     with shown() as progress, spread(ray, processes):
         result = run_study(name, scale.value, folder, seed=seed or 0, progress=progress)
     for claim in result["claims"]:

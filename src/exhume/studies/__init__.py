@@ -51,7 +51,7 @@ from exhume.studies import (
 )
 from exhume.studies.study import Scale, Study
 
-__all__ = ["STUDIES", "run_study"]
+__all__ = ["STUDIES", "run_study", "study_named"]
 
 _ALL = (
     informed_mnist,
@@ -95,15 +95,19 @@ _ALL = (
 STUDIES: dict[str, Study] = {module.STUDY.name: module.STUDY for module in _ALL}
 
 
-def run_study(
-    name: str, scale: Scale, out: Path, *, seed: int = 0, progress: Progress = silent
-) -> dict[str, Any]:
-    """Run a study, write its result and report, return the result."""
+def study_named(name: str) -> Study:
     if name not in STUDIES:
         close = difflib.get_close_matches(name, STUDIES, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(STUDIES)}"
         raise ExhumeError(f"study: {name!r} is not known; {hint}")
-    study = STUDIES[name]
+    return STUDIES[name]
+
+
+def run_study(
+    name: str, scale: Scale, out: Path, *, seed: int = 0, progress: Progress = silent
+) -> dict[str, Any]:
+    """Run a study, write its result and report, return the result."""
+    study = study_named(name)
     started = time.perf_counter()
     folder = RunFolder.create(out)
     outcome = study.run(scale, seed, folder, progress)

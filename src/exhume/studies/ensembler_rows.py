@@ -20,7 +20,7 @@ from exhume.score.features import Distance, InputScores, score_constant, score_i
 from exhume.studies.study import labelled
 from exhume.victims.split import release_features, server_knowledge
 
-__all__ = ["Attackers", "Met", "Row", "left_out", "mean_image", "meet", "the_papers"]
+__all__ = ["Attackers", "Met", "Row", "left_out", "mean_image", "meet", "pieces", "the_papers"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,21 @@ def left_out(
     met: Met, pipeline: Pipeline, attackers: Attackers, name: str, *, selected: int, every: bool
 ) -> dict[str, Row]:
     """Attackers the paper leaves out. every: also the weaker ones, and the bound of a known head."""
-    attack, bodies = attackers.shadow, len(pipeline.bodies)
+    tried = _left_out(attackers, len(pipeline.bodies), selected=selected, every=every)
+    rows = {
+        f"{name}_{row}": meet(met, pipeline, attacker, name, f"{name} {row}")
+        for row, attacker in tried.items()
+    }
+    if every:
+        bound = _bound(attackers)
+        rows[f"{name}_true_head"] = meet(met, pipeline, bound, name, f"{name} true head", head=True)
+    return rows
+
+
+def _left_out(
+    attackers: Attackers, bodies: int, *, selected: int, every: bool
+) -> dict[str, Attack]:
+    attack = attackers.shadow
     tried: dict[str, Attack] = {"lookalike": attackers.lookalike}
     if every:
         several = replace(attack, reads=LEARNED if bodies > 1 else (0,))
@@ -116,11 +130,29 @@ def left_out(
         alone = tuple(replace(attack, reads=(i,)) for i in range(bodies))
         tried["committee"] = Committee((*alone, several))
         tried["subsets"] = SubsetSearch(selected, inversion=attack)
-    rows = {
-        f"{name}_{row}": meet(met, pipeline, attacker, name, f"{name} {row}")
-        for row, attacker in tried.items()
-    }
-    if every:
-        bound = TrueHeadInversion(attack.decoder, attack.decoder_schedule)
-        rows[f"{name}_true_head"] = meet(met, pipeline, bound, name, f"{name} true head", head=True)
-    return rows
+    return tried
+
+
+def _bound(attackers: Attackers) -> TrueHeadInversion:
+    return TrueHeadInversion(attackers.shadow.decoder, attackers.shadow.decoder_schedule)
+
+
+def pieces(
+    attackers: Attackers, bodies: int, *, selected: int, every: bool
+) -> list[tuple[Attack, bool]]:
+    """What all rows of a defence need trained, the longest first; with each, whether it knows the head.
+
+    None needs what another trains, so that they can be made in any order; they are met in the store.
+    """
+    attack = attackers.shadow
+    found: list[Attack] = []
+    if bodies > 1 and every:
+        several = replace(attack, reads=LEARNED)
+        found += [several, replace(several, match=attackers.match)]
+        subsets = SubsetSearch(selected).subsets(bodies)
+        found += [replace(attack, reads=subset) for subset in subsets if len(subset) > 1]
+    elif every:
+        found.append(replace(attack, match=attackers.match))
+    found += [replace(attack, reads=(i,)) for i in range(bodies)]
+    known: list[tuple[Attack, bool]] = [(one, False) for one in (*found, attackers.lookalike)]
+    return [*known, *([(_bound(attackers), True)] if every else [])]

@@ -25,6 +25,7 @@ from exhume.models.resnet import ResNet18
 from exhume.report.folder import RunFolder
 from exhume.score.features import Distance, InputScores
 from exhume.studies.ensembler_rows import Attackers, Met, Row, left_out, mean_image, the_papers
+from exhume.studies.ensembler_spread import fill
 from exhume.studies.ensembler_told import Paper, charts, claims, deviations
 from exhume.studies.study import Outcome, Scale, Study, labelled
 from exhume.train.single import Schedule
@@ -67,9 +68,12 @@ class Table:
     max_pool: bool = True
 
     def study(self) -> Study:
-        return Study(name=self.name, title=self.title, paper="Ensembler24", run=self.run)
+        return Study(
+            name=self.name, title=self.title, paper="Ensembler24", run=self.run, spreads=True
+        )
 
     def run(self, scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
+        fill(self, scale, seed, folder, progress)
         trial = Trial.of(self, scale, seed, folder, progress)
         setting = trial.setting
         rows: dict[str, Row] = {}

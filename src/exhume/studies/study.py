@@ -48,6 +48,7 @@ class Study:
     title: str
     paper: str
     run: Callable[[Scale, int, RunFolder, Progress], Outcome]
+    spreads: bool = False  # falls into long jobs, so that the command uses a process for each core
 
 
 def labelled(progress: Progress, label: str) -> Progress:
