@@ -81,7 +81,7 @@ _SCALES: dict[Scale, Setting] = {
         noises=(20.0, 7.0, 3.5, 2.0, 1.0, 0.3, 0.03),
         trials=400,
         eta=0.02,
-        sampled=((0.1, 2.0), (0.1, 1.0), (0.1, 0.5), (0.5, 4.0), (0.5, 2.0)),
+        sampled=((0.1, 2.0), (0.1, 1.0), (0.1, 0.5)),
     ),
     "paper": Setting(
         DataSettings("mnist", fixed=1000, targets=10, shadows=10_000, public=1000, test=1000),

@@ -27,7 +27,7 @@ from exhume.contract import ExhumeError, Key
 __all__ = [
     "NOT_PRIVATE",
     "Accountant",
-    "Given",
+    "KnownDraw",
     "NoiseStream",
     "Privacy",
     "SampleStream",
@@ -142,7 +142,7 @@ class SampleStream:
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class KnownDraw:
     """The same draw in every step, by somebody who knows it."""
 
     drawn: Tensor  # (s, n)

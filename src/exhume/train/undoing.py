@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from exhume.contract import Key, NotApplicable, Records
-from exhume.train.dp import Given, Privacy
+from exhume.train.dp import KnownDraw, Privacy
 from exhume.train.optimisers import Descent, Optimiser
 from exhume.train.recipe import FullBatch
 
@@ -48,6 +48,6 @@ def clipped_sum(
         privacy=Privacy(recipe.privacy.clip),
     )
     none = records.none_for(len(parameters))
-    sampler = None if drawn is None else Given(drawn)
+    sampler = None if drawn is None else KnownDraw(drawn)
     moved = step.fit(parameters, records, none, Key.from_seed(0), sampler=sampler)
     return (parameters - moved) * len(records)
