@@ -42,6 +42,7 @@ def late(): return Net(pool="late")
 def lone():
     net = Net()
     net.hidden = nn.Linear(80, 1)
+    nn.init.constant_(net.hidden.bias, 20.0)  # every text switches it on
     net.out = nn.Linear(1, 2)
     net.embed.weight.requires_grad_(False)
     return net

@@ -104,7 +104,7 @@ METRICS = {
     ),
     "token_accuracy": (
         "Tokens right",
-        "of the private texts, without padding; at their place where the order can be known",
+        "of the private texts, words too many counted as wrong; in place where the order can be known",
     ),
     "whole_texts": ("Texts whole", "private texts of which every token came back, and no other"),
     "word_accuracy": (

@@ -1,7 +1,8 @@
 """Score texts that were dug out of clients' updates: token by token, matched one to one, decoys as the null.
 
 A text counts as brought back if more of its tokens are right than the likest text an adversary may hold has
-in common with it; in place where the order can be known, else wherever they stand. Padding does not count.
+in common with it; in place where the order can be known, else wherever they stand. Padding does not count,
+tokens too many count as wrong.
 Each decoy, a text that no client had, is given its choice among the same candidates.
 """
 
@@ -33,17 +34,18 @@ class _Measure:
     ordered: bool
 
     def shares(self, truth: Tensor, texts: Tensor) -> Tensor:
-        """(n, l) and (k, l) to (n, k): tokens of each truth that each text has."""
+        """(n, l) and (k, l) to (n, k): tokens in common, over those of the longer of the two."""
         if not len(texts):
             return torch.zeros(len(truth), 0, dtype=torch.float64)
         return torch.stack([self._row(row[None], texts) for row in truth])
 
     def _row(self, row: Tensor, texts: Tensor) -> Tensor:
         real = self.real(row)
+        longer = torch.maximum(real.sum(), self.real(texts).sum(1)).clamp_min(1)
         if self.ordered:
-            return ((row == texts) & real).sum(1).double() / real.sum().clamp_min(1)
+            return ((row == texts) & real).sum(1).double() / longer
         parts = torch.split(texts, _CHUNK)
-        return torch.cat([self._common(row[real], part) for part in parts])
+        return torch.cat([self._common(row[real], part) for part in parts]) / longer
 
     def real(self, tokens: Tensor) -> Tensor:
         return (
@@ -61,7 +63,7 @@ class _Measure:
     def _common(self, words: Tensor, texts: Tensor) -> Tensor:
         kinds, counts = torch.unique(words, return_counts=True)
         theirs = (texts[:, :, None] == kinds).sum(1)
-        return torch.minimum(theirs, counts).sum(1).double() / max(1, len(words))
+        return torch.minimum(theirs, counts).sum(1).double()
 
 
 def score_texts(

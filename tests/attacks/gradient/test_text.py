@@ -127,6 +127,16 @@ def test_sentences_behind_attention(kind, key):
     assert rows(attacked(net, gradient, key).candidates[0]) == rows(tokens)
 
 
+def test_a_mean_is_that_of_the_shortest_text(key):
+    """Twice the words have the same mean."""
+    net, gradient, _ = game("masked", key, padding=0)
+    wanted = net.features(gradient.at, torch.tensor([[7, 9, 0, 0, 0]])).double()
+    prepared = TextAttack().prepare(Knowledge(architecture=net), key=key, store=NullStore())
+    tokens, misfit = prepared._summed(True, wanted, gradient.at, torch.tensor([0, 7, 9, 11]))
+    assert tokens.tolist() == [[7, 9, 0, 0, 0]]
+    assert float(misfit) < 1e-5
+
+
 def test_one_sentence_by_the_span_alone(key):
     """Without any layer that has a bias behind the pooling."""
     module = nn.Sequential(nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Flatten())
@@ -169,7 +179,7 @@ def test_noise_on_every_row_leaves_nothing(key):
     ("kind", "options", "sizes", "reason"),
     [
         ("flat", {}, {"hidden": 1}, "is no text's vector"),
-        ("flat", {"agreeing": 200}, {}, "no neurons of the first fully connected layer agree"),
+        ("attention", {"agreeing": 119}, {}, "no neurons of the first fully connected layer agree"),
         ("attention", {"options": 0}, {}, "more than 0 tokens a place come into question"),
     ],
 )

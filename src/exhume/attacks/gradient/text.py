@@ -63,7 +63,7 @@ class TextAttack:
     """
 
     tolerance: float = 1e-3  # relative misfit from which a vector is no sentence's
-    agreeing: int = 3  # neurons that must agree on a vector, where there are so many
+    agreeing: int = 3  # neurons that must agree on a vector whose text has to be searched for
     largest: int = 20_000  # sentences up to which all are tried
     starts: int = 24  # of the search for them otherwise
     options: int = 300  # tokens a place may have, on average, for a search
@@ -104,8 +104,8 @@ class PreparedText:
     def _one(self, values: Tensor, at: Tensor) -> Batch:
         words = words_in(self.net, values)
         allowed = torch.arange(self.net.vocabulary) if words is None else self._and_padding(words)
-        reason, features = self._features(values)
         pooling = pooling_of(self.net, at) if self.net.head else Pooling("other", ordered=True)
+        reason, features = self._features(values, searched=pooling.kind == "other")
         try:
             tokens, misfit = self._read(pooling, features, values, at, allowed)
         except NotApplicable as why:
@@ -130,8 +130,11 @@ class PreparedText:
         found: Tensor = torch.unique(both)
         return found
 
-    def _features(self, values: Tensor) -> tuple[str, Tensor]:
-        """(b, d) what entered the head, by the ratio of its gradients; or why there is none."""
+    def _features(self, values: Tensor, *, searched: bool) -> tuple[str, Tensor]:
+        """(b, d) what entered the head, by the ratio of its gradients; or why there is none.
+
+        searched: reading a vector takes long. Else one neuron is enough: a mixture is no text's vector.
+        """
         if not self.net.head:
             return "no fully connected layer with a bias sees one vector a record", torch.zeros(
                 0, 1
@@ -140,7 +143,9 @@ class PreparedText:
         weight, bias = (parts[f"{self.net.head}.{name}"] for name in ("weight", "bias"))
         head = MLP((weight.shape[1],), (), len(weight), "relu")
         flat = torch.cat([weight.flatten(), bias])[None]
-        route = BiasRatio(min(self.attack.agreeing, len(weight)), tolerance=self.attack.tolerance)
+        agreeing = min(self.attack.agreeing, len(weight)) if searched else 1
+        largest = BiasRatio.largest if searched else len(weight)
+        route = BiasRatio(agreeing, self.attack.tolerance, largest)
         found = route.prepare(Knowledge(architecture=head), key=self.key, store=self.store).run(
             Gradient(flat, head.layout, torch.zeros_like(flat[0]))
         )
@@ -172,7 +177,7 @@ class PreparedText:
         misfit = torch.ones(len(features), dtype=torch.float64)
         for count in range(1, self.net.length + 1) if masked else (self.net.length,):
             places, apart = counted(features * count, alone, torch.arange(len(own)), count)
-            better = apart < misfit
+            better = (apart < misfit) & (misfit >= self.attack.tolerance)  # the shortest that fits
             tokens[better] = fill
             tokens[better, :count] = own[places[better]]
             misfit[better] = apart[better]
