@@ -10,20 +10,24 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
 import torch
 
 from exhume import data
 from exhume.attacks.split.enumeration import SubsetSearch
+from exhume.attacks.split.inversion import ShadowInversion
 from exhume.attacks.split.lookalike import Lookalike
 from exhume.attacks.split.shadow import LEARNED, server_of, train_shadow
-from exhume.contract import Key, Progress, silent
+from exhume.contract import Attack, Key, Progress, Records, silent
 from exhume.data import Sizes
 from exhume.defences.split.ensembler import Ensembler, likeness
 from exhume.defences.split.single import Noise
 from exhume.models.pipeline import Pipeline
 from exhume.models.resnet import ResNet18
 from exhume.report.folder import RunFolder
+from exhume.scale import Processes, run_jobs, where_now
 from exhume.store import NullStore
 from exhume.studies.ensembler_cifar10 import attackers, quick
 from exhume.studies.ensembler_rows import Attackers, Met, Row, mean_image, meet
@@ -36,6 +40,7 @@ from exhume.victims.split import server_knowledge
 __all__ = ["STUDY"]
 
 _PAPER_BODIES = 10
+_PLAIN = "plain"
 
 
 @dataclass(frozen=True)
@@ -90,37 +95,23 @@ _SCALES: dict[Scale, _Setting] = {
 
 
 def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting, key = _SCALES[scale], Key.from_seed(seed).fold("selector study")
-    records = data.load("cifar10", progress=progress)
-    parts = data.split(records, setting.sizes, key.fold("split"))
-    network = ResNet18(records.shape, len(records.classes), setting.width)
-    job = SplitJob(network, "conv1", "pool", parts.fixed, setting.training, augment=False)
-    met = Met(parts.target, parts.shadow, parts.public, None, key, folder.store(), progress)
+    _fill(scale, seed, folder, progress)
+    trial = _Trial.of(scale, seed, folder, progress)
+    setting, met, key = trial.setting, trial.met, trial.met.key
     rows: dict[str, Row] = {}
-    metrics: dict[str, float] = {}
-
-    def tested(pipeline: Pipeline) -> float:
-        return pipeline.accuracy(parts.test.inputs, parts.test.labels)
-
-    bare = Noise().train(job, key=key, store=met.store, progress=labelled(progress, "none"))
-    metrics["none.accuracy"] = tested(bare)
-    adaptive = replace(setting.attackers.shadow, reads=LEARNED)
-    for name, ensembler in {"plain": setting.plain, **setting.variants}.items():
-        pipeline = ensembler.train(job, key=key, store=met.store, progress=labelled(progress, name))
-        metrics[f"{name}.delta_accuracy"] = tested(pipeline) - metrics["none.accuracy"]
-        bodies = ensembler.stage_one(job, key=key, store=met.store)
-        metrics[f"{name}.likeness"] = likeness(pipeline, bodies, parts.test.inputs)
-        rows[f"{name}.adaptive"] = meet(met, pipeline, adaptive, name, f"{name} adaptive")
-        rows[f"{name}.lookalike"] = meet(
-            met, pipeline, setting.attackers.lookalike, name, f"{name} lookalike"
-        )
-        if name == "plain":
-            search = SubsetSearch(inversion=setting.attackers.shadow)
-            rows["plain.subsets"] = meet(met, pipeline, search, name, "every subset")
+    bare = Noise().train(trial.job, key=key, store=met.store, progress=labelled(progress, "none"))
+    metrics = {"none.accuracy": trial.tested(bare)}
+    for name in trial.variants:
+        pipeline = trial.pipeline(name)
+        metrics[f"{name}.delta_accuracy"] = trial.tested(pipeline) - metrics["none.accuracy"]
+        metrics[f"{name}.likeness"] = trial.likeness(name, pipeline)
+        for attacker, attack in trial.attacks(name).items():
+            row = f"{name}.{attacker}"
+            rows[row] = meet(met, pipeline, attack, name, f"{name} {attacker}")
+        if name == _PLAIN:
             metrics |= _guessed(pipeline, rows["plain.subsets"].observed)
             metrics |= _enumeration(pipeline, met, setting.attackers)
-    null = mean_image(met, bare)
-    metrics |= null.metrics("mean_image")
+    metrics |= mean_image(met, bare).metrics("mean_image")
     for row, found in rows.items():
         metrics |= found.scores.metrics(row)
         metrics |= {f"{row}.{n}": v for n, v in found.observed.items()}
@@ -136,6 +127,88 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
         ],
         charts=[chart(list(setting.variants), metrics)],
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """The study at one scale, its records dealt out. Its pieces can be made in any order."""
+
+    setting: _Setting
+    job: SplitJob
+    met: Met
+    test: Records
+
+    @classmethod
+    def of(cls, scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> _Trial:
+        setting, key = _SCALES[scale], Key.from_seed(seed).fold("selector study")
+        records = data.load("cifar10", progress=progress)
+        parts = data.split(records, setting.sizes, key.fold("split"))
+        network = ResNet18(records.shape, len(records.classes), setting.width)
+        job = SplitJob(network, "conv1", "pool", parts.fixed, setting.training, augment=False)
+        met = Met(parts.target, parts.shadow, parts.public, None, key, folder.store(), progress)
+        return cls(setting, job, met, parts.test)
+
+    @property
+    def variants(self) -> dict[str, Ensembler]:
+        return {_PLAIN: self.setting.plain, **self.setting.variants}
+
+    def pipeline(self, name: str) -> Pipeline:
+        progress = labelled(self.met.progress, name)
+        return self.variants[name].train(
+            self.job, key=self.met.key, store=self.met.store, progress=progress
+        )
+
+    def attacks(self, name: str) -> dict[str, Attack]:
+        """By the row's name: the paper's adaptive one, the one who looks; every subset of the plain one."""
+        shadow = self.setting.attackers.shadow
+        found: dict[str, Attack] = {
+            "adaptive": replace(shadow, reads=LEARNED),
+            "lookalike": self.setting.attackers.lookalike,
+        }
+        return found | ({"subsets": SubsetSearch(inversion=shadow)} if name == _PLAIN else {})
+
+    def tested(self, pipeline: Pipeline) -> float:
+        return pipeline.accuracy(self.test.inputs, self.test.labels)
+
+    def likeness(self, name: str, pipeline: Pipeline) -> float:
+        bodies = self.variants[name].stage_one(self.job, key=self.met.key, store=self.met.store)
+        return likeness(pipeline, bodies, self.test.inputs)
+
+
+def _fill(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> None:
+    """Several processes make what the store lacks: each variant with its attackers, every subset."""
+    if not isinstance(where_now(), Processes):
+        return
+    setting, bodies = _SCALES[scale], _SCALES[scale].plain.bodies
+    subsets = SubsetSearch().subsets(bodies)
+    pieces = [
+        *((name, None) for name in sorted(setting.variants, key=lambda n: "sigma" not in n)),
+        (_PLAIN, None),
+        *((_PLAIN, replace(setting.attackers.shadow, reads=subset)) for subset in subsets),
+    ]
+    for stage, jobs in (("training the bodies", [(_PLAIN, "stage one")]), ("variants", pieces)):
+        progress(stage, 0, len(jobs))
+        shared = (scale, seed, folder.path)
+        for done, _ in enumerate(run_jobs(_make, jobs, shared=shared), 1):
+            progress(stage, done, len(jobs))
+
+
+def _make(shared: tuple[Scale, int, Path], piece: tuple[str, ShadowInversion | str | None]) -> None:
+    scale, seed, place = shared
+    trial = _trial(scale, seed, place)
+    name, attack = piece
+    if isinstance(attack, str):
+        trial.variants[name].stage_one(trial.job, key=trial.met.key, store=trial.met.store)
+        return
+    pipeline = trial.pipeline(name)
+    attacks = trial.attacks(name) if attack is None else {"": attack}
+    for attacker in (one for row, one in attacks.items() if row != "subsets"):
+        meet(trial.met, pipeline, attacker, name)
+
+
+@cache
+def _trial(scale: Scale, seed: int, place: Path) -> _Trial:
+    return _Trial.of(scale, seed, RunFolder(place), silent)
 
 
 def _guessed(pipeline: Pipeline, observed: Mapping[str, float]) -> dict[str, float]:
@@ -190,4 +263,5 @@ STUDY = Study(
     title="The Ensembler's N, P, lambda and sigma, and what trying every selection costs",
     paper="Ensembler24",
     run=_run,
+    spreads=True,
 )
