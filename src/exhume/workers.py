@@ -18,7 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.connection import wait as ended
 from multiprocessing.context import BaseContext
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -59,6 +59,7 @@ def attempt(function: Callable[[S, J], R], shared: S, job: J, threads: int) -> A
         torch.set_num_threads(before)
 
 
+@runtime_checkable
 class Crew(Protocol):
     """Those who work on several jobs at once."""
 
