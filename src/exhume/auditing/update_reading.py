@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -124,58 +124,55 @@ def _updates(settings: UpdateSettings, module: nn.Module) -> list[Update]:
 
 
 def _case(update: Update, settings: UpdateSettings, shape: tuple[int, ...]) -> Case:
-    size = settings.batch_size or update.batch_size
-    said = Said(settings.reduction, settings.batch_norm, size, update.steps)
     own = ModuleArchitecture.of(update.module, shape, settings.batch_norm)
-    update.module.train(settings.batch_norm == "train")
-    checked = check_payload(update.payload, update.module, said, shape)
+    checked = _checked(update, settings, shape)
     architecture = recognised(own)
-    values = update.payload.values
-    summed = settings.reduction == "sum"
-    if summed and size:
-        values = values / size
-    rate = update.rate or 1.0
-    return Case(
-        update.client,
-        update.round,
-        Gradient(values, architecture.layout, update.payload.at),
-        architecture,
-        size,
-        Steps(update.steps, rate * size if summed and size else rate),
-        averaged=not summed or bool(size),
-        checked=tuple(checked),
-        told=update.told,
-    )
+    gradient = Gradient(update.payload.values, architecture.layout, update.payload.at)
+    return _read(update, settings, architecture, gradient, checked)
 
 
 def _text_case(
     update: Update, settings: UpdateSettings, length: int, records: Records | None
 ) -> Case:
     net = text_model(update.module, length, records, settings.padding)
+    checked = _checked(update, settings, (length,), net.vocabulary)
+    at = net.trained(update.payload.at)
+    at = at if at.dtype == torch.float64 else at.float()
+    gradient = Gradient(net.trained(update.payload.values).to(at.dtype), net.layout, at)
+    case = _read(update, settings, net, gradient, checked)
+    return replace(case, vocabulary=vocabulary_of(settings, records))
+
+
+def _checked(
+    update: Update, settings: UpdateSettings, shape: tuple[int, ...], vocabulary: int = 0
+) -> list[str]:
+    """Its module is left in the mode that it was trained in."""
     size = settings.batch_size or update.batch_size
     said = Said(settings.reduction, settings.batch_norm, size, update.steps)
     update.module.train(settings.batch_norm == "train")
-    payload = update.payload
-    checked = check_payload(payload, update.module, said, (length,), net.vocabulary)
-    summed = settings.reduction == "sum"
-    at = net.trained(payload.at)
-    at = at if at.dtype == torch.float64 else at.float()
-    values = net.trained(payload.values).to(at.dtype)
-    rate = update.rate or 1.0
+    return check_payload(update.payload, update.module, said, shape, vocabulary)
+
+
+def _read(
+    update: Update,
+    settings: UpdateSettings,
+    architecture: Architecture,
+    gradient: Gradient,
+    checked: list[str],
+) -> Case:
+    """A sum is made the mean that attacks take it for, where the number of records is known."""
+    size, summed = settings.batch_size or update.batch_size, settings.reduction == "sum"
+    share = size if summed and size else 1
     return Case(
         update.client,
         update.round,
-        Gradient(
-            values / size if summed and size else values,
-            net.layout,
-            at,
-        ),
-        net,
+        replace(gradient, values=gradient.values / share),
+        architecture,
         size,
-        Steps(update.steps, rate * size if summed and size else rate),
+        Steps(update.steps, (update.rate or 1.0) * share),
         averaged=not summed or bool(size),
         checked=tuple(checked),
-        vocabulary=vocabulary_of(settings, records),
+        told=update.told,
     )
 
 

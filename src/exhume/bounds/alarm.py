@@ -41,6 +41,14 @@ class Certificate:
     def alarm(self) -> bool:
         return self.surely > self.bound
 
+    def metrics(self, name: str) -> dict[str, float]:
+        return {
+            name: self.rate,
+            f"{name}_low": self.low,
+            f"{name}_high": self.high,
+            f"{name}_surely": self.surely,
+        }
+
     def sentence(self) -> str:
         measured = f"{self.successes} of {self.trials} ({self.rate:.1%})"
         if self.alarm:

@@ -16,9 +16,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Key, Reconstruction, Records, Secret
-from exhume.score.intervals import clopper_pearson, detectable_rate
-from exhume.score.updates import FEWEST_OTHERS, UNJUDGED, UpdateScores, dealt
-from exhume.score.verdict import Verdict, judge
+from exhume.score.updates import FEWEST_OTHERS, UNJUDGED, UpdateScores, against_decoys, dealt
+from exhume.score.verdict import Verdict
 
 __all__ = ["NOTHING", "score_texts", "score_words"]
 
@@ -109,7 +108,7 @@ def score_texts(
     known = measure.same(truth, held.inputs[nearest])
     won = ((right > bar) & (found != NOTHING).any(1))[~known]
     lucky = _lucky(measure, pool, held.inputs, decoys.inputs)
-    rates, verdict = _judged(won, lucky)
+    rates, verdict = against_decoys(won, lucky)
     metrics |= {"duplicates": float(known.sum()), **rates}
     likest = {"nearest": held.inputs[nearest]}
     return UpdateScores(metrics, verdict, evidence | likest)
@@ -156,7 +155,7 @@ def score_words(
     _, decoys = dealt(others, key)
     real = measure.real(decoys.inputs)
     lucky = torch.stack([(torch.isin(decoys.inputs, some) | ~real).all(1) for some in lists]).any(0)
-    rates, verdict = _judged(covered.all(1), lucky)
+    rates, verdict = against_decoys(covered.all(1), lucky)
     return UpdateScores(metrics | rates, _of_words(verdict, metrics, rates), evidence)
 
 
@@ -216,29 +215,3 @@ def _lucky(measure: _Measure, pool: Tensor, held: Tensor, decoys: Tensor) -> Ten
     if not len(pool):
         return torch.zeros(len(decoys), dtype=torch.bool)
     return measure.shares(decoys, pool).amax(1) > measure.shares(decoys, held).amax(1)
-
-
-def _judged(won: Tensor, lucky: Tensor) -> tuple[dict[str, float], Verdict]:
-    trials, successes, chance = len(won), int(won.sum()), int(lucky.sum())
-    low, high = clopper_pearson(successes, trials) if trials else (0.0, 1.0)
-    null_low, null_high = clopper_pearson(chance, len(lucky))
-    detectable = detectable_rate(trials, null_high) if trials else 1.0
-    verdict = judge(
-        successes=successes,
-        targets=trials,
-        low=low,
-        null_successes=chance,
-        null_high=null_high,
-        detectable=detectable,
-        null_targets=len(lucky),
-    )
-    return {
-        "decoys": float(len(lucky)),
-        "success": successes / trials if trials else 0.0,
-        "success_low": low,
-        "success_high": high,
-        "null_success": chance / len(lucky),
-        "null_success_low": null_low,
-        "null_success_high": null_high,
-        "detectable_rate": detectable,
-    }, verdict

@@ -20,7 +20,14 @@ from exhume.score.pixels import mse
 from exhume.score.targets import measure
 from exhume.score.verdict import Verdict, judge
 
-__all__ = ["FEWEST_OTHERS", "UNJUDGED", "UpdateScores", "dealt", "score_updates"]
+__all__ = [
+    "FEWEST_OTHERS",
+    "UNJUDGED",
+    "UpdateScores",
+    "against_decoys",
+    "dealt",
+    "score_updates",
+]
 
 FEWEST_OTHERS = 10  # records besides the private ones, below which there is no null
 _DECOYS, _HELD = 500, 2000  # at most
@@ -120,27 +127,31 @@ def _judged(
 ) -> tuple[dict[str, float], Verdict]:
     known = near_duplicates(bar, held)
     won = ((error < bar) & answers.present)[~known]
-    lucky = int(_chance(answers.pool, held, decoys).sum())
-    trials, successes = len(won), int(won.sum())
+    rates, verdict = against_decoys(won, _chance(answers.pool, held, decoys))
+    return {"duplicates": float(known.sum()), **rates}, verdict
+
+
+def against_decoys(won: Tensor, lucky: Tensor) -> tuple[dict[str, float], Verdict]:
+    """won: (t,) which records came back; lucky: (d,) which decoys did, by chance."""
+    trials, successes, chance = len(won), int(won.sum()), int(lucky.sum())
     low, high = clopper_pearson(successes, trials) if trials else (0.0, 1.0)
-    null_low, null_high = clopper_pearson(lucky, len(decoys))
+    null_low, null_high = clopper_pearson(chance, len(lucky))
     detectable = detectable_rate(trials, null_high) if trials else 1.0
     verdict = judge(
         successes=successes,
         targets=trials,
         low=low,
-        null_successes=lucky,
+        null_successes=chance,
         null_high=null_high,
         detectable=detectable,
-        null_targets=len(decoys),
+        null_targets=len(lucky),
     )
     rates = {
-        "duplicates": float(known.sum()),
-        "decoys": float(len(decoys)),
+        "decoys": float(len(lucky)),
         "success": successes / trials if trials else 0.0,
         "success_low": low,
         "success_high": high,
-        "null_success": lucky / len(decoys),
+        "null_success": chance / len(lucky),
         "null_success_low": null_low,
         "null_success_high": null_high,
         "detectable_rate": detectable,

@@ -145,10 +145,7 @@ class SampledLevel:
         }
         for attack, one in self.made.items():
             named[f"{prefix}.bound"] = one.bound
-            named[f"{prefix}.{attack}"] = one.rate
-            named[f"{prefix}.{attack}_low"] = one.low
-            named[f"{prefix}.{attack}_high"] = one.high
-            named[f"{prefix}.{attack}_surely"] = one.surely
+            named |= one.metrics(f"{prefix}.{attack}")
         return named
 
 

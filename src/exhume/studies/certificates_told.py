@@ -81,10 +81,7 @@ class Level:
         for (attack, loss), one in self.made.items():
             named[f"{prefix}.kappa.{loss}"] = one.kappa
             named[f"{prefix}.bound.{loss}"] = one.bound
-            named[f"{prefix}.{attack}.{loss}"] = one.rate
-            named[f"{prefix}.{attack}.{loss}_low"] = one.low
-            named[f"{prefix}.{attack}.{loss}_high"] = one.high
-            named[f"{prefix}.{attack}.{loss}_surely"] = one.surely
+            named |= one.metrics(f"{prefix}.{attack}.{loss}")
         return named
 
 

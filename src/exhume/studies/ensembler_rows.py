@@ -20,7 +20,21 @@ from exhume.score.features import Distance, InputScores, score_constant, score_i
 from exhume.studies.study import labelled
 from exhume.victims.split import release_features, server_knowledge
 
-__all__ = ["Attackers", "Met", "Row", "left_out", "mean_image", "meet", "pieces", "the_papers"]
+__all__ = [
+    "THOROUGH",
+    "Attackers",
+    "Met",
+    "Row",
+    "left_out",
+    "mean_image",
+    "meet",
+    "pieces",
+    "the_papers",
+]
+
+
+THOROUGH = ("none", "ensembler")
+"""Defences that are met with every attacker."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,11 +27,12 @@ from exhume.defences.split.single import Noise
 from exhume.models.pipeline import Pipeline
 from exhume.models.resnet import ResNet18
 from exhume.report.folder import RunFolder
-from exhume.scale import Processes, run_jobs, where_now
+from exhume.scale import Processes, where_now
 from exhume.store import NullStore
 from exhume.studies.ensembler_cifar10 import attackers, quick
 from exhume.studies.ensembler_rows import Attackers, Met, Row, mean_image, meet
 from exhume.studies.ensembler_selector_told import chart, claims
+from exhume.studies.ensembler_spread import make_all
 from exhume.studies.study import Outcome, Scale, Study, labelled
 from exhume.train.single import Schedule
 from exhume.train.split import SplitJob
@@ -95,8 +96,8 @@ _SCALES: dict[Scale, _Setting] = {
 
 
 def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    _fill(scale, seed, folder, progress)
     trial = _Trial.of(scale, seed, folder, progress)
+    _fill(trial, (scale, seed, folder.path))
     setting, met, key = trial.setting, trial.met, trial.met.key
     rows: dict[str, Row] = {}
     bare = Noise().train(trial.job, key=key, store=met.store, progress=labelled(progress, "none"))
@@ -175,31 +176,28 @@ class _Trial:
         return likeness(pipeline, bodies, self.test.inputs)
 
 
-def _fill(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> None:
-    """Several processes make what the store lacks: each variant with its attackers, every subset."""
+def _fill(trial: _Trial, work: tuple[Scale, int, Path]) -> None:
+    """Several processes make what the store lacks: bodies, each variant with its attackers, every subset."""
     if not isinstance(where_now(), Processes):
         return
-    setting, bodies = _SCALES[scale], _SCALES[scale].plain.bodies
-    subsets = SubsetSearch().subsets(bodies)
-    pieces = [
+    setting, met = trial.setting, trial.met
+    setting.plain.stage_one(trial.job, key=met.key, store=met.store, progress=met.progress)
+    subsets = SubsetSearch().subsets(setting.plain.bodies)
+    pieces: list[_Piece] = [
         *((name, None) for name in sorted(setting.variants, key=lambda n: "sigma" not in n)),
         (_PLAIN, None),
         *((_PLAIN, replace(setting.attackers.shadow, reads=subset)) for subset in subsets),
     ]
-    for stage, jobs in (("training the bodies", [(_PLAIN, "stage one")]), ("variants", pieces)):
-        progress(stage, 0, len(jobs))
-        shared = (scale, seed, folder.path)
-        for done, _ in enumerate(run_jobs(_make, jobs, shared=shared), 1):
-            progress(stage, done, len(jobs))
+    make_all("training variants", _make, pieces, shared=work, progress=met.progress)
 
 
-def _make(shared: tuple[Scale, int, Path], piece: tuple[str, ShadowInversion | str | None]) -> None:
-    scale, seed, place = shared
-    trial = _trial(scale, seed, place)
+_Piece = tuple[str, ShadowInversion | None]
+"""A variant, with its own attackers or with this one."""
+
+
+def _make(work: tuple[Scale, int, Path], piece: _Piece) -> None:
+    trial = _trial(*work)
     name, attack = piece
-    if isinstance(attack, str):
-        trial.variants[name].stage_one(trial.job, key=trial.met.key, store=trial.met.store)
-        return
     pipeline = trial.pipeline(name)
     attacks = trial.attacks(name) if attack is None else {"": attack}
     for attacker in (one for row, one in attacks.items() if row != "subsets"):

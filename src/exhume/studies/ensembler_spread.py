@@ -6,21 +6,25 @@ nothing is done here, and the table makes its pieces one after another.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from exhume.contract import Attack, Progress, silent
 from exhume.report.folder import RunFolder
 from exhume.scale import Processes, run_jobs, where_now
-from exhume.studies.ensembler_rows import meet, pieces
+from exhume.studies.ensembler_rows import THOROUGH, meet, pieces
 from exhume.studies.study import Scale
 
 if TYPE_CHECKING:
     from exhume.studies.ensembler_tables import Table, Trial
 
-__all__ = ["fill"]
+__all__ = ["fill", "make_all"]
+
+S = TypeVar("S")
+J = TypeVar("J")
 
 _LONGEST = ("ensembler", "dr_ensemble")  # several networks each
 
@@ -61,16 +65,26 @@ def fill(table: Table, scale: Scale, seed: int, folder: RunFolder, progress: Pro
             setting.attackers,
             setting.ensembler.bodies if name in _LONGEST else 1,
             selected=setting.ensembler.selected,
-            every=name in ("none", "ensembler"),
+            every=name in THOROUGH,
         )
     ]
-    for stage, jobs in (
-        ("training the networks", [_Piece(name) for name in order]),
-        ("training the attackers", attacks),
-    ):
-        progress(stage, 0, len(jobs))
-        for done, _ in enumerate(run_jobs(_make, jobs, shared=work), 1):
-            progress(stage, done, len(jobs))
+    networks = [_Piece(name) for name in order]
+    make_all("training the networks", _make, networks, shared=work, progress=progress)
+    make_all("training the attackers", _make, attacks, shared=work, progress=progress)
+
+
+def make_all(
+    stage: str,
+    make: Callable[[S, J], None],
+    jobs: Sequence[J],
+    *,
+    shared: S,
+    progress: Progress,
+) -> None:
+    """Each job leaves what it makes in the store."""
+    progress(stage, 0, len(jobs))
+    for done, _ in enumerate(run_jobs(make, jobs, shared=shared), 1):
+        progress(stage, done, len(jobs))
 
 
 def _make(work: _Work, piece: _Piece) -> None:

@@ -24,7 +24,15 @@ from exhume.models.pipeline import Pipeline
 from exhume.models.resnet import ResNet18
 from exhume.report.folder import RunFolder
 from exhume.score.features import Distance, InputScores
-from exhume.studies.ensembler_rows import Attackers, Met, Row, left_out, mean_image, the_papers
+from exhume.studies.ensembler_rows import (
+    THOROUGH,
+    Attackers,
+    Met,
+    Row,
+    left_out,
+    mean_image,
+    the_papers,
+)
 from exhume.studies.ensembler_spread import fill
 from exhume.studies.ensembler_told import Paper, charts, claims, deviations
 from exhume.studies.study import Outcome, Scale, Study, labelled
@@ -151,7 +159,6 @@ class Trial:
 
     def rows(self, name: str, pipeline: Pipeline) -> dict[str, Row]:
         attackers = self.setting.attackers
-        main = name in ("none", "ensembler")
         theirs = the_papers(
             self.met, pipeline, attackers.shadow, name, adaptive=name == "ensembler"
         )
@@ -161,7 +168,7 @@ class Trial:
             attackers,
             name,
             selected=self.setting.ensembler.selected,
-            every=main,
+            every=name in THOROUGH,
         )
         return theirs | ours
 
