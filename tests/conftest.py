@@ -33,7 +33,7 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Studies and audits choose as many threads as there are cores: with several workers these crawl."""
-    monkeypatch.setattr("exhume.plan._cores", lambda: 1)
+    monkeypatch.setattr("exhume.choices._cores", lambda: 1)
     yield
     torch.set_num_threads(1)
 

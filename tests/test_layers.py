@@ -25,7 +25,7 @@ ORDER = (
     "report",
     "bench",
     "settings",
-    "plan",
+    "choices",
     "auditing",
     "studies",
     "integrations",

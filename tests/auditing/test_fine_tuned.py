@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 import exhume
 from exhume import data
 from exhume.auditing.brief import Brief
-from exhume.auditing.update_settings import UpdateSettings, folder_for
-from exhume.auditing.weights_settings import WeightsSettings
+from exhume.auditing.checkpoint.settings import WeightsSettings
+from exhume.auditing.updates.settings import UpdateSettings, folder_for
 from exhume.cli import app
 from exhume.contract import ExhumeError
-from exhume.models.adapted import adapted
+from exhume.models.own.adapted import adapted
 from exhume.victims.against_base import Against
 from exhume.victims.updates import from_fine_tuning
 

@@ -15,7 +15,7 @@ from exhume.defences.split.dropout_ensemble import DropoutEnsemble
 from exhume.defences.split.ensembler import Ensembler, likeness
 from exhume.defences.split.single import Dropout, Noise, RandomHead, Shredder
 from exhume.models.drawing import he_normal
-from exhume.models.pipeline import Client
+from exhume.models.split.pipeline import Client
 from exhume.store import FolderStore, NullStore
 from exhume.train.single import Schedule
 from exhume.train.split import (

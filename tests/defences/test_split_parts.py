@@ -17,8 +17,8 @@ from exhume.contract import ExhumeError, Key, Records
 from exhume.defences.split.dropout_ensemble import DropoutEnsemble
 from exhume.defences.split.ensembler import Ensembler
 from exhume.defences.split.single import Dropout, Noise, RandomHead, Shredder
-from exhume.models.blueprint import Blueprint, OwnNetwork
-from exhume.models.parts import (
+from exhume.models.split.blueprint import Blueprint, OwnNetwork
+from exhume.models.split.parts import (
     load_bodies,
     load_client,
     load_pipeline,
@@ -26,9 +26,9 @@ from exhume.models.parts import (
     save_pipeline,
     save_server,
 )
-from exhume.models.pipeline import Client, Pipeline
-from exhume.models.resnet import ResNet18
-from exhume.models.vgg import VGG16
+from exhume.models.split.pipeline import Client, Pipeline
+from exhume.models.split.resnet import ResNet18
+from exhume.models.split.vgg import VGG16
 from exhume.store import NullStore
 from exhume.train.single import Schedule
 from exhume.train.split import SplitJob

@@ -13,10 +13,10 @@ from fuzzing import clean, scrambled
 
 from exhume import data
 from exhume.auditing.brief import Brief
-from exhume.auditing.split_settings import SplitSettings
-from exhume.auditing.update_settings import UpdateSettings
-from exhume.auditing.weights_settings import WeightsSettings
-from exhume.plan import resolve
+from exhume.auditing.checkpoint.settings import WeightsSettings
+from exhume.auditing.split.settings import SplitSettings
+from exhume.auditing.updates.settings import UpdateSettings
+from exhume.choices import resolve
 from exhume.settings import Settings, to_toml, toml_of
 
 VALUES: tuple[Any, ...] = (

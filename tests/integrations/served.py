@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from exhume.contract import Key
-from exhume.models.blueprint import Blueprint
-from exhume.models.pipeline import Client, Pipeline
-from exhume.models.resnet import ResNet18
-from exhume.models.split import cut
+from exhume.models.split.blueprint import Blueprint
+from exhume.models.split.cut import cut
+from exhume.models.split.pipeline import Client, Pipeline
+from exhume.models.split.resnet import ResNet18
 
 SRC = str(Path(__file__).parents[2] / "src")
 TOKEN = "a token of enough characters"

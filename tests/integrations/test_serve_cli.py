@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from exhume.cli import app
 from exhume.contract import Key
 from exhume.integrations.exporting import export_parts, export_run, version_of
-from exhume.models.blueprint import Blueprint, OwnNetwork
-from exhume.models.parts import load_pipeline, save_pipeline
-from exhume.models.pipeline import undefended
+from exhume.models.split.blueprint import Blueprint, OwnNetwork
+from exhume.models.split.parts import load_pipeline, save_pipeline
+from exhume.models.split.pipeline import undefended
 
 served = pytest.importorskip("served")
 PLAN, planted = served.PLAN, served.planted

@@ -15,10 +15,10 @@ from exhume import contract, data
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.matching import GradientMatching
-from exhume.attacks.gradient.spanned import SpanAttack
-from exhume.attacks.gradient.tensor import TensorAttack
-from exhume.attacks.gradient.text import TextAttack
-from exhume.attacks.gradient.tokens import TokenAttack
+from exhume.attacks.gradient.span.attack import SpanAttack
+from exhume.attacks.gradient.tensor.attack import TensorAttack
+from exhume.attacks.gradient.text.attack import TextAttack
+from exhume.attacks.gradient.text.tokens import TokenAttack
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.attacks.informed.learner import Training
@@ -56,17 +56,17 @@ from exhume.contract import (
     Secret,
 )
 from exhume.data import Sizes
-from exhume.data.made_up import made_up_pairs
+from exhume.data.synthetic import made_up_pairs
 from exhume.defences.split.single import Noise
 from exhume.models.drawing import he_normal
 from exhume.models.glm import softmax_regression
 from exhume.models.homogeneous import HomogeneousMLP
-from exhume.models.inverter import Decoder, ShadowHead
 from exhume.models.mlp import MLP
-from exhume.models.pipeline import Pipeline
+from exhume.models.own.text import TextModel
 from exhume.models.reconstructors import Dense
-from exhume.models.seq2seq import Translator
-from exhume.models.text import TextModel
+from exhume.models.split.inverter import Decoder, ShadowHead
+from exhume.models.split.pipeline import Pipeline
+from exhume.models.split.seq2seq import Translator
 from exhume.models.tokens import TokenNet
 from exhume.models.two_layer import TwoLayer
 from exhume.score.batches import score_batches

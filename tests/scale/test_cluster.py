@@ -18,7 +18,7 @@ from exhume import scale
 from exhume.cli import app
 from exhume.contract import ExhumeError, Key
 from exhume.models.mlp import MLP
-from exhume.models.own import architecture_named
+from exhume.models.own.architecture import architecture_named
 from exhume.scale import Cluster, place, run_jobs, spread_over
 from exhume.store import FolderStore, NullStore
 from exhume.train.fleet import train_fleet

@@ -14,12 +14,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from exhume.choices import threads_for
 from exhume.cli import app
 from exhume.contract import ExhumeError, Key
 from exhume.defences.split.ensembler import Ensembler
 from exhume.models.mlp import MLP
-from exhume.models.resnet import ResNet18
-from exhume.plan import threads_for
+from exhume.models.split.resnet import ResNet18
 from exhume.scale import HERE, Processes, place, run_jobs, spread_over, where_now
 from exhume.store import FolderStore, NullStore
 from exhume.train.fleet import train_fleet
@@ -154,7 +154,7 @@ def test_stage_one_has_the_same_bits(make_records):
 
 
 def test_the_place_is_recorded_and_cores_are_shared_out(monkeypatch):
-    monkeypatch.setattr("exhume.plan._cores", lambda: 8)
+    monkeypatch.setattr("exhume.choices._cores", lambda: 8)
     assert threads_for(0) == 8
     with spread_over(Processes(3)):
         assert place() == {"where": "processes of this machine", "processes": 3}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from exhume.contract import ExhumeError
-from exhume.models.seq2seq import END, PADDING, START, Translator
+from exhume.models.split.seq2seq import END, PADDING, START, Translator
 from exhume.store import NullStore
 from exhume.train.single import Schedule
 from exhume.train.translation import train_translator, translate, word_accuracy

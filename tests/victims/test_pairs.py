@@ -5,8 +5,8 @@ import torch
 
 from exhume.contract import ExhumeError
 from exhume.data import TextPairs
-from exhume.data.made_up import made_up_pairs
-from exhume.models.seq2seq import Translator, read_out
+from exhume.data.synthetic import made_up_pairs
+from exhume.models.split.seq2seq import Translator, read_out
 from exhume.victims.pairs import pair_corpus
 from exhume.victims.translation import release_sentences, translation_knowledge
 

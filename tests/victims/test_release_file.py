@@ -15,7 +15,7 @@ from torch import nn
 
 from exhume.contract import ExhumeError, NotApplicable
 from exhume.models.mlp import MLP
-from exhume.models.own import architecture_named
+from exhume.models.own.architecture import architecture_named
 from exhume.victims import tensor_file
 from exhume.victims.checkpoint import read_checkpoint
 from exhume.victims.release_file import release_of_file

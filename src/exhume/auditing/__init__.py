@@ -1,8 +1,10 @@
 """Audits: what is released, by which attacks, scored and written down. One file for each kind of release."""
 
 from exhume.auditing.brief import Brief
+from exhume.auditing.checkpoint.attack import WeightsSettings, audit_weights
 from exhume.auditing.findings import Audit, Findings
-from exhume.auditing.informed import (
+from exhume.auditing.run import audit
+from exhume.auditing.training.game import (
     DEVIATIONS,
     Game,
     audit_exact,
@@ -11,8 +13,6 @@ from exhume.auditing.informed import (
     dealt,
     informed_game,
 )
-from exhume.auditing.weights import WeightsSettings, audit_weights
-from exhume.auditing.whole import audit
 
 __all__ = [
     "DEVIATIONS",

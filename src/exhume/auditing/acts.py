@@ -10,6 +10,12 @@ from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.attacks.informed.residual import Residual
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.auditing.at_risk import AT_RISK, write_risk
+from exhume.auditing.checkpoint.attack import (
+    WEIGHTS_DEVIATIONS,
+    Opened,
+    WeightsSettings,
+    attack_checkpoint,
+)
 from exhume.auditing.estimate import (
     forward_operations,
     network_seconds,
@@ -17,7 +23,8 @@ from exhume.auditing.estimate import (
     text_seconds,
 )
 from exhume.auditing.findings import Findings, Named
-from exhume.auditing.informed import (
+from exhume.auditing.plan import Offer
+from exhume.auditing.training.game import (
     CLOSED_FORM,
     CORRECTED,
     DEVIATIONS,
@@ -31,26 +38,24 @@ from exhume.auditing.informed import (
     dealt,
     informed_game,
 )
-from exhume.auditing.offers import Offer
-from exhume.auditing.private import PRIOR_AWARE, audit_limits
-from exhume.auditing.update import (
+from exhume.auditing.training.private import PRIOR_AWARE, audit_limits
+from exhume.auditing.updates.attack import (
     DEVIATIONS as UPDATE_DEVIATIONS,
 )
-from exhume.auditing.update import (
+from exhume.auditing.updates.attack import (
     attack_updates,
     facts_of_updates,
 )
-from exhume.auditing.update_found import Found, Truth
-from exhume.auditing.update_reading import Case
-from exhume.auditing.update_settings import UpdateSettings
-from exhume.auditing.weights import WEIGHTS_DEVIATIONS, Opened, WeightsSettings, attack_checkpoint
+from exhume.auditing.updates.found import Found, Truth
+from exhume.auditing.updates.reading import Case
+from exhume.auditing.updates.settings import UpdateSettings
 from exhume.contract import Key, NotApplicable, Progress, Recipe, Records, Store
 from exhume.models.homogeneous import HomogeneousMLP
-from exhume.models.text import TextModel
+from exhume.models.own.text import TextModel
 from exhume.report.folder import RunFolder
 from exhume.settings import Settings
+from exhume.train.claimed_privacy import Stated
 from exhume.train.recipe import FullBatch
-from exhume.train.stated import Stated
 
 __all__ = ["Act", "CheckpointAct", "TrainingAct", "UpdateAct"]
 

@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from exhume.auditing.act_fitted import FittedSettings
-from exhume.auditing.offers import seconds_in
-from exhume.auditing.same_run import refuse_other
-from exhume.auditing.split_settings import SplitSettings
-from exhume.auditing.update_settings import UpdateSettings
-from exhume.auditing.weights_settings import WeightsSettings
+from exhume.auditing.checkpoint.settings import WeightsSettings
+from exhume.auditing.linear.release import FittedSettings
+from exhume.auditing.plan import seconds_in
+from exhume.auditing.resume import refuse_other
+from exhume.auditing.split.settings import SplitSettings
+from exhume.auditing.updates.settings import UpdateSettings
 from exhume.contract import ExhumeError
 from exhume.report.folder import RunFolder
 from exhume.report.result import read_toml

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from exhume.attacks.gradient.pooling import pooling_of
-from exhume.attacks.gradient.text import TextAttack
+from exhume.attacks.gradient.text.attack import TextAttack
+from exhume.attacks.gradient.text.pooling import pooling_of
 from exhume.contract import Architecture, Key, Recipe, Records, Store
-from exhume.models.own import fully_connected
-from exhume.models.text import TextModel
+from exhume.models.own.architecture import fully_connected
+from exhume.models.own.text import TextModel
 from exhume.store import address, digest
 from exhume.train.recipe import FullBatch, MiniBatch
 

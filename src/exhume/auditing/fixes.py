@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from exhume.auditing.offers import duration_of
+from exhume.auditing.plan import duration_of
 from exhume.contract import ExhumeError, Progress
 from exhume.report.charts import Chart, Point
 from exhume.report.folder import RunFolder

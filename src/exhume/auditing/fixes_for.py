@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from exhume.auditing.act_split import SplitAct
 from exhume.auditing.acts import Act, TrainingAct, UpdateAct
 from exhume.auditing.findings import Findings
 from exhume.auditing.fixes import Fix, Tried
-from exhume.auditing.informed import (
+from exhume.auditing.split.release import SplitAct
+from exhume.auditing.training.game import (
     Game,
     audit_informed,
     audit_private,
@@ -19,8 +19,8 @@ from exhume.auditing.informed import (
     informed_game,
     start_of,
 )
-from exhume.auditing.update import attack_updates
-from exhume.auditing.update_reading import Case
+from exhume.auditing.updates.attack import attack_updates
+from exhume.auditing.updates.reading import Case
 from exhume.contract import (
     ExhumeError,
     Gradient,

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from exhume.contract import Key, Progress
-from exhume.models.blueprint import Blueprint
-from exhume.models.cost import client_ratio, request_cost
-from exhume.models.pipeline import Client, Pipeline
-from exhume.models.resnet import ResNet18
+from exhume.models.split.blueprint import Blueprint
+from exhume.models.split.cost import client_ratio, request_cost
+from exhume.models.split.pipeline import Client, Pipeline
+from exhume.models.split.resnet import ResNet18
 
 __all__ = ["CASES", "Case", "measure", "run"]
 

@@ -14,7 +14,7 @@ import torch
 
 from exhume import data
 from exhume.attacks.gradient.matching import GradientMatching
-from exhume.attacks.gradient.spanned import SpanAttack
+from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.contract import Attack, Key, Knowledge, Progress, Records
 from exhume.models.two_layer import TwoLayer
 from exhume.score.batches import score_batches

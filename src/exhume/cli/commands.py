@@ -236,7 +236,7 @@ def study_run(
     processes: Processes = None,
 ) -> None:
     """Rerun one result of a paper and put our numbers beside its own."""
-    from exhume.plan import threads_for
+    from exhume.choices import threads_for
     from exhume.studies import run_study, study_named
 
     folder = out or Path("runs") / f"{name}-{scale.value}-{seed or 0}"

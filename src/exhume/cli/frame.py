@@ -169,8 +169,8 @@ def spread(address: str | None, processes: int | None) -> Iterator[None]:
     """Where independent jobs run; before anything that reads the number of threads."""
     import torch
 
+    from exhume.choices import threads_for
     from exhume.contract import ExhumeError
-    from exhume.plan import threads_for
     from exhume.scale import HERE, Cluster, Where, spread_over
     from exhume.scale import Processes as InProcesses
 

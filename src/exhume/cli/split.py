@@ -76,8 +76,8 @@ def audit_split(
 
     Exit code 0: audited. 1: audited, and it leaks more than --fail-over. 2: could not audit.
     """
-    from exhume.auditing.split import audit_split as run
-    from exhume.auditing.split_settings import SplitSettings, folder_for
+    from exhume.auditing.split.attack import audit_split as run
+    from exhume.auditing.split.settings import SplitSettings, folder_for
 
     given: dict[str, Any] = {
         "weights": None if weights is None else str(weights),

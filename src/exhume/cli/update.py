@@ -90,8 +90,8 @@ def audit_update(
 
     Exit code 0: audited. 1: audited, and it leaks more than --fail-over. 2: could not audit.
     """
-    from exhume.auditing.update import audit_update as run
-    from exhume.auditing.update_settings import UpdateSettings, folder_for
+    from exhume.auditing.updates.attack import audit_update as run
+    from exhume.auditing.updates.settings import UpdateSettings, folder_for
 
     settings = UpdateSettings(
         model=model,

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from exhume.contract import ExhumeError, Records
-from exhume.data.flood import refuse_flood
+from exhume.data.memory_guard import refuse_flood
 from exhume.data.tokens import Reading, tokens_of
 
 __all__ = ["MOST_CLASSES", "Array", "checked_inputs", "checked_labels", "npz"]

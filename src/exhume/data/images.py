@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Progress, silent
-from exhume.data.flood import refuse_flood
+from exhume.data.memory_guard import refuse_flood
 from exhume.data.pixels import Pixels
 
 __all__ = ["SUFFIXES", "Blob", "folder", "images_in", "natural", "stack"]

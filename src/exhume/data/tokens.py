@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Records, Vocabulary
-from exhume.data.flood import refuse_flood
 from exhume.data.images import SUFFIXES, natural
+from exhume.data.memory_guard import refuse_flood
 from exhume.data.vocabulary import Dictionary, dictionary_at
 
 __all__ = ["Reading", "has_texts", "text_file", "text_folder", "tokenised", "tokens_of"]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from exhume.contract import ExhumeError, Key, Progress, Records, silent
 from exhume.data.arrays import Array, checked_inputs, checked_labels
-from exhume.data.flood import refuse_flood
+from exhume.data.memory_guard import refuse_flood
 from exhume.data.tokens import Reading, tokens_of
 from exhume.naming import called, drawing_from, first_line, named
 

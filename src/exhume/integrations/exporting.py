@@ -6,9 +6,15 @@ import json
 from pathlib import Path
 
 from exhume.contract import ExhumeError
-from exhume.models.blueprint import Blueprint, OwnNetwork
-from exhume.models.parts import load_bodies, load_client, load_pipeline, save_client, save_server
-from exhume.models.pipeline import Pipeline
+from exhume.models.split.blueprint import Blueprint, OwnNetwork
+from exhume.models.split.parts import (
+    load_bodies,
+    load_client,
+    load_pipeline,
+    save_client,
+    save_server,
+)
+from exhume.models.split.pipeline import Pipeline
 from exhume.store import write_atomically
 
 __all__ = ["RUNTIME", "export_parts", "export_run", "version_of"]

@@ -15,7 +15,7 @@ import torch
 from exhume.contract import ExhumeError
 from exhume.integrations.exporting import RUNTIME
 from exhume.integrations.mlserver_guard import CallGuard, Limits, RequestGuard
-from exhume.models.parts import load_bodies
+from exhume.models.split.parts import load_bodies
 
 try:
     import grpc

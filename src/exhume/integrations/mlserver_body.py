@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from exhume.contract import ExhumeError
-from exhume.models.parts import KeptBody, load_body
+from exhume.models.split.parts import KeptBody, load_body
 
 try:
     from mlserver import MLModel

@@ -9,8 +9,8 @@ import torch
 
 from exhume.contract import ExhumeError
 from exhume.integrations.exporting import version_of
-from exhume.models.manifest import empty_folder
-from exhume.models.parts import KeptBody, load_bodies
+from exhume.models.split.manifest import empty_folder
+from exhume.models.split.parts import KeptBody, load_bodies
 from exhume.store import write_atomically
 
 __all__ = ["export_onnx"]

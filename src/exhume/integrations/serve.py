@@ -28,7 +28,7 @@ from torch import Tensor
 from exhume.contract import ExhumeError
 from exhume.integrations.exporting import version_of
 from exhume.integrations.wire import Access, Array, Refused, Unreachable, Wire, wire_to
-from exhume.models.parts import KeptClient, load_client
+from exhume.models.split.parts import KeptClient, load_client
 
 __all__ = ["Client", "Server"]
 

@@ -2,7 +2,7 @@
 
 ratio_to_one: median latency of a request to N bodies over that of one body, as the client sees it.
 ratio_to_sum: the same over N times that of one body, what asking them one after another would take.
-client_ratio: the client's own compute over that of a client with one body (`models/cost.py`).
+client_ratio: the client's own compute over that of a client with one body (`models/split/cost.py`).
 Then several clients at once, bounded in number; every answer is compared with the network in this process.
 """
 
@@ -28,12 +28,12 @@ from torch import Tensor
 from exhume.contract import ExhumeError, Key, Progress
 from exhume.integrations.exporting import export_parts
 from exhume.integrations.serve import Client
-from exhume.models.blueprint import Blueprint
-from exhume.models.cost import client_ratio
-from exhume.models.pipeline import Client as Own
-from exhume.models.pipeline import Pipeline
-from exhume.models.resnet import ResNet18
-from exhume.models.split import cut
+from exhume.models.split.blueprint import Blueprint
+from exhume.models.split.cost import client_ratio
+from exhume.models.split.cut import cut
+from exhume.models.split.pipeline import Client as Own
+from exhume.models.split.pipeline import Pipeline
+from exhume.models.split.resnet import ResNet18
 
 __all__ = ["Load", "measure", "run"]
 

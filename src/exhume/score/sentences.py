@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Reconstruction, Secret
-from exhume.models.seq2seq import PADDING, UNKNOWN, read_out
+from exhume.models.split.seq2seq import PADDING, UNKNOWN, read_out
 
 __all__ = ["SentenceScores", "bleu", "score_sentences"]
 

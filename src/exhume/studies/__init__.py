@@ -10,89 +10,13 @@ from typing import Any
 from exhume.contract import ExhumeError, Progress, silent
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
-from exhume.studies import (
-    certificates,
-    ensembler_cifar10,
-    ensembler_cifar100,
-    ensembler_faces,
-    ensembler_selector,
-    gradient_batch,
-    gradient_client,
-    gradient_deep,
-    gradient_defences,
-    gradient_query,
-    gradient_start,
-    gradient_tensor,
-    gradient_tokens,
-    informed_activations,
-    informed_cifar10,
-    informed_dp,
-    informed_epochs,
-    informed_factors,
-    informed_gallery,
-    informed_glm,
-    informed_init,
-    informed_misspecified,
-    informed_mnist,
-    informed_start,
-    informed_transfer,
-    informed_zero_gradients,
-    margin_classes,
-    margin_defence,
-    margin_large,
-    margin_multiclass,
-    margin_search,
-    margin_weight_decay,
-    mnemonist,
-    reconstructors,
-    split_knowledge,
-    split_points,
-    split_text,
-)
+from exhume.studies import gradient, informed, margin, split
 from exhume.studies.study import Scale, Study
 
 __all__ = ["STUDIES", "run_study", "study_named"]
 
-_ALL = (
-    informed_mnist,
-    informed_misspecified,
-    reconstructors,
-    informed_init,
-    informed_glm,
-    mnemonist,
-    informed_activations,
-    informed_dp,
-    informed_epochs,
-    informed_start,
-    informed_factors,
-    informed_zero_gradients,
-    informed_transfer,
-    informed_gallery,
-    informed_cifar10,
-    certificates,
-    ensembler_cifar10,
-    split_points,
-    split_knowledge,
-    split_text,
-    ensembler_cifar100,
-    ensembler_faces,
-    ensembler_selector,
-    margin_multiclass,
-    margin_classes,
-    margin_weight_decay,
-    margin_defence,
-    margin_search,
-    margin_large,
-    gradient_tensor,
-    gradient_batch,
-    gradient_start,
-    gradient_query,
-    gradient_defences,
-    gradient_deep,
-    gradient_client,
-    gradient_tokens,
-)
-STUDIES: dict[str, Study] = {module.STUDY.name: module.STUDY for module in _ALL}
+_FAMILIES = (informed, split, margin, gradient)
+STUDIES: dict[str, Study] = {study.name: study for family in _FAMILIES for study in family.STUDIES}
 
 
 def study_named(name: str) -> Study:

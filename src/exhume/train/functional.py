@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from exhume.contract import Architecture, ExhumeError, Key, Layout, Records
-from exhume.models.own import OwnArchitecture, fully_connected
-from exhume.models.steady import unsteady
+from exhume.models.own.architecture import OwnArchitecture, fully_connected
+from exhume.models.own.per_record_check import unsteady
 from exhume.naming import first_line
 from exhume.train import stacked
 from exhume.train.batches import Order

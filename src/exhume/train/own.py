@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from exhume.contract import Architecture, ExhumeError, Key, Layout, Records
-from exhume.models.own import OwnArchitecture
+from exhume.models.own.architecture import OwnArchitecture
 from exhume.naming import digest_of_code, drawing_from, first_line, named
 from exhume.train import functional
 from exhume.train.optimisers import Descent

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from exhume.contract import Architecture, ExhumeError, Key, Records
-from exhume.models.own import fully_connected
+from exhume.models.own.architecture import fully_connected
 from exhume.train import functional, stacked
 from exhume.train.batches import Order
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy, Sampler, SampleStream

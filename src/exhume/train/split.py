@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exhume.contract import ExhumeError, Key, Progress, Records, Store, silent
-from exhume.models.blueprint import Blueprint, Network
-from exhume.models.pipeline import Pipeline
-from exhume.models.split import Split, cut
+from exhume.models.split.blueprint import Blueprint, Network
+from exhume.models.split.cut import Split, cut
+from exhume.models.split.pipeline import Pipeline
 from exhume.store import describe, digest
 from exhume.train.single import Schedule, train_module
 

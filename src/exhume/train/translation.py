@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exhume.contract import ExhumeError, Key, Progress, Store, silent
-from exhume.models.seq2seq import END, PADDING, START, Body, Words
+from exhume.models.split.seq2seq import END, PADDING, START, Body, Words
 from exhume.store import digest
 from exhume.train.single import Schedule, train_module
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from exhume.contract import Architecture, ExhumeError, Records
-from exhume.models.own import fully_connected
+from exhume.models.own.architecture import fully_connected
 from exhume.train import functional, stacked
 from exhume.train.optimisers import Descent
 

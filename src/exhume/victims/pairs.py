@@ -12,7 +12,7 @@ from torch import Tensor
 
 from exhume.contract import ExhumeError, Key, Records
 from exhume.data import TextPairs
-from exhume.models.seq2seq import END, PADDING, SPECIAL, START, UNKNOWN
+from exhume.models.split.seq2seq import END, PADDING, SPECIAL, START, UNKNOWN
 
 __all__ = ["PairCorpus", "pair_corpus"]
 

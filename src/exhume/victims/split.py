@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from exhume.contract import Activations, ExhumeError, Knowledge, Records, Secret
-from exhume.models.pipeline import Client, Pipeline
+from exhume.models.split.pipeline import Client, Pipeline
 
 __all__ = ["queried_knowledge", "release_features", "server_knowledge", "true_head"]
 

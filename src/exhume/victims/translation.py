@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from exhume.contract import Activations, ExhumeError, Knowledge, Records, Secret
-from exhume.models.seq2seq import Body, Words
+from exhume.models.split.seq2seq import Body, Words
 
 __all__ = ["release_sentences", "translation_knowledge"]
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from exhume.contract import ExhumeError, Gradient, Layout, Records, Secret
-from exhume.models.adapted import adapted
+from exhume.models.own.adapted import adapted
 from exhume.victims.against_base import Adapter, Against, read_against
 from exhume.victims.payload import payload_from_named, payload_from_states
 from exhume.victims.recorded import recorded_in

@@ -7,7 +7,7 @@ from planted_gradients import unit_batches
 from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.labels import infer_labels
 from exhume.attacks.gradient.matching import GradientMatching
-from exhume.attacks.gradient.spanned import SpanAttack
+from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.contract import ExhumeError, Gradient, Knowledge, NotApplicable, Outcome, Weights
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP

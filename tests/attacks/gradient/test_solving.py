@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.attacks.gradient.cp import have_tensorly
-from exhume.attacks.gradient.decompose import METHODS, decompose
-from exhume.attacks.gradient.gates import CERTAIN
-from exhume.attacks.gradient.polish import polish
-from exhume.attacks.gradient.recurring import recurring_gates
-from exhume.attacks.gradient.regression import Samples
-from exhume.attacks.gradient.solve import EXACT, solve_gates, solve_smooth
-from exhume.attacks.gradient.span import deflate, span_of_slopes
+from exhume.attacks.gradient.span.basis import deflate, span_of_slopes
+from exhume.attacks.gradient.span.gates import CERTAIN
+from exhume.attacks.gradient.span.polish import polish
+from exhume.attacks.gradient.span.recurring import recurring_gates
+from exhume.attacks.gradient.span.regression import Samples
+from exhume.attacks.gradient.span.solve import EXACT, solve_gates, solve_smooth
+from exhume.attacks.gradient.tensor.cp import have_tensorly
+from exhume.attacks.gradient.tensor.decompose import METHODS, decompose
 from exhume.contract import ExhumeError, Key, NotApplicable
 from exhume.models.activations import activation
 
@@ -67,7 +67,7 @@ def test_newton_bears_noise_best():
 
 
 def test_tensorly_is_asked_for_by_name(monkeypatch):
-    monkeypatch.setattr("exhume.attacks.gradient.cp.find_spec", lambda name: None)
+    monkeypatch.setattr("exhume.attacks.gradient.tensor.cp.find_spec", lambda name: None)
     with pytest.raises(
         ExhumeError, match="'cp' needs TensorLy: pip install 'exhume\\[tensorly\\]'"
     ):
@@ -132,7 +132,7 @@ def test_moments_find_gates_where_rounding_hides_the_steps():
 
 
 def test_too_many_gates_for_moments_say_so(monkeypatch):
-    monkeypatch.setattr("exhume.attacks.gradient.solve._LARGEST", 3)
+    monkeypatch.setattr("exhume.attacks.gradient.span.solve._LARGEST", 3)
     _, _, samples = planted(4, 300, "relu")
     noise = torch.randn(samples.slopes.shape, dtype=torch.float64, generator=KEY.generator())
     opened = solve_gates(activation("relu"), Samples(samples.points, samples.values, noise), 4, KEY)

@@ -5,8 +5,8 @@ import torch
 from planted_gradients import attacked, unit_batches
 
 from exhume.attacks.gradient.decoder import decode, features_below
-from exhume.attacks.gradient.spanned import SpanAttack
-from exhume.attacks.gradient.tensor import TensorAttack
+from exhume.attacks.gradient.span.attack import SpanAttack
+from exhume.attacks.gradient.tensor.attack import TensorAttack
 from exhume.contract import (
     ExhumeError,
     Gradient,

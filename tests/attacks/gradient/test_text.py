@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exhume.attacks.gradient.pooling import pooling_of
-from exhume.attacks.gradient.text import TextAttack
-from exhume.attacks.gradient.word_rows import WordRows, words_in
+from exhume.attacks.gradient.text.attack import TextAttack
+from exhume.attacks.gradient.text.pooling import pooling_of
+from exhume.attacks.gradient.text.word_rows import WordRows, words_in
 from exhume.contract import (
     ExhumeError,
     Gradient,
@@ -20,7 +20,7 @@ from exhume.contract import (
     Weights,
 )
 from exhume.models.mlp import MLP
-from exhume.models.text import TextModel
+from exhume.models.own.text import TextModel
 from exhume.store import NullStore
 
 WORDS, PLACES, WIDTH = 80, 5, 32

@@ -5,9 +5,9 @@ from itertools import product
 import pytest
 import torch
 
-from exhume.attacks.gradient.sentences import Assembly
-from exhume.attacks.gradient.spanned import SpanAttack
-from exhume.attacks.gradient.tokens import TokenAttack, occurring
+from exhume.attacks.gradient.span.attack import SpanAttack
+from exhume.attacks.gradient.text.sentences import Assembly
+from exhume.attacks.gradient.text.tokens import TokenAttack, occurring
 from exhume.contract import (
     ExhumeError,
     Gradient,

@@ -16,9 +16,9 @@ from exhume.contract import Activations, ExhumeError, Key, NotApplicable, Outcom
 from exhume.data import Sizes
 from exhume.defences.split.single import Noise
 from exhume.models.drawing import he_normal
-from exhume.models.inverter import Decoder, ShadowHead, halvings
 from exhume.models.mlp import MLP
-from exhume.models.pipeline import Pipeline
+from exhume.models.split.inverter import Decoder, ShadowHead, halvings
+from exhume.models.split.pipeline import Pipeline
 from exhume.store import NullStore
 from exhume.train.single import Schedule
 from exhume.train.split import SplitJob

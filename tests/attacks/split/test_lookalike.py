@@ -11,7 +11,7 @@ from exhume.attacks.split.layer_fit import Pass
 from exhume.attacks.split.lookalike import Lookalike, fixed_part
 from exhume.attacks.split.windows import FirstLayer, Windows
 from exhume.contract import Activations, ExhumeError, Key, Knowledge, NotApplicable, Records
-from exhume.models.inverter import Decoder
+from exhume.models.split.inverter import Decoder
 from exhume.store import FolderStore, NullStore
 from exhume.train.single import Schedule
 

@@ -11,9 +11,9 @@ from exhume.attacks.split.queried import QueriedInversion
 from exhume.contract import Activations, ExhumeError, Knowledge, NotApplicable, Outcome, Weights
 from exhume.data import Sizes
 from exhume.models.drawing import he_normal
-from exhume.models.inverter import Decoder
 from exhume.models.mlp import MLP
-from exhume.models.pipeline import Client, Pipeline
+from exhume.models.split.inverter import Decoder
+from exhume.models.split.pipeline import Client, Pipeline
 from exhume.store import NullStore
 from exhume.victims.split import queried_knowledge, release_features
 

@@ -9,9 +9,9 @@ from exhume.attacks.split.cipher import KnownTable, SubstitutionCipher, numbered
 from exhume.attacks.split.decipher import by_frequency, decipher
 from exhume.attacks.split.translation import ShadowTranslation
 from exhume.contract import Activations, ExhumeError, Key, NotApplicable, Outcome, Weights
-from exhume.data.made_up import made_up_pairs
+from exhume.data.synthetic import made_up_pairs
 from exhume.models.mlp import MLP
-from exhume.models.seq2seq import UNKNOWN, Translator
+from exhume.models.split.seq2seq import UNKNOWN, Translator
 from exhume.store import NullStore
 from exhume.train.single import Schedule
 from exhume.train.translation import train_translator

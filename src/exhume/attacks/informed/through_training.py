@@ -47,7 +47,7 @@ from exhume.contract import (
     silent,
 )
 from exhume.models.mlp import MLP
-from exhume.models.own import fully_connected
+from exhume.models.own.architecture import fully_connected
 from exhume.train.influence import Answers, answer, pushes, trajectories
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch

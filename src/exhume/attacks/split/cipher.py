@@ -30,7 +30,7 @@ from exhume.contract import (
     Store,
     silent,
 )
-from exhume.models.seq2seq import PADDING, UNKNOWN, Words, sinusoids
+from exhume.models.split.seq2seq import PADDING, UNKNOWN, Words, sinusoids
 
 __all__ = ["KnownTable", "ReadTable", "SubstitutionCipher", "numbered"]
 

@@ -30,7 +30,7 @@ from exhume.contract import (
     Store,
     silent,
 )
-from exhume.models.inverter import Decoder, ShadowHead
+from exhume.models.split.inverter import Decoder, ShadowHead
 from exhume.store import digest
 from exhume.train.single import Schedule, train_module
 

@@ -44,7 +44,7 @@ from exhume.contract import (
     Store,
     silent,
 )
-from exhume.models.inverter import Decoder
+from exhume.models.split.inverter import Decoder
 from exhume.store import address, digest
 from exhume.train.single import Schedule
 

@@ -29,7 +29,7 @@ from exhume.contract import (
     Store,
     silent,
 )
-from exhume.models.inverter import Decoder
+from exhume.models.split.inverter import Decoder
 from exhume.store import digest
 from exhume.train.single import Schedule, train_module
 

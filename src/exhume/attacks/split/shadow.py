@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from exhume.attacks.split.moments import moments, unlike
 from exhume.contract import ExhumeError, Key, Knowledge, NotApplicable, Progress, Records, Store
 from exhume.models.drawing import he_normal
-from exhume.models.inverter import ShadowHead
+from exhume.models.split.inverter import ShadowHead
 from exhume.store import digest
 from exhume.train.single import Schedule, train_module
 

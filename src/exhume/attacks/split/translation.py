@@ -25,7 +25,7 @@ from exhume.contract import (
     silent,
 )
 from exhume.models.drawing import he_normal
-from exhume.models.seq2seq import PADDING, Body, Translator, Words
+from exhume.models.split.seq2seq import PADDING, Body, Translator, Words
 from exhume.store import digest
 from exhume.train.single import Schedule, train_module
 from exhume.train.translation import train_translator, word_accuracy

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exhume.contract import NotApplicable
-from exhume.models.inverter import halvings
+from exhume.models.split.inverter import halvings
 
 __all__ = ["FirstLayer", "Windows"]
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exhume.contract import ExhumeError, Key, Progress, Store, silent
-from exhume.models.pipeline import Client, Pipeline
-from exhume.models.split import wider_tail
+from exhume.models.split.cut import wider_tail
+from exhume.models.split.pipeline import Client, Pipeline
 from exhume.train.single import train_module
 from exhume.train.split import (
     ANSWERS,

@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exhume.contract import ExhumeError, Key, Progress, Store, silent
-from exhume.models.pipeline import Client, Pipeline
-from exhume.models.split import Split, wider_tail
+from exhume.models.split.cut import Split, wider_tail
+from exhume.models.split.pipeline import Client, Pipeline
 from exhume.scale import Cluster, run_jobs, where_now
 from exhume.store import NullStore, address, digest
 from exhume.train.single import Schedule, train_module

@@ -1,0 +1,1 @@
+"""Records inside the span of a gradient."""

@@ -1,0 +1,126 @@
+"""All records inside a span: moments, their decomposition, and the fit that polishes them.
+
+A first decomposition starts from the moments alone. If the fit it leads to leaves something over, that
+fit becomes a control variate: the moments of the remainder are regressed (their noise shrinks with the
+remainder), the exact moments of the fit are added, and the sum is decomposed afresh.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from exhume.attacks.gradient.span.gates import Gates, Opened
+from exhume.attacks.gradient.span.polish import Fit, best_strengths, polish
+from exhume.attacks.gradient.span.regression import Samples, fit_moments
+from exhume.attacks.gradient.tensor.decompose import Terms, decompose
+from exhume.attacks.gradient.tensor.hermite import coefficients
+from exhume.attacks.gradient.tensor.least_squares import least_squares
+from exhume.contract import Key
+from exhume.models.activations import Activation
+
+__all__ = ["EXACT", "directions_of", "moment_of", "solve_gates", "solve_smooth"]
+
+EXACT = 1e-4  # misfit below which a fit is the answer: rounding of fp32 leaves 1e-7 to 1e-6
+_ROUNDS = 6
+_LARGEST = 40  # records for which moments of order 4 are formed: B^4 numbers
+_NO_SECOND = 1e-6  # c_2 of an odd activation, up to quadrature
+_FEWEST, _EACH = (
+    320,
+    20,
+)  # neurons used as equations, at least and a record: B^2 + B unknowns need B
+
+
+def solve_smooth(
+    activation: Activation, samples: Samples, order: int, norm: float, key: Key
+) -> Fit:
+    """The best fit found; its `misfit` says whether it is the answer."""
+    few = samples.rows(slice(0, max(_FEWEST, _EACH * samples.points.shape[1])))
+    best: Fit | None = None
+    for turn in range(_ROUNDS):
+        moments = _moments(activation, samples, order, best)
+        terms = decompose(moments[order], method="newton", key=key.fold("turn", turn))
+        start = norm * directions_of(activation, terms, moments)
+        fit = polish(activation, few, start)
+        if best is None or fit.misfit < best.misfit:
+            best = fit
+        if best.misfit < EXACT:
+            break
+    assert best is not None  # there is at least one turn
+    return best
+
+
+def solve_gates(activation: Activation, samples: Samples, order: int, key: Key) -> Opened:
+    """For piecewise linear activations: recurring steps, else turns with gates in place of the fit."""
+    gates, best = Gates(samples), None
+    drop = float(gate_drop(activation))
+    gates.look_for_steps(key.fold("steps"))
+    if gates.complete or samples.points.shape[1] > _LARGEST:
+        return gates.opened(drop)
+    for turn in range(_ROUNDS):
+        moments = _moments(activation, samples, order, best)
+        terms = decompose(moments[order], key=key.fold("turn", turn))
+        gates.look_near(directions_of(activation, terms, moments))
+        opened = gates.opened(drop)
+        if gates.complete:
+            break
+        strengths = best_strengths(activation, samples, opened.directions)
+        best = Fit(opened.directions, strengths, 1.0)
+    return gates.opened(drop)
+
+
+def gate_drop(activation: Activation) -> float:
+    """sigma' of an open gate less that of a closed one."""
+    ends = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+    closed, opened = activation.slope(ends, activation.apply(ends))
+    return float(opened - closed)
+
+
+def _moments(activation: Activation, samples: Samples, order: int, fit: Fit | None) -> list[Tensor]:
+    if fit is None:
+        return fit_moments(samples, order)
+    z = samples.points @ fit.records.T
+    height = activation.apply(z)
+    slopes = samples.slopes
+    if slopes is not None:
+        slopes = slopes - (activation.slope(z, height) * fit.strengths) @ fit.records
+    left = Samples(samples.points, samples.values - height @ fit.strengths, slopes)
+    return [
+        part + moment_of(activation, fit.records, fit.strengths, p)
+        for p, part in enumerate(fit_moments(left, order))
+    ]
+
+
+def moment_of(activation: Activation, records: Tensor, strengths: Tensor, order: int) -> Tensor:
+    """T_p = sum_i r_i c_p(|m_i|) (m_i / |m_i|)^{(p)}, exactly."""
+    norms = records.norm(dim=1).clamp_min(1e-12)
+    c = torch.tensor(
+        [coefficients(activation, float(n))[order] for n in norms], dtype=records.dtype
+    )
+    units, weights = records / norms[:, None], strengths * c
+    found = weights[:, None]
+    for _ in range(order):
+        found = (found[:, :, None] * units[:, None, :]).flatten(1)
+    return found.sum(0).reshape((records.shape[1],) * order)
+
+
+def directions_of(activation: Activation, terms: Terms, moments: list[Tensor]) -> Tensor:
+    """(b, q) with the signs that the decomposed moment leaves open.
+
+    Order 4 gives the sign of r_i, and T_1 = sum_i r_i c_1 u_i then that of u_i. Order 3 gives the sign of
+    r_i u_i, and T_2 = sum_i r_i c_2 u_i u_i^T that of r_i; an odd activation has no T_2 and leaves it
+    open: (x, r) and (-x, -r) are the same function.
+    """
+    order, c, units = len(moments) - 1, coefficients(activation), terms.directions
+    if order == 4:
+        other = least_squares(units.T, moments[1][:, None])[:, 0]
+        agree = c[1] * c[4]
+    else:
+        gram = (units @ units.T).square()
+        values = ((units @ moments[2]) * units).sum(1)
+        other = least_squares(gram, values[:, None])[:, 0]
+        agree = c[2] * c[3]
+        if abs(c[2]) < _NO_SECOND:
+            return units
+    signs = torch.sign(other * terms.weights) * (1.0 if agree > 0 else -1.0)
+    return units * torch.where(signs == 0, torch.ones_like(signs), signs)[:, None]

@@ -1,0 +1,1 @@
+"""The tensor method (Wang23): Stein moments and their decomposition."""

@@ -1,0 +1,1 @@
+"""Words and sentences from the updates of text models."""

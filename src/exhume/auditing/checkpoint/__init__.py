@@ -1,0 +1,1 @@
+"""A file of weights, as it is."""

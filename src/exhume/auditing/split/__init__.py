@@ -1,0 +1,1 @@
+"""Features that the client of a split network sends."""

@@ -1,0 +1,141 @@
+"""From the settings of an audit to what is attacked: the owner's network, its cuts, who holds what."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from exhume import data
+from exhume.auditing.split.settings import SplitSettings, sizes_of
+from exhume.contract import Architecture, ExhumeError, Key, Records
+from exhume.models.own.factory import model_named
+from exhume.models.split.cut import cut, points
+from exhume.models.split.inverter import halvings
+from exhume.models.split.pipeline import Pipeline, undefended
+from exhume.store import digest
+from exhume.victims.tensor_file import read_tensors
+
+__all__ = ["Owned", "read_split"]
+
+_DEPTHS = 3  # tried if none is named
+
+
+@dataclass(frozen=True, eq=False)
+class Owned:
+    """The owner's network and records, ready to be cut and attacked."""
+
+    module: nn.Module  # eval mode, at its released weights
+    parts: data.Split  # fixed: to train a defended one on; public: sent before
+    first: tuple[str, ...]  # depths; the first is the one in use
+    second: str
+    notes: tuple[str, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.parts.target.shape
+
+    def pipeline(self, first: str) -> Pipeline:
+        return undefended(self.module, first, self.second, self.shape)
+
+    def fingerprint(self) -> str:
+        """Of the weights and of the function that they are used in."""
+        probe = torch.rand(2, *self.shape, generator=Key.from_seed(0).generator())
+        with torch.no_grad():
+            return digest(self.module(probe).double().round(decimals=4))
+
+
+def read_split(settings: SplitSettings, records: Records) -> Owned:
+    """Everything checked before anything is written; raises `ExhumeError` with what does not fit."""
+    if len(records.shape) != 3:
+        raise ExhumeError(f"data: records of shape {records.shape}; only images are covered so far")
+    key = Key.from_seed(settings.seed)
+    made = model_named(settings.model)
+    module = made.build() if isinstance(made, Architecture) else copy.deepcopy(made)
+    notes: list[str] = []
+    if settings.weights:
+        notes += _load(module, Path(settings.weights))
+    else:
+        notes.append("No --weights given: the network is as the factory made it.")
+    module.eval().requires_grad_(False)
+    outputs = _outputs(module, records.shape)
+    if outputs < len(records.classes):
+        raise ExhumeError(
+            f"data: {len(records.classes)} classes, but the network has {outputs} outputs"
+        )
+    first, second = _cuts(settings, module, records.shape)
+    parts = data.split(records, sizes_of(settings, len(records)), key.fold("split"))
+    _enough(parts)
+    return Owned(module, parts, first, second, tuple(notes))
+
+
+def _load(module: nn.Module, path: Path) -> list[str]:
+    state, told = read_tensors(path, "weights")
+    own = {n: tuple(t.shape) for n, t in module.state_dict().items()}
+    given = {n: tuple(t.shape) for n, t in state.items()}
+    odd = sorted(n for n in {*own, *given} if own.get(n) != given.get(n))
+    odd = [n for n in odd if not n.endswith("num_batches_tracked")]
+    if odd:
+        raise ExhumeError(
+            f"weights: {path} does not fit the network: {odd[0]} has shape {given.get(odd[0], 'none')} "
+            f"in the file and {own.get(odd[0], 'none')} in the network"
+        )
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
+            raise ExhumeError(f"weights: {name} holds NaN or infinite values")
+    module.load_state_dict(state, strict=False)
+    return told
+
+
+@torch.no_grad()
+def _outputs(module: nn.Module, shape: tuple[int, ...]) -> int:
+    try:
+        logits = module(torch.zeros(2, *shape))
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ExhumeError(
+            f"model: it cannot take records of shape {shape} ({str(error).splitlines()[0]})"
+        ) from error
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        raise ExhumeError("model: its output for n inputs must be (n, classes)")
+    return int(logits.shape[1])
+
+
+def _cuts(
+    settings: SplitSettings, module: nn.Module, shape: tuple[int, ...]
+) -> tuple[tuple[str, ...], str]:
+    """Depths and the second point, as given or chosen; every one is tried before anything is trained."""
+    legal = points(module)
+    if len(legal) < 2:
+        raise ExhumeError("model: it has fewer than two points at which it can be cut")
+    second = settings.second or legal[-1]
+    first = settings.first or _invertible(module, second, shape, legal)[:_DEPTHS]
+    if not first:
+        raise ExhumeError("model: no point before the second one gives maps that halve the images")
+    for name in first:
+        halvings(shape, cut(module, name, second).feature_shape(shape))
+    return first, second
+
+
+def _invertible(
+    module: nn.Module, second: str, shape: tuple[int, ...], legal: Sequence[str]
+) -> tuple[str, ...]:
+    """Points at which maps leave the client that an inverter can be built for."""
+    found = []
+    for name in legal:
+        try:
+            halvings(shape, cut(module, name, second).feature_shape(shape))
+        except ExhumeError:
+            continue
+        found.append(name)
+    return tuple(found)
+
+
+def _enough(parts: data.Split) -> None:
+    for name, least in (("target", 10), ("shadow", 20), ("public", 2), ("test", 1)):
+        count = len(getattr(parts, name))
+        if count < least:
+            raise ExhumeError(f"data: {count} records for the part {name}, at least {least} needed")

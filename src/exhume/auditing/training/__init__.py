@@ -1,0 +1,1 @@
+"""Weights that are trained the user's way."""

@@ -1,0 +1,1 @@
+"""What clients send in federated learning."""

@@ -1,0 +1,75 @@
+"""Updates that are made here: what clients of this model would send, from batches of the user's records."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from exhume.auditing.updates.found import Truth
+from exhume.auditing.updates.proofs import Steps
+from exhume.auditing.updates.reading import Case
+from exhume.auditing.updates.settings import UpdateSettings
+from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records
+from exhume.models.own.module import recognised
+from exhume.models.own.text import TextModel
+from exhume.train.functional import own_gradients
+from exhume.train.local import LocalTraining
+
+__all__ = ["made_updates"]
+
+_DECOYS = 2000  # records of no update, at most
+
+
+def made_updates(
+    settings: UpdateSettings, architecture: Architecture, records: Records, key: Key
+) -> tuple[list[Case], Truth]:
+    """One gradient of the mean loss for each of `made` batches, at the model's first weights."""
+    if records.vocabulary is not None and not isinstance(architecture, TextModel):
+        raise ExhumeError(
+            'update: texts need a model of your own that takes them; write model = "model.py:build"'
+        )
+    needed = settings.made * settings.batch_size
+    if needed >= len(records):
+        raise ExhumeError(
+            f"made: {settings.made} updates of {settings.batch_size} records need {needed}, and others "
+            f"to compare with; there are {len(records)}"
+        )
+    order = torch.randperm(len(records), generator=key.fold("batches").generator())
+    private = records[order[:needed]]
+    start = architecture.initial(key.fold("start"))
+    shape = (settings.made, settings.batch_size)
+    batches = Records(
+        private.inputs.reshape(*shape, *records.shape),
+        private.labels.reshape(shape),
+        records.classes,
+        records.vocabulary,
+    )
+    values = _gradients(architecture, start, batches)
+    simple = recognised(architecture)
+    cases = [
+        Case(
+            client=f"batch {place + 1}",
+            round=0,
+            gradient=Gradient(values[place : place + 1].detach(), simple.layout, start),
+            architecture=simple,
+            batch_size=settings.batch_size,
+            steps=Steps(1, 1.0),
+            averaged=True,
+            checked=("made here",),
+            vocabulary=records.vocabulary,
+        )
+        for place in range(settings.made)
+    ]
+    theirs = {
+        case.client: private[place * settings.batch_size : (place + 1) * settings.batch_size]
+        for place, case in enumerate(cases)
+    }
+    return cases, Truth(theirs, records[order[needed : needed + _DECOYS]])
+
+
+def _gradients(architecture: Architecture, start: Tensor, batches: Records) -> Tensor:
+    """(r, p) of the mean loss; of a text model one by one, as it may do what cannot be done side by side."""
+    if isinstance(architecture, TextModel):
+        return LocalTraining(architecture).updates(start, batches, Key.from_seed(0))
+    count, size = batches.labels.shape
+    return own_gradients(architecture, start.expand(count, -1), batches) / size

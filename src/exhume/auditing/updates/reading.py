@@ -1,0 +1,238 @@
+"""From the settings of an audit to what is attacked: checked updates, and the private records behind them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from exhume.auditing.fine_tuned import against_of
+from exhume.auditing.updates.proofs import Steps
+from exhume.auditing.updates.settings import UpdateSettings
+from exhume.auditing.updates.text import check_fits, is_text, text_model, vocabulary_of
+from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records, Vocabulary
+from exhume.models.own.factory import model_named
+from exhume.models.own.module import ModuleArchitecture, recognised
+from exhume.models.own.text import TextModel
+from exhume.store import digest
+from exhume.victims.payload import Said, check_payload
+from exhume.victims.updates import (
+    Update,
+    from_fine_tuning,
+    from_gradient,
+    from_recording,
+    from_states,
+)
+
+__all__ = ["Case", "cases_for", "model_for", "private_records"]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One update, ready to be attacked."""
+
+    client: str
+    round: int
+    gradient: Gradient  # (1, p), of a mean loss where the batch size is known
+    architecture: Architecture  # recognised where it could be
+    batch_size: int | None
+    steps: Steps
+    averaged: bool
+    checked: tuple[str, ...]  # what could be checked about it
+    told: tuple[str, ...] = ()  # how it was read
+    vocabulary: Vocabulary | None = None  # of a text model
+
+    def start(self) -> Tensor:
+        """(p,) the weights the client was sent."""
+        return self.gradient.at if self.gradient.at.ndim == 1 else self.gradient.at[0]
+
+    def fingerprint(self) -> str:
+        """Of the update, its weights, and the function the model computes: the same case, the same text."""
+        drawn = torch.rand(
+            2, *self.architecture.input_shape, generator=Key.from_seed(0).generator()
+        )
+        if isinstance(self.architecture, TextModel):
+            drawn = (drawn * self.architecture.vocabulary).floor()
+        named = self.architecture.layout.split(self.start())
+        outputs = functional_call(self.architecture.build(), named, (drawn.to(self.start()),))
+        parts = (self.gradient.values, self.gradient.at, outputs)
+        return " ".join(digest(part) for part in parts)
+
+
+def cases_for(settings: UpdateSettings, records: Records | None) -> list[Case]:
+    """Every update of the settings; raises `ExhumeError` with the assumption that does not fit."""
+    made = model_named(settings.model)
+    shape = _shape(settings, made, records)
+    check_fits(made, shape, records)
+    if isinstance(made, nn.Module):
+        module = made
+    elif settings.before or settings.base or Path(settings.update).is_dir():
+        module = made.build()
+    else:
+        raise ExhumeError("before: an architecture has no weights of its own; give --before")
+    if is_text(made, shape):
+        updates = _updates(settings, module)
+        return [_text_case(update, settings, shape[0], records) for update in updates]
+    return [_case(update, settings, shape) for update in _updates(settings, module)]
+
+
+def model_for(settings: UpdateSettings, records: Records) -> Architecture:
+    """The user's model, for updates that are made here."""
+    made = model_named(settings.model)
+    shape = _shape(settings, made, records)
+    check_fits(made, shape, records)
+    if isinstance(made, nn.Module) and is_text(made, shape):
+        return text_model(made, shape[0], records, settings.padding)
+    if isinstance(made, nn.Module):
+        return ModuleArchitecture.of(made, shape, settings.batch_norm)
+    return made
+
+
+def _shape(
+    settings: UpdateSettings, made: nn.Module | Architecture, records: Records | None
+) -> tuple[int, ...]:
+    own = () if isinstance(made, nn.Module) else tuple(made.input_shape)
+    found = settings.shape or own or (records.shape if records is not None else ())
+    if not found:
+        raise ExhumeError("shape: say the shape of a record, such as --shape 1,28,28")
+    if records is not None and records.shape != found:
+        raise ExhumeError(
+            f"shape: {found} given, the records of {settings.data} are {records.shape}"
+        )
+    return found
+
+
+def _updates(settings: UpdateSettings, module: nn.Module) -> list[Update]:
+    before = Path(settings.before) if settings.before else None
+    if tuned := against_of(settings):
+        return [from_fine_tuning(*tuned, module, rate=settings.rate, steps=settings.steps)]
+    if settings.after:
+        assert before is not None  # the settings see to it
+        return [
+            from_states(
+                before, Path(settings.after), module, rate=settings.rate, steps=settings.steps
+            )
+        ]
+    path = Path(settings.update)
+    return from_recording(path, module) if path.is_dir() else [from_gradient(path, module, before)]
+
+
+def _case(update: Update, settings: UpdateSettings, shape: tuple[int, ...]) -> Case:
+    own = ModuleArchitecture.of(update.module, shape, settings.batch_norm)
+    checked = _checked(update, settings, shape)
+    architecture = recognised(own)
+    gradient = Gradient(update.payload.values, architecture.layout, update.payload.at)
+    return _read(update, settings, architecture, gradient, checked)
+
+
+def _text_case(
+    update: Update, settings: UpdateSettings, length: int, records: Records | None
+) -> Case:
+    net = text_model(update.module, length, records, settings.padding)
+    checked = _checked(update, settings, (length,), net.vocabulary)
+    at = net.trained(update.payload.at)
+    at = at if at.dtype == torch.float64 else at.float()
+    gradient = Gradient(net.trained(update.payload.values).to(at.dtype), net.layout, at)
+    case = _read(update, settings, net, gradient, checked)
+    return replace(case, vocabulary=vocabulary_of(settings, records))
+
+
+def _checked(
+    update: Update, settings: UpdateSettings, shape: tuple[int, ...], vocabulary: int = 0
+) -> list[str]:
+    """Its module is left in the mode that it was trained in."""
+    size = settings.batch_size or update.batch_size
+    said = Said(settings.reduction, settings.batch_norm, size, update.steps)
+    update.module.train(settings.batch_norm == "train")
+    return check_payload(update.payload, update.module, said, shape, vocabulary)
+
+
+def _read(
+    update: Update,
+    settings: UpdateSettings,
+    architecture: Architecture,
+    gradient: Gradient,
+    checked: list[str],
+) -> Case:
+    """A sum is made the mean that attacks take it for, where the number of records is known."""
+    size, summed = settings.batch_size or update.batch_size, settings.reduction == "sum"
+    share = size if summed and size else 1
+    return Case(
+        update.client,
+        update.round,
+        replace(gradient, values=gradient.values / share),
+        architecture,
+        size,
+        Steps(update.steps, (update.rate or 1.0) * share),
+        averaged=not summed or bool(size),
+        checked=tuple(checked),
+        told=update.told,
+    )
+
+
+# Private records
+
+
+def private_records(
+    settings: UpdateSettings, records: Records, clients: Sequence[str]
+) -> tuple[dict[str, Records], Records]:
+    """Each client's records, and all others of the set.
+
+    `records` of the settings: indices as 3,17,40-43; a text file of such; or a JSON file with an object
+    from client to indices. Empty: the whole set is the one client's batch.
+    """
+    named = _indices(settings.records, len(records), clients)
+    used = torch.zeros(len(records), dtype=torch.bool)
+    for index in named.values():
+        used[index] = True
+    return {client: records[index] for client, index in named.items()}, records[~used]
+
+
+def _indices(spec: str, count: int, clients: Sequence[str]) -> dict[str, Tensor]:
+    different = list(dict.fromkeys(clients))
+    if spec.endswith(".json"):
+        try:
+            content = json.loads(Path(spec).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as damage:
+            raise ExhumeError(f"records: {spec} is not readable as JSON ({damage})") from None
+        if not isinstance(content, dict) or not set(different) <= set(content):
+            raise ExhumeError(
+                f"records: {spec} must hold an object with indices for {', '.join(different)}"
+            )
+        lists = {client: content[client] for client in different}
+        if not all(isinstance(i, list) and all(type(n) is int for n in i) for i in lists.values()):
+            raise ExhumeError(f"records: {spec} must hold lists of whole numbers")
+        return {client: _within(index, count) for client, index in lists.items()}
+    if len(different) > 1:
+        raise ExhumeError(
+            f"records: there are {len(different)} clients ({', '.join(different)}), so a JSON file with "
+            "an object from client to indices is needed"
+        )
+    if not spec:
+        return {different[0]: torch.arange(count)}
+    text = Path(spec).read_text(encoding="utf-8") if Path(spec).is_file() else spec
+    return {different[0]: _within(_parsed(text, spec), count)}
+
+
+def _parsed(text: str, spec: str) -> list[int]:
+    found: list[int] = []
+    for part in re.split(r"[\s,]+", text.strip()):
+        ends = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if ends is None:
+            raise ExhumeError(f"records: {spec!r} is neither indices such as 3,17,40-43 nor a file")
+        found += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+    return found
+
+
+def _within(index: list[int], count: int) -> Tensor:
+    if not index or min(index) < 0 or max(index) >= count or len(set(index)) < len(index):
+        raise ExhumeError(
+            f"records: different indices from 0 to {count - 1} are needed, got {index[:8]}"
+        )
+    return torch.tensor(index)

@@ -1,0 +1,258 @@
+"""From settings to concrete choices: sizes, recipe, chunk, threads, device."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import torch
+
+from exhume.contract import Architecture, ExhumeError, Key, Records
+from exhume.data import Sizes, Split, check_classes
+from exhume.defences.dp import DPTraining
+from exhume.models.cnn import CNN
+from exhume.models.mlp import MLP
+from exhume.models.own.architecture import OwnArchitecture, architecture_named, fully_connected
+from exhume.scale import Processes, where_now
+from exhume.settings import Settings
+from exhume.train.batches import Order
+from exhume.train.fleet import chunk_for
+from exhume.train.functional import check_side_by_side
+from exhume.train.optimisers import Adam, Descent, Optimiser
+from exhume.train.own import OwnTraining
+from exhume.train.recipe import FullBatch, MiniBatch
+
+__all__ = [
+    "Trains",
+    "as_known",
+    "device_named",
+    "moved",
+    "recipe_for",
+    "resolve",
+    "sized",
+    "sizes_for",
+    "threads_for",
+]
+
+
+def sizes_for(records: int, settings: Settings) -> Sizes:
+    """Sizes as given; those left at 0 are shares of the records, capped at the notebook's setting."""
+    given = settings.data
+    return Sizes(
+        fixed=given.fixed or min(1000, records // 4),
+        target=given.targets or min(200, records // 10),
+        shadow=given.shadows or min(2000, records // 2),
+        public=given.public or min(1000, records // 20),
+        test=given.test or min(1000, records // 20),
+    )
+
+
+_LADDER = ((200, 2000), (100, 1000), (50, 500), (40, 200), (25, 100), (20, 50))
+_SHARE = 0.7  # of a budget, for the models that every attack on weights needs
+
+
+def sized(settings: Settings, records: int, per_model: float, budget: float) -> Settings:
+    """Numbers of targets and shadows, where they are left open, that the budget allows; else the fewest.
+
+    per_model: seconds of training one model; budget: seconds.
+    """
+    usual = sizes_for(records, settings)
+    for targets, shadows in _LADDER:
+        chosen = settings.with_values(
+            "data",
+            targets=settings.data.targets or min(targets, usual.target),
+            shadows=settings.data.shadows or min(shadows, usual.shadow),
+        )
+        if per_model * (chosen.data.targets + chosen.data.shadows) <= _SHARE * budget:
+            break
+    return chosen
+
+
+def resolve(settings: Settings, records: Records) -> Settings:
+    """Replace every "choose for me" by a number, so that the same run can be had again.
+
+    Whatever can be seen to be impossible is refused here, before anything is written.
+    """
+    sizes = sizes_for(len(records), settings)
+    _check(sizes, records, settings)
+    settings = settings.with_values(
+        "data",
+        fixed=sizes.fixed,
+        targets=sizes.target,
+        shadows=sizes.shadow,
+        public=sizes.public,
+        test=sizes.test,
+    )
+    machine = settings.machine
+    size = recipe_for(settings, records).bytes_per_model(sizes.fixed + 1)
+    if size > machine.memory << 20:
+        raise ExhumeError(
+            f"victim: training one such model takes {size >> 20:,} MiB, machine.memory allows "
+            f"{machine.memory:,}; choose smaller widths or allow more"
+        )
+    chunk = machine.chunk or chunk_for(size, machine.memory << 20)
+    return settings.with_values("machine", chunk=chunk, threads=threads_for(machine.threads))
+
+
+def _check(sizes: Sizes, records: Records, settings: Settings) -> None:
+    if records.vocabulary is not None:
+        raise ExhumeError(
+            f"{settings.data.source}: token sequences; of these only updates are attacked ([update], with "
+            "released = false in [victim]), not trained weights; numbers that are no tokens must be floats"
+        )
+    check_classes(records, settings.data.source)
+    present = len(torch.unique(records.labels))
+    if present < 2:
+        raise ExhumeError(
+            f"{settings.data.source}: {present} class among the labels; a classifier needs two"
+        )
+    if sizes.target < 2 or sizes.fixed < 1 or sizes.shadow < 1:
+        raise ExhumeError(
+            f"data: {len(records)} records would give fixed {sizes.fixed}, targets {sizes.target}, "
+            f"shadows {sizes.shadow}; at least 1, 2 and 1 are needed"
+        )
+    if sizes.total > len(records):
+        named = f"fixed {sizes.fixed} + targets {sizes.target} + shadows {sizes.shadow}"
+        raise ExhumeError(
+            f"data: {sizes.total} records needed ({named} + public {sizes.public} + test "
+            f"{sizes.test}), {len(records)} available"
+        )
+    if settings.attack.exact > sizes.target or settings.attack.exact == 1:
+        raise ExhumeError(
+            f"attack.exact: {settings.attack.exact} given, 0 or from 2 to {sizes.target} targets needed"
+        )
+    cores = (
+        os.cpu_count() or 1
+    )  # all of them: a resumed run keeps its threads wherever it may run now
+    if settings.machine.threads > cores:
+        raise ExhumeError(
+            f"machine.threads: {settings.machine.threads} given, this machine has {cores} cores"
+        )
+    device_named(settings.machine.device)
+
+
+Trains = FullBatch | MiniBatch | OwnTraining
+
+
+def recipe_for(settings: Settings, records: Records) -> Trains:
+    """How the victim trains; the order of its batches derives from the seed."""
+    chosen = settings.victim
+    network = _network(settings, records)
+    if not chosen.train and not chosen.dp_clip and chosen.dp_noise:
+        raise ExhumeError(f"dp_noise: {chosen.dp_noise} given without a dp_clip")
+    if not chosen.train and not chosen.dp_clip and chosen.dp_sampling < 1:
+        raise ExhumeError(f"dp_sampling: {chosen.dp_sampling} given without a dp_clip")
+    if chosen.train:
+        _check_stated(settings)
+        return OwnTraining.of(network, chosen.train)
+    if chosen.dp_steps:
+        raise ExhumeError(
+            f"dp_steps: {chosen.dp_steps} given; without a train of your own, say steps"
+        )
+    if isinstance(network, OwnArchitecture) and fully_connected(network) is None:
+        check_side_by_side(network)  # before anything is written
+    recipe = _plain_recipe(network, settings)
+    defence = DPTraining(chosen.dp_clip or math.inf, chosen.dp_noise, chosen.dp_sampling)
+    hardened = defence.harden(recipe)
+    assert isinstance(hardened, FullBatch | MiniBatch)  # hardening keeps the kind of recipe
+    return hardened
+
+
+def _check_stated(settings: Settings) -> None:
+    """Of training of one's own, private fields only say what it does: then all of them."""
+    chosen = settings.victim
+    said = {n: getattr(chosen, n) for n in ("dp_clip", "dp_noise", "dp_steps")}
+    if not any(said.values()) and chosen.dp_sampling == 1:
+        return
+    lacking = [name for name, value in said.items() if not value]
+    if lacking:
+        raise ExhumeError(
+            f"{lacking[0]}: {chosen.train} trains its own way; to certify its privacy, say dp_clip, dp_noise "
+            f"and dp_steps as it has them (and dp_sampling); {', '.join(lacking)} is missing"
+        )
+
+
+def _network(settings: Settings, records: Records) -> Architecture:
+    chosen = settings.victim
+    if ":" in chosen.network:
+        return architecture_named(
+            chosen.network, input_shape=records.shape, classes=len(records.classes)
+        )
+    match chosen.network:
+        case "mlp":
+            network: type[MLP] | type[CNN] = MLP
+        case "cnn":
+            network = CNN
+        case other:
+            raise ExhumeError(f"network: {other!r} is not one of mlp, cnn, or file.py:factory")
+    return network(
+        input_shape=records.shape,
+        hidden=chosen.hidden,
+        outputs=len(records.classes),
+        activation=chosen.activation,
+        init=chosen.init,
+    )
+
+
+def _plain_recipe(network: Architecture, settings: Settings) -> FullBatch | MiniBatch:
+    chosen = settings.victim
+    descent: Optimiser
+    match chosen.optimiser:
+        case "gd" | "sgd":
+            descent = Descent(chosen.steps, chosen.rate, chosen.momentum, chosen.weight_decay)
+        case "adam":
+            descent = Adam(chosen.steps, chosen.rate, weight_decay=chosen.weight_decay)
+        case other:
+            raise ExhumeError(f"optimiser: {other!r} is not one of gd, sgd, adam")
+    if chosen.optimiser == "gd" and chosen.batch:
+        raise ExhumeError(f"batch: {chosen.batch} given, but gd sees all records; choose sgd")
+    if chosen.optimiser == "sgd" and not chosen.batch:
+        raise ExhumeError("batch: sgd needs the number of records a step sees")
+    if not chosen.batch:
+        return FullBatch(network, descent)
+    key = Key.from_seed(settings.seed).fold("batch order")
+    return MiniBatch(network, descent, Order(chosen.batch, key))
+
+
+def as_known(recipe: Trains, settings: Settings) -> Trains:
+    """The recipe as the adversary has it: with the order of the batches, or with one of its own."""
+    match settings.victim.batch_order:
+        case "known":
+            return recipe
+        case "unknown":
+            key = Key.from_seed(settings.seed).fold("adversary's batch order")
+            return recipe.with_order(key) if isinstance(recipe, MiniBatch) else recipe
+        case other:
+            raise ExhumeError(f"batch_order: {other!r} is not one of known, unknown")
+
+
+def device_named(name: str) -> torch.device:
+    if name.split(":", 1)[0] not in ("cpu", "cuda"):
+        raise ExhumeError(f"device: {name!r} cannot be used here: cpu and cuda are known")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).splitlines()[0]
+        raise ExhumeError(f"device: {name!r} cannot be used here: {first}") from error
+    return device
+
+
+def moved(parts: Split, device: torch.device) -> Split:
+    return Split(
+        fixed=parts.fixed.to(device),
+        target=parts.target.to(device),
+        shadow=parts.shadow.to(device),
+        public=parts.public.to(device),
+        test=parts.test.to(device),
+    )
+
+
+def threads_for(asked: int) -> int:
+    """As many as asked for; 0: one for each core this process may use, shared out among processes."""
+    where = where_now()
+    return asked or max(1, _cores() // (where.count if isinstance(where, Processes) else 1))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,1 @@
+"""Networks cut between a client and servers."""

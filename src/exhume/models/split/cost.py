@@ -1,0 +1,118 @@
+"""What one request of a split network costs: bytes up and down, and time at the client and at the bodies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from exhume.contract import ExhumeError
+from exhume.models.split.parallel_bodies import Way, fastest, timed_ways
+from exhume.models.split.pipeline import Client, Pipeline
+
+__all__ = ["RequestCost", "client_ratio", "client_seconds", "request_cost"]
+
+
+@dataclass(frozen=True)
+class RequestCost:
+    """Of one request of so many inputs to N bodies. Times are the best of several, in seconds."""
+
+    inputs: int
+    bodies: int  # N
+    selected: int  # P
+    bytes_up: int  # every body is sent the features
+    bytes_up_once: int  # where all bodies are on one server that passes them on
+    bytes_down: int
+    client: float  # head, selection and tail
+    in_turn: float  # bodies one after another on this machine
+    together: float  # bodies in the fastest way that this machine has
+    way: Way
+    slowest_body: float  # all bodies on machines of their own, and no network
+    ways: Mapping[Way, float]  # every way that was tried
+
+    @property
+    def latency(self) -> float:
+        """Client and bodies on this machine, without a network."""
+        return self.client + self.together
+
+
+def request_cost(pipeline: Pipeline, inputs: Tensor, *, repeats: int = 5) -> RequestCost:
+    """Bytes are counted, times measured on this machine with its present number of threads.
+
+    inputs: (n, *shape) of one request.
+    """
+    with torch.inference_mode():
+        features = pipeline.client.send(inputs)
+        answers = [body(features) for body in pipeline.bodies]
+    ways = timed_ways(pipeline.bodies, features, repeats=repeats)
+    way = fastest(ways)
+    up = _bytes(features)
+    return RequestCost(
+        inputs=len(inputs),
+        bodies=len(pipeline.bodies),
+        selected=len(pipeline.client.selected),
+        bytes_up=up * len(pipeline.bodies),
+        bytes_up_once=up,
+        bytes_down=sum(_bytes(answer) for answer in answers),
+        client=client_seconds([pipeline.client], inputs, [answers], repeats=repeats)[0],
+        in_turn=ways["one after another"],
+        together=ways[way],
+        way=way,
+        slowest_body=max(_best(body, features, repeats) for body in pipeline.bodies),
+        ways=ways,
+    )
+
+
+def client_seconds(
+    clients: Sequence[Client],
+    inputs: Tensor,
+    answers: Sequence[Sequence[Tensor]],
+    *,
+    repeats: int = 5,
+) -> list[float]:
+    """Of head, selection and tail for each client, taken in turns; the best of the repeats."""
+    if len(clients) != len(answers):
+        raise ExhumeError(f"answers: {len(answers)} given for {len(clients)} clients")
+    best = [float("inf")] * len(clients)
+    with torch.inference_mode():
+        for _ in range(repeats + 1):
+            for place, client in enumerate(clients):
+                started = time.perf_counter()
+                client.send(inputs)
+                client.finish(answers[place])
+                best[place] = min(best[place], time.perf_counter() - started)
+    return best
+
+
+def client_ratio(
+    defended: Pipeline, single: Pipeline, inputs: Tensor, *, repeats: int = 5
+) -> float:
+    """The client's own compute with N bodies over that with one; both have the same kind of head."""
+    answers = []
+    with torch.inference_mode():
+        for pipeline in (defended, single):
+            features = pipeline.client.send(inputs)
+            answers.append([body(features) for body in pipeline.bodies])
+    clients = [defended.client, single.client]
+    (ratio,) = [
+        a / b for a, b in pairwise(client_seconds(clients, inputs, answers, repeats=repeats))
+    ]
+    return ratio
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _best(body: nn.Module, features: Tensor, repeats: int) -> float:
+    seconds = []
+    with torch.inference_mode():
+        for _ in range(repeats):
+            started = time.perf_counter()
+            body(features)
+            seconds.append(time.perf_counter() - started)
+    return min(seconds)

@@ -1,0 +1,249 @@
+"""A trained split network on disk: one client part, and one part for every body, each with a manifest.
+
+    client/  manifest.json, client.safetensors     head, noise map, selector, tail; for its owner's eyes only
+    server/  body0/  manifest.json, body.safetensors
+             body1/  …
+
+A body's folder says which network it is a piece of, and nothing about the client: its bytes are the same for
+every selection. The client's manifest has the checksums of its bodies, so that another body is noticed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from exhume.contract import ExhumeError
+from exhume.models.split.blueprint import Blueprint
+from exhume.models.split.manifest import (
+    about_file,
+    checksum,
+    empty_folder,
+    owned,
+    read_manifest,
+    read_part,
+    write_manifest,
+)
+from exhume.models.split.pipeline import Client, Pipeline
+from exhume.store import write_atomically
+
+__all__ = [
+    "KeptBody",
+    "KeptClient",
+    "load_bodies",
+    "load_body",
+    "load_client",
+    "load_pipeline",
+    "save_client",
+    "save_pipeline",
+    "save_server",
+]
+
+CLIENT, BODY = "client.safetensors", "body.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class KeptBody:
+    """One body as a server holds it."""
+
+    module: nn.Module
+    blueprint: Blueprint
+    feature: tuple[int, ...]  # shape of what it is sent for one input
+    answer: tuple[int, ...]
+    sha256: str  # of its file of weights
+    index: int
+
+
+@dataclass(frozen=True, eq=False)
+class KeptClient:
+    """The client's part, and what it knows of its bodies."""
+
+    client: Client
+    blueprint: Blueprint
+    feature: tuple[int, ...]
+    answer: tuple[int, ...]
+    bodies: tuple[str, ...]  # checksums, in order
+
+
+def save_pipeline(pipeline: Pipeline, blueprint: Blueprint, client: Path, server: Path) -> None:
+    """Write both sides, each into a new or empty folder."""
+    save_server(pipeline, blueprint, server)
+    save_client(pipeline, blueprint, client)
+
+
+def save_server(pipeline: Pipeline, blueprint: Blueprint, folder: Path) -> None:
+    """The bodies, each in a folder of its own. Nothing here depends on the selector."""
+    _fits(pipeline, blueprint)
+    empty_folder(folder, mode=0o755)
+    common = _common(blueprint)
+    for index, body in enumerate(pipeline.bodies):
+        place = folder / f"body{index}"
+        place.mkdir()
+        state = _plain(body.state_dict())
+        content = save(state)
+        write_atomically(place / BODY, content, mode=0o644)
+        told = {"kind": "split body", "index": index, **common}
+        write_manifest(place, {**told, **about_file(content, state)}, mode=0o644)
+
+
+def save_client(pipeline: Pipeline, blueprint: Blueprint, folder: Path) -> None:
+    """Head, noise, selector and tail. The folder is its owner's only."""
+    _fits(pipeline, blueprint)
+    empty_folder(folder, mode=0o700)
+    client = pipeline.client
+    state = _plain(
+        {f"head.{n}": t for n, t in client.head.state_dict().items()}
+        | {f"tail.{n}": t for n, t in client.tail.state_dict().items()}
+        | {"noise": client.noise, "selected": torch.tensor(client.selected)}
+    )
+    content = save(state)
+    write_atomically(folder / CLIENT, content)
+    sums = [checksum(save(_plain(body.state_dict()))) for body in pipeline.bodies]
+    told = {"kind": "split client", "bodies": sums, **_common(blueprint)}
+    write_manifest(folder, {**told, **about_file(content, state)}, mode=0o600)
+
+
+def load_client(folder: Path, *, factory: str = "") -> KeptClient:
+    """The client's part, if it is whole and nobody else can read it.
+
+    factory: allows a network of the user's own, by the name that the manifest gives.
+    """
+    owned(folder, (CLIENT,))
+    told = read_manifest(folder, "split client", ("bodies",))
+    blueprint = Blueprint.read(told, str(folder), factory=factory)
+    state, _ = read_part(folder / CLIENT, told)
+    sums = told["bodies"]
+    selected = tuple(int(i) for i in state.pop("selected", torch.zeros(0)).tolist())
+    _selectable(selected, len(sums), folder)
+    noise = state.pop("noise", torch.zeros(()))
+    parts = blueprint.split()
+    head, tail = parts.head, blueprint.tail(len(selected))
+    _put(head, _under("head.", state), folder, blueprint)
+    _put(tail, _under("tail.", state), folder, blueprint)
+    feature, answer = blueprint.shapes(parts)
+    if tuple(noise.shape) != feature:
+        raise ExhumeError(
+            f"{folder}: the noise map has shape {tuple(noise.shape)}, features after "
+            f"{blueprint.first!r} have {feature}"
+        )
+    client = Client(_still(head), noise, selected, _still(tail))
+    return KeptClient(client, blueprint, feature, answer, tuple(str(s) for s in sums))
+
+
+def load_body(folder: Path, *, factory: str = "") -> KeptBody:
+    """One body from its folder."""
+    told = read_manifest(folder, "split body", ("index",))
+    blueprint = Blueprint.read(told, str(folder), factory=factory)
+    state, sha256 = read_part(folder / BODY, told)
+    parts = blueprint.split()
+    _put(parts.body, state, folder, blueprint)
+    feature, answer = blueprint.shapes(parts)
+    return KeptBody(_still(parts.body), blueprint, feature, answer, sha256, int(told["index"]))
+
+
+def load_bodies(
+    server: Path, *, only: Sequence[int] | None = None, factory: str = ""
+) -> tuple[KeptBody, ...]:
+    """The bodies in a server's folder, in order; only: some of them."""
+    found = sorted(
+        int(match.group(1))
+        for place in (server.iterdir() if server.is_dir() else ())
+        if (match := re.fullmatch(r"body(\d+)", place.name))
+    )
+    wanted = found if only is None else list(only)
+    if not wanted:
+        raise ExhumeError(f"server: {server} holds no body; export one there first")
+    for index in wanted:
+        if index not in found:
+            raise ExhumeError(f"server: {server} has no body{index}; there are {_said(found)}")
+    return tuple(load_body(server / f"body{index}", factory=factory) for index in wanted)
+
+
+def load_pipeline(client: Path, server: Path, *, factory: str = "") -> Pipeline:
+    """Both sides together, if they belong together."""
+    kept = load_client(client, factory=factory)
+    bodies = load_bodies(server, only=range(len(kept.bodies)), factory=factory)
+    for body, wanted in zip(bodies, kept.bodies, strict=True):
+        check_same(body.blueprint, kept.blueprint, f"body{body.index}")
+        if body.sha256 != wanted:
+            raise ExhumeError(
+                f"server: body{body.index} is not the one that this client was trained with"
+            )
+    return Pipeline(kept.client, tuple(body.module for body in bodies), kept.blueprint.first)
+
+
+def check_same(theirs: Blueprint, ours: Blueprint, name: str) -> None:
+    """A body of another network, or cut elsewhere, is refused."""
+    if theirs.network != ours.network:
+        raise ExhumeError(
+            f"server: {name} is a piece of {theirs.network}, the client's network is {ours.network}"
+        )
+    if (theirs.first, theirs.second) != (ours.first, ours.second):
+        raise ExhumeError(
+            f"server: {name} was cut at {theirs.first!r} and {theirs.second!r}, the client at "
+            f"{ours.first!r} and {ours.second!r}"
+        )
+
+
+# Pieces
+
+
+def _common(blueprint: Blueprint) -> dict[str, Any]:
+    feature, answer = blueprint.shapes()
+    shapes = {"feature": list(feature), "answer": list(answer), "dtype": "float32"}
+    return {**blueprint.written(), **shapes}
+
+
+def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: state[name].detach().cpu().contiguous().clone() for name in sorted(state)}
+
+
+def _fits(pipeline: Pipeline, blueprint: Blueprint) -> None:
+    if pipeline.cut != blueprint.first:
+        raise ExhumeError(
+            f"split: the pipeline was cut after {pipeline.cut!r}, the blueprint says {blueprint.first!r}"
+        )
+    _selectable(pipeline.client.selected, len(pipeline.bodies), "pipeline")
+
+
+def _selectable(selected: tuple[int, ...], bodies: int, where: Path | str) -> None:
+    """P of N, each once, ascending."""
+    if len(selected) > bodies:
+        raise ExhumeError(f"{where}: {len(selected)} bodies are selected and there are {bodies}")
+    ascending = list(selected) == sorted(set(selected))
+    if not selected or not ascending or selected[0] < 0 or selected[-1] >= bodies:
+        raise ExhumeError(f"{where}: the selector is no choice of {bodies} bodies")
+
+
+def _put(
+    module: nn.Module, state: Mapping[str, Tensor], folder: Path, blueprint: Blueprint
+) -> None:
+    own = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    given = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    if own != given:
+        odd = sorted(name for name in {*own, *given} if own.get(name) != given.get(name))[0]
+        raise ExhumeError(
+            f"{folder}: the weights are those of another network or split: {odd} has shape "
+            f"{given.get(odd, 'none')}, {blueprint.network} cut at {blueprint.first!r} and "
+            f"{blueprint.second!r} has {own.get(odd, 'none')}"
+        )
+    module.load_state_dict(dict(state))
+
+
+def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
+
+
+def _still(module: nn.Module) -> nn.Module:
+    return module.requires_grad_(False).eval()
+
+
+def _said(numbers: Sequence[int]) -> str:
+    return ", ".join(f"body{n}" for n in numbers) or "none"

@@ -1,0 +1,41 @@
+"""The informed adversary (Balle22, Mnemonist23)."""
+
+from exhume.studies.informed import (
+    activations,
+    certificates,
+    cifar10,
+    dp,
+    epochs,
+    factors,
+    gallery,
+    glm,
+    init,
+    misspecified,
+    mnemonist,
+    mnist,
+    reconstructors,
+    start,
+    transfer,
+    zero_gradients,
+)
+
+__all__ = ["STUDIES"]
+
+STUDIES = (
+    mnist.STUDY,
+    misspecified.STUDY,
+    reconstructors.STUDY,
+    init.STUDY,
+    glm.STUDY,
+    mnemonist.STUDY,
+    activations.STUDY,
+    dp.STUDY,
+    epochs.STUDY,
+    start.STUDY,
+    factors.STUDY,
+    zero_gradients.STUDY,
+    transfer.STUDY,
+    gallery.STUDY,
+    cifar10.STUDY,
+    certificates.STUDY,
+)

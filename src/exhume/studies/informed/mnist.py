@@ -1,0 +1,117 @@
+"""Balle22 on MNIST, in the setting of the authors' public notebook, with the closed-form reconstructor.
+
+The notebook trains a 9.7M-parameter network on 10,000 shadow models for 200 epochs and reaches a
+held-out MAE + MSE of about 0.0583. Ours is blind: label, penalties and kernel are chosen on the shadows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from exhume import data
+from exhume.auditing import DEVIATIONS, Findings, audit_informed, informed_game
+from exhume.choices import resolve
+from exhume.contract import Progress
+from exhume.report.folder import RunFolder
+from exhume.settings import DataSettings, Settings, VictimSettings
+from exhume.studies.study import Claim, Outcome, Scale, Study, labelled, pinned
+
+__all__ = ["STUDY"]
+
+
+@dataclass(frozen=True)
+class _Setting:
+    data: DataSettings
+    victim: VictimSettings
+    seeds: int
+
+
+_SCALES: dict[Scale, _Setting] = {
+    "smoke": _Setting(
+        DataSettings("mnist", fixed=100, targets=50, shadows=300, public=200, test=500),
+        VictimSettings(),
+        seeds=2,
+    ),
+    "cpu": _Setting(
+        DataSettings("mnist", fixed=1000, targets=500, shadows=2000, public=1000, test=1000),
+        VictimSettings(),
+        seeds=3,
+    ),
+    "paper": _Setting(
+        DataSettings("mnist", fixed=10_000, targets=999, shadows=58_999, public=1, test=1),
+        VictimSettings(rate=0.2),
+        seeds=1,
+    ),
+}
+
+
+def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
+    setting = _SCALES[scale]
+    records = data.load("mnist", progress=progress)
+    first = pinned(
+        resolve(Settings(seed=seed, data=setting.data, victim=setting.victim), records), folder
+    )
+    runs = []
+    for index in range(setting.seeds):
+        settings, shown_as = first.with_seed(seed + index), labelled(progress, f"seed {index + 1}")
+        game = informed_game(settings, records, store=folder.store(), progress=shown_as)
+        runs.append(audit_informed(game, settings, store=folder.store(), progress=shown_as))
+    shown = runs[0]
+    folder.write_tensors("closed-form.safetensors", shown.evidence)
+    shown.section["evidence"] = "closed-form.safetensors"
+    metrics = _averaged(runs)
+    return Outcome(
+        claims=_claims(metrics),
+        metrics=metrics,
+        attacks=[shown.section],
+        classes=list(records.classes),
+        deviations=[
+            *DEVIATIONS,
+            f"The gallery and the figures show seed {seed}; the metrics are means over "
+            f"{setting.seeds} seeds.",
+        ],
+    )
+
+
+def _averaged(runs: list[Findings]) -> dict[str, float]:
+    names = runs[0].metrics.keys()
+    metrics = {name: fmean(run.metrics[name] for run in runs) for name in names}
+    if len(runs) > 1:
+        for name in ("mse", "mae_plus_mse", "label_accuracy", "success"):
+            metrics[f"{name}_std"] = stdev(run.metrics[name] for run in runs)
+    return metrics
+
+
+def _claims(metrics: dict[str, float]) -> list[Claim]:
+    return [
+        Claim(
+            "beats-oracle",
+            "An informed adversary reconstructs most records better than the nearest record it held",
+            "MSE below the nearest-neighbour oracle's on MNIST",
+            f"{metrics['success']:.1%} of the targets, null {metrics['null_success']:.1%}",
+            metrics["success_low"] > 0.5,
+        ),
+        Claim(
+            "closed-form",
+            "A closed form fitted in seconds does as well as the notebook's network, from fewer shadows",
+            "held-out MAE + MSE 0.0583 with 10,000 shadows",
+            f"MAE + MSE {metrics['mae_plus_mse']:.4f}",
+            metrics["mae_plus_mse"] <= 0.0583,
+        ),
+        Claim(
+            "label",
+            "The label of the unknown record can be read off the released weights",
+            "not reported",
+            f"{metrics['label_accuracy']:.1%} of the labels",
+            metrics["label_accuracy"] > 0.9,
+        ),
+    ]
+
+
+STUDY = Study(
+    name="informed-mnist",
+    title="An informed adversary reconstructs MNIST records from released weights",
+    paper="Balle22",
+    run=_run,
+)

@@ -1,0 +1,299 @@
+"""The audit of a split network: what is refused, what is written, what the verdict says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from typer.testing import CliRunner
+
+from exhume.auditing import split_attacks
+from exhume.auditing.split.attack import audit_split
+from exhume.auditing.split.reading import read_split
+from exhume.auditing.split.settings import SplitSettings, folder_for, sizes_of
+from exhume.auditing.split.words import depth_told
+from exhume.cli import app
+from exhume.contract import ExhumeError, Key, Records
+from exhume.models.split.parts import load_pipeline
+
+MODEL = f"{__file__}:net"
+FIXED = f"{__file__}:same"
+
+
+def net():
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.ReLU()),
+        nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten()),
+        nn.Linear(16, 3),
+    )
+
+
+def narrow():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+
+
+def pair():
+    class Pair(nn.Module):
+        def forward(self, x):
+            return x, x
+
+    return Pair()
+
+
+def same():
+    torch.manual_seed(0)
+    return net()
+
+
+def bars(count, key):
+    """Bars: across, down, or a cross."""
+    labels = torch.arange(count) % 3
+    at = torch.randint(1, 7, (2, count), generator=key.generator())
+    images = 0.1 * torch.rand(count, 1, 8, 8, generator=key.fold("n").generator())
+    for i in range(count):
+        if labels[i] != 1:
+            images[i, 0, at[0, i]] = 1
+        if labels[i] != 0:
+            images[i, 0, :, at[1, i]] = 1
+    return Records(images, labels, ("across", "down", "cross"))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with records and weights."""
+    folder = tmp_path_factory.mktemp("owner")
+    records = bars(300, Key.from_seed(0))
+    np.savez(folder / "records.npz", inputs=records.inputs.numpy(), labels=records.labels.numpy())
+    torch.manual_seed(0)
+    model = net()
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(60):
+        loss = nn.functional.cross_entropy(model(records.inputs), records.labels)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    torch.save(model.state_dict(), folder / "net.pt")
+    return folder
+
+
+@pytest.fixture
+def settings(place):
+    return SplitSettings(
+        MODEL,
+        str(place / "records.npz"),
+        weights=str(place / "net.pt"),
+        first=("0", "1"),
+        channels=4,
+        attack_epochs=1,
+        batch=32,
+        epochs=1,
+        bodies=2,
+        selected=1,
+        targets=30,
+    )
+
+
+def test_depths_are_attacked_and_a_weak_attacker_proves_nothing(settings, tmp_path):
+    done = audit_split(settings, tmp_path / "run")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert [a["id"] for a in result["attacks"]] == [
+        f"after-{depth}-{line}" for depth in "01" for line in ("shadow", "matched", "head-known")
+    ]
+    assert result["victim"]["test_accuracy"] > 0.9
+    assert result["victim"]["bytes_up_per_input"] == 3 * 8 * 8 * 4
+    assert result["charts"][0]["series"].keys() == {"shadow", "matched", "head-known", "mean image"}
+    assert done.verdict.word == "not audited"  # shadows of one epoch
+    assert "so they are no attackers; raise --attack-epochs" in done.verdict.sentence
+    page = done.report.read_text()
+    assert "Inputs recognised" in page
+    assert page.count("<img") > 60
+    again = audit_split(settings, tmp_path / "run")
+    assert again.metrics == done.metrics
+
+
+def test_a_shadow_that_learned_gets_a_verdict_and_the_bound_beside_it(settings, tmp_path):
+    longer = replace(settings, first=("0",), attack_epochs=25)
+    done = audit_split(longer, tmp_path / "run", redact=True)
+    assert done.verdict.word in ("leaks", "no leak found")
+    assert "An adversary who knew the client's head would recognise" in done.verdict.detail
+    assert "No other depth was tried." in done.verdict.detail
+    assert "<img" not in done.redacted.read_text()
+
+
+def test_a_defence_is_trained_attacked_costed_and_kept(settings, tmp_path):
+    defended = replace(settings, first=("0",), defend="ensembler")
+    done = audit_split(defended, tmp_path / "run")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    lines = [a["id"].removeprefix("after-0-with-ensembler-") for a in result["attacks"][3:]]
+    assert lines == ["shadow", "matched", "subsets", "head-known"]
+    told = result["victim"]
+    assert told["defended_bytes_up_per_input"] == 2 * told["bytes_up_per_input"]
+    assert told["bodies"] == 2
+    assert "The defence costs" in done.verdict.detail
+    client, server = (tmp_path / "run" / "defence" / side for side in ("client", "server"))
+    kept = load_pipeline(client, server, factory=MODEL)
+    records = bars(300, Key.from_seed(0))
+    own = read_split(defended, records).parts.test
+    assert kept.accuracy(own.inputs, own.labels) == told["defended_accuracy"]
+    again = audit_split(defended, tmp_path / "run")
+    assert again.metrics == done.metrics
+    elsewhere = audit_split(defended, tmp_path / "other")
+    assert (elsewhere.folder / "secret.key").read_text() != (done.folder / "secret.key").read_text()
+
+
+@pytest.mark.parametrize("defence", ["single", "shredder", "dropout", "dropout-ensemble"])
+def test_every_defence_has_a_name(defence, settings, tmp_path):
+    one = replace(settings, first=("0",), defend=defence, targets=12)
+    result = audit_split(one, tmp_path / "run")
+    assert f"with {defence}" in result.verdict.sentence
+
+
+def test_a_killed_run_ends_with_the_same_numbers(settings, tmp_path, monkeypatch):
+    whole = audit_split(replace(settings, first=("0",)), tmp_path / "whole")
+    calls = iter(range(100))
+
+    def dies(*args, **kwargs):
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    real = split_attacks.recognise
+    monkeypatch.setattr(split_attacks, "recognise", dies)
+    with pytest.raises(KeyboardInterrupt):
+        audit_split(replace(settings, first=("0",)), tmp_path / "killed")
+    monkeypatch.setattr(split_attacks, "recognise", real)
+    assert (
+        audit_split(replace(settings, first=("0",)), tmp_path / "killed").metrics == whole.metrics
+    )
+    with pytest.raises(ExhumeError, match="holds a run with other settings"):
+        audit_split(replace(settings, first=("1",)), tmp_path / "killed")
+
+
+def test_the_command_and_its_exit_codes(settings, place, tmp_path, monkeypatch):
+    quick = ["--channels", "4", "--attack-epochs", "30", "--batch", "32", "--targets", "30"]
+    base = ["audit-split", MODEL, "--data", settings.data, "--weights", settings.weights]
+    weak = [*base, *quick[:2], "--attack-epochs", "1", "--targets", "30", "--first", "0"]
+    result = CliRunner().invoke(app, [*weak, "--out", str(tmp_path / "weak")])
+    assert result.exit_code == 2
+    assert "Not audited" in result.stdout
+
+    def told_everything(settings, pipeline):
+        (bound,) = [line for line in real(settings, pipeline) if line.told_head]
+        return [replace(bound, id="shadow", told_head=False), bound]
+
+    real, knows = split_attacks.lines_for, split_attacks.server_knowledge
+    monkeypatch.setattr(split_attacks, "lines_for", told_everything)
+    monkeypatch.setattr(
+        split_attacks,
+        "server_knowledge",
+        lambda *a, **k: knows(*a, **{**k, "with_head": True}),
+    )
+    monkeypatch.setattr(
+        split_attacks, "_own", lambda observed: {"own_shadow_accuracy": 1.0, **dict(observed)}
+    )
+    leaky = [*base, *quick, "--first", "0"]
+    assert CliRunner().invoke(app, [*leaky, "--out", str(tmp_path / "a")]).exit_code == 0
+    gate = ["--fail-over", "0.3", "--out", str(tmp_path / "a")]
+    result = CliRunner().invoke(app, [*leaky, *gate])
+    assert result.exit_code == 1, result.output
+    assert "The split after 0 leaks" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"defend": "prayer"}, "defend: 'prayer' is not one of ensembler"),
+        ({"model": ""}, "model, data: both are needed"),
+        ({"bodies": 0}, "bodies: 0 given, at least 1 needed"),
+        ({"held": -1}, "held: -1 given, at least 0 needed"),
+        ({"rate": 0.0}, "a rate above 0 needed"),
+        ({"first": ("0", "0")}, "first: 0, 0 names a layer twice"),
+    ],
+)
+def test_settings_that_mean_nothing(change, sentence, settings):
+    with pytest.raises(ExhumeError, match=sentence):
+        replace(settings, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"first": ("9",)}, "the network has no layer '9'"),
+        ({"first": ("1",), "second": "0"}, "'0' does not come after '1'"),
+        ({"first": ("2",), "second": "2"}, "the body would be empty"),
+        ({"targets": 5}, "5 records for the part target, at least 10 needed"),
+        ({"held": 1000}, "records needed"),
+        ({"model": f"{__file__}:pair", "weights": ""}, "fewer than two|must be"),
+        ({"model": f"{__file__}:narrow", "weights": "", "first": ()}, "fewer than two points"),
+        ({"model": f"{__file__}:nothing"}, "has no nothing"),
+    ],
+)
+def test_splits_that_cannot_be(change, sentence, settings):
+    with pytest.raises(ExhumeError, match=sentence):
+        read_split(replace(settings, **change), bars(300, Key.from_seed(0)))
+
+
+def test_weights_that_do_not_fit(settings, tmp_path):
+    records = bars(300, Key.from_seed(0))
+    state = net().state_dict()
+    save_file({**state, "3.bias": torch.zeros(4)}, tmp_path / "a.safetensors")
+    with pytest.raises(ExhumeError, match=r"3.bias has shape \(4,\) in the file and \(3,\)"):
+        read_split(replace(settings, weights=str(tmp_path / "a.safetensors")), records)
+    save_file({**state, "3.bias": torch.full((3,), torch.nan)}, tmp_path / "b.safetensors")
+    with pytest.raises(ExhumeError, match="3.bias holds NaN"):
+        read_split(replace(settings, weights=str(tmp_path / "b.safetensors")), records)
+    with pytest.raises(ExhumeError, match="weights: there is no file"):
+        read_split(replace(settings, weights="nowhere.pt"), records)
+
+
+def test_records_that_do_not_fit(settings):
+    flat = Records(torch.rand(300, 64), torch.arange(300) % 3, ("a", "b", "c"))
+    with pytest.raises(ExhumeError, match="only images are covered so far"):
+        read_split(settings, flat)
+    many = Records(torch.rand(300, 1, 8, 8), torch.arange(300) % 4, tuple("abcd"))
+    with pytest.raises(ExhumeError, match="4 classes, but the network has 3 outputs"):
+        read_split(settings, many)
+    colour = Records(torch.rand(300, 3, 8, 8), torch.arange(300) % 3, tuple("abc"))
+    with pytest.raises(ExhumeError, match=r"cannot take records of shape \(3, 8, 8\)"):
+        read_split(settings, colour)
+
+
+def test_depths_are_chosen_where_none_is_named(settings):
+    owned = read_split(replace(settings, first=(), weights=""), bars(300, Key.from_seed(0)))
+    assert (owned.first, owned.second) == (("0", "1"), "2")
+    assert "as the factory made it" in owned.notes[0]
+
+
+def test_a_finished_module_cannot_be_trained_afresh(settings, tmp_path):
+    fixed = replace(settings, model=FIXED, weights="", first=("0",), defend="single")
+    with pytest.raises(ExhumeError, match="gives the same weights at every call"):
+        audit_split(fixed, tmp_path / "run")
+    few = replace(settings, defend="ensembler", bodies=2, selected=3)
+    with pytest.raises(ExhumeError, match="3 of 2 bodies; legal is 1 <= P <= N"):
+        audit_split(few, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_sizes_and_folder(settings):
+    sizes = sizes_of(settings, 1000)
+    assert (sizes.fixed, sizes.target, sizes.shadow, sizes.public, sizes.test) == (
+        *(0, 30, 300, 100),
+        100,
+    )
+    assert sizes_of(replace(settings, defend="single", train=70), 1000).fixed == 70
+    assert folder_for(settings) == folder_for(settings) != folder_for(replace(settings, seed=1))
+
+
+def test_depths_in_words():
+    assert depth_told({"a": "leaks"}) == "No other depth was tried."
+    words = {"a": "leaks", "b": "no leak found", "c": "not audited", "d": "no leak found"}
+    assert depth_told(words) == (
+        "Without a defence, it leaks after a; nothing was found after b, d; nothing can be said "
+        "after c."
+    )

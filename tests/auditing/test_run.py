@@ -1,0 +1,439 @@
+"""The whole audit: several releases in one run, a plan within a budget, fixes, the user's own model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import exhume
+from exhume.auditing.estimate import forward_operations, seconds_per_model
+from exhume.choices import sized
+from exhume.contract import ExhumeError, Key, Records
+from exhume.models.cnn import CNN
+from exhume.models.mlp import MLP
+from exhume.settings import Settings
+from exhume.store import FolderStore, NullStore
+from exhume.train.optimisers import Descent
+from exhume.train.recipe import FullBatch
+
+DATA = {"source": "digits", "fixed": 60, "targets": 20, "shadows": 120, "public": 50, "test": 60}
+VICTIM = {"hidden": [8], "steps": 30}
+MACHINE = {"threads": 1, "chunk": 16}
+
+
+def result_of(done: exhume.auditing.Audit) -> dict:
+    return json.loads((done.folder / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Weights and updates, with fixes."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    brief = {
+        "data": DATA,
+        "victim": VICTIM,
+        "machine": MACHINE,
+        "update": {"made": 6, "batch_size": 1, "search_steps": 5, "restarts": 1},
+        "budget": {"fixes": True},
+    }
+    return exhume.audit(brief, out)
+
+
+def test_both_releases_are_attacked(whole):
+    result = result_of(whole)
+    ids = [attack["id"] for attack in result["attacks"]]
+    assert ids[0] == "closed-form"
+    assert {"bias-ratio", "span"} & set(ids)
+    assert whole.verdict.word == "leaks"
+    assert all(
+        attack["verdict"] in ("leaks", "no leak found", "not audited")
+        for attack in result["attacks"]
+    )
+    assert result["title"] == "What you release, and what it gives away"
+    assert result["victim"]["updates"] == 6
+    assert whole.verdict.sentence == "2 of 2 releases leak."
+    glance = {release["name"]: release for release in result["releases"]}
+    assert set(glance) == {"the trained weights", "the updates of clients"}
+    assert all(release["word"] == "leaks" for release in glance.values())
+    assert "initial weights that stay secret" in glance["the trained weights"]["fix"]
+    left = {planned["id"]: planned["why"] for planned in result["plan"] if not planned["run"]}
+    assert set(left) == {"corrected", "through-training"}
+    assert all(why.startswith("only with --budget") for why in left.values())
+
+
+def test_fixes_are_ranked_in_words(whole):
+    rows = result_of(whole)["fixes"]
+    ids = [row["id"] for row in rows]
+    assert {"secret-start", "int8", "private-100", "noise-1", "pruned"} <= set(ids)
+    tried = [row for row in rows if row["tried"]]
+    stopped = [row["verdict"] == "no leak found" for row in tried]
+    assert stopped == sorted(stopped, reverse=True)  # those that stop it first
+    secret = next(row for row in rows if row["id"] == "secret-start")
+    assert secret["sentence"].startswith("initial weights that stay secret: ")
+    assert "records recovered, accuracy " in secret["sentence"]
+    assert secret["kept"] == secret["before"]
+    assert whole.advice == tuple(row["sentence"] for row in rows)
+    titles = [chart["title"] for chart in result_of(whole)["charts"]]
+    assert titles == [
+        "What stops the leak of the trained weights",
+        "What stops the leak of the updates of clients",
+    ]
+
+
+def test_noise_as_large_as_the_update_stops_what_reads_it(whole):
+    row = next(row for row in result_of(whole)["fixes"] if row["id"] == "noise-1")
+    assert row["success"] < 0.5
+    assert 0.5 < row["kept"] < 0.9  # the cosine with noise of the same size is about .7
+
+
+def test_the_page_tells_the_plan_and_the_fixes(whole):
+    page = whole.report.read_text()
+    assert "What to do about it" in page
+    assert "What was tried, and what was left out" in page
+    assert "initial weights that stay secret" in page
+
+
+def test_in_a_notebook_it_shows_its_page(whole):
+    shown = whole._repr_html_()
+    assert whole.verdict.sentence in shown
+    assert "<iframe srcdoc=" in shown
+    assert "&lt;!doctype html&gt;" in shown
+
+
+def test_a_second_run_is_the_same(whole, tmp_path):
+    again = exhume.audit(whole.folder / "config.toml", tmp_path / "again")
+    first, second = result_of(whole), result_of(again)
+    for result in (first, second):
+        del result["wall_seconds"]
+        for row in [*result["attacks"], *result["plan"], *result["fixes"]]:
+            row.pop("cost", None)
+            row.pop("seconds", None)
+    assert first == second
+
+
+def test_a_budget_too_small_for_anything_audits_nothing(tmp_path):
+    settings = {"data": {"source": "digits"}, "victim": {"steps": 10**6}, "budget": "1s"}
+    done = exhume.audit(settings, tmp_path / "run")
+    assert done.verdict.word == "not audited"
+    assert "of the budget were left" in done.verdict.sentence
+    assert result_of(done)["attacks"] == []
+
+
+def test_a_budget_chooses_targets_and_shadows():
+    plain = Settings()
+    many = sized(plain, 70_000, per_model=1e-3, budget=600.0).data
+    few = sized(plain, 70_000, per_model=1.0, budget=600.0).data
+    assert (many.targets, many.shadows) == (200, 2000)
+    assert (few.targets, few.shadows) == (40, 200)
+    assert (few.targets + few.shadows) * 1.0 <= 0.7 * 600
+    hopeless = sized(plain, 70_000, per_model=1e6, budget=600.0).data
+    assert (hopeless.targets, hopeless.shadows) == (20, 50)  # the planner then leaves it out
+    given = sized(plain.with_values("data", targets=7), 70_000, per_model=1.0, budget=600.0).data
+    assert given.targets == 7
+
+
+def test_estimates_count_operations():
+    mlp = MLP((784,), (10,), 10, "relu")
+    assert forward_operations(mlp) == 2 * (784 * 10 + 10 * 10)
+    cnn = CNN((3, 32, 32), hidden=(10,), outputs=10)
+    by_hand = 2 * (15 * 15 * 16 * 48 + 12 * 12 * 32 * 256 + 4608 * 10 + 10 * 10)
+    assert forward_operations(cnn) == pytest.approx(by_hand, rel=1e-6)
+
+
+def test_estimates_grow_with_the_work(tmp_path):
+    records = Records(torch.rand(40, 6), torch.zeros(40, dtype=torch.int64), ("a", "b"))
+    mlp = MLP((6,), (4,), 2, "relu")
+
+    def seconds(steps: int, threads: int) -> float:
+        recipe = FullBatch(mlp, Descent(steps))
+        key = Key.from_seed(0)
+        start = mlp.initial(key)
+        return seconds_per_model(
+            recipe, records, threads=threads, initial=start, key=key, store=NullStore()
+        )
+
+    assert seconds(200, 1) == pytest.approx(2 * seconds(100, 1))
+    assert seconds(100, 1) == pytest.approx(2 * seconds(100, 2))
+
+
+OWN = """
+import torch
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.ELU(), nn.Flatten(), nn.Linear(36, 10))
+
+def train(model, records, rng):
+    optimiser = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for _ in range(10):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(records.inputs), records.labels).backward()
+        optimiser.step()
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch) -> Path:
+    (tmp_path / "net.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+SMALL = {**DATA, "fixed": 12, "targets": 20, "shadows": 300}
+
+
+def test_an_own_network_trained_here(own):
+    victim = {"network": "net.py:make", "steps": 20}
+    done = exhume.audit({"data": SMALL, "victim": victim, "machine": MACHINE}, own / "run")
+    result = result_of(done)
+    assert result["victim"]["architecture"].startswith("net.py:make with ")
+    assert done.verdict.word == "leaks"
+    exact = next(p for p in result["plan"] if p["id"] == "through-training")
+    assert exact["why"].startswith("does not apply: differentiating is written for full-batch MLPs")
+
+
+def test_an_own_training_function(own):
+    victim = {"network": "net.py:make", "train": "net.py:train"}
+    few = {**SMALL, "targets": 5, "shadows": 20}
+    brief = {"data": few, "victim": victim, "machine": MACHINE, "budget": "5m"}
+    done = exhume.audit(brief, own / "run")
+    facts = result_of(done)["victim"]
+    assert facts["training"] == "the owner's own function net.py:train"
+    assert facts["deterministic"] == "yes"
+    again = exhume.audit(brief, own / "run")  # the time taken once is kept, so the plan is the same
+    assert result_of(again)["plan"][0]["run"]
+    assert again.metrics == done.metrics
+
+
+@pytest.mark.parametrize(
+    ("private", "missing"),
+    [
+        ({"dp_clip": 1.0}, "dp_noise: .* trains its own way; .* dp_noise, dp_steps is missing"),
+        ({"dp_clip": 1.0, "dp_noise": 2.0}, "dp_steps: .* dp_steps is missing"),
+        ({"dp_sampling": 0.5}, "dp_clip: .* dp_clip, dp_noise, dp_steps is missing"),
+    ],
+)
+def test_own_training_that_is_private_is_said_to_be_so_in_full(own, private, missing):
+    victim = {"network": "net.py:make", "train": "net.py:train", **private}
+    with pytest.raises(ExhumeError, match=missing):
+        exhume.audit({"data": SMALL, "victim": victim}, own / "run")
+    assert not (own / "run").exists()
+    with pytest.raises(ExhumeError, match="dp_steps: 3 given; without a train of your own, say"):
+        exhume.audit({"data": SMALL, "victim": {"dp_steps": 3}}, own / "run")
+
+
+def test_own_training_is_certified_as_it_is_said_to_be(own):
+    """The function adds no noise at all, and is said to be private: that is noticed."""
+    victim = {"network": "net.py:make", "train": "net.py:train", "dp_clip": 1.0, "dp_noise": 50.0}
+    sizes = {"fixed": 20, "targets": 10, "shadows": 60, "public": 20, "test": 20}
+    brief = {"data": {"source": "digits", **sizes}, "victim": {**victim, "dp_steps": 10}}
+    done = exhume.audit({**brief, "machine": MACHINE}, own / "run")
+    assert "ALARM" in done.alarm
+    assert done.verdict.sentence == "The stated privacy does not hold."
+    facts = result_of(done)["victim"]
+    assert facts["privacy"] == "clip 1, noise multiplier 50, 10 steps, by the settings"
+    assert "What the stated privacy allows" in done.report.read_text()
+
+
+def test_updates_alone_need_no_weights_to_be_released(own):
+    brief = {
+        "data": {"source": "digits"},
+        "victim": {"network": "net.py:make", "released": False},
+        "update": {"made": 1, "batch_size": 1, "search_steps": 60, "restarts": 1},
+    }
+    done = exhume.audit(brief, own / "run")
+    result = result_of(done)
+    assert result["title"] == "What the updates of clients give away"
+    assert {attack["id"] for attack in result["attacks"]} >= {"matching"}
+    assert done.metrics["targets"] == 1
+
+
+def test_more_updates_than_records_are_refused(own):
+    brief = {
+        "data": {"source": "digits"},
+        "victim": {"released": False},
+        "update": {"made": 100, "batch_size": 100},
+    }
+    with pytest.raises(ExhumeError, match="100 updates of 100 records need 10000"):
+        exhume.audit(brief, own / "run")
+
+
+def test_a_time_of_an_own_function_is_kept(own):
+    from exhume.models.own.architecture import architecture_named
+    from exhume.train.own import OwnTraining
+
+    architecture = architecture_named("net.py:make", input_shape=(1, 8, 8), classes=10)
+    recipe = OwnTraining.of(architecture, "net.py:train")
+    records = Records(torch.rand(6, 1, 8, 8), torch.arange(6), tuple("abcdefghij"))
+    key = Key.from_seed(0)
+    given = {"threads": 1, "initial": architecture.initial(key), "key": key}
+    store = FolderStore(own / "shards")
+    first = seconds_per_model(recipe, records, **given, store=store)
+    assert first > 0
+    assert seconds_per_model(recipe, records, **given, store=store) == first
+
+
+def test_a_base_that_is_fine_tuned(own):
+    """Training starts from a file; whoever has the base knows the start, so it is no secret to keep."""
+    from safetensors.torch import save_file
+
+    from exhume.models.own.architecture import architecture_named
+
+    architecture = architecture_named("net.py:make", input_shape=(1, 8, 8), classes=10)
+    start = architecture.initial(Key.from_seed(5))
+    save_file(
+        {f"module.{n}": t.clone() for n, t in architecture.layout.split(start).items()},
+        own / "base.safetensors",
+    )
+    victim = {"network": "net.py:make", "steps": 20, "start": "base.safetensors"}
+    brief = {"data": SMALL, "victim": victim, "machine": MACHINE}
+    brief["data"] = {**SMALL, "targets": 5, "shadows": 20}
+    done = exhume.audit(brief, own / "run")
+    other = exhume.audit({**brief, "victim": {**victim, "start": ""}}, own / "other")
+    assert result_of(done)["victim"]["start"] == "base.safetensors"
+    assert done.metrics["mse"] != other.metrics["mse"]
+    with pytest.raises(ExhumeError, match="there is no file"):
+        exhume.audit({**brief, "victim": {**victim, "start": "no.pt"}}, own / "third")
+
+
+def credit(tol: float, rows: int = 200):
+    """Two classes, a dozen columns, and the model that a bank would fit."""
+    from sklearn.linear_model import LogisticRegression
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 12, generator=generator).double().numpy()
+    y = (x[:, 0] + 0.5 * x[:, 1] + 0.3 * x[:, 2] ** 2 > 0).astype(int)
+    names = ["refused", "granted"]
+    labels = [names[int(one)] for one in y]
+    return LogisticRegression(tol=tol, max_iter=10_000).fit(x, labels), x, labels
+
+
+def test_a_fitted_linear_model_gives_its_records_away(tmp_path):
+    model, x, y = credit(1e-12)
+    done = exhume.audit_fitted(model, x, y, tmp_path / "run", targets=30)
+    assert done.verdict.word == "leaks"
+    assert done.metrics["success"] == 1.0
+    assert done.metrics["label_accuracy"] == 1.0
+    assert done.metrics["mse"] < 1e-4
+    result = result_of(done)
+    assert result["title"] == "What a fitted linear model gives away"
+    assert result["classes"] == ["granted", "refused"]
+    again = exhume.audit_fitted(model, x, y, tmp_path / "run", targets=30)
+    assert again.metrics == done.metrics
+    other, _, _ = credit(1e-12, rows=150)
+    with pytest.raises(ExhumeError, match="other settings"):
+        exhume.audit_fitted(other, x[:150], y[:150], tmp_path / "run", targets=30)
+
+
+def test_a_fitted_model_in_a_file(tmp_path):
+    skops = pytest.importorskip("skops.io")
+    model, x, y = credit(1e-12)
+    skops.dump(model, tmp_path / "credit.skops")
+    import numpy as np
+
+    np.savez(tmp_path / "credit.npz", x=x.astype(np.float32), y=(np.array(y) == "refused"))
+    brief = {
+        "data": {"source": str(tmp_path / "credit.npz")},
+        "fitted": {"file": str(tmp_path / "credit.skops"), "targets": 20},
+    }
+    done = exhume.audit(brief, tmp_path / "run")
+    assert done.verdict.word == "leaks"
+
+
+def test_a_model_of_another_kind_is_not_audited(tmp_path):
+    from sklearn.tree import DecisionTreeClassifier
+
+    _, x, y = credit(1e-4)
+    tree = DecisionTreeClassifier().fit(x, y)
+    done = exhume.audit_fitted(tree, x, y, tmp_path / "run")
+    assert done.verdict.word == "not audited"
+    assert "only LogisticRegression is at the optimum" in done.verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "sentence"),
+    [
+        ([[1.0, 2.0]], ["granted", "refused"], "shapes .* given"),
+        ([[float("nan")] * 12], ["granted"], "NaN or infinite values"),
+        ([[0.0] * 12], ["unknown"], "unknown is not one of the model's classes"),
+    ],
+)
+def test_what_was_fitted_on_must_fit(tmp_path, x, y, sentence):
+    model, _, _ = credit(1e-4)
+    with pytest.raises(ExhumeError, match=sentence):
+        exhume.audit_fitted(model, x, y, tmp_path / "run")
+
+
+SPLIT = """
+from torch import nn
+
+def net():
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 8, 3, stride=2, padding=1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(128, 10)
+    )
+"""
+
+
+def test_features_of_a_split_network_in_the_same_brief(tmp_path, monkeypatch):
+    (tmp_path / "split_net.py").write_text(SPLIT)
+    monkeypatch.chdir(tmp_path)
+    small = {"attack_epochs": 1, "epochs": 1, "channels": 4, "targets": 20, "held": 60, "seen": 20}
+    split = {"model": "split_net.py:net", "first": "0", "second": "4", "lpips": False, **small}
+    brief = {"data": {"source": "digits"}, "split": split}
+    done = exhume.audit(brief, tmp_path / "run")
+    result = result_of(done)
+    assert result["title"] == "What the features of a split network give away"
+    assert [planned["id"] for planned in result["plan"]] == ["split"]
+    assert all(
+        attack["release"] == "the features of the split network" for attack in result["attacks"]
+    )
+    assert any("success" in attack["metrics"] for attack in result["attacks"])
+    assert done.verdict.word in ("leaks", "no leak found", "not audited")
+
+
+def test_a_fix_of_a_split_network_is_trained_and_attacked(tmp_path, monkeypatch):
+    from exhume import data
+    from exhume.auditing.findings import Findings
+    from exhume.auditing.fixes_for import fixes_for
+    from exhume.auditing.split.release import SplitAct
+    from exhume.auditing.split.settings import SplitSettings
+    from exhume.contract import silent
+    from exhume.report.folder import RunFolder
+    from exhume.score.verdict import Verdict
+
+    (tmp_path / "split_net.py").write_text(SPLIT)
+    monkeypatch.chdir(tmp_path)
+    settings = SplitSettings(
+        "split_net.py:net",
+        "digits",
+        first=("0",),
+        second="4",
+        lpips=False,
+        attack_epochs=1,
+        epochs=1,
+        channels=4,
+        targets=20,
+        held=60,
+        seen=20,
+        train=60,
+        batch=32,
+    )
+    act = SplitAct.of(settings, data.load("digits"))
+    section = {"id": "after-0-shadow", "release": act.title, "metrics": {}}
+    leak = Findings(section, {}, {}, Verdict("leaks", "It leaks.", ""))
+    bound = dataclasses.replace(leak, counts=False)  # an adversary who was given the head
+    assert fixes_for([act], [bound]) == []
+    fixes = {fix.id: fix for fix in fixes_for([act], [leak])}
+    assert set(fixes) == {"split-ensembler", "split-single"}
+    assert {fix.release for fix in fixes.values()} == {act.title}
+    assert fixes["split-ensembler"].words == "the Ensembler: 4 bodies, of which 2 count"
+    assert fixes["split-ensembler"].seconds > 0
+    tried = fixes["split-single"].run(RunFolder.create(tmp_path / "run"), silent)
+    assert tried.targets == 20
+    assert 0 <= tried.kept <= 1
+    assert 0 <= tried.before <= 1

@@ -1,0 +1,144 @@
+"""The audit of private training: measured beside allowed, and an alarm where the engine is broken."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+import exhume
+from exhume.auditing import Audit
+from exhume.auditing.training.limits import LISTED
+from exhume.bounds.dp_sgd import dp_sgd
+from exhume.cli.frame import conclude
+from exhume.contract import ExhumeError
+from exhume.report.limits import limits_in, limits_rows
+from exhume.report.page import draw
+from exhume.score.verdict import broken as broken_verdict
+from exhume.train.dp import NoiseStream, epsilon
+
+STEPS = 12
+NOISE = math.sqrt(STEPS) / 1.0  # naming one of ten is allowed in 39% of the cases
+DATA = {"source": "digits", "fixed": 40, "targets": 103, "shadows": 80, "public": 20, "test": 20}
+VICTIM = {"hidden": [6], "steps": STEPS, "momentum": 0.5, "dp_clip": 0.5, "dp_noise": NOISE}
+SETTINGS = {"data": DATA, "victim": VICTIM}
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """An engine that adds a tenth of the noise it should."""
+    drawn = NoiseStream.draw
+    monkeypatch.setattr(NoiseStream, "draw", lambda self, like: drawn(self, like).mul_(0.1))
+
+
+def limits_of(folder):
+    attacks = json.loads((folder / "result.json").read_text())["attacks"]
+    return next((attack["limits"] for attack in attacks if "limits" in attack), None)
+
+
+def test_sound_training_is_shown_below_its_bound(tmp_path):
+    done = exhume.audit(SETTINGS, tmp_path / "run")
+    limits = limits_of(done.folder)
+    rows = {(row["attack"], row["game"]): row for row in limits["rows"]}
+    naming = f"the record named among {LISTED}"
+    every = rows["Prior-aware attack, every step seen", naming]
+    assert (every["trials"], every["kappa"]) == (100, pytest.approx(0.1))
+    assert every["bound"] == pytest.approx(0.389, abs=1e-3)
+    assert 0.1 < every["low"] <= every["rate"] <= every["high"]  # it is attacked
+    assert (done.alarm, limits["alarm"]) == ("", "")
+    assert done.verdict.word != "not audited"  # naming is no reconstruction, and does not count
+    assert len(rows) == 6  # four attacks name, two of them reconstruct
+    assert any("3 targets that fill no list of 10" in note for note in limits["notes"])
+    page = done.report.read_text()
+    assert "What the stated privacy allows" in page
+    assert "No attack did certainly better than differential privacy" in page
+    assert "38.9%" in page
+    shared = draw(done.folder, redact=True).read_text()
+    assert "What the stated privacy allows" in shared
+
+
+def test_a_broken_engine_raises_the_alarm_in_words(tmp_path, broken):
+    done = exhume.audit(SETTINGS, tmp_path / "run")
+    assert done.verdict.word == "leaks"
+    assert done.verdict.sentence == "The stated privacy does not hold."
+    assert "ALARM" in done.alarm
+    assert "Prior-aware attack, every step seen (the record named among 10)" in done.alarm
+    assert "the implementation of the private training is wrong" in done.report.read_text()
+
+
+def test_the_gate_fails_on_an_alarm(tmp_path, capsys):
+    """Whatever share of leaks was allowed, and although no record was reconstructed."""
+    numbers = {"success": 0.0, "detectable_rate": 0.1}
+    done = Audit(broken_verdict("ALARM: too good."), numbers, tmp_path, tmp_path / "report.html")
+    assert conclude(done, 1.0, more="--targets") == 0
+    assert conclude(replace(done, alarm="ALARM: too good."), 1.0, more="--targets") == 1
+    assert "did better than the stated privacy allows" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("order", ["known", "unknown"])
+def test_where_steps_draw_their_records_the_bound_is_lower(tmp_path, order):
+    victim = {**VICTIM, "dp_noise": 1.0, "dp_sampling": 0.3, "batch_order": order}
+    done = exhume.audit(
+        {"data": {**DATA, "targets": 20, "shadows": 40}, "victim": victim}, tmp_path / "run"
+    )
+    limits = limits_of(done.folder)
+    rows = {row["attack"]: row for row in limits["rows"] if "named" in row["game"]}
+    every = rows["Prior-aware attack, every step seen"]
+    assert every["bound"] == pytest.approx(dp_sgd(0.1, 1.0, STEPS, 0.3).gamma)
+    assert every["bound"] < dp_sgd(0.1, 1.0, STEPS).gamma / 1.5
+    assert limits["alarm"] == ""
+    assert "sampling rate 0.3" in limits["notes"][0]
+    facts = json.loads((done.folder / "result.json").read_text())["victim"]
+    assert facts["epsilon"] == pytest.approx(epsilon(1.0, STEPS, sampling=0.3))
+    assert facts["training"].startswith("gradient descent on Poisson samples")
+
+
+@pytest.mark.parametrize(
+    ("victim", "sentence"),
+    [
+        (
+            {"dp_sampling": 0.0, "dp_clip": 1.0},
+            "victim.dp_sampling: 0.0 given, a probability above",
+        ),
+        ({"dp_sampling": 0.5}, "dp_sampling: 0.5 given without a dp_clip"),
+        (
+            {"dp_sampling": 0.5, "dp_clip": 1.0, "optimiser": "sgd", "batch": 8},
+            "there for full batches and Poisson samples",
+        ),
+    ],
+)
+def test_sampling_that_cannot_be(tmp_path, victim, sentence):
+    with pytest.raises(ExhumeError, match=sentence):
+        exhume.audit({"data": DATA, "victim": victim}, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_noise_nothing_is_allowed_or_forbidden(tmp_path):
+    victim = {**VICTIM, "dp_noise": 0.0}
+    done = exhume.audit({"data": {**DATA, "targets": 20}, "victim": victim}, tmp_path / "run")
+    assert limits_of(done.folder) is None
+    assert "What the stated privacy allows" not in done.report.read_text()
+
+
+def test_adam_is_attacked_from_the_end_only(tmp_path):
+    victim = {**VICTIM, "optimiser": "adam", "rate": 0.01}
+    done = exhume.audit({"data": {**DATA, "targets": 8}, "victim": victim}, tmp_path / "run")
+    limits = limits_of(done.folder)
+    assert {row["attack"] for row in limits["rows"]} == {
+        "Prior-aware attack, final weights",
+        "Closed-form per-label reconstructor",
+        "Noise-aware reconstructor",
+    }
+    assert {row["trials"] for row in limits["rows"]} == {8}  # one short list
+    assert any("only steps of gradient descent can be undone" in note for note in limits["notes"])
+
+
+def test_damaged_limits_are_one_sentence(tmp_path):
+    where = tmp_path / "result.json"
+    with pytest.raises(ExhumeError, match="limits are not readable"):
+        limits_rows({"rows": [{"rate": "much"}]}, where)
+    with pytest.raises(ExhumeError, match="limits must be an object"):
+        limits_in({"attacks": [{"limits": 3}]}, where)
+    assert limits_rows(limits_in({"attacks": []}, where), where) == []

@@ -1,0 +1,477 @@
+"""The audit of an update, from files to verdict, on small networks whose records are known."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from exhume import data
+from exhume.attacks.gradient.span.attack import SpanAttack
+from exhume.auditing.cached import kept
+from exhume.auditing.updates.lines import lines_for, steps_within
+from exhume.auditing.updates.proofs import Steps, labels_behind, proof_of
+from exhume.auditing.updates.reading import cases_for
+from exhume.auditing.updates.settings import UpdateSettings
+from exhume.cli import app
+from exhume.contract import (
+    ExhumeError,
+    NotApplicable,
+    Outcome,
+    Reconstruction,
+    Records,
+    Status,
+)
+from exhume.models.mlp import MLP
+from exhume.models.two_layer import TwoLayer
+from exhume.store import FolderStore
+from exhume.victims.gradient import release_batches
+from exhume.victims.recorded import Recording
+
+MODEL = """
+import torch
+from torch import nn
+
+def relu():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 150), nn.ReLU(), nn.Linear(150, 10))
+
+def norm():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 30), nn.BatchNorm1d(30), nn.ReLU(), nn.Linear(30, 10)
+    )
+
+def conv():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, stride=2), nn.Sigmoid(), nn.Flatten(), nn.Linear(36, 10)
+    )
+
+def tanh():
+    from exhume.models.two_layer import TwoLayer
+    return TwoLayer((1, 8, 8), 600, 1, "tanh")
+"""
+INDEX = [3, 17, 40, 41]
+QUICK = ["--threads", "1", "--search-steps", "3", "--restarts", "1"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("update")
+    (folder / "nets_of_test.py").write_text(MODEL)
+    return folder
+
+
+@pytest.fixture
+def invoke(place, monkeypatch):
+    monkeypatch.chdir(place)
+    runner = CliRunner()
+
+    def run(*arguments, model="relu"):
+        named = f"nets_of_test.py:{model}"
+        return runner.invoke(app, ["audit-update", *map(str, arguments), "--model", named, *QUICK])
+
+    return run
+
+
+def batch(index=INDEX):
+    digits = data.load("digits")
+    return digits.inputs[index], digits.labels[index]
+
+
+def made(name):
+    space = {}
+    exec(MODEL, space)
+    return space[name]()
+
+
+def trained(module, *, steps=1, rate=0.1, reduction="mean", index=INDEX):
+    """The module after plain SGD on a batch, written out."""
+    inputs, labels = batch(index)
+    optimiser = torch.optim.SGD(module.parameters(), lr=rate)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        F.cross_entropy(module(inputs), labels, reduction=reduction).backward()
+        optimiser.step()
+    return module
+
+
+def gradient_of(module, path, *, change=lambda named: named, **options):
+    trained(module, rate=0.0, **options)
+    save_file(change({n: p.grad.clone() for n, p in module.named_parameters()}), path)
+    return path
+
+
+def result_of(out):
+    return json.loads((out / "result.json").read_text())
+
+
+def section(out, name):
+    return next(a for a in result_of(out)["attacks"] if a["id"] == name)
+
+
+def test_a_gradient_with_its_records(invoke, place):
+    path, out = gradient_of(made("relu"), place / "g.safetensors"), place / "scored"
+    options = ["--data", "digits", "--records", "3,17,40-41", "--batch-size", "4"]
+    done = invoke(path, *options, "--out", out, "--redact")
+    assert done.exit_code == 0, done.output
+    assert "The release leaks: 4 of 4 records" in done.stdout
+    assert done.stdout.rstrip().endswith(f"report: {out / 'report.html'}")
+    metrics = section(out, "bias-ratio")["metrics"]
+    assert metrics["certified"] == metrics["targets"] == 4
+    assert metrics["min_cosine"] == pytest.approx(1)
+    assert metrics["label_accuracy"] == 1
+    assert metrics["null_success"] < 0.01
+    assert metrics["update_residual"] < 1e-3
+    assert "weigh the neurons differently" in section(out, "span")["status"]["reason"]
+    assert not [a for a in result_of(out)["attacks"] if a["id"] == "matching"]  # all is proved
+    assert "Gradient matching: every record is proved" in result_of(out)["victim"]["not_run"]
+    page = (out / "report.html").read_text()
+    assert "The private records, and what came back" in page
+    assert "data:image/png" not in (out / "report-redacted.html").read_text()
+    assert stat.S_IMODE(out.stat().st_mode) == 0o700
+    for limit, code in (("0.5", 1), ("1", 0)):
+        assert invoke(path, *options, "--out", out, "--fail-over", limit).exit_code == code
+
+
+def test_a_little_noise_is_allowed_for(invoke, place, key):
+    def noisy(named):
+        return {
+            n: t + 1e-3 * t.std() * torch.randn(t.shape, generator=key.fold(n).generator())
+            for n, t in named.items()
+        }
+
+    path = gradient_of(made("relu"), place / "noisy.safetensors", change=noisy)
+    out = place / "noisy"
+    done = invoke(path, "--data", "digits", "--records", "3,17,40,41", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert section(out, "bias-ratio")["status"]["outcome"] == "not applicable"
+    assert section(out, "tolerant-ratio")["metrics"]["success"] == 1
+    assert section(out, "tolerant-ratio")["metrics"]["certified"] == 0
+
+
+def test_without_records_a_proof_is_a_leak(invoke, place):
+    out = place / "proved"
+    done = invoke(
+        gradient_of(made("relu"), place / "g.safetensors"), "--shape", "1,8,8", "--out", out
+    )
+    assert done.exit_code == 0
+    assert "The update leaks: 4 records were reconstructed, and the update itself" in done.stdout
+    assert "Training on 4 reconstructions gives the update back" in done.stdout
+    page = (out / "report.html").read_text()
+    assert "What came back" in page
+    assert "data:image/png" in page
+    path = place / "g.safetensors"
+    limited = invoke(path, "--shape", "1,8,8", "--out", out, "--fail-over", "0.9")
+    assert limited.exit_code == 1
+
+
+def test_without_records_and_proof_nothing_is_audited(invoke, place):
+    out = place / "unproved"
+    path = gradient_of(made("conv"), place / "c.safetensors")
+    done = invoke(path, "--shape", "1,8,8", "--batch-size", "4", "--out", out, model="conv")
+    assert done.exit_code == 2
+    assert "Not audited: there are no private records to compare" in done.stdout
+    assert "not fully connected with a bias" in section(out, "bias-ratio")["status"]["reason"]
+    assert section(out, "matching")["metrics"]["update_residual"] > 1e-3
+    assert (out / "report.html").exists()
+
+
+def test_without_a_batch_size_matching_says_what_it_lacks(invoke, place):
+    out = place / "sizeless"
+    path = gradient_of(made("conv"), place / "c.safetensors")
+    done = invoke(path, "--shape", "1,8,8", "--out", out, model="conv")
+    assert done.exit_code == 2
+    assert section(out, "matching")["status"]["reason"] == "gradient matching needs the batch size"
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_states_before_and_after_local_steps(invoke, place, steps):
+    torch.save(made("relu").state_dict(), place / "before.pt")
+    torch.save(trained(made("relu"), steps=steps).state_dict(), place / f"after{steps}.pt")
+    out = place / f"states{steps}"
+    states = ["--before", "before.pt", "--after", f"after{steps}.pt", "--rate", "0.1"]
+    done = invoke(
+        *states, "--steps", steps, "--data", "digits", "--records", "3,17,40,41", "--out", out
+    )
+    assert done.exit_code == 0, done.output
+    assert section(out, "bias-ratio")["metrics"]["recovered"] == 1
+    assert section(out, "bias-ratio")["metrics"]["update_residual"] < 1e-3
+    assert result_of(out)["victim"]["local_steps"] == steps
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_batch_norm_in_either_mode(invoke, place, mode):
+    module = made("norm").train(mode == "train")
+    path, out = gradient_of(module, place / "n.safetensors"), place / f"norm-{mode}"
+    options = ["--data", "digits", "--records", "3,17,40,41", "--batch-size", "4"]
+    done = invoke(path, *options, "--batch-norm", mode, "--out", out, model="norm")
+    assert done.exit_code == 0, done.output
+    assert "batch-norm mode" in result_of(out)["victim"]["checked"]
+    assert section(out, "matching")["metrics"]["candidates"] == 4
+    assert "TwoLayer and MLP" in section(out, "span")["status"]["reason"]
+
+
+def test_a_summed_loss(invoke, place):
+    path = gradient_of(made("relu"), place / "sum.safetensors", reduction="sum")
+    options = ["--shape", "1,8,8", "--batch-size", "4"]
+    done = invoke(path, *options, "--reduction", "sum", "--out", place / "sum")
+    assert done.exit_code == 0
+    assert section(place / "sum", "bias-ratio")["metrics"]["update_residual"] < 1e-3
+    wrong = invoke(path, *options, "--out", place / "wrong")
+    assert wrong.exit_code == 2
+    assert "the loss" in wrong.stderr
+
+
+def test_a_queried_network_of_ours_falls_to_the_span_attack(invoke, place, key):
+    network = TwoLayer((1, 8, 8), 600, 1, "tanh")
+    inputs, labels = batch()
+    at = SpanAttack(spread=0.3).query(network, key)
+    private = Records(inputs[None], labels[None] % 2, ("even", "odd"))
+    release, _ = release_batches(network, at, private)
+    save_file(network.layout.split(at), place / "q.safetensors")
+    save_file(network.layout.split(release.values[0]), place / "gq.safetensors")
+    options = ["--before", "q.safetensors", "--data", "digits", "--records", "3,17,40,41"]
+    done = invoke("gq.safetensors", *options, "--out", place / "span", model="tanh")
+    assert done.exit_code == 0, done.output
+    found = section(place / "span", "span")
+    assert found["metrics"]["min_cosine"] > 0.9999
+    assert "and so would the negative of each" in found["notes"][1]
+    lost = invoke("gq.safetensors", "--out", place / "lost", model="tanh")
+    assert "an architecture has no weights of its own; give --before" in lost.stderr
+
+
+def test_a_recorded_run_of_two_clients(invoke, place):
+    recording = Recording(place / "recorded")
+    for client, index in (("0", INDEX), ("1", [7, 8, 9])):
+        end = trained(made("relu"), index=index).state_dict()
+        recording.write(
+            made("relu").state_dict(), end, round=1, client=client, rate=0.1, batch_size=len(index)
+        )
+    (place / "who.json").write_text(json.dumps({"0": INDEX, "1": [7, 8, 9]}))
+    done = invoke("recorded", "--data", "digits", "--records", "who.json", "--out", place / "two")
+    assert done.exit_code == 0, done.output
+    assert "7 of 7 records" in done.stdout
+    assert result_of(place / "two")["victim"]["clients"] == 2
+    several = invoke("recorded", "--data", "digits", "--records", "1,2", "--out", place / "x")
+    assert "there are 2 clients (0, 1), so a JSON file" in several.stderr
+
+
+def test_rounds_of_one_client_are_taken_together(invoke, place):
+    """Half of its records in each round: what either round gives away counts."""
+    recording, module = Recording(place / "rounds"), made("relu")
+    for number, index in ((1, INDEX[:2]), (2, INDEX[2:])):
+        before = {n: t.clone() for n, t in module.state_dict().items()}
+        trained(module, index=index)
+        recording.write(before, module.state_dict(), round=number, client="a", rate=0.1)
+    out = place / "taken"
+    done = invoke("rounds", "--data", "digits", "--records", "3,17,40,41", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "4 of 4 records" in done.stdout
+    assert (result_of(out)["victim"]["updates"], result_of(out)["victim"]["clients"]) == (2, 1)
+
+
+@pytest.mark.parametrize(("net", "code"), [("relu", 0), ("conv", 2)])
+def test_a_set_of_the_private_records_alone(invoke, place, net, code):
+    """There is no null then: only a proof says that it leaks."""
+    inputs, labels = batch()
+    np.savez(place / "own.npz", x=inputs.numpy(), y=labels.numpy())
+    path, out = gradient_of(made(net), place / "o.safetensors"), place / f"own-{net}"
+    done = invoke(path, "--data", "own.npz", "--batch-size", "4", "--out", out, model=net)
+    assert done.exit_code == code
+    said = "The update leaks: 4 records" if net == "relu" else "Not audited: there are no 10 other"
+    assert said in done.stdout
+    assert "The private records, and what came back" in (out / "report.html").read_text()
+
+
+def test_the_same_command_takes_up_its_run(invoke, place):
+    path, out = gradient_of(made("conv"), place / "c.safetensors"), place / "again"
+    options = [
+        path,
+        "--data",
+        "digits",
+        "--records",
+        "3,17,40,41",
+        "--batch-size",
+        "4",
+        "--out",
+        out,
+    ]
+    assert invoke(*options, model="conv").exit_code == 0
+    first = result_of(out)["attacks"]
+    tensors = (out / "matching.safetensors").read_bytes()
+    shards = {p: p.stat().st_mtime_ns for p in (out / "shards").iterdir()}
+    assert invoke(*options, model="conv").exit_code == 0
+    assert result_of(out)["attacks"] == first  # seconds included: nothing ran twice
+    assert (out / "matching.safetensors").read_bytes() == tensors
+    assert {p: p.stat().st_mtime_ns for p in (out / "shards").iterdir()} == shards
+    other = invoke(*options, "--seed", "1", model="conv")
+    assert other.exit_code == 2
+    assert "holds a run with other settings" in other.stderr
+
+
+def nan(named):
+    return named | {"1.weight": named["1.weight"] * torch.nan}
+
+
+def short(named):
+    return {n: t for n, t in named.items() if n != "3.bias"}
+
+
+PROBLEMS = {
+    "nan": ("relu", {"change": nan}, [], "1.weight holds NaN"),
+    "missing": ("relu", {"change": short}, [], "the tensors 3.bias are missing"),
+    "mode": ("norm", {}, ["--batch-norm", "eval"], "batch norm is said to have been in eval mode"),
+    "other model": ("conv", {}, [], "are missing"),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_payload_that_does_not_fit_is_one_sentence(invoke, place, name):
+    net, options, said, message = PROBLEMS[name]
+    path = gradient_of(made(net), place / "bad.safetensors", **options)
+    model = "relu" if name == "other model" else net
+    done = invoke(path, "--shape", "1,8,8", *said, "--out", place / "bad", model=model)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (place / "bad").exists()
+
+
+def test_other_weights_are_noticed(invoke, place):
+    save_file(trained(made("relu"), steps=9, rate=1.0).state_dict(), place / "later.safetensors")
+    path = gradient_of(made("relu"), place / "g.safetensors")
+    done = invoke(path, "--before", "later.safetensors", "--shape", "1,8,8", "--out", place / "bad")
+    assert done.exit_code == 2
+    assert "it was not taken at these weights" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give a gradient, a recorded folder, or --before and --after"),
+        (["g", "--loss", "mse"], "loss: 'mse' is not one of cross-entropy"),
+        (["g", "--reduction", "max"], "'max' is not one of mean, sum"),
+        (["--after", "b"], "--after and --rate belong together"),
+        (["--after", "b", "--rate", "1"], "--after needs the state before it"),
+        (["g", "--before", "a", "--after", "b", "--rate", "1"], "not both"),
+        (["g", "--steps", "2"], "several local steps need --before"),
+        (["g", "--steps", "0"], "steps: 0 given, at least 1 needed"),
+        (["g", "--budget", "0"], "budget: 0.0 given"),
+        (["g", "--shape", "1,0"], "sizes must be at least 1"),
+        (["g", "--shape", "a"], "--shape: 'a' is not a list"),
+        (["g", "--records", "1"], "say with --data which set they belong to"),
+        (["g"], "say the shape of a record"),
+        (["g", "--data", "digits", "--shape", "64"], "the records of digits are (1, 8, 8)"),
+        (["g", "--data", "digits", "--records", "x"], "neither indices such as 3,17,40-43"),
+        (["g", "--data", "digits", "--records", "5000"], "different indices from 0 to 1796"),
+        (["g", "--data", "digits", "--records", "n.json"], "not readable as JSON"),
+        (["g", "--data", "digits", "--records", "l.json"], "an object with indices for client"),
+        (["g", "--data", "digits", "--records", "w.json"], "must hold lists of whole numbers"),
+        (["nothing", "--shape", "1,8,8"], "there is no file nothing"),
+    ],
+)
+def test_what_is_said_wrongly(invoke, place, arguments, message):
+    path = gradient_of(made("relu"), place / "g.safetensors")
+    (place / "l.json").write_text("[]")
+    (place / "w.json").write_text('{"client": "all"}')
+    done = invoke(*[path if a == "g" else a for a in arguments], "--out", place / "wrong")
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr
+    assert "Traceback" not in done.output
+    assert not (place / "wrong").exists()
+
+
+# The parts
+
+
+def candidates(records, labels=None, confidence=None):
+    count = len(records)
+    confidence = torch.zeros(1, count) if confidence is None else confidence
+    return Reconstruction(
+        records[None],
+        confidence,
+        Status(Outcome.CONVERGED),
+        labels=None if labels is None else labels[None],
+    )
+
+
+def test_only_the_right_records_explain_an_update(key):
+    network = MLP((1, 8, 8), (40,), 10, "tanh")
+    inputs, labels = batch()
+    private = Records(inputs[None], labels[None], ())
+    at = network.initial(key)
+    release, _ = release_batches(network, at, private)
+    assert torch.equal(labels_behind(release, network, inputs), labels)
+    right = proof_of(release, network, candidates(inputs), Steps(), "span")
+    assert right.records == 4
+    assert torch.equal(right.labels, labels)
+    more = torch.cat([inputs[:2].mean(0, keepdim=True), inputs])
+    counts = torch.tensor([[2.0, 9.0, 9.0, 9.0, 9.0]])
+    best = proof_of(release, network, candidates(more, confidence=counts), Steps(), "bias-ratio")
+    assert best.chosen.tolist() == [False, True, True, True, True]
+    assert proof_of(release, network, candidates(inputs, labels), Steps(), "span").records == 4
+    for wrong in (inputs[:3], inputs + 0.01, inputs.flip(2)):
+        proof = proof_of(release, network, candidates(wrong), Steps(), "span")
+        assert proof.records == 0
+        assert proof.residual > 1e-3
+    local, _ = release_batches(network, at, private, steps=3, rate=0.5)
+    assert proof_of(local, network, candidates(inputs), Steps(3, 0.5), "span").records == 4
+    assert proof_of(local, network, candidates(inputs), Steps(), "span").records == 0
+
+
+def test_a_mixture_is_no_record_where_all_neurons_are_weighed_alike(key):
+    """One output: every neuron that the same records switch on has the same ratio, which is a mixture."""
+    network = MLP((1, 8, 8), (40,), 1, "relu")
+    inputs, labels = batch()
+    private = Records(inputs[None], labels[None] % 2, ())
+    release, _ = release_batches(network, network.initial(key), private)
+    sure = candidates(inputs[:2].mean(0, keepdim=True), confidence=torch.full((1, 1), 9.0))
+    assert proof_of(release, network, sure, Steps(), "bias-ratio").records == 0
+
+
+def test_an_update_smaller_than_its_records_proves_nothing(key):
+    network = MLP((1, 8, 8), (), 2)  # 130 numbers, 4 records of 64
+    inputs, labels = batch()
+    release, _ = release_batches(
+        network, network.initial(key), Records(inputs[None], labels[None] % 2, ())
+    )
+    proof = proof_of(release, network, candidates(inputs, labels % 2), Steps(), "matching")
+    assert (proof.records, proof.residual < 1e-6) == (0, True)
+
+
+def test_what_is_kept_comes_back_whole(tmp_path):
+    store = FolderStore(tmp_path)
+    inputs, labels = batch()
+    made_now = candidates(inputs, labels)
+    again = kept(store, "a" * 64, lambda: made_now), kept(store, "a" * 64, lambda: 1 / 0)
+    for found in again:
+        assert torch.equal(found.candidates, made_now.candidates)
+        assert torch.equal(found.labels, made_now.labels)
+        assert (found.status, found.cost, found.observed) == (made_now.status, made_now.cost, {})
+
+    def refuse():
+        raise NotApplicable("no", ever=False)
+
+    for make in (refuse, lambda: 1 / 0):
+        status = kept(store, "b" * 64, make).status
+        assert status == Status(Outcome.NOT_APPLICABLE, "no", ever=False)
+
+
+def test_a_budget_becomes_steps(place, monkeypatch):
+    monkeypatch.chdir(place)
+    path = gradient_of(made("conv"), place / "c.safetensors")
+    settings = UpdateSettings("nets_of_test.py:conv", str(path), shape=(1, 8, 8), batch_size=4)
+    (case,) = cases_for(settings, None)
+    matching = lines_for(settings, images=True, averaged=True)[-1]
+    ticks = iter([0.0, 9.0, 0.0, 7.0, 0.0, 3.0])  # warm up; 6 steps take 7 seconds, 2 take 3
+    assert steps_within(case, matching, 100.0, lambda: next(ticks)) == 100
+    with pytest.raises(ExhumeError, match="restarts: 0 given, at least 1 needed"):
+        UpdateSettings("m", "u", restarts=0)

@@ -1,0 +1,171 @@
+"""The study of certificates: what rings the alarm, what does not, and the whole of it in small."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from exhume import data
+from exhume.bounds.dp_sgd import gaussian
+from exhume.data import Sizes
+from exhume.models.mlp import MLP
+from exhume.settings import DataSettings, VictimSettings
+from exhume.store import NullStore
+from exhume.studies import run_study
+from exhume.studies.informed.certificates import Setting, play_level
+from exhume.studies.informed.certificates_checked import check_bounds
+from exhume.studies.informed.certificates_sampled import (
+    DRAWS,
+    SampledLevel,
+    judge_sampled,
+    play_sampled,
+)
+from exhume.studies.informed.certificates_told import COMPARED, NAMES, STEPS, Level, judge
+from exhume.train.dp import Privacy
+from exhume.train.recipe import FullBatch
+from exhume.train.stacked import Descent
+
+STEPS_TAKEN, CLIP = 10, 0.5
+NOISE = math.sqrt(STEPS_TAKEN) / 1.0  # bound: Phi(Phi^-1(1/10) + 1) = 39%
+
+
+def played(key, **broken: float) -> Level:
+    """Small digits; what is run differs from what is stated by the given clip and noise."""
+    parts = data.split(data.load("digits"), Sizes(30, 10, 60, 0, 50), key)
+    setting = Setting(DataSettings(), VictimSettings(), (NOISE,), trials=150, eta=0.01)
+    stated = FullBatch(
+        MLP((1, 8, 8), (6,), 10), Descent(STEPS_TAKEN, 0.1, 0.5), Privacy(CLIP, NOISE)
+    )
+    actual = replace(stated, privacy=replace(stated.privacy, **broken))
+    kept = play_level(stated, actual, parts, setting, key=key, store=NullStore(), chunk=32)
+    return Level.of(kept, compared=COMPARED)
+
+
+def test_sound_training_rings_no_alarm(key):
+    level = played(key)
+    claims, found = judge([level])
+    assert (claims[0].id, claims[0].holds, found["alarms"]) == ("no-alarm", True, 0)
+    assert level.made[STEPS, "naming"].low > 0.1  # and yet it is attacked
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"noise": NOISE / 5},  # a fifth of the noise
+        {"noise": 0.0},  # left out
+        {"clip": 10 * CLIP, "noise": NOISE / 10},  # the stated noise, but records clipped too late
+    ],
+    ids=["less noise", "no noise", "clipping"],
+)
+def test_a_broken_mechanism_rings_it(broken, key):
+    level = played(key, **broken)
+    assert level.made[STEPS, "naming"].alarm
+    claims, found = judge([level])
+    assert not claims[0].holds
+    assert found["alarms"] >= 1
+    assert NAMES[STEPS] in claims[0].measured
+    assert "the implementation of the private training is wrong" in claims[0].measured
+
+
+def level(noise: float, bound: float, every: int, last: int) -> Level:
+    kept = {
+        "noise": noise,
+        "epsilon": 1.0,
+        "trials": 100,
+        "test_accuracy": 0.5,
+        "kappa_low.within": 0.1,
+        "kappa.naming": 0.1,
+        "kappa.within": 0.1,
+        "bound.naming": bound,
+        "bound.within": bound,
+        "every_step.naming": every,
+        "final_weights.naming": last,
+        "noise_aware.naming": 0,
+        "closed_form.naming": 0,
+        "noise_aware.within": 0,
+        "closed_form.within": 0,
+    }
+    return Level.of(kept, compared=COMPARED)
+
+
+def test_claims_are_decided_by_the_numbers():
+    def holds(*levels: Level) -> list[bool]:
+        return [claim.holds for claim in judge(levels)[0]]
+
+    assert holds(level(5.0, 0.5, 45, 10)) == [True, True, True]
+    assert holds(level(5.0, 0.5, 45, 10), level(1.0, 0.9, 50, 10)) == [True, False, True]
+    assert holds(level(5.0, 0.5, 45, 40)) == [True, True, False]
+    assert holds(level(5.0, 0.1, 60, 40)) == [False, True, False]
+    assert holds(level(0.1, 1.0, 100, 100)) == [True, True]  # a bound of 1 tells nothing apart
+
+
+def test_the_bounds_are_checked(key):
+    claims, metrics = check_bounds(5, key)
+    assert all(claim.holds for claim in claims)
+    assert [claim.id for claim in claims][:2] == ["closed-form", "sampled"]
+    assert metrics["check.closed_form"] < 1e-6
+
+
+# Poisson sampling
+
+RATE, SIGMA = 0.25, 0.8  # 10 steps: 48% are allowed
+
+
+def sampled(key, **broken: float) -> SampledLevel:
+    parts = data.split(data.load("digits"), Sizes(30, 10, 0, 0, 50), key)
+    stated = FullBatch(
+        MLP((1, 8, 8), (6,), 10), Descent(STEPS_TAKEN, 0.1, 0.5), Privacy(CLIP, SIGMA, RATE)
+    )
+    actual = replace(stated, privacy=replace(stated.privacy, **broken))
+    kept = play_sampled(stated, actual, parts, 200, key=key, store=NullStore(), chunk=32)
+    return SampledLevel.of(kept, compared=3)
+
+
+def test_sound_sampling_rings_no_alarm(key):
+    level = sampled(key)
+    claims, found = judge_sampled([level])
+    assert (claims[0].id, claims[0].holds, found["alarms_sampled"]) == ("no-alarm-sampled", True, 0)
+    drawn = level.made[DRAWS]
+    assert 0.2 < drawn.low < drawn.rate < drawn.bound  # and yet it is attacked
+    assert drawn.bound < gaussian(0.1, SIGMA, STEPS_TAKEN)  # and sampling is what lowers the bound
+
+
+@pytest.mark.parametrize(
+    "broken", [{"sampling": 1.0}, {"noise": SIGMA / 5}], ids=["everybody drawn", "less noise"]
+)
+def test_broken_sampling_rings_it(broken, key):
+    level = sampled(key, **broken)
+    assert level.made[DRAWS].alarm
+    claims, found = judge_sampled([level])
+    assert not claims[0].holds
+    assert found["alarms_sampled"] >= 1
+    assert "every step and the others' draws at rate 0.25, noise 0.8" in claims[0].measured
+
+
+def test_claims_about_samples_are_decided_by_the_numbers():
+    def holds(known: int, hidden: int) -> list[bool]:
+        kept = {"rate": 0.1, "noise": 1.0, "epsilon": 1.0, "test_accuracy": 0.5, "trials": 100}
+        kept |= {"kappa": 0.1, "bound": 0.5, "draws_known": known, "draws_hidden": hidden}
+        level = SampledLevel.of({**kept, "final_weights": 10}, compared=3)
+        return [claim.holds for claim in judge_sampled([level])[0]]
+
+    assert holds(45, 10) == [True, True, True]
+    assert holds(30, 29) == [True, False, False]
+    assert holds(80, 80) == [False, True, False]
+
+
+@pytest.mark.network
+def test_smoke(tmp_path):
+    result = run_study("certificates", "smoke", tmp_path / "run")
+    metrics = result["metrics"]
+    assert metrics["alarms"] == 0
+    assert metrics["noise_0.1.every_step.naming"] == 1.0  # so little noise hides nothing
+    assert metrics["noise_4.every_step.naming"] < metrics["noise_4.bound.naming"] + 0.2
+    assert metrics["noise_4.closed_form.naming"] < metrics["noise_0.1.closed_form.naming"]
+    assert metrics["alarms_sampled"] == 0
+    assert metrics["rate_0.5.noise_1.draws_known"] > 0.1
+    assert len(result["charts"]) == 4
+    again = run_study("certificates", "smoke", tmp_path / "run")  # from what the folder keeps
+    assert again["metrics"] == metrics

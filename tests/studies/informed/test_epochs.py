@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from exhume.contract import Key
+from exhume.studies import run_study
+from exhume.studies.informed.epochs import judge
+from exhume.studies.informed.sweeps import Pooled
+
+
+def planted(errors: dict[int, float]) -> dict[int, Pooled]:
+    common = 0.01 * torch.randn(60, generator=Key.from_seed(1).generator()).double()
+    return {
+        steps: Pooled(mean + common, (0.0, 0.0), {}, 50, 1, 60) for steps, mean in errors.items()
+    }
+
+
+def held(errors: dict[int, float]) -> dict[str, bool]:
+    return {claim.id: claim.holds for claim in judge(planted(errors), Key.from_seed(0))[0]}
+
+
+def test_growth_over_all_and_at_every_increase_are_two_claims():
+    rising = held({1: 0.01, 10: 0.02, 100: 0.03})
+    assert rising["grows"]
+    assert rising["everywhere"]
+    bent = held({1: 0.01, 10: 0.03, 100: 0.02})
+    assert bent["grows"]
+    assert not bent["everywhere"]
+    assert not held({1: 0.03, 10: 0.02, 100: 0.01})["grows"]
+
+
+def test_the_jump_is_judged_only_where_it_was_looked_for():
+    assert "jump" not in held({1: 0.01, 300: 0.02})
+    assert held({1: 0.01, 230: 0.02, 260: 0.04})["jump"]
+    assert not held({1: 0.01, 230: 0.02, 260: 0.021})["jump"]
+
+
+@pytest.mark.network
+def test_smoke(tmp_path):
+    result = run_study("informed-epochs", "smoke", tmp_path / "run")
+    metrics = result["metrics"]
+    assert {claim["id"] for claim in result["claims"]} == {"grows", "everywhere", "leaks"}
+    for steps in (1, 10, 60):
+        assert metrics[f"steps_{steps}.mse"] < metrics["mean_record.mse"]
+    assert metrics["steps_60.test_accuracy"] > metrics["steps_1.test_accuracy"]
+    assert len(result["charts"]) == 2
+    assert any("not tested here" in deviation for deviation in result["deviations"])

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from exhume.choices import resolve
+from exhume.contract import Key
+from exhume.settings import DataSettings, Settings, VictimSettings
+from exhume.studies import run_study
+from exhume.studies.informed.start import judge, trained_before
+from exhume.studies.informed.sweeps import Pooled
+
+
+def planted(errors: dict[int, float], successes: int) -> dict[int, Pooled]:
+    common = 0.01 * torch.randn(60, generator=Key.from_seed(1).generator()).double()
+    return {
+        steps: Pooled(mean + common, (0.0, 0.0), {}, successes, 1, 60)
+        for steps, mean in errors.items()
+    }
+
+
+def held(errors: dict[int, float], successes: int = 50) -> dict[str, bool]:
+    claims, _ = judge(planted(errors, successes), 0.92, Key.from_seed(0))
+    return {claim.id: claim.holds for claim in claims}
+
+
+def test_claims_follow_the_errors():
+    assert held({0: 0.01, 10: 0.02, 100: 0.03}) == {"harder": True, "gradual": True, "leaks": True}
+    assert held({0: 0.01, 10: 0.03, 100: 0.02})["gradual"] is False
+    assert held({0: 0.03, 10: 0.02, 100: 0.01})["harder"] is False
+    assert held({0: 0.01, 10: 0.02}, successes=2)["leaks"] is False
+
+
+def test_earlier_training_sees_the_public_records_and_no_others(make_records, key):
+    records = make_records(200, (6,), 2, key)
+    sizes = DataSettings("made", fixed=50, targets=20, shadows=40, public=60, test=30)
+    settings = resolve(Settings(0, sizes, VictimSettings(hidden=(4,), rate=0.5)), records)
+    fresh, _ = trained_before(settings, records, 0)
+    again, _ = trained_before(settings, records, 1)
+    begun, right = trained_before(settings, records, 200)
+    assert not torch.equal(fresh, again)  # one step is a step
+    assert right > 0.9
+    order = torch.randperm(200, generator=Key.from_seed(0).fold("split").generator())
+    others = torch.cat([order[:110], order[170:]])  # all but public: fixed, targets, shadows, test
+    changed = records.inputs.clone()
+    changed[others] = 0
+    blanked = type(records)(changed, records.labels, records.classes)
+    assert torch.equal(trained_before(settings, blanked, 200)[0], begun)
+
+
+@pytest.mark.network
+def test_smoke(tmp_path):
+    result = run_study("informed-start", "smoke", tmp_path / "run")
+    metrics = result["metrics"]
+    assert metrics["before_0.start_accuracy"] < 0.4 < metrics["before_100.start_accuracy"]
+    assert metrics["before_0.mse"] < metrics["mean_record.mse"]
+    assert metrics["before_0.success_low"] > metrics["before_0.null_success_high"]
+    assert len(result["charts"][0]["series"]["closed form"]) == 3

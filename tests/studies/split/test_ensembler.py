@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from exhume.contract import ExhumeError, Key, silent
+from exhume.data.cifar import CIFAR100
+from exhume.report.folder import RunFolder
+from exhume.scale import Processes, spread_over
+from exhume.studies import ensembler_cifar100, ensembler_faces, run_study
+from exhume.studies.split.ensembler_cifar10 import TABLE
+
+
+@pytest.mark.network
+def test_smoke(tmp_path):
+    result = run_study("ensembler-cifar10", "smoke", tmp_path / "run")
+    metrics = result["metrics"]
+    stronger = ("lookalike", "matched", "committee", "likelihood", "subsets", "true_head")
+    rows = {*TABLE.paper.rows, "mean_image", *(f"ensembler_{name}" for name in stronger)}
+    for row in rows:
+        for measure in ("ssim", "psnr", "lpips", "affine_ssim", "affine_psnr", "affine_lpips"):
+            assert f"{row}.{measure}" in metrics
+    assert metrics["none.delta_accuracy"] == 0
+    assert metrics["mean_image.affine_psnr"] >= metrics["mean_image.psnr"]
+    assert metrics["ensembler_subsets.subsets"] == 2
+    best = max(metrics[f"ensembler_best_{by}.ssim"] for by in ("ssim", "psnr"))
+    assert metrics["ensembler_best_ssim.ssim"] == best
+    assert {claim["id"] for claim in result["claims"]} == {
+        "ensembler-below-single",
+        "single-below-none",
+        "accuracy",
+        "withstands",
+        "hides-from-lookalike",
+    }
+    shown = {attack["name"]: attack["evidence"] for attack in result["attacks"]}
+    drawn = load_file(tmp_path / "run" / shown["ensembler adaptive"])
+    assert drawn["reconstructions"].shape == drawn["targets"].shape == (8, 3, 32, 32)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert page.count("<img") >= 2 * 8 * len(shown)
+
+
+def planted_cifar100(folder: Path) -> Path:
+    """The canonical files of CIFAR-100, with a few records of stripes."""
+    folder.mkdir()
+    generator = Key.from_seed(0).generator()
+    for name, count in zip(CIFAR100.batches, (100, 40), strict=True):
+        labels = torch.randint(0, 100, (count, 2), generator=generator)
+        pixels = torch.randint(0, 256, (count, 3, 32, 1), generator=generator).expand(
+            -1, -1, -1, 32
+        )
+        table = torch.cat([labels, pixels.flatten(1)], 1).to(torch.uint8)
+        (folder / name).write_bytes(table.numpy().tobytes())
+    return folder
+
+
+@pytest.mark.network
+def test_table_2_runs_on_the_canonical_files(tmp_path):
+    table = replace(
+        ensembler_cifar100.TABLE, source=f"cifar100:{planted_cifar100(tmp_path / 'data')}"
+    )
+    outcome = table.run("smoke", 0, RunFolder.create(tmp_path / "run"), silent)
+    for row in (*table.paper.rows, "none_lookalike", "ensembler_lookalike", "single_lookalike"):
+        assert f"{row}.affine_lpips" in outcome.metrics
+    assert not any(name.startswith("shredder") for name in outcome.metrics)
+    paper = {claim.id: claim.paper for claim in outcome.claims}
+    assert paper["ensembler-below-single"] == "SSIM 0.0864 against 0.4558"
+    assert paper["single-below-none"] == "SSIM 0.4558 against -"
+
+    told = []
+    with spread_over(Processes(2)):
+        spread = table.run(
+            "smoke", 0, RunFolder.create(tmp_path / "spread"), lambda *what: told.append(what)
+        )
+    timeless = {n: v for n, v in outcome.metrics.items() if not n.endswith(".seconds")}
+    assert {n: v for n, v in spread.metrics.items() if n in timeless} == timeless
+    trained = {what[0].split(" (")[0]: what for what in told if what[1] == 0}
+    assert trained["training the networks"][2] == 3
+    began = [stage for stage, done, total in told if done == 0 and " (" in stage]
+    assert not [stage for stage in began if "shadow" in stage or "split network" in stage]
+
+
+@pytest.mark.network
+def test_table_3_has_a_random_head(tmp_path):
+    result = run_study("ensembler-faces", "smoke", tmp_path / "run")
+    for row in ensembler_faces.TABLE.paper.rows:
+        assert f"{row}.affine_lpips" in result["metrics"]
+    assert "random_head.delta_accuracy" in result["metrics"]
+    with pytest.raises(ExhumeError, match="celeba-hq:FOLDER"):
+        run_study("ensembler-faces", "paper", tmp_path / "other")
+
+
+@pytest.mark.network
+def test_the_selector_study_counts_what_it_tries(tmp_path):
+    result = run_study("ensembler-selector", "smoke", tmp_path / "run")
+    metrics = result["metrics"]
+    assert metrics["enumeration.subsets"] == metrics["enumeration.trials_2"] == 3
+    assert 1 <= metrics["enumeration.rank"] <= 3
+    assert metrics["enumeration.trials_10"] == 1023
+    assert metrics["enumeration.hours_10"] > metrics["enumeration.hours_2"] > 0
+    for variant in ("plain", "selected_2", "lambda_0", "bodies_1", "sigma_0.5"):
+        assert f"{variant}.adaptive.affine_ssim" in metrics
+        assert f"{variant}.lookalike.affine_ssim" in metrics
+    claims = {claim["id"]: claim for claim in result["claims"]}
+    assert claims["accuracy-names-the-secret"]["holds"] == (metrics["enumeration.rank"] == 1)
