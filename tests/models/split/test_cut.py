@@ -123,3 +123,15 @@ def test_illegal_sizes():
         VGG16((3, 16, 16))
     with pytest.raises(ExhumeError, match="at least 1"):
         VGG16(outputs=0)
+
+
+def test_asking_for_the_shape_of_features_leaves_every_layer_in_its_mode(key):
+    """The parts of a new cut are new modules in training mode, with layers in eval mode."""
+    chain = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten())
+    chain.append(nn.Linear(72, 3))
+    parts = cut(chain.eval(), "1", "3")
+    modes = [layer.training for layer in parts.head.modules()]
+    assert parts.feature_shape((1, 8, 8)) == (2, 6, 6)
+    assert [layer.training for layer in parts.head.modules()] == modes
+    inputs = torch.rand(8, 1, 8, 8, generator=key.generator())
+    torch.testing.assert_close(parts.head(inputs)[:1], parts.head(inputs[:1]))

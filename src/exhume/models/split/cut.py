@@ -186,7 +186,8 @@ def wider_tail(split: Split, body: nn.Module, shape: tuple[int, ...], times: int
 
 @torch.no_grad()
 def _outline(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-    training = module.training
+    modes = {part: part.training for part in module.modules()}  # they need not be the same
     shape = tuple(module.eval()(torch.zeros(1, *input_shape)).shape[1:])
-    module.train(training)
+    for part, training in modes.items():
+        part.training = training
     return shape
