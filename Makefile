@@ -28,7 +28,7 @@ $(VENV)-serve/ready: $(VENV)/ready-test
 	touch $@
 
 demo: $(VENV)/ready
-	$(BIN)/exhume audit --data mnist --out runs/demo
+	$(BIN)/exhume audit --data mnist --momentum 0.9 --out runs/demo
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup

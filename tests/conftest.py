@@ -25,7 +25,7 @@ beartype_packages(tuple(f"exhume.{room}" for room in CHECKED.split()), conf=CONF
 import pytest
 import torch
 
-from exhume.contract import Key, Records
+from exhume.contract import Key, Records, Shard
 
 torch.set_num_threads(1)
 
@@ -85,7 +85,7 @@ class Dying:
         return self.kept.get(address)
 
     def save(self, address, tensors):
-        self.kept[address] = {n: t.detach().clone() for n, t in tensors.items()}
+        self.kept[address] = Shard({n: t.detach().clone() for n, t in tensors.items()})
         self.saves += 1
         if self.saves == self.at:
             raise KeyboardInterrupt

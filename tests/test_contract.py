@@ -64,6 +64,9 @@ def test_knowledge_knows_what_it_lacks():
     knowledge = Knowledge(initial=torch.zeros(2), batch_size=3)
     assert knowledge.known() == ("initial", "batch_size")
     assert knowledge.lacking("recipe", "initial") == ("recipe",)
+    knowledge.require("an attack", "initial")
+    with pytest.raises(NotApplicable, match="^an attack needs to know: recipe, fixed$"):
+        knowledge.require("an attack", "recipe", "initial", "fixed")
 
 
 def test_neither_knowledge_nor_a_release_nor_an_attack_has_a_place_for_a_secret():
@@ -78,3 +81,16 @@ def test_an_attack_that_does_not_apply_is_a_result():
     none = contract.Reconstruction.none(3, (2, 2), NotApplicable("no bias", ever=False))
     assert none.candidates.shape == (3, 0, 2, 2)
     assert none.status == contract.Status(contract.Outcome.NOT_APPLICABLE, "no bias", False)
+
+
+def test_a_reconstruction_says_which_candidates_are_real():
+    candidates = torch.arange(12.0).reshape(2, 3, 2)
+    confidence = torch.tensor([[2.0, -5.0, contract.FILLED_UP], [0.0, 0.0, 0.0]])
+    status = contract.Status(contract.Outcome.CONVERGED)
+    found = contract.Reconstruction(candidates, confidence, status)
+    assert found.real.tolist() == [[True, True, False], [True, True, True]]
+    assert torch.equal(found.found(), candidates[0, :2])
+    assert torch.equal(found.found(1), candidates[1])
+    nothing = contract.Reconstruction.none(2, (3,), NotApplicable("no", ever=True))
+    assert nothing.real.shape == (2, 0)
+    assert nothing.found(1).shape == (0, 3)

@@ -9,7 +9,13 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "exhume"
 ORDER = (
+    "errors",
+    "notation",
+    "settings",
+    "records",
     "contract",
+    "typed_json",
+    "results",
     "naming",
     "store",
     "workers",
@@ -24,7 +30,6 @@ ORDER = (
     "attacks",
     "report",
     "bench",
-    "settings",
     "choices",
     "auditing",
     "studies",

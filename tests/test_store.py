@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from exhume.contract import ExhumeError, Key, Layout, Records
+from exhume.contract import ExhumeError, Key, Layout, Records, Shard
 from exhume.store import FolderStore, NullStore, address, describe, digest, write_atomically
 
 
@@ -28,6 +31,65 @@ def test_a_folder_store_returns_what_was_saved(tmp_path):
     assert loaded is not None
     assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
     assert (tmp_path / "shards").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_shard_keeps_notes_beside_its_tensors(tmp_path):
+    store = FolderStore(tmp_path)
+    notes = {
+        "why": "übermäßig\n\0",
+        "rate": 0.1,
+        "none": None,
+        "words": {"1": ["a", "b"]},
+        "inf": inf,
+    }
+    store.save(ADDRESS, Shard({"x": torch.arange(3)}, notes))
+    loaded = store.load(ADDRESS)
+    assert loaded is not None
+    assert loaded.notes == notes
+    assert loaded["x"].tolist() == [0, 1, 2]
+    store.save(ADDRESS, Shard({}, {"only": "notes"}))
+    loaded = store.load(ADDRESS)
+    assert loaded is not None
+    assert (dict(loaded), loaded.notes) == ({}, {"only": "notes"})
+    store.save(ADDRESS, {"x": torch.zeros(1)})
+    loaded = store.load(ADDRESS)
+    assert loaded is not None
+    assert loaded.notes == {}
+
+
+def test_notes_that_json_cannot_say_are_refused(tmp_path):
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        FolderStore(tmp_path).save(ADDRESS, Shard({}, {"x": torch.zeros(1)}))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now"),
+    [
+        (b"reason", b"raison"),
+        (b"reason", b'rea"on'),
+        (b'"notes"', b'"motes"'),
+        (b"digest", b"digist"),
+    ],
+)
+def test_a_shard_with_damaged_notes_counts_as_not_there(tmp_path, was, is_now):
+    store = FolderStore(tmp_path)
+    store.save(ADDRESS, Shard({"x": torch.randn(10)}, {"why": "a reason"}))
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+    assert content.count(was) == 1
+    path.write_bytes(content.replace(was, is_now))
+    assert store.load(ADDRESS) is None
+
+
+def test_a_shard_of_before_there_were_notes_still_loads(tmp_path):
+    store, x = FolderStore(tmp_path), torch.arange(5.0)
+    named = hashlib.sha256(f"x:{digest(x)};".encode()).hexdigest()
+    save_file({"x": x}, tmp_path / f"{ADDRESS}.safetensors", {"digest": named})
+    loaded = store.load(ADDRESS)
+    assert loaded is not None
+    assert torch.equal(loaded["x"], x)
+    assert loaded.notes == {}
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty"])

@@ -53,7 +53,7 @@ def server_app(folder):
     from flwr.serverapp import Grid, ServerApp
     from flwr.serverapp.strategy import FedAvg
 
-    from exhume.integrations.flower import RecordingStrategy, Told
+    from exhume.integrations.flower import FactNames, RecordingStrategy
     from exhume.victims.recorded import Recording
 
     app = ServerApp()
@@ -61,7 +61,7 @@ def server_app(folder):
     @app.main()
     def main(grid: Grid, _: Context) -> None:
         strategy = RecordingStrategy(
-            FedAvg(fraction_evaluate=0.0), Recording(folder), Told(rate="lr", client="partition-id")
+            FedAvg(fraction_evaluate=0.0), Recording(folder), FactNames(rate="lr", client="partition-id")
         )
         strategy.start(
             grid=grid,

@@ -2,47 +2,91 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from importlib.metadata import version as _version
+from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from exhume.auditing import Audit
+    from exhume.auditing import Audit, Plan
     from exhume.contract import Progress
+    from exhume.report.compare import Change
+    from exhume.settings import Brief
 
-__all__ = ["audit", "audit_fitted"]
+from exhume.settings.reference import brief_keys as _brief_keys
+
+__all__ = ["Audit", "__version__", "audit", "audit_fitted", "compare", "plan"]
+__version__ = _version("exhume")
 
 
 def audit(
-    settings: dict[str, Any] | str | Path,
-    out: str | Path,
+    settings: dict[str, Any] | str | _Path,
+    out: str | _Path,
     *,
     progress: Progress | None = None,
     redact: bool = False,
+    resume_anyway: bool = False,
 ) -> Audit:
-    """Audit from Python: a brief as nested dicts, or the path of a TOML file; see `exhume.auditing.brief`.
+    """Attack what you release, and say what leaks.
+
+    settings: a brief, as nested dicts or as the path of a TOML file; out: the run folder. The same call
+    resumes a stopped run. The brief has these sections and keys; which sections are there says what is
+    released:
+
+    KEYS
+
+    The `Audit` that comes back has `verdict` (word, sentence, detail), `leak` (successes, trials, low, high),
+    `metrics`, `advice`, `alarm`, `folder`, `report`, and `result`: everything in result.json (title, data,
+    seed, verdict, leak, alarm, attacks, plan, fixes, releases, charts, victim, classes, deviations,
+    resumed_from, wall_seconds).
 
     >>> exhume.audit({"data": {"source": "photos/"}, "victim": {"hidden": [32]}}, out="run")
     """
-    from exhume.auditing import Brief  # importing torch takes seconds: only when it is needed
-    from exhume.auditing import audit as run
+    from exhume import auditing  # importing torch takes seconds: only when it is needed
     from exhume.contract import silent
 
-    if isinstance(settings, str | Path):
-        brief = Brief.from_toml(Path(settings))
-        return run(brief, Path(out), progress=progress or silent, redact=redact)
-    return run(Brief.from_mapping(settings), Path(out), progress=progress or silent, redact=redact)
+    return auditing.audit(
+        _brief(settings),
+        _Path(out),
+        progress=progress or silent,
+        redact=redact,
+        resume_anyway=resume_anyway,
+    )
+
+
+audit.__doc__ = (audit.__doc__ or "").replace(
+    "    KEYS", _brief_keys("    ")
+)  # none under python -OO
+
+
+def plan(settings: dict[str, Any] | str | _Path, *, progress: Progress | None = None) -> Plan:
+    """What `audit` would do with this brief: attacks, records, models, steps, seconds, what is left out.
+
+    Everything is read, nothing is trained or written. `print("\\n".join(plan.lines()))`, or `plan.to_json()`.
+    """
+    from exhume import auditing
+    from exhume.contract import silent
+
+    return auditing.plan(_brief(settings), progress=progress or silent)
+
+
+def compare(first: str | _Path, second: str | _Path) -> list[Change]:
+    """Two run folders, attack by attack: does the second leak more, less, or as much within noise?"""
+    from exhume.report.compare import compare as changes
+
+    return changes(_Path(first), _Path(second))
 
 
 def audit_fitted(
     model: Any,
     inputs: Any,
     labels: Any,
-    out: str | Path,
+    out: str | _Path,
     *,
     targets: int = 50,
     seed: int = 0,
     progress: Progress | None = None,
     redact: bool = False,
+    resume_anyway: bool = False,
 ) -> Audit:
     """Audit a fitted scikit-learn `LogisticRegression` together with what it was fitted on.
 
@@ -50,17 +94,40 @@ def audit_fitted(
 
     >>> exhume.audit_fitted(LogisticRegression(tol=1e-8).fit(x, y), x, y, out="run")
     """
-    from exhume.auditing import Brief
-    from exhume.auditing import audit as run
+    from exhume import auditing
+    from exhume.auditing.linear.release import LinearRelease
     from exhume.contract import silent
+    from exhume.settings import Brief, FittedSettings
     from exhume.victims.fitted import records_of_fitted
 
-    told = {"seed": seed, "fitted": {"targets": targets}}
+    chosen = FittedSettings(targets=targets)
     records = records_of_fitted(model, inputs, labels)
-    return run(
-        Brief.from_mapping(told),
-        Path(out),
+    release = LinearRelease.of(chosen, records, seed, "in memory", model)
+    return auditing.audit(
+        Brief.of(chosen).with_options(seed=seed),
+        _Path(out),
         progress=progress or silent,
         redact=redact,
-        fitted=(model, records),
+        resume_anyway=resume_anyway,
+        given={"fitted": release},
     )
+
+
+def _brief(settings: dict[str, Any] | str | _Path) -> Brief:
+    from exhume.settings import Brief
+
+    if isinstance(settings, str | _Path):
+        return Brief.from_toml(_Path(settings))
+    return Brief.from_mapping(settings)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Audit":
+        from exhume.auditing import Audit
+
+        return Audit
+    raise AttributeError(f"module 'exhume' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

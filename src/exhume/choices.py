@@ -196,14 +196,9 @@ def _network(settings: Settings, records: Records) -> Architecture:
 
 def _plain_recipe(network: Architecture, settings: Settings) -> FullBatch | MiniBatch:
     chosen = settings.victim
-    descent: Optimiser
-    match chosen.optimiser:
-        case "gd" | "sgd":
-            descent = Descent(chosen.steps, chosen.rate, chosen.momentum, chosen.weight_decay)
-        case "adam":
-            descent = Adam(chosen.steps, chosen.rate, weight_decay=chosen.weight_decay)
-        case other:
-            raise ExhumeError(f"optimiser: {other!r} is not one of gd, sgd, adam")
+    descent: Optimiser = Descent(chosen.steps, chosen.rate, chosen.momentum, chosen.weight_decay)
+    if chosen.optimiser == "adam":
+        descent = Adam(chosen.steps, chosen.rate, weight_decay=chosen.weight_decay)
     if chosen.optimiser == "gd" and chosen.batch:
         raise ExhumeError(f"batch: {chosen.batch} given, but gd sees all records; choose sgd")
     if chosen.optimiser == "sgd" and not chosen.batch:
@@ -216,14 +211,9 @@ def _plain_recipe(network: Architecture, settings: Settings) -> FullBatch | Mini
 
 def as_known(recipe: Trains, settings: Settings) -> Trains:
     """The recipe as the adversary has it: with the order of the batches, or with one of its own."""
-    match settings.victim.batch_order:
-        case "known":
-            return recipe
-        case "unknown":
-            key = Key.from_seed(settings.seed).fold("adversary's batch order")
-            return recipe.with_order(key) if isinstance(recipe, MiniBatch) else recipe
-        case other:
-            raise ExhumeError(f"batch_order: {other!r} is not one of known, unknown")
+    if settings.victim.batch_order == "known" or not isinstance(recipe, MiniBatch):
+        return recipe
+    return recipe.with_order(Key.from_seed(settings.seed).fold("adversary's batch order"))
 
 
 def device_named(name: str) -> torch.device:

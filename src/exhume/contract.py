@@ -15,12 +15,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from math import prod
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from exhume.errors import ExhumeError, NotApplicable
+from exhume.records import Records, Vocabulary
+
 __all__ = [
+    "FILLED_UP",
     "Activations",
     "Architecture",
     "Attack",
@@ -41,6 +45,7 @@ __all__ = [
     "Release",
     "ReleaseDefence",
     "Secret",
+    "Shard",
     "Status",
     "Store",
     "TrainingDefence",
@@ -48,19 +53,6 @@ __all__ = [
     "Weights",
     "silent",
 ]
-
-
-class ExhumeError(Exception):
-    """Something the user can act on, said in one sentence. The command line prints it and exits 2."""
-
-
-class NotApplicable(ExhumeError):  # noqa: N818 - a result as much as an error
-    """An attack cannot be mounted with this release and this knowledge."""
-
-    def __init__(self, why: str, *, ever: bool) -> None:
-        super().__init__(why)
-        self.why = why
-        self.ever = ever  # could it work with more knowledge or a later version, or never?
 
 
 # Randomness
@@ -93,67 +85,7 @@ class Key:
         return torch.Generator().manual_seed(self.seed())
 
 
-# Records
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """What the numbers of token sequences stand for."""
-
-    words: tuple[str, ...] = ()  # by number; empty: not known
-    padding: int | None = None  # fills a sequence up; no token of the text
-    given: bool = (
-        True  # False: the words were numbered here, so that no trained model knows the numbers
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class Records:
-    """Labelled records. Images are float in [0, 1], channels first; vectors are one-dimensional.
-
-    Token sequences are int64 (n, l) and have a vocabulary; nothing else has one.
-    `inputs` may carry two leading axes (s, e) where a record set is given per model.
-    """
-
-    inputs: Tensor  # (n, *shape) or (s, e, *shape)
-    labels: Tensor  # (n,) or (s, e), int64 in [0, len(classes))
-    classes: tuple[str, ...]
-    vocabulary: Vocabulary | None = None
-
-    def __len__(self) -> int:
-        return self.inputs.shape[0]
-
-    def __getitem__(self, index: slice | Tensor) -> Records:
-        return Records(self.inputs[index], self.labels[index], self.classes, self.vocabulary)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one record."""
-        return tuple(self.inputs.shape[self.labels.ndim :])
-
-    def to(self, device: torch.device) -> Records:
-        moved = self.inputs.to(device), self.labels.to(device)
-        return Records(*moved, self.classes, self.vocabulary)
-
-    def one_each(self) -> Records:
-        """The same records as n sets of one: (n, *shape) becomes (n, 1, *shape)."""
-        return Records(self.inputs[:, None], self.labels[:, None], self.classes)
-
-    def with_extra(self, extra: Records, model: int) -> Records:
-        """These and the extra records (s, e, *shape) of one model."""
-        return Records(
-            torch.cat([self.inputs, extra.inputs[model]]),
-            torch.cat([self.labels, extra.labels[model]]),
-            self.classes,
-        )
-
-    def none_for(self, models: int) -> Records:
-        """An empty set for each of several models, of the same record shape."""
-        return Records(
-            self.inputs.new_zeros((models, 0, *self.shape)),
-            self.labels.new_zeros((models, 0)),
-            self.classes,
-        )
+# Secrets
 
 
 class Secret:
@@ -214,11 +146,8 @@ class Layout:
         for name, shape in zip(self.names, self.shapes, strict=True):
             tensor = named[name]
             lead = tensor.shape[: tensor.ndim - len(shape)]
-            if tuple(tensor.shape[len(lead) :]) != shape:
-                raise ExhumeError(
-                    f"parameter {name}: shape {tuple(tensor.shape)} given, {shape} expected"
-                )
-            if flat and lead != flat[0].shape[:-1]:
+            fits = tuple(tensor.shape[len(lead) :]) == shape
+            if not fits or (flat and lead != flat[0].shape[:-1]):
                 raise ExhumeError(
                     f"parameter {name}: shape {tuple(tensor.shape)} given, {shape} expected"
                 )
@@ -317,17 +246,17 @@ class Knowledge:
 
     def known(self) -> tuple[str, ...]:
         """Names of the fields that are set, in order."""
-        values = ((f.name, getattr(self, f.name)) for f in fields(self))
-        return tuple(
-            name
-            for name, value in values
-            if value is not None and not (name == "parts" and not value)
-        )
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return tuple(n for n, v in values.items() if v is not None and (n != "parts" or v))
 
     def lacking(self, *names: str) -> tuple[str, ...]:
         """Those of the names that are not set."""
-        known = self.known()
-        return tuple(name for name in names if name not in known)
+        return tuple(name for name in names if name not in self.known())
+
+    def require(self, who: str, *names: str) -> None:
+        """Raise `NotApplicable` where some of the names are not set. who: the attack, in words."""
+        if lacking := self.lacking(*names):
+            raise NotApplicable(f"{who} needs to know: {', '.join(lacking)}", ever=True)
 
 
 # Storage and progress
@@ -340,16 +269,24 @@ def silent(stage: str, done: int, total: int) -> None:
     """The progress callback of those who want none."""
 
 
+class Shard(dict[str, Tensor]):
+    """Tensors by name, and beside them small notes of anything that JSON can say."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], notes: Mapping[str, Any] | None = None):
+        super().__init__(tensors)
+        self.notes = dict(notes or {})
+
+
 @runtime_checkable
 class Store(Protocol):
     """Finished pieces of work, by content address. A store may forget everything: functions stay pure."""
 
-    def load(self, address: str) -> dict[str, Tensor] | None:
+    def load(self, address: str) -> Shard | None:
         """What was saved there, or None. A damaged piece counts as not there."""
         ...
 
-    def save(self, address: str, tensors: Mapping[str, Tensor]) -> None:
-        """All or nothing, whatever happens to the process meanwhile."""
+    def save(self, address: str, shard: Mapping[str, Tensor]) -> None:
+        """All or nothing, whatever happens to the process meanwhile; a `Shard` with its notes."""
         ...
 
 
@@ -377,16 +314,28 @@ class Cost:
     models: int = 0  # networks trained by the attack
 
 
+FILLED_UP = float("-inf")  # confidence of a candidate that stands for none
+
+
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
     """What an attack brings back: k candidates per release, best first by its own confidence."""
 
     candidates: Tensor  # (r, k, *record)
-    confidence: Tensor  # (r, k), larger = surer; comparable within one attack only
+    confidence: Tensor  # (r, k), larger = surer; comparable within one attack; else `FILLED_UP`
     status: Status
     cost: Cost = Cost()
     labels: Tensor | None = None  # (r, k) labels inferred by the attack
     observed: Mapping[str, float] = field(default_factory=dict)  # the attack's own figures, by name
+
+    @property
+    def real(self) -> Tensor:
+        """(r, k) bool: the candidates that were found; the others only fill a shorter row."""
+        return torch.isfinite(self.confidence)
+
+    def found(self, release: int = 0) -> Tensor:
+        """(m, *record) the real candidates of one release, best first."""
+        return self.candidates[release][self.real[release]]
 
     @staticmethod
     def none(releases: int, shape: tuple[int, ...], why: NotApplicable) -> Reconstruction:

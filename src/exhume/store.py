@@ -10,18 +10,27 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Key, Layout, Records
+from exhume.contract import ExhumeError, Key, Layout, Records, Shard, Store
 
-__all__ = ["FolderStore", "NullStore", "address", "describe", "digest", "write_atomically"]
+__all__ = [
+    "FolderStore",
+    "NullStore",
+    "address",
+    "cached",
+    "describe",
+    "digest",
+    "read_shard",
+    "write_atomically",
+    "write_shard",
+]
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
@@ -77,14 +86,24 @@ def address(function: str, config: object, inputs: tuple[str, ...], key: Key, in
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def cached(store: Store, address: str, make: Callable[[], Mapping[str, Tensor]]) -> Shard:
+    """What the store holds for the address; else made now and saved."""
+    held = store.load(address)
+    if held is None:
+        made = make()
+        held = made if isinstance(made, Shard) else Shard(made)
+        store.save(address, held)
+    return held
+
+
 @dataclass(frozen=True)
 class NullStore:
     """Keeps nothing."""
 
-    def load(self, address: str) -> dict[str, Tensor] | None:
+    def load(self, address: str) -> Shard | None:
         return None
 
-    def save(self, address: str, tensors: Mapping[str, Tensor]) -> None:
+    def save(self, address: str, shard: Mapping[str, Tensor]) -> None:
         return None
 
 
@@ -103,23 +122,41 @@ class FolderStore:
     def _path(self, address: str) -> Path:
         return self.folder / f"{address}.safetensors"
 
-    def load(self, address: str) -> dict[str, Tensor] | None:
+    def load(self, address: str) -> Shard | None:
         path = self._path(address)
         if not path.exists():
             return None
         try:
-            with safe_open(path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                expected = (file.metadata() or {}).get("digest")
-        except (SafetensorError, OSError):
+            shard, expected = _read(path)
+        except (SafetensorError, OSError, ValueError):
             return None
-        return tensors if _content(tensors) == expected else None
+        return shard if _content(shard) == expected else None
 
-    def save(self, address: str, tensors: Mapping[str, Tensor]) -> None:
-        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        write_atomically(self._path(address), save(plain, {"digest": _content(plain)}))
+    def save(self, address: str, shard: Mapping[str, Tensor]) -> None:
+        write_shard(self._path(address), shard)
 
 
-def _content(tensors: Mapping[str, torch.Tensor]) -> str:
-    named = "".join(f"{name}:{digest(tensors[name])};" for name in sorted(tensors))
-    return hashlib.sha256(named.encode()).hexdigest()
+def write_shard(path: Path, shard: Mapping[str, Tensor]) -> None:
+    """One safetensors file; its metadata are the notes as JSON, and a digest of everything."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in shard.items()}
+    whole = Shard(plain, shard.notes if isinstance(shard, Shard) else None)
+    about = {"notes": json.dumps(whole.notes)} if whole.notes else {}
+    write_atomically(path, save(plain, about | {"digest": _content(whole)}))
+
+
+def read_shard(path: Path) -> Shard:
+    """What such a file holds; safetensors' own errors, or `ValueError`, where it cannot be read."""
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[Shard, str | None]:
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        about = file.metadata() or {}
+    return Shard(tensors, json.loads(about.get("notes", "{}"))), about.get("digest")
+
+
+def _content(shard: Shard) -> str:
+    named = "".join(f"{name}:{digest(shard[name])};" for name in sorted(shard))
+    notes = json.dumps(shard.notes, sort_keys=True) if shard.notes else ""
+    return hashlib.sha256(f"{named}{notes}".encode()).hexdigest()

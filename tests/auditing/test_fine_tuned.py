@@ -15,12 +15,10 @@ from typer.testing import CliRunner
 
 import exhume
 from exhume import data
-from exhume.auditing.brief import Brief
-from exhume.auditing.checkpoint.settings import WeightsSettings
-from exhume.auditing.updates.settings import UpdateSettings, folder_for
 from exhume.cli import app
 from exhume.contract import ExhumeError
 from exhume.models.own.adapted import adapted
+from exhume.settings import Brief, CheckpointSettings, UpdateSettings
 from exhume.victims.against_base import Against
 from exhume.victims.updates import from_fine_tuning
 
@@ -125,7 +123,7 @@ def test_one_step_of_an_adapter_is_the_gradient_of_b(place):
     assert set(parts) == set(wanted)
     for name, slope in wanted.items():
         torch.testing.assert_close(parts[name], slope, rtol=1e-4, atol=1e-6)
-    assert update.told == ("A LoRA adapter of 1, 3, scaled by 2.",)
+    assert update.notes == ("A LoRA adapter of 1, 3, scaled by 2.",)
 
 
 def test_a_difference_gives_its_records_away(place):
@@ -147,7 +145,9 @@ def test_an_adapter_from_the_file_to_the_page(place, steps):
     assert (
         done.verdict.word == "no leak found"
     )  # 4 of 64 directions are seen, in 20 steps of search
-    assert [a["id"] for a in result["attacks"]] == ["matching"]  # no other applies, and it says why
+    applied = [a for a in result["attacks"] if a["status"]["outcome"] != "not applicable"]
+    assert [a["id"] for a in applied] == ["matching"]
+    assert all(a["status"]["reason"] for a in result["attacks"] if a not in applied)
     assert result["victim"]["architecture"] == "Sequential with 210 parameters"
     assert result["victim"]["read_as"] == "A LoRA adapter of 1, 3, scaled by 2."
     assert (place / "run" / "report.html").exists()
@@ -273,8 +273,8 @@ def test_what_is_said_wrongly_about_an_update():
         with pytest.raises(ExhumeError, match=sentence):
             UpdateSettings(**tuned, **given)
     with pytest.raises(ExhumeError, match="checkpoint: no file of weights is named"):
-        WeightsSettings()
-    assert folder_for(UpdateSettings(**tuned, rate=0.1)).name.startswith("update-a-")
+        CheckpointSettings()
+    assert Brief.of(UpdateSettings(**tuned, rate=0.1)).folder().name.startswith("update-a-")
 
 
 def test_init_asks_for_it(tmp_path, monkeypatch):

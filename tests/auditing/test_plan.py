@@ -1,53 +1,66 @@
 from __future__ import annotations
 
-import pytest
+import json
 
-from exhume.auditing.plan import Offer, choose, duration_of, seconds_in
-from exhume.contract import ExhumeError
+from exhume.auditing.plan import AttackOption, Plan, PlannedRelease, plan_attacks
+from exhume.auditing.release import Inputs
 
 
-def offer(name: str, seconds: float, **more) -> Offer:
-    return Offer(name, name, "sees all", float(seconds), more.pop("run", lambda *_: []), **more)
+def option(name: str, seconds: float, **more) -> AttackOption:
+    run = more.pop("run", lambda *_: [])
+    return AttackOption(name, name, "sees all", float(seconds), run, **more)
+
+
+def planned(options, budget):
+    return [row for _, row in plan_attacks(options, budget)]
 
 
 def test_without_a_budget_all_that_was_asked_for_is_taken():
-    plan = choose([offer("a", 1e9), offer("extra", 1, asked=False)], None)
-    assert [planned.taken for planned in plan] == [True, False]
-    assert plan[1].why == "only with --budget; it would take about 1 s"
+    rows = planned([option("a", 1e9), option("extra", 1, asked=False)], None)
+    assert [row.run for row in rows] == [True, False]
+    assert rows[1].why == "only with --budget; it would take about 1 s"
 
 
 def test_a_budget_takes_what_fits_in_order_and_says_what_was_left():
-    offers = [offer("a", 60), offer("b", 500), offer("c", 30, asked=False), offer("d", 20)]
-    plan = choose(offers, 100.0)
-    assert [planned.taken for planned in plan] == [True, False, True, False]
-    assert plan[1].why == "it would take about 8 min, 40 s of the budget were left"
-    assert plan[3].why == "it would take about 20 s, 10 s of the budget were left"
+    options = [option("a", 60), option("b", 500), option("c", 30, asked=False), option("d", 20)]
+    rows = planned(options, 100.0)
+    assert [row.run for row in rows] == [True, False, True, False]
+    assert rows[1].why == "it would take about 8 min, 40 s of the budget were left"
+    assert rows[3].why == "it would take about 20 s, 10 s of the budget were left"
 
 
 def test_what_does_not_apply_is_left_with_its_reason_whatever_the_budget():
-    plan = choose([offer("a", 1, run=None, why_not="it has a convolution")], None)
-    assert not plan[0].taken
-    assert plan[0].told()["why"] == "does not apply: it has a convolution"
+    (row,) = planned([option("a", 1, run=None, why_not="it has a convolution")], None)
+    assert (row.run, row.why) == (False, "does not apply: it has a convolution")
 
 
 def test_what_goes_on_from_another_is_left_with_it():
-    plan = choose([offer("a", 500), offer("b", 1, needs="a")], 100.0)
-    assert [planned.taken for planned in plan] == [False, False]
-    assert plan[1].why == "it goes on from a, which was left out"
+    rows = planned([option("a", 500), option("b", 1, needs="a")], 100.0)
+    assert [row.run for row in rows] == [False, False]
+    assert rows[1].why == "it goes on from a, which was left out"
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("", None), ("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400)]
-)
-def test_times(text, seconds):
-    assert seconds_in(text) == seconds
+def test_what_goes_on_is_of_the_same_release():
+    first = option("a", 500, release="one")
+    rows = planned(
+        [first, option("a", 1, release="two"), option("b", 1, needs="a", release="two")], 100.0
+    )
+    assert [row.run for row in rows] == [False, True, True]
 
 
-@pytest.mark.parametrize("text", ["10 minutes", "-3m", "0s", "m", "1e3"])
-def test_what_is_no_time(text):
-    with pytest.raises(ExhumeError, match="is not a time such as 90s, 10m or 1.5h"):
-        seconds_in(text)
-
-
-def test_durations_are_short():
-    assert [duration_of(s) for s in (12.0, 600.0, 9000.0)] == ["12 s", "10 min", "2.5 h"]
+def test_a_plan_in_lines_and_as_json():
+    options = [
+        option("Span", 30, release="the updates", records=8, steps=2000),
+        option("Tensor", 900, release="the updates"),
+    ]
+    rows = tuple(row for _, row in plan_attacks(options, 60.0))
+    plan = Plan((PlannedRelease("update", "the updates", Inputs("mnist", 7, 2), rows),), 60.0)
+    assert plan.lines() == [
+        "the updates (mnist, seed 7, threads 2)",
+        "  Span: 8 records, 2,000 steps, about 30 s",
+        "  left out: Tensor: it would take about 15 min, 30 s of the budget were left",
+        "about 30 s in all (budget 60 s)",
+    ]
+    (release,) = json.loads(json.dumps(plan.to_json()))["releases"]
+    assert (release["seed"], release["data"], release["threads"]) == (7, "mnist", 2)
+    assert [attack["run"] for attack in release["attacks"]] == [True, False]

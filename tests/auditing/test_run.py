@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from exhume.choices import sized
 from exhume.contract import ExhumeError, Key, Records
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
-from exhume.settings import Settings
+from exhume.settings import Brief, Settings, SplitSettings
 from exhume.store import FolderStore, NullStore
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
@@ -73,10 +72,10 @@ def test_fixes_are_ranked_in_words(whole):
     stopped = [row["verdict"] == "no leak found" for row in tried]
     assert stopped == sorted(stopped, reverse=True)  # those that stop it first
     secret = next(row for row in rows if row["id"] == "secret-start")
-    assert secret["sentence"].startswith("initial weights that stay secret: ")
-    assert "records recovered, accuracy " in secret["sentence"]
+    assert secret["words"] == "initial weights that stay secret"
+    assert "records recovered, accuracy " in secret["outcome"]
     assert secret["kept"] == secret["before"]
-    assert whole.advice == tuple(row["sentence"] for row in rows)
+    assert whole.advice == tuple(f"{row['words']}: {row['outcome']}." for row in rows)
     titles = [chart["title"] for chart in result_of(whole)["charts"]]
     assert titles == [
         "What stops the leak of the trained weights",
@@ -86,7 +85,7 @@ def test_fixes_are_ranked_in_words(whole):
 
 def test_noise_as_large_as_the_update_stops_what_reads_it(whole):
     row = next(row for row in result_of(whole)["fixes"] if row["id"] == "noise-1")
-    assert row["success"] < 0.5
+    assert row["leak"]["successes"] < row["leak"]["trials"] / 2
     assert 0.5 < row["kept"] < 0.9  # the cosine with noise of the same size is about .7
 
 
@@ -397,14 +396,10 @@ def test_features_of_a_split_network_in_the_same_brief(tmp_path, monkeypatch):
 
 
 def test_a_fix_of_a_split_network_is_trained_and_attacked(tmp_path, monkeypatch):
-    from exhume import data
-    from exhume.auditing.findings import Findings
-    from exhume.auditing.fixes_for import fixes_for
-    from exhume.auditing.split.release import SplitAct
-    from exhume.auditing.split.settings import SplitSettings
+    from exhume.auditing.run import fix, read
     from exhume.contract import silent
     from exhume.report.folder import RunFolder
-    from exhume.score.verdict import Verdict
+    from exhume.results import Verdict
 
     (tmp_path / "split_net.py").write_text(SPLIT)
     monkeypatch.chdir(tmp_path)
@@ -423,17 +418,16 @@ def test_a_fix_of_a_split_network_is_trained_and_attacked(tmp_path, monkeypatch)
         train=60,
         batch=32,
     )
-    act = SplitAct.of(settings, data.load("digits"))
-    section = {"id": "after-0-shadow", "release": act.title, "metrics": {}}
-    leak = Findings(section, {}, {}, Verdict("leaks", "It leaks.", ""))
-    bound = dataclasses.replace(leak, counts=False)  # an adversary who was given the head
-    assert fixes_for([act], [bound]) == []
-    fixes = {fix.id: fix for fix in fixes_for([act], [leak])}
-    assert set(fixes) == {"split-ensembler", "split-single"}
-    assert {fix.release for fix in fixes.values()} == {act.title}
-    assert fixes["split-ensembler"].words == "the Ensembler: 4 bodies, of which 2 count"
-    assert fixes["split-ensembler"].seconds > 0
-    tried = fixes["split-single"].run(RunFolder.create(tmp_path / "run"), silent)
-    assert tried.targets == 20
+    brief = Brief.of(settings).with_options(seed=0, threads=1).with_budget(fixes=True).resolved()
+    (released,) = read(brief, silent)
+    safe, leaks = Verdict("no leak found", "", ""), Verdict("leaks", "It leaks.", "")
+    folder = RunFolder.create(tmp_path / "run")
+    assert fix(brief, [released], {released.name: safe}, folder, silent) == []
+    rows = {row.id: row for row in fix(brief, [released], {released.name: leaks}, folder, silent)}
+    assert set(rows) == {"split-ensembler", "split-single"}
+    assert {row.release for row in rows.values()} == {released.name}
+    assert rows["split-ensembler"].words == "the Ensembler: 4 bodies, of which 2 count"
+    tried = rows["split-single"]
+    assert (tried.tried, tried.leak.trials) == (True, 20)
     assert 0 <= tried.kept <= 1
     assert 0 <= tried.before <= 1

@@ -19,7 +19,7 @@ from exhume.victims.margin import release_margin
 
 SHAPE = (3, 5, 5)
 RECIPE = MarginDescent(
-    HomogeneousMLP(SHAPE, (30, 20), 3, first_scale=1e-3), hasten=0.01, stop_loss=1e-3
+    HomogeneousMLP(SHAPE, (30, 20), 3, first_scale=1e-3), growing_steps=0.01, stop_loss=1e-3
 )
 WEAK, STRONG = NoisyMargin(0.1, share=0.5), NoisyMargin(2.0)
 DEFENCES = {

@@ -21,9 +21,9 @@ from exhume.train.single import Schedule
 from exhume.train.split import (
     SplitDefence,
     SplitJob,
+    apply_dropout,
     augmented_images,
     fixed_noise,
-    thinned,
     train_split,
 )
 
@@ -232,11 +232,11 @@ def test_augmented_images_are_moved_and_mirrored(key):
 
 def test_dropout_keeps_the_mean_and_drops_its_share(key):
     values = torch.full((200, 50), 2.0)
-    left = thinned(values, 0.3, key.generator())
+    left = apply_dropout(values, 0.3, key.generator())
     assert torch.allclose(left.unique(), torch.tensor([0.0, 2 / 0.7]))
     assert float((left == 0).double().mean()) == pytest.approx(0.3, abs=0.02)
     assert float(left.mean()) == pytest.approx(2, abs=0.05)
-    assert thinned(values, 0.0, key.generator()) is values
+    assert apply_dropout(values, 0.0, key.generator()) is values
 
 
 def test_what_is_dropped_changes_the_training(job, key):

@@ -12,12 +12,16 @@ import pytest
 from fuzzing import clean, scrambled
 
 from exhume import data
-from exhume.auditing.brief import Brief
-from exhume.auditing.checkpoint.settings import WeightsSettings
-from exhume.auditing.split.settings import SplitSettings
-from exhume.auditing.updates.settings import UpdateSettings
 from exhume.choices import resolve
-from exhume.settings import Settings, to_toml, toml_of
+from exhume.settings import (
+    Brief,
+    CheckpointSettings,
+    Settings,
+    SplitSettings,
+    UpdateSettings,
+    to_toml,
+    toml_of,
+)
 
 VALUES: tuple[Any, ...] = (
     *(0, 1, 2, 3, -1, 10, 999_999_999, 2**63, -(2**70), 10**40),
@@ -69,7 +73,7 @@ VALUES: tuple[Any, ...] = (
 
 def sections() -> dict[str, Any]:
     made = asdict(Settings())
-    made["checkpoint"] = {**asdict(WeightsSettings("net.pt")), "file": "net.pt"}
+    made["checkpoint"] = {**asdict(CheckpointSettings("net.pt")), "file": "net.pt"}
     made["update"] = asdict(UpdateSettings(made=4, data="digits", batch_size=8))
     made["split"] = asdict(SplitSettings("net.py:net", "digits"))
     made["budget"] = {"time": "10m", "fixes": False}
@@ -118,6 +122,7 @@ def test_mappings(block, records):
 
         def run(content: dict[str, Any] = content) -> None:
             brief = Brief.from_mapping(content)
+            brief = brief.resolved()
             resolve(brief.settings, records)
             again = Brief.from_mapping(tomllib.loads(brief.toml()))
             assert again.toml() == brief.toml()

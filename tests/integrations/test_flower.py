@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore.task_identity import TaskIdentity
 
-from exhume.integrations.flower import RecordingStrategy, Told, recording_mod
+from exhume.integrations.flower import FactNames, RecordingStrategy, recording_mod
 
 ASKED = (ArrayRecord(), ConfigRecord(), Mock(spec=Grid))
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_two_clients"
@@ -81,7 +81,7 @@ def failed(message):
 
 def test_a_strategy_goes_on_as_before_and_is_recorded(tmp_path):
     inner = Plain()
-    strategy = RecordingStrategy(inner, Recording(tmp_path), Told(client="who", steps="turns"))
+    strategy = RecordingStrategy(inner, Recording(tmp_path), FactNames(client="who", steps="turns"))
     first, second, third = strategy.configure_train(7, *ASKED)
     replies = [
         answer(first, 0.0, who=0, turns=2),
@@ -107,7 +107,7 @@ def test_a_strategy_goes_on_as_before_and_is_recorded(tmp_path):
 
 def test_a_mod_records_training_and_nothing_else(tmp_path):
     context = Context(1, 5, {}, RecordDict(), {})
-    mod = recording_mod(Recording(tmp_path), Told(rate=0.25, batch_size=0))
+    mod = recording_mod(Recording(tmp_path), FactNames(rate=0.25, batch_size=0))
     for kind in ("evaluate", "train"):
         message = request(9, kind=kind)
         reply = answer(message, 0.0)
@@ -119,17 +119,17 @@ def test_a_mod_records_training_and_nothing_else(tmp_path):
 
 
 def test_what_a_run_does_not_tell(tmp_path):
-    strategy = RecordingStrategy(Plain(), Recording(tmp_path), Told(rate="eta"))
+    strategy = RecordingStrategy(Plain(), Recording(tmp_path), FactNames(rate="eta"))
     first, *_ = strategy.configure_train(1, *ASKED)
     with pytest.raises(
-        ExhumeError, match=r"rate: neither the config .* have 'eta'; say Told\(rate="
+        ExhumeError, match=r"rate: neither the config .* have 'eta'; say FactNames\(rate="
     ):
         strategy.aggregate_train(1, [answer(first, 0.0)])
     bare = answer(first, 0.0)
     bare.content["more"] = ArrayRecord(state(0.0))
     with pytest.raises(ExhumeError, match="it holds 2 array records, one model is needed"):
         RecordingStrategy(
-            Plain(), Recording(tmp_path), Told(), {11: first.content}
+            Plain(), Recording(tmp_path), FactNames(), {11: first.content}
         ).aggregate_train(1, [bare])
 
 

@@ -85,7 +85,7 @@ def test_what_is_not_served(tmp_path):
     settings.write_text(settings.read_text().replace("mlserver_body.Body", "mlserver_body.Other"))
     (tmp_path / "short").write_text("short")
     cases = {
-        ("--only", "0-x"): "is not of the form 0-4 or 0,2,5",
+        ("--only", "0-x"): "is not a list of bodies such as 3,17,40-43 or 0:100",
         ("--only", "0,7"): "has no body7",
         ("--only", "2"): "model-settings.json is missing; write the folder with exhume export",
         ("--only", "3"): "altered or damaged",

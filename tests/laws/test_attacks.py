@@ -18,7 +18,6 @@ from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.attacks.gradient.tensor.attack import TensorAttack
 from exhume.attacks.gradient.text.attack import TextAttack
-from exhume.attacks.gradient.text.tokens import TokenAttack
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.attacks.informed.learner import Training
@@ -56,7 +55,7 @@ from exhume.contract import (
     Secret,
 )
 from exhume.data import Sizes
-from exhume.data.synthetic import made_up_pairs
+from exhume.data.synthetic import synthetic_pairs
 from exhume.defences.split.single import Noise
 from exhume.models.drawing import he_normal
 from exhume.models.glm import softmax_regression
@@ -67,8 +66,8 @@ from exhume.models.reconstructors import Dense
 from exhume.models.split.inverter import Decoder, ShadowHead
 from exhume.models.split.pipeline import Pipeline
 from exhume.models.split.seq2seq import Translator
-from exhume.models.tokens import TokenNet
 from exhume.models.two_layer import TwoLayer
+from exhume.naming import seeded_globals
 from exhume.score.batches import score_batches
 from exhume.store import NullStore
 from exhume.train.dp import Privacy
@@ -145,7 +144,7 @@ def margin_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     classes = ("a", "b", "c", "d")
     records = Records(pictures, torch.arange(8) % 4, classes)
     mlp = HomogeneousMLP((1, 6, 6), (100, 60), 4, first_scale=1e-4)
-    recipe = MarginDescent(mlp, hasten=0.01, stop_loss=1e-6)
+    recipe = MarginDescent(mlp, growing_steps=0.01, stop_loss=1e-6)
     first, second = (
         release_margin(recipe, records, key=key.fold(i), store=NullStore()) for i in range(2)
     )
@@ -202,7 +201,7 @@ TRANSLATOR = Translator(24, 24, width=16, heads=2, layers=1, hidden=16)
 
 def sentence_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     """What leaves a translator's client, whose embeddings are as they were drawn."""
-    pairs = made_up_pairs(1500, words=20, length=5, key=key)
+    pairs = synthetic_pairs(1500, words=20, length=5, key=key)
     corpus = pair_corpus(pairs, length=5, vocabulary=24, key=key)
     held, earlier, private = corpus.deal(400, 400, 20)
     words, body = TRANSLATOR.words(key), TRANSLATOR.body(key)
@@ -257,18 +256,6 @@ def gradients_of(
     return game
 
 
-def token_game(key: Key) -> tuple[Knowledge, Release, Secret]:
-    """Gradients of pairs of sentences."""
-    net = TokenNet(50, 4, width=24, hidden=100, pool="attention")
-    tokens = torch.randint(50, (58, 4), generator=key.generator()).float()
-    labels = torch.arange(58) % 3
-    classes = ("a", "b", "c")
-    target = Records(tokens[:8].clone(), labels[:8].clone(), classes)
-    release, secret = release_batches(net, net.initial(key), cut_batches(target, 2))
-    public = Records(tokens[8:], labels[8:], classes)
-    return Knowledge(architecture=net, public=public, batch_size=2), release, secret
-
-
 class Pairs(nn.Module):
     """A user's own: embeddings side by side, two fully connected layers."""
 
@@ -281,17 +268,41 @@ class Pairs(nn.Module):
         return self.out(torch.relu(self.hidden(self.embed(tokens).flatten(1))))
 
 
-def text_game(key: Key) -> tuple[Knowledge, Release, Secret]:
-    """The same for somebody else's module."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = TextModel.of(Pairs(), 4)
-    tokens = torch.randint(50, (58, 4), generator=key.generator()).float()
-    labels, classes = torch.arange(58) % 3, ("a", "b", "c")
-    target = Records(tokens[:8].clone(), labels[:8].clone(), classes)
-    release, secret = release_batches(net, net.initial(key), cut_batches(target, 2))
-    public = Records(tokens[8:], labels[8:], classes)
-    return Knowledge(architecture=net, public=public, batch_size=2), release, secret
+class Attending(nn.Module):
+    """A user's own: one head of attention, its mean, two fully connected layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.hidden, self.out = (
+            nn.Embedding(50, 24),
+            nn.Linear(24, 100),
+            nn.Linear(100, 3),
+        )
+        self.place = nn.Parameter(torch.randn(4, 24), requires_grad=False)
+        self.mix = nn.MultiheadAttention(24, 1, batch_first=True)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        seen = nn.functional.layer_norm(self.embed(tokens) + self.place, (24,))
+        mixed = seen + self.mix(seen, seen, seen)[0]
+        return self.out(torch.relu(self.hidden(mixed.mean(1))))
+
+
+def text_game(
+    make: Callable[[], nn.Module],
+) -> Callable[[Key], tuple[Knowledge, Release, Secret]]:
+    """Gradients of pairs of sentences."""
+
+    def game(key: Key) -> tuple[Knowledge, Release, Secret]:
+        with seeded_globals(Key.from_seed(0)):
+            net = TextModel.of(make(), 4)
+        tokens = torch.randint(50, (58, 4), generator=key.generator()).float()
+        labels, classes = torch.arange(58) % 3, ("a", "b", "c")
+        target = Records(tokens[:8].clone(), labels[:8].clone(), classes)
+        release, secret = release_batches(net, net.initial(key), cut_batches(target, 2))
+        public = Records(tokens[8:], labels[8:], classes)
+        return Knowledge(architecture=net, public=public, batch_size=2), release, secret
+
+    return game
 
 
 @dataclass(frozen=True)
@@ -362,8 +373,8 @@ CASES = {
         0.5,
     ),
     "bias ratio": Case(BiasRatio(), gradients_of(MLP((1, 8, 8), (20,), 10), 1), 1e-6),
-    "tokens": Case(TokenAttack(), token_game, 1e-6),
-    "texts": Case(TextAttack(), text_game, 1e-6),
+    "text, attention": Case(TextAttack(), text_game(Attending), 1e-6),
+    "texts": Case(TextAttack(), text_game(Pairs), 1e-6),
     "matching": Case(
         GradientMatching(steps=40, rate=0.2, restarts=1),
         gradients_of(MLP((1, 8, 8), (20,), 10), 1, queried=False),
@@ -418,6 +429,18 @@ def test_shapes(case, game, key):
     assert found.confidence.shape == found.candidates.shape[:2]
     assert found.labels is None or found.labels.shape == found.candidates.shape[:2]
     assert bool(torch.isfinite(found.candidates).all())
+
+
+def test_real_candidates_come_first_and_the_others_are_zero(case, game, key):
+    knowledge, release, _ = game
+    found = run(case, knowledge, release, key)
+    assert found.real.dtype == torch.bool
+    assert found.real.shape == found.candidates.shape[:2]
+    assert bool((found.real.long().diff(dim=1) <= 0).all())
+    assert bool((found.confidence[~found.real] == contract.FILLED_UP).all())
+    assert not bool(found.candidates[~found.real].any())
+    for index, count in enumerate(found.real.sum(1).tolist()):
+        assert torch.equal(found.found(index), found.candidates[index, :count])
 
 
 def test_same_key_same_bits(case, game, key):

@@ -228,18 +228,27 @@ def test_a_page_of_similar_images(make_run: MakeRun, open_page: Open) -> None:
 WHOLE = {
     "releases": [
         {
+            "kind": "weights",
             "name": "the trained weights",
             "word": "leaks",
             "sentence": "38 of 40 records came back.",
+            "detail": "",
             "fix": "noise",
         },
-        {"name": "the updates of clients", "word": "not audited", "sentence": NASTY, "fix": ""},
+        {
+            "kind": "update",
+            "name": "the updates of clients",
+            "word": "not audited",
+            "sentence": NASTY,
+            "detail": NASTY,
+        },
     ],
     "fixes": [
         {
             "id": "private-100",
             "release": "the trained weights",
             "words": "private training, noise multiplier 0.73, clip 3.9 (epsilon 100)",
+            "short": "private-100",
             "guarantee": "epsilon about 100 at delta 1e-5",
             "tried": True,
             "verdict": "no leak found",
@@ -247,18 +256,29 @@ WHOLE = {
         },
         {
             "id": "int8",
+            "release": "the updates of clients",
             "words": NASTY,
+            "short": NASTY,
             "guarantee": "none",
             "tried": False,
             "outcome": "not tried: no time",
         },
     ],
     "plan": [
-        {"id": "a", "name": "Closed form", "threat": "sees the weights", "run": True, "why": ""},
+        {
+            "id": "a",
+            "name": "Closed form",
+            "release": "the trained weights",
+            "threat": "sees the weights",
+            "estimated_seconds": 3.0,
+            "run": True,
+        },
         {
             "id": "b",
             "name": "Another one",
+            "release": "the updates of clients",
             "threat": NASTY,
+            "estimated_seconds": 180.0,
             "run": False,
             "why": "it would take about 3 min, " * 5,
         },

@@ -7,6 +7,7 @@ import pytest
 
 from exhume.contract import ExhumeError
 from exhume.report.charts import Chart, Point, draw_chart
+from exhume.typed_json import from_json, to_json
 
 LINES = Chart(
     "t", "x", "y", {"ours": [Point(1, 0.5, 0.4, 0.6), Point(10, 0.2)], "paper": [Point(5, 0.3)]}
@@ -21,8 +22,8 @@ def parsed(markup: str) -> ElementTree.Element:
 
 @pytest.mark.parametrize("chart", [LINES, ROWS], ids=["lines", "rows"])
 def test_a_chart_survives_the_run_folder_and_is_drawn(chart):
-    again = Chart.read(chart.plain(), "result.json")
-    assert again.plain() == chart.plain()
+    again = from_json(Chart, to_json(chart), "result.json")
+    assert to_json(again) == to_json(chart)
     root = parsed(draw_chart(again))
     points = sum(len(several) for several in chart.series.values())
     assert len(root.findall(".//circle")) == points
@@ -52,13 +53,21 @@ def test_nothing_to_draw_says_so():
 @pytest.mark.parametrize(
     ("broken", "why"),
     [
-        ({}, "series"),
-        ({**LINES.plain(), "series": {"a": [{"x": 1}]}}, "y"),
-        ({**LINES.plain(), "series": {"a": [{"x": 1, "y": "2"}]}}, "not a number"),
-        ({**LINES.plain(), "series": {"a": [{"x": 1, "y": 2}, {"x": "b", "y": 2}]}}, "mixes"),
-        ({**LINES.plain(), "colour": "red"}, "colour"),
+        ({}, ".title is missing"),
+        ({"series": {"a": [{"x": 1}]}}, r".series.a\[0\].y is missing"),
+        (
+            {"series": {"a": [{"x": 1, "y": "2"}]}},
+            r".y must be a whole number or a number, not str",
+        ),
+        ({"series": {"a": [{"x": 1, "y": 2}, {"x": "b", "y": 2}]}}, ": x mixes names and numbers"),
+        ({"x_scale": "cubic"}, ".x_scale: 'cubic' is not one of log, linear"),
     ],
 )
 def test_a_damaged_chart_is_named(broken, why):
-    with pytest.raises(ExhumeError, match=rf"result.json: charts\[0\] is not a chart: .*{why}"):
-        Chart.read(broken, "result.json: charts[0]")
+    whole = {**to_json(LINES), **broken} if broken else {}
+    with pytest.raises(ExhumeError, match=rf"result.json: charts\[0\].*{why}"):
+        from_json(Chart, whole, "result.json: charts[0]")
+
+
+def test_a_chart_comes_back():
+    assert to_json(from_json(Chart, to_json(LINES), "chart")) == to_json(LINES)

@@ -6,30 +6,49 @@ from pathlib import Path
 
 import pytest
 
-from exhume.contract import ExhumeError
+from exhume.contract import ExhumeError, Outcome, Status
 from exhume.report.compare import compare, difference
 from exhume.report.junit import write_junit
+from exhume.results import (
+    AttackSpec,
+    PlannedAttack,
+    Result,
+    Section,
+    StudyResult,
+    Verdict,
+    read_result,
+)
+from exhume.score.intervals import rate_of
 
 
 def run(path: Path, successes: int, targets: int, **more) -> Path:
     path.mkdir()
-    attack = {
-        "id": "a",
-        "name": "An attack",
-        "verdict": more.pop("verdict", "leaks"),
-        "status": {"outcome": more.pop("outcome", "converged"), "reason": "because"},
-        "metrics": {"success": successes / targets, "targets": targets, "duplicates": 0},
-    }
-    result = {
-        "schema": 1,
-        "kind": "audit",
-        "attacks": [attack],
-        "verdict": {"word": "leaks", "sentence": "It leaks."},
-        "plan": [{"name": "Another", "run": False, "why": "no time\x00"}],
-        **more,
-    }
-    (path / "result.json").write_text(json.dumps(result))
+    if more.get("kind") == "study":
+        result = StudyResult("informed-mnist", "smoke", 0, "A study")
+    else:
+        outcome = Outcome(more.pop("outcome", "converged"))
+        attack = Section(
+            AttackSpec("a", "An attack"),
+            Status(outcome, "because"),
+            leak=rate_of(successes, targets),
+            verdict=more.pop("verdict", "leaks"),
+            release="the weights",
+        )
+        left = PlannedAttack("b", "Another", "the weights", "sees all", 1.0, False, "no time\x00")
+        word = attack.verdict
+        verdict = Verdict(
+            word, "Not audited: nothing applies." if word != "leaks" else "It leaks.", ""
+        )
+        attacks = more.pop("attacks", (attack,))
+        result = Result("An audit", "mnist", 0, verdict, attack.leak, attacks=attacks, plan=(left,))
+    (path / "result.json").write_text(json.dumps(result.to_json()))
     return path
+
+
+def result_of(path: Path) -> Result:
+    found = read_result(path / "result.json")
+    assert isinstance(found, Result)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -57,14 +76,14 @@ def test_the_interval_holds_the_truth_often_enough():
     pairs = {}
     for a, b in zip(draw.binomial(40, 0.3, 20_000), draw.binomial(60, 0.5, 20_000), strict=True):
         if (a, b) not in pairs:
-            pairs[a, b] = difference((int(a), 40), (int(b), 60))
+            pairs[a, b] = difference(rate_of(int(a), 40), rate_of(int(b), 60))
         low, high = pairs[a, b]
         missed += not low <= 0.2 <= high
     assert missed / 20_000 < 0.05
 
 
 def test_nothing_in_common_is_said(tmp_path):
-    first, second = run(tmp_path / "a", 1, 2), run(tmp_path / "b", 2, 2, attacks=[])
+    first, second = run(tmp_path / "a", 1, 2), run(tmp_path / "b", 2, 2, attacks=())
     with pytest.raises(ExhumeError, match="no attack was run and scored in both"):
         compare(first, second)
     study = run(tmp_path / "c", 1, 2, kind="study")
@@ -81,22 +100,28 @@ def cases(path: Path) -> dict[str, list[str]]:
 
 def test_junit(tmp_path):
     folder = run(tmp_path / "a", 9, 10)
-    write_junit(folder, tmp_path / "j.xml")
+    write_junit(result_of(folder), tmp_path / "j.xml")
     assert cases(tmp_path / "j.xml") == {"An attack": ["failure"], "Another": ["skipped"]}
     suite = ET.parse(tmp_path / "j.xml").getroot()
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "1", "1")
-    write_junit(folder, tmp_path / "j.xml", fail_over=0.95)
+    write_junit(result_of(folder), tmp_path / "j.xml", fail_over=0.95)
     assert cases(tmp_path / "j.xml")["An attack"] == []
 
 
 def test_junit_of_what_was_not_audited_is_an_error(tmp_path):
-    verdict = {"word": "not audited", "sentence": "Not audited: nothing applies."}
     folder = run(tmp_path / "a", 0, 10, verdict="not audited", outcome="not applicable")
-    result = json.loads((folder / "result.json").read_text())
-    (folder / "result.json").write_text(json.dumps({**result, "verdict": verdict}))
-    write_junit(folder, tmp_path / "j.xml")
+    write_junit(result_of(folder), tmp_path / "j.xml")
     assert cases(tmp_path / "j.xml") == {
         "An attack": ["skipped"],
         "Another": ["skipped"],
         "verdict": ["error"],
     }
+
+
+def test_attacks_of_other_releases_are_not_mixed(tmp_path):
+    first, second = run(tmp_path / "a", 9, 10), run(tmp_path / "b", 1, 10)
+    moved = json.loads((second / "result.json").read_text())
+    moved["attacks"][0]["release"] = "the updates"
+    (second / "result.json").write_text(json.dumps(moved))
+    with pytest.raises(ExhumeError, match="no attack was run and scored in both"):
+        compare(first, second)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any
 
 import pytest
 import torch
 from report_runs import MakeRun, attack, audit
-from safetensors.torch import load_file
 
+from exhume.auditing.checkpoint.findings import margin_findings, unscored_findings
 from exhume.contract import ExhumeError, NotApplicable, Outcome, Reconstruction, Records, Status
-from exhume.report.folder import RunFolder
 from exhume.report.gallery import make_gallery
-from exhume.report.margin import inapplicable_section, margin_section, unscored_section
 from exhume.report.page import draw
 from exhume.report.similarity import sides_of_threshold, ssim_against_margin
+from exhume.results import AttackSpec, Section
 from exhume.score.margin import score_margin
+from exhume.typed_json import to_json
 from exhume.victims.checkpoint import secret_of
 
 N = 30
@@ -52,7 +50,8 @@ def page(make_run: MakeRun, tensors: dict[str, torch.Tensor], *, redact: bool = 
         "tpr_at_1pct": 0.6,
         "ssim_at_1pct": 0.3,
     }
-    one = attack(metrics=metrics, ranked_by="ssim", baselines=[])
+    leak = {"successes": 16, "trials": 30, "low": 0.3, "high": 0.7, "chance": 0.01}
+    one = attack(metrics=metrics, leak=leak, ranked_by="ssim", baselines=[])
     return draw(make_run(audit(attacks=[one]), tensors), redact=redact).read_text()
 
 
@@ -97,7 +96,7 @@ def test_the_page_ranks_by_similarity(make_run: MakeRun) -> None:
     for words in (
         "most similar first",
         "Nearest decoy",
-        "Images brought back",
+        "Records brought back",
         "16 of 30",
         "At 1% false positives",
         "Just below 0.4: not counted",
@@ -133,7 +132,9 @@ def test_a_gallery_without_the_truth_goes_by_confidence() -> None:
         make_gallery(seen, [], size=10**6, ranked_by="size")
 
 
-# The sections themselves
+# The findings behind it
+
+SPEC = AttackSpec("margin-i", "Victim i", "Buzaglo23", "the released weights")
 
 
 def found(candidates: torch.Tensor, restarts: float = 2.0) -> Reconstruction:
@@ -153,34 +154,17 @@ def images() -> torch.Tensor:
     return torch.rand(8, 1, 12, 12, generator=torch.Generator().manual_seed(0))
 
 
-def read(folder: RunFolder, section: dict[str, Any]) -> dict[str, torch.Tensor]:
-    json.dumps(section, allow_nan=False)
-    loaded: dict[str, torch.Tensor] = load_file(folder.path / section["evidence"])
-    return loaded
-
-
-def test_a_scored_section(images: torch.Tensor, tmp_path: Any) -> None:
-    folder = RunFolder.create(tmp_path / "run")
+def test_scored_findings(images: torch.Tensor) -> None:
     truth = Records(images[:4], torch.arange(4) % 2, ("a", "b"))
     decoys = Records(images[4:], torch.arange(4) % 2, ("a", "b"))
-    centre = images.mean(0)
     pool = found(images[[2, 0, 5]])
-    scores = score_margin(secret_of(truth), pool, decoys, centre)
-    section = margin_section(
-        folder,
-        id="margin-i",
-        name="Victim i",
-        knows=("architecture",),
-        found=pool,
-        scores=scores,
-        decoys=decoys,
-        margins=torch.arange(4.0),
-    )
-    kept = read(folder, section)
-    assert section["ranked_by"] == "ssim"
-    assert section["metrics"]["good"] == 2
-    assert section["metrics"]["records"] == 4  # the truth's, not the attack's guess
-    assert section["metrics"]["records_guessed"] == 4
+    scores = score_margin(secret_of(truth), pool, decoys, images.mean(0))
+    done = margin_findings(SPEC, ("architecture",), pool, scores, decoys, margins=torch.arange(4.0))
+    kept = done.evidence
+    assert done.section.ranked_by == "ssim"
+    assert done.metrics["good"] == 2
+    assert done.metrics["records"] == 4  # the truth's, not the attack's guess
+    assert done.metrics["records_guessed"] == 4
     assert kept["ssim"].tolist() == sorted(kept["ssim"].tolist(), reverse=True)
     assert set(kept["margins"][:2].tolist()) == {0.0, 2.0}  # those that came back are first
     assert torch.equal(kept["targets"][:2], kept["reconstructions"][:2])
@@ -189,25 +173,22 @@ def test_a_scored_section(images: torch.Tensor, tmp_path: Any) -> None:
     assert "nearest" not in kept
 
 
-def test_an_unscored_section_shows_each_image_once(images: torch.Tensor, tmp_path: Any) -> None:
-    folder = RunFolder.create(tmp_path / "run")
+def test_unscored_findings_show_each_image_once(images: torch.Tensor) -> None:
     again = 0.5 * images[:3] + 0.2  # another contrast is the same image
     centre = torch.full((1, 12, 12), 0.5)
     pool = found(torch.cat([images, again]))
-    section = unscored_section(
-        folder, id="a", name="A", knows=(), found=pool, centre=centre, confidence="How sure."
-    )
-    assert section["metrics"]["distinct"] == 8
-    assert section["metrics"]["agreed"] == 3
-    assert section["notes"] == ["How sure."]
-    assert torch.equal(read(folder, section)["reconstructions"], images)
+    done = unscored_findings(SPEC, (), pool, centre, confidence="How sure.", facts={})
+    assert done.metrics["distinct"] == 8
+    assert done.metrics["agreed"] == 3
+    assert done.section.notes == ("How sure.",)
+    assert torch.equal(done.evidence["reconstructions"], images)
 
 
-def test_an_attack_that_does_not_apply(tmp_path: Any) -> None:
-    section = inapplicable_section("a", "A", NotApplicable("fc2.bias: breaks it", ever=True))
-    assert section["status"] == {
+def test_an_attack_that_does_not_apply() -> None:
+    section = Section.inapplicable(SPEC, NotApplicable("fc2.bias: breaks it", ever=True))
+    assert to_json(section)["status"] == {
         "outcome": "not applicable",
         "reason": "fc2.bias: breaks it",
         "ever": True,
     }
-    assert "evidence" not in section
+    assert not section.evidence

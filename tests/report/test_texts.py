@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
-from exhume.contract import ExhumeError
+from exhume.contract import ExhumeError, Shard
 from exhume.report.texts import texts_of
 
 WORDS = {"1": "the", "2": "cat", "3": "sat", "4": "<b>"}
 
 
-def packed(ordered=True, padding=0, words=WORDS):
-    told = json.dumps({"padding": padding, "ordered": ordered, "words": words}).encode()
-    return torch.frombuffer(bytearray(told), dtype=torch.uint8)
+def read(tensors, classes=(), *, ordered=True):
+    """What the page shows of this evidence."""
+    lexicon = {"padding": 0, "ordered": ordered, "words": WORDS}
+    return texts_of(Shard(tensors, {"lexicon": lexicon}), list(classes))
 
 
 def told(words):
@@ -28,9 +27,8 @@ def test_words_at_their_place():
         "reconstructions": torch.tensor([[-1, -1, -1, -1], [1, 3, 3, 0]]),
         "right_share": torch.tensor([0.0, 0.5]),
         "labels": torch.tensor([1, 0]),
-        "lexicon": packed(),
     }
-    texts = texts_of(evidence, ["good", "bad"])
+    texts = read(evidence, ["good", "bad"])
     first, second = texts.rows  # the one that came back best is first
     assert told(first.original) == [("the", True), ("cat", False), ("sat", True), ("sat", False)]
     assert told(first.found) == [("the", True), ("sat", False), ("sat", True)]
@@ -42,30 +40,28 @@ def test_words_anywhere():
     evidence = {
         "targets": torch.tensor([[2, 1, 1, 0]]),
         "reconstructions": torch.tensor([[0, 1, 2, 9]]),
-        "lexicon": packed(ordered=False),
     }
-    row = texts_of(evidence, []).rows[0]
+    row = read(evidence, ordered=False).rows[0]
     assert told(row.original) == [("cat", True), ("the", True), ("the", False)]
     assert told(row.found) == [("the", True), ("cat", True), ("#9", False)]
 
 
 def test_lists_and_nothing_to_compare_with():
-    lists = texts_of({"listed": torch.tensor([2, 3]), "lexicon": packed()}, [])
+    lists = read({"listed": torch.tensor([2, 3])})
     assert (lists.listed, lists.rows, lists.truth) == (("cat", "sat"), (), False)
     covered = {
         "targets": torch.tensor([[2, 3, 0]]),
         "covered": torch.tensor([[True, False, True]]),
         "listed": torch.tensor([2]),
-        "lexicon": packed(ordered=False),
     }
-    row = texts_of(covered, []).rows[0]
+    row = read(covered, ordered=False).rows[0]
     assert told(row.original) == [("cat", True), ("sat", False)]
-    alone = texts_of({"reconstructions": torch.tensor([[2, 3]]), "lexicon": packed()}, [])
+    alone = read({"reconstructions": torch.tensor([[2, 3]])})
     assert told(alone.rows[0].found) == [("cat", None), ("sat", None)]
-    assert texts_of({"targets": torch.zeros(1, 2)}, []) is None
+    assert texts_of(Shard({"targets": torch.zeros(1, 2)}), []) is None
 
 
 def test_a_damaged_lexicon():
-    broken = {"lexicon": torch.tensor([1, 2], dtype=torch.uint8)}
+    broken = Shard({}, {"lexicon": {"padding": 0}})
     with pytest.raises(ExhumeError, match="its words are damaged"):
         texts_of(broken, [])

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from exhume.contract import NotApplicable
-from exhume.train.claimed_privacy import Stated, read_from_opacus
+from exhume.train.claimed_privacy import ClaimedPrivacy, read_from_opacus
 from exhume.train.dp import Privacy
 
 opacus = pytest.importorskip(
@@ -48,8 +48,10 @@ def trains(batch=4, epochs=2, change=None, make="make_private", **options):
 
 def test_what_was_done_is_read():
     made = opacus.PrivacyEngine.make_private
-    assert read_from_opacus(trains()) == Stated(Privacy(1.5, 0.7, 1 / 3), 6, "Opacus")
-    assert read_from_opacus(trains(batch=12, epochs=5)) == Stated(Privacy(1.5, 0.7), 5, "Opacus")
+    assert read_from_opacus(trains()) == ClaimedPrivacy(Privacy(1.5, 0.7, 1 / 3), 6, "Opacus")
+    assert read_from_opacus(trains(batch=12, epochs=5)) == ClaimedPrivacy(
+        Privacy(1.5, 0.7), 5, "Opacus"
+    )
     assert opacus.PrivacyEngine.make_private is made  # as it was
     assert str(read_from_opacus(trains(batch=12))).endswith(
         "noise multiplier 0.7, 2 steps, by Opacus"

@@ -59,7 +59,7 @@ def test_it_stops_at_the_loss_and_growing_steps_get_there_sooner(records, key):
     initial = mlp.initial(key).double()
     slow = train_to_margin(plain, initial, records)
     fast = train_to_margin(
-        MarginDescent(mlp, stop_loss=1e-3, epochs=100_000, hasten=0.05), initial, records
+        MarginDescent(mlp, stop_loss=1e-3, epochs=100_000, growing_steps=0.05), initial, records
     )
     assert slow.loss <= 1e-3
     assert fast.loss <= 1e-3
@@ -107,7 +107,7 @@ def test_as_a_recipe_it_trains_each_model_on_its_own_extra_records(records, key)
 def test_it_says_what_is_wrong(records, key):
     mlp = HomogeneousMLP((1, 3, 3), (5,), 2)
     with pytest.raises(ExhumeError, match="growing steps follow the same path only without decay"):
-        MarginDescent(mlp, weight_decay=0.1, hasten=0.1)
+        MarginDescent(mlp, weight_decay=0.1, growing_steps=0.1)
     with pytest.raises(ExhumeError, match="binary needs 1 outputs, the network has 2"):
         MarginDescent(mlp, "binary")
     huge = Records(records.inputs * 1e200, records.labels, records.classes)

@@ -5,7 +5,7 @@ import torch
 
 from exhume.contract import ExhumeError
 from exhume.data import TextPairs
-from exhume.data.synthetic import made_up_pairs
+from exhume.data.synthetic import synthetic_pairs
 from exhume.models.split.seq2seq import Translator, read_out
 from exhume.victims.pairs import pair_corpus
 from exhume.victims.translation import release_sentences, translation_knowledge
@@ -44,7 +44,7 @@ def test_rare_words_are_unknown(key):
 
 def test_parts_are_dealt_without_overlap(key):
     corpus = pair_corpus(
-        made_up_pairs(60, words=9, length=6, key=key), length=6, vocabulary=20, key=key
+        synthetic_pairs(60, words=9, length=6, key=key), length=6, vocabulary=20, key=key
     )
     first, second = corpus.deal(20, 10)
     assert (len(first), len(second)) == (20, 10)
@@ -55,18 +55,18 @@ def test_parts_are_dealt_without_overlap(key):
 
 
 def test_made_up_sentences_translate_word_by_word(key):
-    pairs = made_up_pairs(50, words=9, length=6, key=key)
-    assert pairs == made_up_pairs(50, words=9, length=6, key=key)
+    pairs = synthetic_pairs(50, words=9, length=6, key=key)
+    assert pairs == synthetic_pairs(50, words=9, length=6, key=key)
     for a, b in zip(pairs.source, pairs.target, strict=True):
         assert a.replace("a", "b") == b
         assert 3 <= len(a.split()) <= 6
     with pytest.raises(ExhumeError, match="at least 1, 2, 3"):
-        made_up_pairs(5, words=1, length=6, key=key)
+        synthetic_pairs(5, words=1, length=6, key=key)
 
 
 def test_what_the_server_knows(key):
     corpus = pair_corpus(
-        made_up_pairs(60, words=9, length=6, key=key), length=6, vocabulary=13, key=key
+        synthetic_pairs(60, words=9, length=6, key=key), length=6, vocabulary=13, key=key
     )
     net = Translator(13, 13, width=8, heads=2, layers=1, hidden=8)
     words, body = net.words(key), net.body(key)

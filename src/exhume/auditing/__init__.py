@@ -1,31 +1,32 @@
-"""Audits: what is released, by which attacks, scored and written down. One file for each kind of release."""
+"""Audits: what is released, by which attacks, scored and written down. One room for each kind of release."""
 
-from exhume.auditing.brief import Brief
-from exhume.auditing.checkpoint.attack import WeightsSettings, audit_weights
-from exhume.auditing.findings import Audit, Findings
-from exhume.auditing.run import audit
+from exhume.auditing.checkpoint.findings import margin_findings
+from exhume.auditing.findings import Audit
+from exhume.auditing.plan import Plan
+from exhume.auditing.run import audit, plan
 from exhume.auditing.training.game import (
     DEVIATIONS,
     Game,
     audit_exact,
     audit_informed,
     audit_private,
-    dealt,
     informed_game,
+    split_roles,
 )
+from exhume.results import Findings
 
 __all__ = [
     "DEVIATIONS",
     "Audit",
-    "Brief",
     "Findings",
     "Game",
-    "WeightsSettings",
+    "Plan",
     "audit",
     "audit_exact",
     "audit_informed",
     "audit_private",
-    "audit_weights",
-    "dealt",
     "informed_game",
+    "margin_findings",
+    "plan",
+    "split_roles",
 ]

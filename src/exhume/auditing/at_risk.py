@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,10 +16,11 @@ from torch import Tensor
 from exhume.contract import Architecture, Records
 from exhume.models.heads import margins
 from exhume.report.folder import RunFolder
+from exhume.results import AtRisk, Findings
 from exhume.score.risk import FACTORS, Risk, outlier_scores, risk_of
 from exhume.train.functional import own_answers, record_gradients
 
-__all__ = ["AT_RISK", "factors_of_one", "factors_of_own", "write_risk"]
+__all__ = ["AT_RISK", "factors_of_one", "factors_of_own", "with_risk"]
 
 AT_RISK = "records-at-risk.csv"
 _NUMBERS = 1 << 24  # of gradients held at once
@@ -61,18 +62,26 @@ def factors_of_one(
     }
 
 
-def write_risk(
-    folder: RunFolder,
-    section: dict[str, Any],
-    evidence: Mapping[str, Tensor],
-    name: str = AT_RISK,
-) -> None:
-    """The list of all scored records, those that leak most first; the section says where it is."""
-    risk = risk_of(evidence)
-    if risk is None:
-        return
-    folder.write_text(name, _table(risk))
-    section["at_risk"] = {"csv": name, "measure": risk.measure, "notes": risk.sentences()}
+def with_risk(
+    found: Sequence[Findings], folder: RunFolder, kinds: Mapping[str, str]
+) -> list[Findings]:
+    """For each release, the list of its scored records by the strongest attack on all of them.
+
+    The list is written into the folder; the attack's section says where it is. kinds: of the releases.
+    """
+    releases = list(dict.fromkeys(one.section.release for one in found))
+    listed: dict[int, Findings] = {}
+    for release in releases:
+        own = [i for i, one in enumerate(found) if one.section.release == release and one.risk]
+        best = max(own, key=lambda i: found[i].share, default=None)
+        risk = risk_of(found[best].risk) if best is not None else None
+        if best is None or risk is None:
+            continue
+        name = AT_RISK if not listed else f"{kinds[release]}-{AT_RISK}"
+        folder.write_text(name, _table(risk))
+        at_risk = AtRisk(name, risk.measure, tuple(risk.sentences()))
+        listed[best] = replace(found[best], section=replace(found[best].section, at_risk=at_risk))
+    return [listed.get(place, one) for place, one in enumerate(found)]
 
 
 def _table(risk: Risk) -> str:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
+from exhume.contract import Cost, NotApplicable, Outcome, Reconstruction, Shard, Status, Store
 
-from exhume.contract import Cost, NotApplicable, Outcome, Reconstruction, Status, Store
-
-__all__ = ["kept"]
+__all__ = ["cached_reconstruction"]
 
 
-def kept(store: Store, address: str, make: Callable[[], Reconstruction]) -> Reconstruction:
+def cached_reconstruction(
+    store: Store, address: str, make: Callable[[], Reconstruction]
+) -> Reconstruction:
     """What the store holds for the address; else made now and saved. Not applicable is a result too."""
     held = store.load(address)
-    if held is None:
+    if held is None or "outcome" not in held.notes:
         try:
             found = make()
         except NotApplicable as why:
@@ -26,8 +24,8 @@ def kept(store: Store, address: str, make: Callable[[], Reconstruction]) -> Reco
     return _unpacked(held)
 
 
-def _packed(found: Reconstruction) -> dict[str, Tensor]:
-    words = {
+def _packed(found: Reconstruction) -> Shard:
+    notes = {
         "outcome": found.status.outcome.value,
         "reason": found.status.reason,
         "ever": found.status.ever,
@@ -35,18 +33,17 @@ def _packed(found: Reconstruction) -> dict[str, Tensor]:
         "seconds": found.cost.seconds,
         "models": found.cost.models,
     }
-    text = torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8)
-    tensors = {"candidates": found.candidates, "confidence": found.confidence, "words": text}
-    return tensors if found.labels is None else tensors | {"labels": found.labels}
+    tensors = {"candidates": found.candidates, "confidence": found.confidence}
+    return Shard(tensors if found.labels is None else tensors | {"labels": found.labels}, notes)
 
 
-def _unpacked(held: dict[str, Tensor]) -> Reconstruction:
-    words = json.loads(held["words"].numpy().tobytes().decode())
+def _unpacked(held: Shard) -> Reconstruction:
+    notes = held.notes
     return Reconstruction(
         held["candidates"],
         held["confidence"],
-        Status(Outcome(words["outcome"]), words["reason"], words["ever"]),
-        Cost(words["seconds"], words["models"]),
+        Status(Outcome(notes["outcome"]), notes["reason"], notes["ever"]),
+        Cost(notes["seconds"], notes["models"]),
         held.get("labels"),
-        words["observed"],
+        notes["observed"],
     )

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from exhume.auditing.plan import duration_of
 from exhume.contract import ExhumeError, Progress
-from exhume.report.charts import Chart, Point
+from exhume.notation import duration_of
 from exhume.report.folder import RunFolder
+from exhume.results import Chart, FixRow, Point, Rate
 
-__all__ = ["Fix", "Tried", "chart_of", "try_fixes"]
+__all__ = ["Fix", "Tried", "fix_charts", "try_fixes"]
 
 
 @dataclass(frozen=True)
 class Tried:
     """A fix, and what the attack still brought back."""
 
-    successes: int
-    targets: int
+    leak: Rate | None  # None: no attack applies any more
     verdict: str
     kept: float | None  # accuracy of the model, or how much of an update stays
     before: float | None
@@ -44,75 +42,70 @@ class Fix:
 
 def try_fixes(
     fixes: Sequence[Fix], left: float | None, folder: RunFolder, progress: Progress
-) -> list[dict[str, Any]]:
-    """Rows for result.json, best first. left: seconds of the budget; None: no limit."""
-    rows: list[dict[str, Any]] = []
+) -> list[FixRow]:
+    """Best first. left: seconds of the budget; None: no limit."""
+    rows: list[FixRow] = []
     for place, fix in enumerate(fixes):
         progress("trying fixes", place, len(fixes))
-        row: dict[str, Any] = {
-            "id": fix.id,
-            "release": fix.release,
-            "words": fix.words,
-            "short": fix.short or fix.words,
-            "guarantee": fix.guarantee,
-        }
+        row = FixRow(fix.id, fix.release, fix.words, fix.short or fix.words, fix.guarantee, "")
         if left is not None and fix.seconds > left:
             why = f"not tried: about {duration_of(fix.seconds)}, {duration_of(max(left, 0))} left"
-            rows.append({**row, "tried": False, "outcome": why, "sentence": f"{fix.words}: {why}."})
+            rows.append(replace(row, outcome=why))
             continue
         started = time.perf_counter()
         try:
             tried = fix.run(folder, progress)
         except ExhumeError as why:
-            told = f"not tried: {why}"
-            rows.append(
-                {**row, "tried": False, "outcome": told, "sentence": f"{fix.words}: {told}."}
-            )
+            rows.append(replace(row, outcome=f"not tried: {why}"))
             continue
         left = None if left is None else left - fix.seconds
         rows.append(
-            {
-                **row,
-                "tried": True,
-                "success": tried.successes / max(1, tried.targets),
-                "successes": tried.successes,
-                "targets": tried.targets,
-                "verdict": tried.verdict,
-                "measure": fix.measure,
-                "kept": tried.kept,
-                "before": tried.before,
-                "outcome": _outcome(fix, tried),
-                "sentence": f"{fix.words}: {_outcome(fix, tried)}.",
-                "seconds": time.perf_counter() - started,
-            }
+            replace(
+                row,
+                tried=True,
+                outcome=_outcome(fix, tried),
+                leak=tried.leak,
+                verdict=tried.verdict,
+                measure=fix.measure,
+                kept=tried.kept,
+                before=tried.before,
+                seconds=time.perf_counter() - started,
+            )
         )
     progress("trying fixes", len(fixes), len(fixes))
     return sorted(rows, key=_rank)
 
 
-def _rank(row: dict[str, Any]) -> tuple[bool, bool, float, float]:
+def _rank(row: FixRow) -> tuple[bool, bool, float, float]:
     """Those that stop the leak first, among these the cheapest; then by what still leaks."""
-    if not row["tried"]:
+    if row.leak is None:
         return True, True, 1.0, 0.0
-    lost = (row["before"] or 0.0) - (row["kept"] or 0.0)
-    stopped = row["verdict"] == "no leak found"
-    return False, not stopped, 0.0 if stopped else row["success"], lost
+    lost = (row.before or 0.0) - (row.kept or 0.0)
+    stopped = row.verdict == "no leak found"
+    return False, not stopped, 0.0 if stopped else row.leak.share, lost
 
 
 def _outcome(fix: Fix, tried: Tried) -> str:
-    words = f"{tried.successes} of {tried.targets} records recovered"
+    words = "no attack applies to it any more, so that nothing is known"
+    if tried.leak is not None:
+        words = f"{tried.leak.successes} of {tried.leak.trials} records recovered"
     if tried.kept is None or tried.before is None:
         return words
     return f"{words}, {fix.measure} {100 * tried.before:.1f} → {100 * tried.kept:.1f}"
 
 
-def chart_of(rows: Sequence[dict[str, Any]], before: Mapping[str, float]) -> list[Chart]:
+def fix_charts(rows: Sequence[FixRow], before: Mapping[str, Rate | None]) -> list[Chart]:
     """What still leaks under each fix, a chart for each release. before: by release, without any fix."""
     charts = []
-    for release, share in before.items():
-        tried = [row for row in rows if row["tried"] and row["release"] == release]
-        points = [Point("as it is", share)] + [Point(row["short"], row["success"]) for row in tried]
+    for release, leak in before.items():
+        tried = [(row, row.leak) for row in rows if row.leak is not None and row.release == release]
         if tried:
+            points = [_point("as it is", leak)] if leak is not None else []
+            points += [_point(row.short, still) for row, still in tried]
             title = f"What stops the leak of {release}"
             charts.append(Chart(title, "fix", "share of records", {"recovered": points}))
     return charts
+
+
+def _point(name: str, leak: Rate) -> Point:
+    return Point(name, leak.share, leak.low, leak.high)

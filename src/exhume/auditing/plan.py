@@ -1,26 +1,27 @@
 """The planner: every attack that could be run, what it would cost, and which of them fit the budget.
 
-What is not run is told with its reason. Silence is never shown as safety.
+What is not run is named with its reason. Silence is never shown as safety.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from exhume.auditing.findings import Findings
-from exhume.contract import ExhumeError, Progress
+from exhume.contract import Progress
+from exhume.notation import duration_of
 from exhume.report.folder import RunFolder
+from exhume.results import Findings, PlannedAttack
+from exhume.typed_json import to_json
 
-__all__ = ["Offer", "Planned", "choose", "duration_of", "seconds_in"]
+__all__ = ["AttackOption", "Inputs", "Plan", "PlannedRelease", "plan_attacks"]
 
 Run = Callable[[RunFolder, Progress], list[Findings]]
 
 
 @dataclass(frozen=True, eq=False)
-class Offer:
+class AttackOption:
     """An attack, or several that share their work, ready to be run."""
 
     id: str
@@ -30,75 +31,118 @@ class Offer:
     run: Run | None
     why_not: str = ""  # why it cannot be mounted; then `run` is None
     asked: bool = True  # False: an extra, that runs only where a budget leaves room for it
-    needs: str = ""  # the offer whose work it goes on from
+    needs: str = ""  # the option whose work it goes on from
     release: str = ""  # what it is an attack on
+    records: int = 0  # that it is tried on
+    models: int = 0  # that are trained for it
+    steps: int = 0  # of its search
 
 
-@dataclass(frozen=True, eq=False)
-class Planned:
-    """An offer, taken or left."""
-
-    offer: Offer
-    taken: bool
-    why: str = ""  # it was left
-
-    def told(self, seconds: float | None = None) -> dict[str, Any]:
-        """For result.json. seconds: what it really took."""
-        offer = self.offer
-        row: dict[str, Any] = {
-            "id": offer.id,
-            "name": offer.name,
-            "release": offer.release,
-            "threat": offer.threat,
-            "estimated_seconds": round(offer.seconds, 1),
-            "run": self.taken,
-            "why": self.why,
-        }
-        return row if seconds is None else {**row, "seconds": seconds}
-
-
-def choose(offers: Sequence[Offer], budget: float | None) -> list[Planned]:
+def plan_attacks(
+    options: Sequence[AttackOption], budget: float | None
+) -> list[tuple[AttackOption, PlannedAttack]]:
     """In the order given: what applies and fits. Without a budget: all that was asked for."""
-    planned: list[Planned] = []
+    planned: list[tuple[AttackOption, PlannedAttack]] = []
     left = budget
-    for offer in offers:
-        before = next((one for one in planned if one.offer.id == offer.needs), None)
-        if offer.run is not None and before is not None and not before.taken:
-            why = f"it goes on from {before.offer.name}, which was left out"
-            planned.append(Planned(offer, taken=False, why=why))
-        elif offer.run is None:
-            planned.append(Planned(offer, taken=False, why=f"does not apply: {offer.why_not}"))
+    for option in options:
+        before = [
+            row for _, row in planned if (row.id, row.release) == (option.needs, option.release)
+        ]
+        why = ""
+        if option.run is None:
+            why = f"does not apply: {option.why_not}"
+        elif before and not before[0].run:
+            why = f"it goes on from {before[0].name}, which was left out"
         elif left is None:
-            why = "" if offer.asked else "only with --budget; it would take " + _about(offer)
-            planned.append(Planned(offer, taken=offer.asked, why=why))
-        elif offer.seconds <= left:
-            left -= offer.seconds
-            planned.append(Planned(offer, taken=True))
+            why = "" if option.asked else f"only with --budget; it would take {_about(option)}"
+        elif option.seconds > left:
+            why = f"it would take {_about(option)}, {duration_of(left)} of the budget were left"
         else:
-            why = f"it would take {_about(offer)}, {duration_of(left)} of the budget were left"
-            planned.append(Planned(offer, taken=False, why=why))
+            left -= option.seconds
+        planned.append((option, _row(option, why)))
     return planned
 
 
-def _about(offer: Offer) -> str:
-    return f"about {duration_of(offer.seconds)}"
+def _row(option: AttackOption, why: str) -> PlannedAttack:
+    return PlannedAttack(
+        id=option.id,
+        name=option.name,
+        release=option.release,
+        threat=option.threat,
+        estimated_seconds=round(option.seconds, 1),
+        run=not why,
+        why=why,
+        records=option.records,
+        models=option.models,
+        steps=option.steps,
+    )
 
 
-def duration_of(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+def _about(option: AttackOption) -> str:
+    return f"about {duration_of(option.seconds)}"
 
 
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+@dataclass(frozen=True)
+class Inputs:
+    """Where a release comes from, with every choice made."""
+
+    data: str
+    seed: int
+    threads: int
+    classes: tuple[str, ...] = ()
 
 
-def seconds_in(text: str) -> float | None:
-    """`90`, `90s`, `10m` or `1.5h`; nothing: no limit."""
-    if not text:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
-    seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
-    if not seconds:
-        raise ExhumeError(f"budget: {text!r} is not a time such as 90s, 10m or 1.5h")
-    return seconds
+@dataclass(frozen=True, eq=False)
+class PlannedRelease:
+    kind: str
+    name: str
+    inputs: Inputs
+    attacks: tuple[PlannedAttack, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What an audit would do, before it does it."""
+
+    releases: tuple[PlannedRelease, ...]
+    budget: float | None
+
+    @property
+    def seconds(self) -> float:
+        """Of all attacks that are run, estimated."""
+        attacks = (attack for one in self.releases for attack in one.attacks)
+        return sum((attack.estimated_seconds for attack in attacks if attack.run), 0.0)
+
+    def lines(self) -> list[str]:
+        """For the console."""
+        lines = []
+        for one in self.releases:
+            where = ", ".join(filter(None, (one.inputs.data, f"seed {one.inputs.seed}")))
+            lines.append(f"{one.name} ({where}, threads {one.inputs.threads})")
+            lines += [f"  {_line(attack)}" for attack in one.attacks if attack.run]
+            lines += [f"  left out: {a.name}: {a.why}" for a in one.attacks if not a.run]
+        limit = "no limit" if self.budget is None else f"budget {duration_of(self.budget)}"
+        return [*lines, f"about {duration_of(self.seconds)} in all ({limit})"]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "releases": [
+                {
+                    "kind": one.kind,
+                    "name": one.name,
+                    "seed": one.inputs.seed,
+                    "data": one.inputs.data,
+                    "threads": one.inputs.threads,
+                    "attacks": to_json(one.attacks),
+                }
+                for one in self.releases
+            ],
+            "budget_seconds": self.budget,
+            "estimated_seconds": round(self.seconds, 1),
+        }
+
+
+def _line(attack: PlannedAttack) -> str:
+    counts = {"records": attack.records, "models": attack.models, "steps": attack.steps}
+    sizes = [f"{count:,} {name}" for name, count in counts.items() if count]
+    return f"{attack.name}: {', '.join([*sizes, f'about {duration_of(attack.estimated_seconds)}'])}"

@@ -1,46 +1,43 @@
-"""The audit, top to bottom: what is released, which attacks apply, what they found, the verdict, the page."""
+"""The audit, top to bottom: read, plan, attack, judge, fix, write; for any list of releases."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
 import torch
 
 from exhume import data
-from exhume.auditing.acts import Act, CheckpointAct, TrainingAct, UpdateAct
-from exhume.auditing.brief import Brief
-from exhume.auditing.checkpoint.attack import opened
-from exhume.auditing.estimate import seconds_per_model
-from exhume.auditing.findings import Audit, Findings, pages_of
-from exhume.auditing.fixes import chart_of, try_fixes
-from exhume.auditing.fixes_for import fixes_for
-from exhume.auditing.linear.release import FittedAct
-from exhume.auditing.plan import Planned, choose
-from exhume.auditing.split.release import SplitAct
-from exhume.auditing.training.claimed_privacy import stated_by
-from exhume.auditing.training.game import check_apart, dealt, start_of
-from exhume.auditing.updates.attack import gathered
-from exhume.choices import recipe_for, resolve, sized, threads_for
-from exhume.contract import (
-    ExhumeError,
-    Key,
-    NotApplicable,
-    Progress,
-    Recipe,
-    Records,
-    Store,
-    silent,
-)
+from exhume.auditing.at_risk import with_risk
+from exhume.auditing.findings import Audit
+from exhume.auditing.fixes import fix_charts, try_fixes
+from exhume.auditing.plan import AttackOption, Plan, PlannedRelease, plan_attacks
+from exhume.auditing.release import AuditedRelease, Room
+from exhume.auditing.resume import refuse_inside_data, resume_or_refuse
+from exhume.auditing.rooms import ROOMS
+from exhume.contract import ExhumeError, Progress, Records, Store, silent
 from exhume.report.folder import RunFolder, environment
-from exhume.score.verdict import Verdict, broken, gravest, not_audited
-from exhume.settings import Settings
-from exhume.train.claimed_privacy import Stated
+from exhume.report.page import draw
+from exhume.results import (
+    Chart,
+    Facts,
+    Findings,
+    FixRow,
+    PlannedAttack,
+    Rate,
+    ReleaseRow,
+    Result,
+    Verdict,
+    strongest,
+)
+from exhume.score.verdict import broken, gravest, not_audited
+from exhume.settings import Brief, Settings
+from exhume.store import NullStore
 
-__all__ = ["audit"]
+__all__ = ["audit", "plan"]
 
 
 def audit(
@@ -49,268 +46,299 @@ def audit(
     *,
     progress: Progress = silent,
     redact: bool = False,
-    fitted: tuple[object, Records] | None = None,
+    on_plan: Callable[[Plan], None] | None = None,
+    resume_anyway: bool = False,
+    given: Mapping[str, AuditedRelease] = MappingProxyType({}),
 ) -> Audit:
     """Attack everything that the brief says is released; write the run folder; say the verdict.
 
-    The same brief and folder resume a stopped run and end with the same bits.
-    fitted: a linear model in memory and what it was fitted on, in the place of [fitted] and [data].
+    The same brief and folder resume a stopped run and end with the same bits. on_plan: is shown what will
+    be done before it is. resume_anyway: go on with the work of another version; the result says so.
+    given: releases that are in memory, by their kind, in the place of what the brief names.
     """
     started = time.perf_counter()
-    if isinstance(brief, Settings):
-        brief = Brief(brief)
-    given = _gather(brief, out, progress, fitted)
-    folder = RunFolder.create(out)
-    brief, acts = _resolved(brief, given, folder)
-    torch.set_num_threads(brief.settings.machine.threads)
-    folder.write_json("environment.json", environment())
-    offers = [replace(offer, release=act.title) for act in acts for offer in act.offers()]
-    plan = choose(offers, brief.budget.seconds)
-    found, plan_told = _run(plan, folder, progress)
-    alarm = _alarm(found)
-    releases = _releases(acts, found, plan)
-    verdict = broken(alarm) if alarm else _overall(releases)
-    strongest = max(found, key=_success, default=None)
-    for act in acts:
-        if isinstance(act, TrainingAct):
-            act.write_risk(folder)
-    fixes = _fixes(brief, acts, found, folder, progress) if brief.budget.fixes else []
-    before = {
-        name: max((_success(one) for one in found if one.section["release"] == name), default=0.0)
-        for name in releases
-    }
-    folder.write_json(
-        "result.json",
-        {
-            "schema": 1,
-            "kind": "audit",
-            "title": _title(brief),
-            "data": brief.settings.data.source,
-            "seed": brief.settings.seed,
-            "verdict": asdict(verdict),
-            "attacks": [findings.section for findings in found],
-            "plan": plan_told,
-            "fixes": fixes,
-            "releases": [_told(*one, fixes) for one in releases.items()],
-            "charts": [chart.plain() for chart in chart_of(fixes, before)],
-            "victim": _facts(found),
-            "classes": next((act.classes for act in acts if act.classes), []),
-            "deviations": list(dict.fromkeys(d for act in acts for d in act.deviations)),
-            "wall_seconds": time.perf_counter() - started,
-        },
-    )
-    report, redacted = pages_of(folder, redact=redact, progress=progress)
-    metrics = strongest.metrics if strongest else {}
-    advice = tuple(row["sentence"] for row in fixes)
-    return Audit(verdict, metrics, folder.path, report, redacted, advice, alarm)
+    brief = _whole(brief)
+    refuse_inside_data(out, brief)
+    released = read(brief, progress, given)
+    with RunFolder.claimed(out, resume_anyway=resume_anyway, progress=progress) as folder:
+        brief, released = choose(brief, released, folder.store(), folder)
+        folder.write_json("environment.json", environment())
+        planned = plan_releases(brief, released)
+        if on_plan is not None:
+            on_plan(planned.plan)
+        found, rows = attack(planned, folder, progress)
+        verdicts = judge(released, found, rows)
+        fixes = fix(brief, released, verdicts, folder, progress)
+        result = assemble(brief, released, found, plan=rows, verdicts=verdicts, fixes=fixes)
+        result = replace(
+            result, resumed_from=folder.resumed_from, wall_seconds=time.perf_counter() - started
+        )
+        return write(result, folder, redact=redact, progress=progress)
 
 
-# What is released
+def plan(brief: Brief | Settings, *, progress: Progress = silent) -> Plan:
+    """What `audit` would do with this brief; everything is read, nothing is trained or written."""
+    brief = _whole(brief)
+    chosen, released = choose(brief, read(brief, progress), NullStore(), None)
+    return plan_releases(chosen, released).plan
+
+
+def _whole(brief: Brief | Settings) -> Brief:
+    return (Brief(brief) if isinstance(brief, Settings) else brief).resolved()
+
+
+# Read
 
 
 @dataclass(frozen=True, eq=False)
-class _Given:
-    """Everything that is read before anything is written."""
+class Released:
+    """One released thing, and the room it belongs to."""
 
-    records: Records | None
-    acts: list[Act]  # those that need no run folder
+    room: Room
+    release: AuditedRelease
+
+    @property
+    def name(self) -> str:
+        return self.release.title
 
 
-def _gather(
-    brief: Brief, out: Path, progress: Progress, fitted: tuple[object, Records] | None
-) -> _Given:
-    settings = brief.settings
+def read(
+    brief: Brief, progress: Progress, given: Mapping[str, AuditedRelease] = MappingProxyType({})
+) -> list[Released]:
+    """Everything that the brief names, before anything is written; each set of records once."""
     loaded: dict[tuple[str, data.Reading], Records] = {}
 
-    def load(source: str, reading: data.Reading = data.Reading()) -> Records:  # noqa: B008 - frozen
+    def load(source: str, reading: data.Reading) -> Records:
         if (source, reading) not in loaded:
             loaded[source, reading] = data.load(source, reading=reading, progress=progress)
         return loaded[source, reading]
 
-    check_apart(out, settings.data.source)
-    acts: list[Act] = []
-    records = load(settings.data.source) if brief.weights else None
-    if records is not None:
-        resolve(settings, records)  # refuses what cannot be
-    if brief.checkpoint is not None:
-        acts.append(CheckpointAct(brief.checkpoint, opened(brief.checkpoint, progress=progress)))
-    if brief.update is not None:
-        own = brief.update
-        theirs = load(own.data, own.reading()) if own.data else records
-        built_in = None
-        if own.made and not own.model and theirs is not None:
-            built_in = recipe_for(settings, theirs).architecture
-        names = list(theirs.classes) if theirs is not None else []
-        cases = gathered(own, theirs, built_in)
-        acts.append(UpdateAct.of(own, cases, names, brief.budget.seconds))
-    if brief.split is not None:
-        acts.append(SplitAct.of(brief.split, load(brief.split.data)))
-    if brief.fitted is not None:
-        model, on = fitted or (None, load(settings.data.source))
-        acts.append(FittedAct.of(brief.fitted, on, settings.seed, model))
-    return _Given(records, acts)
+    found = [(room, given.get(room.kind) or room.read(brief, load)) for room in ROOMS]
+    released = [Released(room, release) for room, release in found if release is not None]
+    if not released:
+        raise ExhumeError("brief: nothing is said to be released")
+    return released
 
 
-def _resolved(brief: Brief, given: _Given, folder: RunFolder) -> tuple[Brief, list[Act]]:
-    """The brief with every choice made and written down, and what it says is released."""
-    linear = [act for act in given.acts if isinstance(act, FittedAct)]
-    if linear:
-        brief = replace(brief, fitted=linear[0].settings)
-    if not brief.weights:
-        machine = brief.settings.machine
-        machine = replace(machine, threads=threads_for(machine.threads))
-        brief = brief.with_settings(replace(brief.settings, machine=machine))
-        return brief.taken_up(folder), given.acts
-    assert given.records is not None  # weights are trained on them
-    settings = resolve(brief.settings, given.records)
-    seconds = _per_model(settings, given.records, folder.store())
-    if brief.budget.seconds is not None:
-        asked = sized(brief.settings, len(given.records), seconds, brief.budget.seconds)
-        settings = resolve(asked, given.records)
-    brief = brief.with_settings(settings).taken_up(folder)
-    recipe = recipe_for(brief.settings, given.records)
-    stated = _stated(brief.settings, recipe, given.records, folder.store())
-    training = TrainingAct(brief.settings, given.records, recipe, seconds, stated)
-    return brief, [training, *given.acts]
+def choose(
+    brief: Brief, released: Sequence[Released], store: Store, folder: RunFolder | None
+) -> tuple[Brief, list[Released]]:
+    """Every "choose for me" turned into a number, once; a folder with an earlier run keeps to its own."""
+    for one in released:
+        brief = one.release.choose(brief, store)
+    if folder is not None:
+        digests = {k: v for one in released for k, v in one.release.digests().items()}
+        brief = resume_or_refuse(folder, brief, digests)
+    return brief, [replace(one, release=one.release.chosen(brief, store)) for one in released]
 
 
-def _per_model(settings: Settings, records: Records, store: Store) -> float:
-    recipe, key = recipe_for(settings, records), Key.from_seed(settings.seed)
-    return seconds_per_model(
-        recipe,
-        dealt(settings, records).fixed,
-        threads=settings.machine.threads,
-        initial=start_of(settings, recipe, key),
-        key=key,
-        store=store,
+# Plan
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    plan: Plan
+    options: list[tuple[AttackOption, PlannedAttack]]
+    threads: Mapping[str, int]  # by release
+    kinds: Mapping[str, str]
+
+
+def plan_releases(brief: Brief, released: Sequence[Released]) -> Planned:
+    """One budget for all attacks on all releases."""
+    every = [
+        replace(option, release=one.name) for one in released for option in one.release.options()
+    ]
+    options = plan_attacks(every, brief.budget.seconds)
+    rows = tuple(
+        PlannedRelease(
+            one.room.kind,
+            one.name,
+            one.release.inputs(),
+            tuple(row for _, row in options if row.release == one.name),
+        )
+        for one in released
     )
+    threads = {row.name: row.inputs.threads for row in rows}
+    kinds = {row.name: row.kind for row in rows}
+    return Planned(Plan(rows, brief.budget.seconds), options, threads, kinds)
 
 
-def _stated(
-    settings: Settings, recipe: Recipe, records: Records, store: Store
-) -> Stated | NotApplicable | None:
-    key = Key.from_seed(settings.seed)
-    fixed, initial = dealt(settings, records).fixed, start_of(settings, recipe, key)
-    return stated_by(settings.victim, recipe, fixed, initial, key=key, store=store)
+# Attack
 
 
-# What was found
-
-
-def _run(
-    plan: Sequence[Planned], folder: RunFolder, progress: Progress
-) -> tuple[list[Findings], list[dict[str, Any]]]:
+def attack(
+    planned: Planned, folder: RunFolder, progress: Progress
+) -> tuple[list[Findings], list[PlannedAttack]]:
     """Every attack that was chosen, and the plan with what each really took."""
     found: list[Findings] = []
-    told: list[dict[str, Any]] = []
-    for planned in plan:
-        run = planned.offer.run
-        if not planned.taken or run is None:
-            told.append(planned.told())
+    rows: list[PlannedAttack] = []
+    for option, row in planned.options:
+        if not row.run or option.run is None:
+            rows.append(row)
             continue
+        torch.set_num_threads(planned.threads[row.release])
         started = time.perf_counter()
-        new = run(folder, progress)
-        told.append(planned.told(time.perf_counter() - started))
-        for findings in new:
-            findings.section["verdict"] = findings.verdict.word
-            findings.section["release"] = planned.offer.release
-            if findings.evidence:
-                name = f"{findings.section['id']}.safetensors"
-                folder.write_tensors(name, findings.evidence)
-                findings.section["evidence"] = name
-        found += new
-    return found, told
+        new = option.run(folder, progress)
+        rows.append(replace(row, seconds=time.perf_counter() - started))
+        found += [_marked(findings, row.release) for findings in new]
+    return [folder.keep(one) for one in with_risk(found, folder, planned.kinds)], rows
 
 
-def _fixes(
-    brief: Brief,
-    acts: Sequence[Act],
-    found: Sequence[Findings],
-    folder: RunFolder,
-    progress: Progress,
-) -> list[dict[str, Any]]:
-    """As much time again as the attacks had, so that the estimate alone decides what is tried."""
-    return try_fixes(fixes_for(acts, found), brief.budget.seconds, folder, progress)
+def _marked(findings: Findings, release: str) -> Findings:
+    section = replace(findings.section, release=release, verdict=findings.verdict.word)
+    return replace(findings, section=section)
 
 
-def _releases(
-    acts: Sequence[Act], found: Sequence[Findings], plan: Sequence[Planned]
+# Judge
+
+
+def judge(
+    released: Sequence[Released], found: Sequence[Findings], plan: Sequence[PlannedAttack]
 ) -> dict[str, Verdict]:
-    """The verdict on each thing that is released, by its name.
+    """The verdict on each released thing, by its name.
 
     One attack that succeeds is enough; where none could be run, nothing is known.
     """
     verdicts = {}
-    for act in acts:
-        own = [one for one in found if one.section["release"] == act.title and one.counts]
-        left = [one for one in plan if one.offer.release == act.title]
-        reasons = "; ".join(f"{one.offer.name}: {one.why}" for one in left)
-        own.sort(key=_success, reverse=True)  # of equal words, the sentence of the strongest
-        judged = [one.verdict for one in own]
-        verdicts[act.title] = gravest(judged) if judged else not_audited(reasons)
+    for one in released:
+        own = [f for f in found if f.section.release == one.name and f.section.counts]
+        own.sort(
+            key=lambda f: (f.share, f.section.applies), reverse=True
+        )  # the strongest one's sentence
+        judged = [findings.verdict for findings in own]
+        verdicts[one.name] = gravest(judged) if judged else not_audited(_left_out(plan, one.name))
     return verdicts
 
 
-def _overall(releases: Mapping[str, Verdict]) -> Verdict:
+def _left_out(plan: Sequence[PlannedAttack], release: str) -> str:
+    """Why nothing was run."""
+    rows = [row for row in plan if row.release == release]
+    if len(rows) == 1:
+        return rows[0].why.removeprefix("does not apply: ")
+    return "; ".join(f"{row.name}: {row.why}" for row in rows)
+
+
+def overall(verdicts: Mapping[str, Verdict], alarm: str) -> Verdict:
     """Of one release its own; of several the gravest word, and every sentence."""
-    verdicts = list(releases.values())
-    if len(verdicts) == 1:
-        return verdicts[0]
-    word = gravest(verdicts).word
-    count = sum(verdict.word == word for verdict in verdicts)
-    some = f"{count} of {len(verdicts)} releases"
-    rest = "" if count == len(verdicts) else "; the others were not audited"
-    says = {
+    several = list(verdicts.values())
+    if alarm:
+        return broken(alarm)
+    if len(several) == 1:
+        return several[0]
+    word = gravest(several).word
+    count = sum(verdict.word == word for verdict in several)
+    some = f"{count} of {len(several)} releases"
+    rest = "" if count == len(several) else "; the others were not audited"
+    sentences = {
         "leaks": f"{some} leak.",
+        "at risk": f"{some} are at risk.",
         "no leak found": f"No leak found in {some}{rest}.",
         "not audited": "Not audited: no attack could be run on any release.",
     }
-    detail = " ".join(f"{name.capitalize()}: {one.sentence}" for name, one in releases.items())
-    return Verdict(word, says[word], detail)
+    detail = " ".join(f"{name.capitalize()}: {one.sentence}" for name, one in verdicts.items())
+    return Verdict(word, sentences[word], detail)
 
 
-def _told(name: str, verdict: Verdict, fixes: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """One line of the overview: a release, its verdict, and the best fix that was tried."""
-    own = [row for row in fixes if row["release"] == name and row["tried"]]
-    best = own[0]["sentence"] if own and own[0]["verdict"] == "no leak found" else ""
+# Fix
+
+
+def fix(
+    brief: Brief,
+    released: Sequence[Released],
+    verdicts: Mapping[str, Verdict],
+    folder: RunFolder,
+    progress: Progress,
+) -> list[FixRow]:
+    """Of everything that leaks; as much time again as the attacks had, so that the estimate decides."""
+    if not brief.budget.fixes:
+        return []
+    fixes = [
+        replace(one, release=leaking.name)
+        for leaking in released
+        if verdicts[leaking.name].word == "leaks"
+        for one in leaking.release.fixes()
+    ]
+    return try_fixes(fixes, brief.budget.seconds, folder, progress)
+
+
+# Write
+
+
+def assemble(
+    brief: Brief,
+    released: Sequence[Released],
+    found: Sequence[Findings],
+    *,
+    plan: Sequence[PlannedAttack],
+    verdicts: Mapping[str, Verdict],
+    fixes: Sequence[FixRow],
+) -> Result:
+    alarm = " ".join(one.section.limits.alarm for one in found if one.section.limits).strip()
+    counted = [one.section for one in found if one.section.counts]
+    leaks: dict[str, Rate | None] = {}
+    for name in verdicts:
+        best = strongest([section for section in counted if section.release == name])
+        leaks[name] = best.leak if best else None
+    best = strongest(counted)
+    charts: list[Chart] = [
+        chart
+        for one in released
+        for chart in one.release.charts([f for f in found if f.section.release == one.name])
+    ]
+    titles = [one.room.title for one in released]
+    inputs = [one.release.inputs() for one in released]
+    return Result(
+        title=titles[0] if len(titles) == 1 else "What you release, and what it gives away",
+        data=", ".join(dict.fromkeys(one.data for one in inputs if one.data)) or "not given",
+        seed=brief.settings.seed,
+        verdict=overall(verdicts, alarm),
+        leak=best.leak if best else None,
+        alarm=alarm,
+        attacks=tuple(one.section for one in found),
+        plan=tuple(plan),
+        fixes=tuple(fixes),
+        releases=tuple(_row(one, verdicts[one.name], leaks[one.name], fixes) for one in released),
+        charts=(*charts, *fix_charts(fixes, leaks)),
+        victim=_facts(found),
+        classes=next((one.classes for one in inputs if one.classes), ()),
+        deviations=tuple(dict.fromkeys(d for one in released for d in one.release.deviations)),
+    )
+
+
+def _row(one: Released, verdict: Verdict, leak: Rate | None, fixes: Sequence[FixRow]) -> ReleaseRow:
+    own = [row for row in fixes if row.release == one.name and row.tried]
+    best = own[0].sentence if own and own[0].verdict == "no leak found" else ""
     if own and not best:
         best = "None of the fixes that were tried stops it."
-    return {"name": name, **asdict(verdict), "fix": best}
+    given = one.release.inputs()
+    return ReleaseRow(
+        one.room.kind,
+        one.name,
+        verdict.word,
+        verdict.sentence,
+        verdict.detail,
+        best,
+        leak,
+        given.seed,
+        given.data,
+        given.threads,
+    )
 
 
-def _alarm(found: Sequence[Findings]) -> str:
-    """Where an attack did better than private training, as stated, allows any attack."""
-    alarms = (findings.section.get("limits", {}).get("alarm", "") for findings in found)
-    return " ".join(filter(None, alarms))
-
-
-def _success(findings: Findings) -> float:
-    metrics = findings.metrics if findings.counts else {}
-    return metrics.get("success", metrics.get("good_share", -1.0))
-
-
-def _facts(found: Sequence[Findings]) -> dict[str, str | float]:
-    facts: dict[str, str | float] = {}
+def _facts(found: Sequence[Findings]) -> Facts:
+    facts: Facts = {}
     for findings in found:
-        for name, value in findings.victim.items():
+        for name, value in findings.facts.items():
             if facts.setdefault(name, value) != value:
-                facts[f"{name} ({findings.section['name']})"] = value
+                facts[f"{name} ({findings.section.spec.name})"] = value
     return facts
 
 
-_TITLES = {
-    "weights": "An informed adversary against a released classifier",
-    "checkpoint": "Training images from released weights alone",
-    "update": "What the updates of clients give away",
-    "split": "What the features of a split network give away",
-    "fitted": "What a fitted linear model gives away",
-}
-
-
-def _title(brief: Brief) -> str:
-    released = [name for name in _TITLES if getattr(brief, name)]
-    if not released:
-        raise ExhumeError("brief: nothing is said to be released")
-    return (
-        _TITLES[released[0]] if len(released) == 1 else "What you release, and what it gives away"
-    )
+def write(result: Result, folder: RunFolder, *, redact: bool, progress: Progress) -> Audit:
+    """The result and its page, and a page without records where it is asked for."""
+    folder.write_json("result.json", result.to_json())
+    progress("drawing the report", 0, 1)
+    report = draw(folder.path)
+    redacted = draw(folder.path, redact=True) if redact else None
+    progress("drawing the report", 1, 1)
+    return Audit(result, folder.path, report, redacted)

@@ -94,7 +94,7 @@ def run(progress: Progress) -> list[dict[str, Any]]:
 def _measure(case: Case) -> dict[str, Any]:
     key = Key.from_seed(0).fold("bench")
     architecture = case.architecture
-    recipe = FullBatch(architecture, Descent(steps=case.steps), case.privacy)
+    recipe = FullBatch(architecture, Descent(steps=case.steps, momentum=0.9), case.privacy)
     initial = architecture.initial(key)
     fixed = _records(case.records, architecture, key.fold("fixed"))
     extra = _records(case.models, architecture, key.fold("extra")).one_each()

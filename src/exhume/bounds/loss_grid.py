@@ -128,7 +128,7 @@ def _between(cuts: Array) -> Array:
 
 
 def _window(one: LossGrid, steps: int) -> tuple[float, float]:
-    """Between which losses the sum of T steps lies, but for _TAIL at either end (Chernoff)."""
+    """The losses between which the sum of T steps lies, but for _TAIL at either end (Chernoff)."""
     present = one.mass > 0
     losses, logs = one.losses[present], np.log(one.mass[present])
     bottom, top = steps * float(losses[0]), steps * float(losses[-1])

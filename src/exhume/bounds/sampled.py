@@ -44,7 +44,7 @@ def sample_bound(
     draws: int = 100_000,
     level: float = 0.95,
 ) -> Sampled:
-    """For noise > 0 and steps >= 1; both limits together hold with probability `level`."""
+    """Lower and upper limit of gamma for noise > 0 and steps >= 1; both hold with probability `level`."""
     check_kappa(kappa)
     if not (noise > 0 and steps > 0 and draws > 0):
         raise ExhumeError(

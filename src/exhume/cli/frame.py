@@ -18,26 +18,19 @@ if TYPE_CHECKING:
     from exhume.contract import Progress
 
 __all__ = [
-    "Adapter",
-    "Base",
-    "Delta",
-    "FailOver",
     "Out",
     "Processes",
     "Ray",
-    "Redact",
-    "Scaling",
     "Seed",
     "app",
-    "conclude",
     "data_app",
-    "numbers",
-    "plainly",
+    "progress_bars",
+    "report_verdict",
+    "run_on",
     "say",
-    "shown",
-    "spread",
     "study_app",
     "tell",
+    "with_exit_codes",
 ]
 
 AUDITED, LEAKS, FAILED, INTERRUPTED = 0, 1, 2, 130
@@ -58,7 +51,7 @@ app.add_typer(study_app, name="study")
 P = ParamSpec("P")
 
 
-def plainly(command: Callable[P, int | None]) -> Callable[P, None]:
+def with_exit_codes(command: Callable[P, int | None]) -> Callable[P, None]:
     """Every foreseeable failure is one sentence on stderr and exit code 2; a bug keeps its traceback."""
 
     @functools.wraps(command)
@@ -114,21 +107,9 @@ Processes = Annotated[
         help="Train in so many processes of this machine, which share its cores. Changes the time only."
     ),
 ]
-Redact = Annotated[bool, typer.Option("--redact", help="Also write a report without any record.")]
-FailOver = Annotated[
-    float | None,
-    typer.Option(help="Exit 1 if a larger share of the records leaks.", min=0, max=1),
-]
-
-Base = Annotated[str, typer.Option(help="The state that an adapter or a difference is added to.")]
-Adapter = Annotated[str, typer.Option(help="A LoRA adapter of --base.")]
-Delta = Annotated[str, typer.Option(help="Differences to --base.")]
-Scaling = Annotated[
-    float, typer.Option(help="Of --adapter; default: what adapter_config.json beside it says.")
-]
 
 
-def conclude(done: Audit, fail_over: float | None, *, more: str, quiet: bool = False) -> int:
+def report_verdict(done: Audit, fail_over: float | None, *, more: str, quiet: bool = False) -> int:
     """Say the verdict and where the report is; return the exit code.
 
     more: the option that makes a finer gate possible. quiet: say nothing on standard output.
@@ -150,22 +131,20 @@ def conclude(done: Audit, fail_over: float | None, *, more: str, quiet: bool = F
             "an attack did better than the stated privacy allows: no share of leaks can be promised"
         )
         return LEAKS
-    detectable = done.metrics.get("detectable_rate", 0.0)
-    if fail_over < detectable:
+    leak = done.leak
+    if leak is not None and fail_over < leak.detectable:
         say(
-            f"with these targets a leak below {detectable:.1%} may go unnoticed, "
+            f"with these targets a leak below {leak.detectable:.1%} may go unnoticed, "
             f"so --fail-over {fail_over:.1%} cannot be promised; more {more} help"
         )
-    if done.verdict.word == "leaks" and done.metrics["success"] > fail_over:
-        say(
-            f"{done.metrics['success']:.1%} of the records leak, more than --fail-over {fail_over:.1%}"
-        )
+    if done.verdict.word == "leaks" and leak is not None and leak.share > fail_over:
+        say(f"{leak.share:.1%} of the records leak, more than --fail-over {fail_over:.1%}")
         return LEAKS
     return AUDITED
 
 
 @contextmanager
-def spread(address: str | None, processes: int | None) -> Iterator[None]:
+def run_on(address: str | None, processes: int | None) -> Iterator[None]:
     """Where independent jobs run; before anything that reads the number of threads."""
     import torch
 
@@ -185,22 +164,8 @@ def spread(address: str | None, processes: int | None) -> Iterator[None]:
         yield
 
 
-def numbers(option: str, text: str | None) -> tuple[int, ...] | None:
-    """Whole numbers separated by commas."""
-    from exhume.contract import ExhumeError
-
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ExhumeError(
-            f"{option}: {text!r} is not a list of whole numbers such as 64,32"
-        ) from None
-
-
 @contextmanager
-def shown() -> Iterator[Progress]:
+def progress_bars() -> Iterator[Progress]:
     """Bars with an ETA on a terminal; a line per stage elsewhere. All on stderr."""
     from rich.console import Console
 

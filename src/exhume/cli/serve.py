@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from exhume.cli.frame import app, plainly, tell
+from exhume.cli.frame import app, tell, with_exit_codes
 
 
 @app.command()
-@plainly
+@with_exit_codes
 def export(
     run: Annotated[Path, typer.Argument(help="A run of exhume audit-split with --defend.")],
     client: Annotated[Path, typer.Option(help="New folder: head, noise, selector and tail.")],
@@ -40,7 +40,7 @@ def export(
 
 
 @app.command()
-@plainly
+@with_exit_codes
 def serve(
     server: Annotated[Path, typer.Argument(help="A server's folder written by exhume export.")],
     only: Annotated[str | None, typer.Option(help="Which bodies: 0-4 or 0,2,5.")] = None,
@@ -62,10 +62,15 @@ def serve(
     from exhume.integrations.hosting import Hosting
     from exhume.integrations.hosting import host as run
     from exhume.integrations.mlserver_guard import Limits
+    from exhume.notation import rows_in
 
     limits = Limits(_token(token_file), int(max_megabytes * 2**20), at_once, seconds)
     hosting = Hosting(port, host, limits, certificate, private_key, threads)
-    run(server, hosting, only=None if only is None else _chosen(only))
+    run(
+        server,
+        hosting,
+        only=None if only is None else tuple(rows_in(only, "--only", what="bodies")),
+    )
 
 
 def _token(path: Path | None) -> str:
@@ -80,15 +85,3 @@ def _token(path: Path | None) -> str:
     if len(token) < 16 or not token.isascii() or not token.isprintable():
         raise ExhumeError(f"--token-file: {path} must hold 16 or more printable characters")
     return token
-
-
-def _chosen(text: str) -> tuple[int, ...]:
-    from exhume.contract import ExhumeError
-
-    try:
-        ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
-        if any(len(part) > 2 for part in ends):
-            raise ValueError
-    except ValueError:
-        raise ExhumeError(f"--only: {text!r} is not of the form 0-4 or 0,2,5") from None
-    return tuple(i for part in ends for i in range(part[0], part[-1] + 1))

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from exhume.contract import ExhumeError, Records
-from exhume.data.memory_guard import refuse_flood
+from exhume.data.memory_guard import check_memory
 from exhume.data.tokens import Reading, tokens_of
 
 __all__ = ["MOST_CLASSES", "Array", "checked_inputs", "checked_labels", "npz"]
@@ -39,7 +39,7 @@ def npz(path: Path, reading: Reading = Reading()) -> Records:  # noqa: B008 - fr
         if zipfile.is_zipfile(stream):
             with zipfile.ZipFile(stream) as archive:
                 size = sum(member.file_size for member in archive.infolist())
-            refuse_flood(3 * size, f"{path}: arrays of {size:,} bytes")
+            check_memory(3 * size, f"{path}: arrays of {size:,} bytes")
         stream.seek(0)
         file = np.load(stream, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):

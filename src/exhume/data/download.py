@@ -107,7 +107,7 @@ class Npm:
 
 @dataclass(frozen=True)
 class Nothing:
-    """For sets that need no files."""
+    """The source of sets that need no files."""
 
     def bring(self, folder: Path, progress: Progress) -> None:
         """There is nothing to bring."""

@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Progress, silent
-from exhume.data.memory_guard import refuse_flood
+from exhume.data.memory_guard import check_memory
 from exhume.data.pixels import Pixels
 
 __all__ = ["SUFFIXES", "Blob", "folder", "images_in", "natural", "stack"]
@@ -86,7 +86,7 @@ def stack(
     channels = len(Image.new(mode, (1, 1)).getbands())
     shape = (len(files), channels, height, width)
     sides = "x".join(str(side) for side in shape[1:])  # 1 byte a pixel as read, 4 as a float record
-    refuse_flood(5 * math.prod(shape), f"{files[0]}: {len(files)} records of {sides}")
+    check_memory(5 * math.prod(shape), f"{files[0]}: {len(files)} records of {sides}")
     values = np.empty(shape, dtype=np.uint8)
     for index, file in enumerate(files):
         progress("read images", index, len(files))

@@ -58,8 +58,8 @@ def load(
         records = _load(source, size, reading, cache, progress)
     except OSError as error:  # a folder that may not be listed, a file that vanished
         where = error.filename if error.filename not in (None, str(source)) else ""
-        told = f"{error.strerror or error}{f' ({where})' if where else ''}"
-        raise ExhumeError(f"data: {str(source)[:300]}: {told[:500]}") from error
+        reason = f"{error.strerror or error}{f' ({where})' if where else ''}"
+        raise ExhumeError(f"data: {str(source)[:300]}: {reason[:500]}") from error
     if reading != _AS_IT_IS and records.vocabulary is None:
         raise ExhumeError(
             f"vocabulary, length, padding: given, but {str(source)[:300]} holds no texts and no tokens"

@@ -7,10 +7,10 @@ import sys
 
 from exhume.contract import ExhumeError
 
-__all__ = ["refuse_flood"]
+__all__ = ["check_memory"]
 
 
-def refuse_flood(needed: int, what: str) -> None:
+def check_memory(needed: int, what: str) -> None:
     """needed: bytes. what: begins the sentence, such as `photos: 5 records of 1x8x8`."""
     if sys.platform == "win32":
         return

@@ -71,7 +71,7 @@ def content_of(name: str, *, cache: Path | None, progress: Progress) -> Content:
 
 
 def unknown(given: str, names: Iterable[str], otherwise: str) -> ExhumeError:
-    """For a name that is not there: the nearest one that is."""
+    """The error for a name that is not there; it says the nearest one that is."""
     legal = list(names)
     near = difflib.get_close_matches(given, legal, 1)
     hint = f"did you mean {near[0]!r}? " if near else ""

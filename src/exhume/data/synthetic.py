@@ -7,10 +7,10 @@ import torch
 from exhume.contract import ExhumeError, Key
 from exhume.data.sentences import TextPairs
 
-__all__ = ["made_up_pairs"]
+__all__ = ["synthetic_pairs"]
 
 
-def made_up_pairs(count: int, *, words: int, length: int, key: Key) -> TextPairs:
+def synthetic_pairs(count: int, *, words: int, length: int, key: Key) -> TextPairs:
     """Chains of words, each drawn by the one before it; a translation replaces them word by word.
 
     A word is followed by some words much more often than by others (Zipf's law, in an order of its own).

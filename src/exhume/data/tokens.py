@@ -24,7 +24,7 @@ from torch import Tensor
 
 from exhume.contract import ExhumeError, Records, Vocabulary
 from exhume.data.images import SUFFIXES, natural
-from exhume.data.memory_guard import refuse_flood
+from exhume.data.memory_guard import check_memory
 from exhume.data.vocabulary import Dictionary, dictionary_at
 
 __all__ = ["Reading", "has_texts", "text_file", "text_folder", "tokenised", "tokens_of"]
@@ -98,7 +98,7 @@ def _even(
             f"{where}: record {odd} has {len(rows[odd])} tokens, {other}; say with padding which number "
             "fills up, or bring all to one length"
         )
-    refuse_flood(16 * len(rows) * length, f"{where}: {len(rows)} records of {length} tokens")
+    check_memory(16 * len(rows) * length, f"{where}: {len(rows)} records of {length} tokens")
     fill = vocabulary.padding or 0
     tokens = torch.full((len(rows), length), fill, dtype=torch.int64)
     for place, row in zip(tokens, rows, strict=True):
@@ -145,7 +145,7 @@ def _number(word: str, known: Dictionary, index: int, where: str) -> int:
 
 
 def _numbered(split: list[list[str]], reading: Reading, where: str) -> tuple[Tensor, Vocabulary]:
-    """By how often a word occurs; 0 fills up."""
+    """Token numbers, the most frequent word first; 0 fills up."""
     if reading.padding > 0:
         raise ExhumeError(
             f"padding: {reading.padding} given without a vocabulary; words that are numbered here have 0"

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from exhume.contract import ExhumeError, Key, Progress, Records, silent
 from exhume.data.arrays import Array, checked_inputs, checked_labels
-from exhume.data.memory_guard import refuse_flood
+from exhume.data.memory_guard import check_memory
 from exhume.data.tokens import Reading, tokens_of
-from exhume.naming import called, drawing_from, first_line, named
+from exhume.naming import called, first_line, named, seeded_globals
 
 __all__ = ["check_classes", "from_dataset", "named_dataset", "named_labels"]
 
@@ -37,7 +37,7 @@ def named_dataset(
     progress: Progress = silent,
 ) -> Records:
     found = named(spec, "data", root)
-    with drawing_from(_DRAW):
+    with seeded_globals(_DRAW):
         if not _is_dataset(found) and not isinstance(found, Records):
             found = called(found, spec, "data")
         if isinstance(found, Records):
@@ -61,7 +61,7 @@ def from_dataset(
     if not count:
         raise ExhumeError(f"{where} holds no records")
     first, label = _item(dataset, 0, where)
-    refuse_flood(2 * count * first.nbytes, f"{where}: {count} records")
+    check_memory(2 * count * first.nbytes, f"{where}: {count} records")
     inputs = np.empty((count, *first.shape), dtype=first.dtype)
     labels = [label]
     inputs[0] = first

@@ -23,7 +23,7 @@ _LARGEST = 1 << 28  # bytes
 
 @dataclass(frozen=True)
 class Dictionary:
-    """Both ways: from words to numbers, and back."""
+    """Words to numbers, and back."""
 
     words: tuple[str, ...]  # by number; a number without a word is <number>
     numbers: Mapping[str, int]

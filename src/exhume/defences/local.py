@@ -62,7 +62,7 @@ class LargerBatch:
         return float(self.times - 1)
 
     def protect(self, release: Release, key: Key) -> Gradient:
-        """As many releases as before; those that were joined are equal."""
+        """The releases of larger batches, as many as before; those that were joined are equal."""
         if not isinstance(release, Gradient):
             raise NotApplicable(
                 f"release: this defence protects gradients, not {type(release).__name__}",

@@ -3,8 +3,8 @@
 At the server a strategy is wrapped, and all that its clients return is recorded: what the server sees. At
 a client a mod records what that client sends.
 
-    strategy = RecordingStrategy(FedAvg(), Recording(Path("recorded")), Told(rate="lr"))
-    app = ClientApp(mods=[recording_mod(Recording(Path("recorded")), Told(rate="lr"))])
+    strategy = RecordingStrategy(FedAvg(), Recording(Path("recorded")), FactNames(rate="lr"))
+    app = ClientApp(mods=[recording_mod(Recording(Path("recorded")), FactNames(rate="lr"))])
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ except ImportError as missing:
         f"Flower is not installed ({missing}): pip install 'exhume[flower]'"
     ) from missing
 
-__all__ = ["RecordingStrategy", "Told", "recording_mod"]
+__all__ = ["FactNames", "RecordingStrategy", "recording_mod"]
 
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
 
 
 @dataclass(frozen=True)
-class Told:
+class FactNames:
     """Where the facts of an update come from: a value, or the name of one in the config or the metrics."""
 
     rate: int | float | str = "lr"  # learning rate of the client's SGD
@@ -41,7 +41,7 @@ class Told:
     client: str = ""  # a metric that names the client; empty: its node id
 
 
-USUAL = Told()  # the names that Flower's own examples use
+USUAL = FactNames()  # the names that Flower's own examples use
 
 
 @dataclass(eq=False)
@@ -50,7 +50,7 @@ class RecordingStrategy(Strategy):
 
     strategy: Strategy
     recording: Recording
-    told: Told = USUAL
+    facts: FactNames = USUAL
     _sent: dict[int, RecordDict] = field(default_factory=dict, repr=False)
 
     def configure_train(
@@ -69,7 +69,7 @@ class RecordingStrategy(Strategy):
                 node = reply.metadata.src_node_id
                 _write(
                     self.recording,
-                    self.told,
+                    self.facts,
                     self._sent[node],
                     reply.content,
                     round=server_round,
@@ -97,7 +97,7 @@ class RecordingStrategy(Strategy):
         self.strategy.summary()
 
 
-def recording_mod(recording: Recording, told: Told = USUAL) -> Mod:
+def recording_mod(recording: Recording, facts: FactNames = USUAL) -> Mod:
     """A mod of a `ClientApp`: records what this client sends in answer to requests to train."""
 
     def mod(
@@ -109,7 +109,7 @@ def recording_mod(recording: Recording, told: Told = USUAL) -> Mod:
             asked = _found("server-round", before, reply.content)
             _write(
                 recording,
-                told,
+                facts,
                 before,
                 reply.content,
                 round=1 if asked is None else int(asked),
@@ -122,7 +122,7 @@ def recording_mod(recording: Recording, told: Told = USUAL) -> Mod:
 
 def _write(
     recording: Recording,
-    told: Told,
+    facts: FactNames,
     before: RecordDict,
     after: RecordDict,
     *,
@@ -134,19 +134,19 @@ def _write(
         if found is None:
             raise ExhumeError(
                 f"{name}: neither the config that was sent nor the metrics that came back have "
-                f"{value!r}; say Told({name}=...)"
+                f"{value!r}; say FactNames({name}=...)"
             )
         return found
 
-    client = fact("client", told.client) if told.client else None
+    client = fact("client", facts.client) if facts.client else None
     recording.write(
         _state(before),
         _state(after),
         round=round,
         client=node if client is None else f"{client:g}",
-        rate=fact("rate", told.rate),
-        steps=int(fact("steps", told.steps)),
-        batch_size=int(fact("batch_size", told.batch_size)),
+        rate=fact("rate", facts.rate),
+        steps=int(fact("steps", facts.steps)),
+        batch_size=int(fact("batch_size", facts.batch_size)),
     )
 
 

@@ -72,7 +72,7 @@ class CNN:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """At how many places each convolution is applied."""
+        """The number of places at which each convolution is applied."""
         return tuple(height * width for _, height, width in self._outlines[1:])
 
     @property

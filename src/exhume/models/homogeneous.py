@@ -32,7 +32,7 @@ class Matrices:
         return self.after_first(inputs @ self.first.T + self.bias)
 
     def after_first(self, preactivation: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The same from the first layer's preactivations (n, k) on."""
+        """`forward` from the first layer's preactivations (n, k) on."""
         entering = [preactivation]
         for matrix in self.later[:-1]:
             entering.append(entering[-1].clamp_min(0) @ matrix.T)

@@ -28,7 +28,7 @@ _INSTALLED = tuple(
 
 
 def digest_of_code(*roots: object) -> str:
-    """Of functions and classes, and of all code and plain values of the user's own that they mention.
+    """Digest of functions and classes, and of all the user's own code and plain values that they mention.
 
     Installed packages count by name. Of values, plain ones, arrays and containers of these are seen, and the
     attributes of objects whose class is the user's own.

@@ -17,7 +17,7 @@ import torch
 
 from exhume.contract import ExhumeError, Key
 
-__all__ = ["called", "drawing_from", "first_line", "is_spec", "named"]
+__all__ = ["called", "first_line", "is_spec", "named", "seeded_globals"]
 
 _IMPORT = Key.from_seed(0).fold("import")  # what is drawn at the top of a file is always the same
 
@@ -33,7 +33,7 @@ def named(spec: str, what: str, root: Path | None = None) -> object:
     where, colon, name = spec.rpartition(":")
     if not colon or not where or not name:
         raise ExhumeError(f"{what}: {spec!r} is not of the form package.module:factory")
-    with drawing_from(_IMPORT):
+    with seeded_globals(_IMPORT):
         module = _imported(where, spec, what, (root or Path()).resolve())
     if not hasattr(module, name):
         raise ExhumeError(f"{what}: {where} has no {name}")
@@ -54,7 +54,7 @@ def called(factory: object, spec: str, what: str) -> object:
 
 
 @contextmanager
-def drawing_from(key: Key) -> Iterator[None]:
+def seeded_globals(key: Key) -> Iterator[None]:
     """The global generators of torch, numpy and Python, which other people's code uses, as the key has
     them; put back afterwards.
     """

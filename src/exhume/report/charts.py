@@ -7,13 +7,10 @@ numbers become lines; series over names become one row of points per name.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
 
 from markupsafe import Markup
 
-from exhume.contract import ExhumeError
 from exhume.report.axes import (
     BOTTOM,
     LEFT,
@@ -28,59 +25,12 @@ from exhume.report.axes import (
     y_axis,
 )
 from exhume.report.words import Number, number
+from exhume.results import Chart, Point
 
 __all__ = ["Chart", "Point", "draw_chart"]
 
 _STYLES = 5  # the page's style sheet tells so many series apart
 _ROW = 20  # height of a named row
-
-
-@dataclass(frozen=True)
-class Point:
-    """One measurement; an interval that is not known has zero width."""
-
-    x: Number | str
-    y: Number
-    low: Number | None = None
-    high: Number | None = None
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Either all x are numbers or all are names; at most five series."""
-
-    title: str
-    x: str  # what the axes show
-    y: str
-    series: Mapping[str, Sequence[Point]]
-    x_scale: Literal["log", "linear"] = "linear"
-    y_scale: Literal["log", "linear"] = "linear"
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def read(plain: Mapping[str, Any], where: str) -> Chart:
-        """The inverse of `plain`; `where` names the place in the error."""
-        try:
-            series = {
-                str(name): [_point(point) for point in points]
-                for name, points in plain["series"].items()
-            }
-            chart = Chart(**{**plain, "series": series})
-            points = [p for several in series.values() for p in several]
-            if len({isinstance(p.x, str) for p in points}) > 1:
-                raise TypeError("x mixes names and numbers")
-        except (TypeError, KeyError, AttributeError) as why:
-            raise ExhumeError(f"{where} is not a chart: {why}") from None
-        return chart
-
-
-def _point(plain: Mapping[str, Any]) -> Point:
-    for name in ("y", "low", "high"):
-        if not isinstance(plain.get(name), int | float | None):
-            raise TypeError(f"{name} is not a number")
-    return Point(**plain)
 
 
 def draw_chart(chart: Chart) -> Markup:
@@ -127,7 +77,7 @@ def _lines(chart: Chart, series: Mapping[str, list[Point]]) -> Markup:
         for point, (x, y) in zip(ordered, places, strict=True):
             low, high = (up.place(v) for v in _bounds(point))
             marks.append(_upright(x, y, low, high, style))
-    return svg(marks, f"{chart.title}. {_told(series)}")
+    return svg(marks, f"{chart.title}. {_in_words(series)}")
 
 
 def _upright(x: float, y: float, low: float, high: float, style: int) -> Markup:
@@ -155,7 +105,7 @@ def _rows(chart: Chart, series: Mapping[str, list[Point]]) -> Markup:
             for point in (p for p in several if p.x == name):
                 low, high = (axis.place(v) for v in _bounds(point))
                 marks.append(_lying(axis.place(point.y), height, low, high, index % _STYLES))
-    return svg(marks, f"{chart.title}. {_told(series)}", height=bottom + 46)
+    return svg(marks, f"{chart.title}. {_in_words(series)}", height=bottom + 46)
 
 
 def _lying(x: float, y: float, low: float, high: float, style: int) -> Markup:
@@ -165,7 +115,7 @@ def _lying(x: float, y: float, low: float, high: float, style: int) -> Markup:
     ).format(s=style, x=x, y=y, low=low, high=high)
 
 
-def _told(series: Mapping[str, list[Point]]) -> str:
+def _in_words(series: Mapping[str, list[Point]]) -> str:
     """The chart in words, for those who do not see it."""
     return " ".join(
         f"{name}: "

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from exhume.contract import ExhumeError
-from exhume.report.result import checked, read_json
-from exhume.score.intervals import clopper_pearson
+from exhume.results import Rate, Result, read_result
 
 __all__ = ["Change", "compare"]
 
 Word = Literal["better", "worse", "within noise"]
-_RATES = (("success", "targets"), ("above_bar_share", "records"), ("good_share", "records"))
 
 
 @dataclass(frozen=True)
@@ -37,50 +34,36 @@ class Change:
 def compare(first: Path, second: Path) -> list[Change]:
     """Attacks that both runs have and that were scored; raises `ExhumeError` where there is none."""
     one, other = (_rates(run) for run in (first, second))
-    both = [name for name in one if name in other]
+    both = [attack for attack in one if attack in other]
     if not both:
         raise ExhumeError(
             f"{first} and {second}: no attack was run and scored in both, so there is nothing to compare"
         )
-    return [_change(name, one[name], other[name]) for name in both]
+    return [_change(attack[1], one[attack], other[attack]) for attack in both]
 
 
-def _rates(run: Path) -> dict[str, tuple[int, int]]:
-    """Successes and trials of every attack that was scored."""
-    result = checked(read_json(run / "result.json"), run / "result.json")
-    if result["kind"] != "audit":
+def _rates(run: Path) -> dict[tuple[str, str], Rate]:
+    """What every attack brought back, by release and name."""
+    result = read_result(run / "result.json")
+    if not isinstance(result, Result):
         raise ExhumeError(f"{run}: the run of a study; audits are compared")
-    found = {}
-    for attack in result["attacks"]:
-        counted = _counted(attack["metrics"])
-        if counted is not None:
-            found[str(attack["name"])] = counted
-    return found
+    return {
+        (attack.release, attack.spec.name): attack.leak
+        for attack in result.attacks
+        if attack.leak is not None and attack.leak.trials
+    }
 
 
-def _counted(metrics: Mapping[str, Any]) -> tuple[int, int] | None:
-    for rate, count in _RATES:
-        share, trials = metrics.get(rate), metrics.get(count)
-        if isinstance(share, int | float) and isinstance(trials, int | float):
-            trials = int(trials) - int(metrics.get("duplicates", 0))
-            return (round(share * trials), trials) if trials > 0 else None
-    return None
-
-
-def _change(name: str, one: tuple[int, int], other: tuple[int, int]) -> Change:
+def _change(name: str, one: Rate, other: Rate) -> Change:
     low, high = difference(one, other)
     word: Word = "better" if high < 0 else "worse" if low > 0 else "within noise"
-    return Change(name, word, one[0] / one[1], other[0] / other[1], low, high)
+    return Change(name, word, one.share, other.share, low, high)
 
 
-def difference(one: tuple[int, int], other: tuple[int, int]) -> tuple[float, float]:
+def difference(one: Rate, other: Rate) -> tuple[float, float]:
     """95% interval of the second share less the first: Newcombe's, from the exact limits of each."""
-    (a, b), (c, d) = one, other
-    first, second = a / b, c / d
-    low_1, high_1 = clopper_pearson(a, b)
-    low_2, high_2 = clopper_pearson(c, d)
-    gap = second - first
+    gap = other.share - one.share
     return (
-        gap - math.hypot(second - low_2, high_1 - first),
-        gap + math.hypot(high_2 - second, first - low_1),
+        gap - math.hypot(other.share - other.low, one.high - one.share),
+        gap + math.hypot(other.high - other.share, one.share - one.low),
     )

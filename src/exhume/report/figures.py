@@ -52,7 +52,7 @@ def histogram(
     counts = {name: _counts(values, axis, bins) for name, values in kept.items()}
     top = _nice(max(max(c) for c in counts.values()))
     marks = [x_axis(axis, x_label), _count_axis(top)]
-    legend, told = [], []
+    legend, words = [], []
     for place, (name, count) in enumerate(counts.items()):
         marks.append(
             Markup('<path class="area s{}" d="{}"/>').format(
@@ -71,10 +71,10 @@ def histogram(
             )
         )
         low, high = number(min(kept[name])), number(max(kept[name]))
-        told.append(f"{name}: {len(kept[name])} values from {low} to {high}, median {middle}")
-    return svg(marks, f"{label}. {'; '.join(told)}.") + Markup('<ul class="legend">{}</ul>').format(
-        Markup("").join(legend)
-    )
+        words.append(f"{name}: {len(kept[name])} values from {low} to {high}, median {middle}")
+    return svg(marks, f"{label}. {'; '.join(words)}.") + Markup(
+        '<ul class="legend">{}</ul>'
+    ).format(Markup("").join(legend))
 
 
 def scatter(
@@ -115,7 +115,7 @@ def scatter(
 
 def interval(rows: Mapping[str, tuple[Number, Number, Number]], *, label: str) -> Markup:
     """A line per row, on a common scale from 0 to 1: (low, value, high) as range and point."""
-    marks, told = [], []
+    marks, words = [], []
     for place, (name, bounds) in enumerate(rows.items()):
         if not all(math.isfinite(b) for b in bounds):
             continue
@@ -127,12 +127,12 @@ def interval(rows: Mapping[str, tuple[Number, Number, Number]], *, label: str) -
                 '<circle class="point s{s}" cx="{value:.1f}" cy="{y}" r="3.5"/>'
             ).format(y=8 + 14 * place, s=place % 3, low=low, high=high, value=value)
         )
-        told.append(f"{name}: {bounds[1]:.1%}, interval {bounds[0]:.1%} to {bounds[2]:.1%}")
+        words.append(f"{name}: {bounds[1]:.1%}, interval {bounds[0]:.1%} to {bounds[2]:.1%}")
     if not marks:
         return Markup("")
     return Markup(
         '<svg class="interval" viewBox="0 0 200 {}" role="img" aria-label="{}">{}</svg>'
-    ).format(14 * len(rows) + 2, f"{label}. {'; '.join(told)}.", Markup("").join(marks))
+    ).format(14 * len(rows) + 2, f"{label}. {'; '.join(words)}.", Markup("").join(marks))
 
 
 def png_data_uri(image: Tensor, *, side: int = 128) -> str:

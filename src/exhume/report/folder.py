@@ -6,35 +6,51 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
-from exhume.contract import ExhumeError
+from exhume.contract import ExhumeError, Progress, silent
+from exhume.report.versions import MIXED, other_version, version_now
+from exhume.results import Findings
 from exhume.scale import place
-from exhume.store import FolderStore, write_atomically
+from exhume.store import FolderStore, write_atomically, write_shard
 
 __all__ = ["RunFolder", "environment"]
 
 
 MARKER = ".exhume-run"
+LOCK = ".lock"
 
 
 @dataclass(frozen=True)
 class RunFolder:
     path: Path
+    resumed_from: str = ""  # the other version whose work is gone on with
 
     @staticmethod
-    def create(path: Path) -> RunFolder:
+    @contextmanager
+    def claimed(
+        path: Path, *, resume_anyway: bool = False, progress: Progress = silent
+    ) -> Iterator[RunFolder]:
+        """The folder, for this process alone: a second one waits, then finds the first one's work done."""
+        folder = RunFolder.create(path, resume_anyway=resume_anyway)
+        with (path / LOCK).open("w") as lock:
+            _lock(lock.fileno(), f"waiting for another process that works in {path}", progress)
+            yield folder
+
+    @staticmethod
+    def create(path: Path, *, resume_anyway: bool = False) -> RunFolder:
         """Make the folder, or take up an earlier run in it; only its owner can read it.
 
-        A folder that holds anything else is left as it is.
+        A folder that holds anything else is left as it is, and so is the work of another version, unless
+        that is asked for.
         """
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -50,9 +66,18 @@ class RunFolder:
             ) from error
         if not os.access(path, os.W_OK):
             raise ExhumeError(f"cannot use {path} as run folder: it is read-only")
-        if not ours:
-            write_atomically(path / MARKER, b"A run folder of exhume. It holds private records.\n")
-        return RunFolder(path)
+        folder = RunFolder(path)
+        before = other_version(path / MARKER) if ours and folder.has_work() else ""
+        if before and not resume_anyway and not before.startswith(MIXED):
+            raise ExhumeError(
+                f"{path} holds the work of another version ({before}; this is {version_now()}), and mixing "
+                "the two gives numbers of neither: choose another --out, or go on with --resume-anyway"
+            )
+        before = before.removeprefix(MIXED)
+        note = "A run folder of exhume. It holds private records."
+        content = {"note": note, "version": version_now(), "before": before}
+        write_atomically(path / MARKER, f"{json.dumps(content)}\n".encode())
+        return replace(folder, resumed_from=before)
 
     @property
     def config(self) -> Path:
@@ -75,9 +100,29 @@ class RunFolder:
         text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False)
         write_atomically(self.path / name, f"{text}\n".encode())
 
+    def keep(self, findings: Findings) -> Findings:
+        """Write the records behind a finding; its section says where they are."""
+        if not findings.evidence:
+            return findings
+        name = f"{findings.section.spec.id}.safetensors"
+        self.write_tensors(name, findings.evidence)
+        return replace(findings, section=replace(findings.section, evidence=name))
+
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        write_atomically(self.path / name, save(plain))
+        write_shard(self.path / name, tensors)
+
+
+def _lock(descriptor: int, waiting: str, progress: Progress) -> None:
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        progress(waiting, 0, 1)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        progress(waiting, 1, 1)
 
 
 def environment() -> dict[str, str | int]:

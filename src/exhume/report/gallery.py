@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 from markupsafe import Markup
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
-from exhume.contract import ExhumeError
+from exhume.contract import ExhumeError, Shard
 from exhume.report.figures import png_data_uri, strip
+from exhume.store import read_shard
 
 __all__ = ["Card", "Gallery", "Picture", "make_gallery", "read_evidence", "selection"]
 
@@ -38,7 +38,7 @@ PICTURES = {
 BESIDE = (  # drawn elsewhere
     *("margins", "gradient_norms", "outliers", "rows"),
     *("decoy_targets", "decoy_reconstructions", "decoy_ssim"),
-    *("lexicon", "listed", "covered", "right_share"),
+    *("listed", "covered", "right_share"),
 )
 RANKED = {  # by which tensor cards are ranked: its sign, and the words for both ends
     "mse": (1, "lowest error", "highest error"),
@@ -121,10 +121,10 @@ class Gallery:
         return any(card.confidence is not None for card in self.cards)
 
 
-def read_evidence(path: Path) -> dict[str, Tensor]:
+def read_evidence(path: Path) -> Shard:
     """The tensors the page can draw, checked to agree in number of targets and record shape."""
     try:
-        tensors = load_file(path)
+        tensors = read_shard(path)
     except FileNotFoundError:
         raise ExhumeError(f"{path}: the evidence named in result.json is missing") from None
     except (SafetensorError, OSError, ValueError) as damage:
@@ -138,11 +138,12 @@ def read_evidence(path: Path) -> dict[str, Tensor]:
     drawn = {tuple(known[name].shape) for name in PICTURES if name in known}
     if len(drawn) > 1 or any(len(shape) not in (2, 4) for shape in drawn):
         raise ExhumeError(f"{path}: records must share one shape, (t, d) or (t, c, h, w): {drawn}")
-    pair = {"targets", "reconstructions"} <= set(known) and "lexicon" not in tensors
+    pair = {"targets", "reconstructions"} <= set(known) and "lexicon" not in tensors.notes
     if "mse" not in known and pair:
         difference = known["targets"].float() - known["reconstructions"].float()
         known["mse"] = difference.flatten(1).square().mean(1)
-    return known | {name: tensors[name] for name in BESIDE if name in tensors}
+    beside = {name: tensors[name] for name in BESIDE if name in tensors}
+    return Shard(known | beside, tensors.notes)
 
 
 def selection(error: Tensor, most: int) -> tuple[list[int], int, int]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
-from exhume.contract import ExhumeError
 from exhume.report.figures import interval
 from exhume.report.words import percent
+from exhume.results import LimitRow, Limits
 
-__all__ = ["Limit", "limits_in", "limits_rows"]
+__all__ = ["Limit", "limits_rows"]
 
 
 @dataclass(frozen=True)
@@ -28,35 +25,23 @@ class Limit:
     alarm: bool
 
 
-def limits_in(result: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """What the first attack that has any says about limits."""
-    for attack in result["attacks"]:
-        if "limits" in attack:
-            if not isinstance(attack["limits"], dict):
-                raise ExhumeError(f"{where}: limits must be an object")
-            return attack["limits"]
-    return {}
+def limits_rows(limits: Limits | None) -> list[Limit]:
+    """Nothing where training was not private."""
+    return [_row(row) for row in limits.rows] if limits else []
 
 
-def limits_rows(limits: Mapping[str, Any], where: Path) -> list[Limit]:
-    """limits: as `auditing.private` writes it; empty where training was not private."""
-    try:
-        return [_row(row) for row in limits.get("rows", [])]
-    except (KeyError, TypeError, ValueError) as damage:
-        raise ExhumeError(f"{where}: limits are not readable ({damage!r})") from None
-
-
-def _row(row: Mapping[str, Any]) -> Limit:
-    rate, low, high = (float(row[name]) for name in ("rate", "low", "high"))
-    kappa, bound = float(row["kappa"]), float(row["bound"])
-    spans = {"measured": (low, rate, high), "allowed": (kappa, bound, bound)}
+def _row(row: LimitRow) -> Limit:
+    spans = {
+        "measured": (row.low, row.rate, row.high),
+        "allowed": (row.kappa, row.bound, row.bound),
+    }
     return Limit(
-        str(row["attack"]),
-        str(row["game"]),
-        f"{int(row['successes'])} of {int(row['trials'])} ({percent(rate)})",
-        f"{percent(low)} to {percent(high)}",
-        percent(kappa),
-        percent(bound),
-        interval(spans, label=f"{row['attack']}: {row['game']}"),
-        bool(row["alarm"]),
+        row.attack,
+        row.game,
+        f"{row.successes} of {row.trials} ({percent(row.rate)})",
+        f"{percent(row.low)} to {percent(row.high)}",
+        percent(row.kappa),
+        percent(row.bound),
+        interval(spans, label=f"{row.attack}: {row.game}"),
+        row.alarm,
     )

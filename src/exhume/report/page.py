@@ -18,26 +18,33 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from torch import Tensor
 
-from exhume.contract import ExhumeError
+from exhume.contract import ExhumeError, Shard
 from exhume.report import words
 from exhume.report.at_risk import RiskTable, risk_table
-from exhume.report.charts import Chart, draw_chart
+from exhume.report.charts import draw_chart
 from exhume.report.figures import histogram, scatter
 from exhume.report.gallery import Gallery, make_gallery, read_evidence
-from exhume.report.limits import limits_in, limits_rows
+from exhume.report.limits import limits_rows
 from exhume.report.redact import paths_in, redacted
-from exhume.report.result import checked, read_json, read_toml
 from exhume.report.similarity import Side, sides_of_threshold, ssim_against_margin
 from exhume.report.texts import Texts, texts_of
 from exhume.report.tiles import key_figures
 from exhume.report.words import Row, duration, number, percent, show
+from exhume.results import Result, Section, StudyResult, read_json, read_result
+from exhume.settings import toml_at
 from exhume.store import write_atomically
+from exhume.typed_json import from_json
 
 __all__ = ["draw"]
 
 TEMPLATES = Path(__file__).parent / "templates"
 RECORDS_SIZE = 7_000_000  # bytes of record drawings on one page, over all attacks
-TONES = {"leaks": "leak", "no leak found": "clear", "not audited": "unknown"}
+TONES = {
+    "leaks": "leak",
+    "at risk": "risk",
+    "no leak found": "clear",
+    "not audited": "unknown",
+}
 SPREAD = (0.05, 0.25, 0.5, 0.75, 0.95)
 COMPARED = {
     "mse": "reconstruction",
@@ -57,11 +64,11 @@ def draw(run: Path, *, redact: bool = False) -> Path:
 
 
 @dataclass(frozen=True)
-class Section:
+class AttackView:
     """One attack: what its result says, and what its evidence shows."""
 
     anchor: str
-    attack: dict[str, Any]
+    attack: Section
     knows: list[str]
     metrics: list[Row]
     histogram: Markup
@@ -73,66 +80,65 @@ class Section:
     margin: Markup  # similarity against margin
     risk: RiskTable | None  # the records that leak most
 
-    @property
-    def applies(self) -> bool:
-        return bool(self.attack["status"].get("outcome") != "not applicable")
-
 
 def _view(run: Path, *, redact: bool) -> dict[str, Any]:
-    result = checked(read_json(run / "result.json"), run / "result.json")
-    evidence = [_evidence(run, attack) for attack in result["attacks"]]
-    config, environment = (
-        read_toml(run / "config.toml"),
-        read_json(run / "environment.json", needed=False),
-    )
+    result = read_result(run / "result.json")
+    evidence = [_evidence(run, attack) for attack in result.attacks]
+    settings = run / "config.toml"
+    config = toml_at(settings) if settings.exists() else {}
+    environment = read_json(run / "environment.json", needed=False)
     if redact:
         paths = [*paths_in(config), str(run), str(run.resolve())]
-        result, config, environment = (redacted(v, paths) for v in (result, config, environment))
-    limits = limits_in(result, run / "result.json")
-    charts = [
-        Chart.read(chart, f"{run / 'result.json'}: charts[{place}]")
-        for place, chart in enumerate(result["charts"])
-    ]
+        plain, config, environment = (
+            redacted(v, paths) for v in (result.to_json(), config, environment)
+        )
+        result = from_json(type(result), plain, str(run / "result.json"))
     share = RECORDS_SIZE // max(1, sum(e is not None for e in evidence))
     sections = [
-        _section(place, attack, tensors, result["classes"], share=0 if redact else share)
+        _attack(place, attack, tensors, list(result.classes), share=0 if redact else share)
         for place, (attack, tensors) in enumerate(
-            zip(result["attacks"], evidence, strict=True), start=1
+            zip(result.attacks, evidence, strict=True), start=1
         )
     ]
+    limits = next((attack.limits for attack in result.attacks if attack.limits), None)
     return {
         "result": result,
         "redact": redact,
         "shows_records": any(section.gallery or section.texts for section in sections),
-        "tone": TONES.get(result["verdict"].get("word", ""), "unknown"),
         "sections": sections,
-        "charts": [(chart.title, draw_chart(chart)) for chart in charts],
+        "charts": [(chart.title, draw_chart(chart)) for chart in result.charts],
         "tiles": key_figures(result),
-        "told": limits,
-        "limits": limits_rows(limits, run / "result.json"),
-        "victim": [
-            Row(words.humanise(k), words.measured(k, v)) for k, v in result["victim"].items()
-        ],
-        "metrics": words.metric_rows(result["metrics"]),
+        "limits": limits,
+        "limit_rows": limits_rows(limits),
         "config": [Row(k, show(v)) for k, v in _flat(config)],
-        "environment": [Row(k, show(v)) for k, v in _flat(environment or result["environment"])],
         "glossary": words.GLOSSARY,
         "spread_at": [f"{q:.0%}" for q in SPREAD],
+        **(_of_audit(result) if isinstance(result, Result) else _of_study(result)),
+        "environment": [Row(k, show(v)) for k, v in _flat(environment)],
     }
 
 
-def _section(
+def _of_audit(result: Result) -> dict[str, Any]:
+    facts = [Row(words.humanise(k), words.measured(k, v)) for k, v in result.victim.items()]
+    return {"tone": TONES[result.verdict.word], "victim": facts, "metrics": []}
+
+
+def _of_study(result: StudyResult) -> dict[str, Any]:
+    return {"tone": "unknown", "victim": [], "metrics": words.metric_rows(result.metrics)}
+
+
+def _attack(
     place: int,
-    attack: dict[str, Any],
-    evidence: dict[str, Tensor] | None,
+    attack: Section,
+    evidence: Shard | None,
     classes: list[str],
     share: int,
-) -> Section:
-    ranked_by = str(attack.get("ranked_by", ""))
+) -> AttackView:
+    ranked_by = attack.ranked_by
     errors = {
-        title: (evidence or {})[name].double()
+        title: evidence[name].double()
         for name, title in COMPARED.items()
-        if name in (evidence or {}) and ranked_by in ("", "mse")
+        if evidence and name in evidence and ranked_by in ("", "mse")
     }
     similar = evidence if evidence and share and ranked_by == "ssim" else {}
     figure = Markup("")
@@ -144,11 +150,11 @@ def _section(
             x_label="oracle's error (MSE)",
             y_label="reconstruction's error (MSE)",
         )
-    return Section(
+    return AttackView(
         anchor=f"attack-{place}",
         attack=attack,
-        knows=[words.KNOWN.get(name, str(name)) for name in attack["knows"]],
-        metrics=words.metric_rows(attack["metrics"]),
+        knows=[words.KNOWN.get(name, str(name)) for name in attack.knows],
+        metrics=words.metric_rows(attack.metrics),
         histogram=histogram(
             {title: values.tolist() for title, values in errors.items()},
             label="Histogram of errors",
@@ -159,12 +165,12 @@ def _section(
         scatter=figure,
         spread=[[title, *map(number, _quantiles(values))] for title, values in errors.items()],
         gallery=make_gallery(evidence, classes, size=share, ranked_by=ranked_by)
-        if evidence and share and "lexicon" not in evidence
+        if evidence and share and "lexicon" not in evidence.notes
         else None,
         texts=texts_of(evidence, classes) if evidence and share else None,
         sides=sides_of_threshold(similar),
         margin=ssim_against_margin(similar),
-        risk=risk_table(evidence) if evidence and share and attack.get("at_risk") else None,
+        risk=risk_table(evidence) if evidence and share and attack.at_risk else None,
     )
 
 
@@ -187,11 +193,11 @@ def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 # Files
 
 
-def _evidence(run: Path, attack: dict[str, Any]) -> dict[str, Tensor] | None:
-    name = attack.get("evidence")
+def _evidence(run: Path, attack: Section) -> Shard | None:
+    name = attack.evidence
     if not name:
         return None
-    path = run / str(name)
+    path = run / name
     if not path.resolve().is_relative_to(run.resolve()):
         raise ExhumeError(f"{run / 'result.json'}: evidence {name!r} lies outside the run folder")
     return read_evidence(path)

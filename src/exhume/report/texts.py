@@ -5,7 +5,6 @@ Like the cards of images these hold private records: made only for the full page
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from exhume.contract import ExhumeError
+from exhume.contract import ExhumeError, Shard
 
 __all__ = ["TextRow", "Texts", "Word", "texts_of"]
 
@@ -54,10 +53,9 @@ class _Lexicon:
     words: Mapping[str, str]
 
     @staticmethod
-    def of(packed: Tensor) -> _Lexicon:
+    def of(notes: Any) -> _Lexicon:
         try:
-            told: Any = json.loads(packed.numpy().tobytes().decode())
-            return _Lexicon(told["padding"], bool(told["ordered"]), dict(told["words"]))
+            return _Lexicon(notes["padding"], bool(notes["ordered"]), dict(notes["words"]))
         except (ValueError, KeyError, TypeError) as damage:
             raise ExhumeError(f"evidence: its words are damaged ({damage})") from None
 
@@ -74,11 +72,11 @@ class _Lexicon:
         return values
 
 
-def texts_of(evidence: Mapping[str, Tensor], classes: list[str]) -> Texts | None:
+def texts_of(evidence: Shard, classes: list[str]) -> Texts | None:
     """None where the evidence is of something else than texts."""
-    if "lexicon" not in evidence:
+    if "lexicon" not in evidence.notes:
         return None
-    lexicon = _Lexicon.of(evidence["lexicon"])
+    lexicon = _Lexicon.of(evidence.notes["lexicon"])
     source = evidence.get("targets", evidence.get("reconstructions"))
     total = len(source) if source is not None else 0
     share = evidence.get("right_share")

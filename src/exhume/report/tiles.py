@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from markupsafe import Markup
 
+from exhume.contract import Cost
 from exhume.report.figures import interval
-from exhume.report.words import Number, duration, number, percent
+from exhume.report.words import duration, number, percent
+from exhume.results import Rate, Result, StudyResult
 
 __all__ = ["Tile", "key_figures"]
 
@@ -23,70 +24,48 @@ class Tile:
     figure: Markup | None = None
 
 
-def key_figures(result: dict[str, Any]) -> list[Tile]:
-    """Key figures of the attack that succeeded most often."""
-    ran = [(_numbers(attack["metrics"]), _numbers(attack["cost"])) for attack in result["attacks"]]
-    ran = [(m, cost) for m, cost in ran if {"success", "mse", "good_share"} & set(m)]
-    if not ran:
+def key_figures(result: Result | StudyResult) -> list[Tile]:
+    """Figures of the attack that the verdict is about: the strongest."""
+    best = result.strongest or next((a for a in result.attacks if "mse" in a.metrics), None)
+    if best is None:
         return []
-    m, cost = max(ran, key=lambda both: _rank(both[0]))
+    m = {name: value for name, value in best.metrics.items() if math.isfinite(value)}
     tiles = (
-        _success(m),
-        _brought_back(m),
+        _leak(best.leak),
         _strict(m),
         _error(m),
         _texts(m),
-        _labels(m, len(result["classes"])),
-        _effort(cost),
+        _labels(m, len(result.classes)),
+        _effort(best.cost),
     )
     return [tile for tile in tiles if tile]
 
 
-def _rank(m: dict[str, Number]) -> tuple[Number, Number]:
-    return m.get("success", m.get("good_share", 0)), -m.get("mse", 0)
-
-
-def _brought_back(m: dict[str, Number]) -> Tile | None:
-    """Whole images, against decoys that may choose among the same reconstructions."""
-    needed = ("good", "records", "good_share", "decoy_rate")
-    if not set(needed) <= set(m):
+def _leak(leak: Rate | None) -> Tile | None:
+    if leak is None or not leak.trials:
         return None
-    rates = {
-        title: (m.get(f"{name}_low", m[name]), m[name], m.get(f"{name}_high", m[name]))
-        for name, title in (("good_share", "training images"), ("decoy_rate", "decoys"))
-    }
-    decoys = rates["decoys"]
+    rates = {"this attack": (leak.low, leak.share, leak.high)}
+    beside = ""
+    if leak.chance is not None:
+        rates["by chance"] = (leak.chance, leak.chance, leak.chance)
+        beside = f"by chance {percent(leak.chance)}"
     return Tile(
-        "Images brought back",
-        f"{number(round(m['good']))} of {number(round(m['records']))}",
-        _range(m, "good_share"),
-        f"decoys {percent(decoys[1])}, up to {percent(decoys[2])}",
-        interval(rates, label="Share brought back"),
+        "Records brought back",
+        f"{number(leak.successes)} of {number(leak.trials)}",
+        f"{percent(leak.share)} ({percent(leak.low)} to {percent(leak.high)})",
+        beside,
+        interval(rates, label="Share of the records brought back"),
     )
 
 
-def _strict(m: dict[str, Number]) -> Tile | None:
+def _strict(m: dict[str, float]) -> Tile | None:
     if "tpr_at_1pct" not in m:
         return None
     above = f"SSIM above {number(m['ssim_at_1pct'])}" if "ssim_at_1pct" in m else ""
     return Tile("At 1% false positives", percent(m["tpr_at_1pct"]), "of the training images", above)
 
 
-def _success(m: dict[str, Number]) -> Tile | None:
-    rates = {
-        title: (m.get(f"{name}_low", m[name]), m[name], m.get(f"{name}_high", m[name]))
-        for name, title in (("success", "this attack"), ("null_success", "unrelated"))
-        if name in m
-    }
-    if "success" not in m:
-        return None
-    null = rates.get("unrelated")
-    beside = f"unrelated records {percent(null[1])}, up to {percent(null[2])}" if null else ""
-    figure = interval(rates, label="Success rate")
-    return Tile("Success rate", percent(m["success"]), _range(m, "success"), beside, figure)
-
-
-def _error(m: dict[str, Number]) -> Tile | None:
+def _error(m: dict[str, float]) -> Tile | None:
     if "mse" not in m:
         return None
     oracle = m.get("oracle_mse")
@@ -95,7 +74,7 @@ def _error(m: dict[str, Number]) -> Tile | None:
     return Tile("Error (MSE)", number(m["mse"]), ratio, beside)
 
 
-def _texts(m: dict[str, Number]) -> Tile | None:
+def _texts(m: dict[str, float]) -> Tile | None:
     if "whole_texts" not in m:
         return None
     likest = m.get("oracle_token_accuracy")
@@ -104,7 +83,7 @@ def _texts(m: dict[str, Number]) -> Tile | None:
     return Tile("Texts whole", percent(m["whole_texts"]), tokens, beside)
 
 
-def _labels(m: dict[str, Number], classes: int) -> Tile | None:
+def _labels(m: dict[str, float], classes: int) -> Tile | None:
     if "label_accuracy" not in m:
         return None
     guess = f"guessing {percent(1 / classes)}, {classes} classes" if classes else ""
@@ -112,22 +91,11 @@ def _labels(m: dict[str, Number], classes: int) -> Tile | None:
     return Tile("Labels inferred", value, _range(m, "label_accuracy"), guess)
 
 
-def _effort(cost: dict[str, Number]) -> Tile | None:
-    if "seconds" not in cost:
-        return None
-    models = cost.get("models")
-    trained = f"{number(models)} models trained" if models else "no models trained"
-    return Tile("Effort", duration(cost["seconds"]), trained)
+def _effort(cost: Cost) -> Tile:
+    trained = f"{number(cost.models)} models trained" if cost.models else "no models trained"
+    return Tile("Effort", duration(cost.seconds), trained)
 
 
-def _range(m: dict[str, Number], name: str) -> str:
+def _range(m: dict[str, float], name: str) -> str:
     low, high = m.get(f"{name}_low"), m.get(f"{name}_high")
     return f"{percent(low)} to {percent(high)}" if low is not None and high is not None else ""
-
-
-def _numbers(values: dict[str, Any]) -> dict[str, Number]:
-    return {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    }

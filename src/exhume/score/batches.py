@@ -62,9 +62,9 @@ def score_batches(
     cosines = torch.zeros(r, b, dtype=torch.float64)
     matched = torch.zeros_like(truth.inputs)
     right = torch.zeros(r, b, dtype=torch.bool)
-    real = torch.isfinite(found.confidence)
+    real = found.real
     for i in range(r):
-        here = found.candidates[i][real[i]].double()
+        here = found.found(i).double()
         if not len(here):
             continue
         table = _units(truth.inputs[i].double()) @ _units(here).T

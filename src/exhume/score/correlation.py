@@ -34,7 +34,7 @@ class Correlation:
 def rank_correlation(
     left: Tensor, right: Tensor, key: Key, *, level: float = 0.95, draws: int = 2000
 ) -> Correlation:
-    """Of (t,) and (t,) values; the interval is the bootstrap's percentiles over targets.
+    """Rank correlation of (t,) and (t,) values; the interval is the bootstrap's percentiles over targets.
 
     Where one of the two does not vary nothing can be said: 0, between -1 and 1.
     """

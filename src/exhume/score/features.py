@@ -43,7 +43,7 @@ def score_inputs(secret: Secret, found: Reconstruction, distance: Distance | Non
 
 
 def score_constant(secret: Secret, image: Tensor, distance: Distance | None) -> InputScores:
-    """The same image, (c, h, w), in answer to every input: what no attack at all achieves."""
+    """Score one image (c, h, w) in answer to every input: what no attack at all achieves."""
     truth = secret.open().inputs
     return _scored(image.expand_as(truth), truth, distance)
 

@@ -7,8 +7,9 @@ from scipy.stats import beta, binom
 from torch import Tensor
 
 from exhume.contract import Key
+from exhume.results import Rate
 
-__all__ = ["bootstrap", "clopper_pearson", "detectable_rate"]
+__all__ = ["bootstrap", "clopper_pearson", "detectable_rate", "rate_of"]
 
 
 def clopper_pearson(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
@@ -55,3 +56,11 @@ def detectable_rate(trials: int, ceiling: float, *, power: float = 0.95) -> floa
         else:
             low = middle
     return high
+
+
+def rate_of(
+    successes: int, trials: int, *, chance: float | None = None, detectable: float = 0.0
+) -> Rate:
+    """With its exact 95% interval. chance: the share among records that were not in the release."""
+    low, high = clopper_pearson(successes, trials) if trials else (0.0, 1.0)
+    return Rate(successes, trials, low, high, chance, detectable)

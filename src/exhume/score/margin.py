@@ -76,7 +76,7 @@ def score_margin(
 ) -> MarginScores:
     """Compare the candidates of one release with its training images. Opens the secret."""
     truth = secret.open()
-    candidates = found.candidates[release].clamp(0, 1)
+    candidates = found.found(release).clamp(0, 1)
     members = match(candidates, truth.inputs, centre)
     others = match(candidates, decoys.inputs, centre)
     good, lucky = int(members.good.sum()), int(others.good.sum())
@@ -108,7 +108,7 @@ def score_margin(
         "labels": truth.labels,
         "ssim": members.ssim,
         "correlation": members.correlation,
-        "confidence": found.confidence[release][members.index],
+        "confidence": found.confidence[release][found.real[release]][members.index],
         "mse": (candidates[members.index] - truth.inputs).double().square().flatten(1).mean(1),
     }
     return MarginScores(members, others, metrics, evidence)

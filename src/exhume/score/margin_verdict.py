@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exhume.score.intervals import clopper_pearson, detectable_rate
+from exhume.results import Rate, Verdict
+from exhume.score.intervals import clopper_pearson, detectable_rate, rate_of
 from exhume.score.margin import GOOD, MarginScores
-from exhume.score.verdict import Verdict, not_audited
+from exhume.score.verdict import not_audited
 
 __all__ = ["MarginJudgement", "judge_margin", "unscored"]
 
@@ -19,6 +20,7 @@ __all__ = ["MarginJudgement", "judge_margin", "unscored"]
 class MarginJudgement:
     verdict: Verdict
     metrics: dict[str, float]
+    leak: Rate
 
 
 def judge_margin(scores: MarginScores) -> MarginJudgement:
@@ -30,15 +32,16 @@ def judge_margin(scores: MarginScores) -> MarginJudgement:
     bar = max(GOOD, scores.metrics["ssim_at_1pct"])
     above, records = int((scores.members.ssim > bar).sum()), len(scores.members.ssim)
     lucky, decoys = int((scores.decoys.ssim > bar).sum()), len(scores.decoys.ssim)
-    low, high = clopper_pearson(above, records)
     null_high = clopper_pearson(lucky, decoys)[1]
     detectable = detectable_rate(records, null_high)
+    leak = rate_of(above, records, chance=lucky / decoys, detectable=detectable)
+    low = leak.low
     metrics = {
         "bar": bar,
         "above_bar": float(above),
         "above_bar_share": above / records,
         "above_bar_share_low": low,
-        "above_bar_share_high": high,
+        "above_bar_share_high": leak.high,
         "detectable_rate": detectable,
     }
     if detectable >= 1:
@@ -46,7 +49,7 @@ def judge_margin(scores: MarginScores) -> MarginJudgement:
             f"the test has no power: {lucky} of {decoys} decoys matched, so that even {records} of "
             f"{records} training images would prove nothing; use more decoys or records"
         )
-        return MarginJudgement(not_audited(why), metrics)
+        return MarginJudgement(not_audited(why), metrics, leak)
     share = f"{above} of {records} training images ({above / records:.0%})"
     null = f"Of {decoys} images that were not trained on, {lucky} matched a reconstruction as well"
     if low > null_high:
@@ -65,7 +68,7 @@ def judge_margin(scores: MarginScores) -> MarginJudgement:
             f"{null}. A leak of {detectable:.1%} of the images or more would have been noticed with 95% "
             "probability; a smaller leak, or another attack, is not ruled out.",
         )
-    return MarginJudgement(verdict, metrics)
+    return MarginJudgement(verdict, metrics, leak)
 
 
 def unscored(candidates: int, again: int) -> Verdict:

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from exhume.contract import Reconstruction, Secret
+from exhume.results import Rate, Verdict
 from exhume.score.features import Distance, score_constant, score_inputs
-from exhume.score.intervals import clopper_pearson, detectable_rate
+from exhume.score.intervals import clopper_pearson, detectable_rate, rate_of
 from exhume.score.pixels import affine_fitted, mse
 from exhume.score.structure import ssim
-from exhume.score.verdict import Verdict, not_audited
+from exhume.score.verdict import not_audited
 
 __all__ = ["Recognised", "recognise"]
 
@@ -32,6 +33,7 @@ class Recognised:
     verdict: Verdict
     metrics: dict[str, float]
     evidence: dict[str, Tensor]  # records and numbers for each, for the owner's eyes
+    leak: Rate
 
 
 def recognise(
@@ -53,16 +55,17 @@ def recognise(
     strangers, strangers_mse = _strangers(scores.reconstructions, truth.inputs)
     bar = max(_quantile(strangers), _quantile(null.each["affine_ssim"]))
     above, lucky = int((own > bar).sum()), int((strangers > bar).sum())
-    low, high = clopper_pearson(above, len(own))
     null_high = clopper_pearson(lucky, len(strangers))[1] if len(strangers) else 1.0
+    by_chance, power = lucky / max(1, len(strangers)), detectable_rate(len(own), null_high)
+    leak = rate_of(above, len(own), chance=by_chance, detectable=power)
     metrics = {
         "targets": float(len(own)),
         "recognised": float(above),
         "recognised_share": above / len(own),
-        "recognised_share_low": low,
-        "recognised_share_high": high,
-        "stranger_share": lucky / max(1, len(strangers)),
-        "detectable_rate": detectable_rate(len(own), null_high),
+        "recognised_share_low": leak.low,
+        "recognised_share_high": leak.high,
+        "stranger_share": by_chance,
+        "detectable_rate": power,
         "ssim_bar": bar,
         **{name: float(values.mean()) for name, values in scores.each.items()},
         **{f"mean_image_{name}": float(values.mean()) for name, values in null.each.items()},
@@ -77,7 +80,7 @@ def recognise(
         "labels": truth.labels,
     }
     verdict = _verdict(metrics, null_high, len(strangers), where)
-    return Recognised(verdict, metrics, evidence)
+    return Recognised(verdict, metrics, evidence, leak)
 
 
 def _strangers(found: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:

@@ -63,21 +63,21 @@ class Risk:
 
     def sentences(self) -> list[str]:
         """What goes with leaking, over all records."""
-        told = []
+        sentences = []
         for name, found in self.correlations.items():
             title = FACTORS[name][0]
             if found.low <= 0 <= found.high:
-                told.append(f"The {title} does not tell who leaks (rank correlation {found}).")
+                sentences.append(f"The {title} does not tell who leaks (rank correlation {found}).")
             else:
                 way = "larger" if found.rho > 0 else "smaller"
-                told.append(
+                sentences.append(
                     f"The {way} its {title}, the more a record leaks (rank correlation {found})."
                 )
-        return told
+        return sentences
 
 
 def risk_of(evidence: Mapping[str, Tensor]) -> Risk | None:
-    """From the evidence of a scored attack; None where it does not say which records it is about.
+    """Who leaks, by a scored attack's evidence; None where that does not say which records it is about.
 
     Leaking is measured by how many times closer the answer is than one that was meant for another record
     of the label, or by structural similarity. Not against the nearest held record, as the verdict does:

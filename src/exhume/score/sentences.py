@@ -54,7 +54,7 @@ def score_sentences(
 
 
 def bleu(found: Sequence[str], wanted: Sequence[str]) -> float:
-    """Of sentences whose words are set apart by blanks."""
+    """BLEU of sentences whose words are set apart by blanks."""
     if find_spec("sacrebleu") is None:
         raise ExhumeError("BLEU needs sacrebleu: pip install 'exhume[text]'")
     corpus_bleu = import_module("sacrebleu").corpus_bleu

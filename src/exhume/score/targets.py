@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Key, Reconstruction, Records, Secret
-from exhume.score.intervals import bootstrap, clopper_pearson, detectable_rate
+from exhume.results import Rate
+from exhume.score.intervals import bootstrap, clopper_pearson, detectable_rate, rate_of
 from exhume.score.oracle import near_duplicates, nearest
 from exhume.score.pixels import mae, mse, psnr
 from exhume.score.structure import ssim
@@ -54,6 +55,7 @@ class TargetScores:
     metrics: dict[str, float]
     verdict: Verdict
     evidence: dict[str, Tensor]  # the records themselves, for their owner's eyes only
+    leak: Rate | None = None  # None: the adversary held a copy of every target
 
 
 def unrelated(labels: Tensor, key: Key) -> Tensor:
@@ -127,7 +129,11 @@ def score_targets(
         evidence["inferred"] = found.labels[:, 0]
         metrics["label_accuracy"] = float((found.labels[:, 0] == truth.labels).double().mean())
     measured = {name: measure(b.candidates[:, 0], truth.inputs) for name, b in baselines.items()}
-    return TargetScores(attack, oracle, measured, metrics, verdict, evidence)
+    leak = None
+    if len(won):
+        share, power = rates["null_success"], rates["detectable_rate"]
+        leak = rate_of(int(won.sum()), len(won), chance=share, detectable=power)
+    return TargetScores(attack, oracle, measured, metrics, verdict, evidence, leak)
 
 
 def _rates(won: Tensor, chance: Tensor, key: Key) -> tuple[dict[str, float], Verdict]:

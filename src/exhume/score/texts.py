@@ -19,7 +19,7 @@ from exhume.contract import ExhumeError, Key, Reconstruction, Records, Secret
 from exhume.score.updates import FEWEST_OTHERS, UNJUDGED, UpdateScores, against_decoys, dealt
 from exhume.score.verdict import Verdict
 
-__all__ = ["NOTHING", "score_texts", "score_words"]
+__all__ = ["NOTHING", "score_texts", "score_words", "token_shares"]
 
 NOTHING = -1  # stands where no candidate has a token
 _CHUNK = 256  # texts that are counted at once
@@ -79,7 +79,7 @@ def score_texts(
     """
     measure = _Measure(padding, ordered)
     truth, found, right = _matched(answers, measure)
-    pool = torch.cat([_real(candidates) for _, candidates in answers])
+    pool = torch.cat([candidates.found().long() for _, candidates in answers])
     whole = measure.same(truth, found)
     bag = _Measure(padding, ordered=False)
     metrics = {
@@ -121,12 +121,12 @@ def score_words(
     *,
     padding: int | None,
 ) -> UpdateScores:
-    """The same for lists of words: candidates (1, k, 1) of each client; nothing says which belong together.
+    """Score lists of words: candidates (1, k, 1) of each client; nothing says which belong together.
 
     A text counts as told if every word of it is on its client's list; a decoy, if there is such a list.
     """
     measure = _Measure(padding, ordered=False)
-    lists = [_real(found).flatten() for _, found in answers]
+    lists = [found.found().long().flatten() for _, found in answers]
     truths = [secret.open().inputs[0] for secret, _ in answers]
     on = [
         torch.isin(truth, words) | ~measure.real(truth)
@@ -159,24 +159,42 @@ def score_words(
     return UpdateScores(metrics | rates, _of_words(verdict, metrics, rates), evidence)
 
 
+def token_shares(
+    secret: Secret, found: Reconstruction, decoys: Tensor, *, padding: int | None
+) -> dict[str, float]:
+    """The share of tokens that came back of r batches (r, b, l), in place and as bags, without a verdict.
+
+    decoys: (n, l) texts that were in no batch, each with its choice among all candidates: what similar
+    texts give for nothing.
+    """
+    metrics: dict[str, float] = {}
+    pool = found.candidates[found.real].long()
+    for name, exact, ordered in (("token", "exact", True), ("bag", "exact_bags", False)):
+        measure = _Measure(padding, ordered)
+        truth, texts, right = _matched([(secret, found)], measure)
+        null = measure.shares(decoys.long(), pool).amax(1) if len(pool) else torch.zeros(1)
+        metrics |= {
+            f"{name}_accuracy": float(right.mean()),
+            exact: float(measure.same(truth, texts).double().mean()),
+            f"null_{name}_accuracy": float(null.mean()),
+        }
+    return metrics
+
+
 def _of_words(verdict: Verdict, metrics: dict[str, float], rates: dict[str, float]) -> Verdict:
-    """The same verdict, said of lists instead of texts."""
+    """The verdict, worded for lists instead of texts."""
     count = round(rates["success"] * metrics["targets"])
-    told = (
+    sentence = (
         f"of {count} of {metrics['targets']:.0f} texts every word is on the list of {metrics['listed']:.0f} "
         "words that the update gives"
     )
     chance = f"so it is of {rates['null_success']:.1%} of unrelated texts"
     if verdict.word == "leaks":
-        return Verdict("leaks", f"The release leaks words: {told}.", f"{chance.capitalize()}.")
-    return Verdict(verdict.word, f"{verdict.word.capitalize()}: {told}, and {chance}.", "")
+        return Verdict("leaks", f"The release leaks words: {sentence}.", f"{chance.capitalize()}.")
+    return Verdict(verdict.word, f"{verdict.word.capitalize()}: {sentence}, and {chance}.", "")
 
 
 # Matching
-
-
-def _real(found: Reconstruction) -> Tensor:
-    return found.candidates[0][torch.isfinite(found.confidence[0])].long()
 
 
 def _matched(
@@ -187,16 +205,17 @@ def _matched(
         raise ExhumeError("answers: there is nothing to score")
     truths, matches, rights = [], [], []
     for secret, candidates in answers:
-        truth, texts = secret.open().inputs[0].long(), _real(candidates)
-        found = torch.full_like(truth, NOTHING)
-        right = torch.zeros(len(truth), dtype=torch.float64)
-        if len(texts):
-            shares = measure.shares(truth, texts)
-            rows, columns = map(torch.as_tensor, linear_sum_assignment(-shares.numpy()))
-            found[rows], right[rows] = texts[columns], shares[rows, columns]
-        truths.append(truth)
-        matches.append(found)
-        rights.append(right)
+        for release, truth in enumerate(secret.open().inputs.long()):
+            texts = candidates.found(release).long()
+            found = torch.full_like(truth, NOTHING)
+            right = torch.zeros(len(truth), dtype=torch.float64)
+            if len(texts):
+                shares = measure.shares(truth, texts)
+                rows, columns = map(torch.as_tensor, linear_sum_assignment(-shares.numpy()))
+                found[rows], right[rows] = texts[columns], shares[rows, columns]
+            truths.append(truth)
+            matches.append(found)
+            rights.append(right)
     return torch.cat(truths), torch.cat(matches), torch.cat(rights)
 
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Key, Reconstruction, Records, Secret
+from exhume.results import Rate
 from exhume.score.batches import RECOVERED, BatchScores, score_batches
-from exhume.score.intervals import clopper_pearson, detectable_rate
+from exhume.score.intervals import clopper_pearson, detectable_rate, rate_of
 from exhume.score.oracle import near_duplicates, nearest
 from exhume.score.pixels import mse
 from exhume.score.targets import measure
@@ -44,6 +45,16 @@ class UpdateScores:
     metrics: dict[str, float]
     verdict: Verdict
     evidence: dict[str, Tensor]  # the records themselves, for their owner's eyes only
+
+    @property
+    def leak(self) -> Rate | None:
+        """None where there was nothing to compare with."""
+        found = self.metrics
+        if "success" not in found:
+            return None
+        trials = int(found["targets"] - found.get("duplicates", 0))
+        chance, power = found["null_success"], found["detectable_rate"]
+        return rate_of(round(found["success"] * trials), trials, chance=chance, detectable=power)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +113,6 @@ def _gathered(answers: Sequence[tuple[Secret, Reconstruction]]) -> _Answers:
     opened = [secret.open() for secret, _ in answers]
     scores: list[BatchScores] = [score_batches(secret, found) for secret, found in answers]
     cosines = torch.cat([score.cosines[0] for score in scores])
-    real = [found.candidates[0][torch.isfinite(found.confidence[0])] for _, found in answers]
     return _Answers(
         truth=torch.cat([truth.inputs[0] for truth in opened]),
         labels=torch.cat([truth.labels[0] for truth in opened]),
@@ -111,7 +121,7 @@ def _gathered(answers: Sequence[tuple[Secret, Reconstruction]]) -> _Answers:
         cosines=cosines,
         labels_right=torch.cat([score.labels_right[0] for score in scores]),
         labelled=all(f.labels is not None and bool((f.labels >= 0).all()) for _, f in answers),
-        pool=torch.cat([part.double() for part in real]),
+        pool=torch.cat([found.found().double() for _, found in answers]),
     )
 
 

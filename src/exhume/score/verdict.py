@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+
+from exhume.results import Verdict
 
 __all__ = ["Verdict", "broken", "gravest", "judge", "not_audited"]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    word: Literal["leaks", "no leak found", "not audited"]
-    sentence: str
-    detail: str
 
 
 def judge(
@@ -61,7 +54,7 @@ def judge(
 
 def gravest(verdicts: Sequence[Verdict]) -> Verdict:
     """One attack that succeeds is enough; one that could not run says nothing."""
-    order = ("leaks", "no leak found", "not audited")
+    order = ("leaks", "at risk", "no leak found", "not audited")
     return min(verdicts, key=lambda verdict: order.index(verdict.word))
 
 

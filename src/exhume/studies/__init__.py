@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import difflib
-import time
 from pathlib import Path
 from typing import Any
 
 from exhume.contract import ExhumeError, Progress, silent
-from exhume.report.folder import RunFolder, environment
-from exhume.report.page import draw
-from exhume.studies import gradient, informed, margin, split
-from exhume.studies.study import Scale, Study
+from exhume.results import StudyResult
+from exhume.studies import framework, gradient, informed, margin, split
+from exhume.studies.framework import Asked, Scale, Study
 
 __all__ = ["STUDIES", "run_study", "study_named"]
 
 _FAMILIES = (informed, split, margin, gradient)
-STUDIES: dict[str, Study] = {study.name: study for family in _FAMILIES for study in family.STUDIES}
+STUDIES: dict[str, Study[Any]] = {
+    study.name: study for family in _FAMILIES for study in family.STUDIES
+}
 
 
-def study_named(name: str) -> Study:
+def study_named(name: str) -> Study[Any]:
     if name not in STUDIES:
         close = difflib.get_close_matches(name, STUDIES, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(STUDIES)}"
@@ -28,30 +28,16 @@ def study_named(name: str) -> Study:
 
 
 def run_study(
-    name: str, scale: Scale, out: Path, *, seed: int = 0, progress: Progress = silent
-) -> dict[str, Any]:
-    """Run a study, write its result and report, return the result."""
-    study = study_named(name)
-    started = time.perf_counter()
-    folder = RunFolder.create(out)
-    outcome = study.run(scale, seed, folder, progress)
-    result = {
-        "schema": 1,
-        "kind": "study",
-        "study": name,
-        "scale": scale,
-        "seed": seed,
-        "title": study.title,
-        "claims": [claim.plain() for claim in outcome.claims],
-        "charts": [chart.plain() for chart in outcome.charts],
-        "metrics": outcome.metrics,
-        "attacks": outcome.attacks,
-        "classes": outcome.classes,
-        "deviations": outcome.deviations,
-        "wall_seconds": time.perf_counter() - started,
-        "environment": environment(),
-    }
-    folder.write_json("environment.json", environment())
-    folder.write_json("result.json", result)
-    draw(folder.path)
-    return result
+    name: str,
+    scale: Scale,
+    out: Path,
+    *,
+    seed: int = 0,
+    data: str = "",
+    device: str = "cpu",
+    progress: Progress = silent,
+    keep: Path | None = None,
+) -> StudyResult:
+    """Run a study by name, write its result and report, return the result."""
+    asked = Asked(seed, data, device)
+    return framework.run_study(study_named(name), scale, out, asked, progress=progress, keep=keep)

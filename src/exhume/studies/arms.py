@@ -1,19 +1,46 @@
-"""One arm of a study of the informed adversary: a game, an attack on it, and its scores."""
+"""Arms: an attack mounted on a release, and one arm of the informed adversary's game with its scores."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
 
 from exhume.attacks.baseline import holdings
-from exhume.auditing import Game
-from exhume.contract import Attack, Progress, Reconstruction, Store, Weights
+from exhume.attacks.informed.closed_form import ClosedForm
+from exhume.auditing import Findings, Game, audit_informed, informed_game, split_roles
+from exhume.choices import Trains, recipe_for, resolve
+from exhume.contract import Attack, Key, Knowledge, Reconstruction, Records, Release
+from exhume.data import Split
 from exhume.score.intervals import bootstrap
 from exhume.score.targets import TargetScores, score_targets
-from exhume.victims.informed import first_of
+from exhume.settings import DataSettings, MachineSettings, Settings, VictimSettings
+from exhume.store import NullStore
+from exhume.studies.framework import Run
+from exhume.victims.informed import Victim, first_of
 
-__all__ = ["Arm", "play"]
+__all__ = ["BALLE22", "BALLE22_CNN", "Arm", "Bench", "arm_metrics", "mounted", "scored"]
 
 KEPT = ("mse", "mae", "mae_plus_mse", "label_accuracy", "success", "null_success", "oracle_mse")
+
+BALLE22 = VictimSettings(momentum=0.9)
+"""The released model of Balle22's notebook: one hidden layer of ten ELUs, 100 full-batch steps at 0.1."""
+
+BALLE22_CNN = replace(BALLE22, network="cnn", rate=0.01)
+"""That of its Table V, for CIFAR-10."""
+
+
+def mounted(
+    attack: Attack, knowledge: Knowledge, release: Release, key: Key, run: Run[Any] | None = None
+) -> Reconstruction:
+    """Prepare an attack and run it. run: where its work is kept and its progress goes; None: nowhere."""
+    if run is None:
+        return attack.prepare(knowledge, key=key, store=NullStore()).run(release)
+    prepared = attack.prepare(knowledge, key=key, store=run.store, progress=run.progress)
+    return prepared.run(release)
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +50,11 @@ class Arm:
     scores: TargetScores
     found: Reconstruction
     interval: tuple[float, float]  # of the mean squared error, 95%, over targets
+
+    @property
+    def errors(self) -> Tensor:
+        """(t,) squared error of every target."""
+        return self.scores.attack.mse
 
     @property
     def mse(self) -> float:
@@ -46,30 +78,104 @@ class Arm:
         }
 
 
-def play(
-    game: Game,
-    attack: Attack,
-    *,
-    store: Store,
-    progress: Progress,
-    shadows: int | None = None,
-    targets: int | None = None,
-    release: Weights | None = None,
-) -> Arm:
-    """Attack the first targets with the first shadows; None: all of them.
+def scored(game: Game, found: Reconstruction, victim: Victim | None = None) -> Arm:
+    """What was reconstructed of a game's targets, scored. victim: the first of them; None: all."""
+    truth, pool, key = (victim or game.victim)[1], holdings(game.knowledge), game.key
+    scores = score_targets(truth, found, pool, key.fold("score"), baselines={})
+    return Arm(scores, found, bootstrap(scores.attack.mse, key.fold("interval")))
 
-    A `release` replaces the game's own: the same models after a defence or a loss of precision.
-    """
-    knowledge, key = game.knowledge, game.key
-    pool = holdings(knowledge)
-    if shadows is not None and knowledge.shadow is not None:
-        knowledge = replace(knowledge, shadow=knowledge.shadow[:shadows])
-    prepared = attack.prepare(knowledge, key=key.fold("attack"), store=store, progress=progress)
-    own, secret = game.victim
-    victim = (own if release is None else release, secret)
-    if targets is not None:
-        victim = first_of(victim, targets)
-    found = prepared.run(victim[0])
-    scores = score_targets(victim[1], found, pool, key.fold("score"), baselines={})
-    interval = bootstrap(scores.attack.mse, key.fold("interval"))
-    return Arm(scores, found, interval)
+
+def arm_metrics(arms: Mapping[str, Arm]) -> dict[str, float]:
+    return {metric: value for name in arms for metric, value in arms[name].metrics(name).items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """Where the informed adversary's game is played: a run, settings and records."""
+
+    run: Run[Any]
+    settings: Settings
+    records: Records
+
+    @staticmethod
+    def of(
+        run: Run[Any],
+        sizes: DataSettings,
+        victim: VictimSettings = BALLE22,
+        records: Records | None = None,
+    ) -> Bench:
+        """records: others than those that the sizes name."""
+        machine = MachineSettings(threads=run.threads, device=run.asked.device)
+        records = run.records(sizes.source) if records is None else records
+        settings = Settings(run.seed, sizes, victim, machine=machine)
+        return Bench(run, resolve(settings, records), records)
+
+    @property
+    def chunk(self) -> int:
+        return self.settings.machine.chunk
+
+    @property
+    def closed_form(self) -> ClosedForm:
+        return ClosedForm(chunk=self.chunk)
+
+    @property
+    def key(self) -> Key:
+        return Key.from_seed(self.settings.seed)
+
+    @cached_property
+    def parts(self) -> Split:
+        """Who holds which records."""
+        return split_roles(self.settings, self.records)
+
+    @property
+    def recipe(self) -> Trains:
+        return recipe_for(self.settings, self.records)
+
+    @property
+    def initial(self) -> Tensor:
+        """(p,) where training starts unless a game is given another start."""
+        drawn = self.recipe.architecture.initial(self.key.fold("victim"))
+        return drawn.to(self.parts.fixed.inputs.device)
+
+    def seeded(self, index: int, label: str = "") -> Bench:
+        """The same with one of the seeds that follow the run's own."""
+        own = self.settings.with_seed(self.run.seed + index)
+        return replace(self, settings=own, run=self.run.part(label) if label else self.run)
+
+    def of_victim(self, victim: VictimSettings) -> Bench:
+        return replace(self, settings=replace(self.settings, victim=victim))
+
+    def rechunked(self, sizes: DataSettings | None = None) -> Bench:
+        """The same, of other sizes if given, with as many models at once as then fit into memory."""
+        machine = replace(self.settings.machine, chunk=0)
+        own = replace(self.settings, data=sizes or self.settings.data, machine=machine)
+        return replace(self, settings=resolve(own, self.records))
+
+    def game(self, initial: Tensor | None = None) -> Game:
+        """initial: (p,) where training starts; None draws it."""
+        store, progress = self.run.store, self.run.progress
+        return informed_game(
+            self.settings, self.records, store=store, progress=progress, initial=initial
+        )
+
+    def audited(self, game: Game | None = None) -> Findings:
+        """The closed form on all targets, as the audit has it."""
+        store, progress = self.run.store, self.run.progress
+        return audit_informed(game or self.game(), self.settings, store=store, progress=progress)
+
+    def play(
+        self,
+        game: Game,
+        attack: Attack | None = None,
+        *,
+        shadows: int | None = None,
+        targets: int | None = None,
+    ) -> Arm:
+        """Attack the first targets with the first shadows; None: all of them, by the closed form."""
+        knowledge, key = game.knowledge, game.key
+        if shadows is not None and knowledge.shadow is not None:
+            knowledge = replace(knowledge, shadow=knowledge.shadow[:shadows])
+        victim = game.victim if targets is None else first_of(game.victim, targets)
+        chosen = self.closed_form if attack is None else attack
+        found = mounted(chosen, knowledge, victim[0], key.fold("attack"), self.run)
+        return scored(game, found, victim)

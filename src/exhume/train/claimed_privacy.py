@@ -15,11 +15,11 @@ from typing import Any
 from exhume.contract import NotApplicable
 from exhume.train.dp import Privacy
 
-__all__ = ["Stated", "privacy_of", "read_from_opacus"]
+__all__ = ["ClaimedPrivacy", "privacy_of", "read_from_opacus"]
 
 
 @dataclass(frozen=True)
-class Stated:
+class ClaimedPrivacy:
     """A privacy that can be certified, and who says it."""
 
     privacy: Privacy
@@ -30,7 +30,7 @@ class Stated:
         return f"{self.privacy}, {self.steps} steps, by {self.by}"
 
 
-def read_from_opacus(train: Callable[[], object]) -> Stated | None:
+def read_from_opacus(train: Callable[[], object]) -> ClaimedPrivacy | None:
     """Runs `train`; None where it does not use Opacus. Raises `NotApplicable` for what has no certificate."""
     with _watching() as seen:
         train()
@@ -46,8 +46,8 @@ def read_from_opacus(train: Callable[[], object]) -> Stated | None:
     return privacy_of(*seen[0])
 
 
-def privacy_of(engine: Any, optimiser: Any, loader: Any) -> Stated:
-    """Of Opacus's `PrivacyEngine` after training, and what its `make_private` returned.
+def privacy_of(engine: Any, optimiser: Any, loader: Any) -> ClaimedPrivacy:
+    """The privacy of Opacus's `PrivacyEngine` after training, and of what its `make_private` returned.
 
     Raises `NotApplicable` with the reason why there is no certificate.
     """
@@ -80,7 +80,9 @@ def privacy_of(engine: Any, optimiser: Any, loader: Any) -> Stated:
             "Opacus: noise multiplier 0; without noise nothing is guaranteed", ever=False
         )
     steps = sum(int(count) for _, _, count in history)
-    return Stated(Privacy(float(optimiser.max_grad_norm), noise, min(1.0, rate)), steps, "Opacus")
+    return ClaimedPrivacy(
+        Privacy(float(optimiser.max_grad_norm), noise, min(1.0, rate)), steps, "Opacus"
+    )
 
 
 class _Noted(list[tuple[Any, Any, Any]]):

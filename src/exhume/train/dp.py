@@ -78,7 +78,7 @@ class Privacy:
         return self.noise > 0 or self.samples
 
     def still(self) -> Privacy:
-        """The same clipping, without chance: what such training does on average, nearly."""
+        """Clipping alone, without chance: nearly what such training does on average."""
         return Privacy(self.clip)
 
     @property
@@ -143,7 +143,7 @@ class SampleStream:
 
 @dataclass(frozen=True, eq=False)
 class KnownDraw:
-    """The same draw in every step, by somebody who knows it."""
+    """A known draw that is made in every step."""
 
     drawn: Tensor  # (s, n)
 
@@ -203,7 +203,7 @@ def _dp_accounting() -> Any:
 
 
 def _accountants(library: Any, *, sampled: bool) -> dict[str, Callable[[], Any]]:
-    """Of samples: losses on a coarser grid, rounded up; and orders whose divergence is a finite sum."""
+    """Accountants by name. For sampled steps: a coarser grid of losses, rounded up, and whole orders only."""
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 

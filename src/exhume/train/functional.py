@@ -21,7 +21,7 @@ from torch.func import functional_call, grad, vmap
 
 from exhume.contract import Architecture, ExhumeError, Key, Layout, Records
 from exhume.models.own.architecture import OwnArchitecture, fully_connected
-from exhume.models.own.per_record_check import unsteady
+from exhume.models.own.per_record_check import not_per_record
 from exhume.naming import first_line
 from exhume.train import stacked
 from exhume.train.batches import Order
@@ -117,10 +117,10 @@ class _Network:
     def trained(architecture: Architecture, device: torch.device) -> _Network:
         """Refuses what a gradient does not tell: dropout, and statistics over batches."""
         if isinstance(architecture, OwnArchitecture):
-            module, why = architecture.trainable(), architecture.unsteady
+            module, why = architecture.trainable(), architecture.not_per_record
         else:
             module = architecture.build()
-            why = unsteady(module, architecture.input_shape) if _has_state(module) else ""
+            why = not_per_record(module, architecture.input_shape) if _has_state(module) else ""
         if why:
             raise ExhumeError(
                 f"{architecture}: {why}, which models trained side by side do not: replace it "
@@ -139,7 +139,7 @@ class _Network:
 
     @torch.no_grad()
     def alone(self, flat: Tensor, inputs: Tensor) -> Tensor:
-        """The same for any number of inputs."""
+        """`outputs` of any number of inputs, in blocks and without gradients."""
         return torch.cat([self.outputs(flat, part) for part in torch.split(inputs, _BLOCK)])
 
     def loss(self, flat: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:

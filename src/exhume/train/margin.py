@@ -5,7 +5,7 @@ The first layer's gradient is a combination of the n training inputs, so its who
     W1(t) = decay(t)·W1(0) + A(t)ᵀ X          A (n, k), X (n, d)
 
 and descent on A with the Gram matrix X Xᵀ is descent on W1: the same numbers at n/d of the cost. The
-loss falls like 1/t, since its gradient shrinks with it; once it is below `hasten`, steps can grow as
+loss falls like 1/t, since its gradient shrinks with it; once it is below `growing_steps`, steps can grow as
 the loss falls, which follows the same path in fewer epochs.
 
 Memory: n·k + k² numbers and the activations. Work is kept every 2,000 epochs (50 with growing steps).
@@ -40,14 +40,14 @@ class MarginDescent:
     weight_decay: float = 0.0
     stop_loss: float = 2e-6  # reached: stop
     epochs: int = 100_000  # at most
-    hasten: float = 0.0  # loss below which the rate grows as hasten/loss; 0: never
+    growing_steps: float = 0.0  # loss below which the rate grows as growing_steps/loss; 0: never
 
     def __post_init__(self) -> None:
         check_head(self.head, self.architecture.outputs)
-        if self.hasten and self.weight_decay:
+        if self.growing_steps and self.weight_decay:
             raise ExhumeError(
-                f"hasten: {self.hasten:g} given with weight decay {self.weight_decay:g}; growing "
-                "steps follow the same path only without decay"
+                f"growing_steps: {self.growing_steps:g} given with weight decay {self.weight_decay:g}; "
+                "growing steps follow the same path only without decay"
             )
 
     def fit(
@@ -123,7 +123,7 @@ def train_to_margin(
         torch.zeros(len(inputs), len(start.bias), dtype=initial.dtype), start.bias, start.later
     )
     known = (digest(initial), digest(records))
-    length = _SHORT if recipe.hasten else _SEGMENT
+    length = _SHORT if recipe.growing_steps else _SEGMENT
     for segment in range(-(-recipe.epochs // length)):
         progress("training to the margin", state.epochs, recipe.epochs)
         name = address("train_to_margin", recipe, known, _NO_KEY, segment)
@@ -152,7 +152,7 @@ class _Problem:
     labels: Tensor
 
     def advance(self, state: _State, epochs: int) -> _State:
-        """So many epochs more, or fewer if the loss is low enough."""
+        """The state after so many more epochs, or fewer if the loss is low enough."""
         recipe, n = self.recipe, len(self.labels)
         before = state
         coefficients, bias = state.coefficients.clone(), state.bias.clone()
@@ -166,7 +166,7 @@ class _Problem:
             loss = float(losses.mean())
             if loss <= recipe.stop_loss:
                 break
-            rate = recipe.rate * max(1.0, recipe.hasten / loss)
+            rate = recipe.rate * max(1.0, recipe.growing_steps / loss)
             keep = 1 - rate * recipe.weight_decay
             step = rate / n
             for index in reversed(range(len(later))):

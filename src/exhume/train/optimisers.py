@@ -27,7 +27,7 @@ class Descent:
 
     steps: int = 100
     rate: float = 0.1
-    momentum: float = 0.9
+    momentum: float = 0.0  # Balle22: 0.9
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:

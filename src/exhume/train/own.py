@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from exhume.contract import Architecture, ExhumeError, Key, Layout, Records
 from exhume.models.own.architecture import OwnArchitecture
-from exhume.naming import digest_of_code, drawing_from, first_line, named
+from exhume.naming import digest_of_code, first_line, named, seeded_globals
 from exhume.train import functional
 from exhume.train.optimisers import Descent
 
@@ -82,7 +82,7 @@ class OwnTraining:
         return torch.equal(once, twice)
 
     def bytes_per_model(self, records: int) -> int:
-        """As if the function saw the batches that ours see; models are trained one at a time."""
+        """Memory of one model, as if the function saw the batches that ours see."""
         return functional.bytes_per_model(self.architecture, records, Descent())
 
     def _trained(self, start: Tensor, records: Records, key: Key) -> Tensor:
@@ -90,7 +90,7 @@ class OwnTraining:
         with torch.no_grad():
             for name, tensor in layout.split(start).items():
                 _tensors(module)[name].copy_(tensor)
-        with drawing_from(key.fold("global")), torch.enable_grad():
+        with seeded_globals(key.fold("global")), torch.enable_grad():
             try:
                 answer = self._function(module, records, key.fold("rng").generator())
             except (Exception, SystemExit) as error:

@@ -42,7 +42,7 @@ class Schedule:
             raise ExhumeError(f"epochs, batch, rate and weight_decay are not legal: {self}")
 
     def factor(self, step: int, steps: int) -> float:
-        """Of the rate, at one of so many steps."""
+        """Learning-rate multiplier at `step` of `steps`."""
         warm = max(1, round(_WARM * steps))
         if step < warm:
             return (step + 1) / warm
@@ -111,7 +111,7 @@ def _step(
 def _state(
     module: nn.Module, optimiser: torch.optim.Optimizer | None, epochs: int
 ) -> dict[str, Tensor]:
-    """Of a finished run only what it ends with."""
+    """What a run has to keep: once it is finished, only what it ends with."""
     kept = {f"module.{n}": t for n, t in module.state_dict().items()}
     kept["epochs"] = torch.tensor(epochs)
     if optimiser is not None:

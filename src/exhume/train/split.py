@@ -22,10 +22,10 @@ __all__ = [
     "Network",
     "SplitDefence",
     "SplitJob",
+    "apply_dropout",
     "augmented_images",
     "check_dropped",
     "fixed_noise",
-    "thinned",
     "train_split",
 ]
 
@@ -100,7 +100,7 @@ def fixed_noise(shape: tuple[int, ...], sigma: float, key: Key) -> Tensor:
     return sigma * torch.randn(shape, generator=key.fold("noise map").generator())
 
 
-def thinned(values: Tensor, rate: float, generator: torch.Generator) -> Tensor:
+def apply_dropout(values: Tensor, rate: float, generator: torch.Generator) -> Tensor:
     """Each value dropped with this probability, the others scaled up so that the mean stays."""
     if not rate:
         return values
@@ -141,10 +141,10 @@ def train_split(
         inputs, labels = job.batch(rows, generator)
         features = parts.head(inputs) + added
         if dropped == FEATURES:
-            features = thinned(features, dropout, generator)
+            features = apply_dropout(features, dropout, generator)
         answer = parts.body(features)
         if dropped == ANSWERS:
-            answer = thinned(answer, dropout, generator)
+            answer = apply_dropout(answer, dropout, generator)
         return F.cross_entropy(parts.tail(answer), labels)
 
     train_module(

@@ -77,7 +77,7 @@ def descend(
 def _taken(
     sampler: Sampler | None, blocks: list[Block], extra: int, like: Tensor
 ) -> list[Tensor | None]:
-    """For each block who is drawn, (s, columns) of 0 and 1; None: all are."""
+    """Who is drawn in each block, (s, columns) of 0 and 1; None: all are."""
     if sampler is None:
         return [None] * len(blocks)
     sizes = [len(block.fixed) for block in blocks]

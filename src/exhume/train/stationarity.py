@@ -86,7 +86,7 @@ def _layers(  # noqa: PLR0917
     head: Head,
     others: Others,
 ) -> tuple[list[Tensor], list[Tensor], list[float]]:
-    """Of each layer, first to last: inner products of the records' terms (n, n), of each with the
+    """For each layer, first to last: inner products of the records' terms (n, n), of each with the
     layer (n,), and of the layer with itself."""
     grams, pulled, norms = [], [], []
     back = directions(head, outputs, labels, others)

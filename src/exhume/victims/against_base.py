@@ -55,7 +55,7 @@ class States:
 
     before: dict[str, Tensor] | None  # None: not known
     after: dict[str, Tensor]
-    told: tuple[str, ...]
+    notes: tuple[str, ...]
     adapter: Adapter | None = None
 
 
@@ -63,7 +63,7 @@ def read_against(path: Path, against: Against, *, trust: bool = False) -> States
     """trust: see `read_tensors`."""
     kind = against.kind
     what = kind if kind in ("adapter", "delta") else "checkpoint"
-    given, told = read_tensors(path, what, trust=trust)
+    given, notes = read_tensors(path, what, trust=trust)
     named = _by_bare_name(given, what)
     base = _by_bare_name(read_tensors(against.base, "base", trust=trust)[0], "base")
     _check_finite(base, "base")
@@ -74,23 +74,23 @@ def read_against(path: Path, against: Against, *, trust: bool = False) -> States
     _check_finite(named, what)
     if lora:
         adapter = _adapter(named, base, path, against.scaling, what)
-        return States(base, _with_adapter(adapter, base), (*told, _told(adapter)), adapter)
+        return States(base, _with_adapter(adapter, base), (*notes, _sentence(adapter)), adapter)
     if kind == "delta":
         _check_known(named, base, what)
         whole = base | {n: base[n] + t.to(base[n].dtype) for n, t in named.items()}
         said = f"{len(named)} tensors are differences to the base."
-        return States(base, whole, (*told, said))
+        return States(base, whole, (*notes, said))
     said = f"{len(named)} of {len(base | named)} tensors are the file's own."
-    return States(base, base | named, (*told, said))
+    return States(base, base | named, (*notes, said))
 
 
 def read_alone(path: Path, *, trust: bool = False) -> States:
     """A whole state; an adapter alone is none."""
-    given, told = read_tensors(path, trust=trust)
+    given, notes = read_tensors(path, trust=trust)
     named = _by_bare_name(given, "checkpoint")
     if any(".lora_" in name for name in named):
         raise ExhumeError("base: a LoRA adapter needs the state that it is added to")
-    return States(None, named, tuple(told))
+    return States(None, named, tuple(notes))
 
 
 def _by_bare_name(named: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
@@ -187,7 +187,7 @@ def _with_adapter(adapter: Adapter, start: Mapping[str, Tensor]) -> dict[str, Te
     return whole
 
 
-def _told(adapter: Adapter) -> str:
+def _sentence(adapter: Adapter) -> str:
     return f"A LoRA adapter of {', '.join(adapter.first)}, scaled by {adapter.scaling:g}."
 
 

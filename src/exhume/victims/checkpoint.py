@@ -55,10 +55,10 @@ def read_checkpoint(
     Raises `NotApplicable` with the layer for what the margin attack does not cover.
     """
     if against is None:
-        named, told = read_tensors(path, trust=trust)
+        named, notes = read_tensors(path, trust=trust)
     else:
         states = read_against(path, against, trust=trust)
-        named, told, path = states.after, list(states.told), against.base
+        named, notes, path = states.after, list(states.notes), against.base
     _check_finite(named)
     _check_kinds(named)
     layers, order = _in_order(named, math.prod(shape), sorted_names=path.suffix == ".safetensors")
@@ -75,7 +75,7 @@ def read_checkpoint(
     mlp = HomogeneousMLP(shape, widths[:-1], widths[-1])
     flat = mlp.join(Matrices(matrices[0], bias.to(matrices[0]), tuple(matrices[1:])))
     inferred = (
-        *told,
+        *notes,
         f"Layers: {', '.join(layers)}, {order}; {mlp}.",
         *about_bias,
         *_about_type(named[layers[0]]),
@@ -210,7 +210,7 @@ def _check_activation(name: str, layer: str) -> None:
 def _biases(named: Mapping[str, Tensor], layers: list[str]) -> tuple[Tensor, list[str]]:
     """The first layer's bias, zero where there is none; any other must be zero."""
     biases = {_bias_of(name, named): name for name in named if named[name].ndim == 1}
-    told = []
+    notes = []
     for weight in layers[1:]:
         if weight in biases:
             name = biases[weight]
@@ -219,15 +219,15 @@ def _biases(named: Mapping[str, Tensor], layers: list[str]) -> tuple[Tensor, lis
                     f"{name}: a bias after the first layer breaks homogeneity; not yet covered",
                     ever=True,
                 )
-            told.append(f"{name} is zero everywhere and counts as absent.")
+            notes.append(f"{name} is zero everywhere and counts as absent.")
     first = named[layers[0]]
     if layers[0] in biases:
-        return _floating(named[biases[layers[0]]]), told
-    return torch.zeros(len(first)), [*told, f"{layers[0]} has no bias."]
+        return _floating(named[biases[layers[0]]]), notes
+    return torch.zeros(len(first)), [*notes, f"{layers[0]} has no bias."]
 
 
 def _floating(tensor: Tensor) -> Tensor:
-    """At least 32 bits."""
+    """The tensor in at least 32 bits."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 

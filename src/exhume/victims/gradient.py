@@ -52,7 +52,7 @@ def release_batches(
 def release_updates(
     local: LocalTraining, parameters: Tensor, batches: Records, key: Key | None = None
 ) -> tuple[Gradient, Secret]:
-    """The same for any way of making an update, private ones included; their noise derives from the key."""
+    """Updates made in any way, private ones included; their noise derives from the key."""
     layout = local.architecture.layout
     if layout.shapes[-1][0] == 1 and int(batches.labels.max()) > 1:
         raise ExhumeError("labels: a network with one output takes labels 0 and 1")

@@ -62,7 +62,7 @@ def release_trails(
     first: int = 0,
     draws: bool = True,
 ) -> Victim:
-    """The same models as `release_one_each` with these targets from place `first` on, every step seen.
+    """The models of `release_one_each` with these targets from place `first` on, every step seen.
 
     draws: where steps draw their records, also which of the fixed ones each has drawn; whether the target was
     drawn is never shown, since that is what sampling hides.

@@ -145,7 +145,7 @@ def _leaves(module: nn.Module) -> list[tuple[str, nn.Module]]:
 def _check_batch_norm(
     module: nn.Module, parts: dict[str, Tensor], at: dict[str, Tensor], said: Said
 ) -> list[str]:
-    """In train mode the output does not change with the scale of the layer before: w_c · dL/dw_c = 0."""
+    """Check batch norm in train mode: the scale of the layer before changes nothing, so w_c · dL/dw_c = 0."""
     for (name, layer), (_, after) in pairwise(_leaves(module)):
         weight = f"{name}.weight"
         if not isinstance(after, _NORMS) or isinstance(layer, _NORMS) or weight not in parts:

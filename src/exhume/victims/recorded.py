@@ -78,13 +78,15 @@ class Recording:
         name = f"round-{round}-client-{client}"
         content = _bytes(before)
         start = f"sent-{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
-        told = Recorded(round, client, start, f"{name}.safetensors", float(rate), steps, batch_size)
+        record = Recorded(
+            round, client, start, f"{name}.safetensors", float(rate), steps, batch_size
+        )
         if not (self.folder / start).exists():  # its name is its content
             write_atomically(self.folder / start, content)
-        write_atomically(self.folder / told.after, _bytes(after))
-        text = json.dumps({"schema": _SCHEMA, **asdict(told)}, indent=2)
+        write_atomically(self.folder / record.after, _bytes(after))
+        text = json.dumps({"schema": _SCHEMA, **asdict(record)}, indent=2)
         write_atomically(self.folder / f"{name}.json", f"{text}\n".encode())
-        return told
+        return record
 
 
 def recorded_in(folder: Path) -> list[Recorded]:
@@ -105,10 +107,10 @@ def _read(path: Path) -> Recorded:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if content.pop("schema", None) != _SCHEMA:
             raise ExhumeError(f"{path}: not of schema {_SCHEMA}, which this version reads")
-        told = Recorded(**content)
+        record = Recorded(**content)
     except (OSError, ValueError, TypeError, AttributeError) as damage:
         raise ExhumeError(f"{path}: not the record of an update ({damage})") from None
-    for name in (told.before, told.after):
+    for name in (record.before, record.after):
         if Path(name).name != name:
             raise ExhumeError(f"{path}: {name!r} lies outside the folder")
-    return told
+    return record

@@ -53,7 +53,7 @@ def release_of_file(
     _check_constants(states.after, architecture)
     flat = _flat(states.after, layout, "checkpoint")
     first = None if states.before is None else _flat(states.before, layout, "base")
-    return Released(Weights(flat[None], layout), first, states.told)
+    return Released(Weights(flat[None], layout), first, states.notes)
 
 
 def _flat(named: Mapping[str, Tensor], layout: Layout, what: str) -> Tensor:

@@ -49,12 +49,12 @@ def read_tensors(
         loaded: Any = _safe(path, what)
     else:
         loaded = _trusted(path, what) if trust else _pickled(path, what)
-    tensors, told = _state(loaded, path, what)
-    return _without_prefixes(tensors, what), told
+    tensors, notes = _state(loaded, path, what)
+    return _without_prefixes(tensors, what), notes
 
 
 def bare_name(name: str) -> str:
-    """Without what wrappers put before it; for comparing with other bare names only."""
+    """A name without what wrappers put before it; for comparing with other bare names only."""
     while name.startswith((*_PREFIXES, *_HOLDERS)):
         name = name.split(".", 1)[1]
     return name
@@ -153,11 +153,11 @@ def _damaged(path: Path, error: Exception, what: str) -> ExhumeError:
 
 
 def _state(loaded: Any, path: Path, what: str) -> tuple[dict[str, Tensor], list[str]]:
-    told = []
+    notes = []
     for name in _NESTED:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(name), Mapping):
             loaded = loaded[name]
-            told.append(f"The weights are the entry {name!r} of the file.")
+            notes.append(f"The weights are the entry {name!r} of the file.")
             break
     if not isinstance(loaded, Mapping):
         raise ExhumeError(
@@ -170,8 +170,8 @@ def _state(loaded: Any, path: Path, what: str) -> tuple[dict[str, Tensor], list[
         raise ExhumeError(f"{what}: {path} holds no tensors")
     others = [str(name) for name, value in loaded.items() if not isinstance(value, Tensor)]
     if others:
-        told.append(f"Entries that are no tensors were left out: {', '.join(others[:5])}.")
-    return tensors, told
+        notes.append(f"Entries that are no tensors were left out: {', '.join(others[:5])}.")
+    return tensors, notes
 
 
 def _without_prefixes(named: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:

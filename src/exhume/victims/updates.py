@@ -44,7 +44,7 @@ class Update:
     rate: float | None = None  # None: a plain gradient
     steps: int = 1
     batch_size: int | None = None
-    told: tuple[str, ...] = ()  # how it was read
+    notes: tuple[str, ...] = ()  # how it was read
 
 
 def from_gradient(path: Path, module: nn.Module, before: Path | None = None) -> Update:
@@ -85,7 +85,7 @@ def from_fine_tuning(
         here, end = _adapted(here, states.adapter, names)
         start = {name: tensor.detach() for name, tensor in here.named_parameters()}
     payload = payload_from_states(start, end, here, rate, steps)
-    return Update(payload, here, rate=rate, steps=steps, told=states.told)
+    return Update(payload, here, rate=rate, steps=steps, notes=states.notes)
 
 
 def _adapted(
@@ -104,12 +104,12 @@ def _adapted(
 def from_recording(folder: Path, module: nn.Module) -> list[Update]:
     """All updates of a folder that a `Recording` has written."""
     updates = []
-    for told in recorded_in(folder):
-        start, end = (read_state(folder / name) for name in (told.before, told.after))
+    for one in recorded_in(folder):
+        start, end = (read_state(folder / name) for name in (one.before, one.after))
         here = with_state(module, start)
-        payload = payload_from_states(start, end, here, told.rate, told.steps)
-        size = told.batch_size or None
-        updates.append(Update(payload, here, told.client, told.round, told.rate, told.steps, size))
+        payload = payload_from_states(start, end, here, one.rate, one.steps)
+        size = one.batch_size or None
+        updates.append(Update(payload, here, one.client, one.round, one.rate, one.steps, size))
     return updates
 
 

@@ -98,7 +98,7 @@ def play(tmp_path, monkeypatch, make_mixtures, key):
         net = architecture_named(f"nets.py:{name}", input_shape=SHAPE, classes=3, root=tmp_path)
         records = make_mixtures(60, SHAPE, 3, key)
         recipe = FullBatch(net, Descent(5, 0.2))
-        if net.unsteady:
+        if net.not_per_record:
             recipe = OwnTraining.of(net, "nets.py:train", root=tmp_path)
         fixed, shadow, target = records[:8], records[8:56], records[56:]
         initial = net.initial(key)

@@ -22,6 +22,7 @@ from exhume.contract import (
     NotApplicable,
     Outcome,
     Records,
+    Shard,
     Weights,
 )
 from exhume.data import Sizes
@@ -45,7 +46,7 @@ class Remembering:
         return self.kept.get(address)
 
     def save(self, address, tensors):
-        self.kept[address] = {name: t.detach().clone() for name, t in tensors.items()}
+        self.kept[address] = Shard({n: t.detach().clone() for n, t in tensors.items()})
         self.saves += 1
         if self.saves == self.dies_at:
             raise KeyboardInterrupt

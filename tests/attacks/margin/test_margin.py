@@ -38,11 +38,11 @@ def victim(key, head="multiclass", decay=0.0):
     pictures = torch.rand(8, *SHAPE, generator=key.fold("pictures").generator())
     records = Records(pictures, torch.arange(8) % classes, tuple("abcd"[:classes]))
     mlp = HomogeneousMLP(SHAPE, (100, 60), 4 if head == "multiclass" else 1, first_scale=1e-4)
-    hasten = 0.0 if decay or head == "regression" else 0.01
+    growing_steps = 0.0 if decay or head == "regression" else 0.01
     epochs = 3000 if decay else 100_000
     stop = 0.0 if decay else 1e-6
     recipe = MarginDescent(
-        mlp, head, weight_decay=decay, hasten=hasten, epochs=epochs, stop_loss=stop
+        mlp, head, weight_decay=decay, growing_steps=growing_steps, epochs=epochs, stop_loss=stop
     )
     return mlp, release_margin(recipe, records, key=key, store=NullStore())
 

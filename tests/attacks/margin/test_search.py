@@ -20,7 +20,7 @@ def game(key):
     pictures = torch.rand(6, 1, 5, 5, generator=key.generator())
     records = Records(pictures, torch.arange(6) % 3, ("a", "b", "c"))
     mlp = HomogeneousMLP((1, 5, 5), (40, 30), 3, first_scale=1e-4)
-    recipe = MarginDescent(mlp, hasten=0.01, stop_loss=1e-4)
+    recipe = MarginDescent(mlp, growing_steps=0.01, stop_loss=1e-4)
     made = release_margin(recipe, records, key=key, store=NullStore())
     return Knowledge(architecture=mlp, centre=made.centre), made.release
 

@@ -11,7 +11,7 @@ from exhume.attacks.split.committee import Committee
 from exhume.attacks.split.enumeration import SubsetSearch
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
 from exhume.attacks.split.likelihood import Likelihood
-from exhume.attacks.split.moments import moments, unlike
+from exhume.attacks.split.moments import moment_distance, moments
 from exhume.contract import Activations, ExhumeError, Key, NotApplicable, Outcome, Weights
 from exhume.data import Sizes
 from exhume.defences.split.single import Noise
@@ -82,7 +82,7 @@ def test_matching_gives_the_shadow_the_moments_of_what_the_client_has_sent(game,
         prepared = attack.prepare(knowledge, key=key, store=NullStore())
         with torch.no_grad():
             own = moments(prepared.head(knowledge.shadow.inputs))
-        apart.append(float(unlike(own, moments(knowledge.seen))))
+        apart.append(float(moment_distance(own, moments(knowledge.seen))))
         explained.append(float(prepared.run(release).confidence.mean()))
     assert apart[0] < 0.5 < 10 < apart[1]
     assert explained[0] > explained[1]
@@ -161,8 +161,8 @@ def test_moments_equal_their_definition(key):
     torch.testing.assert_close(same, naive)
     torch.testing.assert_close(right, shifted)
     assert len(moments(torch.rand(3, 2, 1, 1))) == 2  # lags that do not fit are left out
-    assert float(unlike(moments(f), moments(f))) == 0
-    assert float(unlike(moments(2 * f), moments(f))) > 1
+    assert float(moment_distance(moments(f), moments(f))) == 0
+    assert float(moment_distance(moments(2 * f), moments(f))) > 1
 
 
 def test_what_does_not_fit_is_said(game, key):

@@ -9,7 +9,7 @@ from exhume.attacks.split.cipher import KnownTable, SubstitutionCipher, numbered
 from exhume.attacks.split.decipher import by_frequency, decipher
 from exhume.attacks.split.translation import ShadowTranslation
 from exhume.contract import Activations, ExhumeError, Key, NotApplicable, Outcome, Weights
-from exhume.data.synthetic import made_up_pairs
+from exhume.data.synthetic import synthetic_pairs
 from exhume.models.mlp import MLP
 from exhume.models.split.seq2seq import UNKNOWN, Translator
 from exhume.store import NullStore
@@ -26,7 +26,7 @@ SHADOW = ShadowTranslation(NET, 64, QUICK, Schedule(5, 32, 1e-2, "adam", 0.0))
 @pytest.fixture(scope="module")
 def game():
     key = Key.from_seed(0)
-    pairs = made_up_pairs(3500, words=40, length=6, key=key)
+    pairs = synthetic_pairs(3500, words=40, length=6, key=key)
     corpus = pair_corpus(pairs, length=6, vocabulary=44, key=key)
     own, held, earlier, private = corpus.deal(400, 700, 700, 80)
     words, body = NET.words(key), NET.body(key)
@@ -97,7 +97,7 @@ def test_equal_vectors_have_equal_numbers_in_spite_of_noise(key):
 
 def test_a_planted_permutation_is_undone(key):
     """Two texts of one language; the first is written in other numbers."""
-    pairs = made_up_pairs(4000, words=30, length=6, key=key)
+    pairs = synthetic_pairs(4000, words=30, length=6, key=key)
     text = torch.zeros(4000, 6, dtype=torch.long)
     for row, sentence in zip(text, pairs.source, strict=True):
         tokens = torch.tensor([1 + int(word[1:]) for word in sentence.split()])

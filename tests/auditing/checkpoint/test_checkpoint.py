@@ -10,16 +10,22 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from exhume.auditing import WeightsSettings, audit_weights
+from exhume import data
+from exhume.auditing import audit
 from exhume.auditing.checkpoint.scoring_records import mean_given, records_given, rows_given
 from exhume.cli import app
 from exhume.contract import ExhumeError, Records
 from exhume.models.homogeneous import HomogeneousMLP
+from exhume.settings import Brief, CheckpointSettings
 from exhume.store import NullStore
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import choose, release_margin
 
 TRAINED, LEFT = 10, 200
+
+
+def load(source, reading):
+    return data.load(source, reading=reading)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +38,7 @@ def given(tmp_path_factory):
     records = Records(pictures, torch.arange(400) % 5, tuple("abcde"))
     train, others = choose(records, 5, TRAINED // 5, LEFT, key)
     mlp = HomogeneousMLP(train.shape, (100, 100), 5, first_scale=1e-4)
-    recipe = MarginDescent(mlp, hasten=0.01, stop_loss=1e-5)
+    recipe = MarginDescent(mlp, growing_steps=0.01, stop_loss=1e-5)
     victim = release_margin(recipe, train, key=key, store=NullStore())
     module = mlp.build()
     torch.nn.utils.vector_to_parameters(victim.release.parameters[0].clone(), module.parameters())
@@ -53,7 +59,7 @@ def given(tmp_path_factory):
 
 @pytest.fixture
 def settings(given):
-    return WeightsSettings(
+    return CheckpointSettings(
         str(given / "net.pt"),
         mean=str(given / "mean.npz"),
         trained_on=str(given / "digits.npz"),
@@ -69,7 +75,7 @@ def invoke():
 
 
 def test_planted_images_leak_and_the_page_shows_them(settings, tmp_path):
-    done = audit_weights(settings, tmp_path / "run", redact=True)
+    done = audit(Brief.of(settings), tmp_path / "run", redact=True)
     assert done.verdict.word == "leaks"
     assert done.metrics["good"] >= TRAINED / 2
     assert done.metrics["decoys"] == LEFT
@@ -80,7 +86,7 @@ def test_planted_images_leak_and_the_page_shows_them(settings, tmp_path):
     assert 0 < result["victim"]["residual_at_truth"] < 0.5
     assert result["attacks"][0]["knows"] == ["architecture", "centre"]
     page = done.report.read_text()
-    for text in ("Images brought back", "Nearest decoy", "Just above 0.4", "luckiest decoys"):
+    for text in ("Records brought back", "Nearest decoy", "Just above 0.4", "luckiest decoys"):
         assert text in page
     assert "Similarity against margin" in page
     listed = (tmp_path / "run" / "records-at-risk.csv").read_text().splitlines()
@@ -95,10 +101,10 @@ def test_planted_images_leak_and_the_page_shows_them(settings, tmp_path):
 
 def test_the_truth_changes_the_score_and_nothing_else(settings, given, tmp_path):
     """Another secret, the same weights: identical candidates."""
-    audit_weights(settings, tmp_path / "one")
+    audit(Brief.of(settings), tmp_path / "one")
     np.save(tmp_path / "rows.npy", np.arange(0, LEFT, 4))
     other = replace(settings, trained_on=str(given / "other.npz"), rows=str(tmp_path / "rows.npy"))
-    done = audit_weights(other, tmp_path / "two")
+    done = audit(Brief.of(other), tmp_path / "two")
     assert done.verdict.word == "no leak found"
     first, second = (
         {p.name: p.read_bytes() for p in (tmp_path / run / "shards").iterdir()}
@@ -110,22 +116,22 @@ def test_the_truth_changes_the_score_and_nothing_else(settings, given, tmp_path)
 
 
 def test_killed_and_resumed_it_ends_with_the_same_numbers(settings, tmp_path):
-    whole = audit_weights(settings, tmp_path / "whole")
+    whole = audit(Brief.of(settings), tmp_path / "whole")
 
     def stop(stage, done, total):
         if stage == "restart 2 of 2" and done == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        audit_weights(settings, tmp_path / "run", progress=stop)
+        audit(Brief.of(settings), tmp_path / "run", progress=stop)
     stages = []
-    again = audit_weights(
-        settings, tmp_path / "run", progress=lambda stage, *_: stages.append(stage)
+    again = audit(
+        Brief.of(settings), tmp_path / "run", progress=lambda stage, *_: stages.append(stage)
     )
     assert "restart 1 of 2" not in stages
     assert again.metrics == whole.metrics
     with pytest.raises(ExhumeError, match="holds a run with other settings"):
-        audit_weights(replace(settings, seed=9), tmp_path / "run")
+        audit(Brief.of(replace(settings, seed=9)), tmp_path / "run")
 
 
 def test_where_decay_removed_the_start_the_second_layer_is_read(given, tmp_path, key):
@@ -139,8 +145,8 @@ def test_where_decay_removed_the_start_the_second_layer_is_read(given, tmp_path,
     later = (mixed @ active, *layers.later[1:])
     names = ("fc1.weight", "fc1.bias", "fc2.weight", "fc3.weight")
     torch.save(dict(zip(names, (first, layers.bias, *later), strict=True)), tmp_path / "net.pt")
-    settings = WeightsSettings(str(tmp_path / "net.pt"), shape=(1, 8, 8), restarts=1, steps=20)
-    audit_weights(settings, tmp_path / "run")
+    settings = CheckpointSettings(str(tmp_path / "net.pt"), shape=(1, 8, 8), restarts=1, steps=20)
+    audit(Brief.of(settings), tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["attacks"][0]["id"] == "hidden-span"
     assert "outside the second layer's span" in result["attacks"][0]["notes"][0]
@@ -148,7 +154,7 @@ def test_where_decay_removed_the_start_the_second_layer_is_read(given, tmp_path,
 
 def test_without_the_truth_nothing_is_claimed(settings, tmp_path):
     blind = replace(settings, trained_on="", rows="", shape=(1, 8, 8))
-    done = audit_weights(blind, tmp_path / "run")
+    done = audit(Brief.of(blind), tmp_path / "run")
     assert done.verdict.word == "not audited"
     assert "without the training records nothing could be scored" in done.verdict.sentence
     assert 1 <= done.metrics["agreed"] <= done.metrics["distinct"]
@@ -156,7 +162,7 @@ def test_without_the_truth_nothing_is_claimed(settings, tmp_path):
     assert "what the attack is surest of comes first" in page
     assert "Private record" not in page
     assert done.metrics["restarts"] == 2
-    flat = audit_weights(replace(blind, shape=(64,), mean="0.5"), tmp_path / "flat")
+    flat = audit(Brief.of(replace(blind, shape=(64,), mean="0.5")), tmp_path / "flat")
     assert 'class="strip"' in flat.report.read_text()  # records that are no images
 
 
@@ -195,7 +201,7 @@ def test_the_same_command_finds_its_own_folder(given, invoke, tmp_path, monkeypa
         ([], "--shape: the shape of one record is needed"),
         (["--shape", "1,8,8", "--head", "many"], "head: 'many' is not one of"),
         (["--shape", "1,8,8", "--head", "binary"], "head: binary needs 1 outputs"),
-        (["--shape", "1,8,8", "--restarts", "0"], "restarts, steps: 0 and 300 given"),
+        (["--shape", "1,8,8", "--restarts", "0"], "restarts: 0 given, at least 1 needed"),
         (["--shape", "1,8,8", "--activation", "rulu"], "activation: 'rulu' is not one of"),
         (["--shape", "1,8,8", "--mean", "nowhere.npz"], "--mean: cannot read nowhere.npz"),
         (["--shape", "1,8,8", "--rows", "0:3"], "only together with --trained-on"),
@@ -295,24 +301,24 @@ def test_decoys_are_apart_from_what_was_trained_on(tmp_path, make_records, key):
     first = Records(records.inputs, records.labels % 2, records.classes)
     trained = write("trained.npz", first[torch.arange(6)])
     mixed = write("mixed.npz", records)
-    given = records_given(trained, "", mixed, key)
+    given = records_given(trained, "", mixed, key, load=load)
     assert given.notes == ("6 decoys are copies of training records and were left out.",)
     assert given.decoys.labels.bincount().tolist() == [3, 3]  # as many of each, as in training
     skewed = Records(records.inputs[:3], torch.tensor([0, 1, 1]), records.classes)
-    given = records_given(write("skewed.npz", skewed), "", mixed, key)
+    given = records_given(write("skewed.npz", skewed), "", mixed, key, load=load)
     assert given.decoys.labels.bincount().tolist() == [2, 4]
     missing = Records(
         records.inputs[:3], torch.tensor([0, 1, 3]), (*records.classes[:3], "no such")
     )
-    given = records_given(write("missing.npz", missing), "", mixed, key)
+    given = records_given(write("missing.npz", missing), "", mixed, key, load=load)
     assert given.notes[1] == "There are no decoys of no such; the null is of the other classes."
     assert given.decoys.labels.bincount().tolist() == [4, 4]
     others = Records(records.inputs[6:], records.labels[6:], ("e", "f", "g", "h"))
-    strange = records_given(trained, "", write("strange.npz", others), key)
+    strange = records_given(trained, "", write("strange.npz", others), key, load=load)
     assert strange.notes == ("No decoy has a class of the training records; all were used.",)
     small = make_records(6, (1, 5, 5), 2, key)
     with pytest.raises(ExhumeError, match=r"--decoys: records of shape \(1, 5, 5\)"):
-        records_given(trained, "", write("small.npz", small), key)
+        records_given(trained, "", write("small.npz", small), key, load=load)
     flat = make_records(6, (5,), 2, key)
     with pytest.raises(ExhumeError, match="only images can be scored"):
-        records_given(write("flat.npz", flat), "0:3", "", key)
+        records_given(write("flat.npz", flat), "0:3", "", key, load=load)

@@ -12,14 +12,14 @@ from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
-from exhume.auditing import split_attacks
-from exhume.auditing.split.attack import audit_split
-from exhume.auditing.split.reading import read_split
-from exhume.auditing.split.settings import SplitSettings, folder_for, sizes_of
-from exhume.auditing.split.words import depth_told
+from exhume.auditing import audit
+from exhume.auditing.split import attackers
+from exhume.auditing.split.reading import read_split, sizes_of
+from exhume.auditing.split.words import depth_sentence
 from exhume.cli import app
 from exhume.contract import ExhumeError, Key, Records
 from exhume.models.split.parts import load_pipeline
+from exhume.settings import Brief, SplitSettings
 
 MODEL = f"{__file__}:net"
 FIXED = f"{__file__}:same"
@@ -96,11 +96,13 @@ def settings(place):
         bodies=2,
         selected=1,
         targets=30,
+        seed=0,
+        threads=1,
     )
 
 
 def test_depths_are_attacked_and_a_weak_attacker_proves_nothing(settings, tmp_path):
-    done = audit_split(settings, tmp_path / "run")
+    done = audit(Brief.of(settings), tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert [a["id"] for a in result["attacks"]] == [
         f"after-{depth}-{line}" for depth in "01" for line in ("shadow", "matched", "head-known")
@@ -113,13 +115,13 @@ def test_depths_are_attacked_and_a_weak_attacker_proves_nothing(settings, tmp_pa
     page = done.report.read_text()
     assert "Inputs recognised" in page
     assert page.count("<img") > 60
-    again = audit_split(settings, tmp_path / "run")
+    again = audit(Brief.of(settings), tmp_path / "run")
     assert again.metrics == done.metrics
 
 
 def test_a_shadow_that_learned_gets_a_verdict_and_the_bound_beside_it(settings, tmp_path):
     longer = replace(settings, first=("0",), attack_epochs=25)
-    done = audit_split(longer, tmp_path / "run", redact=True)
+    done = audit(Brief.of(longer), tmp_path / "run", redact=True)
     assert done.verdict.word in ("leaks", "no leak found")
     assert "An adversary who knew the client's head would recognise" in done.verdict.detail
     assert "No other depth was tried." in done.verdict.detail
@@ -128,7 +130,7 @@ def test_a_shadow_that_learned_gets_a_verdict_and_the_bound_beside_it(settings, 
 
 def test_a_defence_is_trained_attacked_costed_and_kept(settings, tmp_path):
     defended = replace(settings, first=("0",), defend="ensembler")
-    done = audit_split(defended, tmp_path / "run")
+    done = audit(Brief.of(defended), tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     lines = [a["id"].removeprefix("after-0-with-ensembler-") for a in result["attacks"][3:]]
     assert lines == ["shadow", "matched", "subsets", "head-known"]
@@ -141,21 +143,21 @@ def test_a_defence_is_trained_attacked_costed_and_kept(settings, tmp_path):
     records = bars(300, Key.from_seed(0))
     own = read_split(defended, records).parts.test
     assert kept.accuracy(own.inputs, own.labels) == told["defended_accuracy"]
-    again = audit_split(defended, tmp_path / "run")
+    again = audit(Brief.of(defended), tmp_path / "run")
     assert again.metrics == done.metrics
-    elsewhere = audit_split(defended, tmp_path / "other")
+    elsewhere = audit(Brief.of(defended), tmp_path / "other")
     assert (elsewhere.folder / "secret.key").read_text() != (done.folder / "secret.key").read_text()
 
 
 @pytest.mark.parametrize("defence", ["single", "shredder", "dropout", "dropout-ensemble"])
 def test_every_defence_has_a_name(defence, settings, tmp_path):
     one = replace(settings, first=("0",), defend=defence, targets=12)
-    result = audit_split(one, tmp_path / "run")
+    result = audit(Brief.of(one), tmp_path / "run")
     assert f"with {defence}" in result.verdict.sentence
 
 
 def test_a_killed_run_ends_with_the_same_numbers(settings, tmp_path, monkeypatch):
-    whole = audit_split(replace(settings, first=("0",)), tmp_path / "whole")
+    whole = audit(Brief.of(replace(settings, first=("0",))), tmp_path / "whole")
     calls = iter(range(100))
 
     def dies(*args, **kwargs):
@@ -163,16 +165,17 @@ def test_a_killed_run_ends_with_the_same_numbers(settings, tmp_path, monkeypatch
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 
-    real = split_attacks.recognise
-    monkeypatch.setattr(split_attacks, "recognise", dies)
+    real = attackers.recognise
+    monkeypatch.setattr(attackers, "recognise", dies)
     with pytest.raises(KeyboardInterrupt):
-        audit_split(replace(settings, first=("0",)), tmp_path / "killed")
-    monkeypatch.setattr(split_attacks, "recognise", real)
+        audit(Brief.of(replace(settings, first=("0",))), tmp_path / "killed")
+    monkeypatch.setattr(attackers, "recognise", real)
     assert (
-        audit_split(replace(settings, first=("0",)), tmp_path / "killed").metrics == whole.metrics
+        audit(Brief.of(replace(settings, first=("0",))), tmp_path / "killed").metrics
+        == whole.metrics
     )
     with pytest.raises(ExhumeError, match="holds a run with other settings"):
-        audit_split(replace(settings, first=("1",)), tmp_path / "killed")
+        audit(Brief.of(replace(settings, first=("1",))), tmp_path / "killed")
 
 
 def test_the_command_and_its_exit_codes(settings, place, tmp_path, monkeypatch):
@@ -183,19 +186,14 @@ def test_the_command_and_its_exit_codes(settings, place, tmp_path, monkeypatch):
     assert result.exit_code == 2
     assert "Not audited" in result.stdout
 
-    def told_everything(settings, pipeline):
-        (bound,) = [line for line in real(settings, pipeline) if line.told_head]
-        return [replace(bound, id="shadow", told_head=False), bound]
+    def given_everything(settings, pipeline):
+        (bound,) = [one for one in real(settings, pipeline) if one.given_head]
+        return [replace(bound, id="shadow"), bound]
 
-    real, knows = split_attacks.lines_for, split_attacks.server_knowledge
-    monkeypatch.setattr(split_attacks, "lines_for", told_everything)
+    real, knows = attackers.attackers_of, attackers.server_knowledge
+    monkeypatch.setattr(attackers, "attackers_of", given_everything)
     monkeypatch.setattr(
-        split_attacks,
-        "server_knowledge",
-        lambda *a, **k: knows(*a, **{**k, "with_head": True}),
-    )
-    monkeypatch.setattr(
-        split_attacks, "_own", lambda observed: {"own_shadow_accuracy": 1.0, **dict(observed)}
+        attackers, "server_knowledge", lambda *a, **k: knows(*a, **{**k, "with_head": True})
     )
     leaky = [*base, *quick, "--first", "0"]
     assert CliRunner().invoke(app, [*leaky, "--out", str(tmp_path / "a")]).exit_code == 0
@@ -273,10 +271,10 @@ def test_depths_are_chosen_where_none_is_named(settings):
 def test_a_finished_module_cannot_be_trained_afresh(settings, tmp_path):
     fixed = replace(settings, model=FIXED, weights="", first=("0",), defend="single")
     with pytest.raises(ExhumeError, match="gives the same weights at every call"):
-        audit_split(fixed, tmp_path / "run")
+        audit(Brief.of(fixed), tmp_path / "run")
     few = replace(settings, defend="ensembler", bodies=2, selected=3)
     with pytest.raises(ExhumeError, match="3 of 2 bodies; legal is 1 <= P <= N"):
-        audit_split(few, tmp_path / "run")
+        audit(Brief.of(few), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -287,13 +285,14 @@ def test_sizes_and_folder(settings):
         100,
     )
     assert sizes_of(replace(settings, defend="single", train=70), 1000).fixed == 70
-    assert folder_for(settings) == folder_for(settings) != folder_for(replace(settings, seed=1))
+    other = Brief.of(replace(settings, seed=1)).folder()
+    assert Brief.of(settings).folder() == Brief.of(settings).folder() != other
 
 
 def test_depths_in_words():
-    assert depth_told({"a": "leaks"}) == "No other depth was tried."
+    assert depth_sentence({"a": "leaks"}) == "No other depth was tried."
     words = {"a": "leaks", "b": "no leak found", "c": "not audited", "d": "no leak found"}
-    assert depth_told(words) == (
+    assert depth_sentence(words) == (
         "Without a defence, it leaks after a; nothing was found after b, d; nothing can be said "
         "after c."
     )

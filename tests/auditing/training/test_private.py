@@ -12,10 +12,10 @@ import exhume
 from exhume.auditing import Audit
 from exhume.auditing.training.limits import LISTED
 from exhume.bounds.dp_sgd import dp_sgd
-from exhume.cli.frame import conclude
+from exhume.cli.frame import report_verdict
 from exhume.contract import ExhumeError
-from exhume.report.limits import limits_in, limits_rows
 from exhume.report.page import draw
+from exhume.results import Rate, Result
 from exhume.score.verdict import broken as broken_verdict
 from exhume.train.dp import NoiseStream, epsilon
 
@@ -35,7 +35,7 @@ def broken(monkeypatch):
 
 def limits_of(folder):
     attacks = json.loads((folder / "result.json").read_text())["attacks"]
-    return next((attack["limits"] for attack in attacks if "limits" in attack), None)
+    return next((attack["limits"] for attack in attacks if attack["limits"]), None)
 
 
 def test_sound_training_is_shown_below_its_bound(tmp_path):
@@ -70,10 +70,12 @@ def test_a_broken_engine_raises_the_alarm_in_words(tmp_path, broken):
 
 def test_the_gate_fails_on_an_alarm(tmp_path, capsys):
     """Whatever share of leaks was allowed, and although no record was reconstructed."""
-    numbers = {"success": 0.0, "detectable_rate": 0.1}
-    done = Audit(broken_verdict("ALARM: too good."), numbers, tmp_path, tmp_path / "report.html")
-    assert conclude(done, 1.0, more="--targets") == 0
-    assert conclude(replace(done, alarm="ALARM: too good."), 1.0, more="--targets") == 1
+    verdict, leak = broken_verdict("ALARM: too good."), Rate(0, 30, 0.0, 0.1, detectable=0.1)
+    result = Result("Private training", "digits", 0, verdict, leak)
+    done = Audit(result, tmp_path, tmp_path / "report.html")
+    assert report_verdict(done, 1.0, more="--targets") == 0
+    alarmed = replace(done, result=replace(result, alarm="ALARM: too good."))
+    assert report_verdict(alarmed, 1.0, more="--targets") == 1
     assert "did better than the stated privacy allows" in capsys.readouterr().err
 
 
@@ -136,9 +138,11 @@ def test_adam_is_attacked_from_the_end_only(tmp_path):
 
 
 def test_damaged_limits_are_one_sentence(tmp_path):
-    where = tmp_path / "result.json"
-    with pytest.raises(ExhumeError, match="limits are not readable"):
-        limits_rows({"rows": [{"rate": "much"}]}, where)
-    with pytest.raises(ExhumeError, match="limits must be an object"):
-        limits_in({"attacks": [{"limits": 3}]}, where)
-    assert limits_rows(limits_in({"attacks": []}, where), where) == []
+    done = exhume.audit({"data": {**DATA, "targets": 8}, "victim": VICTIM}, tmp_path / "run")
+    path = done.folder / "result.json"
+    content = json.loads(path.read_text())
+    for damage in (3, {"alarm": "", "notes": [], "rows": [{"rate": "much"}]}):
+        content["attacks"][0]["limits"] = damage
+        path.write_text(json.dumps(content))
+        with pytest.raises(ExhumeError, match=r"attacks\[0\].limits"):
+            draw(done.folder)

@@ -59,6 +59,7 @@ def test_the_run_folder(done):
     names = {p.name for p in done.folder.iterdir()}
     assert names == {
         ".exhume-run",
+        ".lock",
         "config.toml",
         "environment.json",
         "result.json",

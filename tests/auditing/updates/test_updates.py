@@ -14,11 +14,9 @@ from typer.testing import CliRunner
 
 from exhume import data
 from exhume.attacks.gradient.span.attack import SpanAttack
-from exhume.auditing.cached import kept
-from exhume.auditing.updates.lines import lines_for, steps_within
+from exhume.auditing.cached import cached_reconstruction
 from exhume.auditing.updates.proofs import Steps, labels_behind, proof_of
-from exhume.auditing.updates.reading import cases_for
-from exhume.auditing.updates.settings import UpdateSettings
+from exhume.auditing.updates.release import read_updates
 from exhume.cli import app
 from exhume.contract import (
     ExhumeError,
@@ -30,7 +28,8 @@ from exhume.contract import (
 )
 from exhume.models.mlp import MLP
 from exhume.models.two_layer import TwoLayer
-from exhume.store import FolderStore
+from exhume.settings import Brief, UpdateSettings
+from exhume.store import FolderStore, NullStore
 from exhume.victims.gradient import release_batches
 from exhume.victims.recorded import Recording
 
@@ -364,13 +363,16 @@ def test_other_weights_are_noticed(invoke, place):
         (["g", "--before", "a", "--after", "b", "--rate", "1"], "not both"),
         (["g", "--steps", "2"], "several local steps need --before"),
         (["g", "--steps", "0"], "steps: 0 given, at least 1 needed"),
-        (["g", "--budget", "0"], "budget: 0.0 given"),
+        (["g", "--budget", "0"], "budget: '0' is not a time such as 90s, 10m or 1.5h"),
         (["g", "--shape", "1,0"], "sizes must be at least 1"),
         (["g", "--shape", "a"], "--shape: 'a' is not a list"),
         (["g", "--records", "1"], "say with --data which set they belong to"),
         (["g"], "say the shape of a record"),
         (["g", "--data", "digits", "--shape", "64"], "the records of digits are (1, 8, 8)"),
-        (["g", "--data", "digits", "--records", "x"], "neither indices such as 3,17,40-43"),
+        (
+            ["g", "--data", "digits", "--records", "x"],
+            "is not a list of row numbers such as 3,17,40-43",
+        ),
         (["g", "--data", "digits", "--records", "5000"], "different indices from 0 to 1796"),
         (["g", "--data", "digits", "--records", "n.json"], "not readable as JSON"),
         (["g", "--data", "digits", "--records", "l.json"], "an object with indices for client"),
@@ -451,7 +453,10 @@ def test_what_is_kept_comes_back_whole(tmp_path):
     store = FolderStore(tmp_path)
     inputs, labels = batch()
     made_now = candidates(inputs, labels)
-    again = kept(store, "a" * 64, lambda: made_now), kept(store, "a" * 64, lambda: 1 / 0)
+    again = (
+        cached_reconstruction(store, "a" * 64, lambda: made_now),
+        cached_reconstruction(store, "a" * 64, lambda: 1 / 0),
+    )
     for found in again:
         assert torch.equal(found.candidates, made_now.candidates)
         assert torch.equal(found.labels, made_now.labels)
@@ -461,17 +466,24 @@ def test_what_is_kept_comes_back_whole(tmp_path):
         raise NotApplicable("no", ever=False)
 
     for make in (refuse, lambda: 1 / 0):
-        status = kept(store, "b" * 64, make).status
+        status = cached_reconstruction(store, "b" * 64, make).status
         assert status == Status(Outcome.NOT_APPLICABLE, "no", ever=False)
 
 
 def test_a_budget_becomes_steps(place, monkeypatch):
+    """Counted from the model's size, not timed: the same brief has the same steps everywhere."""
     monkeypatch.chdir(place)
     path = gradient_of(made("conv"), place / "c.safetensors")
     settings = UpdateSettings("nets_of_test.py:conv", str(path), shape=(1, 8, 8), batch_size=4)
-    (case,) = cases_for(settings, None)
-    matching = lines_for(settings, images=True, averaged=True)[-1]
-    ticks = iter([0.0, 9.0, 0.0, 7.0, 0.0, 3.0])  # warm up; 6 steps take 7 seconds, 2 take 3
-    assert steps_within(case, matching, 100.0, lambda: next(ticks)) == 100
+
+    def steps_of(seconds):
+        brief = Brief.of(settings).with_budget(time=seconds).resolved()
+        chosen = read_updates(brief, lambda source, reading: data.load(source)).choose(
+            brief, NullStore()
+        )
+        return chosen.update.search_steps
+
+    assert steps_of("1s") == steps_of("1s") < steps_of("10s")
+    assert (steps_of("0.01s"), steps_of("10h")) == (50, 2000)
     with pytest.raises(ExhumeError, match="restarts: 0 given, at least 1 needed"):
         UpdateSettings("m", "u", restarts=0)

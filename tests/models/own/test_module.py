@@ -12,6 +12,7 @@ from exhume.models.own.module import ModuleArchitecture, recognised
 from exhume.models.two_layer import TwoLayer
 
 SHAPE = (1, 4, 4)
+KEY = Key.from_seed(0)
 
 
 def dense(*middle, bias=True):
@@ -90,9 +91,9 @@ def test_models_by_name(tmp_path, monkeypatch):
         "from torch import nn\nnet = nn.Linear(2, 2)\nmake = lambda: nn.Linear(3, 2)\n"
         "number = 5\nlisting = list\ndef broken():\n    raise KeyError('x')\n"
     )
-    assert model_named("mine.py:make").in_features == 3
-    assert model_named("mine:make").in_features == 3
-    assert model_named("mine:net").in_features == 2
+    assert model_named("mine.py:make", KEY).in_features == 3
+    assert model_named("mine:make", KEY).in_features == 3
+    assert model_named("mine:net", KEY).in_features == 2
     for spec, message in (
         ("make", "is not of the form package.module:factory"),
         ("nothere.mod:make", "No module named"),
@@ -103,4 +104,4 @@ def test_models_by_name(tmp_path, monkeypatch):
         ("mine:broken", "raised KeyError: 'x'"),
     ):
         with pytest.raises(ExhumeError, match=message):
-            model_named(spec)
+            model_named(spec, KEY)

@@ -174,11 +174,11 @@ def test_a_fully_connected_network_in_disguise(own):
 def test_what_training_changes_and_what_it_does_not(own):
     normed, frozen = own("normed"), own("frozen")
     assert normed.layout.names[-2:] == ("2.running_mean", "2.running_var")
-    assert normed.unsteady == "2 (BatchNorm1d) takes statistics over the batch"
+    assert normed.not_per_record == "2 (BatchNorm1d) takes statistics over the batch"
     assert frozen.layout.names == ("4.weight", "4.bias")
-    assert frozen.unsteady == ""
+    assert frozen.not_per_record == ""
     assert torch.equal(frozen.build()[1].weight, frozen.trainable()[1].weight)
-    assert own("drops").unsteady == "3 (Dropout) drops inputs at random"
+    assert own("drops").not_per_record == "3 (Dropout) drops inputs at random"
 
 
 @pytest.mark.parametrize(

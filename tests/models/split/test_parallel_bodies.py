@@ -11,7 +11,7 @@ from exhume.contract import ExhumeError, silent
 from exhume.models.split.blueprint import Blueprint
 from exhume.models.split.cost import client_seconds, request_cost
 from exhume.models.split.cut import cut
-from exhume.models.split.parallel_bodies import WAYS, Together, fastest, timed_ways
+from exhume.models.split.parallel_bodies import WAYS, ParallelBodies, fastest, timed_ways
 from exhume.models.split.pipeline import Client, Pipeline
 from exhume.models.split.resnet import ResNet18
 
@@ -30,7 +30,7 @@ def test_every_way_gives_every_bodys_answer_in_order(way, key):
     features = torch.rand(5, 4, 8, 8, generator=key.generator())
     before = torch.get_num_threads()
     with torch.no_grad():
-        found = Together(bodies, way, workers=2)(features)
+        found = ParallelBodies(bodies, way, workers=2)(features)
         wanted = [body(features) for body in bodies]
     assert torch.get_num_threads() == before
     assert len(found) == 3
@@ -49,9 +49,9 @@ def test_the_fastest_way_is_one_that_was_measured(key):
 
 def test_bodies_that_differ_cannot_be_stacked():
     with pytest.raises(ExhumeError, match="they differ in shape"):
-        Together([nn.Linear(2, 3), nn.Linear(2, 4)], "stacked")
+        ParallelBodies([nn.Linear(2, 3), nn.Linear(2, 4)], "stacked")
     with pytest.raises(ExhumeError, match="at least one is needed"):
-        Together([], "threads")
+        ParallelBodies([], "threads")
 
 
 def planted(bodies, selected, key):

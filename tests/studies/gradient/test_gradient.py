@@ -11,8 +11,8 @@ from exhume.studies.gradient.tensor import _slope
 def run(name, tmp_path):
     result = run_study(name, "smoke", tmp_path / "run")
     assert (tmp_path / "run" / "report.html").exists()
-    assert all(math.isfinite(value) for value in result["metrics"].values())
-    return result["metrics"], {claim["id"]: claim["holds"] for claim in result["claims"]}
+    assert all(math.isfinite(value) for value in result.metrics.values())
+    return result.metrics, {claim.id: claim.holds for claim in result.claims}
 
 
 def test_slope():

@@ -7,8 +7,8 @@ from exhume.studies import run_study
 
 def run(name, tmp_path):
     result = run_study(name, "smoke", tmp_path / "run")
-    assert all(math.isfinite(value) for value in result["metrics"].values())
-    return result["metrics"], {claim["id"]: claim["holds"] for claim in result["claims"]}
+    assert all(math.isfinite(value) for value in result.metrics.values())
+    return result.metrics, {claim.id: claim.holds for claim in result.claims}
 
 
 def test_tokens(tmp_path):

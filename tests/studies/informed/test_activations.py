@@ -41,7 +41,7 @@ def test_a_difference_within_the_noise_proves_nothing():
 
 @pytest.mark.network
 def test_smoke(tmp_path):
-    result = run_study("informed-activations", "smoke", tmp_path / "run")
+    result = run_study("informed-activations", "smoke", tmp_path / "run").to_json()
     metrics, chart = result["metrics"], result["charts"][0]
     assert set(chart["series"]) >= {"closed form", "RecoNN in the paper"}
     assert {point["x"] for point in chart["series"]["closed form"]} == TRIED

@@ -7,47 +7,54 @@ from dataclasses import replace
 
 import pytest
 
-from exhume import data
 from exhume.bounds.dp_sgd import gaussian
-from exhume.data import Sizes
-from exhume.models.mlp import MLP
+from exhume.report.folder import RunFolder
 from exhume.settings import DataSettings, VictimSettings
-from exhume.store import NullStore
 from exhume.studies import run_study
-from exhume.studies.informed.certificates import Setting, play_level
-from exhume.studies.informed.certificates_checked import check_bounds
-from exhume.studies.informed.certificates_sampled import (
+from exhume.studies.arms import Bench
+from exhume.studies.framework import Asked, Run
+from exhume.studies.informed.certificates import STUDY, Setting, play_level
+from exhume.studies.informed.certificates_claims import (
     DRAWS,
-    SampledLevel,
+    NAMES,
+    STEPS,
+    Level,
+    check_bounds,
+    judge,
     judge_sampled,
-    play_sampled,
+    levels_of,
 )
-from exhume.studies.informed.certificates_told import COMPARED, NAMES, STEPS, Level, judge
-from exhume.train.dp import Privacy
-from exhume.train.recipe import FullBatch
-from exhume.train.stacked import Descent
 
 STEPS_TAKEN, CLIP = 10, 0.5
 NOISE = math.sqrt(STEPS_TAKEN) / 1.0  # bound: Phi(Phi^-1(1/10) + 1) = 39%
 
 
-def played(key, **broken: float) -> Level:
-    """Small digits; what is run differs from what is stated by the given clip and noise."""
-    parts = data.split(data.load("digits"), Sizes(30, 10, 60, 0, 50), key)
-    setting = Setting(DataSettings(), VictimSettings(), (NOISE,), trials=150, eta=0.01)
-    stated = FullBatch(
-        MLP((1, 8, 8), (6,), 10), Descent(STEPS_TAKEN, 0.1, 0.5), Privacy(CLIP, NOISE)
-    )
-    actual = replace(stated, privacy=replace(stated.privacy, **broken))
-    kept = play_level(stated, actual, parts, setting, key=key, store=NullStore(), chunk=32)
-    return Level.of(kept, compared=COMPARED)
+@pytest.fixture
+def played(tmp_path):
+    """A function: what is stated and what is run, which differ by clip, noise or sampling, to a level."""
+
+    def play(sigma: float, rate: float, trials: int, **broken: float) -> Level:
+        sizes = DataSettings("digits", fixed=30, targets=10, shadows=60, public=1, test=50)
+        victim = VictimSettings(
+            hidden=(6,), steps=STEPS_TAKEN, rate=0.1, momentum=0.5, dp_clip=CLIP
+        )
+        setting = Setting(sizes, victim, (), trials, (), eta=0.01)
+        study = replace(STUDY, scales={"smoke": setting})
+        run = Run(study, "smoke", Asked(), RunFolder.create(tmp_path / "run"), 1)
+        stated = replace(victim, dp_noise=sigma, dp_sampling=rate)
+        bench = Bench.of(run, sizes, stated)
+        recipe = bench.recipe
+        actual = replace(recipe, privacy=replace(recipe.privacy, **broken))
+        return levels_of([play_level(bench, setting, actual)])[0]
+
+    return play
 
 
-def test_sound_training_rings_no_alarm(key):
-    level = played(key)
+def test_sound_training_rings_no_alarm(played):
+    level = played(NOISE, 1.0, 150)
     claims, found = judge([level])
     assert (claims[0].id, claims[0].holds, found["alarms"]) == ("no-alarm", True, 0)
-    assert level.made[STEPS, "naming"].low > 0.1  # and yet it is attacked
+    assert level.naming(STEPS).low > 0.1  # and yet it is attacked
 
 
 @pytest.mark.parametrize(
@@ -59,9 +66,9 @@ def test_sound_training_rings_no_alarm(key):
     ],
     ids=["less noise", "no noise", "clipping"],
 )
-def test_a_broken_mechanism_rings_it(broken, key):
-    level = played(key, **broken)
-    assert level.made[STEPS, "naming"].alarm
+def test_a_broken_mechanism_rings_it(broken, played):
+    level = played(NOISE, 1.0, 150, **broken)
+    assert level.naming(STEPS).alarm
     claims, found = judge([level])
     assert not claims[0].holds
     assert found["alarms"] >= 1
@@ -70,7 +77,8 @@ def test_a_broken_mechanism_rings_it(broken, key):
 
 
 def level(noise: float, bound: float, every: int, last: int) -> Level:
-    kept = {
+    numbers = {
+        "rate": 1.0,
         "noise": noise,
         "epsilon": 1.0,
         "trials": 100,
@@ -87,7 +95,7 @@ def level(noise: float, bound: float, every: int, last: int) -> Level:
         "noise_aware.within": 0,
         "closed_form.within": 0,
     }
-    return Level.of(kept, compared=COMPARED)
+    return levels_of([numbers])[0]
 
 
 def test_claims_are_decided_by_the_numbers():
@@ -113,21 +121,11 @@ def test_the_bounds_are_checked(key):
 RATE, SIGMA = 0.25, 0.8  # 10 steps: 48% are allowed
 
 
-def sampled(key, **broken: float) -> SampledLevel:
-    parts = data.split(data.load("digits"), Sizes(30, 10, 0, 0, 50), key)
-    stated = FullBatch(
-        MLP((1, 8, 8), (6,), 10), Descent(STEPS_TAKEN, 0.1, 0.5), Privacy(CLIP, SIGMA, RATE)
-    )
-    actual = replace(stated, privacy=replace(stated.privacy, **broken))
-    kept = play_sampled(stated, actual, parts, 200, key=key, store=NullStore(), chunk=32)
-    return SampledLevel.of(kept, compared=3)
-
-
-def test_sound_sampling_rings_no_alarm(key):
-    level = sampled(key)
+def test_sound_sampling_rings_no_alarm(played):
+    level = played(SIGMA, RATE, 200)
     claims, found = judge_sampled([level])
     assert (claims[0].id, claims[0].holds, found["alarms_sampled"]) == ("no-alarm-sampled", True, 0)
-    drawn = level.made[DRAWS]
+    drawn = level.naming(DRAWS)
     assert 0.2 < drawn.low < drawn.rate < drawn.bound  # and yet it is attacked
     assert drawn.bound < gaussian(0.1, SIGMA, STEPS_TAKEN)  # and sampling is what lowers the bound
 
@@ -135,9 +133,9 @@ def test_sound_sampling_rings_no_alarm(key):
 @pytest.mark.parametrize(
     "broken", [{"sampling": 1.0}, {"noise": SIGMA / 5}], ids=["everybody drawn", "less noise"]
 )
-def test_broken_sampling_rings_it(broken, key):
-    level = sampled(key, **broken)
-    assert level.made[DRAWS].alarm
+def test_broken_sampling_rings_it(broken, played):
+    level = played(SIGMA, RATE, 200, **broken)
+    assert level.naming(DRAWS).alarm
     claims, found = judge_sampled([level])
     assert not claims[0].holds
     assert found["alarms_sampled"] >= 1
@@ -146,10 +144,10 @@ def test_broken_sampling_rings_it(broken, key):
 
 def test_claims_about_samples_are_decided_by_the_numbers():
     def holds(known: int, hidden: int) -> list[bool]:
-        kept = {"rate": 0.1, "noise": 1.0, "epsilon": 1.0, "test_accuracy": 0.5, "trials": 100}
-        kept |= {"kappa": 0.1, "bound": 0.5, "draws_known": known, "draws_hidden": hidden}
-        level = SampledLevel.of({**kept, "final_weights": 10}, compared=3)
-        return [claim.holds for claim in judge_sampled([level])[0]]
+        numbers = {"rate": 0.1, "noise": 1.0, "epsilon": 1.0, "test_accuracy": 0.5, "trials": 100}
+        numbers |= {"kappa.naming": 0.1, "bound.naming": 0.5, "final_weights.naming": 10}
+        numbers |= {"draws_known.naming": known, "draws_hidden.naming": hidden}
+        return [claim.holds for claim in judge_sampled(levels_of([numbers]))[0]]
 
     assert holds(45, 10) == [True, True, True]
     assert holds(30, 29) == [True, False, False]
@@ -159,13 +157,13 @@ def test_claims_about_samples_are_decided_by_the_numbers():
 @pytest.mark.network
 def test_smoke(tmp_path):
     result = run_study("certificates", "smoke", tmp_path / "run")
-    metrics = result["metrics"]
+    metrics = result.metrics
     assert metrics["alarms"] == 0
     assert metrics["noise_0.1.every_step.naming"] == 1.0  # so little noise hides nothing
     assert metrics["noise_4.every_step.naming"] < metrics["noise_4.bound.naming"] + 0.2
     assert metrics["noise_4.closed_form.naming"] < metrics["noise_0.1.closed_form.naming"]
     assert metrics["alarms_sampled"] == 0
     assert metrics["rate_0.5.noise_1.draws_known"] > 0.1
-    assert len(result["charts"]) == 4
+    assert len(result.charts) == 4
     again = run_study("certificates", "smoke", tmp_path / "run")  # from what the folder keeps
-    assert again["metrics"] == metrics
+    assert again.metrics == metrics

@@ -50,7 +50,7 @@ def test_accuracy_lost_and_an_attack_that_never_worked_are_said():
 
 @pytest.mark.network
 def test_smoke(tmp_path):
-    result = run_study("informed-dp", "smoke", tmp_path / "run")
+    result = run_study("informed-dp", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]
     assert metrics["none.success_low"] > metrics["none.null_success_high"]
     assert metrics["epsilon_1.mse"] > 1.5 * metrics["none.mse"]

@@ -38,7 +38,7 @@ def test_the_jump_is_judged_only_where_it_was_looked_for():
 
 @pytest.mark.network
 def test_smoke(tmp_path):
-    result = run_study("informed-epochs", "smoke", tmp_path / "run")
+    result = run_study("informed-epochs", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]
     assert {claim["id"] for claim in result["claims"]} == {"grows", "everywhere", "leaks"}
     for steps in (1, 10, 60):

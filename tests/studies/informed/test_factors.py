@@ -7,7 +7,7 @@ from exhume.studies import run_study
 
 @pytest.mark.network
 def test_smoke(tmp_path):
-    result = run_study("informed-factors", "smoke", tmp_path / "run")
+    result = run_study("informed-factors", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]
     for arm in ("width.5", "width.10", "depth.1", "depth.2", "rate.0.05", "rate.0.1"):
         assert metrics[f"{arm}.mse_low"] < metrics[f"{arm}.mse"] < metrics[f"{arm}.mean_record_mse"]

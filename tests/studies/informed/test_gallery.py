@@ -9,7 +9,7 @@ from exhume.studies import run_study
 
 @pytest.mark.network
 def test_smoke(tmp_path):
-    result = run_study("informed-gallery", "smoke", tmp_path / "run")
+    result = run_study("informed-gallery", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]
     assert metrics["mse"] < metrics["mean_record_mse"]
     evidence = load_file(tmp_path / "run" / result["attacks"][0]["evidence"])

@@ -8,10 +8,10 @@ from exhume.studies import run_study
 @pytest.mark.network
 def test_smoke(tmp_path):
     result = run_study("informed-glm", "smoke", tmp_path / "run")
-    holds = {claim["id"]: claim["holds"] for claim in result["claims"]}
+    holds = {claim.id: claim.holds for claim in result.claims}
     assert holds["exact"]
     assert holds["instant"]
-    metrics = result["metrics"]
+    metrics = result.metrics
     assert metrics["largest_error"] == metrics["largest_error_1e-12"] <= 1e-5
     assert metrics["largest_error_1e-12"] < metrics["largest_error_1e-08"]
     assert metrics["sklearn_largest_error"] > metrics["largest_error"]

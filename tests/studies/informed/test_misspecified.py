@@ -7,7 +7,7 @@ from exhume.studies import run_study
 
 @pytest.mark.network
 def test_smoke(tmp_path):
-    result = run_study("informed-misspecified", "smoke", tmp_path / "run")
+    result = run_study("informed-misspecified", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]
     assert metrics["right.mse"] < metrics["right.oracle_mse"]
     for mistake in ("other_seed", "other_records.all"):

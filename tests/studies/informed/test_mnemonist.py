@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from exhume.studies import mnemonist, run_study
+from exhume.studies import run_study
+from exhume.studies.informed import mnemonist
 
 
 @pytest.mark.network
 def test_smoke(tmp_path):
     result = run_study("mnemonist", "smoke", tmp_path / "run")
-    metrics = result["metrics"]
+    metrics = result.metrics
     for width in (10, 12):
         for arm in mnemonist.ARMS:
             assert (
@@ -20,10 +21,10 @@ def test_smoke(tmp_path):
         assert 0 < read["mnemonist"] < 0.6 * read["all"]
         assert read["random"] == pytest.approx(read["mnemonist"], rel=0.1)
         assert 0 < metrics[f"width_{width}.never_reached"] < 1
-    assert len(result["claims"]) == 6
+    assert len(result.claims) == 6
     assert (tmp_path / "run" / "report.html").exists()
     again = run_study("mnemonist", "smoke", tmp_path / "run")
-    assert again["metrics"] == metrics
+    assert again.metrics == metrics
 
 
 def test_a_claim_holds_only_if_it_holds_in_every_run():

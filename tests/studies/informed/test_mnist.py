@@ -21,7 +21,7 @@ REQUIRED = {
 
 @pytest.mark.network
 def test_smoke(tmp_path):
-    result = run_study("informed-mnist", "smoke", tmp_path / "run")
+    result = run_study("informed-mnist", "smoke", tmp_path / "run").to_json()
     written = json.loads((tmp_path / "run" / "result.json").read_text())
     assert written["claims"] == result["claims"]
     assert set(result) >= {"schema", "study", "scale", "seed", "claims", "metrics", "wall_seconds"}

@@ -7,8 +7,10 @@ from exhume.choices import resolve
 from exhume.contract import Key
 from exhume.settings import DataSettings, Settings, VictimSettings
 from exhume.studies import run_study
+from exhume.studies.arms import Bench
 from exhume.studies.informed.start import judge, trained_before
 from exhume.studies.informed.sweeps import Pooled
+from exhume.train.functional import accuracy
 
 
 def planted(errors: dict[int, float], successes: int) -> dict[int, Pooled]:
@@ -35,22 +37,21 @@ def test_earlier_training_sees_the_public_records_and_no_others(make_records, ke
     records = make_records(200, (6,), 2, key)
     sizes = DataSettings("made", fixed=50, targets=20, shadows=40, public=60, test=30)
     settings = resolve(Settings(0, sizes, VictimSettings(hidden=(4,), rate=0.5)), records)
-    fresh, _ = trained_before(settings, records, 0)
-    again, _ = trained_before(settings, records, 1)
-    begun, right = trained_before(settings, records, 200)
+    bench = Bench(None, settings, records)
+    fresh, again, begun = (trained_before(bench, steps) for steps in (0, 1, 200))
     assert not torch.equal(fresh, again)  # one step is a step
-    assert right > 0.9
+    assert accuracy(bench.recipe.architecture, begun[None], bench.parts.test) > 0.9
     order = torch.randperm(200, generator=Key.from_seed(0).fold("split").generator())
     others = torch.cat([order[:110], order[170:]])  # all but public: fixed, targets, shadows, test
     changed = records.inputs.clone()
     changed[others] = 0
     blanked = type(records)(changed, records.labels, records.classes)
-    assert torch.equal(trained_before(settings, blanked, 200)[0], begun)
+    assert torch.equal(trained_before(Bench(None, settings, blanked), 200), begun)
 
 
 @pytest.mark.network
 def test_smoke(tmp_path):
-    result = run_study("informed-start", "smoke", tmp_path / "run")
+    result = run_study("informed-start", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]
     assert metrics["before_0.start_accuracy"] < 0.4 < metrics["before_100.start_accuracy"]
     assert metrics["before_0.mse"] < metrics["mean_record.mse"]

@@ -8,18 +8,18 @@ from exhume.studies import run_study
 @pytest.mark.network
 def test_smoke(tmp_path):
     result = run_study("informed-transfer", "smoke", tmp_path / "run")
-    metrics = result["metrics"]
+    metrics = result.metrics
     assert metrics["targets"] == 30
     assert metrics["source.mse"] < metrics["mean_record.mse"]
     assert metrics["tuned.30.mse"] < metrics["zero_shot.mse"]
     assert metrics["zero_shot_moved.mse"] != metrics["zero_shot.mse"]
     assert metrics["closed_form.30.mse"] < metrics["scratch.30.mse"]
     assert metrics["closed_form.30.mse_low"] < metrics["closed_form.30.mse"]
-    assert {c["id"] for c in result["claims"]} == {
+    assert {c.id for c in result.claims} == {
         "few",
         "many",
         "zero-shot",
         "zero-shot-moved",
         "closed-form",
     }
-    assert list(result["charts"][0]["series"])[:2] == ["fine-tuned", "from scratch"]
+    assert list(result.charts[0].series)[:2] == ["fine-tuned", "from scratch"]

@@ -6,7 +6,7 @@ from exhume.studies import run_study
 
 
 def test_smoke(tmp_path):
-    result = run_study("margin-multiclass", "smoke", tmp_path / "run")
+    result = run_study("margin-multiclass", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]
     for victim in ("i", "ii", "binary"):
         for name in ("good", "decoy_rate", "tpr_at_1pct", "residual_at_truth"):
@@ -23,4 +23,4 @@ def test_smoke(tmp_path):
     assert {claim["id"] for claim in result["claims"]} == {"bar", "against-eq6", "classes", "decay"}
     json.dumps(result)
     again = run_study("margin-multiclass", "smoke", tmp_path / "run")
-    assert again["metrics"] == metrics
+    assert again.metrics == metrics

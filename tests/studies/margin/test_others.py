@@ -19,8 +19,8 @@ from exhume.studies import run_study
 )
 def test_smoke(study, claims, metric, tmp_path):
     result = run_study(study, "smoke", tmp_path / "run")
-    assert {claim["id"] for claim in result["claims"]} == claims
-    assert metric in result["metrics"]
-    assert all(0 <= v <= 1 for n, v in result["metrics"].items() if n.endswith("decoy_rate"))
+    assert {claim.id for claim in result.claims} == claims
+    assert metric in result.metrics
+    assert all(0 <= v <= 1 for n, v in result.metrics.items() if n.endswith("decoy_rate"))
     again = run_study(study, "smoke", tmp_path / "run")
-    assert again["metrics"] == result["metrics"]
+    assert again.metrics == result.metrics

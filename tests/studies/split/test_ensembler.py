@@ -1,26 +1,28 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from exhume.contract import ExhumeError, Key, silent
+from exhume.contract import ExhumeError, Key
 from exhume.data.cifar import CIFAR100
-from exhume.report.folder import RunFolder
 from exhume.scale import Processes, spread_over
-from exhume.studies import ensembler_cifar100, ensembler_faces, run_study
-from exhume.studies.split.ensembler_cifar10 import TABLE
+from exhume.studies import run_study
+from exhume.studies.split.ensembler_tables import TABLE_1, TABLE_2, TABLE_3
 
 
 @pytest.mark.network
 def test_smoke(tmp_path):
-    result = run_study("ensembler-cifar10", "smoke", tmp_path / "run")
+    result = run_study("ensembler-cifar10", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]
     stronger = ("lookalike", "matched", "committee", "likelihood", "subsets", "true_head")
-    rows = {*TABLE.paper.rows, "mean_image", *(f"ensembler_{name}" for name in stronger)}
+    rows = {
+        *TABLE_1.rows,
+        "mean_image",
+        *(f"ensembler_{name}" for name in stronger),
+    }
     for row in rows:
         for measure in ("ssim", "psnr", "lpips", "affine_ssim", "affine_psnr", "affine_lpips"):
             assert f"{row}.{measure}" in metrics
@@ -59,34 +61,37 @@ def planted_cifar100(folder: Path) -> Path:
 
 @pytest.mark.network
 def test_table_2_runs_on_the_canonical_files(tmp_path):
-    table = replace(
-        ensembler_cifar100.TABLE, source=f"cifar100:{planted_cifar100(tmp_path / 'data')}"
-    )
-    outcome = table.run("smoke", 0, RunFolder.create(tmp_path / "run"), silent)
-    for row in (*table.paper.rows, "none_lookalike", "ensembler_lookalike", "single_lookalike"):
-        assert f"{row}.affine_lpips" in outcome.metrics
-    assert not any(name.startswith("shredder") for name in outcome.metrics)
-    paper = {claim.id: claim.paper for claim in outcome.claims}
+    copy = f"cifar100:{planted_cifar100(tmp_path / 'data')}"
+    outcome = run_study("ensembler-cifar100", "smoke", tmp_path / "run", data=copy).to_json()
+    metrics, reported = outcome["metrics"], TABLE_2.rows
+    for row in (*reported, "none_lookalike", "ensembler_lookalike", "single_lookalike"):
+        assert f"{row}.affine_lpips" in metrics
+    assert not any(name.startswith("shredder") for name in metrics)
+    paper = {claim["id"]: claim["paper"] for claim in outcome["claims"]}
     assert paper["ensembler-below-single"] == "SSIM 0.0864 against 0.4558"
     assert paper["single-below-none"] == "SSIM 0.4558 against -"
 
-    told = []
+    stages = []
     with spread_over(Processes(2)):
-        spread = table.run(
-            "smoke", 0, RunFolder.create(tmp_path / "spread"), lambda *what: told.append(what)
+        spread = run_study(
+            "ensembler-cifar100",
+            "smoke",
+            tmp_path / "spread",
+            data=copy,
+            progress=lambda *what: stages.append(what),
         )
-    timeless = {n: v for n, v in outcome.metrics.items() if not n.endswith(".seconds")}
+    timeless = {n: v for n, v in metrics.items() if not n.endswith(".seconds")}
     assert {n: v for n, v in spread.metrics.items() if n in timeless} == timeless
-    trained = {what[0].split(" (")[0]: what for what in told if what[1] == 0}
+    trained = {what[0].split(" (")[0]: what for what in stages if what[1] == 0}
     assert trained["training the networks"][2] == 3
-    began = [stage for stage, done, total in told if done == 0 and " (" in stage]
+    began = [stage for stage, done, total in stages if done == 0 and " (" in stage]
     assert not [stage for stage in began if "shadow" in stage or "split network" in stage]
 
 
 @pytest.mark.network
 def test_table_3_has_a_random_head(tmp_path):
-    result = run_study("ensembler-faces", "smoke", tmp_path / "run")
-    for row in ensembler_faces.TABLE.paper.rows:
+    result = run_study("ensembler-faces", "smoke", tmp_path / "run").to_json()
+    for row in TABLE_3.rows:
         assert f"{row}.affine_lpips" in result["metrics"]
     assert "random_head.delta_accuracy" in result["metrics"]
     with pytest.raises(ExhumeError, match="celeba-hq:FOLDER"):
@@ -95,7 +100,7 @@ def test_table_3_has_a_random_head(tmp_path):
 
 @pytest.mark.network
 def test_the_selector_study_counts_what_it_tries(tmp_path):
-    result = run_study("ensembler-selector", "smoke", tmp_path / "run")
+    result = run_study("ensembler-selector", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]
     assert metrics["enumeration.subsets"] == metrics["enumeration.trials_2"] == 3
     assert 1 <= metrics["enumeration.rank"] <= 3

@@ -18,7 +18,7 @@ def test_images_are_made_to_fit(key, make_records):
 
 @pytest.mark.network
 def test_smoke(tmp_path):
-    result = run_study("split-knowledge", "smoke", tmp_path / "run")
+    result = run_study("split-knowledge", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]
     rows = {
         *(

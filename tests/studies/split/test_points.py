@@ -8,8 +8,7 @@ from exhume.models.split.cut import cut
 from exhume.models.split.vgg import VGG16
 from exhume.studies import run_study
 from exhume.studies.split.pictures import mosaic
-from exhume.studies.split.points import chained
-from exhume.studies.split.points_told import slope
+from exhume.studies.split.points import chained, slope
 
 
 def test_slope_equals_least_squares(key):
@@ -41,7 +40,7 @@ def test_sixteen_images_make_a_mosaic(key):
 
 @pytest.mark.network
 def test_smoke(tmp_path):
-    result = run_study("split-points", "smoke", tmp_path / "run")
+    result = run_study("split-points", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]
     for network, firsts, seconds in (
         ("vgg16", ("conv1", "conv7"), ("conv8", "pool")),

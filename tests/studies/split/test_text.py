@@ -7,7 +7,7 @@ from exhume.studies import run_study
 
 
 def test_smoke(tmp_path):
-    result = run_study("split-text", "smoke", tmp_path / "run")
+    result = run_study("split-text", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]
     assert metrics["known_table.token_accuracy"] == 1
     assert metrics["cipher.token_accuracy"] > 0.9 > metrics["frequency.token_accuracy"]

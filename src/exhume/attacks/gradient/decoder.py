@@ -1,4 +1,4 @@
-"""From the features that enter the last two layers back to the records, where the layers below are known.
+"""Records behind the features that enter the last two layers, where the layers below are known.
 
     min_x || phi(x) - h ||^2,   phi the layers below at the queried parameters
 

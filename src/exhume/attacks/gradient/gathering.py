@@ -11,6 +11,7 @@ from torch import Tensor
 
 from exhume.attacks.gradient.reading import Observation, TwoLast
 from exhume.contract import (
+    FILLED_UP,
     Cost,
     ExhumeError,
     Gradient,
@@ -62,11 +63,11 @@ def invert_each(
 
 
 def gather(batches: Sequence[Batch], shape: tuple[int, ...], seconds: float) -> Reconstruction:
-    """Best first; shorter batches are filled with zeros of confidence -inf."""
+    """Best first; shorter batches are filled up with zeros."""
     most = max((len(batch.records) for batch in batches), default=0)
     dtype = batches[0].records.dtype if batches else torch.float64
     candidates = torch.zeros(len(batches), most, *shape, dtype=dtype)
-    confidence = torch.full((len(batches), most), -torch.inf, dtype=torch.float64)
+    confidence = torch.full((len(batches), most), FILLED_UP, dtype=torch.float64)
     labels = torch.full((len(batches), most), -1, dtype=torch.int64)
     for i, batch in enumerate(batches):
         order = batch.confidence.argsort(descending=True, stable=True)

@@ -113,8 +113,7 @@ class PreparedMatching:
         """(restarts, b, *shape)"""
         shape, low, high = self.architecture.input_shape, self.attack.low, self.attack.high
         if before is not None:
-            real = torch.isfinite(before.confidence[index])
-            found = before.candidates[index][real].to(like.dtype)
+            found = before.found(index).to(like.dtype)
             if len(found):
                 return found.reshape(1, -1, *shape).clamp(low, high)
             if self.batch_size is None:

@@ -78,7 +78,7 @@ def fit_features(
 
 
 def refit_features(features: Features, parameters: Tensor, base: Tensor) -> Features:
-    """The same columns and basis with the statistics of other training shadows, (s, p), and their base.
+    """These columns and basis with the statistics of other training shadows, (s, p), and their base.
 
     A column that does not move there reads as zero.
     """

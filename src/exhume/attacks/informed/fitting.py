@@ -121,7 +121,7 @@ def _copy(network: nn.Module) -> dict[str, Tensor]:
 def _state(
     learner: Learner | None, best: dict[str, Tensor], errors: list[float]
 ) -> dict[str, Tensor]:
-    """Of a finished run only what it ends with."""
+    """What a run has to keep: once it is finished, only what it ends with."""
     kept = {f"best.{name}": tensor for name, tensor in best.items()}
     running = {} if learner is None else learner.state()
     return {**running, **kept, "errors": torch.tensor(errors, dtype=torch.float64)}

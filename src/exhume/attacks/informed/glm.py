@@ -61,13 +61,9 @@ class GlmClosedForm:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> PreparedGlm:
-        lacking = knowledge.lacking("recipe", "fixed")
-        if lacking:
-            raise NotApplicable(
-                f"the closed form of linear models needs to know: {', '.join(lacking)}", ever=True
-            )
+        knowledge.require("the closed form of linear models", "recipe", "fixed")
         recipe, fixed = knowledge.recipe, knowledge.fixed
-        assert recipe is not None  # `lacking` has seen to these two
+        assert recipe is not None  # `require` has seen to these two
         assert fixed is not None
         _applicable(recipe.architecture)
         if not isinstance(recipe, Optimum):

@@ -138,7 +138,7 @@ def _under(prefix: str, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _optimiser_state(prefix: str, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Without RMSProp's first moment, which each step overwrites unread."""
+    """The optimiser's state without RMSProp's first moment, which each step overwrites unread."""
     unread = {"exp_avg"} if isinstance(optimiser, FusedRMSProp) else set()
     state = optimiser.state_dict()["state"]
     return {

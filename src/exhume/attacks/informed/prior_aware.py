@@ -86,14 +86,10 @@ class PriorAware:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> FittedPriorAware:
-        lacking = knowledge.lacking("recipe", "initial", "fixed", "candidates")
-        if lacking:
-            raise NotApplicable(
-                f"the prior-aware attack needs to know: {', '.join(lacking)}", ever=True
-            )
+        knowledge.require("the prior-aware attack", "recipe", "initial", "fixed", "candidates")
         recipe, initial = knowledge.recipe, knowledge.initial
         fixed, candidates = knowledge.fixed, knowledge.candidates
-        assert initial is not None  # `lacking` has seen to these
+        assert initial is not None  # `require` has seen to these
         assert fixed is not None
         assert candidates is not None
         if not isinstance(recipe, FullBatch):
@@ -149,7 +145,7 @@ class FittedPriorAware:
     cost: Cost
 
     def among(self, part: slice) -> FittedPriorAware:
-        """The same, told a shorter list: some of the candidates."""
+        """This attack with a shorter list: some of the candidates."""
         return replace(self, candidates=self.candidates[part], expected=self.expected[part])
 
     def run(self, releases: Release) -> Reconstruction:

@@ -108,7 +108,7 @@ class Parts:
 
 
 def split_shadows(count: int, held_out: float, key: Key) -> Parts:
-    """At least two shadows each for choosing and for reporting."""
+    """Set at least two shadows aside each for choosing and for reporting."""
     order = torch.randperm(count, generator=key.fold("held out").generator())
     half = min(max(2, round(held_out * count / 2)), (count - 2) // 2)
     return Parts(order[2 * half :], order[:half], order[half : 2 * half])
@@ -219,7 +219,7 @@ class FittedRecoNN:
         store: Store,
         progress: Progress = silent,
     ) -> FittedRecoNN:
-        """The same reconstructor for another fixed set, from few shadows of it (Balle22 Fig. 11).
+        """This reconstructor for another fixed set, from few shadows of it (Balle22 Fig. 11).
 
         The scaler is fitted on the new shadows: models of another fixed set lie elsewhere, by far more
         than one record moves them. `epochs=0` is zero-shot transfer: the new shadows then give the

@@ -66,9 +66,7 @@ class Refined:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> FittedRefined:
-        lacking = knowledge.lacking("recipe", "initial", "fixed")
-        if lacking:
-            raise NotApplicable(f"refining needs to know: {', '.join(lacking)}", ever=True)
+        knowledge.require("refining", "recipe", "initial", "fixed")
         inner = self.attack.prepare(knowledge, key=key, store=store, progress=progress)
         return FittedRefined(self, inner, knowledge, key.fold("refining"))
 

@@ -54,12 +54,10 @@ def train_shadows(
     progress: Progress = silent,
 ) -> Shadows:
     """All shadow models of this knowledge; `who` asks is named where the knowledge does not suffice."""
-    lacking = knowledge.lacking("recipe", "initial", "fixed", "shadow")
-    if lacking:
-        raise NotApplicable(f"{who} needs to know: {', '.join(lacking)}", ever=True)
+    knowledge.require(who, "recipe", "initial", "fixed", "shadow")
     recipe, initial = knowledge.recipe, knowledge.initial
     fixed, shadow = knowledge.fixed, knowledge.shadow
-    assert recipe is not None  # `lacking` has seen to these four
+    assert recipe is not None  # `require` has seen to these four
     assert initial is not None
     assert fixed is not None
     assert shadow is not None

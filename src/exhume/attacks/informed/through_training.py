@@ -158,7 +158,7 @@ def _differentiable(recipe: object) -> tuple[MLP, Descent]:
 
 
 def _some(records: Records, most: int, key: Key) -> Records:
-    """At most that many of the records, at random."""
+    """At most so many of the records, drawn at random."""
     if len(records) <= most:
         return records
     return records[torch.randperm(len(records), generator=key.generator())[:most]]

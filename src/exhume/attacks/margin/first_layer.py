@@ -118,7 +118,7 @@ def _columns(spread: Tensor, bias: Tensor) -> Tensor:
 
 
 def _with_multipliers(problem: Residual, start: Start, *, signed: bool) -> Start:
-    """The same start with one multiplier for all: the scale that explains most.
+    """The start with one multiplier for all: the scale that explains most.
 
     loss(s) = loss(0) - 2 s a + s² q, so two evaluations give the best s. Where the random candidates point
     away from the weights (a < 0), a tenth of the weights' norm is a start that can still grow.

@@ -37,7 +37,7 @@ def pooled(runs: list[Run]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def by_own_confidence(runs: list[Run]) -> tuple[Tensor, Tensor, Tensor]:
-    """The same where every candidate carries its own, and rounds are not meant to agree."""
+    """Pool runs whose candidates carry their own confidence, and whose rounds are not meant to agree."""
     return _ordered(runs, torch.cat([run.explained for run in runs]))
 
 

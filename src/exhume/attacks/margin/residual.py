@@ -160,7 +160,7 @@ class _Pass:
     def _through_forward(
         self, d_pull: Tensor, d_entering: list[Tensor], d_active: list[Tensor | None]
     ) -> None:
-        """Down from the outputs, which matter only through the softmax over the wrong classes."""
+        """The pass down from the outputs, which matter only through the softmax over the wrong classes."""
         moving = self.problem.head == "multiclass" and self.problem.others == "softmax"
         d_next = None
         if moving:

@@ -14,6 +14,7 @@ from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.pool import Run, pooled, to_images
 from exhume.attacks.margin.reading import Reader
 from exhume.contract import (
+    FILLED_UP,
     Cost,
     Key,
     NotApplicable,
@@ -74,9 +75,9 @@ class Restarts:
         most = max(len(inputs) for inputs, _, _ in pools)
         candidates, confidence, labels = [], [], []
         for inputs, sure, own in pools:
-            candidates.append(_fill(to_images(inputs, self.reader.centre), most))
-            confidence.append(_fill(sure, most, float("-inf")))
-            labels.append(_fill(own, most))
+            candidates.append(_fill(to_images(inputs, self.reader.centre), most, 0.0))
+            confidence.append(_fill(sure, most, FILLED_UP))
+            labels.append(_fill(own, most, -1.0))
         return Reconstruction(
             candidates=torch.stack(candidates),
             confidence=torch.stack(confidence),
@@ -126,34 +127,27 @@ def _status(stops: list[float], restarts: int) -> Status:
     )
 
 
-def _fill(rows: Tensor, most: int, value: float | None = None) -> Tensor:
-    """Repeat the last row (or a value) until there are so many: releases may differ in their pools."""
-    missing = most - len(rows)
-    if not missing:
-        return rows
-    last = rows[-1:] if value is None else torch.full_like(rows[-1:], value)
-    return torch.cat([rows, last.expand(missing, *rows.shape[1:])])
+def _fill(rows: Tensor, most: int, value: float) -> Tensor:
+    """The rows and as many of `value` as are missing: releases may differ in their pools."""
+    return torch.cat([rows, rows.new_full((most - len(rows), *rows.shape[1:]), value)])
 
 
 def joined(found: list[Reconstruction]) -> Reconstruction:
-    """One reconstruction of several releases; those with fewer candidates repeat their last."""
+    """One reconstruction of several releases; those with fewer candidates are filled up."""
     most = max(one.candidates.shape[1] for one in found)
-    labels = [one.labels for one in found if one.labels is not None]
+    labels = [row for one in found if one.labels is not None for row in one.labels]
     mean = {
         name: sum(one.observed[name] for one in found) / len(found) for name in found[0].observed
     }
     return Reconstruction(
-        candidates=torch.cat([_filled(one.candidates, most) for one in found]),
-        confidence=torch.cat([_filled(one.confidence, most) for one in found]),
+        candidates=torch.stack([_fill(row, most, 0.0) for one in found for row in one.candidates]),
+        confidence=torch.stack(
+            [_fill(row, most, FILLED_UP) for one in found for row in one.confidence]
+        ),
         status=next(
             (o.status for o in found if o.status.outcome != Outcome.CONVERGED), found[0].status
         ),
         cost=replace(found[0].cost, seconds=sum(one.cost.seconds for one in found)),
-        labels=torch.cat([_filled(one, most) for one in labels]),
+        labels=torch.stack([_fill(row, most, -1.0) for row in labels]),
         observed=mean,
     )
-
-
-def _filled(values: Tensor, most: int) -> Tensor:
-    missing = most - values.shape[1]
-    return torch.cat([values, values[:, -1:].expand(-1, missing, *values.shape[2:])], 1)

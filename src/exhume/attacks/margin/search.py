@@ -25,6 +25,7 @@ from exhume.contract import (
     Progress,
     Reconstruction,
     Release,
+    Shard,
     Store,
     Weights,
     silent,
@@ -159,8 +160,8 @@ class PreparedSearch:
         self.progress(stage, 0, len(jobs))
         for index, measured in run_jobs(_try, jobs, shared=shared):
             if measured is not None:
-                known[index] = {"numbers": measured}
-                self.store.save(names[index], {"numbers": measured})
+                known[index] = trial = Shard({"numbers": measured})
+                self.store.save(names[index], trial)
             self.progress(stage, index + 1, len(jobs))
         trials = []
         for attack, saved in zip(attacks, known, strict=True):

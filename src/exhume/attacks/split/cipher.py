@@ -58,11 +58,7 @@ class SubstitutionCipher:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> ReadTable:
-        lacking = knowledge.lacking("shadow", "seen")
-        if lacking:
-            raise NotApplicable(
-                f"reading the embeddings as a cipher needs to know: {', '.join(lacking)}", ever=True
-            )
+        knowledge.require("reading the embeddings as a cipher", "shadow", "seen")
         assert knowledge.shadow is not None
         assert knowledge.seen is not None
         started = time.perf_counter()

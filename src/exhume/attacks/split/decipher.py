@@ -42,7 +42,7 @@ def by_frequency(symbols: Tensor, plain: Tensor, kinds: tuple[int, int]) -> Tens
 
 
 def decipher(symbols: Tensor, plain: Tensor, kinds: tuple[int, int], rounds: int = 25) -> Tensor:
-    """The same from places and neighbours as well."""
+    """`by_frequency`, improved by the places and neighbours of words."""
     _check(symbols, plain, kinds)
     settled = _as_often(symbols, plain, kinds)
     settled += _explained(_places(symbols, kinds[0]), _places(plain, kinds[1]))

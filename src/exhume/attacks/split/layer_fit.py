@@ -48,7 +48,7 @@ class LayerFit:
         self.white = (vectors * values.clamp_min(floor).rsqrt()).T.to(flat.dtype)  # (d, d)
 
     def cleaned(self, seen: Tensor) -> LayerFit:
-        """The same task with other features."""
+        """This task with other features."""
         other = copy.copy(self)
         other.seen = seen
         return other

@@ -39,13 +39,12 @@ from exhume.contract import (
     ExhumeError,
     Key,
     Knowledge,
-    NotApplicable,
     Progress,
     Store,
     silent,
 )
 from exhume.models.split.inverter import Decoder
-from exhume.store import address, digest
+from exhume.store import address, cached, digest
 from exhume.train.single import Schedule
 
 __all__ = ["Lookalike", "fixed_part"]
@@ -84,9 +83,7 @@ class Lookalike:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> FittedInversion:
-        lacking = knowledge.lacking("shadow", "features", "seen")
-        if lacking:
-            raise NotApplicable(f"a lookalike needs to know: {', '.join(lacking)}", ever=True)
+        knowledge.require("a lookalike", "shadow", "features", "seen")
         assert knowledge.shadow is not None
         assert knowledge.features is not None
         assert knowledge.seen is not None
@@ -122,10 +119,8 @@ class Lookalike:
         noise, _ = fixed_part(seen)
         settings = (self.kernel, self.starts, self.search, self.compare, self.refine)
         name = address("lookalike", str(settings), (digest(server.records), digest(seen)), key, 0)
-        kept = store.load(name)
-        if kept is None:
-            kept = self._found(LayerFit(windows, images, seen - noise, key), seen, progress)
-            store.save(name, kept)
+        fit = LayerFit(windows, images, seen - noise, key)
+        kept = cached(store, name, lambda: self._found(fit, seen, progress))
         quiet = _quiet(kept["weight"], kept["bias"], noise, windows)
         noise, certain = _agreed(quiet, images, seen)
         observed = {f"distance_{i}": float(d) for i, d in enumerate(kept["apart"])}
@@ -165,7 +160,7 @@ def fixed_part(seen: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def _agreed(layer: FirstLayer, images: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """The same with a layer that is known to be near: it says what the means should be."""
+    """Noise by a layer that is known to be near: it says what the means should be."""
     own = torch.stack([layer(part).sum(0) for part in torch.split(images, 500)]).sum(0)
     error = seen.std(0) * math.sqrt(1 / len(seen) + 1 / len(images))
     return _reconciled(seen, seen.mean(0) - own / len(images), _ERRORS * error)

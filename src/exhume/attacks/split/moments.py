@@ -12,7 +12,7 @@ from torch import Tensor
 
 from exhume.contract import ExhumeError
 
-__all__ = ["moments", "unlike"]
+__all__ = ["moment_distance", "moments"]
 
 _LAGS = ((0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0))
 
@@ -37,7 +37,7 @@ def moments(features: Tensor) -> list[Tensor]:
     return found
 
 
-def unlike(found: list[Tensor], wanted: list[Tensor]) -> Tensor:
+def moment_distance(found: list[Tensor], wanted: list[Tensor]) -> Tensor:
     """Sum over the moments of the squared difference, over the squared size of the wanted one."""
     parts = [
         (a - b).square().sum() / b.square().sum().clamp_min(1e-12)

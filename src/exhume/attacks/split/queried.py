@@ -62,9 +62,7 @@ class QueriedInversion:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> FittedQueries:
-        lacking = knowledge.lacking("shadow", "answers")
-        if lacking:
-            raise NotApplicable(f"asking the client needs to know: {', '.join(lacking)}", ever=True)
+        knowledge.require("asking the client", "shadow", "answers")
         assert knowledge.shadow is not None
         assert knowledge.answers is not None
         inputs, answers = knowledge.shadow.inputs, knowledge.answers

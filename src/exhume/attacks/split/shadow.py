@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exhume.attacks.split.moments import moments, unlike
+from exhume.attacks.split.moments import moment_distance, moments
 from exhume.contract import ExhumeError, Key, Knowledge, NotApplicable, Progress, Records, Store
 from exhume.models.drawing import he_normal
 from exhume.models.split.inverter import ShadowHead
@@ -27,7 +27,7 @@ from exhume.train.single import Schedule, train_module
 __all__ = ["LEARNED", "Server", "Shadow", "server_of", "train_shadow"]
 
 LEARNED = "learned"
-"""In place of a list of bodies: a weight for each is learned with the shadow (the adaptive attacker)."""
+"""Stands for a list of bodies: a weight for each is learned with the shadow (the adaptive attacker)."""
 
 Reads = tuple[int, ...] | str
 
@@ -111,7 +111,7 @@ def train_shadow(
         entropy = F.cross_entropy(answer(features), used.labels[rows])
         if not wanted or len(rows) < 2:
             return entropy
-        return entropy + match * unlike(moments(features), wanted)
+        return entropy + match * moment_distance(moments(features), wanted)
 
     train_module(
         own,

@@ -59,11 +59,7 @@ class ShadowTranslation:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> FittedTranslation:
-        lacking = knowledge.lacking("shadow", "answers", "parts")
-        if lacking:
-            raise NotApplicable(
-                f"a shadow of the embeddings needs to know: {', '.join(lacking)}", ever=True
-            )
+        knowledge.require("a shadow of the embeddings", "shadow", "answers", "parts")
         assert knowledge.shadow is not None
         assert knowledge.answers is not None
         body = knowledge.parts.get("body0")
@@ -100,7 +96,7 @@ class ShadowTranslation:
     def _decoder(
         self, words: Words, source: Tensor, key: Key, store: Store, progress: Progress
     ) -> nn.Module:
-        """From the features of one place to its word."""
+        """A network from the features of one place to its word."""
         net = self.network
         with torch.no_grad():
             features = words.send(source)

@@ -16,16 +16,19 @@ import torch
 from torch import Tensor
 
 from exhume import data
-from exhume.contract import ExhumeError, Key, Progress, Records, silent
+from exhume.auditing.release import Load
+from exhume.contract import ExhumeError, Key, Records
+from exhume.notation import rows_in
+from exhume.settings import CheckpointSettings
 from exhume.store import digest
 
-__all__ = ["Given", "mean_given", "records_given", "rows_given"]
+__all__ = ["ScoringRecords", "mean_given", "records_given", "rows_given", "shape_of"]
 
 _MOST_DECOYS = 5000
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class ScoringRecords:
     """Records the network was trained on, and others of the same kind."""
 
     trained: Records
@@ -35,15 +38,15 @@ class Given:
 
 
 def records_given(
-    trained_on: str, rows: str, decoys: str, key: Key, progress: Progress = silent
-) -> Given:
+    trained_on: str, rows: str, decoys: str, key: Key, *, load: Load
+) -> ScoringRecords:
     """Load both; decoys are a set of their own, or what `rows` leaves of the training set."""
     if not (rows or decoys):
         raise ExhumeError(
             "--trained-on: give --decoys too, or --rows if part of it was not trained on; without "
             "records that were not trained on there is nothing to compare with"
         )
-    everything = data.load(trained_on, progress=progress)
+    everything = load(trained_on, data.Reading())
     chosen = rows_given(rows, len(everything)) if rows else torch.arange(len(everything))
     trained = everything[chosen]
     if len(trained.shape) != 3:
@@ -51,7 +54,7 @@ def records_given(
             f"--trained-on: records of shape {trained.shape}; only images can be scored so far"
         )
     if decoys:
-        others = data.load(decoys, progress=progress)
+        others = load(decoys, data.Reading())
     else:
         left = torch.ones(len(everything), dtype=torch.bool)
         left[chosen] = False
@@ -63,7 +66,7 @@ def records_given(
     return _apart(trained, others, chosen, key)
 
 
-def _apart(trained: Records, others: Records, rows: Tensor, key: Key) -> Given:
+def _apart(trained: Records, others: Records, rows: Tensor, key: Key) -> ScoringRecords:
     """Decoys without copies of training records, in the training records' shares of the classes."""
     notes = []
     known = {digest(image) for image in trained.inputs}
@@ -80,13 +83,13 @@ def _apart(trained: Records, others: Records, rows: Tensor, key: Key) -> Given:
     missing = sorted(set(wanted) - set(there))
     if len(missing) == len(wanted):
         notes.append("No decoy has a class of the training records; all were used.")
-        return Given(trained, others[:_MOST_DECOYS], tuple(notes), rows)
+        return ScoringRecords(trained, others[:_MOST_DECOYS], tuple(notes), rows)
     if missing:
         notes.append(
             f"There are no decoys of {', '.join(missing)}; the null is of the other classes."
         )
     chosen = _in_proportion(there, {n: c for n, c in wanted.items() if n not in missing})
-    return Given(trained, others[torch.tensor(chosen)], tuple(notes), rows)
+    return ScoringRecords(trained, others[torch.tensor(chosen)], tuple(notes), rows)
 
 
 def _in_proportion(there: list[str], wanted: Mapping[str, int]) -> list[int]:
@@ -104,28 +107,26 @@ def _in_proportion(there: list[str], wanted: Mapping[str, int]) -> list[int]:
 
 
 def rows_given(text: str, count: int) -> Tensor:
-    """Row numbers: `0:100,205`, or the path of an .npy file of whole numbers."""
-    if text.endswith(".npy"):
-        try:
-            found = np.load(text, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise ExhumeError(f"--rows: cannot read {text} ({error})") from error
-        if found.ndim != 1 or found.dtype.kind not in "iu":
-            raise ExhumeError(f"--rows: {text} must hold one list of whole numbers")
-        rows = torch.from_numpy(found.astype(np.int64))
-    else:
-        try:
-            parts = [[int(end) for end in part.split(":")] for part in text.split(",")]
-            if any(len(part) > 2 for part in parts):
-                raise ValueError
-        except ValueError:
-            raise ExhumeError(
-                f"--rows: {text!r} is not a list of row numbers such as 0:100,205"
-            ) from None
-        rows = torch.cat([torch.arange(p[0], p[1] if len(p) == 2 else p[0] + 1) for p in parts])
-    if not len(rows) or int(rows.min()) < 0 or int(rows.max()) >= count:
+    """Row numbers as `rows_in` reads them, sorted, each once."""
+    rows = sorted(set(rows_in(text, "--rows")))
+    if not rows or rows[0] < 0 or rows[-1] >= count:
         raise ExhumeError(f"--rows: {text} does not lie within the {count} records given")
-    return torch.tensor(sorted(set(rows.tolist())))
+    return torch.tensor(rows)
+
+
+def shape_of(settings: CheckpointSettings, given: ScoringRecords | None) -> tuple[int, ...]:
+    """Of one record: that of the records, or as said."""
+    if given is not None:
+        shape = given.trained.shape
+        if settings.shape and settings.shape != shape:
+            raise ExhumeError(f"--shape: {settings.shape} given, the training records have {shape}")
+        return shape
+    if not settings.shape:
+        raise ExhumeError(
+            "--shape: the shape of one record is needed, such as 3,32,32; the checkpoint only tells how "
+            "many numbers it takes"
+        )
+    return settings.shape
 
 
 def mean_given(text: str, shape: tuple[int, ...]) -> Tensor | None:

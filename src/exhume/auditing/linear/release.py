@@ -7,7 +7,8 @@ from it the record (Balle22). No model is trained for this: it is the owner's ow
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,8 +16,11 @@ from torch import Tensor
 
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.informed.glm import GlmClosedForm
-from exhume.auditing.findings import Findings, Named, inapplicable, status_of
-from exhume.auditing.plan import Offer
+from exhume.auditing.fixes import Fix
+from exhume.auditing.plan import AttackOption
+from exhume.auditing.release import Inputs, Load
+from exhume.auditing.sections import targets_section
+from exhume.choices import threads_for
 from exhume.contract import (
     Cost,
     ExhumeError,
@@ -26,71 +30,91 @@ from exhume.contract import (
     Progress,
     Reconstruction,
     Records,
+    Store,
     Weights,
 )
+from exhume.data import Reading
 from exhume.report.folder import RunFolder
+from exhume.results import AttackSpec, Chart, Facts, Findings, Section
 from exhume.score.targets import score_targets
+from exhume.score.verdict import not_audited
+from exhume.settings import Brief, FittedSettings
 from exhume.store import NullStore, digest
 from exhume.train.glm import Optimum
 from exhume.victims.checkpoint import secret_of
 from exhume.victims.fitted import release_of_fitted
 
-__all__ = ["FittedAct", "FittedSettings"]
+__all__ = ["LinearRelease", "read_linear"]
 
-_LINEAR = Named(
+_LINEAR = AttackSpec(
     "linear", "The missing record of a linear model", "Balle22", "the fitted coefficients"
 )
 _THREAT = "sees the fitted model; knows its penalty and every record but one"
 
 
-@dataclass(frozen=True)
-class FittedSettings:
-    file: str = ""  # .skops; a model in memory has none
-    targets: int = 50  # training records that are the unknown one, each in its turn
-    weights: str = (
-        ""  # digest of the coefficients, written down so that a run is taken up by its own
-    )
-
-    def __post_init__(self) -> None:
-        if self.targets < 2:
-            raise ExhumeError(f"targets: {self.targets} given, at least 2 needed")
+def read_linear(brief: Brief, load: Load) -> LinearRelease | None:
+    if brief.fitted is None:
+        return None
+    source = brief.settings.data.source
+    return LinearRelease.of(brief.fitted, load(source, Reading()), brief.settings.seed, source)
 
 
 @dataclass(frozen=True, eq=False)
-class FittedAct:
+class LinearRelease:
     settings: FittedSettings
     records: Records  # what the model was fitted on, as it sees them
     release: Weights | None
     recipe: Optimum | None
     why: NotApplicable | None
     seed: int
+    source: str = ""
+    threads: int = 0
 
     @staticmethod
     def of(
-        settings: FittedSettings, records: Records, seed: int, model: object | None = None
-    ) -> FittedAct:
+        settings: FittedSettings,
+        records: Records,
+        seed: int,
+        source: str = "",
+        model: object | None = None,
+    ) -> LinearRelease:
         """model: in memory; None: the file of the settings."""
         if records.vocabulary is not None:
             raise ExhumeError(
                 "data: token sequences; a fitted linear model is attacked with what it was fitted on, numbers"
             )
-        source = model if model is not None else Path(settings.file)
+        released = model if model is not None else Path(settings.file)
         inputs = records.inputs.flatten(1).double()
         records = Records(inputs, records.labels, records.classes)
         try:
-            release, recipe = release_of_fitted(source, records.shape)
+            release, recipe = release_of_fitted(released, records.shape)
         except NotApplicable as why:
-            return FittedAct(settings, records, None, None, why, seed)
-        settings = replace(settings, weights=digest(release.parameters)[:16])
-        return FittedAct(settings, records, release, recipe, None, seed)
+            return LinearRelease(settings, records, None, None, why, seed, source)
+        return LinearRelease(settings, records, release, recipe, None, seed, source)
 
     @property
     def title(self) -> str:
         return "the fitted model"
 
-    @property
-    def classes(self) -> list[str]:
-        return list(self.records.classes)
+    def digests(self) -> dict[str, str]:
+        """Of the coefficients: a model in memory has no file."""
+        return {"fitted": digest(self.release.parameters)[:16]} if self.release else {}
+
+    def choose(self, brief: Brief, store: Store) -> Brief:
+        threads = threads_for(brief.settings.machine.threads)
+        return brief.with_settings(brief.settings.with_values("machine", threads=threads))
+
+    def chosen(self, brief: Brief, store: Store) -> LinearRelease:
+        return replace(self, threads=brief.settings.machine.threads)
+
+    def inputs(self) -> Inputs:
+        return Inputs(self.source, self.seed, self.threads, tuple(self.records.classes))
+
+    def fixes(self) -> list[Fix]:
+        return []
+
+    def charts(self, found: Sequence[Findings]) -> list[Chart]:
+        return []
 
     @property
     def deviations(self) -> tuple[str, ...]:
@@ -99,19 +123,28 @@ class FittedAct:
             "taken to be the records that are no target.",
         )
 
-    def offers(self) -> list[Offer]:
-        offer = Offer(_LINEAR.id, _LINEAR.name, _THREAT, 0.0, self._run)
-        if self.why is not None:
-            return [replace(offer, run=None, why_not=self.why.why)]
-        work = 4.0 * self.records.inputs.numel() * len(self.classes)
-        return [replace(offer, seconds=self.settings.targets * work / 5e9)]
+    @property
+    def targets(self) -> int:
+        return min(self.settings.targets, len(self.records) // 2)
+
+    def options(self) -> list[AttackOption]:
+        work = 4.0 * self.records.inputs.numel() * len(self.records.classes)
+        option = AttackOption(
+            _LINEAR.id,
+            _LINEAR.name,
+            _THREAT,
+            self.targets * work / 5e9,
+            self._run,
+            records=self.targets,
+        )
+        return [option if self.why is None else replace(option, run=None, why_not=self.why.why)]
 
     def _run(self, folder: RunFolder, progress: Progress) -> list[Findings]:
         assert self.release is not None  # else there is nothing to run
         assert self.recipe is not None
         key = Key.from_seed(self.seed)
         order = torch.randperm(len(self.records), generator=key.fold("targets").generator())
-        chosen = order[: min(self.settings.targets, len(order) // 2)]
+        chosen = order[: self.targets]
         others = self.records[_without(len(self.records), chosen)]
         found = self._found(chosen, key, progress)
         mean = MeanRecord().prepare(Knowledge(fixed=others), key=key, store=NullStore())
@@ -123,30 +156,22 @@ class FittedAct:
             key.fold("score"),
             baselines={"mean record": mean.run(many)},
         )
-        facts: dict[str, str | float] = {
+        facts: Facts = {
             "model": str(self.recipe.architecture),
             "training": str(self.recipe),
             "records": float(len(self.records)),
         }
         knows = ("recipe", "fixed")
-        if "success" not in scores.metrics:
+        if scores.leak is None:
             why = NotApplicable("every target has a copy among the other records", ever=True)
-            return [inapplicable(_LINEAR, knows, facts, why)]
-        measured = {name: errors.means() for name, errors in scores.baselines.items()}
-        measured["nearest-neighbour oracle (knows the truth)"] = scores.oracle.means()
-        section = {
-            **asdict(_LINEAR),
-            "knows": list(knows),
-            "status": status_of(found),
-            "metrics": {**scores.metrics, **found.observed},
-            "baselines": [{"name": name, **values} for name, values in measured.items()],
-            "cost": asdict(found.cost),
-            "notes": [
-                "Exact only where fitting stopped at the optimum: lower `tol` to see what could leak; the "
-                "certificate says how far each answer is from explaining the missing gradient."
-            ],
-        }
-        return [Findings(section, scores.evidence, facts, scores.verdict)]
+            section = Section.inapplicable(_LINEAR, why, knows)
+            return [Findings(section, not_audited(why.why), facts=facts)]
+        note = (
+            "Exact only where fitting stopped at the optimum: lower `tol` to see what could leak; the "
+            "certificate says how far each answer is from explaining the missing gradient."
+        )
+        section = targets_section(_LINEAR, knows, found, scores, notes=[note])
+        return [Findings(section, scores.verdict, scores.evidence, facts)]
 
     def _found(self, chosen: Tensor, key: Key, progress: Progress) -> Reconstruction:
         assert self.release is not None

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from exhume.auditing.split.reading import Owned
-from exhume.auditing.split.settings import SplitSettings
+from exhume.auditing.split.reading import LoadedSplit
 from exhume.contract import ExhumeError, Key, Progress, Store
 from exhume.defences.split.dropout_ensemble import DropoutEnsemble
 from exhume.defences.split.ensembler import Ensembler
@@ -19,6 +18,7 @@ from exhume.models.split.cost import RequestCost, client_ratio, request_cost
 from exhume.models.split.parts import save_pipeline
 from exhume.models.split.pipeline import Pipeline
 from exhume.report.folder import RunFolder
+from exhume.settings import SplitSettings
 from exhume.store import write_atomically
 from exhume.train.single import Schedule
 from exhume.train.split import SplitDefence, SplitJob
@@ -43,7 +43,7 @@ class Defended:
     plain_cost: RequestCost
     client_ratio: float
 
-    def cost_told(self) -> str:
+    def cost_sentence(self) -> str:
         change = 100 * (self.accuracy - self.plain_accuracy)
         server = self.cost.in_turn / self.plain_cost.in_turn
         return (
@@ -56,7 +56,7 @@ class Defended:
 
 
 def defended(
-    settings: SplitSettings, owned: Owned, *, key: Key, store: Store, progress: Progress
+    settings: SplitSettings, owned: LoadedSplit, *, key: Key, store: Store, progress: Progress
 ) -> Defended:
     """Train both, by the same schedule on the same records."""
     network = OwnNetwork(settings.model, owned.shape)
@@ -110,7 +110,7 @@ def _defence(settings: SplitSettings) -> SplitDefence:
     return Ensembler(settings.bodies, settings.selected, settings.sigma)
 
 
-def check_trainable(settings: SplitSettings, owned: Owned) -> None:
+def check_trainable(settings: SplitSettings, owned: LoadedSplit) -> None:
     """Refuse, before anything is attacked, what could not be trained afterwards."""
     network, key = OwnNetwork(settings.model, owned.shape), Key.from_seed(settings.seed)
     _defence(settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,22 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from exhume import data
-from exhume.auditing.split.settings import SplitSettings, sizes_of
-from exhume.contract import Architecture, ExhumeError, Key, Records
-from exhume.models.own.factory import model_named
+from exhume.contract import ExhumeError, Key, Records
+from exhume.models.own.factory import module_named
 from exhume.models.split.cut import cut, points
 from exhume.models.split.inverter import halvings
 from exhume.models.split.pipeline import Pipeline, undefended
+from exhume.settings import SplitSettings
 from exhume.store import digest
 from exhume.victims.tensor_file import read_tensors
 
-__all__ = ["Owned", "read_split"]
+__all__ = ["LoadedSplit", "read_split", "sizes_of"]
 
 _DEPTHS = 3  # tried if none is named
 
 
 @dataclass(frozen=True, eq=False)
-class Owned:
+class LoadedSplit:
     """The owner's network and records, ready to be cut and attacked."""
 
     module: nn.Module  # eval mode, at its released weights
@@ -49,13 +48,12 @@ class Owned:
             return digest(self.module(probe).double().round(decimals=4))
 
 
-def read_split(settings: SplitSettings, records: Records) -> Owned:
+def read_split(settings: SplitSettings, records: Records) -> LoadedSplit:
     """Everything checked before anything is written; raises `ExhumeError` with what does not fit."""
     if len(records.shape) != 3:
         raise ExhumeError(f"data: records of shape {records.shape}; only images are covered so far")
     key = Key.from_seed(settings.seed)
-    made = model_named(settings.model)
-    module = made.build() if isinstance(made, Architecture) else copy.deepcopy(made)
+    module = module_named(settings.model, key)
     notes: list[str] = []
     if settings.weights:
         notes += _load(module, Path(settings.weights))
@@ -70,11 +68,25 @@ def read_split(settings: SplitSettings, records: Records) -> Owned:
     first, second = _cuts(settings, module, records.shape)
     parts = data.split(records, sizes_of(settings, len(records)), key.fold("split"))
     _enough(parts)
-    return Owned(module, parts, first, second, tuple(notes))
+    return LoadedSplit(module, parts, first, second, tuple(notes))
+
+
+def sizes_of(settings: SplitSettings, records: int) -> data.Sizes:
+    """Who gets how many; sizes that were not given are shares of the records."""
+    train = 0
+    if settings.defend:
+        train = settings.train or min(10_000, records * 2 // 5)
+    return data.Sizes(
+        fixed=train,
+        target=settings.targets or min(100, records // 10),
+        shadow=settings.held or min(5_000, records * 3 // 10),
+        public=settings.seen or min(1_000, records // 10),
+        test=min(2_000, records // 10),
+    )
 
 
 def _load(module: nn.Module, path: Path) -> list[str]:
-    state, told = read_tensors(path, "weights")
+    state, notes = read_tensors(path, "weights")
     own = {n: tuple(t.shape) for n, t in module.state_dict().items()}
     given = {n: tuple(t.shape) for n, t in state.items()}
     odd = sorted(n for n in {*own, *given} if own.get(n) != given.get(n))
@@ -88,7 +100,7 @@ def _load(module: nn.Module, path: Path) -> list[str]:
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
             raise ExhumeError(f"weights: {name} holds NaN or infinite values")
     module.load_state_dict(state, strict=False)
-    return told
+    return notes
 
 
 @torch.no_grad()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from exhume.auditing.split.attackers import AttackedCut
 from exhume.auditing.split.defended import Defended
-from exhume.auditing.split.lines import Met
-from exhume.auditing.split.reading import Owned
-from exhume.auditing.split.settings import SplitSettings
+from exhume.auditing.split.reading import LoadedSplit
 from exhume.models.split.cost import request_cost
-from exhume.report.charts import Chart, Point
+from exhume.results import Chart, Facts, Point
+from exhume.settings import SplitSettings
 
-__all__ = ["charts", "depth_told", "facts"]
+__all__ = ["charts", "depth_sentence", "facts"]
 
 
-def depth_told(words: Mapping[str, str]) -> str:
+def depth_sentence(words: Mapping[str, str]) -> str:
     """Which of the depths tried is enough. words: depth, from the one in use on, to its verdict."""
     names = list(words)
     if len(names) == 1:
@@ -32,28 +32,26 @@ def depth_told(words: Mapping[str, str]) -> str:
     return f"Without a defence, {'; '.join(parts)}."
 
 
-def charts(depths: Mapping[str, Met], guarded: Met | None) -> list[Chart]:
+def charts(depths: Mapping[str, AttackedCut], guarded: AttackedCut | None) -> list[Chart]:
     """SSIM after an affine fit, attacker by attacker, and that of the mean image."""
     series: dict[str, list[Point]] = {}
     rows = dict(depths)
     if guarded is not None:
         rows[f"{next(iter(depths))}, defended"] = guarded
-    for name, met in rows.items():
-        for one in met.attacked:
-            series.setdefault(one.line.id, []).append(Point(name, one.metrics["affine_ssim"]))
-        null = met.bound.metrics["mean_image_affine_ssim"]
+    for name, cut in rows.items():
+        for attacker, one in cut.found.items():
+            series.setdefault(attacker, []).append(Point(name, one.metrics["affine_ssim"]))
+        null = cut.bound.metrics["mean_image_affine_ssim"]
         series.setdefault("mean image", []).append(Point(name, null))
     title = "How much of an input comes back"
     return [Chart(title, "last layer of the client's head", "SSIM after an affine fit", series)]
 
 
-def facts(
-    settings: SplitSettings, owned: Owned, defence: Defended | None
-) -> dict[str, str | float]:
+def facts(settings: SplitSettings, owned: LoadedSplit, defence: Defended | None) -> Facts:
     """About the network that was attacked."""
     test, pipeline = owned.parts.test, owned.pipeline(owned.first[0])
     cost = request_cost(pipeline, test.inputs[:1])
-    told: dict[str, str | float] = {
+    found: Facts = {
         "network": settings.model.rpartition(":")[2],
         "split_in_use": f"after {owned.first[0]} and after {owned.second}",
         "test_accuracy": pipeline.accuracy(test.inputs, test.labels),
@@ -63,8 +61,8 @@ def facts(
         "sent_before": len(owned.parts.public),
     }
     if defence is None:
-        return told
-    return told | {
+        return found
+    return found | {
         "defence": settings.defend,
         "plain_retrained_accuracy": defence.plain_accuracy,
         "defended_accuracy": defence.accuracy,

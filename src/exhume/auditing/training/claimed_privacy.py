@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Key, NotApplicable, Recipe, Records, Store
+from exhume.contract import ExhumeError, Key, NotApplicable, Recipe, Records, Shard, Store
 from exhume.settings import VictimSettings
 from exhume.store import address, digest
-from exhume.train.claimed_privacy import Stated, read_from_opacus
+from exhume.train.claimed_privacy import ClaimedPrivacy, read_from_opacus
 from exhume.train.dp import Privacy
 from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch
@@ -26,51 +25,55 @@ def stated_by(
     *,
     key: Key,
     store: Store,
-) -> Stated | NotApplicable | None:
+) -> ClaimedPrivacy | NotApplicable | None:
     """None: training is not private, or nobody says so. A reason: it is, but there is no certificate."""
     if isinstance(recipe, FullBatch):
-        return Stated(recipe.privacy, recipe.descent.steps) if recipe.privacy.noise else None
+        return (
+            ClaimedPrivacy(recipe.privacy, recipe.descent.steps) if recipe.privacy.noise else None
+        )
     if not isinstance(recipe, OwnTraining):
         return None
     said = None
     if victim.dp_noise:
-        said = Stated(Privacy(victim.dp_clip, victim.dp_noise, victim.dp_sampling), victim.dp_steps)
+        said = ClaimedPrivacy(
+            Privacy(victim.dp_clip, victim.dp_noise, victim.dp_sampling), victim.dp_steps
+        )
     read = _read(recipe, fixed, initial, key, store)
-    if said is not None and isinstance(read, Stated):
+    if said is not None and isinstance(read, ClaimedPrivacy):
         _check_same(said, read)
     return read or said
 
 
 def _read(
     recipe: OwnTraining, fixed: Records, initial: Tensor, key: Key, store: Store
-) -> Stated | NotApplicable | None:
+) -> ClaimedPrivacy | NotApplicable | None:
     """By training once on as many records as a released model has; kept in the store."""
     place = address("stated privacy 1", recipe, (digest(fixed), digest(initial)), key, 0)
     held = store.load(place)
-    if held is None:
+    if held is None or not held.notes:
         held = _held(recipe, fixed, initial, key)
         store.save(place, held)
-    if _REASON in held:
-        return NotApplicable(bytes(held[_REASON].tolist()).decode(), ever=True)
-    if not len(held["numbers"]):
+    if _REASON in held.notes:
+        return NotApplicable(held.notes[_REASON], ever=True)
+    if not held.notes["privacy"]:
         return None
-    clip, noise, sampling, steps = held["numbers"].tolist()
-    return Stated(Privacy(clip, noise, sampling), int(steps), "Opacus")
+    clip, noise, sampling, steps = held.notes["privacy"]
+    return ClaimedPrivacy(Privacy(clip, noise, sampling), steps, "Opacus")
 
 
-def _held(recipe: OwnTraining, fixed: Records, initial: Tensor, key: Key) -> dict[str, Tensor]:
+def _held(recipe: OwnTraining, fixed: Records, initial: Tensor, key: Key) -> Shard:
     one_more = Records(fixed.inputs[None, :1], fixed.labels[None, :1], fixed.classes)
     try:
         read = read_from_opacus(lambda: recipe.fit(initial, fixed, one_more, key))
     except NotApplicable as why:
-        return {_REASON: torch.tensor(list(why.why.encode()), dtype=torch.uint8)}
-    numbers: list[float] = []
-    if read is not None:
-        numbers = [read.privacy.clip, read.privacy.noise, read.privacy.sampling, read.steps]
-    return {"numbers": torch.tensor(numbers, dtype=torch.float64)}
+        return Shard({}, {_REASON: why.why})
+    if read is None:
+        return Shard({}, {"privacy": []})
+    one = read.privacy
+    return Shard({}, {"privacy": [one.clip, one.noise, one.sampling, read.steps]})
 
 
-def _check_same(said: Stated, read: Stated) -> None:
+def _check_same(said: ClaimedPrivacy, read: ClaimedPrivacy) -> None:
     pairs = {
         "dp_clip": (said.privacy.clip, read.privacy.clip),
         "dp_noise": (said.privacy.noise, read.privacy.noise),

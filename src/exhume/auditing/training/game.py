@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,14 @@ from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.residual import Residual
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.auditing.at_risk import factors_of_own
-from exhume.auditing.findings import Findings, Named, inapplicable, status_of
+from exhume.auditing.sections import targets_section
 from exhume.choices import as_known, device_named, moved, recipe_for, sizes_for
 from exhume.contract import (
     Attack,
-    ExhumeError,
     Key,
     Knowledge,
     NotApplicable,
     Outcome,
-    Prepared,
     Progress,
     Recipe,
     Reconstruction,
@@ -33,7 +32,9 @@ from exhume.contract import (
     Weights,
     silent,
 )
+from exhume.results import AttackSpec, Facts, Findings, Section
 from exhume.score.targets import TargetScores, score_targets
+from exhume.score.verdict import not_audited
 from exhume.settings import Settings
 from exhume.store import NullStore
 from exhume.train.dp import epsilon
@@ -54,17 +55,16 @@ __all__ = [
     "audit_exact",
     "audit_informed",
     "audit_private",
-    "check_apart",
-    "dealt",
     "informed_game",
+    "split_roles",
     "start_of",
 ]
 
 _WEIGHTS = "the released weights"
-CLOSED_FORM = Named("closed-form", "Closed-form per-label reconstructor", "Balle22", _WEIGHTS)
-CORRECTED = Named("corrected", "Closed form, corrected by a network", "Balle22", _WEIGHTS)
-NOISE_AWARE = Named("noise-aware", "Noise-aware reconstructor", "Balle22", _WEIGHTS)
-THROUGH_TRAINING = Named(
+CLOSED_FORM = AttackSpec("closed-form", "Closed-form per-label reconstructor", "Balle22", _WEIGHTS)
+CORRECTED = AttackSpec("corrected", "Closed form, corrected by a network", "Balle22", _WEIGHTS)
+NOISE_AWARE = AttackSpec("noise-aware", "Noise-aware reconstructor", "Balle22", _WEIGHTS)
+THROUGH_TRAINING = AttackSpec(
     "through-training", "Differentiating through training", "Balle22", _WEIGHTS
 )
 
@@ -80,14 +80,15 @@ class Game:
     """Balle22's game: one released model per target, an adversary who knows all the other records."""
 
     victim: Victim
-    facts: dict[str, str | float]  # about the victim, for the report
+    facts: Facts  # about the victim, for the report
     recipe: Recipe
     knowledge: Knowledge
     key: Key
     rows: Tensor  # (t,) the targets' places in the data
+    pool: Records | None = None  # what it holds, where an attack uses less of it
 
 
-def dealt(settings: Settings, records: Records) -> data.Split:
+def split_roles(settings: Settings, records: Records) -> data.Split:
     """Who holds which records: the same settings deal the same way."""
     key = Key.from_seed(settings.seed).fold("split")
     parts = data.split(records, sizes_for(len(records), settings), key)
@@ -107,7 +108,7 @@ def informed_game(
     initial: (p,) where training starts; None draws it.
     """
     key = Key.from_seed(settings.seed)
-    parts = dealt(settings, records)
+    parts = split_roles(settings, records)
     recipe = recipe_for(settings, records)
     private = _privacy(recipe)
     if initial is None:
@@ -123,7 +124,7 @@ def informed_game(
         chunk=settings.machine.chunk,
         progress=progress,
     )
-    facts: dict[str, str | float] = {
+    facts: Facts = {
         "architecture": str(recipe.architecture),
         **({"start": Path(settings.victim.start).name} if settings.victim.start else {}),
         "training": str(recipe),
@@ -159,17 +160,22 @@ def audit_informed(
 ) -> Findings:
     """All targets, by the closed form fitted on shadow models."""
     attack = ClosedForm(chunk=settings.machine.chunk)
-    try:
-        prepared = attack.prepare(
-            game.knowledge, key=game.key.fold("attack"), store=store, progress=progress
-        )
-    except NotApplicable as why:
-        return _refused(CLOSED_FORM, game, why)
-    findings = _scored(CLOSED_FORM, game, prepared, settings.data.targets, progress)
-    public = game.knowledge.public
-    if public is not None:
-        findings.metrics.update(_accuracy("shadow_accuracy", game.recipe, prepared.sample, public))
-    return findings
+
+    def accuracy_of_shadows(prepared: Any) -> dict[str, float]:
+        public = game.knowledge.public
+        if public is None:
+            return {}
+        return _accuracy("shadow_accuracy", game.recipe, prepared.sample, public)
+
+    return play(
+        CLOSED_FORM,
+        attack,
+        game,
+        settings.data.targets,
+        store=store,
+        progress=progress,
+        figures=accuracy_of_shadows,
+    )
 
 
 def audit_corrected(
@@ -177,7 +183,7 @@ def audit_corrected(
 ) -> Findings:
     """All targets, by the closed form and a network that takes its errors away."""
     attack = Residual(chunk=settings.machine.chunk)
-    return _tried(CORRECTED, attack, game, settings, store=store, progress=progress)
+    return play(CORRECTED, attack, game, settings.data.targets, store=store, progress=progress)
 
 
 def audit_private(
@@ -185,61 +191,57 @@ def audit_private(
 ) -> Findings:
     """All targets of private training, by shadow models with and without its noise."""
     attack = NoiseAware(chunk=settings.machine.chunk)
-    return _tried(NOISE_AWARE, attack, game, settings, store=store, progress=progress)
-
-
-def _tried(
-    named: Named,
-    attack: Attack,
-    game: Game,
-    settings: Settings,
-    *,
-    store: Store,
-    progress: Progress,
-) -> Findings:
-    try:
-        prepared = attack.prepare(
-            game.knowledge, key=game.key.fold("attack"), store=store, progress=progress
-        )
-    except NotApplicable as why:
-        return _refused(named, game, why)
-    return _scored(named, game, prepared, settings.data.targets, progress)
+    return play(NOISE_AWARE, attack, game, settings.data.targets, store=store, progress=progress)
 
 
 def audit_exact(
     game: Game, settings: Settings, *, store: Store, progress: Progress = silent
 ) -> Findings:
-    """The first few targets, by differentiating through training."""
+    """The first few targets, by differentiating through training. It needs no shadow models."""
     needed = replace(game.knowledge, shadow=None, public=None)
-    try:
-        prepared = ThroughTraining().prepare(
-            needed, key=game.key.fold("through training"), store=store, progress=progress
-        )
-    except NotApplicable as why:
-        return _refused(THROUGH_TRAINING, game, why)
-    findings = _scored(THROUGH_TRAINING, game, prepared, settings.attack.exact, progress)
-    findings.section["knows"] = list(needed.known())
-    return findings
+    needing = replace(game, knowledge=needed, pool=holdings(game.knowledge))
+    targets = settings.attack.exact
+    attack = ThroughTraining()
+    return play(THROUGH_TRAINING, attack, needing, targets, store=store, progress=progress)
 
 
-def _scored(
-    named: Named, game: Game, prepared: Prepared, targets: int, progress: Progress
+def play(
+    spec: AttackSpec,
+    attack: Attack,
+    game: Game,
+    targets: int,
+    *,
+    store: Store,
+    progress: Progress,
+    figures: Callable[[Any], dict[str, float]] | None = None,
 ) -> Findings:
-    """Run a prepared attack on the first targets and compare it with the truth and with the baselines."""
+    """Prepare an attack, run it on the first targets, compare it with the truth and with baselines.
+
+    figures: what the prepared attack says about itself, for the page.
+    """
+    known = game.knowledge
+    key = game.key.fold(_KEYS.get(spec.id, "attack"))
     release, secret = first_of(game.victim, targets)
-    found = prepared.run(release)
-    if found.status.outcome is Outcome.NOT_APPLICABLE:
-        why = NotApplicable(found.status.reason, ever=found.status.ever)
-        return _refused(named, game, why)
-    progress(f"scoring {named.id}", 0, 1)
-    mean = MeanRecord().prepare(game.knowledge, key=game.key, store=NullStore()).run(release)
-    others = {_MEAN: mean, _SNAPPED: snap_to_holdings(found, game.knowledge)}
-    pool = holdings(game.knowledge)
+    try:
+        prepared = attack.prepare(known, key=key, store=store, progress=progress)
+        found = prepared.run(release)
+        if found.status.outcome is Outcome.NOT_APPLICABLE:
+            raise NotApplicable(found.status.reason, ever=found.status.ever)
+    except NotApplicable as why:
+        section = Section.inapplicable(spec, why, known.known())
+        return Findings(section, not_audited(why.why), facts=game.facts)
+    progress(f"scoring {spec.id}", 0, 1)
+    mean = MeanRecord().prepare(known, key=game.key, store=NullStore()).run(release)
+    others = {_MEAN: mean, _SNAPPED: snap_to_holdings(found, known)}
+    pool = holdings(known) if game.pool is None else game.pool
     scores = score_targets(secret, found, pool, game.key.fold("score"), baselines=others)
-    progress(f"scoring {named.id}", 1, 1)
-    section = _section(named, game.knowledge, found, scores)
+    progress(f"scoring {spec.id}", 1, 1)
+    section = _section(spec, game, found, scores)
+    if figures is not None:
+        section.metrics.update(figures(prepared))
     evidence = {**scores.evidence, **_factors(game, release, scores), "rows": game.rows[:targets]}
-    return Findings(section, evidence, game.facts, scores.verdict)
+    whole = evidence if targets == len(game.rows) else {}
+    return Findings(section, scores.verdict, evidence, game.facts, risk=whole)
 
 
 def _factors(game: Game, release: Weights, scores: TargetScores) -> dict[str, Tensor]:
@@ -248,16 +250,6 @@ def _factors(game: Game, release: Weights, scores: TargetScores) -> dict[str, Te
     assert fixed is not None  # the game is about what the adversary lacks of it
     own = Records(truth["targets"], truth["labels"], fixed.classes)
     return factors_of_own(game.recipe.architecture, release.parameters, own, fixed)
-
-
-def check_apart(out: Path, source: str) -> None:
-    """A run folder inside the data would become data at the next run."""
-    try:
-        inside = Path(source).is_dir() and out.resolve().is_relative_to(Path(source).resolve())
-    except (OSError, ValueError):  # a name that no file can have is refused where it is read
-        return
-    if inside:
-        raise ExhumeError(f"--out: {out} lies inside the data, {source}; choose another place")
 
 
 def _privacy(recipe: Recipe) -> dict[str, float]:
@@ -294,40 +286,20 @@ def _accuracy(name: str, recipe: Recipe, parameters: Tensor, records: Records) -
 _DELTA = 1e-5  # at which epsilon is stated (Balle22)
 _MEAN = "mean record"
 _SNAPPED = "held record nearest to the reconstruction"
+_KEYS = {"through-training": "through training"}  # attacks with randomness of their own
 
 
-def _section(
-    named: Named,
-    knowledge: Knowledge,
-    found: Reconstruction,
-    scores: TargetScores,
-) -> dict[str, Any]:
-    measured = {name: errors.means() for name, errors in scores.baselines.items()}
-    measured["nearest-neighbour oracle (knows the truth)"] = scores.oracle.means()
+def _section(spec: AttackSpec, game: Game, found: Reconstruction, scores: TargetScores) -> Section:
     notes = [f"The adversary held {scores.metrics['pool']:,.0f} records of its own."]
     if scores.metrics["duplicates"]:
         notes.append(
             f"{scores.metrics['duplicates']:.0f} targets have a near-duplicate among the adversary's "
             "records. Nothing can be learned from attacking these; the rates leave them out."
         )
-    return {
-        "id": named.id,
-        "name": named.name,
-        "paper": named.paper,
-        "sees": named.sees,
-        "knows": list(knowledge.known()),
-        "status": status_of(found),
-        "metrics": {
-            **scores.metrics,
-            **found.observed,
-            "mean_record_mse": measured[_MEAN]["mse"],
-            "nearest_mse": measured[_SNAPPED]["mse"],
-        },
-        "baselines": [{"name": name, **values} for name, values in measured.items()],
-        "cost": asdict(found.cost),
-        "notes": notes,
+    simpler = {
+        "mean_record_mse": float(scores.baselines[_MEAN].mse.mean()),
+        "nearest_mse": float(scores.baselines[_SNAPPED].mse.mean()),
     }
-
-
-def _refused(named: Named, game: Game, why: NotApplicable) -> Findings:
-    return inapplicable(named, game.knowledge.known(), game.facts, why)
+    return targets_section(
+        spec, game.knowledge.known(), found, scores, metrics=simpler, notes=notes
+    )

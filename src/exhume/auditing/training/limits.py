@@ -31,11 +31,11 @@ from exhume.contract import (
 )
 from exhume.score.naming import nearest_is_right
 from exhume.score.pixels import mse
-from exhume.train.claimed_privacy import Stated
+from exhume.train.claimed_privacy import ClaimedPrivacy
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
 
-__all__ = ["LISTED", "Limits", "measure_limits"]
+__all__ = ["LISTED", "Measured", "measure_limits"]
 
 LISTED = 10  # candidates on a list
 _STEPS, _END = "Prior-aware attack, every step seen", "Prior-aware attack, final weights"
@@ -43,7 +43,7 @@ _NAMING = "the record named among {}"
 
 
 @dataclass(frozen=True, eq=False)
-class Limits:
+class Measured:
     """Every comparison, by attack and game, and what has to be said about them."""
 
     made: Mapping[tuple[str, str], Certificate]
@@ -72,7 +72,7 @@ def measure_limits(
     store: Store,
     draws: bool = True,
     progress: Progress = silent,
-) -> Limits:
+) -> Measured:
     """The audit's own releases, asked another question.
 
     release: one model per target, by `release_one_each` with this key; known: recipe, start, fixed set.
@@ -92,14 +92,14 @@ def measure_limits(
     right: dict[tuple[str, str], Tensor] = {}
     ends, steps = [], []
     for group in groups:
-        own, told = targets[group], prepared.among(group)
-        found = told.run(Weights(release.parameters[group], release.layout)).candidates[:, 0]
+        own, among = targets[group], prepared.among(group)
+        found = among.run(Weights(release.parameters[group], release.layout)).candidates[:, 0]
         ends.append(nearest_is_right(found, own.inputs, own.inputs))
         if isinstance(recipe.descent, Descent):
             assert known.initial is not None  # or it could not have been prepared
             steps.append(
                 named_by_steps(
-                    told, recipe, known.initial, own, key=key, first=group.start, draws=draws
+                    among, recipe, known.initial, own, key=key, first=group.start, draws=draws
                 )
             )
             progress("attacking every step", group.stop, len(listed))
@@ -107,12 +107,14 @@ def measure_limits(
         right[_STEPS, naming] = torch.cat(steps)
     right[_END, naming] = torch.cat(ends)
     right |= _snapped(targets, answers)
-    stated = Stated(recipe.privacy, recipe.descent.steps)
+    stated = ClaimedPrivacy(recipe.privacy, recipe.descent.steps)
     undone = "" if steps else "only steps of gradient descent can be undone"
     return _certified(right, stated, targets, answers, undone)
 
 
-def limits_of_answers(stated: Stated, targets: Records, answers: Mapping[str, Tensor]) -> Limits:
+def limits_of_answers(
+    stated: ClaimedPrivacy, targets: Records, answers: Mapping[str, Tensor]
+) -> Measured:
     """Of training that only its owner can do: the attacks that reconstruct, with their answers snapped."""
     why = "training that cannot be done without its noise cannot be reckoned with"
     return _certified(_snapped(targets, answers), stated, targets, answers, why)
@@ -146,11 +148,11 @@ def _shuffled(targets: Records, groups: Sequence[slice], key: Key) -> Records:
 
 def _certified(
     right: dict[tuple[str, str], Tensor],
-    stated: Stated,
+    stated: ClaimedPrivacy,
     targets: Records,
     answers: Mapping[str, Tensor],
     undone: str,
-) -> Limits:
+) -> Measured:
     privacy, steps = stated.privacy, stated.steps
     kappas = [kappa_of_naming(targets[group].inputs) for group in _lists(targets)[1]]
     eta = _reach(targets.inputs)
@@ -167,7 +169,7 @@ def _certified(
         made[attack, game] = certify(
             int(success.sum()), len(success), kappa=kappa, bound=bound, comparisons=len(right)
         )
-    return Limits(made, _notes(stated, within, len(targets) - listed, undone))
+    return Measured(made, _notes(stated, within, len(targets) - listed, undone))
 
 
 def _reach(records: Tensor) -> float:
@@ -177,7 +179,7 @@ def _reach(records: Tensor) -> float:
     return float(apart.min(1).values.median()) / 4
 
 
-def _notes(stated: Stated, within: Allowed, left_out: int, undone: str) -> tuple[str, ...]:
+def _notes(stated: ClaimedPrivacy, within: Allowed, left_out: int, undone: str) -> tuple[str, ...]:
     kappa = within.within
     privacy = stated.privacy
     formula = "Phi(Phi^-1(kappa) + sqrt(T)/sigma)"

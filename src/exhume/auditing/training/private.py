@@ -5,24 +5,32 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 from torch import Tensor
 
 from exhume.attacks.informed.prior_aware import PriorAware
-from exhume.auditing.findings import Findings, Named, inapplicable
 from exhume.auditing.training.game import Game
-from exhume.auditing.training.limits import Limits, limits_of_answers, measure_limits
-from exhume.contract import Cost, NotApplicable, Outcome, Progress, Records, Store, silent
+from exhume.auditing.training.limits import Measured, limits_of_answers, measure_limits
+from exhume.contract import (
+    Cost,
+    NotApplicable,
+    Outcome,
+    Progress,
+    Records,
+    Status,
+    Store,
+    silent,
+)
+from exhume.results import AttackSpec, Findings, LimitRow, Limits, Section
 from exhume.score.verdict import broken, not_audited
-from exhume.train.claimed_privacy import Stated
+from exhume.train.claimed_privacy import ClaimedPrivacy
 from exhume.train.dp import epsilon
 from exhume.train.recipe import FullBatch
 
 __all__ = ["PRIOR_AWARE", "audit_limits"]
 
 _DELTA = 1e-5
-PRIOR_AWARE = Named(
+PRIOR_AWARE = AttackSpec(
     "prior-aware",
     "Naming the record among ten",
     "Hayes et al. 2023",
@@ -38,7 +46,7 @@ def audit_limits(
     chunk: int,
     store: Store,
     draws: bool = True,
-    stated: Stated | None = None,
+    stated: ClaimedPrivacy | None = None,
     progress: Progress = silent,
 ) -> Findings:
     """The section of the report. Naming one of ten is no reconstruction: only an alarm counts.
@@ -48,14 +56,14 @@ def audit_limits(
     owner's own.
     """
     recipe = game.recipe
-    answers = {f.section["name"]: f.evidence["reconstructions"] for f in found if f.evidence}
+    answers = {f.section.spec.name: f.evidence["reconstructions"] for f in found if f.evidence}
     if stated is not None and not isinstance(recipe, FullBatch):
         return _by_answers(game, stated, targets, answers)
     if not isinstance(recipe, FullBatch) or not recipe.privacy.noise:
         why = NotApplicable(
             f"recipe: full-batch private training is needed, not {recipe}", ever=True
         )
-        return inapplicable(PRIOR_AWARE, game.knowledge.known(), game.facts, why)
+        return _refused(game, why)
     started = time.perf_counter()
     limits = measure_limits(
         recipe,
@@ -76,12 +84,12 @@ def audit_limits(
 
 
 def _by_answers(
-    game: Game, stated: Stated, targets: Records, answers: dict[str, Tensor]
+    game: Game, stated: ClaimedPrivacy, targets: Records, answers: dict[str, Tensor]
 ) -> Findings:
     """Training that cannot be done without its noise: what the other attacks found, beside the bound."""
     if not answers:
         why = NotApplicable("no attack before it has reconstructed anything to compare", ever=True)
-        return inapplicable(PRIOR_AWARE, game.knowledge.known(), game.facts, why)
+        return _refused(game, why)
     privacy, steps = stated.privacy, stated.steps
     spent = epsilon(privacy.noise, steps, delta=_DELTA, sampling=privacy.sampling)
     facts = {**game.facts, "privacy": str(stated), "epsilon": spent, "delta": _DELTA}
@@ -90,40 +98,39 @@ def _by_answers(
     return _findings(replace(game, facts=facts), limits, known, Cost(), sees="the released weights")
 
 
+def _refused(game: Game, why: NotApplicable) -> Findings:
+    section = Section.inapplicable(PRIOR_AWARE, why, game.knowledge.known())
+    return Findings(section, not_audited(why.why), facts=game.facts)
+
+
 def _findings(
-    game: Game, limits: Limits, knows: list[str], cost: Cost, sees: str = PRIOR_AWARE.sees
+    game: Game, measured: Measured, knows: list[str], cost: Cost, sees: str = PRIOR_AWARE.sees
 ) -> Findings:
-    best = next(iter(limits.made.values()))  # the strongest that could be tried comes first
-    section = {
-        "id": PRIOR_AWARE.id,
-        "name": PRIOR_AWARE.name,
-        "paper": PRIOR_AWARE.paper,
-        "sees": sees,
-        "knows": knows,
-        "status": {"outcome": Outcome.CONVERGED.value, "reason": "", "ever": True},
-        "metrics": {
+    best = next(iter(measured.made.values()))  # the strongest that could be tried comes first
+    alarm = measured.alarm
+    section = Section(
+        replace(PRIOR_AWARE, sees=sees),
+        Status(Outcome.CONVERGED),
+        tuple(knows),
+        {
             "named": best.rate,
             "named_low": best.low,
             "named_high": best.high,
             "guessing": best.kappa,
             "allowed": best.bound,
         },
-        "baselines": [],
-        "cost": asdict(cost),
-        "notes": [],
-        "limits": limits_section(limits),
-    }
-    verdict = broken(limits.alarm) if limits.alarm else not_audited("naming reconstructs nothing")
-    return Findings(section, {}, game.facts, verdict, counts=bool(limits.alarm))
+        counts=bool(alarm),
+        cost=cost,
+        limits=limits_section(measured),
+    )
+    verdict = broken(alarm) if alarm else not_audited("naming reconstructs nothing")
+    return Findings(section, verdict, facts=game.facts)
 
 
-def limits_section(limits: Limits) -> dict[str, Any]:
-    """The part of result.json: numbers and words, no records."""
-    return {
-        "alarm": limits.alarm,
-        "notes": list(limits.notes),
-        "rows": [
-            {"attack": attack, "game": game, **asdict(one), "rate": one.rate, "alarm": one.alarm}
-            for (attack, game), one in limits.made.items()
-        ],
-    }
+def limits_section(measured: Measured) -> Limits:
+    """For the result: numbers and words, no records."""
+    rows = []
+    for (attack, game), one in measured.made.items():
+        numbers = {name: value for name, value in asdict(one).items() if name != "surely"}
+        rows.append(LimitRow(attack=attack, game=game, **numbers, rate=one.rate, alarm=one.alarm))
+    return Limits(measured.alarm, tuple(measured.notes), tuple(rows))

@@ -4,41 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from exhume.auditing.updates.found_texts import is_of_texts, scored_texts, told_words, with_words
-from exhume.auditing.updates.lines import Answer, Line
-from exhume.auditing.updates.reading import Case
-from exhume.contract import Key, Outcome, Reconstruction, Records
+from exhume.auditing.updates.attacks import Answer, UpdateAttack
+from exhume.auditing.updates.found_texts import is_of_texts, listed_words, scored_texts, with_words
+from exhume.contract import Cost, Key, Outcome, Reconstruction, Records
+from exhume.results import Facts, Findings, Rate, Section, Verdict
+from exhume.score.intervals import rate_of
 from exhume.score.updates import UpdateScores, score_updates
-from exhume.score.verdict import Verdict, not_audited
+from exhume.score.verdict import not_audited
 from exhume.victims.updates import keep_secret
 
-__all__ = ["Found", "Truth", "found_by"]
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """One attack on all updates."""
-
-    section: dict[str, Any]  # the attack's part of result.json: numbers and words, no records
-    evidence: dict[str, Tensor]
-    verdict: Verdict
-
-    @property
-    def ran(self) -> bool:
-        return bool(self.section["status"]["outcome"] != Outcome.NOT_APPLICABLE.value)
-
-    def share(self, cases: Sequence[Case]) -> float:
-        """Of the private records: brought back by the score, or proved by the updates."""
-        metrics = self.section["metrics"]
-        proved = float(metrics.get("certified", 0.0))
-        records = sum(case.batch_size or 0 for case in cases)
-        return max(float(metrics.get("success", 0.0)), proved / max(records, proved, 1.0))
+__all__ = ["Truth", "found_by"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +29,9 @@ class Truth:
     others: Records
 
 
-def found_by(line: Line, answers: Sequence[Answer], truth: Truth | None, key: Key) -> Found:
+def found_by(
+    attack: UpdateAttack, answers: Sequence[Answer], truth: Truth | None, key: Key, facts: Facts
+) -> Findings:
     """One attack's answers to all updates, scored where there is something to score with."""
     ran = [a for a in answers if a.found.status.outcome is not Outcome.NOT_APPLICABLE]
     proved = sum(answer.proof.records for answer in ran)
@@ -63,31 +45,37 @@ def found_by(line: Line, answers: Sequence[Answer], truth: Truth | None, key: Ke
         metrics[f"own_{name}"] = sum(values) / len(values)
     metrics.pop("own_ordered", None)
     evidence: dict[str, Tensor] = {}
+    leak: Rate | None = None
     if not ran:
         verdict = not_audited(answers[0].found.status.reason)
         metrics = {}
-    elif truth is None and not line.whole:
+    elif truth is None and not attack.whole:
         metrics |= {"listed": float(sum(answer.found.candidates.shape[1] for answer in ran))}
-        metrics |= {"success": 1.0}  # of every text all words are known
-        evidence, verdict = _listed(ran), told_words(ran)
+        evidence, verdict = _listed(ran), listed_words(ran)
+        leak = rate_of(len(ran), len(ran))  # of every update all words are known
     elif truth is None:
         evidence, verdict = _unscored(ran), _by_proof(proved, ran)
     else:
-        scores = _scores(line, ran, truth, key)
+        scores = _scores(attack, ran, truth, key)
         metrics |= scores.metrics
-        evidence, verdict = scores.evidence, scores.verdict
-        if verdict.word != "leaks" and proved:
-            verdict = _by_proof(proved, ran)
+        evidence, verdict, leak = scores.evidence, scores.verdict, scores.leak
+    if proved and proved > (leak.successes if leak else 0):  # a proof counts like a match
+        verdict = _by_proof(proved, ran)
+        records = sum(answer.case.batch_size or answer.proof.records for answer in answers)
+        leak = rate_of(proved, max(records, proved))
+    if leak is not None:
+        metrics |= {"success": leak.share, "success_low": leak.low, "success_high": leak.high}
     if ran and is_of_texts(ran):
-        evidence = with_words(evidence, ran, line)
+        evidence = with_words(evidence, ran, attack)
     metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
-    return Found(_section(line, answers, metrics, notes), evidence, verdict)
+    section = replace(_section(attack, answers, notes), metrics=metrics, leak=leak)
+    return Findings(section, verdict, evidence, facts)
 
 
-def _scores(line: Line, ran: Sequence[Answer], truth: Truth, key: Key) -> UpdateScores:
+def _scores(attack: UpdateAttack, ran: Sequence[Answer], truth: Truth, key: Key) -> UpdateScores:
     others = truth.others if len(truth.others) else None
     if is_of_texts(ran):
-        return scored_texts(line, ran, truth.private, others, key)
+        return scored_texts(attack, ran, truth.private, others, key)
     pairs = [
         (keep_secret(records), _pooled(ran, client, records.shape))
         for client, records in truth.private.items()
@@ -96,14 +84,14 @@ def _scores(line: Line, ran: Sequence[Answer], truth: Truth, key: Key) -> Update
 
 
 def _listed(ran: Sequence[Answer]) -> dict[str, Tensor]:
-    words = [a.found.candidates[0][torch.isfinite(a.found.confidence[0])] for a in ran]
+    words = [a.found.found() for a in ran]
     return {"listed": torch.unique(torch.cat(words))}
 
 
 def _pooled(ran: Sequence[Answer], client: str, shape: tuple[int, ...]) -> Reconstruction:
     """Everything found in any of a client's updates, as candidates for its records."""
     own = [answer.found for answer in ran if answer.case.client == client]
-    real = [torch.isfinite(found.confidence[0]) for found in own]
+    real = [found.real[0] for found in own]
     candidates = [found.candidates[0][keep].double() for found, keep in zip(own, real, strict=True)]
     labels = [
         torch.full((int(keep.sum()),), -1) if found.labels is None else found.labels[0][keep]
@@ -124,7 +112,7 @@ def _unscored(ran: Sequence[Answer]) -> dict[str, Tensor]:
     """What came back, with nothing to compare it with."""
     records, confidence, labels = [], [], []
     for answer in ran:
-        real = torch.isfinite(answer.found.confidence[0])
+        real = answer.found.real[0]
         found = answer.found.candidates[0][real]
         records.append(found.float() if found.is_floating_point() else found)
         confidence.append(answer.found.confidence[0][real])
@@ -152,9 +140,7 @@ def _by_proof(proved: int, ran: Sequence[Answer]) -> Verdict:
     )
 
 
-def _section(
-    line: Line, answers: Sequence[Answer], metrics: dict[str, float], notes: list[str]
-) -> dict[str, Any]:
+def _section(attack: UpdateAttack, answers: Sequence[Answer], notes: list[str]) -> Section:
     statuses = [answer.found.status for answer in answers]
     applied = [s for s in statuses if s.outcome is not Outcome.NOT_APPLICABLE] or statuses
     status = next((s for s in applied if s.outcome is not Outcome.CONVERGED), applied[0])
@@ -163,15 +149,10 @@ def _section(
     refused = [a for a in answers if a.found.status.outcome is Outcome.NOT_APPLICABLE]
     if refused and len(refused) < len(answers):
         notes = [*notes, f"Not applicable to {len(refused)}: {refused[0].found.status.reason}."]
-    return {
-        "id": line.id,
-        "name": line.name,
-        "paper": line.paper,
-        "sees": line.sees,
-        "knows": knows,
-        "status": {"outcome": status.outcome.value, "reason": status.reason, "ever": status.ever},
-        "metrics": metrics,
-        "baselines": [],
-        "cost": {"seconds": seconds, "models": 0},
-        "notes": [f"Updates attacked: {len(answers)}.", *notes],
-    }
+    return Section(
+        attack.spec,
+        status,
+        tuple(knows),
+        cost=Cost(seconds),
+        notes=(f"Updates attacked: {len(answers)}.", *notes),
+    )

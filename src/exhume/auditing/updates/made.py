@@ -8,10 +8,10 @@ from torch import Tensor
 from exhume.auditing.updates.found import Truth
 from exhume.auditing.updates.proofs import Steps
 from exhume.auditing.updates.reading import Case
-from exhume.auditing.updates.settings import UpdateSettings
 from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records
 from exhume.models.own.module import recognised
 from exhume.models.own.text import TextModel
+from exhume.settings import UpdateSettings
 from exhume.train.functional import own_gradients
 from exhume.train.local import LocalTraining
 

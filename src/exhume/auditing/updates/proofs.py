@@ -50,7 +50,7 @@ def proof_of(
     gradient: Gradient, architecture: Architecture, found: Reconstruction, steps: Steps, by: str
 ) -> Proof:
     """One release (1, p) of a mean loss and its candidates (1, k, *shape); `by` is the attack's id."""
-    real = torch.isfinite(found.confidence[0])
+    real = found.real[0]
     agreed = real & (found.confidence[0] >= _AGREEING) if by == "bias-ratio" else real
     residuals = []
     for chosen in (real, agreed):

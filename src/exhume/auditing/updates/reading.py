@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +12,14 @@ from torch.func import functional_call
 
 from exhume.auditing.fine_tuned import against_of
 from exhume.auditing.updates.proofs import Steps
-from exhume.auditing.updates.settings import UpdateSettings
 from exhume.auditing.updates.text import check_fits, is_text, text_model, vocabulary_of
 from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records, Vocabulary
+from exhume.data import Reading
 from exhume.models.own.factory import model_named
 from exhume.models.own.module import ModuleArchitecture, recognised
 from exhume.models.own.text import TextModel
+from exhume.notation import rows_by_client
+from exhume.settings import UpdateSettings
 from exhume.store import digest
 from exhume.victims.payload import Said, check_payload
 from exhume.victims.updates import (
@@ -30,7 +30,7 @@ from exhume.victims.updates import (
     from_states,
 )
 
-__all__ = ["Case", "cases_for", "model_for", "private_records"]
+__all__ = ["Case", "cases_for", "model_for", "private_records", "reading_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class Case:
     steps: Steps
     averaged: bool
     checked: tuple[str, ...]  # what could be checked about it
-    told: tuple[str, ...] = ()  # how it was read
+    notes: tuple[str, ...] = ()  # how it was read
     vocabulary: Vocabulary | None = None  # of a text model
 
     def start(self) -> Tensor:
@@ -65,9 +65,14 @@ class Case:
         return " ".join(digest(part) for part in parts)
 
 
+def reading_of(settings: UpdateSettings) -> Reading:
+    """How texts become records."""
+    return Reading(settings.vocabulary, settings.length, settings.padding)
+
+
 def cases_for(settings: UpdateSettings, records: Records | None) -> list[Case]:
     """Every update of the settings; raises `ExhumeError` with the assumption that does not fit."""
-    made = model_named(settings.model)
+    made = model_named(settings.model, Key.from_seed(settings.seed))
     shape = _shape(settings, made, records)
     check_fits(made, shape, records)
     if isinstance(made, nn.Module):
@@ -84,7 +89,7 @@ def cases_for(settings: UpdateSettings, records: Records | None) -> list[Case]:
 
 def model_for(settings: UpdateSettings, records: Records) -> Architecture:
     """The user's model, for updates that are made here."""
-    made = model_named(settings.model)
+    made = model_named(settings.model, Key.from_seed(settings.seed))
     shape = _shape(settings, made, records)
     check_fits(made, shape, records)
     if isinstance(made, nn.Module) and is_text(made, shape):
@@ -172,7 +177,7 @@ def _read(
         Steps(update.steps, (update.rate or 1.0) * share),
         averaged=not summed or bool(size),
         checked=tuple(checked),
-        told=update.told,
+        notes=update.notes,
     )
 
 
@@ -184,8 +189,7 @@ def private_records(
 ) -> tuple[dict[str, Records], Records]:
     """Each client's records, and all others of the set.
 
-    `records` of the settings: indices as 3,17,40-43; a text file of such; or a JSON file with an object
-    from client to indices. Empty: the whole set is the one client's batch.
+    `records` of the settings: as `rows_by_client` reads them. Empty: the whole set is the one client's batch.
     """
     named = _indices(settings.records, len(records), clients)
     used = torch.zeros(len(records), dtype=torch.bool)
@@ -196,38 +200,10 @@ def private_records(
 
 def _indices(spec: str, count: int, clients: Sequence[str]) -> dict[str, Tensor]:
     different = list(dict.fromkeys(clients))
-    if spec.endswith(".json"):
-        try:
-            content = json.loads(Path(spec).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as damage:
-            raise ExhumeError(f"records: {spec} is not readable as JSON ({damage})") from None
-        if not isinstance(content, dict) or not set(different) <= set(content):
-            raise ExhumeError(
-                f"records: {spec} must hold an object with indices for {', '.join(different)}"
-            )
-        lists = {client: content[client] for client in different}
-        if not all(isinstance(i, list) and all(type(n) is int for n in i) for i in lists.values()):
-            raise ExhumeError(f"records: {spec} must hold lists of whole numbers")
-        return {client: _within(index, count) for client, index in lists.items()}
-    if len(different) > 1:
-        raise ExhumeError(
-            f"records: there are {len(different)} clients ({', '.join(different)}), so a JSON file with "
-            "an object from client to indices is needed"
-        )
-    if not spec:
+    if not spec and len(different) == 1:
         return {different[0]: torch.arange(count)}
-    text = Path(spec).read_text(encoding="utf-8") if Path(spec).is_file() else spec
-    return {different[0]: _within(_parsed(text, spec), count)}
-
-
-def _parsed(text: str, spec: str) -> list[int]:
-    found: list[int] = []
-    for part in re.split(r"[\s,]+", text.strip()):
-        ends = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if ends is None:
-            raise ExhumeError(f"records: {spec!r} is neither indices such as 3,17,40-43 nor a file")
-        found += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
-    return found
+    named = rows_by_client(spec, "records", different)
+    return {client: _within(index, count) for client, index in named.items()}
 
 
 def _within(index: list[int], count: int) -> Tensor:

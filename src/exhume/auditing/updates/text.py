@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from exhume.auditing.updates.settings import UpdateSettings
 from exhume.contract import Architecture, ExhumeError, Records, Vocabulary
 from exhume.data import dictionary_at
 from exhume.models.own.text import TextModel, takes_tokens
-from exhume.models.tokens import TokenNet
+from exhume.settings import UpdateSettings
 
 __all__ = ["check_fits", "is_text", "text_model", "vocabulary_of"]
 
@@ -22,10 +21,6 @@ def check_fits(
     made: nn.Module | Architecture, shape: tuple[int, ...], records: Records | None
 ) -> None:
     """Refuse numbers for a model of texts, and texts for a model of numbers."""
-    if isinstance(made, TokenNet):
-        raise ExhumeError(
-            "model: an nn.Module with an nn.Embedding is needed for texts; a TokenNet serves studies only"
-        )
     tokens = records is not None and records.vocabulary is not None
     if records is not None and not tokens and is_text(made, shape):
         raise ExhumeError(
@@ -40,10 +35,10 @@ def check_fits(
 
 def text_model(module: nn.Module, length: int, records: Records | None, padding: int) -> TextModel:
     """padding: -1: as the records' vocabulary says, or the model."""
-    told = None if padding < 0 else padding
-    if told is None and records is not None and records.vocabulary is not None:
-        told = records.vocabulary.padding
-    net = TextModel.of(module, length, told)
+    filler = None if padding < 0 else padding
+    if filler is None and records is not None and records.vocabulary is not None:
+        filler = records.vocabulary.padding
+    net = TextModel.of(module, length, filler)
     if records is not None and int(records.inputs.max()) >= net.vocabulary:
         odd = int((records.inputs >= net.vocabulary).any(1).nonzero()[0, 0])
         raise ExhumeError(

@@ -16,9 +16,9 @@ from exhume.train.split import (
     ANSWERS,
     FEATURES,
     SplitJob,
+    apply_dropout,
     check_dropped,
     fixed_noise,
-    thinned,
 )
 
 __all__ = ["DropoutEnsemble"]
@@ -63,10 +63,10 @@ class DropoutEnsemble:
             inputs, labels = job.batch(rows, generator)
             features = first.head(inputs)
             if self.dropped == FEATURES:
-                features = thinned(features, self.rate, generator)
+                features = apply_dropout(features, self.rate, generator)
             answers = [body(features) for body in bodies]
             if self.dropped == ANSWERS:
-                answers = [thinned(answer, self.rate, generator) for answer in answers]
+                answers = [apply_dropout(answer, self.rate, generator) for answer in answers]
             return F.cross_entropy(client.finish(answers), labels)
 
         train_module(

@@ -96,10 +96,10 @@ class Ensembler:
         progress("training the bodies", done, self.bodies)
         jobs = [index if state is None else None for index, state in enumerate(kept)]
         shared = _Shared(job, self.sigma, key, NullStore() if far else store)
-        for index, state in run_jobs(_train_one, jobs, shared=shared):
-            if state is not None:
-                store.save(names[index], state)
-                _load(parts[index], state)
+        for index, trained in run_jobs(_train_one, jobs, shared=shared):
+            if trained is not None:
+                store.save(names[index], trained)
+                _load(parts[index], trained)
                 done += 1
                 progress("training the bodies", done, self.bodies)
         for split in parts:

@@ -23,7 +23,7 @@ def _alone(parts: Split, noise: Tensor) -> Pipeline:
 
 
 def _quiet(parts: Split, job: SplitJob) -> Pipeline:
-    """Without noise."""
+    """The pipeline without noise."""
     return _alone(parts, torch.zeros(parts.feature_shape(job.records.shape)))
 
 

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 
 from exhume.contract import Architecture, ExhumeError, Key, Layout
 from exhume.models.mlp import MLP
+from exhume.models.own.factory import Factory
 from exhume.models.own.module import ModuleArchitecture, recognised
-from exhume.models.own.per_record_check import keeps_statistics, unsteady
-from exhume.naming import called, digest_of_code, drawing_from, first_line, named
+from exhume.models.own.per_record_check import keeps_statistics, not_per_record
+from exhume.naming import digest_of_code, first_line
 from exhume.store import digest
 
 __all__ = ["OwnArchitecture", "architecture_named", "fully_connected"]
@@ -41,7 +41,7 @@ def architecture_named(
     root: the folder that the name counts from; None: the present one. One forward pass is tried.
     """
     place = (root or Path()).resolve()
-    made = _made(named(spec, "model", place), spec, _TEMPLATE)
+    made = Factory.named(spec, place).made(_TEMPLATE)
     if not isinstance(made, nn.Module):
         if made.input_shape != input_shape:
             raise ExhumeError(
@@ -85,19 +85,19 @@ class OwnArchitecture:
     def twin(self) -> MLP | None:
         """The `MLP` that is the same function of the same flat parameters, in training too."""
         plain = ModuleArchitecture(self.build(), self.input_shape)
-        if self.unsteady or plain.layout != self.layout:
+        if self.not_per_record or plain.layout != self.layout:
             return None
         found = recognised(plain)
         return found if isinstance(found, MLP) else None
 
     @cached_property
-    def unsteady(self) -> str:
+    def not_per_record(self) -> str:
         """What training does besides following a gradient, with the layer's name; empty if nothing."""
-        return unsteady(self.trainable(), self.input_shape)
+        return not_per_record(self.trainable(), self.input_shape)
 
     def initial(self, key: Key) -> Tensor:
         """(p,) as the factory draws it from a generator of the key's; the global one is left alone."""
-        module = _made(self._loaded.found, self.spec, key.fold("initial"))
+        module = self._loaded.factory.drawn(key)
         assert isinstance(module, nn.Module)  # the template was one
         drawn = {name: tensor.detach() for name, tensor in _changing(module).items()}
         if Layout(tuple(drawn), tuple(tuple(t.shape) for t in drawn.values())) != self.layout:
@@ -105,11 +105,11 @@ class OwnArchitecture:
         return self.layout.join(drawn)
 
     def build(self) -> nn.Module:
-        """In eval mode: what is released."""
+        """The module in eval mode: what is released."""
         return self.trainable().eval()
 
     def trainable(self) -> nn.Module:
-        """In the modes in which the factory returns it."""
+        """The module in the modes in which the factory returns it."""
         return copy.deepcopy(self._loaded.template)
 
     def __getstate__(self) -> dict[str, object]:
@@ -129,35 +129,18 @@ def fully_connected(architecture: Architecture) -> MLP | None:
 
 @dataclass(frozen=True, eq=False)
 class _Loaded:
-    found: object  # the factory, or a module
+    factory: Factory
     template: nn.Module
     fingerprint: str
 
     @staticmethod
     def of(spec: str, root: Path) -> _Loaded:
-        found = named(spec, "model", root)
-        template = _made(found, spec, _TEMPLATE)
+        factory = Factory.named(spec, root)
+        template = factory.made(_TEMPLATE)
         if not isinstance(template, nn.Module):
             raise ExhumeError(f"model: {spec} gives a {type(template).__name__}, not an nn.Module")
         _check_parameters(template, spec)
-        return _Loaded(found, template, _fingerprint(found, template))
-
-
-def _made(found: object, spec: str, key: Key) -> nn.Module | Architecture:
-    if isinstance(found, nn.Module):
-        try:
-            return copy.deepcopy(found)
-        except RuntimeError as error:
-            raise ExhumeError(f"model: {spec} cannot be copied: {first_line(error)}") from error
-    made = found
-    if callable(found) and not isinstance(found, Architecture):
-        with drawing_from(key):
-            made = called(found, spec, "model")
-    if isinstance(made, nn.Module):
-        return made.cpu()
-    if not isinstance(made, Architecture):
-        raise ExhumeError(f"model: {spec} gives a {type(made).__name__}, not an nn.Module")
-    return made
+        return _Loaded(factory, template, _fingerprint(factory.found, template))
 
 
 def _changing(module: nn.Module) -> dict[str, Tensor]:
@@ -188,10 +171,6 @@ def _fingerprint(found: object, module: nn.Module) -> str:
 
 def _check_parameters(module: nn.Module, spec: str) -> None:
     for name, parameter in module.named_parameters():
-        if isinstance(parameter, UninitializedParameter):
-            raise ExhumeError(
-                f"model: {spec}: {name} has no shape yet; run one batch through it in the factory"
-            )
         if parameter.dtype != torch.float32:
             kind = str(parameter.dtype).removeprefix("torch.")
             raise ExhumeError(f"model: {spec}: {name} is {kind}; return the module as .float()")

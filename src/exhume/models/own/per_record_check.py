@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from exhume.contract import Key
-from exhume.naming import drawing_from
+from exhume.naming import seeded_globals
 
-__all__ = ["keeps_statistics", "unsteady"]
+__all__ = ["keeps_statistics", "not_per_record"]
 
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _NORM = nn.modules.batchnorm._NormBase
@@ -27,7 +27,7 @@ def keeps_statistics(layer: nn.Module) -> bool:
     return isinstance(layer, _NORM) and layer.training and layer.running_mean is not None
 
 
-def unsteady(module: nn.Module, input_shape: tuple[int, ...]) -> str:
+def not_per_record(module: nn.Module, input_shape: tuple[int, ...]) -> str:
     """What it does besides, in words that begin with the layer's name; empty if nothing is seen."""
     for name, layer in module.named_modules():
         kind = f"{name or 'the model'} ({type(layer).__name__})"
@@ -47,7 +47,7 @@ def unsteady(module: nn.Module, input_shape: tuple[int, ...]) -> str:
 
 
 def _outputs(module: nn.Module, inputs: Tensor, seed: int) -> Tensor:
-    with drawing_from(Key.from_seed(seed)), torch.no_grad():
+    with seeded_globals(Key.from_seed(seed)), torch.no_grad():
         found: Tensor = copy.deepcopy(module)(inputs)
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
@@ -10,8 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from exhume.contract import Architecture, ExhumeError, Key
-from exhume.models.own.factory import model_named
+from exhume.contract import ExhumeError, Key
+from exhume.models.own.factory import module_named
 from exhume.models.split.cut import Split, cut, wider_tail
 from exhume.models.split.resnet import ResNet18
 from exhume.models.split.vgg import VGG16
@@ -39,11 +38,7 @@ class OwnNetwork:
     input_shape: tuple[int, ...]
 
     def module(self, key: Key) -> nn.Module:
-        """What the factory makes when torch's generator starts from the key; that is put back."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key.seed())
-            made = model_named(self.factory)
-        return made.build() if isinstance(made, Architecture) else copy.deepcopy(made)
+        return module_named(self.factory, key)
 
 
 _NAMED: dict[str, type[ResNet18] | type[VGG16] | type[OwnNetwork]] = {
@@ -66,7 +61,7 @@ class Blueprint:
         return cut(self.network.module(_ANY), self.first, self.second)
 
     def tail(self, answers: int) -> nn.Module:
-        """For so many bodies' answers side by side."""
+        """The tail for so many bodies' answers side by side."""
         parts = self.split()
         if answers == 1:
             return parts.tail
@@ -74,7 +69,7 @@ class Blueprint:
         return wider_tail(parts, parts.body, shape, answers)
 
     def shapes(self, parts: Split | None = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of what one input sends, and of what one body answers. parts: where they are built already."""
+        """Shapes of what one input sends and one body answers. parts: where they are built already."""
         parts = parts or self.split()
         feature = parts.feature_shape(self.network.input_shape)
         with torch.no_grad():
@@ -82,7 +77,7 @@ class Blueprint:
         return feature, tuple(answer.shape[1:])
 
     def written(self) -> dict[str, Any]:
-        """As plain data."""
+        """The blueprint as plain data."""
         if type(self.network).__name__ not in _NAMED:
             raise ExhumeError(
                 f"network: a {type(self.network).__name__} cannot be named in a manifest; give it as "

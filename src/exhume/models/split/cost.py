@@ -19,7 +19,7 @@ __all__ = ["RequestCost", "client_ratio", "client_seconds", "request_cost"]
 
 @dataclass(frozen=True)
 class RequestCost:
-    """Of one request of so many inputs to N bodies. Times are the best of several, in seconds."""
+    """What one request of so many inputs to N bodies costs. Times are the best of several, in seconds."""
 
     inputs: int
     bodies: int  # N
@@ -74,7 +74,7 @@ def client_seconds(
     *,
     repeats: int = 5,
 ) -> list[float]:
-    """Of head, selection and tail for each client, taken in turns; the best of the repeats."""
+    """Seconds of head, selection and tail for each client, taken in turns; the best of the repeats."""
     if len(clients) != len(answers):
         raise ExhumeError(f"answers: {len(answers)} given for {len(clients)} clients")
     best = [float("inf")] * len(clients)

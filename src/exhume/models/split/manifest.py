@@ -88,7 +88,7 @@ def read_manifest(folder: Path, kind: str, more: Sequence[str]) -> dict[str, Any
     return content
 
 
-def read_part(path: Path, told: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
+def read_part(path: Path, manifest: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
     """The tensors of a part and its checksum, if both are what the manifest says."""
     try:
         content = path.read_bytes()
@@ -97,13 +97,13 @@ def read_part(path: Path, told: Mapping[str, Any]) -> tuple[dict[str, Tensor], s
     except OSError as error:
         raise ExhumeError(f"{path}: cannot be read ({error.strerror or error})") from error
     found = checksum(content)
-    if found != told["sha256"]:
+    if found != manifest["sha256"]:
         raise ExhumeError(f"{path}: was altered or damaged; its checksum is not the manifest's")
     try:
         state: dict[str, Tensor] = load(content)
     except (SafetensorError, ValueError) as error:
         raise ExhumeError(f"{path}: is no safetensors file ({error})") from error
-    said = {name: tuple(t["shape"]) for name, t in told["tensors"].items()}
+    said = {name: tuple(t["shape"]) for name, t in manifest["tensors"].items()}
     if said != {name: tuple(tensor.shape) for name, tensor in state.items()}:
         raise ExhumeError(f"{path}: holds other tensors than the manifest says")
     return state, found

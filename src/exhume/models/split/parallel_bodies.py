@@ -19,13 +19,13 @@ from torch.func import functional_call, vmap
 
 from exhume.contract import ExhumeError
 
-__all__ = ["WAYS", "Together", "Way", "fastest", "timed_ways"]
+__all__ = ["WAYS", "ParallelBodies", "Way", "fastest", "timed_ways"]
 
 Way = Literal["one after another", "threads", "stacked"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
 
-class Together:
+class ParallelBodies:
     """Answers of all bodies, (n, *answer) each, to features (n, *feature). Bodies are in eval mode."""
 
     def __init__(
@@ -52,7 +52,7 @@ def timed_ways(
 
     Not every body can be stacked; one that `vmap` refuses has no such way.
     """
-    runs = {way: Together(bodies, way) for way in WAYS}
+    runs = {way: ParallelBodies(bodies, way) for way in WAYS}
     with torch.inference_mode():
         try:
             runs["stacked"](features)
@@ -77,7 +77,7 @@ def _in_turn(bodies: Sequence[nn.Module], _: int) -> Callable[[Tensor], list[Ten
 
 
 def _on_threads(bodies: Sequence[nn.Module], workers: int) -> Callable[[Tensor], list[Tensor]]:
-    """As many at once as there are threads; each body then computes on one."""
+    """Run as many bodies at once as there are threads; each then computes on one."""
     pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
 
     def one(body: nn.Module, features: Tensor) -> Tensor:

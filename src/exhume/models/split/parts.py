@@ -89,8 +89,8 @@ def save_server(pipeline: Pipeline, blueprint: Blueprint, folder: Path) -> None:
         state = _plain(body.state_dict())
         content = save(state)
         write_atomically(place / BODY, content, mode=0o644)
-        told = {"kind": "split body", "index": index, **common}
-        write_manifest(place, {**told, **about_file(content, state)}, mode=0o644)
+        manifest = {"kind": "split body", "index": index, **common}
+        write_manifest(place, {**manifest, **about_file(content, state)}, mode=0o644)
 
 
 def save_client(pipeline: Pipeline, blueprint: Blueprint, folder: Path) -> None:
@@ -106,8 +106,8 @@ def save_client(pipeline: Pipeline, blueprint: Blueprint, folder: Path) -> None:
     content = save(state)
     write_atomically(folder / CLIENT, content)
     sums = [checksum(save(_plain(body.state_dict()))) for body in pipeline.bodies]
-    told = {"kind": "split client", "bodies": sums, **_common(blueprint)}
-    write_manifest(folder, {**told, **about_file(content, state)}, mode=0o600)
+    manifest = {"kind": "split client", "bodies": sums, **_common(blueprint)}
+    write_manifest(folder, {**manifest, **about_file(content, state)}, mode=0o600)
 
 
 def load_client(folder: Path, *, factory: str = "") -> KeptClient:
@@ -116,10 +116,10 @@ def load_client(folder: Path, *, factory: str = "") -> KeptClient:
     factory: allows a network of the user's own, by the name that the manifest gives.
     """
     owned(folder, (CLIENT,))
-    told = read_manifest(folder, "split client", ("bodies",))
-    blueprint = Blueprint.read(told, str(folder), factory=factory)
-    state, _ = read_part(folder / CLIENT, told)
-    sums = told["bodies"]
+    manifest = read_manifest(folder, "split client", ("bodies",))
+    blueprint = Blueprint.read(manifest, str(folder), factory=factory)
+    state, _ = read_part(folder / CLIENT, manifest)
+    sums = manifest["bodies"]
     selected = tuple(int(i) for i in state.pop("selected", torch.zeros(0)).tolist())
     _selectable(selected, len(sums), folder)
     noise = state.pop("noise", torch.zeros(()))
@@ -139,13 +139,13 @@ def load_client(folder: Path, *, factory: str = "") -> KeptClient:
 
 def load_body(folder: Path, *, factory: str = "") -> KeptBody:
     """One body from its folder."""
-    told = read_manifest(folder, "split body", ("index",))
-    blueprint = Blueprint.read(told, str(folder), factory=factory)
-    state, sha256 = read_part(folder / BODY, told)
+    manifest = read_manifest(folder, "split body", ("index",))
+    blueprint = Blueprint.read(manifest, str(folder), factory=factory)
+    state, sha256 = read_part(folder / BODY, manifest)
     parts = blueprint.split()
     _put(parts.body, state, folder, blueprint)
     feature, answer = blueprint.shapes(parts)
-    return KeptBody(_still(parts.body), blueprint, feature, answer, sha256, int(told["index"]))
+    return KeptBody(_still(parts.body), blueprint, feature, answer, sha256, int(manifest["index"]))
 
 
 def load_bodies(
@@ -167,7 +167,7 @@ def load_bodies(
 
 
 def load_pipeline(client: Path, server: Path, *, factory: str = "") -> Pipeline:
-    """Both sides together, if they belong together."""
+    """Client and bodies as one, if they belong together."""
     kept = load_client(client, factory=factory)
     bodies = load_bodies(server, only=range(len(kept.bodies)), factory=factory)
     for body, wanted in zip(bodies, kept.bodies, strict=True):

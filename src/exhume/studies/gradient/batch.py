@@ -5,23 +5,21 @@ One-to-one matching by signed cosine; the batch size is not given to the tensor 
 
 from __future__ import annotations
 
-import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from exhume import data
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.attacks.gradient.tensor.attack import TensorAttack
-from exhume.contract import Key, Knowledge, Progress, Records
 from exhume.models.two_layer import TwoLayer
-from exhume.report.folder import RunFolder
-from exhume.score.batches import score_batches
-from exhume.store import NullStore
-from exhume.studies.study import Claim, Outcome, Scale, Study
-from exhume.victims.gradient import cut_batches, release_batches
+from exhume.score.batches import RECOVERED
+from exhume.studies.claims import Claim, flattened
+from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.gradient.batches import attacked, even_odd_batches
+from exhume.victims.gradient import release_batches
 
 __all__ = ["STUDY"]
 
@@ -30,7 +28,6 @@ DEVIATIONS = (
     "Two classes, odd and even digits (CIFAR-10: odd and even class numbers), and one output.",
     "The sign that an odd activation leaves open is fixed by the prior that images are not negative.",
 )
-Attacks = SpanAttack | TensorAttack | GradientMatching
 
 
 @dataclass(frozen=True)
@@ -40,10 +37,10 @@ class _Case:
     activation: str
     batch: int
     width: int
-    attack: Attacks = SpanAttack()
+    attack: SpanAttack | TensorAttack | GradientMatching = SpanAttack()
     unit: bool = True  # records of unit norm; False: raw values in [0, 1]
     batches: int = 10
-    bar: float | None = None  # smallest cosine that the claim asks for
+    bar: float = 0.0  # smallest cosine that the claim asks for; 0: no claim
     seconds: float | None = None  # a batch
 
 
@@ -81,104 +78,88 @@ _CPU = (
     _Case("tanh.b32", "mnist", "tanh", 32, 20_000, batches=1, bar=0.99),
 )
 _PAPER = tuple(replace(case, batches=max(case.batches, 10)) for case in _CPU)
-_SCALES: dict[Scale, tuple[_Case, ...]] = {
-    "smoke": _SMALL,
-    "cpu": _CPU,
-    "paper": (*_PAPER, _Case("tanh.b64", "mnist", "tanh", 64, 80_000)),
+
+
+@dataclass(frozen=True)
+class _Setting:
+    cases: tuple[_Case, ...]
+
+
+_SCALES: dict[Scale, _Setting] = {
+    "smoke": _Setting(_SMALL),
+    "cpu": _Setting(_CPU),
+    "paper": _Setting((*_PAPER, _Case("tanh.b64", "mnist", "tanh", 64, 80_000))),
 }
 
 
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    metrics: dict[str, float] = {}
-    cases, key = _SCALES[scale], Key.from_seed(seed)
-    loaded = {source: data.load(source) for source in {case.source for case in cases}}
+def _run(run: Run[_Setting]) -> Outcome:
+    summaries: dict[str, dict[str, float]] = {}
     pictures: dict[str, Tensor] = {}
-    for case in cases:
-        records = _chosen(case, loaded[case.source], key)
-        store, rows = folder.store(), []
-        for i in range(case.batches):
-            progress(case.name, i, case.batches)
-            address = key.fold("gradient-batch 2", repr(case), i).digest
-            kept = store.load(address)
-            if kept is None:
-                kept = _one(case, records[i : i + 1], key.fold(case.name, i))
-                store.save(address, kept)
-            rows.append(kept)
-        progress(case.name, case.batches, case.batches)
-        metrics |= _summary(case, rows)
+    for case in run.setting.cases:
+        jobs = {f"{case.name}, batch {i}": (case, i) for i in range(case.batches)}
+        rows = list(run.tensors(case.name, _one, jobs).values())
+        summaries[case.name] = _summary(case, rows)
         pictures |= {f"{case.name}.{side}": rows[0][side] for side in ("truth", "found")}
-    folder.write_tensors("batches.safetensors", pictures)
-    return Outcome(_claims(cases, metrics), metrics, deviations=list(DEVIATIONS))
+    run.folder.write_tensors("batches.safetensors", pictures)
+    claims = [_claim(case, summaries[case.name]) for case in run.setting.cases if case.bar]
+    return Outcome(claims, flattened(summaries), deviations=list(DEVIATIONS))
 
 
-def _chosen(case: _Case, records: Records, key: Key) -> Records:
-    """(batches, b, *shape), the same records for every attack on one source."""
-    generator = key.fold("records", case.source).generator()
-    picked = torch.randperm(len(records), generator=generator)[: case.batches * case.batch]
-    inputs = records.inputs[picked].float()
-    if case.unit:
-        norms = inputs.flatten(1).norm(dim=1)
-        inputs = inputs / norms.reshape(-1, *([1] * (inputs.ndim - 1)))
-    chosen = Records(inputs, records.labels[picked] % 2, ("even", "odd"))
-    return cut_batches(chosen, case.batch)
-
-
-def _one(case: _Case, batch: Records, key: Key) -> dict[str, Tensor]:
-    network = TwoLayer(batch.shape, case.width, 1, case.activation)
-    asker = SpanAttack() if isinstance(case.attack, GradientMatching) else case.attack
-    release, secret = release_batches(network, asker.query(network, key), batch)
-    size = case.batch if isinstance(case.attack, GradientMatching) else None
-    knowledge = Knowledge(architecture=network, batch_size=size)
-    started = time.perf_counter()
-    found = case.attack.prepare(knowledge, key=key, store=NullStore()).run(release)
-    seconds = time.perf_counter() - started
-    scores = score_batches(secret, found)
+def _one(run: Run[_Setting], job: tuple[_Case, int]) -> dict[str, Tensor]:
+    case, i = job
+    records, own = run.records(case.source), run.key.fold("records", case.source)
+    private = even_odd_batches(records, case.batches, case.batch, own, unit=case.unit)[i : i + 1]
+    key, network = (
+        run.key.fold(case.name, i),
+        TwoLayer(private.shape, case.width, 1, case.activation),
+    )
+    asker, size = case.attack, None
+    if isinstance(
+        asker, GradientMatching
+    ):  # which asks for nothing itself, and needs the batch size
+        asker, size = SpanAttack(), case.batch
+    seen, _ = release_batches(network, asker.query(network, key), private)
+    found, scores = attacked(case.attack, network, seen, private, key, size=size)
     return {
         "cosines": scores.cosines[0],
         "psnr": scores.psnr[0],
         "size": scores.sizes.double(),
-        "seconds": torch.tensor([seconds]),
-        "truth": batch.inputs[0],
+        "seconds": torch.tensor([found.cost.seconds]),
+        "truth": private.inputs[0],
         "found": scores.matched[0],
     }
 
 
-def _summary(case: _Case, rows: list[dict[str, Tensor]]) -> dict[str, float]:
-    cosines = torch.stack([row["cosines"] for row in rows])
+def _summary(case: _Case, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    cosines, psnr = (torch.stack([row[name] for row in rows]) for name in ("cosines", "psnr"))
     sizes = torch.cat([row["size"] for row in rows])
     return {
-        f"{case.name}.min_cosine": float(cosines.min()),
-        f"{case.name}.mean_cosine": float(cosines.mean()),
-        f"{case.name}.recovered": float((cosines >= 0.99).double().mean()),
-        f"{case.name}.psnr": float(torch.stack([row["psnr"] for row in rows]).mean()),
-        f"{case.name}.batch_size_right": float((sizes == case.batch).double().mean()),
-        f"{case.name}.seconds": max(float(row["seconds"]) for row in rows),
+        "min_cosine": float(cosines.min()),
+        "mean_cosine": float(cosines.mean()),
+        "recovered": float((cosines >= RECOVERED).double().mean()),
+        "psnr": float(psnr.mean()),
+        "batch_size_right": float((sizes == case.batch).double().mean()),
+        "seconds": max(float(row["seconds"]) for row in rows),
     }
 
 
-def _claims(cases: tuple[_Case, ...], metrics: dict[str, float]) -> list[Claim]:
-    found = []
-    for case in cases:
-        if case.bar is None:
-            continue
-        least, slowest = metrics[f"{case.name}.min_cosine"], metrics[f"{case.name}.seconds"]
-        limit = "" if case.seconds is None else f", in {case.seconds:g} s a batch at most"
-        found.append(
-            Claim(
-                case.name,
-                f"{case.source}, {case.activation}, {case.batch} records, {case.width} neurons: every "
-                f"record with a cosine of {case.bar:g} or more{limit}",
-                "records are identified",
-                f"smallest cosine {least:.6f}, slowest batch {slowest:.1f} s",
-                least >= case.bar and (case.seconds is None or slowest <= case.seconds),
-            )
-        )
-    return found
+def _claim(case: _Case, metrics: Mapping[str, float]) -> Claim:
+    least, slowest = metrics["min_cosine"], metrics["seconds"]
+    limit = "" if case.seconds is None else f", in {case.seconds:g} s a batch at most"
+    return Claim(
+        case.name,
+        f"{case.source}, {case.activation}, {case.batch} records, {case.width} neurons: every "
+        f"record with a cosine of {case.bar:g} or more{limit}",
+        "records are identified",
+        f"smallest cosine {least:.6f}, slowest batch {slowest:.1f} s",
+        least >= case.bar and (case.seconds is None or slowest <= case.seconds),
+    )
 
 
 STUDY = Study(
     name="gradient-batch",
     title="Batches read out of one gradient: how large, and from which layers",
     paper="Wang23",
+    scales=_SCALES,
     run=_run,
 )

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from exhume import data
 from exhume.attacks.gradient.analytic import BiasRatio
-from exhume.contract import Gradient, Key, Knowledge, Progress, Records, TrainingDefence
+from exhume.contract import TrainingDefence
 from exhume.defences.dp import DPTraining
 from exhume.defences.local import LargerBatch, LocalSteps
 from exhume.models.mlp import MLP
-from exhume.report.folder import RunFolder
-from exhume.score.batches import score_batches
-from exhume.store import NullStore
-from exhume.studies.study import Claim, Outcome, Scale, Study, remembered
+from exhume.studies.claims import Claim, flattened
+from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.gradient.batches import attacked, utility
 from exhume.train.local import LocalTraining
-from exhume.victims.gradient import cut_batches, keep_batches, release_updates
+from exhume.victims.gradient import cut_batches, release_updates
 
 __all__ = ["STUDY"]
 
@@ -27,8 +25,8 @@ DEVIATIONS = (
     "a stronger attack may get past what stops it.",
     "Epsilon is that of one update, delta 1e-5. Utility is the cosine with the plain update.",
 )
-_TOLERANT = BiasRatio(tolerance=0.3)  # of an adversary who expects noise
-_MAKING: dict[str, TrainingDefence] = {
+_ATTACKS = {"": BiasRatio(), "tolerant.": BiasRatio(tolerance=0.3)}  # of one who expects noise
+_DEFENCES: dict[str, TrainingDefence] = {
     "none": DPTraining(),
     "dp.clip": DPTraining(clip=1.0),
     "dp.noise1e-4": DPTraining(1.0, 1e-4),
@@ -46,7 +44,7 @@ class _Setting:
     width: int
     batch: int
     batches: int
-    larger: tuple[int, ...]
+    larger: tuple[int, ...]  # batches that are joined to one
 
 
 _SCALES: dict[Scale, _Setting] = {
@@ -56,67 +54,46 @@ _SCALES: dict[Scale, _Setting] = {
 }
 
 
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting, key = _SCALES[scale], Key.from_seed(seed)
-    records = data.load(setting.source)
-    network = MLP(records.shape, (setting.width,), len(records.classes), "relu", "torch")
-    at = network.initial(key)
-    order = torch.randperm(len(records), generator=key.fold("records").generator())
-    batches = cut_batches(records[order[: setting.batch * setting.batches]], setting.batch)
-    client = LocalTraining(network)
-    plain, _ = release_updates(client, at, batches)
-    metrics: dict[str, float] = {}
-
-    def measure(name: str, seen: Gradient, private: Records, utility: float) -> None:
-        own = key.fold("gradient-client 2", repr(setting), name)
-        numbers = remembered(folder, own, lambda: _scored(network, seen, private, own))
-        metrics.update({f"{name}.{number}": value for number, value in numbers.items()})
-        metrics[f"{name}.utility"] = utility
-
-    total = len(_MAKING) + len(setting.larger)
-    for place, (name, defence) in enumerate(_MAKING.items()):
-        progress("attacking clients", place, total)
-        hardened = defence.harden(client)
-        assert isinstance(hardened, LocalTraining)  # hardening keeps the kind of recipe
-        seen, _ = release_updates(hardened, at, batches, key.fold(name))
-        measure(name, seen, batches, _utility(seen, plain))
-        if isinstance(defence, DPTraining) and defence.noise_multiplier:
-            metrics[f"{name}.epsilon"] = defence.epsilon(1)
-    for place, times in enumerate(setting.larger, start=len(_MAKING)):
-        progress("attacking clients", place, total)
-        joined = LargerBatch(times).protect(plain, key)
-        few = Gradient(joined.values[::times], joined.layout, joined.at)
-        measure(f"larger_batch.{times}", few, _joined(batches, times), _utility(joined, plain))
-    progress("attacking clients", total, total)
+def _run(run: Run[_Setting]) -> Outcome:
+    jobs: dict[str, tuple[str, TrainingDefence | LargerBatch]]
+    jobs = {name: (name, defence) for name, defence in _DEFENCES.items()}
+    for times in run.setting.larger:
+        jobs[f"larger_batch.{times}"] = ("", LargerBatch(times))
+    metrics = flattened(run.arms("attacking clients", _one, jobs))
     return Outcome(_claims(metrics), metrics, deviations=list(DEVIATIONS))
 
 
-def _scored(network: MLP, seen: Gradient, private: Records, key: Key) -> dict[str, float]:
-    numbers = {}
-    for prefix, attack in (("", BiasRatio()), ("tolerant.", _TOLERANT)):
-        prepared = attack.prepare(Knowledge(architecture=network), key=key, store=NullStore())
-        scores = score_batches(keep_batches(private), prepared.run(seen)).metrics()
-        for name in ("recovered", "mean_cosine"):
-            numbers[prefix + name] = scores[name]
+def _one(run: Run[_Setting], job: tuple[str, TrainingDefence | LargerBatch]) -> dict[str, float]:
+    """What each attack finds in the updates of clients with one defence, and what these are worth."""
+    (name, defence), setting = job, run.setting
+    records = run.records(setting.source)
+    order = torch.randperm(len(records), generator=run.key.fold("records").generator())
+    private = records[order[: setting.batch * setting.batches]]
+    batches = cut_batches(private, setting.batch)
+    network = MLP(records.shape, (setting.width,), len(records.classes), "relu", "torch")
+    client, at = LocalTraining(network), network.initial(run.key)
+    plain, _ = release_updates(client, at, batches)
+    numbers: dict[str, float] = {}
+    if isinstance(defence, LargerBatch):
+        joined = defence.protect(plain, run.key)
+        seen = replace(joined, values=joined.values[:: defence.times])
+        batches = cut_batches(private, setting.batch * defence.times)
+        numbers["utility"] = utility(joined, plain)
+    else:
+        hardened = defence.harden(client)
+        assert isinstance(hardened, LocalTraining)  # hardening keeps the kind of recipe
+        seen, _ = release_updates(hardened, at, batches, run.key.fold(name))
+        numbers["utility"] = utility(seen, plain)
+    if isinstance(defence, DPTraining) and defence.noise_multiplier:
+        numbers["epsilon"] = defence.epsilon(1)
+    for prefix, attack in _ATTACKS.items():
+        scores = attacked(attack, network, seen, batches, run.key)[1].metrics()
+        numbers |= {prefix + number: scores[number] for number in ("recovered", "mean_cosine")}
     return numbers
 
 
-def _joined(batches: Records, times: int) -> Records:
-    """(r, b, *shape) to (r / times, times · b, *shape)."""
-    count = len(batches) // times
-    return Records(
-        batches.inputs.reshape(count, -1, *batches.shape),
-        batches.labels.reshape(count, -1),
-        batches.classes,
-    )
-
-
-def _utility(seen: Gradient, plain: Gradient) -> float:
-    return float(torch.cosine_similarity(seen.values, plain.values, dim=1).mean())
-
-
 def _claims(metrics: dict[str, float]) -> list[Claim]:
-    def told(*names: str) -> str:
+    def recovered(*names: str) -> str:
         return ", ".join(f"{name} {metrics[f'{name}.recovered']:.0%}" for name in names)
 
     return [
@@ -124,14 +101,14 @@ def _claims(metrics: dict[str, float]) -> list[Claim]:
             "leak",
             "An ordinary update of a small batch gives most of its records away",
             "",
-            told("none"),
+            recovered("none"),
             metrics["none.recovered"] > 0.5,
         ),
         Claim(
             "steps",
             "Clipping and local steps do not stop that",
             "",
-            told("dp.clip", "local_steps.5", "local_steps.20"),
+            recovered("dp.clip", "local_steps.5", "local_steps.20"),
             min(metrics[f"{n}.recovered"] for n in ("dp.clip", "local_steps.20")) > 0.5,
         ),
         Claim(
@@ -154,5 +131,6 @@ STUDY = Study(
     name="gradient-client",
     title="What an ordinary client's update gives away, and what stops it",
     paper="Wang23",
+    scales=_SCALES,
     run=_run,
 )

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
-
-from exhume import data
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.span.attack import SpanAttack
-from exhume.contract import Attack, Gradient, Key, Knowledge, Progress, Records, ReleaseDefence
+from exhume.contract import Attack, Gradient, ReleaseDefence
 from exhume.defences.release import ClipRelease, NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.models.two_layer import TwoLayer
 from exhume.report.charts import Chart, Point
-from exhume.report.folder import RunFolder
-from exhume.score.batches import score_batches
-from exhume.score.intervals import clopper_pearson
-from exhume.store import NullStore
-from exhume.studies.gradient.start import unit_batches
-from exhume.studies.study import Claim, Outcome, Scale, Study, remembered
+from exhume.studies.claims import Claim, flattened
+from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.gradient.batches import attacked, even_odd_batches, recovered_range, utility
 from exhume.victims.gradient import release_batches
 
 __all__ = ["STUDY"]
@@ -29,6 +23,7 @@ DEVIATIONS = (
     "No model is trained with protected updates.",
     "DP-SGD's clipping of every record is not among the defences here.",
 )
+_MATCHING = GradientMatching(steps=2000, rate=0.05)
 _DEFENCES: dict[str, ReleaseDefence] = {
     "none": NoiseRelease(),
     "noise.1e-4": NoiseRelease(1e-4),
@@ -56,82 +51,62 @@ class _Setting:
     local_steps: tuple[int, ...]
     larger: tuple[int, ...]  # batch sizes
     matching: GradientMatching | None
+    source: str = "digits"
+
+    @property
+    def attacks(self) -> dict[str, Attack]:
+        most = max((self.batch, *self.larger))  # a wider span is noise, not records
+        span: dict[str, Attack] = {"span": SpanAttack(largest=most)}
+        return span if self.matching is None else span | {"matching": self.matching}
 
 
 _SCALES: dict[Scale, _Setting] = {
     "smoke": _Setting(500, 2, 1, ("none", "noise.1", "prune.0.9"), (2,), (), None),
     "cpu": _Setting(
-        2000,
-        4,
-        5,
-        tuple(_DEFENCES),
-        (2, 5),
-        (8, 16),
-        GradientMatching(steps=100, rate=0.05, restarts=2),
+        2000, 4, 5, tuple(_DEFENCES), (2, 5), (8, 16), replace(_MATCHING, steps=100, restarts=2)
     ),
-    "paper": _Setting(
-        5000, 8, 50, tuple(_DEFENCES), (2, 5, 20), (16, 32), GradientMatching(steps=2000, rate=0.05)
-    ),
+    "paper": _Setting(5000, 8, 50, tuple(_DEFENCES), (2, 5, 20), (16, 32), _MATCHING),
 }
 
 
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting, key = _SCALES[scale], Key.from_seed(seed)
-    records = data.load("digits")
-    network = TwoLayer(records.shape, setting.width, 1, "tanh")
-    at = SpanAttack().query(network, key)
-    batches = unit_batches(records, setting.batches, setting.batch, key.fold("records"))
-    plain, _ = release_batches(network, at, batches)
-    most = max((setting.batch, *setting.larger))  # a wider span is noise, not records
-    attacks: dict[str, Attack] = {"span": SpanAttack(largest=most)}
-    if setting.matching is not None:
-        attacks["matching"] = setting.matching
-    metrics: dict[str, float] = {}
-
-    def measure(name: str, seen: Gradient, private: Records, steps: int = 1) -> None:
-        progress(name, 0, 1)
-        _, secret = release_batches(network, at, private, steps=steps)
-        knowledge = Knowledge(architecture=network, batch_size=private.labels.shape[1])
-
-        def scored() -> dict[str, float]:
-            numbers = {}
-            for attack_name, attack in attacks.items():
-                found = attack.prepare(knowledge, key=key, store=NullStore()).run(seen)
-                scores = score_batches(secret, found).metrics()
-                for number in ("mean_cosine", "recovered"):
-                    numbers[f"{name}.{attack_name}.{number}"] = scores[number]
-            return numbers
-
-        metrics.update(
-            remembered(folder, key.fold("gradient-defences 4", repr(setting), name), scored)
-        )
-        progress(name, 1, 1)
-
-    for name in setting.defences:
-        seen = _DEFENCES[name].protect(plain, key.fold("defence"))
-        assert isinstance(seen, Gradient)  # a defended gradient is one
-        measure(name, seen, batches)
-        metrics[f"{name}.utility"] = _utility(seen, plain)
-    for steps in setting.local_steps:
-        seen, _ = release_batches(network, at, batches, steps=steps, rate=10.0)
-        measure(f"local_steps.{steps}", seen, batches, steps)
-        metrics[f"local_steps.{steps}.utility"] = _utility(seen, plain)
-    for size in setting.larger:
-        private = unit_batches(records, setting.batches, size, key.fold("larger"))
-        measure(f"batch.{size}", release_batches(network, at, private)[0], private)
-    charts = [_chart(setting, metrics)]
-    claims = _claims(setting, metrics)
+def _run(run: Run[_Setting]) -> Outcome:
+    setting = run.setting
+    jobs = {name: _Arm(_DEFENCES[name]) for name in setting.defences}
+    jobs |= {f"local_steps.{steps}": _Arm(steps=steps) for steps in setting.local_steps}
+    jobs |= {f"batch.{size}": _Arm(batch=size) for size in setting.larger}
+    metrics = flattened(run.arms("defences", _one, jobs))
+    claims, charts = _claims(setting, metrics), [_chart(setting, metrics)]
     return Outcome(claims, metrics, deviations=list(DEVIATIONS), charts=charts)
 
 
-def _utility(seen: Gradient, plain: Gradient) -> float:
-    return float(torch.cosine_similarity(seen.values, plain.values, dim=1).mean())
+@dataclass(frozen=True)
+class _Arm:
+    defence: ReleaseDefence = NoiseRelease()
+    steps: int = 1
+    batch: int = 0  # another size than the setting's, of other records
+
+
+def _one(run: Run[_Setting], arm: _Arm) -> dict[str, float]:
+    setting, key = run.setting, run.key
+    drawn, size = ("larger", arm.batch) if arm.batch else ("records", setting.batch)
+    private = even_odd_batches(run.records(setting.source), setting.batches, size, key.fold(drawn))
+    network = TwoLayer(private.shape, setting.width, 1, "tanh")
+    at = SpanAttack().query(network, key)
+    plain, _ = release_batches(network, at, private)
+    made, _ = release_batches(network, at, private, steps=arm.steps, rate=10.0)
+    seen = arm.defence.protect(made, key.fold("defence"))
+    assert isinstance(seen, Gradient)  # a defended gradient is one
+    numbers = {} if arm.batch else {"utility": utility(seen, plain)}
+    for name, attack in setting.attacks.items():
+        scores = attacked(attack, network, seen, private, key, size=size)[1].metrics()
+        numbers |= {f"{name}.{n}": scores[n] for n in ("mean_cosine", "recovered")}
+    return numbers
 
 
 def _claims(setting: _Setting, metrics: dict[str, float]) -> list[Claim]:
     records = setting.batch * setting.batches
     noisy, pruned = (
-        clopper_pearson(round(metrics[f"{name}.span.recovered"] * records), records)
+        recovered_range(metrics[f"{name}.span.recovered"], records)
         for name in ("noise.1", "prune.0.9")
     )
     return [
@@ -155,12 +130,11 @@ def _claims(setting: _Setting, metrics: dict[str, float]) -> list[Claim]:
 
 
 def _chart(setting: _Setting, metrics: dict[str, float]) -> Chart:
-    attacks = ["span", *(["matching"] if setting.matching is not None else [])]
+    lines = {attack: f"{attack}.mean_cosine" for attack in setting.attacks} | {"utility": "utility"}
     series = {
-        attack: [Point(name, metrics[f"{name}.{attack}.mean_cosine"]) for name in setting.defences]
-        for attack in attacks
+        line: [Point(name, metrics[f"{name}.{number}"]) for name in setting.defences]
+        for line, number in lines.items()
     }
-    series["utility"] = [Point(name, metrics[f"{name}.utility"]) for name in setting.defences]
     return Chart("Defences of an update", "defence", "mean cosine", series)
 
 
@@ -168,5 +142,6 @@ STUDY = Study(
     name="gradient-defences",
     title="Noise, clipping, quantising, pruning and local steps against the attacks on a gradient",
     paper="Wang23",
+    scales=_SCALES,
     run=_run,
 )

@@ -7,22 +7,17 @@ seed of Wang23 calls both wrong impressions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
-import torch
 from torch import Tensor
 
-from exhume import data
 from exhume.attacks.gradient.span.attack import SpanAttack
-from exhume.contract import Key, Knowledge, Progress, Records
+from exhume.contract import Key, Records
 from exhume.models.two_layer import TwoLayer
 from exhume.report.charts import Chart, Point
-from exhume.report.folder import RunFolder
-from exhume.score.batches import score_batches
-from exhume.score.intervals import clopper_pearson
-from exhume.store import NullStore
-from exhume.studies.gradient.start import unit_batches
-from exhume.studies.study import Claim, Outcome, Scale, Study, remembered
+from exhume.studies.claims import Claim, flattened, prefixed
+from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.gradient.batches import attacked, even_odd_batches, recovered_range
+from exhume.train.functional import logits
 from exhume.victims.gradient import release_batches
 
 __all__ = ["STUDY"]
@@ -31,7 +26,6 @@ DEVIATIONS = (
     "8x8 digits of unit norm, even against odd; full-batch gradient descent from the queried start.",
     "The attacked batches are part of the training set: the case in which the gradient is smallest.",
 )
-_MOST = 0.5  # of the records, at least and for certain, for a network to give them away
 
 
 @dataclass(frozen=True)
@@ -42,6 +36,7 @@ class _Setting:
     steps: tuple[int, ...]  # of training before the query; the first is random
     rate: float
     activations: tuple[str, ...] = ("tanh", "relu")
+    source: str = "digits"
 
 
 _SCALES: dict[Scale, _Setting] = {
@@ -51,27 +46,35 @@ _SCALES: dict[Scale, _Setting] = {
 }
 
 
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting, key = _SCALES[scale], Key.from_seed(seed)
-    records = data.load("digits")
-    metrics: dict[str, float] = {}
-    for name in setting.activations:
-        network = TwoLayer(records.shape, setting.width, 1, name)
-        batches = unit_batches(records, setting.batches, setting.batch, key.fold("records"))
-        here, done = SpanAttack().query(network, key), 0
-        for steps in setting.steps:
-            progress(f"{name} after {steps} steps", 0, 1)
-            here = _trained(network, here, batches, steps - done, setting.rate)
-            done = steps
-            metrics |= remembered(
-                folder,
-                key.fold("gradient-query 3", repr(setting), name, steps),
-                partial(_measured, f"{name}.steps{steps}", network, here, batches, key),
-            )
-            progress(f"{name} after {steps} steps", 1, 1)
-    charts = [_chart(setting, metrics)]
-    claims = _claims(setting, metrics)
-    return Outcome(claims, metrics, deviations=list(DEVIATIONS), charts=charts)
+def _run(run: Run[_Setting]) -> Outcome:
+    setting = run.setting
+    arms = run.arms("networks", _one, {name: name for name in setting.activations})
+    shares = {
+        name: {f"{s} steps": arms[name][f"steps{s}.recovered"] for s in setting.steps}
+        for name in arms
+    }
+    records = setting.batch * setting.batches
+    series = {
+        name: [Point(when, share, *recovered_range(share, records)) for when, share in own.items()]
+        for name, own in shares.items()
+    }
+    chart = Chart("Where the gradient is asked for", "training before it", "recovered", series)
+    claims = [claim for name, points in series.items() for claim in _claims(name, points)]
+    return Outcome(claims, flattened(arms), deviations=list(DEVIATIONS), charts=[chart])
+
+
+def _one(run: Run[_Setting], activation: str) -> dict[str, float]:
+    """One network, asked again and again as it is trained."""
+    setting, key = run.setting, run.key
+    records, own = run.records(setting.source), key.fold("records")
+    batches = even_odd_batches(records, setting.batches, setting.batch, own)
+    network = TwoLayer(batches.shape, setting.width, 1, activation)
+    here, done, found = SpanAttack().query(network, key), 0, dict[str, float]()
+    for steps in setting.steps:
+        here = _trained(network, here, batches, steps - done, setting.rate)
+        found |= prefixed(f"steps{steps}", _measured(network, here, batches, key))
+        done = steps
+    return found
 
 
 def _trained(network: TwoLayer, start: Tensor, batches: Records, steps: int, rate: float) -> Tensor:
@@ -85,77 +88,46 @@ def _trained(network: TwoLayer, start: Tensor, batches: Records, steps: int, rat
     return start - rate * steps * update.values[0]
 
 
-def _measured(
-    name: str, network: TwoLayer, at: Tensor, batches: Records, key: Key
-) -> dict[str, float]:
-    release, secret = release_batches(network, at, batches)
-    attack = SpanAttack().prepare(
-        Knowledge(architecture=network), key=key.fold("attack"), store=NullStore()
-    )
-    found = attack.run(release)
-    scores = score_batches(secret, found).metrics()
-    module = network.build()
-    named = network.layout.split(at)
-    logits = torch.func.functional_call(module, named, (batches.inputs.flatten(0, 1),))[:, 0]
-    right = ((logits > 0) == (batches.labels.flatten() == 1)).double().mean()
+def _measured(network: TwoLayer, at: Tensor, batches: Records, key: Key) -> dict[str, float]:
+    seen, _ = release_batches(network, at, batches)
+    scores = attacked(SpanAttack(), network, seen, batches, key.fold("attack"))[1].metrics()
+    positive = logits(network, at[None], batches.inputs.flatten(0, 1))[0, :, 0] > 0
     return {
-        f"{name}.min_cosine": scores["min_cosine"],
-        f"{name}.mean_cosine": scores["mean_cosine"],
-        f"{name}.recovered": scores["recovered"],
-        f"{name}.train_accuracy": float(right),
-        f"{name}.gradient_norm": float(release.values.norm(dim=1).mean()),
+        **{name: scores[name] for name in ("min_cosine", "mean_cosine", "recovered")},
+        "train_accuracy": float((positive == (batches.labels.flatten() == 1)).double().mean()),
+        "gradient_norm": float(seen.values.norm(dim=1).mean()),
     }
 
 
-def _claims(setting: _Setting, metrics: dict[str, float]) -> list[Claim]:
-    found = []
-    for name in setting.activations:
-        shares = [metrics[f"{name}.steps{s}.recovered"] for s in setting.steps]
-        told = ", ".join(
-            f"{share:.0%} ({low:.0%} to {high:.0%}) after {s} steps"
-            for share, (low, high), s in zip(
-                shares, (_interval(share, setting) for share in shares), setting.steps, strict=True
-            )
-        )
-        found += [
-            Claim(
-                f"random.{name}",
-                f"{name}: a random network gives the records away",
-                "'a random network has not memorised the data' is a wrong impression",
-                told,
-                _interval(shares[0], setting)[0] >= _MOST,
-            ),
-            Claim(
-                f"trained.{name}",
-                f"{name}: so does a trained one",
-                "'a well trained model makes the gradient vanish' is a wrong impression",
-                told,
-                _interval(shares[-1], setting)[0] >= _MOST,
-            ),
-        ]
-    return found
+def _claims(name: str, points: list[Point]) -> list[Claim]:
+    shares = ", ".join(f"{p.y:.0%} ({p.low:.0%} to {p.high:.0%}) after {p.x}" for p in points)
+    return [
+        Claim(
+            f"random.{name}",
+            f"{name}: a random network gives the records away",
+            "'a random network has not memorised the data' is a wrong impression",
+            shares,
+            _gives_away(points[0]),
+        ),
+        Claim(
+            f"trained.{name}",
+            f"{name}: so does a trained one",
+            "'a well trained model makes the gradient vanish' is a wrong impression",
+            shares,
+            _gives_away(points[-1]),
+        ),
+    ]
 
 
-def _interval(share: float, setting: _Setting) -> tuple[float, float]:
-    records = setting.batch * setting.batches
-    return clopper_pearson(round(share * records), records)
-
-
-def _chart(setting: _Setting, metrics: dict[str, float]) -> Chart:
-    series = {
-        name: [
-            Point(f"{s} steps", share, *_interval(share, setting))
-            for s in setting.steps
-            for share in [metrics[f"{name}.steps{s}.recovered"]]
-        ]
-        for name in setting.activations
-    }
-    return Chart("Where the gradient is asked for", "training before it", "recovered", series)
+def _gives_away(point: Point) -> bool:
+    """Most records come back, for certain."""
+    return point.low is not None and point.low >= 0.5
 
 
 STUDY = Study(
     name="gradient-query",
     title="Where to ask for a gradient: random, moderately and well trained weights",
     paper="Wang23",
+    scales=_SCALES,
     run=_run,
 )

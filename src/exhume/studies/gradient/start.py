@@ -6,21 +6,21 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 import torch
+from torch import Tensor
 
-from exhume import data
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.tensor.attack import TensorAttack
-from exhume.contract import Attack, Key, Knowledge, Progress, Records
+from exhume.contract import Attack
 from exhume.models.two_layer import TwoLayer
 from exhume.report.charts import Chart, Point
-from exhume.report.folder import RunFolder
-from exhume.score.batches import score_batches
+from exhume.score.batches import RECOVERED
 from exhume.score.intervals import bootstrap
-from exhume.store import NullStore
-from exhume.studies.study import Claim, Outcome, Scale, Study
-from exhume.victims.gradient import cut_batches, release_batches
+from exhume.studies.claims import Claim, ranged
+from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.gradient.batches import attacked, even_odd_batches
+from exhume.victims.gradient import release_batches
 
-__all__ = ["STUDY", "unit_batches"]
+__all__ = ["STUDY"]
 
 DEVIATIONS = (
     "8x8 digits of unit norm, two classes (even, odd), one output.",
@@ -28,7 +28,14 @@ DEVIATIONS = (
     "Matching sees dL/da and dL/dW, the tensor estimate dL/da alone.",
 )
 
-_PAIRS = {"better-start": ("tensor_start", "noise_start"), "polish": ("tensor_start", "tensor")}
+_CLAIMS = {  # name: what is claimed, the better arm, the other
+    "better-start": (
+        "Matching ends closer to the records from the tensor estimate than from noise",
+        "tensor_start",
+        "noise_start",
+    ),
+    "polish": ("Matching improves the tensor estimate", "tensor_start", "tensor"),
+}
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,18 @@ class _Setting:
     batch: int
     batches: int
     matching: GradientMatching
+    source: str = "digits"
+
+    @property
+    def tensor(self) -> TensorAttack:
+        return TensorAttack(largest=2 * self.batch)
+
+    def attacks(self) -> dict[str, Attack]:
+        return {
+            "tensor": self.tensor,
+            "noise_start": self.matching,
+            "tensor_start": replace(self.matching, start=self.tensor),
+        }
 
 
 _SCALES: dict[Scale, _Setting] = {
@@ -46,87 +65,55 @@ _SCALES: dict[Scale, _Setting] = {
 }
 
 
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting, key = _SCALES[scale], Key.from_seed(seed)
-    records = data.load("digits")
-    network = TwoLayer(records.shape, setting.width, 1, "relu")
-    tensor = TensorAttack(largest=2 * setting.batch)
-    arms: dict[str, Attack] = {
-        "tensor": tensor,
-        "noise_start": setting.matching,
-        "tensor_start": replace(setting.matching, start=tensor),
-    }
-    chosen = unit_batches(records, setting.batches, setting.batch, key.fold("records"))
-    store, rows = folder.store(), []
-    for i in range(setting.batches):
-        progress("matching", i, setting.batches)
-        own = key.fold("batch", i)
-        address = own.fold("gradient-start 2", repr(setting)).digest
-        kept = store.load(address)
-        if kept is None:
-            parameters = tensor.query(network, own)
-            release, secret = release_batches(network, parameters, chosen[i : i + 1])
-            known = Knowledge(architecture=network, batch_size=setting.batch)
-            kept = {}
-            for name, attack in arms.items():
-                found = attack.prepare(known, key=own, store=NullStore()).run(release)
-                kept[name] = score_batches(secret, found).cosines[0]
-            store.save(address, kept)
-        rows.append(kept)
-    progress("matching", setting.batches, setting.batches)
-    metrics = {
-        f"{name}.mean_cosine": fmean(float(row[name].mean()) for row in rows) for name in arms
-    }
-    metrics |= {
-        f"{name}.recovered": fmean(float((row[name] >= 0.99).double().mean()) for row in rows)
-        for name in arms
-    }
-    for name, (after, before) in _PAIRS.items():
+def _run(run: Run[_Setting]) -> Outcome:
+    jobs = {f"batch {i}": i for i in range(run.setting.batches)}
+    rows, attacks = list(run.tensors("matching", _one, jobs).values()), run.setting.attacks()
+    metrics: dict[str, float] = {}
+    for name in attacks:
+        right = [(row[name] >= RECOVERED).double() for row in rows]
+        metrics[f"{name}.mean_cosine"] = fmean(float(row[name].mean()) for row in rows)
+        metrics[f"{name}.recovered"] = fmean(float(each.mean()) for each in right)
+    for name, (_, after, before) in _CLAIMS.items():
         gains = torch.stack([row[after].mean() - row[before].mean() for row in rows])
-        low, high = bootstrap(gains, key.fold("bootstrap"))
+        low, high = bootstrap(gains, run.key.fold("bootstrap"))
         metrics |= {f"{name}.gain_low": low, f"{name}.gain_high": high}
-    charts = [_chart(metrics, list(arms))]
-    return Outcome(_claims(metrics), metrics, deviations=list(DEVIATIONS), charts=charts)
+    points = [Point(name.replace("_", " "), metrics[f"{name}.mean_cosine"]) for name in attacks]
+    chart = Chart("How close each comes", "attack", "mean cosine", {"ReLU, digits": points})
+    claims = [_claim(name, metrics) for name in _CLAIMS]
+    return Outcome(claims, metrics, deviations=list(DEVIATIONS), charts=[chart])
 
 
-def _chart(metrics: dict[str, float], arms: list[str]) -> Chart:
-    points = [Point(name.replace("_", " "), metrics[f"{name}.mean_cosine"]) for name in arms]
-    return Chart("How close each comes", "attack", "mean cosine", {"ReLU, digits": points})
+def _one(run: Run[_Setting], i: int) -> dict[str, Tensor]:
+    """Cosines of one batch's records, by attack."""
+    setting, key = run.setting, run.key.fold("batch", i)
+    records, own = run.records(setting.source), run.key.fold("records")
+    private = even_odd_batches(records, setting.batches, setting.batch, own)[i : i + 1]
+    network = TwoLayer(private.shape, setting.width, 1, "relu")
+    seen, _ = release_batches(network, setting.tensor.query(network, key), private)
+    cosines = {}
+    for name, attack in setting.attacks().items():
+        _, scores = attacked(attack, network, seen, private, key, size=setting.batch)
+        cosines[name] = scores.cosines[0]
+    return cosines
 
 
-def unit_batches(records: Records, batches: int, size: int, key: Key) -> Records:
-    """(batches, size, *shape) of unit norm; even and odd classes."""
-    picked = torch.randperm(len(records), generator=key.generator())[: batches * size]
-    inputs = records.inputs[picked].float()
-    norms = inputs.flatten(1).norm(dim=1).reshape(-1, *([1] * (inputs.ndim - 1)))
-    chosen = Records(inputs / norms, records.labels[picked] % 2, ("even", "odd"))
-    return cut_batches(chosen, size)
-
-
-def _claims(metrics: dict[str, float]) -> list[Claim]:
-    statements = {
-        "better-start": "Matching ends closer to the records from the tensor estimate than from noise",
-        "polish": "Matching improves the tensor estimate",
-    }
-    found = []
-    for name, (after, before) in _PAIRS.items():
-        low, high = metrics[f"{name}.gain_low"], metrics[f"{name}.gain_high"]
-        found.append(
-            Claim(
-                name,
-                statements[name],
-                "the estimate can be used as initialisation",
-                f"mean cosine {metrics[f'{after}.mean_cosine']:.3f} against "
-                f"{metrics[f'{before}.mean_cosine']:.3f} (difference {low:.3f} to {high:.3f})",
-                low > 0,
-            )
-        )
-    return found
+def _claim(name: str, metrics: dict[str, float]) -> Claim:
+    statement, after, before = _CLAIMS[name]
+    one, other = metrics[f"{after}.mean_cosine"], metrics[f"{before}.mean_cosine"]
+    gain = f"difference {ranged(f'{name}.gain', metrics)}"
+    return Claim(
+        name,
+        statement,
+        "the estimate can be used as initialisation",
+        f"mean cosine {one:.3f} against {other:.3f} ({gain})",
+        metrics[f"{name}.gain_low"] > 0,
+    )
 
 
 STUDY = Study(
     name="gradient-start",
     title="Gradient matching from noise and from the tensor estimate",
     paper="Wang23",
+    scales=_SCALES,
     run=_run,
 )

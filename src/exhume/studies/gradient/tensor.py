@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from statistics import fmean
 
@@ -17,25 +16,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exhume import data
 from exhume.attacks.gradient.tensor.attack import TensorAttack
 from exhume.attacks.gradient.tensor.cp import have_tensorly
 from exhume.attacks.gradient.tensor.decompose import METHODS
-from exhume.contract import Key, Knowledge, Progress, Records
+from exhume.contract import Key, Records
 from exhume.models.two_layer import TwoLayer
 from exhume.report.charts import Chart, Point
-from exhume.report.folder import RunFolder
-from exhume.score.batches import score_batches
-from exhume.store import NullStore
-from exhume.studies.gradient.start import unit_batches
-from exhume.studies.study import Claim, Outcome, Scale, Study, remembered
+from exhume.studies.claims import Claim, flattened, mean_of
+from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.gradient.batches import attacked, even_odd_batches
 from exhume.victims.gradient import release_batches
 
 __all__ = ["STUDY"]
 
-ACTIVATIONS = ("tanh", "relu")
 _Row = dict[str, float]
-_MOMENTS = {"tanh": 3, "relu": 4}
+_ORDERS = {"tanh": 3, "relu": 4}  # of the moment that is decomposed
 DEVIATIONS = (
     "Orders 0 and 1 are taken out of dL/da by least squares, and the moments inside the span are fitted "
     "instead of averaged: the rate is the same, the constant smaller.",
@@ -46,13 +41,26 @@ DEVIATIONS = (
 )
 
 
+_LAWS = {  # the slope of log error against log size, and how far off it may be
+    "slope_m": ("neurons", "the error falls as 1/sqrt(m)", -0.5, 0.1),
+    "slope_d": ("inputs", "the error grows as sqrt(d)", 0.5, 0.15),
+}
+
+
+@dataclass(frozen=True)
+class _Images:
+    source: str
+    width: int
+    batches: int
+
+
 @dataclass(frozen=True)
 class _Setting:
     widths: tuple[int, ...]  # m, at the first of the inputs
     inputs: tuple[int, ...]  # d, at `fixed_width`
     fixed_width: int
     seeds: int
-    images: tuple[tuple[str, int, int], ...]  # source, m, batches
+    images: tuple[_Images, ...]
     batch: int = 4
 
     @property
@@ -63,51 +71,47 @@ class _Setting:
         return list(dict.fromkeys(found))
 
 
+def _powers(first: int, last: int) -> tuple[int, ...]:
+    return tuple(2**p for p in range(first, last + 1))
+
+
 _SCALES: dict[Scale, _Setting] = {
-    "smoke": _Setting((2**13, 2**15), (10, 20), 2**14, 2, (("digits", 2**13, 1),), 2),
-    "cpu": _Setting(
-        tuple(2**p for p in range(14, 21)),
-        (50, 25, 100, 200),
-        2**16,
-        20,
-        (("digits", 2**17, 4),),
-    ),
+    "smoke": _Setting((2**13, 2**15), (10, 20), 2**14, 2, (_Images("digits", 2**13, 1),), 2),
+    "cpu": _Setting(_powers(14, 20), (50, 25, 100, 200), 2**16, 20, (_Images("digits", 2**17, 4),)),
     "paper": _Setting(
-        tuple(2**p for p in range(14, 23)),
+        _powers(14, 22),
         (50, 25, 100, 200, 400),
         2**20,
         20,
-        (("digits", 2**20, 20), ("mnist", 2**20, 20)),
+        (_Images("digits", 2**20, 20), _Images("mnist", 2**20, 20)),
     ),
 }
 
 
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting, key = _SCALES[scale], Key.from_seed(seed)
+def _run(run: Run[_Setting]) -> Outcome:
+    setting, seeds = run.setting, range(run.setting.seeds)
+    jobs = {f"m{m}.d{d} {i}": (m, d, i) for m, d in setting.places for i in seeds}
+    found = run.arms("tensor method", _place, jobs)
+    rows = {(m, d): [found[f"m{m}.d{d} {i}"] for i in seeds] for m, d in setting.places}
     metrics: dict[str, float] = {}
-    rows: dict[tuple[int, int], list[_Row]] = {place: [] for place in setting.places}
-    total = len(rows) * setting.seeds
-    for done, (m, d, i) in enumerate((m, d, i) for m, d in rows for i in range(setting.seeds)):
-        progress("tensor method", done, total)
-        place = key.fold("gradient-tensor 2", m, d, setting.batch, i)
-        records = _vectors(d, setting.batch, key.fold(i))
-        rows[m, d].append(remembered(folder, place, partial(_both, records, m, key.fold(i))))
     for (m, d), runs in rows.items():
         metrics[f"expected.m{m}.d{d}"] = math.sqrt(d / m)
-        for name, number in product(ACTIVATIONS, ("error", "batch_size_right", "seconds")):
+        for name, number in product(_ORDERS, ("error", "batch_size_right", "seconds")):
             metrics[f"{number}.{name}.m{m}.d{d}"] = fmean(row[f"{number}.{name}"] for row in runs)
-    for name in ACTIVATIONS:
-        metrics |= _slopes(name, setting, rows, key.fold("bootstrap"))
-    for source, m, batches in setting.images:
-        progress(f"images: {source}", 0, 1)
-        place = key.fold("gradient-tensor images 2", source, m, batches, setting.batch)
-        metrics |= remembered(folder, place, partial(_images, source, m, batches, setting, key))
-    methods = [method for method in METHODS if method != "cp" or have_tensorly()]
-    place = key.fold("gradient-tensor methods 2", repr(setting), *methods)
-    metrics |= remembered(folder, place, partial(_methods, methods, setting, key))
-    progress("tensor method", total, total)
+    for name in _ORDERS:
+        metrics |= _slopes(name, setting, rows, run.key.fold("bootstrap"))
+    images = {f"images.{each.source}.m{each.width}": each for each in setting.images}
+    metrics |= flattened(run.arms("images", _images, images))
+    there = [method for method in METHODS if method != "cp" or have_tensorly()]
+    metrics |= flattened(run.arms("decompositions", _method, {f"method.{m}": m for m in there}))
     charts = _charts(setting, metrics)
     return Outcome(_claims(metrics), metrics, deviations=list(DEVIATIONS), charts=charts)
+
+
+def _place(run: Run[_Setting], job: tuple[int, int, int]) -> _Row:
+    """One number of neurons and of inputs, with one seed."""
+    (m, d, i), batch = job, run.setting.batch
+    return _both(_vectors(d, batch, run.key.fold(i)), m, run.key.fold(i))
 
 
 def _vectors(d: int, batch: int, key: Key) -> Records:
@@ -120,11 +124,8 @@ def _vectors(d: int, batch: int, key: Key) -> Records:
 def _both(records: Records, m: int, key: Key) -> _Row:
     """Both activations at one query: the weights are the same for both."""
     at = TensorAttack().query(TwoLayer(records.shape, m), key)
-    found: _Row = {}
-    for name in ACTIVATIONS:
-        row = _one(name, records, m, at, key)
-        found |= {f"{number}.{name}": value for number, value in row.items()}
-    return found
+    rows = {name: _one(name, records, m, at, key) for name in _ORDERS}
+    return {f"{number}.{name}": rows[name][number] for name in rows for number in rows[name]}
 
 
 def _one(
@@ -134,12 +135,10 @@ def _one(
     batch = records.labels.shape[1]
     attack = TensorAttack(nonnegative=False, largest=2 * batch, method=method)
     network = TwoLayer(records.shape, m, 1, name)
-    release, secret = release_batches(network, at, records)
+    seen, _ = release_batches(network, at, records)
     # the first layer's gradient is not part of this threat model
-    release.layout.split(release.values)["fc1.weight"].zero_()
-    knowledge = Knowledge(architecture=network)
-    found = attack.prepare(knowledge, key=key, store=NullStore()).run(release)
-    scores = score_batches(secret, found, up_to_sign=name == "tanh")
+    seen.layout.split(seen.values)["fc1.weight"].zero_()
+    found, scores = attacked(attack, network, seen, records, key, up_to_sign=name == "tanh")
     return {
         "error": float(scores.errors.mean()),
         "batch_size_right": float(scores.sizes[0] == batch),
@@ -173,73 +172,61 @@ def _slope(points: list[tuple[int, float]]) -> float:
     return float(np.polyfit(x, y, 1)[0])
 
 
-def _images(source: str, m: int, batches: int, setting: _Setting, key: Key) -> dict[str, float]:
+def _images(run: Run[_Setting], images: _Images) -> dict[str, float]:
     """Images of unit norm in place of the vectors."""
-    records = unit_batches(data.load(source), batches, setting.batch, key.fold("images"))
-    rows = [_both(records[i : i + 1], m, key.fold("images", i)) for i in range(batches)]
-    prefix, d = f"images.{source}.m{m}", math.prod(records.shape)
-    found = {f"{prefix}.{name}": fmean(row[name] for row in rows) for name in rows[0]}
-    return found | {f"{prefix}.expected": math.sqrt(d / m)}
+    m, size, key = images.width, run.setting.batch, run.key.fold("images")
+    records = even_odd_batches(run.records(images.source), images.batches, size, key)
+    rows = [_both(records[i : i + 1], m, run.key.fold("images", i)) for i in range(images.batches)]
+    return mean_of(rows) | {"expected": math.sqrt(math.prod(records.shape) / m)}
 
 
-def _methods(methods: list[str], setting: _Setting, key: Key) -> dict[str, float]:
-    """The decompositions on the same gradients."""
-    found: dict[str, list[_Row]] = {}
-    for batch, i in product((setting.batch, 2 * setting.batch), range(2)):
-        own = key.fold("methods", i)
-        records, m = _vectors(setting.inputs[0], batch, own), setting.widths[0] * 2
-        at = TensorAttack().query(TwoLayer(records.shape, m), own)
-        for method, name in product(methods, ACTIVATIONS):
-            row = _one(name, records, m, at, own, method=method)
-            found.setdefault(f"method.{method}.{name}.b{batch}", []).append(row)
-    return {
-        f"{prefix}.{number}": fmean(row[number] for row in rows)
-        for prefix, rows in found.items()
-        for number in ("error", "seconds")
-    }
+def _method(run: Run[_Setting], method: str) -> dict[str, float]:
+    """One decomposition on the same gradients as the others."""
+    setting, m, found = run.setting, run.setting.widths[0] * 2, dict[str, float]()
+    for batch, name in product((setting.batch, 2 * setting.batch), _ORDERS):
+        rows = []
+        for key in (run.key.fold("methods", i) for i in range(2)):
+            records = _vectors(setting.inputs[0], batch, key)
+            at = TensorAttack().query(TwoLayer(records.shape, m), key)
+            rows.append(_one(name, records, m, at, key, method=method))
+        mean = mean_of(rows)
+        found |= {f"{name}.b{batch}.{number}": mean[number] for number in ("error", "seconds")}
+    return found
 
 
 def _charts(setting: _Setting, metrics: dict[str, float]) -> list[Chart]:
     first, fixed = setting.inputs[0], setting.fixed_width
+    lines = {name: f"error.{name}" for name in _ORDERS} | {"sqrt(d/m)": "expected"}
 
-    def series(places: list[tuple[int, int, int]]) -> dict[str, list[Point]]:
-        lines = {name: f"error.{name}" for name in ACTIVATIONS} | {"sqrt(d/m)": "expected"}
-        return {
-            line: [Point(x, metrics[f"{prefix}.m{m}.d{d}"]) for x, m, d in places]
-            for line, prefix in lines.items()
+    def chart(title: str, sizes: str, places: dict[int, str]) -> Chart:
+        series = {
+            line: [Point(x, metrics[f"{number}.{place}"]) for x, place in places.items()]
+            for line, number in lines.items()
         }
+        return Chart(title, sizes, "error", series, "log", "log")
 
-    against_m = series([(m, m, first) for m in setting.widths])
-    against_d = series([(d, fixed, d) for d in setting.inputs])
+    by_width = {m: f"m{m}.d{first}" for m in setting.widths}
+    by_inputs = {d: f"m{fixed}.d{d}" for d in setting.inputs}
     return [
-        Chart(f"Error at {first} inputs", "neurons", "error", against_m, "log", "log"),
-        Chart(f"Error at {fixed:,} neurons", "inputs", "error", against_d, "log", "log"),
+        chart(f"Error at {first} inputs", "neurons", by_width),
+        chart(f"Error at {fixed:,} neurons", "inputs", by_inputs),
     ]
 
 
 def _claims(metrics: dict[str, float]) -> list[Claim]:
     found = []
-    for name in ACTIVATIONS:
-        p = _MOMENTS[name]
-        slope_m, slope_d = metrics[f"slope_m.{name}"], metrics[f"slope_d.{name}"]
-        found += [
+    for (name, order), (line, law) in product(_ORDERS.items(), _LAWS.items()):
+        sizes, statement, expected, tolerance = law
+        slope, low, high = (metrics[f"{line}.{name}{end}"] for end in ("", ".low", ".high"))
+        found.append(
             Claim(
-                f"neurons.{name}",
-                f"{name} (order {p}): the error falls as 1/sqrt(m)",
+                f"{sizes}.{name}",
+                f"{name} (order {order}): {statement}",
                 "error <= O(sqrt(d/m))",
-                f"slope {slope_m:.3f} ({metrics[f'slope_m.{name}.low']:.3f} to "
-                f"{metrics[f'slope_m.{name}.high']:.3f})",
-                abs(slope_m + 0.5) <= 0.1,
-            ),
-            Claim(
-                f"inputs.{name}",
-                f"{name} (order {p}): the error grows as sqrt(d)",
-                "error <= O(sqrt(d/m))",
-                f"slope {slope_d:.3f} ({metrics[f'slope_d.{name}.low']:.3f} to "
-                f"{metrics[f'slope_d.{name}.high']:.3f})",
-                abs(slope_d - 0.5) <= 0.15,
-            ),
-        ]
+                f"slope {slope:.3f} ({low:.3f} to {high:.3f})",
+                abs(slope - expected) <= tolerance,
+            )
+        )
     return found
 
 
@@ -247,5 +234,6 @@ STUDY = Study(
     name="gradient-tensor",
     title="The tensor method's error against neurons and inputs",
     paper="Wang23",
+    scales=_SCALES,
     run=_run,
 )

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from exhume import data
-from exhume.attacks.gradient.text.tokens import TokenAttack
-from exhume.contract import Key, Knowledge, Progress, Records
-from exhume.models.tokens import TokenNet
-from exhume.report.folder import RunFolder
-from exhume.score.tokens import score_tokens
-from exhume.store import NullStore
-from exhume.studies.study import Claim, Outcome, Scale, Study, remembered
+from exhume.attacks.gradient.text.attack import TextAttack
+from exhume.contract import Key, Knowledge, Records
+from exhume.data.synthetic import synthetic_pairs
+from exhume.data.tokens import Reading, tokenised
+from exhume.models.own.text import TextModel
+from exhume.naming import seeded_globals
+from exhume.score.texts import token_shares
+from exhume.studies.arms import mounted
+from exhume.studies.claims import Claim, flattened
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.victims.gradient import cut_batches, release_batches
-from exhume.victims.tokens import corpus_of
 
 __all__ = ["STUDY"]
 
@@ -25,7 +30,7 @@ DEVIATIONS = (
     "Networks at their own start, one hidden ReLU layer; the route to the embeddings is the bias ratio.",
     "A public embedding is random instead of pre-trained.",
 )
-_POOLS = ("flatten", "mean", "attention")
+_POOLS, _KINDS = ("flatten", "mean", "attention"), ("trained", "public")
 _DECOYS = 300
 
 
@@ -37,76 +42,106 @@ class _Setting:
     hidden: int
     batch_sizes: tuple[int, ...]
     batches: int
-    sentences: str | None  # a set of sentence pairs; None: tokens drawn by Zipf's law
+    source: str = ""  # a set of sentence pairs; "": synthetic sentences
 
 
 _SCALES: dict[Scale, _Setting] = {
-    "smoke": _Setting(100, 4, 32, 128, (1, 2), 2, None),
+    "smoke": _Setting(100, 4, 32, 128, (1, 2), 2),
     "cpu": _Setting(2000, 8, 128, 512, (1, 2, 4), 5, "en-fr"),
     "paper": _Setting(20_000, 16, 512, 2048, (1, 2, 4, 8, 16), 100, "en-fr"),
 }
 
 
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting, key = _SCALES[scale], Key.from_seed(seed)
-    records = _records(setting, key)
-    metrics: dict[str, float] = {}
-    cases = list(product(_POOLS, ("trained", "public"), setting.batch_sizes))
+def _run(run: Run[_Setting]) -> Outcome:
+    setting, arms = run.setting, dict[str, dict[str, float]]()
+    records = _corpus(run)
+    cases = list(product(_POOLS, _KINDS, setting.batch_sizes))
     for place, (pool, kind, batch) in enumerate(cases):
-        progress("reading tokens off updates", place, len(cases))
-        net = TokenNet(
-            setting.vocabulary,
-            setting.length,
-            setting.width,
-            setting.hidden,
-            len(records.classes),
-            pool,
-            frozen=kind == "public",
-        )
-        own = key.fold("gradient-tokens 1", repr(setting), pool, kind, batch)
-
-        def measured(net: TokenNet = net, batch: int = batch, own: Key = own) -> dict[str, float]:
-            return _measured(net, records, batch, setting.batches, own)
-
-        for name, value in remembered(folder, own, measured).items():
-            metrics[f"{pool}.{kind}.b{batch}.{name}"] = value
-    progress("reading tokens off updates", len(cases), len(cases))
+        run.progress("reading tokens off updates", place, len(cases))
+        name, key = f"{pool}.{kind}.b{batch}", run.key.fold("gradient-tokens", pool, kind, batch)
+        net = _network(setting, records, pool, key, public=kind == "public")
+        arms[name] = run.arm(name, partial(_measured, net, records, batch, setting.batches, key))
+    run.progress("reading tokens off updates", len(cases), len(cases))
+    metrics = flattened(arms)
     return Outcome(_claims(metrics, setting), metrics, deviations=list(DEVIATIONS))
 
 
-def _records(setting: _Setting, key: Key) -> Records:
-    if setting.sentences is not None:
-        sentences = data.pairs(setting.sentences).source
-        return corpus_of(sentences, length=setting.length, vocabulary=setting.vocabulary).records
-    shares = 1 / torch.arange(1, setting.vocabulary + 1).double()
-    size = (600, setting.length)
-    drawn = torch.multinomial(
-        shares.expand(size[0], -1), size[1], replacement=True, generator=key.generator()
-    )
-    different = torch.unique(drawn, dim=0).float()
-    return Records(different, torch.arange(len(different)) % 3, ("a", "b", "c"))
+def _corpus(run: Run[_Setting]) -> Records:
+    """Sentences of at most so many words and marks; the rarest words have the last number in common."""
+    setting, last = run.setting, run.setting.vocabulary - 1
+    if setting.source:
+        pairs = data.pairs(run.source(setting.source), progress=run.progress)
+    else:
+        key = run.key.fold("sentences")
+        pairs = synthetic_pairs(600, words=last, length=setting.length, key=key)
+    texts = list(dict.fromkeys(pairs.source))
+    tokens, words = tokenised(texts, Reading(length=setting.length + 1), "sentences")
+    short = tokens[:, -1] == words.padding
+    ends = torch.tensor([{"?": 1, "!": 2}.get(text.rstrip()[-1:], 0) for text in texts])
+    classes = ("statement", "question", "exclamation")
+    return Records(tokens[short, :-1].clamp_max(last), ends[short], classes, words)
+
+
+class _Classifier(nn.Module):
+    """An embedding, a way of pooling it, two fully connected layers.
+
+    - flatten: the embeddings side by side
+    - mean: their mean; the order of the tokens does not matter
+    - attention: layer norm of embeddings and positions, one head of self-attention, then the mean
+    """
+
+    places: Tensor
+
+    def __init__(self, setting: _Setting, classes: int, pool: str, *, public: bool) -> None:
+        super().__init__()
+        self.pool, width = pool, setting.width
+        self.embed = nn.Embedding(setting.vocabulary, width)
+        self.embed.requires_grad_(not public)
+        self.register_buffer("places", torch.randn(setting.length, width))
+        names = ("query", "key", "value") if pool == "attention" else ()
+        self.mix = nn.ModuleDict({name: nn.Linear(width, width, bias=False) for name in names})
+        inputs = width * (setting.length if pool == "flatten" else 1)
+        self.hidden = nn.Linear(inputs, setting.hidden)
+        self.out = nn.Linear(setting.hidden, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        vectors: Tensor = self.embed(tokens)
+        if self.pool == "attention":
+            placed = F.layer_norm(vectors + self.places, vectors.shape[-1:])
+            asked, offered, given = (layer(placed) for layer in self.mix.values())
+            vectors = placed + F.scaled_dot_product_attention(asked, offered, given)
+        pooled = vectors.flatten(1) if self.pool == "flatten" else vectors.mean(1)
+        logits: Tensor = self.out(F.relu(self.hidden(pooled)))
+        return logits
+
+
+def _network(
+    setting: _Setting, records: Records, pool: str, key: Key, *, public: bool
+) -> TextModel:
+    with seeded_globals(key.fold("network")):
+        module = _Classifier(setting, len(records.classes), pool, public=public)
+    assert records.vocabulary is not None  # they are texts
+    return TextModel.of(module, setting.length, records.vocabulary.padding)
 
 
 def _measured(
-    net: TokenNet, records: Records, batch: int, batches: int, key: Key
+    net: TextModel, records: Records, batch: int, batches: int, key: Key
 ) -> dict[str, float]:
     order = torch.randperm(len(records), generator=key.fold("batches").generator())
     private = cut_batches(records[order[: batch * batches]], batch)
     decoys = records[order[batch * batches :][:_DECOYS]]
     release, secret = release_batches(net, net.initial(key), private)
-    found = (
-        TokenAttack().prepare(Knowledge(architecture=net), key=key, store=NullStore()).run(release)
-    )
-    scores = score_tokens(secret, found, decoys.inputs).metrics()
+    known = Knowledge(architecture=net, batch_size=batch)
+    found = mounted(TextAttack(), known, release, key)
+    scores = token_shares(secret, found, decoys.inputs, padding=net.padding)
     return scores | {"seconds": found.cost.seconds / batches}
 
 
 def _claims(metrics: dict[str, float], setting: _Setting) -> list[Claim]:
-    kinds = ("trained", "public")
-    placed = min(metrics[f"{p}.{k}.b1.exact"] for p in ("flatten", "attention") for k in kinds)
-    bags = min(metrics[f"mean.{k}.b1.exact_bags"] for k in kinds)
+    placed = min(metrics[f"{p}.{k}.b1.exact"] for p in ("flatten", "attention") for k in _KINDS)
+    bags = min(metrics[f"mean.{k}.b1.exact_bags"] for k in _KINDS)
     most = setting.batch_sizes[-1]
-    share = {p: min(metrics[f"{p}.{k}.b{most}.bag_accuracy"] for k in kinds) for p in _POOLS}
+    share = {p: min(metrics[f"{p}.{k}.b{most}.bag_accuracy"] for k in _KINDS) for p in _POOLS}
     return [
         Claim(
             "one sentence",
@@ -136,5 +171,6 @@ STUDY = Study(
     name="gradient-tokens",
     title="Tokens from the update of a text classifier",
     paper="Wang23",
+    scales=_SCALES,
     run=_run,
 )

@@ -7,26 +7,26 @@ the paper finds ReLU alone to be an outlier among twelve activations.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import Tensor
 
-from exhume import data
-from exhume.choices import resolve
-from exhume.contract import Key, Progress
-from exhume.report.charts import Chart, Point
-from exhume.report.folder import RunFolder
-from exhume.settings import DataSettings, Settings, VictimSettings
+from exhume.contract import Key
+from exhume.results import Chart, Point
+from exhume.settings import DataSettings
+from exhume.studies.arms import BALLE22, Bench
+from exhume.studies.claims import Claim
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.informed.sweeps import (
     MEAN_RECORD,
+    RIDGE,
     Pooled,
+    Sweep,
+    Swept,
     difference,
-    error_series,
     interval_of,
     sweep,
-    sweep_metrics,
 )
-from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
 
 __all__ = ["PAPER", "STUDY"]
 
@@ -46,67 +46,48 @@ PAPER = {
 }  # average MSE over 1,000 targets, |D-| = 10,000, 59,000 shadows
 
 
-@dataclass(frozen=True)
-class _Setting:
-    data: DataSettings
-    victim: VictimSettings
-    seeds: int
-    activations: tuple[str, ...] = tuple(PAPER)
-
-
-_SCALES: dict[Scale, _Setting] = {
-    "smoke": _Setting(
-        DataSettings("mnist", fixed=60, targets=60, shadows=150, public=50, test=100),
-        VictimSettings(steps=40),
-        seeds=1,
-        activations=("relu", "elu", "identity"),
+_SCALES: dict[Scale, Sweep[str]] = {
+    "smoke": Sweep(
+        DataSettings("mnist", 60, 60, 150, 50, 100),
+        replace(BALLE22, steps=40),
+        values=("relu", "elu", "identity"),
     ),
-    "cpu": _Setting(
-        DataSettings("mnist", fixed=200, targets=100, shadows=800, public=500, test=1000),
-        VictimSettings(),
-        seeds=2,
+    "cpu": Sweep(
+        DataSettings("mnist", 200, 100, 800, 500, 1000), BALLE22, values=tuple(PAPER), seeds=2
     ),
-    "paper": _Setting(
-        DataSettings("mnist", fixed=10_000, targets=999, shadows=58_999, public=1, test=1),
-        VictimSettings(rate=0.2),
-        seeds=1,
+    "paper": Sweep(
+        DataSettings("mnist", 10_000, 999, 58_999, 1, 1),
+        replace(BALLE22, rate=0.2),
+        values=tuple(PAPER),
     ),
 }
 
 
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting = _SCALES[scale]
-    records = data.load("mnist", progress=progress)
-    settings = pinned(
-        resolve(Settings(seed=seed, data=setting.data, victim=setting.victim), records), folder
-    )
-    variants = {name: replace(setting.victim, activation=name) for name in setting.activations}
-    arms = sweep(variants, settings, setting.seeds, records, folder, progress=progress)
-    claims, found = judge(arms, Key.from_seed(seed).fold("claims"))
+def _run(run: Run[Sweep[str]]) -> Outcome:
+    setting = run.setting
+    sizes, victim, seeds = setting.data, setting.victim, setting.seeds
+    variants = {name: replace(victim, activation=name) for name in setting.values}
+    swept = sweep(Bench.of(run, sizes, victim), seeds, variants)
+    claims, found = judge(swept.arms, run.key.fold("claims"))
     return Outcome(
         claims=claims,
-        metrics=sweep_metrics(arms) | found,
-        classes=list(records.classes),
+        metrics=swept.metrics() | found,
         deviations=[
-            "The reconstructor is a ridge regression per label in closed form instead of a network.",
-            f"|D-| = {setting.data.fixed:,}, rate {setting.victim.rate:g}, {setting.data.shadows:,} "
-            "shadow models per activation; the paper: 10,000, 0.2 and 59,000.",
-            f"{setting.data.targets} targets on each of {setting.seeds} seeds, the same for all "
-            "activations; the paper: 1,000.",
+            RIDGE,
+            f"|D-| = {sizes.fixed:,}, rate {victim.rate:g}, {sizes.shadows:,} shadow models per "
+            "activation; the paper: 10,000, 0.2 and 59,000.",
+            f"{sizes.targets} targets on each of {seeds} seeds, the same for all activations; the "
+            "paper: 1,000.",
         ],
-        charts=[_chart(arms)],
+        charts=[_chart(swept)],
     )
 
 
 def judge(arms: Mapping[str, Pooled], key: Key) -> tuple[list[Claim], dict[str, float]]:
     """Both claims, decided by comparisons target by target; and the numbers they rest on."""
-    others = sorted(
-        (name for name in arms if name not in ("relu", MEAN_RECORD)),
-        key=lambda name: arms[name].mse,
-    )
-    relu = arms["relu"]
+    relu, names = arms["relu"], [name for name in arms if name not in ("relu", MEAN_RECORD)]
+    others = sorted(names, key=lambda name: arms[name].mse)
     gaps = {name: difference(relu, arms[name], key.fold(name)) for name in others}
-    least = min(gaps, key=lambda name: gaps[name][0])
     excess = interval_of([relu, *(arms[n] for n in others)], _gap_less_spread, key.fold("spread"))
     low, high = arms[others[0]].mse, arms[others[-1]].mse
     claims = [
@@ -117,7 +98,7 @@ def judge(arms: Mapping[str, Pooled], key: Key) -> tuple[list[Claim], dict[str, 
             "0.0182, the others 0.0077 to 0.0096",
             f"{relu.mse:.4f}, the others {low:.4f} ({others[0]}) to {high:.4f} ({others[-1]}); "
             f"above {sum(g[0] > 0 for g in gaps.values())} of {len(gaps)} for certain",
-            gaps[least][0] > 0,
+            all(low > 0 for low, _ in gaps.values()),
         ),
         Claim(
             "close",
@@ -142,23 +123,20 @@ def _gap_less_spread(means: Tensor) -> Tensor:
     return (relu - worst) - (worst - best)
 
 
-def _chart(arms: Mapping[str, Pooled]) -> Chart:
-    ordered = sorted(set(PAPER) & set(arms), key=lambda name: -arms[name].mse)
-    return Chart(
-        "Error by activation of the released model",
-        "activation",
-        "mean squared error",
-        {
-            **error_series(arms, {name: name for name in ordered}),
-            "RecoNN in the paper": [Point(name, PAPER[name]) for name in ordered],
-        },
-        y_scale="log",
-    )
+def _chart(swept: Swept) -> Chart:
+    arms = swept.arms
+    ordered = sorted((name for name in PAPER if name in arms), key=lambda name: -arms[name].mse)
+    paper = {"RecoNN in the paper": [Point(name, PAPER[name]) for name in ordered]}
+    places = {name: name for name in ordered}
+    title = "Error by activation of the released model"
+    return swept.chart(title, "activation", places, beside=paper)
 
 
 STUDY = Study(
     name="informed-activations",
     title="The activation decides how much a network stores of a record (Table III)",
     paper="Balle22",
+    scales=_SCALES,
     run=_run,
+    on_device=True,
 )

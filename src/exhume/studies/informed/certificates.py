@@ -3,48 +3,41 @@
 DP gradient descent on MNIST. The unknown record is one of K, each equally often; the adversary knows all
 other records. The bound is reconstruction robustness (bounds/dp_sgd.py): no attack succeeds more often.
 Success that is certainly above it would be an alarm: the accounting or the training would be wrong.
+
+Under Poisson sampling at rate q < 1, whether a step saw the record is hidden from everybody; that is what
+lowers the bound. Three adversaries then name the record: who sees every step and which of the known records
+it drew; every step without these draws; the final weights only.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
-from exhume import data
-from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.noise_aware import NoiseAware
-from exhume.attacks.informed.prior_aware import FittedPriorAware, PriorAware
-from exhume.auditing import dealt
+from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.auditing.training.certificates import allowed_by, named_by_steps
-from exhume.choices import recipe_for, resolve
-from exhume.contract import Attack, Key, Knowledge, Progress, Store, silent
-from exhume.data import Split
-from exhume.report.folder import RunFolder
+from exhume.contract import Attack, Knowledge
 from exhume.score.naming import named_rightly
 from exhume.score.targets import measure
-from exhume.settings import DataSettings, Settings, VictimSettings
-from exhume.studies.informed.certificates_checked import check_bounds
-from exhume.studies.informed.certificates_sampled import (
-    ATTACKS,
-    SampledLevel,
-    chart,
-    judge_sampled,
-    play_sampled,
-)
-from exhume.studies.informed.certificates_told import (
+from exhume.settings import DataSettings, VictimSettings
+from exhume.studies.arms import BALLE22, Bench, mounted
+from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.informed.certificates_claims import (
     AWARE,
     CLOSED,
-    COMPARED,
+    DRAWS,
     END,
+    HIDDEN,
     STEPS,
-    Level,
     charts,
+    check_bounds,
     deviations,
     judge,
+    judge_sampled,
+    levels_of,
 )
-from exhume.studies.study import Outcome, Scale, Study, labelled, pinned, remembered
 from exhume.train.dp import epsilon
 from exhume.train.functional import accuracy
 from exhume.train.recipe import FullBatch
@@ -61,18 +54,17 @@ class Setting:
     victim: VictimSettings
     noises: tuple[float, ...]  # multipliers, falling
     trials: int  # a multiple of the candidates
-    eta: float  # mean squared error that counts as reconstructed
-    sampled: tuple[tuple[float, float], ...] = ()  # rates of Poisson sampling, each with a noise
+    sampled: tuple[tuple[float, float], ...]  # rates of Poisson sampling, each with a noise
+    eta: float = 0.02  # mean squared error that counts as reconstructed
 
 
-_VICTIM = VictimSettings(steps=50, dp_clip=1.0)
+_VICTIM = replace(BALLE22, steps=50, dp_clip=1.0)
 _SCALES: dict[Scale, Setting] = {
     "smoke": Setting(
         DataSettings("mnist", fixed=40, targets=10, shadows=60, public=20, test=200),
         replace(_VICTIM, steps=15),
         noises=(4.0, 0.1),
         trials=40,
-        eta=0.02,
         sampled=((0.5, 1.0),),
     ),
     "cpu": Setting(
@@ -80,7 +72,6 @@ _SCALES: dict[Scale, Setting] = {
         _VICTIM,
         noises=(20.0, 7.0, 3.5, 2.0, 1.0, 0.3, 0.03),
         trials=400,
-        eta=0.02,
         sampled=((0.1, 2.0), (0.1, 1.0), (0.1, 0.5)),
     ),
     "paper": Setting(
@@ -88,93 +79,61 @@ _SCALES: dict[Scale, Setting] = {
         replace(_VICTIM, steps=100),
         noises=(40.0, 20.0, 9.5, 5.0, 2.0, 1.0, 0.3, 0.03),
         trials=2000,
-        eta=0.02,
         sampled=tuple((q, s) for q in (0.02, 0.1, 0.5) for s in (4.0, 2.0, 1.0, 0.5)),
     ),
 }
 
 
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting = _SCALES[scale]
-    records = data.load(setting.data.source, progress=progress)
-    settings = pinned(
-        resolve(Settings(seed=seed, data=setting.data, victim=setting.victim), records), folder
-    )
-    parts, key = dealt(settings, records), Key.from_seed(seed)
-    store, chunk = folder.store(), settings.machine.chunk
-    compared = COMPARED * len(setting.noises) + len(ATTACKS) * len(setting.sampled)
-    levels = []
-    for noise in setting.noises:
-        recipe = recipe_for(settings.with_values("victim", dp_noise=noise), records)
-        assert isinstance(recipe, FullBatch)  # the settings ask for no batches
-        shown = labelled(progress, f"noise {noise:g}")
-        level = partial(
-            play_level,
-            recipe,
-            recipe,
-            parts,
-            setting,
-            key=key,
-            store=store,
-            chunk=chunk,
-            progress=shown,
-        )
-        kept = remembered(folder, key.fold("certificates", scale, f"{noise}"), level)
-        levels.append(Level.of(kept, compared=compared))
-    sampled = []
-    for rate, noise in setting.sampled:
-        asked = settings.with_values("victim", dp_noise=noise, dp_sampling=rate)
-        recipe = recipe_for(asked, records)
-        assert isinstance(recipe, FullBatch)
-        drawn = partial(
-            play_sampled,
-            recipe,
-            recipe,
-            parts,
-            setting.trials,
-            key=key,
-            store=store,
-            chunk=chunk,
-            progress=labelled(progress, f"rate {rate:g}, noise {noise:g}"),
-        )
-        kept = remembered(folder, key.fold("sampled", scale, f"{rate} {noise}"), drawn)
-        sampled.append(SampledLevel.of(kept, compared=compared))
-    bare = recipe_for(settings.with_values("victim", dp_clip=0.0), records)
-    trained = bare.fit(
-        bare.architecture.initial(key.fold("victim")), parts.fixed, parts.fixed.none_for(1), key
-    )
-    plain = float(accuracy(bare.architecture, trained, parts.test).mean())
-    claims, found = judge(levels)
-    others, counted = judge_sampled(sampled)
-    more, checked = check_bounds(setting.victim.steps, key.fold("check"))
-    every: list[Level | SampledLevel] = [*levels, *sampled]
-    metrics = {name: value for level in every for name, value in level.metrics().items()}
+def _run(run: Run[Setting]) -> Outcome:
+    setting = run.setting
+    jobs = {f"noise {noise:g}": (1.0, noise) for noise in setting.noises}
+    jobs |= {f"rate {rate:g}, noise {noise:g}": (rate, noise) for rate, noise in setting.sampled}
+    levels = levels_of(run.arms("rates and noises", _level, jobs).values())
+    full = [level for level in levels if not level.sampled]
+    sampled = [level for level in levels if level.sampled]
+    plain = _accuracy_without_privacy(run)
+    judged = [
+        judge(full),
+        judge_sampled(sampled),
+        check_bounds(setting.victim.steps, run.key.fold("check")),
+    ]
+    metrics = {name: value for level in levels for name, value in level.metrics().items()}
+    for _, numbers in judged:
+        metrics |= numbers
     return Outcome(
-        claims=[*claims, *others, *more],
-        metrics={**metrics, **found, **counted, **checked, "accuracy_without_privacy": plain},
+        claims=[claim for claims, _ in judged for claim in claims],
+        metrics={**metrics, "accuracy_without_privacy": plain},
         deviations=deviations(setting.data, setting.trials),
-        charts=[*charts(levels, plain, setting.eta), chart(sampled)],
+        charts=charts(full, sampled, plain, setting.eta),
     )
 
 
-def play_level(
-    stated: FullBatch,
-    actual: FullBatch,
-    parts: Split,
-    setting: Setting,
-    *,
-    key: Key,
-    store: Store,
-    chunk: int,
-    progress: Progress = silent,
-) -> dict[str, float]:
-    """Every attack at one noise: its successes, and what guessing and the stated privacy allow.
+def _accuracy_without_privacy(run: Run[Setting]) -> float:
+    bench = Bench.of(run, run.setting.data, replace(run.setting.victim, dp_clip=0.0))
+    recipe, fixed = bench.recipe, bench.parts.fixed
+    initial = recipe.architecture.initial(run.key.fold("victim"))
+    trained = recipe.fit(initial, fixed, fixed.none_for(1), run.key)
+    return float(accuracy(recipe.architecture, trained, bench.parts.test).mean())
 
-    stated: what the privacy is computed from; actual: what is run, and what the adversary runs as well. The
-    two are the same unless somebody wants to see the alarm.
+
+def _level(run: Run[Setting], job: tuple[float, float]) -> dict[str, float]:
+    (rate, noise), setting = job, run.setting
+    part = run.part(f"rate {rate:g}, noise {noise:g}")
+    private = replace(setting.victim, dp_noise=noise, dp_sampling=rate)
+    return play_level(Bench.of(part, setting.data, setting.victim).of_victim(private), setting)
+
+
+def play_level(bench: Bench, setting: Setting, actual: FullBatch | None = None) -> dict[str, float]:
+    """Every attack's successes, and what guessing and the stated privacy allow.
+
+    The bench's recipe is what the privacy is computed from; actual: what is run, and what the adversary runs
+    as well. The two are the same unless somebody wants to see the alarm.
     """
-    listed, trials = parts.target, setting.trials
-    targets = listed[torch.arange(trials) % len(listed)]
+    stated, parts, key, run = bench.recipe, bench.parts, bench.key, bench.run
+    assert isinstance(stated, FullBatch)  # the settings ask for no batches
+    actual, privacy, steps = actual or stated, stated.privacy, stated.descent.steps
+    listed = parts.target
+    targets = listed[torch.arange(setting.trials) % len(listed)]
     initial = stated.architecture.initial(key.fold("victim"))
     release, secret = release_one_each(
         actual,
@@ -182,46 +141,47 @@ def play_level(
         parts.fixed,
         targets,
         key=key,
-        store=store,
-        chunk=chunk,
-        progress=progress,
+        store=run.store,
+        chunk=bench.chunk,
+        progress=run.progress,
     )
     noisy = actual if actual.privacy.noise else stated  # what noise there is said to be, at least
     known = Knowledge(recipe=noisy, initial=initial, fixed=parts.fixed)
-    attacks: dict[str, tuple[Attack, Knowledge]] = {
-        END: (PriorAware(chunk=chunk), replace(known, candidates=listed)),
-        AWARE: (NoiseAware(chunk=chunk), replace(known, shadow=parts.shadow, public=parts.public)),
-        CLOSED: (ClosedForm(chunk=chunk), replace(known, shadow=parts.shadow, public=parts.public)),
-    }
-    allowed = allowed_by(stated.privacy, stated.descent.steps, listed, setting.eta)
-    counts: dict[str, float] = {}
-    for name, (attack, knowledge) in attacks.items():
-        prepared = attack.prepare(knowledge, key=key.fold("attack"), store=store, progress=progress)
-        found = prepared.run(release)
-        counts[f"{name}.naming"] = float(named_rightly(secret, found, listed).sum())
-        if isinstance(prepared, FittedPriorAware):
-            steps = named_by_steps(prepared, actual, initial, targets, key=key, progress=progress)
-            counts[f"{STEPS}.naming"] = float(steps.sum())
-        else:
-            errors = measure(found.candidates[:, 0], targets.inputs).mse
-            counts[f"{name}.within"] = float((errors <= setting.eta).sum())
-    return {
-        **counts,
-        "noise": stated.privacy.noise,
-        "epsilon": epsilon(stated.privacy.noise, stated.descent.steps, delta=_DELTA),
-        "trials": trials,
-        "test_accuracy": float(
-            accuracy(actual.architecture, release.parameters, parts.test).mean()
-        ),
+    own, sampled = key.fold("attack"), privacy.sampling < 1
+    naming = PriorAware(chunk=bench.chunk).prepare(
+        replace(known, candidates=listed), key=own, store=run.store, progress=run.progress
+    )
+    right = {f"{END}.naming": named_rightly(secret, naming.run(release), listed)}
+    for name, draws in ((DRAWS, True), (HIDDEN, False)) if sampled else ((STEPS, True),):
+        right[f"{name}.naming"] = named_by_steps(
+            naming, actual, initial, targets, key=key, draws=draws, progress=run.progress
+        )
+    held = replace(known, shadow=parts.shadow, public=parts.public)
+    drawing: dict[str, Attack] = {AWARE: NoiseAware(chunk=bench.chunk), CLOSED: bench.closed_form}
+    for name, attack in () if sampled else drawing.items():
+        found = mounted(attack, held, release, own, run)
+        right[f"{name}.naming"] = named_rightly(secret, found, listed)
+        errors = measure(found.candidates[:, 0], targets.inputs).mse
+        right[f"{name}.within"] = errors <= setting.eta
+    allowed = allowed_by(privacy, steps, listed, setting.eta)
+    accuracies = accuracy(actual.architecture, release.parameters, parts.test)
+    numbers = {
+        "rate": privacy.sampling,
+        "noise": privacy.noise,
+        "epsilon": epsilon(privacy.noise, steps, delta=_DELTA, sampling=privacy.sampling),
+        "trials": setting.trials,
+        "test_accuracy": float(accuracies.mean()),
         "kappa_low.within": allowed.within.low,
-        **{f"kappa.{loss}": allowed.bound(loss)[0] for loss in ("naming", "within")},
-        **{f"bound.{loss}": allowed.bound(loss)[1] for loss in ("naming", "within")},
     }
+    for loss in ("naming", "within"):
+        numbers[f"kappa.{loss}"], numbers[f"bound.{loss}"] = allowed.bound(loss)
+    return numbers | {name: float(won.sum()) for name, won in right.items()}
 
 
 STUDY = Study(
     name="certificates",
     title="What attacks reach, beside what differential privacy allows",
     paper="Balle22; Hayes et al. 2023",
+    scales=_SCALES,
     run=_run,
 )

@@ -8,29 +8,25 @@ image far from the mean has more to get wrong, so the error relative to the mean
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from exhume import data
 from exhume.attacks.baseline import MeanRecord
-from exhume.auditing import audit_informed, informed_game
-from exhume.choices import resolve
-from exhume.contract import Key, Progress
-from exhume.report.charts import Chart, Point
-from exhume.report.folder import RunFolder
+from exhume.contract import Key
+from exhume.results import Chart, Point
 from exhume.score.correlation import Correlation, rank_correlation
 from exhume.score.texture import STATISTICS
-from exhume.settings import DataSettings, Settings, VictimSettings
-from exhume.studies.arms import play
-from exhume.studies.informed.pooled import binned, spread
-from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
+from exhume.settings import DataSettings, VictimSettings
+from exhume.studies.arms import BALLE22, BALLE22_CNN, Bench
+from exhume.studies.claims import Claim, spread
+from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.informed.sweeps import ERROR, NO_NETWORK, binned
 
 __all__ = ["STUDY"]
 
 _BINS = 6
-_EVIDENCE = "closed-form.safetensors"
 
 
 @dataclass(frozen=True)
@@ -39,62 +35,49 @@ class _Setting:
     victim: VictimSettings
 
 
-_RATE = 0.01  # the paper's for CIFAR-10
+_VICTIM = replace(BALLE22, rate=0.01)  # the paper's rate for CIFAR-10
 _SCALES: dict[Scale, _Setting] = {
-    "smoke": _Setting(
-        DataSettings("cifar10", fixed=20, targets=40, shadows=80, public=1, test=1),
-        VictimSettings(rate=_RATE, steps=50),
-    ),
-    "cpu": _Setting(
-        DataSettings("cifar10", fixed=200, targets=300, shadows=1500, public=200, test=1000),
-        VictimSettings(rate=_RATE),
-    ),
-    "paper": _Setting(
-        DataSettings("cifar10", fixed=5000, targets=999, shadows=53_000, public=1, test=1000),
-        VictimSettings(network="cnn", rate=_RATE),
-    ),
+    "smoke": _Setting(DataSettings("cifar10", 20, 40, 80, 1, 1), replace(_VICTIM, steps=50)),
+    "cpu": _Setting(DataSettings("cifar10", 200, 300, 1500, 200, 1000), _VICTIM),
+    "paper": _Setting(DataSettings("cifar10", 5000, 999, 53_000, 1, 1000), BALLE22_CNN),
 }
 
 
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting, key = _SCALES[scale], Key.from_seed(seed).fold("gallery")
-    records = data.load("cifar10", progress=progress)
-    settings = pinned(resolve(Settings(seed, setting.data, setting.victim), records), folder)
-    game = informed_game(settings, records, store=folder.store(), progress=progress)
-    found = audit_informed(game, settings, store=folder.store(), progress=progress)
-    folder.write_tensors(_EVIDENCE, found.evidence)
-    found.section["evidence"] = _EVIDENCE
-    mean = play(game, MeanRecord(), store=folder.store(), progress=progress).scores.attack.mse
+def _run(run: Run[_Setting]) -> Outcome:
+    setting, key = run.setting, run.key.fold("gallery")
+    bench = Bench.of(run, setting.data, setting.victim)
+    game = bench.game()
+    found, mean = bench.audited(game), bench.play(game, MeanRecord()).errors
     error, images = found.evidence["mse"], found.evidence["targets"]
     busy = {name: measure(images) for name, measure in STATISTICS.items()}
     links = {
-        name: {
-            "error": rank_correlation(values, error, key.fold(name)),
-            "error over the mean record's": rank_correlation(values, error / mean, key.fold(name)),
-        }
+        name: tuple(rank_correlation(values, of, key.fold(name)) for of in (error, error / mean))
         for name, values in busy.items()
     }
     distance = rank_correlation(mean, error, key.fold("distance"))
     metrics = dict(found.metrics) | distance.metrics("distance_from_mean")
     metrics |= spread("mse", error, key)
-    for name, both in links.items():
-        metrics |= both["error"].metrics(_named(name))
-        metrics |= both["error over the mean record's"].metrics(f"{_named(name)}.relative")
+    for name, (plain, relative) in links.items():
+        metrics |= plain.metrics(_named(name))
+        metrics |= relative.metrics(f"{_named(name)}.relative")
         metrics |= _extremes(_named(name), busy[name], error)
     return Outcome(
         claims=_claims(links, metrics),
         metrics=metrics,
-        attacks=[found.section],
-        classes=list(records.classes),
+        attacks=[found],
+        classes=list(bench.records.classes),
         deviations=[
-            "The closed form attacks instead of the published network.",
+            NO_NETWORK,
             f"The released model is {game.recipe.architecture}; the paper's is the CNN of its Table V.",
             f"|D-| = {setting.data.fixed:,}, {setting.data.shadows:,} shadows, "
             f"{setting.data.targets} targets, one seed.",
             "Background is the frame of 4 pixels along the edge; colourfulness is that of Hasler and "
             "Süsstrunk (2003).",
         ],
-        charts=_charts(links, distance, busy, error, key),
+        charts=[
+            _correlations(links, distance),
+            *(_against(name, values, error, key) for name, values in busy.items()),
+        ],
     )
 
 
@@ -111,38 +94,29 @@ def _extremes(name: str, values: Tensor, error: Tensor) -> dict[str, float]:
     }
 
 
-def _charts(
-    links: Mapping[str, Mapping[str, Correlation]],
-    distance: Correlation,
-    busy: Mapping[str, Tensor],
-    error: Tensor,
-    key: Key,
-) -> list[Chart]:
+def _correlations(links: Mapping[str, tuple[Correlation, ...]], distance: Correlation) -> Chart:
     def row(name: str, found: Correlation) -> Point:
         return Point(name, found.rho, found.low, found.high)
 
-    kinds = next(iter(links.values()))
-    rows = {kind: [row(name, both[kind]) for name, both in links.items()] for kind in kinds}
+    rows = {
+        "error": [row(name, plain) for name, (plain, _) in links.items()],
+        "error over the mean record's": [row(name, other) for name, (_, other) in links.items()],
+    }
     rows["error"].append(row("distance from the mean", distance))
-    charts = [Chart("What goes with the error", "of the target", "rank correlation", rows)]
-    for name, values in busy.items():
-        points = binned(values, error, _BINS, key.fold("bins", name))
-        charts.append(
-            Chart(
-                f"Error against {name}",
-                f"{name} of the target (bins of equal size)",
-                "mean squared error",
-                {"closed form": points},
-            )
-        )
-    return charts
+    return Chart("What goes with the error", "of the target", "rank correlation", rows)
+
+
+def _against(name: str, values: Tensor, error: Tensor, key: Key) -> Chart:
+    bins = {"closed form": binned(values, error, _BINS, key.fold("bins", name))}
+    axis = f"{name} of the target (bins of equal size)"
+    return Chart(f"Error against {name}", axis, ERROR, bins)
 
 
 def _claims(
-    links: Mapping[str, Mapping[str, Correlation]], metrics: Mapping[str, float]
+    links: Mapping[str, tuple[Correlation, ...]], metrics: Mapping[str, float]
 ) -> list[Claim]:
     def link(name: str, statement: str, paper: str) -> Claim:
-        found, relative = links[name].values()
+        found, relative = links[name]
         return Claim(
             _named(name).replace("_", "-"),
             statement,
@@ -172,5 +146,7 @@ STUDY = Study(
     name="informed-gallery",
     title="The easiest and the hardest records of CIFAR-10, and why (Fig. 13)",
     paper="Balle22",
+    scales=_SCALES,
     run=_run,
+    on_device=True,
 )

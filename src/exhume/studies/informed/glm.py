@@ -7,22 +7,23 @@ the same, and the table says what each digit of the fit is worth to the adversar
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from sklearn.linear_model import LogisticRegression
+from torch import Tensor
 
-from exhume import data
 from exhume.attacks.baseline import MeanRecord, holdings, snap_to_holdings
 from exhume.attacks.informed.glm import GlmClosedForm
-from exhume.contract import Key, Knowledge, Progress, Reconstruction, Records, Weights
-from exhume.data import Sizes, Split
+from exhume.auditing.sections import targets_section
+from exhume.contract import Knowledge, Records
+from exhume.data import Sizes, Split, split
 from exhume.models.glm import softmax_regression
-from exhume.report.folder import RunFolder
+from exhume.results import AttackSpec, Findings
 from exhume.score.targets import TargetScores, score_targets
-from exhume.store import NullStore
-from exhume.studies.study import Claim, Outcome, Scale, Study
+from exhume.studies.arms import mounted
+from exhume.studies.claims import Claim
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.train.fleet import chunk_for
 from exhume.train.glm import Optimum, Penalty
 from exhume.train.stacked import accuracy
@@ -35,6 +36,7 @@ _C = 1.0  # scikit-learn's default penalty, the same for all victims
 _ASKED = 1e-12  # the gradient norm that the claim is about
 _EXACT = 1e-5  # largest pixel error that counts as exact
 _MEMORY = 2**31
+_SPEC = AttackSpec("glm", "Closed form of linear models", "Balle22", "the released weights")
 DEVIATIONS = (
     "Data, sizes and bars are ours: no figure of the paper is compared with.",
     "Softmax regression, with the label read from the bias column of the missing gradient.",
@@ -48,6 +50,7 @@ class _Setting:
     targets: int
     tolerances: tuple[float, ...]
     sklearn: int  # of the targets, how many scikit-learn fits a model for
+    source: str = "mnist"
 
 
 _SCALES: dict[Scale, _Setting] = {
@@ -57,132 +60,80 @@ _SCALES: dict[Scale, _Setting] = {
 }
 
 
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting, key = _SCALES[scale], Key.from_seed(seed)
-    records = data.load("mnist", progress=progress)
-    records = Records(records.inputs.double(), records.labels, records.classes)
-    parts = data.split(records, Sizes(setting.fixed, setting.targets, test=1000), key.fold("split"))
-    metrics: dict[str, float] = {}
-    section: dict[str, Any] = {}
-    for tolerance in setting.tolerances:
-        game = _fitted(parts, tolerance, key, folder, progress)
-        metrics |= {f"largest_error_{tolerance:.0e}": game.worst}
-        if tolerance == _ASKED:
-            section, metrics = game.section, metrics | game.section["metrics"]
-            folder.write_tensors("glm.safetensors", game.scores.evidence)
-            section["evidence"] = "glm.safetensors"
-    metrics |= _by_sklearn(parts, setting.sklearn, key, progress)
+def _run(run: Run[_Setting]) -> Outcome:
+    setting, loaded = run.setting, run.records(run.setting.source)
+    records = Records(loaded.inputs.double(), loaded.labels, loaded.classes)
+    sizes = Sizes(setting.fixed, setting.targets, test=1000)
+    parts = split(records, sizes, run.key.fold("split"))
+    fitted = {tolerance: _fitted(run, parts, tolerance) for tolerance in setting.tolerances}
+    metrics = {f"largest_error_{t:.0e}": one.metrics["largest_error"] for t, one in fitted.items()}
+    metrics |= fitted[_ASKED].metrics | _by_sklearn(run, parts)
     return Outcome(
         claims=_claims(metrics),
         metrics=metrics,
-        attacks=[section],
+        attacks=[fitted[_ASKED]],
         classes=list(records.classes),
         deviations=list(DEVIATIONS),
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Game:
-    scores: TargetScores
-    worst: float  # largest error of any pixel of any target
-    section: dict[str, Any]
-
-
-def _fitted(
-    parts: Split, tolerance: float, key: Key, folder: RunFolder, progress: Progress
-) -> _Game:
+def _fitted(run: Run[_Setting], parts: Split, tolerance: float) -> Findings:
     """Victims fitted to this gradient norm, attacked and scored."""
-    recipe = Optimum(
-        softmax_regression(parts.fixed.shape, len(parts.fixed.classes)),
-        Penalty.of_sum(_C),
-        tolerance,
-    )
+    network = softmax_regression(parts.fixed.shape, len(parts.fixed.classes))
+    recipe, key = Optimum(network, Penalty.of_sum(_C), tolerance), run.key
     started = time.perf_counter()
     release, secret = release_one_each(
         recipe,
-        recipe.architecture.initial(key),
+        network.initial(key),
         parts.fixed,
         parts.target,
         key=key,
-        store=folder.store(),
+        store=run.store,
         chunk=chunk_for(recipe.bytes_per_model(len(parts.fixed)), _MEMORY),
-        progress=lambda stage, done, total: progress(f"{stage} to {tolerance:g}", done, total),
+        progress=run.part(f"to {tolerance:g}").progress,
     )
     fit_seconds = time.perf_counter() - started
-    knowledge, found = _attacked(recipe, parts.fixed, release, key)
-    mean = MeanRecord().prepare(knowledge, key=key, store=NullStore()).run(release)
+    knowledge = Knowledge(architecture=network, recipe=recipe, fixed=parts.fixed)
+    found = mounted(GlmClosedForm(), knowledge, release, key.fold("attack"))
+    mean = mounted(MeanRecord(), knowledge, release, key)
     others = {"mean record": mean, "held record nearest": snap_to_holdings(found, knowledge)}
     scores = score_targets(secret, found, holdings(knowledge), key.fold("score"), baselines=others)
-    test = accuracy(recipe.architecture, release.parameters[:10], parts.test)
     extra = {
-        "largest_error": _largest(scores),
+        "largest_error": float(_largest_errors(scores).max()),
         "attack_seconds": found.cost.seconds,
         "fit_seconds": fit_seconds,
-        "test_accuracy": float(test.mean()),
+        "test_accuracy": float(accuracy(network, release.parameters[:10], parts.test).mean()),
+        "mean_record_mse": float(scores.baselines["mean record"].mse.mean()),
+        "nearest_mse": float(scores.baselines["held record nearest"].mse.mean()),
     }
-    return _Game(scores, _largest(scores), _section(knowledge, found, scores, extra))
+    section = targets_section(_SPEC, knowledge.known(), found, scores, metrics=extra)
+    return Findings(section, scores.verdict, scores.evidence)
 
 
-def _attacked(
-    recipe: Optimum, fixed: Records, release: Weights, key: Key
-) -> tuple[Knowledge, Reconstruction]:
-    knowledge = Knowledge(architecture=recipe.architecture, recipe=recipe, fixed=fixed)
-    attack = GlmClosedForm().prepare(knowledge, key=key.fold("attack"), store=NullStore())
-    return knowledge, attack.run(release)
+def _largest_errors(scores: TargetScores) -> Tensor:
+    """(t,) error of each target's worst pixel."""
+    apart = scores.evidence["reconstructions"] - scores.evidence["targets"]
+    return apart.abs().flatten(1).amax(1)
 
 
-def _largest(scores: TargetScores) -> float:
-    return float((scores.evidence["reconstructions"] - scores.evidence["targets"]).abs().max())
-
-
-def _by_sklearn(parts: Split, count: int, key: Key, progress: Progress) -> dict[str, float]:
+def _by_sklearn(run: Run[_Setting], parts: Split) -> dict[str, float]:
     """The same attack on scikit-learn's own optimum, at its default tolerance and iterations."""
-    model = LogisticRegression(C=_C)
+    count, key = run.setting.sklearn, run.key
     release, recipe, secret = release_one_sklearn_each(
-        model, parts.fixed, parts.target[:count], progress=progress
+        LogisticRegression(C=_C), parts.fixed, parts.target[:count], progress=run.progress
     )
-    knowledge, found = _attacked(recipe, parts.fixed, release, key)
-    scores = score_targets(
-        secret, found, holdings(knowledge), key.fold("score sklearn"), baselines={}
-    )
-    errors = (scores.evidence["reconstructions"] - scores.evidence["targets"]).abs()
-    each = errors.flatten(1).amax(1)
+    knowledge = Knowledge(architecture=recipe.architecture, recipe=recipe, fixed=parts.fixed)
+    found = mounted(GlmClosedForm(), knowledge, release, key.fold("attack"))
+    pool = holdings(knowledge)
+    scores = score_targets(secret, found, pool, key.fold("score sklearn"), baselines={})
+    errors = _largest_errors(scores)
     return {
         "sklearn_targets": float(count),
-        "sklearn_median_largest_error": float(torch.median(each)),
-        "sklearn_largest_error": float(each.max()),
+        "sklearn_median_largest_error": float(torch.median(errors)),
+        "sklearn_largest_error": float(errors.max()),
         "sklearn_success": scores.metrics["success"],
         "sklearn_label_accuracy": scores.metrics["label_accuracy"],
         "sklearn_certificate_median": found.observed["certificate_median"],
-    }
-
-
-def _section(
-    knowledge: Knowledge, found: Reconstruction, scores: TargetScores, extra: dict[str, float]
-) -> dict[str, Any]:
-    measured = {name: errors.means() for name, errors in scores.baselines.items()}
-    measured["nearest-neighbour oracle (knows the truth)"] = scores.oracle.means()
-    return {
-        "id": "glm",
-        "name": "Closed form of linear models",
-        "paper": "Balle22",
-        "sees": "the released weights",
-        "knows": list(knowledge.known()),
-        "status": {
-            "outcome": found.status.outcome.value,
-            "reason": found.status.reason,
-            "ever": found.status.ever,
-        },
-        "metrics": {
-            **scores.metrics,
-            **found.observed,
-            **extra,
-            "mean_record_mse": measured["mean record"]["mse"],
-            "nearest_mse": measured["held record nearest"]["mse"],
-        },
-        "baselines": [{"name": name, **values} for name, values in measured.items()],
-        "cost": asdict(found.cost),
-        "notes": [f"The adversary held {scores.metrics['pool']:,.0f} records of its own."],
     }
 
 
@@ -218,5 +169,6 @@ STUDY = Study(
     name="informed-glm",
     title="The missing record of a softmax regression, solved for exactly",
     paper="Balle22",
+    scales=_SCALES,
     run=_run,
 )

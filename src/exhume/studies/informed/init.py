@@ -15,17 +15,16 @@ from torch import Tensor
 
 from exhume import data
 from exhume.attacks.informed.membership import membership_scores
-from exhume.choices import resolve, sizes_for
-from exhume.contract import Key, Progress, Records
-from exhume.data import Split
+from exhume.contract import Key
+from exhume.data import Sizes
 from exhume.models.mlp import MLP
-from exhume.report.folder import RunFolder
 from exhume.score.membership import gap_over_spread, mean_auc
-from exhume.settings import DataSettings, Settings, VictimSettings
-from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
+from exhume.studies.arms import BALLE22
+from exhume.studies.claims import Claim
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.train.fleet import train_fleet
+from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
-from exhume.train.stacked import Descent
 
 __all__ = ["STUDY"]
 
@@ -38,6 +37,7 @@ class _Setting:
     rates: tuple[float, ...]  # one for each size: the paper's, the notebook's
     jitters: tuple[float, ...] = (1e-5, 1e-4, 1e-3)
     """Standard deviations added to every initial weight in the shared arm; the claims are about the first."""
+    source: str = "mnist"
 
 
 _SCALES: dict[Scale, _Setting] = {
@@ -47,103 +47,79 @@ _SCALES: dict[Scale, _Setting] = {
 }
 
 
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting = _SCALES[scale]
-    records = data.load("mnist", progress=progress)
-    metrics: dict[str, float] = {}
-    for index, (fixed, rate) in enumerate(zip(setting.fixed, setting.rates, strict=True)):
-        sizes = DataSettings("mnist", fixed, setting.targets, shadows=1, public=1, test=1)
-        settings = resolve(Settings(seed, sizes, VictimSettings(rate=rate)), records)
-        if not index:
-            settings = pinned(settings, folder)
-        named = _both_arms(setting, settings, records, folder, progress)
-        prefix = "" if not index else f"d{fixed}."
-        metrics |= {f"{prefix}{name}": value for name, value in named.items()}
-    return Outcome(
-        claims=_claims(metrics),
-        metrics=metrics,
-        deviations=[
-            f"{setting.models} models with and without each of {setting.targets} targets; the paper "
-            "shows one target and 1,000 models.",
-            f"Shared arm: N(0, {setting.jitters[0]:g}²) is added to every initial weight, in place of "
-            "the non-deterministic reductions of the paper's GPUs; larger jitters beside it.",
-            "The models without a target are the same for all targets.",
-        ],
-    )
-
-
-def _both_arms(
-    setting: _Setting, settings: Settings, records: Records, folder: RunFolder, progress: Progress
-) -> dict[str, float]:
-    key = Key.from_seed(settings.seed).fold("init", settings.data.fixed)
-    parts = data.split(records, sizes_for(len(records), settings), key.fold("split"))
-    recipe = FullBatch(
-        MLP(records.shape, settings.victim.hidden, len(records.classes)),
-        Descent(rate=settings.victim.rate),
-    )
-    found: dict[str, float] = {}
-    for arm, jitters in {"shared": setting.jitters, "fresh": (0.0,)}.items():
-        for jitter in jitters:
-            start = _Start(arm, jitter)
-            members, others = _scores(
-                setting, recipe, parts, key.fold(arm), start, folder, progress
-            )
-            name = arm if jitter == jitters[0] else f"{arm}.jitter_{jitter:g}"
-            found[f"auc_{name}"] = mean_auc(members, others)
-            found[f"gap_over_spread_{name}"] = float(gap_over_spread(members, others).median())
-    return found
-
-
-def _scores(  # noqa: PLR0917
-    setting: _Setting,
-    recipe: FullBatch,
-    parts: Split,
-    key: Key,
-    start: _Start,
-    folder: RunFolder,
-    progress: Progress,
-) -> tuple[Tensor, Tensor]:
-    """Minus the loss on each target: of models with it (m, t), of models without any (m, t)."""
-    mlp, m, t = recipe.architecture, setting.models, setting.targets
-    assert isinstance(mlp, MLP)
-    targets = parts.target
-    with_one = targets[torch.arange(t).repeat_interleave(m)].one_each()
-    jobs = {"with": with_one, "without": targets.none_for(m)}
-    scores = {}
-    for name, extra in jobs.items():
-        fleet = train_fleet(
-            recipe,
-            start.draw(mlp, len(extra), key.fold(name)),
-            parts.fixed,
-            extra,
-            key=key.fold("train", name),
-            store=folder.store(),
-            chunk=16,
-            stage=f"|D-| = {len(parts.fixed)}, {start}, {name} the target",
-            progress=progress,
-        )
-        scores[name] = torch.cat([membership_scores(mlp, chunk, targets) for chunk in fleet])
-    own = scores["with"].view(t, m, t).diagonal(dim1=0, dim2=2)  # (m, t): each target's own models
-    return own, scores["without"]
-
-
 @dataclass(frozen=True)
-class _Start:
-    """Where the models of an arm begin."""
+class _Models:
+    """The models of one arm: what they train on, at which rate, and where they begin."""
 
-    arm: str
-    jitter: float
+    fixed: int
+    rate: float
+    start: str  # shared, up to a jitter, or fresh for every model
+    jitter: float = 0.0
 
-    def draw(self, mlp: MLP, count: int, key: Key) -> Tensor:
+    def initial(self, mlp: MLP, count: int, key: Key) -> Tensor:
         """(count, p) initial weights."""
-        if self.arm == "fresh":
+        if self.start == "fresh":
             return torch.stack([mlp.initial(key.fold(i)) for i in range(count)])
         shared = mlp.initial(Key.from_seed(0).fold("the shared start"))
         noise = torch.randn(count, mlp.layout.size, generator=key.generator())
         return shared + self.jitter * noise
 
     def __str__(self) -> str:
-        return "fresh starts" if self.arm == "fresh" else f"one start, jitter {self.jitter:g}"
+        start = "fresh starts" if self.start == "fresh" else f"one start, jitter {self.jitter:g}"
+        return f"|D-| = {self.fixed}, {start}"
+
+
+def _run(run: Run[_Setting]) -> Outcome:
+    setting = run.setting
+    first, *larger = setting.jitters
+    jobs: dict[str, _Models] = {}  # by their metrics' name, which the score's completes
+    for size in zip(setting.fixed, setting.rates, strict=True):
+        prefix = f"d{size[0]}." if jobs else ""
+        jobs[f"{prefix}{{}}_shared"] = _Models(*size, "shared", first)
+        for jitter in larger:
+            jobs[f"{prefix}{{}}_shared.jitter_{jitter:g}"] = _Models(*size, "shared", jitter)
+        jobs[f"{prefix}{{}}_fresh"] = _Models(*size, "fresh")
+    arms = run.arms("starts", _separated, jobs)
+    metrics = {name.format(score): v for name, arm in arms.items() for score, v in arm.items()}
+    return Outcome(
+        claims=_claims(metrics),
+        metrics=metrics,
+        deviations=[
+            f"{setting.models} models with and without each of {setting.targets} targets; the paper "
+            "shows one target and 1,000 models.",
+            f"Shared arm: N(0, {first:g}²) is added to every initial weight, in place of "
+            "the non-deterministic reductions of the paper's GPUs; larger jitters beside it.",
+            "The models without a target are the same for all targets.",
+        ],
+    )
+
+
+def _separated(run: Run[_Setting], models: _Models) -> dict[str, float]:
+    """How well the loss on a target separates models with it from models without any."""
+    records, key = run.records(run.setting.source), run.key.fold("init", models.fixed)
+    m, t = run.setting.models, run.setting.targets
+    sizes = Sizes(models.fixed, t, shadow=1, public=1, test=1)
+    parts = data.split(records, sizes, key.fold("split"))
+    mlp = MLP(records.shape, BALLE22.hidden, len(records.classes))
+    recipe = FullBatch(mlp, Descent(rate=models.rate, momentum=BALLE22.momentum))
+    with_one = parts.target[torch.arange(t).repeat_interleave(m)].one_each()
+    scores, key = {}, key.fold(models.start)
+    for name, extra in {"with": with_one, "without": parts.target.none_for(m)}.items():
+        fleet = train_fleet(
+            recipe,
+            models.initial(mlp, len(extra), key.fold(name)),
+            parts.fixed,
+            extra,
+            key=key.fold("train", name),
+            store=run.store,
+            chunk=16,
+            stage=f"{models}, {name} the target",
+            progress=run.progress,
+        )
+        scores[name] = torch.cat([membership_scores(mlp, chunk, parts.target) for chunk in fleet])
+    own = scores["with"].view(t, m, t).diagonal(dim1=0, dim2=2)  # (m, t): each target's own models
+    gap = gap_over_spread(own, scores["without"]).median()
+    return {"auc": mean_auc(own, scores["without"]), "gap_over_spread": float(gap)}
 
 
 def _claims(metrics: dict[str, float]) -> list[Claim]:
@@ -169,5 +145,6 @@ STUDY = Study(
     name="informed-init",
     title="Membership by loss: one initialisation against fresh ones (Fig. 10)",
     paper="Balle22",
+    scales=_SCALES,
     run=_run,
 )

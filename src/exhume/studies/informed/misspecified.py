@@ -6,72 +6,43 @@ rate, weights released with fewer bits (known to the adversary or not), two unkn
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from exhume import data
-from exhume.attacks.informed.closed_form import ClosedForm
-from exhume.auditing import Game, dealt, informed_game
-from exhume.choices import recipe_for, resolve
-from exhume.contract import Progress, Records, Store, Weights
+from exhume.auditing import Game
+from exhume.contract import Records, Weights
 from exhume.defences.rounding import FORMATS, Rounding
-from exhume.report.charts import Chart, Point
-from exhume.report.folder import RunFolder
-from exhume.settings import DataSettings, Settings
-from exhume.studies.arms import Arm, play
-from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
+from exhume.results import Chart, Point
+from exhume.settings import DataSettings
+from exhume.studies.arms import Arm, Bench, arm_metrics
+from exhume.studies.claims import Claim
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.train.functional import accuracy
 from exhume.victims.informed import release_two_each
 
 __all__ = ["STUDY"]
 
 _SCALES: dict[Scale, DataSettings] = {
-    "smoke": DataSettings("mnist", fixed=50, targets=30, shadows=120, public=60, test=100),
-    "cpu": DataSettings("mnist", fixed=300, targets=200, shadows=800, public=500, test=2000),
-    "paper": DataSettings(
-        "mnist", fixed=10_000, targets=998, shadows=38_000, public=10_000, test=1
-    ),
+    "smoke": DataSettings("mnist", 50, 30, 120, 60, 100),
+    "cpu": DataSettings("mnist", 300, 200, 800, 500, 2000),
+    "paper": DataSettings("mnist", 10_000, 998, 38_000, 10_000, 1),
 }
 _SHARES = {"one": 0.0, "1%": 0.01, "10%": 0.1, "all": 1.0}  # of the fixed set that is wrong
 _RATES = {"0.1%": 1.001, "1%": 1.01, "10%": 1.1, "100%": 2.0}  # times the true learning rate
-_ROUNDED = tuple(name for name in FORMATS if name != "fp32")
 
 
-@dataclass(frozen=True, eq=False)
-class _Bench:
-    """One victim, to be attacked with several kinds of knowledge."""
-
-    game: Game
-    settings: Settings
-    records: Records
-    store: Store
-    progress: Progress
-
-    def attack(self, game: Game, release: Weights | None = None) -> Arm:
-        closed = ClosedForm(chunk=self.settings.machine.chunk)
-        return play(game, closed, store=self.store, progress=self.progress, release=release)
-
-    def believing(self, **wrong: Any) -> Game:
-        return replace(self.game, knowledge=replace(self.game.knowledge, **wrong))
-
-
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    records = data.load("mnist", progress=progress)
-    settings = pinned(resolve(Settings(seed=seed, data=_SCALES[scale]), records), folder)
-    store = folder.store()
-    game = informed_game(settings, records, store=store, progress=progress)
-    bench = _Bench(game, settings, records, store, progress)
-    arms = {"right": bench.attack(game), **_wrong_start(bench), **_wrong_records(bench)}
-    arms |= _wrong_rate(bench)
-    rounded, accuracies = _rounded(bench)
-    arms |= rounded | _two_records(bench)
-    metrics = {name: value for arm in arms for name, value in arms[arm].metrics(arm).items()}
+def _run(run: Run[DataSettings]) -> Outcome:
+    bench = Bench.of(run, run.setting)
+    right = bench.game()
+    rounded, accuracies = _rounded(bench, right)
+    games = {"right": right, **_wrong(bench, right), **rounded, **_two_records(bench, right)}
+    arms = {name: bench.play(game) for name, game in games.items()}
     return Outcome(
         claims=_claims(arms),
-        metrics=metrics | accuracies,
-        classes=list(records.classes),
+        metrics=arm_metrics(arms) | accuracies,
         deviations=[
             "Balle22 assumes all of this known; the mistakes and their sizes are ours.",
             "The attack is the closed form; the wrong records come from the adversary's public ones.",
@@ -80,75 +51,62 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     )
 
 
-def _wrong_start(bench: _Bench) -> dict[str, Arm]:
-    other = bench.game.recipe.architecture.initial(bench.game.key.fold("another start"))
-    return {"other_seed": bench.attack(bench.believing(initial=other))}
+def _believing(game: Game, **wrong: Any) -> Game:
+    return replace(game, knowledge=replace(game.knowledge, **wrong))
 
 
-def _wrong_records(bench: _Bench) -> dict[str, Arm]:
-    """The adversary has other records in place of some fixed ones."""
-    parts = dealt(bench.settings, bench.records)
-    arms = {}
+def _wrong(bench: Bench, game: Game) -> dict[str, Game]:
+    """Another start, other records in place of some fixed ones, another rate."""
+    parts, victim = bench.parts, bench.settings.victim
+    other = game.recipe.architecture.initial(game.key.fold("another start"))
+    games = {"other_seed": _believing(game, initial=other)}
     for name, share in _SHARES.items():
-        count = max(1, round(share * len(parts.fixed)))
-        count = min(count, len(parts.public))
+        count = min(max(1, round(share * len(parts.fixed))), len(parts.public))
         fixed = Records(
             torch.cat([parts.public.inputs[:count], parts.fixed.inputs[count:]]),
             torch.cat([parts.public.labels[:count], parts.fixed.labels[count:]]),
             parts.fixed.classes,
         )
-        arms[f"other_records.{name}"] = bench.attack(bench.believing(fixed=fixed))
-    return arms
-
-
-def _wrong_rate(bench: _Bench) -> dict[str, Arm]:
-    arms = {}
+        games[f"other_records.{name}"] = _believing(game, fixed=fixed)
     for name, factor in _RATES.items():
-        rate = bench.settings.victim.rate * factor
-        recipe = recipe_for(bench.settings.with_values("victim", rate=rate), bench.records)
-        arms[f"other_rate.{name}"] = bench.attack(bench.believing(recipe=recipe))
-    return arms
+        recipe = bench.of_victim(replace(victim, rate=victim.rate * factor)).recipe
+        games[f"other_rate.{name}"] = _believing(game, recipe=recipe)
+    return games
 
 
-def _rounded(bench: _Bench) -> tuple[dict[str, Arm], dict[str, float]]:
+def _rounded(bench: Bench, game: Game) -> tuple[dict[str, Game], dict[str, float]]:
     """Fewer bits, and an adversary who did not expect them, or who rounds its shadow models too."""
-    arms, accuracies = {}, {}
-    release, recipe = bench.game.victim[0], bench.game.recipe
-    test = dealt(bench.settings, bench.records).test
-    for name in ("fp32", *_ROUNDED):
+    games, accuracies = {}, {}
+    release, secret = game.victim
+    for name in FORMATS:
         defence = Rounding(name)
-        safer = defence.protect(release, bench.game.key)
+        safer = defence.protect(release, game.key)
         assert isinstance(safer, Weights)
-        right = accuracy(recipe.architecture, safer.parameters[:50], test)
+        right = accuracy(game.recipe.architecture, safer.parameters[:50], bench.parts.test)
         accuracies[f"{name}.test_accuracy"] = float(right.mean())
         if defence.strength:
-            arms[f"{name}.unexpected"] = bench.attack(bench.game, safer)
-            knowing = bench.believing(recipe=defence.harden(recipe))
-            arms[f"{name}.expected"] = bench.attack(knowing, safer)
-    return arms, accuracies
+            given = replace(game, victim=(safer, secret))
+            games[f"{name}.unexpected"] = given
+            games[f"{name}.expected"] = _believing(given, recipe=defence.harden(game.recipe))
+    return games, accuracies
 
 
-def _two_records(bench: _Bench) -> dict[str, Arm]:
-    parts = dealt(bench.settings, bench.records)
-    initial = bench.game.knowledge.initial
-    assert initial is not None  # the informed adversary has it
+def _two_records(bench: Bench, game: Game) -> dict[str, Game]:
     release, first, second = release_two_each(
-        bench.game.recipe,
-        initial,
-        parts.fixed,
-        parts.target,
-        key=bench.game.key,
-        store=bench.store,
-        chunk=bench.settings.machine.chunk,
-        progress=bench.progress,
+        game.recipe,
+        bench.initial,
+        bench.parts.fixed,
+        bench.parts.target,
+        key=game.key,
+        store=bench.run.store,
+        chunk=bench.chunk,
+        progress=bench.run.progress,
     )
-    return {
-        "two_records.first": bench.attack(replace(bench.game, victim=(release, first))),
-        "two_records.second": bench.attack(replace(bench.game, victim=(release, second))),
-    }
+    secrets = {"first": first, "second": second}
+    return {f"two_records.{n}": replace(game, victim=(release, s)) for n, s in secrets.items()}
 
 
-def _chart(arms: dict[str, Arm]) -> Chart:
+def _chart(arms: Mapping[str, Arm]) -> Chart:
     shown = {name.replace("_", " ").replace(".", ", "): arm for name, arm in arms.items()}
     ours = [Point(name, arm.mse, *arm.interval) for name, arm in shown.items()]
     oracle = [Point(name, arm.scores.metrics["oracle_mse"]) for name, arm in shown.items()]
@@ -161,7 +119,7 @@ def _chart(arms: dict[str, Arm]) -> Chart:
     )
 
 
-def _claims(arms: dict[str, Arm]) -> list[Claim]:
+def _claims(arms: Mapping[str, Arm]) -> list[Claim]:
     def stops(arm: str, id_: str, statement: str) -> Claim:
         """A mistake stops the attack where success is within what chance gives."""
         found = arms[arm].scores.metrics
@@ -190,5 +148,7 @@ STUDY = Study(
     name="informed-misspecified",
     title="An informed adversary who is wrong about something",
     paper="Balle22",
+    scales=_SCALES,
     run=_run,
+    on_device=True,
 )

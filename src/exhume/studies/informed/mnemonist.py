@@ -6,37 +6,33 @@ training: are the rows that are kept those whose neurons were active on the reco
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from exhume import data
-from exhume.attacks.baseline import holdings
 from exhume.attacks.informed.importance import permutation_importance
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.mnemonist import FittedMnemonist, Mnemonist
 from exhume.attacks.informed.reconn import FEWEST, RecoNN, split_shadows
 from exhume.attacks.informed.shadows import Shadows, train_shadows
-from exhume.choices import recipe_for, resolve, sizes_for
-from exhume.contract import Key, Knowledge, Progress, Records
+from exhume.contract import Key
 from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Dense
-from exhume.report.folder import RunFolder
-from exhume.score.targets import score_targets
-from exhume.settings import DataSettings, Settings, VictimSettings
-from exhume.store import FolderStore
-from exhume.studies.study import Claim, Outcome, Scale, Study, labelled, pinned
+from exhume.settings import DataSettings
+from exhume.studies.arms import BALLE22, Bench, scored
+from exhume.studies.claims import Claim
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.train.dynamics import active_share
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
-from exhume.victims.informed import release_one_each
 
 __all__ = ["STUDY"]
 
 ARMS = ("all", "mnemonist", "random")
+MEASURED = ("mse", "mae_plus_mse", "success", "parameters_read", "epoch")
 
 
 @dataclass(frozen=True)
@@ -76,24 +72,6 @@ _SCALES: dict[Scale, _Setting] = {
 }
 
 
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting = _SCALES[scale]
-    records = data.load("mnist", progress=progress)
-    widest = VictimSettings(hidden=(max(setting.widths),), activation="relu", rate=setting.rate)
-    first = pinned(resolve(Settings(seed=seed, data=setting.data, victim=widest), records), folder)
-    metrics: dict[str, float] = {}
-    claims: list[Claim] = []
-    for width in setting.widths:
-        runs = []
-        for index in range(setting.seeds):
-            here = first.with_seed(seed + index).with_values("victim", hidden=(width,))
-            label = f"width {width}, seed {index + 1} of {setting.seeds}"
-            runs.append(_one(setting, here, records, folder.store(), labelled(progress, label)))
-        metrics |= _summarised(width, runs)
-        claims += _claims(width, runs)
-    return Outcome(claims, metrics, classes=list(records.classes), deviations=list(DEVIATIONS))
-
-
 DEVIATIONS = (
     "The importance is gradient x input summed over a row; the excerpt gives no formula.",
     "The share of rows kept is half of the hidden layer; the last layer is always kept.",
@@ -102,59 +80,66 @@ DEVIATIONS = (
 )
 
 
-def _one(
-    setting: _Setting, settings: Settings, records: Records, store: FolderStore, progress: Progress
-) -> dict[str, float]:
+def _run(run: Run[_Setting]) -> Outcome:
+    setting = run.setting
+    jobs = {
+        f"width {width}, seed {index + 1}": (width, index)
+        for width in setting.widths
+        for index in range(setting.seeds)
+    }
+    found = run.arms("widths and seeds", _one, jobs)
+    metrics: dict[str, float] = {}
+    claims: list[Claim] = []
+    for width in setting.widths:
+        runs = [found[name] for name, job in jobs.items() if job[0] == width]
+        metrics |= _summarised(width, runs)
+        claims += _claims(width, runs)
+    classes = list(run.records(setting.data.source).classes)
+    return Outcome(claims, metrics, classes=classes, deviations=list(DEVIATIONS))
+
+
+def _one(run: Run[_Setting], job: tuple[int, int]) -> dict[str, float]:
     """All arms on one victim: the same shadows, split and targets."""
-    key = Key.from_seed(settings.seed)
-    chunk = settings.machine.chunk
-    parts = data.split(records, sizes_for(len(records), settings), key.fold("split"))
-    recipe = recipe_for(settings, records)
-    initial = recipe.architecture.initial(key.fold("victim"))
-    release, secret = release_one_each(
-        recipe,
-        initial,
-        parts.fixed,
-        parts.target,
-        key=key,
-        store=store,
-        chunk=chunk,
-        progress=progress,
-    )
-    known = Knowledge(recipe=recipe, initial=initial, fixed=parts.fixed, shadow=parts.shadow)
-    own = key.fold("attack")
+    (width, index), setting = job, run.setting
+    victim = replace(BALLE22, hidden=(max(setting.widths),), activation="relu", rate=setting.rate)
+    bench = Bench.of(run, setting.data, victim).of_victim(replace(victim, hidden=(width,)))
+    bench = bench.seeded(index, f"width {width}, seed {index + 1} of {setting.seeds}")
+    game, store, progress = bench.game(), bench.run.store, bench.run.progress
+    game = replace(game, knowledge=replace(game.knowledge, public=None))
+    own = game.key.fold("attack")
     shadows = train_shadows(
-        known, "Mnemonist", fewest=FEWEST, chunk=chunk, key=own, store=store, progress=progress
+        game.knowledge,
+        "Mnemonist",
+        fewest=FEWEST,
+        chunk=bench.chunk,
+        key=own,
+        store=store,
+        progress=progress,
     )
     measured: dict[str, float] = {}
     fitted: dict[str, FittedMnemonist] = {}
     for arm in ARMS:
         attack = Mnemonist(setting.reconn, setting.share, selection=arm)
         fitted[arm] = attack.fit(shadows, key=own, store=store, progress=progress)
-        found = fitted[arm].run(release)
-        scores = score_targets(secret, found, holdings(known), key.fold("score"), baselines={})
-        for name in ("mse", "mae_plus_mse", "success"):
-            measured[f"{arm}.{name}"] = scores.metrics[name]
-        measured[f"{arm}.parameters_read"] = found.observed["parameters_read"]
-        measured[f"{arm}.epoch"] = found.observed["epoch"]
-    assert isinstance(recipe, FullBatch)  # as the scales of this study have it
-    activity = _activity(recipe, initial, parts.fixed, parts.shadow[: setting.watched], chunk)
-    return measured | _evidence(setting, fitted, shadows, activity, own)
+        played = scored(game, fitted[arm].run(game.victim[0]))
+        found = {**played.scores.metrics, **played.found.observed}
+        measured |= {f"{arm}.{name}": found[name] for name in MEASURED}
+    return measured | _evidence(setting, fitted, shadows, _activity(bench, setting.watched), own)
 
 
-def _activity(
-    recipe: FullBatch, initial: Tensor, fixed: Records, watched: Records, chunk: int
-) -> Tensor:
+def _activity(bench: Bench, watched: int) -> Tensor:
     """(w, k): share of the steps in which each hidden neuron was active on each model's own record."""
-    parts = []
+    recipe, records = bench.recipe, bench.parts.shadow[:watched]
+    assert isinstance(recipe, FullBatch)  # as the scales of this study have it
     mlp, descent = recipe.architecture, recipe.descent
     assert isinstance(mlp, MLP)
     assert isinstance(descent, Descent)
-    for start in range(0, len(watched), chunk):
-        extra = watched[start : start + chunk].one_each()
-        shares, _ = active_share(mlp, descent, initial, fixed, extra)
-        parts.append(shares[0])
-    return torch.cat(parts)
+    initial = mlp.initial(bench.key.fold("victim"))
+    shares = []
+    for start in range(0, len(records), bench.chunk):
+        extra = records[start : start + bench.chunk].one_each()
+        shares.append(active_share(mlp, descent, initial, bench.parts.fixed, extra)[0][0])
+    return torch.cat(shares)
 
 
 def _evidence(
@@ -244,5 +229,6 @@ STUDY = Study(
     name="mnemonist",
     title="Reconstructing from the superparameters that memorise",
     paper="Mnemonist23",
+    scales=_SCALES,
     run=_run,
 )

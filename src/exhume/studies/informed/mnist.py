@@ -6,16 +6,14 @@ held-out MAE + MSE of about 0.0583. Ours is blind: label, penalties and kernel a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from statistics import fmean, stdev
+from dataclasses import dataclass, replace
+from statistics import stdev
 
-from exhume import data
-from exhume.auditing import DEVIATIONS, Findings, audit_informed, informed_game
-from exhume.choices import resolve
-from exhume.contract import Progress
-from exhume.report.folder import RunFolder
-from exhume.settings import DataSettings, Settings, VictimSettings
-from exhume.studies.study import Claim, Outcome, Scale, Study, labelled, pinned
+from exhume.auditing import DEVIATIONS, Findings
+from exhume.settings import DataSettings, VictimSettings
+from exhume.studies.arms import BALLE22, Bench
+from exhume.studies.claims import Claim, mean_of
+from exhume.studies.framework import Outcome, Run, Scale, Study
 
 __all__ = ["STUDY"]
 
@@ -30,53 +28,42 @@ class _Setting:
 _SCALES: dict[Scale, _Setting] = {
     "smoke": _Setting(
         DataSettings("mnist", fixed=100, targets=50, shadows=300, public=200, test=500),
-        VictimSettings(),
+        BALLE22,
         seeds=2,
     ),
     "cpu": _Setting(
         DataSettings("mnist", fixed=1000, targets=500, shadows=2000, public=1000, test=1000),
-        VictimSettings(),
+        BALLE22,
         seeds=3,
     ),
     "paper": _Setting(
         DataSettings("mnist", fixed=10_000, targets=999, shadows=58_999, public=1, test=1),
-        VictimSettings(rate=0.2),
+        replace(BALLE22, rate=0.2),
         seeds=1,
     ),
 }
 
 
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting = _SCALES[scale]
-    records = data.load("mnist", progress=progress)
-    first = pinned(
-        resolve(Settings(seed=seed, data=setting.data, victim=setting.victim), records), folder
-    )
-    runs = []
-    for index in range(setting.seeds):
-        settings, shown_as = first.with_seed(seed + index), labelled(progress, f"seed {index + 1}")
-        game = informed_game(settings, records, store=folder.store(), progress=shown_as)
-        runs.append(audit_informed(game, settings, store=folder.store(), progress=shown_as))
-    shown = runs[0]
-    folder.write_tensors("closed-form.safetensors", shown.evidence)
-    shown.section["evidence"] = "closed-form.safetensors"
+def _run(run: Run[_Setting]) -> Outcome:
+    setting = run.setting
+    bench = Bench.of(run, setting.data, setting.victim)
+    runs = [bench.seeded(i, f"seed {i + 1}").audited() for i in range(setting.seeds)]
     metrics = _averaged(runs)
     return Outcome(
         claims=_claims(metrics),
         metrics=metrics,
-        attacks=[shown.section],
-        classes=list(records.classes),
+        attacks=[runs[0]],
+        classes=list(bench.records.classes),
         deviations=[
             *DEVIATIONS,
-            f"The gallery and the figures show seed {seed}; the metrics are means over "
+            f"The gallery and the figures show seed {run.seed}; the metrics are means over "
             f"{setting.seeds} seeds.",
         ],
     )
 
 
 def _averaged(runs: list[Findings]) -> dict[str, float]:
-    names = runs[0].metrics.keys()
-    metrics = {name: fmean(run.metrics[name] for run in runs) for name in names}
+    metrics = mean_of(run.metrics for run in runs)
     if len(runs) > 1:
         for name in ("mse", "mae_plus_mse", "label_accuracy", "success"):
             metrics[f"{name}_std"] = stdev(run.metrics[name] for run in runs)
@@ -113,5 +100,7 @@ STUDY = Study(
     name="informed-mnist",
     title="An informed adversary reconstructs MNIST records from released weights",
     paper="Balle22",
+    scales=_SCALES,
     run=_run,
+    on_device=True,
 )

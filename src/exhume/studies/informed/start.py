@@ -8,119 +8,86 @@ the paper finds reconstruction harder there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import pairwise
-from statistics import fmean
+from dataclasses import replace
 
 from torch import Tensor
 
-from exhume import data
-from exhume.auditing import dealt
-from exhume.choices import recipe_for, resolve
-from exhume.contract import Key, Progress, Records
-from exhume.report.charts import Chart
-from exhume.report.folder import RunFolder
-from exhume.settings import DataSettings, Settings, VictimSettings
-from exhume.studies.informed.sweeps import Pooled, difference, error_series, sweep, sweep_metrics
-from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
+from exhume.auditing import Game
+from exhume.contract import Key
+from exhume.settings import DataSettings
+from exhume.studies.arms import BALLE22, Bench
+from exhume.studies.claims import Claim
+from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.informed.sweeps import RIDGE, Pooled, Sweep, difference, increases, sweep
 from exhume.train.functional import accuracy
 
 __all__ = ["STUDY"]
 
-
-@dataclass(frozen=True)
-class _Setting:
-    data: DataSettings  # `public` is what the model was trained on before
-    victim: VictimSettings
-    before: tuple[int, ...]  # steps of earlier training; the first is 0
-    seeds: int
-
-
-_SCALES: dict[Scale, _Setting] = {
-    "smoke": _Setting(
-        DataSettings("mnist", fixed=60, targets=50, shadows=150, public=300, test=200),
-        VictimSettings(steps=40),
-        before=(0, 10, 100),
-        seeds=1,
+_STEPS = (0, 10, 100, 1000)  # of earlier training, on the public records
+_SCALES: dict[Scale, Sweep[int]] = {
+    "smoke": Sweep(
+        DataSettings("mnist", 60, 50, 150, 300, 200), replace(BALLE22, steps=40), _STEPS[:3]
     ),
-    "cpu": _Setting(
-        DataSettings("mnist", fixed=300, targets=100, shadows=800, public=10_000, test=1000),
-        VictimSettings(),
-        before=(0, 10, 100, 1000),
-        seeds=2,
-    ),
-    "paper": _Setting(
-        DataSettings("mnist", fixed=10_000, targets=1000, shadows=48_000, public=10_000, test=1000),
-        VictimSettings(rate=0.2),
-        before=(0, 10, 100, 1000),
-        seeds=1,
+    "cpu": Sweep(DataSettings("mnist", 300, 100, 800, 10_000, 1000), BALLE22, _STEPS, seeds=2),
+    "paper": Sweep(
+        DataSettings("mnist", 10_000, 1000, 48_000, 10_000, 1000),
+        replace(BALLE22, rate=0.2),
+        _STEPS,
     ),
 }
 
 
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting = _SCALES[scale]
-    records = data.load("mnist", progress=progress)
-    settings = pinned(
-        resolve(Settings(seed=seed, data=setting.data, victim=setting.victim), records), folder
+def _run(run: Run[Sweep[int]]) -> Outcome:
+    setting, sizes = run.setting, run.setting.data
+    steps = {f"before_{count}": count for count in setting.values}
+    swept = sweep(
+        Bench.of(run, sizes, setting.victim),
+        setting.seeds,
+        dict.fromkeys(steps, setting.victim),
+        start=lambda name, own: trained_before(own, steps[name]),
+        look=_reached,
     )
-    steps = {_name(count): count for count in setting.before}
-    reached: dict[str, list[float]] = {name: [] for name in steps}
-
-    def start(name: str, chosen: Settings) -> Tensor:
-        begun, right = trained_before(chosen, records, steps[name])
-        reached[name].append(right)
-        return begun
-
-    variants = dict.fromkeys(steps, setting.victim)
-    arms = sweep(variants, settings, setting.seeds, records, folder, progress=progress, start=start)
-    accuracies = {name: fmean(values) for name, values in reached.items()}
-    claims, found = judge(
-        {steps[name]: arms[name] for name in steps},
-        accuracies[_name(setting.before[-1])],
-        Key.from_seed(seed).fold("claims"),
-    )
-    found |= {f"{name}.start_accuracy": value for name, value in accuracies.items()}
+    reached = {name: float(swept.arms[name].seen["reached"].mean()) for name in steps}
+    by_steps = {count: swept.arms[name] for name, count in steps.items()}
+    claims, found = judge(by_steps, list(reached.values())[-1], run.key.fold("claims"))
+    found |= {f"{name}.start_accuracy": value for name, value in reached.items()}
+    title = "Error against where the attacked training starts"
+    axis = "test accuracy of the model at the start"
     return Outcome(
         claims=claims,
-        metrics=sweep_metrics(arms) | found,
-        classes=list(records.classes),
+        metrics=swept.metrics() | found,
         deviations=[
-            "The reconstructor is a ridge regression per label in closed form instead of a network.",
-            f"|D-| = {setting.data.fixed:,}, {setting.data.shadows:,} shadow models for each start, "
-            f"{setting.data.targets} targets on each of {setting.seeds} seeds.",
-            f"Trained before on {setting.data.public:,} records that are nobody's target, fixed or "
+            RIDGE,
+            f"|D-| = {sizes.fixed:,}, {sizes.shadows:,} shadow models for each start, "
+            f"{sizes.targets} targets on each of {setting.seeds} seeds.",
+            f"Trained before on {sizes.public:,} records that are nobody's target, fixed or "
             "shadow record; the adversary holds them, so the oracle may choose among them too.",
         ],
-        charts=[_chart(arms, accuracies)],
+        charts=[swept.chart(title, axis, reached)],
     )
 
 
-def _name(steps: int) -> str:
-    return f"before_{steps}"
+def trained_before(bench: Bench, steps: int) -> Tensor:
+    """(p,) parameters after so many steps on the public records alone."""
+    recipe = bench.of_victim(replace(bench.settings.victim, steps=max(1, steps))).recipe
+    public, begun = bench.parts.public, bench.initial
+    if not steps:
+        return begun
+    return recipe.fit(begun, public, public.none_for(1), bench.key.fold("before"))[0]
 
 
-def trained_before(settings: Settings, records: Records, steps: int) -> tuple[Tensor, float]:
-    """(p,) parameters after so many steps on the public records alone, and their test accuracy."""
-    key, parts = Key.from_seed(settings.seed), dealt(settings, records)
-    recipe = recipe_for(settings.with_values("victim", steps=max(1, steps)), records)
-    begun = recipe.architecture.initial(key.fold("victim")).to(parts.public.inputs.device)
-    if steps:
-        none = parts.public.none_for(1)
-        begun = recipe.fit(begun, parts.public, none, key.fold("before"))[0]
-    return begun, float(accuracy(recipe.architecture, begun[None], parts.test)[0])
+def _reached(bench: Bench, game: Game) -> dict[str, Tensor]:
+    """Test accuracy of the parameters at which training starts."""
+    initial = game.knowledge.initial
+    assert initial is not None  # the informed adversary has it
+    return {"reached": accuracy(game.recipe.architecture, initial[None], bench.parts.test)}
 
 
 def judge(
     arms: Mapping[int, Pooled], reached: float, key: Key
 ) -> tuple[list[Claim], dict[str, float]]:
     """arms: by the steps of earlier training, increasing from 0; reached: accuracy after the most."""
-    found: dict[str, float] = {}
-    rises = 0
-    for fewer, more in pairwise(arms):
-        low, high = difference(arms[more], arms[fewer], key.fold(fewer, more))
-        found |= {f"from_{fewer}_to_{more}_low": low, f"from_{fewer}_to_{more}_high": high}
-        rises += low > 0
+    rises, found = increases(arms, key)
     fresh, late = min(arms), max(arms)
     low, high = difference(arms[late], arms[fresh], key.fold("whole"))
     found |= {"late_minus_fresh_low": low, "late_minus_fresh_high": high}
@@ -153,19 +120,11 @@ def judge(
     return claims, found
 
 
-def _chart(arms: Mapping[str, Pooled], accuracies: Mapping[str, float]) -> Chart:
-    return Chart(
-        "Error against where the attacked training starts",
-        "test accuracy of the model at the start",
-        "mean squared error",
-        error_series(arms, accuracies),
-        y_scale="log",
-    )
-
-
 STUDY = Study(
     name="informed-start",
     title="Seeing the model at initialisation, or only near convergence (Fig. 12)",
     paper="Balle22",
+    scales=_SCALES,
     run=_run,
+    on_device=True,
 )

@@ -6,42 +6,71 @@ them are compared target by target. Several seeds are taken together; their targ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import fmean
+from typing import Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from exhume.attacks.baseline import MeanRecord
-from exhume.attacks.informed.closed_form import ClosedForm
-from exhume.auditing import informed_game
-from exhume.contract import Attack, ExhumeError, Key, Progress, Records
-from exhume.report.charts import Point
-from exhume.report.folder import RunFolder
+from exhume.auditing import Game
+from exhume.contract import Attack, ExhumeError, Key
+from exhume.results import Chart, Point
 from exhume.score.intervals import bootstrap, clopper_pearson
-from exhume.settings import Settings, VictimSettings
-from exhume.studies.arms import Arm, play
-from exhume.studies.study import labelled
+from exhume.settings import DataSettings, VictimSettings
+from exhume.studies.arms import Arm, Bench
+from exhume.studies.claims import prefixed
 
 __all__ = [
+    "DETAILS",
+    "ERROR",
     "MEAN_RECORD",
+    "NO_NETWORK",
+    "RIDGE",
     "Pooled",
+    "Sweep",
+    "Swept",
+    "binned",
     "difference",
-    "error_series",
+    "increases",
     "interval_of",
     "pool",
     "sweep",
-    "sweep_metrics",
 ]
 
 MEAN_RECORD = "mean_record"  # the arm of the average record, which reads no release
+ERROR = "mean squared error"
 
-Start = Callable[[str, Settings], Tensor]
-"""(variant, settings) to the (p,) parameters at which its training starts."""
+DETAILS = {"mae", "null_mse", "seconds", "success_low", "success_high", "null_success_high"}
+"""Metrics of an arm that a study with more to say leaves out."""
 
-Further = Callable[[str, Settings], Mapping[str, Attack]]
-"""(variant, settings) to more attacks on it; the arm of one is called `variant.attack`."""
+# Deviations that several studies share
+RIDGE = "The reconstructor is a ridge regression per label in closed form instead of a network."
+NO_NETWORK = "The closed form attacks instead of the published network."
+
+V = TypeVar("V")
+
+Start = Callable[[str, Bench], Tensor]
+"""(variant, bench) to the (p,) parameters at which its training starts."""
+
+Further = Callable[[Bench], Mapping[str, Attack]]
+"""More attacks on a variant; the arm of one is called `variant.attack`."""
+
+Look = Callable[[Bench, Game], Mapping[str, Tensor]]
+"""What else is seen of a game: tensors whose last dimension runs over targets, or over seeds."""
+
+
+@dataclass(frozen=True)
+class Sweep(Generic[V]):
+    """Sizes of a study that varies one thing."""
+
+    data: DataSettings  # fixed, target, shadow, public and test records
+    victim: VictimSettings
+    values: tuple[V, ...]  # of what is varied
+    seeds: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +83,19 @@ class Pooled:
     successes: int
     lucky: int  # successes on unrelated records: the null
     trials: int
+    seen: dict[str, Tensor] = field(default_factory=dict)  # by a `Look`
 
     @property
     def mse(self) -> float:
         return float(self.errors.mean())
+
+    @property
+    def rate(self) -> float:
+        return self.successes / max(1, self.trials)
+
+    @property
+    def null_rate(self) -> float:
+        return self.lucky / max(1, self.trials)
 
     @property
     def success(self) -> tuple[float, float]:
@@ -73,34 +111,109 @@ class Pooled:
         """The rule of the audit's verdict: the success rate's interval lies above the null's."""
         return self.success[0] > self.chance[1]
 
-    def metrics(self, prefix: str) -> dict[str, float]:
+    def metrics(self, prefix: str, without: Collection[str] = ()) -> dict[str, float]:
         named = {
             "mse": self.mse,
             "mse_low": self.interval[0],
             "mse_high": self.interval[1],
-            "success": self.successes / max(1, self.trials),
+            "success": self.rate,
             "success_low": self.success[0],
             "success_high": self.success[1],
-            "null_success": self.lucky / max(1, self.trials),
+            "null_success": self.null_rate,
             "null_success_high": self.chance[1],
             "targets": len(self.errors),
             **self.measured,
         }
-        return {f"{prefix}.{name}": value for name, value in named.items()}
+        return prefixed(prefix, {n: named[n] for n in named if n not in without})
 
     def point(self, x: float | str) -> Point:
         return Point(x, self.mse, *self.interval)
 
 
-def pool(arms: Sequence[Arm], accuracies: Sequence[float], key: Key) -> Pooled:
-    """The same variant on several seeds; accuracies: the released models', one a seed, or none."""
+@dataclass(frozen=True, eq=False)
+class Swept:
+    """Every variant over all seeds, and the mean record beside them."""
+
+    arms: dict[str, Pooled]
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            n: value for name, arm in self.arms.items() for n, value in arm.metrics(name).items()
+        }
+
+    def chart(
+        self,
+        title: str,
+        x: str,
+        places: Mapping[str, float | str],
+        *,
+        beside: Mapping[str, Sequence[Point]] | None = None,
+        x_scale: Literal["log", "linear"] = "linear",
+    ) -> Chart:
+        """The error of each variant at its place, beside what needs no release and further series."""
+        mean = self.arms[MEAN_RECORD]
+        oracle = {name: self.arms[name].measured["oracle_mse"] for name in places}
+        series: dict[str, Sequence[Point]] = {
+            "closed form": [self.arms[name].point(at) for name, at in places.items()],
+            "mean record": [mean.point(at) for at in places.values()],
+            "oracle (knows the truth)": [Point(at, oracle[name]) for name, at in places.items()],
+            **(beside or {}),
+        }
+        return Chart(title, x, ERROR, series, x_scale, y_scale="log")
+
+
+def sweep(
+    bench: Bench,
+    seeds: int,
+    variants: Mapping[str, VictimSettings],
+    *,
+    start: Start | None = None,
+    further: Further | None = None,
+    look: Look | None = None,
+    intervals: Callable[[str], Key] | None = None,
+) -> Swept:
+    """Attack every variant on every seed, and the mean record beside them.
+
+    intervals: the key by which an arm's interval is drawn; None: one key for all arms.
+    """
+    arms: dict[str, list[Arm]] = {}
+    accuracies: dict[str, list[float]] = {}
+    seen: dict[str, list[Mapping[str, Tensor]]] = {}
+    for index in range(seeds):
+        for name, victim in variants.items():
+            own = bench.seeded(index, f"{name}, seed {index + 1}").of_victim(victim).rechunked()
+            game = own.game(start(name, own) if start else None)
+            attacks: dict[str, Attack] = {name: own.closed_form}
+            if further is not None:
+                attacks |= {f"{name}.{more}": attack for more, attack in further(own).items()}
+            for arm, attack in attacks.items():
+                arms.setdefault(arm, []).append(own.play(game, attack))
+                accuracies.setdefault(arm, []).append(float(game.facts["test_accuracy"]))
+            if look is not None:
+                seen.setdefault(name, []).append(look(own, game))
+        arms.setdefault(MEAN_RECORD, []).append(own.play(game, MeanRecord()))
+    usual = bench.run.key.fold("sweep").fold("interval")
+    pooled = {}
+    for name, several in arms.items():
+        key = intervals(name) if intervals else usual
+        pooled[name] = pool(several, key, accuracies.get(name, ()), seen.get(name, ()))
+    return Swept(pooled)
+
+
+def pool(
+    arms: Sequence[Arm],
+    key: Key,
+    accuracies: Sequence[float] = (),
+    seen: Sequence[Mapping[str, Tensor]] = (),
+) -> Pooled:
+    """The same variant on several seeds. accuracies: the released models', one a seed, or none."""
     scores = [arm.scores.metrics for arm in arms]
     trials = [int(found["targets"] - found["duplicates"]) for found in scores]
 
     def count(rate: str) -> int:
         return sum(round(s.get(rate, 0.0) * n) for s, n in zip(scores, trials, strict=True))
 
-    errors = torch.cat([arm.scores.attack.mse for arm in arms]).double().cpu()
+    errors = torch.cat([arm.errors for arm in arms]).double().cpu()
     means = ("mae", "oracle_mse", "null_mse", "label_accuracy")
     measured = {
         name: fmean(s[name] for s in scores) for name in means if all(name in s for s in scores)
@@ -110,12 +223,16 @@ def pool(arms: Sequence[Arm], accuracies: Sequence[float], key: Key) -> Pooled:
         measured["test_accuracy"] = fmean(accuracies)
     return Pooled(
         errors,
-        bootstrap(errors, key.fold("interval")),
+        bootstrap(errors, key),
         measured,
         count("success"),
         count("null_success"),
         sum(trials),
+        {name: torch.cat([s[name] for s in seen], dim=-1).cpu() for name in (seen or [{}])[0]},
     )
+
+
+# Comparisons, target by target
 
 
 def interval_of(
@@ -143,54 +260,24 @@ def difference(arm: Pooled, other: Pooled, key: Key) -> tuple[float, float]:
     return interval_of([arm, other], lambda means: means[:, 0] - means[:, 1], key)
 
 
-def sweep_metrics(arms: Mapping[str, Pooled]) -> dict[str, float]:
-    return {key: value for name, arm in arms.items() for key, value in arm.metrics(name).items()}
+def increases(arms: Mapping[int, Pooled], key: Key) -> tuple[int, dict[str, float]]:
+    """How many increases of a number raise the error for certain, and the change at each of them.
+
+    arms: by the number, increasing.
+    """
+    found: dict[str, float] = {}
+    rises = 0
+    for fewer, more in pairwise(arms):
+        low, high = difference(arms[more], arms[fewer], key.fold(fewer, more))
+        found |= {f"from_{fewer}_to_{more}_low": low, f"from_{fewer}_to_{more}_high": high}
+        rises += low > 0
+    return rises, found
 
 
-def error_series(
-    arms: Mapping[str, Pooled], places: Mapping[str, float | str]
-) -> dict[str, list[Point]]:
-    """Series of a chart: each variant at its place, beside what needs no release."""
-    mean = arms[MEAN_RECORD]
-    return {
-        "closed form": [arms[name].point(x) for name, x in places.items()],
-        "mean record": [mean.point(x) for x in places.values()],
-        "oracle (knows the truth)": [
-            Point(x, arms[name].measured["oracle_mse"]) for name, x in places.items()
-        ],
-    }
-
-
-def sweep(
-    variants: Mapping[str, VictimSettings],
-    settings: Settings,
-    seeds: int,
-    records: Records,
-    folder: RunFolder,
-    *,
-    progress: Progress,
-    start: Start | None = None,
-    further: Further | None = None,
-) -> dict[str, Pooled]:
-    """Every variant on every seed, and the mean record beside them."""
-    key = Key.from_seed(settings.seed).fold("sweep")
-    played: dict[str, list[Arm]] = {}
-    accuracies: dict[str, list[float]] = {MEAN_RECORD: []}
-    own, store = ClosedForm(chunk=settings.machine.chunk), folder.store()
-    for index in range(seeds):
-        seeded = settings.with_seed(settings.seed + index)
-        for name, victim in variants.items():
-            chosen = replace(seeded, victim=victim)
-            shown = labelled(progress, f"{name}, seed {index + 1}")
-            initial = start(name, chosen) if start else None
-            game = informed_game(chosen, records, store=store, progress=shown, initial=initial)
-            attacks: dict[str, Attack] = {name: own}
-            if further is not None:
-                attacks |= {f"{name}.{more}": a for more, a in further(name, chosen).items()}
-            for arm, attack in attacks.items():
-                found = play(game, attack, store=store, progress=shown)
-                played.setdefault(arm, []).append(found)
-                accuracies.setdefault(arm, []).append(float(game.facts["test_accuracy"]))
-        mean = play(game, MeanRecord(), store=store, progress=progress)
-        played.setdefault(MEAN_RECORD, []).append(mean)
-    return {name: pool(several, accuracies[name], key) for name, several in played.items()}
+def binned(values: Tensor, errors: Tensor, bins: int, key: Key) -> list[Point]:
+    """Mean error of targets with about the same value: bins of equal size, each at its median."""
+    points = []
+    for index, rows in enumerate(torch.tensor_split(torch.argsort(values), bins)):
+        low, high = bootstrap(errors[rows], key.fold(index))
+        points.append(Point(float(values[rows].median()), float(errors[rows].mean()), low, high))
+    return points

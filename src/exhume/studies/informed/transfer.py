@@ -13,22 +13,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from exhume import data
 from exhume.attacks.baseline import MeanRecord
-from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.reconn import FittedRecoNN, RecoNN
-from exhume.auditing import informed_game
-from exhume.choices import resolve
-from exhume.contract import Attack, Key, Knowledge, Progress, Records, Store, silent
+from exhume.contract import Key, Records
 from exhume.models.reconstructors import Dense
-from exhume.report.charts import Chart, Point
-from exhume.report.folder import RunFolder
-from exhume.score.intervals import bootstrap
-from exhume.settings import DataSettings, Settings, VictimSettings
-from exhume.studies.arms import play
-from exhume.studies.informed.pooled import point, spread
-from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
+from exhume.report.charts import Chart
+from exhume.settings import DataSettings
+from exhume.studies.arms import BALLE22, Bench, scored
+from exhume.studies.claims import Claim, Paired, paired, point, spread
+from exhume.studies.framework import Outcome, Run, Scale, Study
 
 __all__ = ["STUDY"]
 
@@ -66,65 +60,28 @@ _SCALES: dict[Scale, _Setting] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class _AsItIs:
-    """The reconstructor of another fixed set; moved to this one's base model, or not at all.
-
-    Sees: `Weights`. Assumes: the recipe, the start and the fixed set, to train the base model if it moves.
-    Guarantees: no shadow of this fixed set is used. Reference: Balle22 Fig. 11, "0" on its axis.
-    """
-
-    source: FittedRecoNN
-    moved: bool
-
-    def prepare(
-        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
-    ) -> FittedRecoNN:
-        if not self.moved:
-            return self.source
-        recipe, initial, fixed = knowledge.recipe, knowledge.initial, knowledge.fixed
-        assert recipe is not None
-        assert initial is not None
-        assert fixed is not None
-        base = recipe.fit(initial, fixed, fixed.none_for(1), key.fold("base"))[0]
-        old = self.source.features
-        shift = (base - old.base)[old.columns]
-        return replace(self.source, features=replace(old, base=base, centre=old.centre + shift))
+def _moved(source: FittedRecoNN, base: Tensor) -> FittedRecoNN:
+    """The reconstructor of another fixed set, moved to the (p,) base model of this one."""
+    old = source.features
+    shift = (base - old.base)[old.columns]
+    return replace(source, features=replace(old, base=base, centre=old.centre + shift))
 
 
-@dataclass(frozen=True, eq=False)
-class _Tuned:
-    """The reconstructor of another fixed set, fine-tuned on shadows of this one; 0 epochs: scaler only."""
-
-    source: FittedRecoNN
-    epochs: int
-    rate: float
-
-    def prepare(
-        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
-    ) -> FittedRecoNN:
-        return self.source.fine_tune(
-            knowledge, epochs=self.epochs, rate=self.rate, key=key, store=store, progress=progress
-        )
-
-
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting, key = _SCALES[scale], Key.from_seed(seed).fold("transfer")
-    records = data.load("mnist", progress=progress)
-    victim = VictimSettings(rate=setting.rate)
+def _run(run: Run[_Setting]) -> Outcome:
+    setting, key = run.setting, run.key.fold("transfer")
+    records = run.records(setting.data.source)
     half = records[: len(records) // 2]
-    settings = pinned(resolve(Settings(seed, setting.data, victim), half), folder)
+    bench = Bench.of(run, setting.data, replace(BALLE22, rate=setting.rate), half)
     runs = [
-        _errors(setting, settings.with_seed(seed + i), records, folder, progress)
-        for i in range(setting.seeds)
+        _errors(bench.seeded(i, f"seed {i + 1}"), setting, records) for i in range(setting.seeds)
     ]
-    errors = {name: torch.cat([run[name] for run in runs]) for name in runs[0]}
+    errors = {name: torch.cat([one[name] for one in runs]) for name in runs[0]}
     metrics: dict[str, float] = {"targets": len(errors["mean_record"])}
     for name, values in errors.items():
         metrics |= spread(f"{name}.mse", values, key)
     training = setting.reconn.training
     return Outcome(
-        claims=_claims(setting, errors, metrics, key),
+        claims=_claims(setting, errors, key),
         metrics=metrics,
         classes=list(records.classes),
         deviations=[
@@ -140,76 +97,73 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     )
 
 
-def _errors(
-    setting: _Setting, settings: Settings, records: Records, folder: RunFolder, progress: Progress
-) -> dict[str, Tensor]:
+def _errors(bench: Bench, setting: _Setting, records: Records) -> dict[str, Tensor]:
     """(t,) squared errors of every arm, all on the same targets of D'- but `source`."""
-    store, chunk = folder.store(), settings.machine.chunk
-    order = torch.randperm(
-        len(records), generator=Key.from_seed(settings.seed).fold("halves").generator()
-    )
-    one, other = (records[rows] for rows in order.chunk(2))
-    first = informed_game(settings, one, store=store, progress=progress)
-    second = informed_game(
-        settings, other, store=store, progress=progress, initial=first.knowledge.initial
-    )
-    reconn = replace(setting.reconn, chunk=chunk)
-    source = reconn.prepare(
-        first.knowledge, key=first.key.fold("attack"), store=store, progress=progress
-    )
-    home = play(first, _AsItIs(source, moved=False), store=store, progress=progress)
+    order = torch.randperm(len(records), generator=bench.key.fold("halves").generator())
+    one, other = (replace(bench, records=records[rows]) for rows in order.chunk(2))
+    first = one.game()
+    start = first.knowledge.initial
+    assert start is not None  # a game has one
+    second, own = other.game(start), first.key.fold("attack")
+    store, progress = bench.run.store, bench.run.progress
+    reconn = replace(setting.reconn, chunk=bench.chunk)
+    source = reconn.prepare(first.knowledge, key=own, store=store, progress=progress)
+    fixed, shadows = other.parts.fixed, other.parts.shadow
+    base = other.recipe.fit(start, fixed, fixed.none_for(1), own.fold("base"))[0]
 
-    def error(attack: Attack, shadows: int | None = None) -> Tensor:
-        arm = play(second, attack, store=store, progress=progress, shadows=shadows)
-        return arm.scores.attack.mse
+    def error(fitted: FittedRecoNN) -> Tensor:
+        return scored(second, fitted.run(second.victim[0])).errors
 
-    epochs = reconn.training.epochs
+    def tuned(k: int, epochs: int) -> FittedRecoNN:
+        """0 epochs: the scaler only."""
+        few, rate = replace(second.knowledge, shadow=shadows[:k]), setting.tuning_rate
+        return source.fine_tune(
+            few, epochs=epochs, rate=rate, key=own, store=store, progress=progress
+        )
+
     found = {
-        "source": home.scores.attack.mse,
-        "mean_record": error(MeanRecord()),
-        "zero_shot": error(_AsItIs(source, moved=False)),
-        "zero_shot_moved": error(_AsItIs(source, moved=True)),
+        "source": scored(first, source.run(first.victim[0])).errors,
+        "mean_record": other.play(second, MeanRecord()).errors,
+        "zero_shot": error(source),
+        "zero_shot_moved": error(_moved(source, base)),
     }
     for k in setting.few:
-        found[f"scaler.{k}"] = error(_Tuned(source, 0, setting.tuning_rate), k)
-        found[f"tuned.{k}"] = error(_Tuned(source, epochs, setting.tuning_rate), k)
-        found[f"scratch.{k}"] = error(reconn, k)
-        found[f"closed_form.{k}"] = error(ClosedForm(chunk=chunk), k)
+        found[f"scaler.{k}"] = error(tuned(k, 0))
+        found[f"tuned.{k}"] = error(tuned(k, reconn.training.epochs))
+        found[f"scratch.{k}"] = other.play(second, reconn, shadows=k).errors
+        found[f"closed_form.{k}"] = other.play(second, shadows=k).errors
     return found
 
 
 def _chart(setting: _Setting, metrics: Mapping[str, float]) -> Chart:
-    def at(k: int, name: str) -> Point:
-        return point(k, f"{name}.mse", metrics)
-
-    few = setting.few
+    arms = {
+        "fine-tuned": "tuned.{}",
+        "from scratch": "scratch.{}",
+        "closed form from scratch": "closed_form.{}",
+        "zero-shot, moved (no shadow)": "zero_shot_moved",
+        "mean record": "mean_record",
+    }
     return Chart(
         "A reconstructor for D-, used on D'-",
         "shadow models of D'-",
         "mean squared error",
         {
-            "fine-tuned": [at(k, f"tuned.{k}") for k in few],
-            "from scratch": [at(k, f"scratch.{k}") for k in few],
-            "closed form from scratch": [at(k, f"closed_form.{k}") for k in few],
-            "zero-shot, moved (no shadow)": [at(k, "zero_shot_moved") for k in few],
-            "mean record": [at(k, "mean_record") for k in few],
+            shown: [point(k, f"{arm.format(k)}.mse", metrics) for k in setting.few]
+            for shown, arm in arms.items()
         },
         x_scale="log",
         y_scale="log",
     )
 
 
-def _claims(
-    setting: _Setting, errors: Mapping[str, Tensor], metrics: Mapping[str, float], key: Key
-) -> list[Claim]:
+def _claims(setting: _Setting, errors: Mapping[str, Tensor], key: Key) -> list[Claim]:
     few, many = setting.few[:2], setting.few[-1]
 
-    def gain(ours: str, theirs: str) -> tuple[float, float]:
-        """Interval of how much smaller our error is, target by target."""
-        return bootstrap(errors[theirs] - errors[ours], key.fold("gain", ours, theirs))
-
     def mse(name: str) -> str:
-        return f"{metrics[f'{name}.mse']:.4f}"
+        return f"{float(errors[name].mean()):.4f}"
+
+    def gap(ours: str, theirs: str) -> Paired:
+        return paired(errors[ours], errors[theirs], key.fold("gain", ours, theirs))
 
     zero_shot = [
         Claim(
@@ -217,7 +171,7 @@ def _claims(
             f"Zero-shot{how} beats the mean record",
             "on MNIST the reconstructor can do zero-shot learning",
             f"MSE {mse(arm)}, mean record {mse('mean_record')}",
-            gain(arm, "mean_record")[0] > 0,
+            gap(arm, "mean_record").high < 0,
         )
         for name, arm, how in (
             ("zero-shot", "zero_shot", ", the reconstructor as it is,"),
@@ -230,14 +184,14 @@ def _claims(
             "Fine-tuning on few shadows beats training from scratch on the same few",
             "shown in Fig. 11",
             "; ".join(f"{mse(f'tuned.{k}')} against {mse(f'scratch.{k}')} at {k}" for k in few),
-            all(gain(f"tuned.{k}", f"scratch.{k}")[0] > 0 for k in few),
+            all(gap(f"tuned.{k}", f"scratch.{k}").high < 0 for k in few),
         ),
         Claim(
             "many",
             f"Fine-tuning on {few[1]} shadows does as well as training from scratch on {many}",
             "comparable with substantially more data",
             f"{mse(f'tuned.{few[1]}')} against {mse(f'scratch.{many}')}",
-            gain(f"tuned.{few[1]}", f"scratch.{many}")[1] > 0,
+            gap(f"tuned.{few[1]}", f"scratch.{many}").low < 0,
         ),
         *zero_shot,
         Claim(
@@ -245,7 +199,7 @@ def _claims(
             f"From {many} shadows the closed form needs no reconstructor of another fixed set",
             "no closed form in the paper",
             f"{mse(f'closed_form.{many}')} against {mse(f'tuned.{many}')} fine-tuned",
-            gain(f"closed_form.{many}", f"tuned.{many}")[0] > 0,
+            gap(f"closed_form.{many}", f"tuned.{many}").high < 0,
         ),
     ]
 
@@ -254,5 +208,7 @@ STUDY = Study(
     name="informed-transfer",
     title="A reconstructor trained for one fixed set, used on another (Fig. 11)",
     paper="Balle22",
+    scales=_SCALES,
     run=_run,
+    on_device=True,
 )

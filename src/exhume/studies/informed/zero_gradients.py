@@ -10,22 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from exhume import data
-from exhume.attacks.informed.closed_form import ClosedForm
-from exhume.auditing import dealt, informed_game
-from exhume.choices import recipe_for, resolve
-from exhume.contract import Key, Progress, Records
-from exhume.report.charts import Chart, Point
-from exhume.report.folder import RunFolder
+from exhume.auditing import Game
+from exhume.contract import Key
+from exhume.results import Chart, Point
 from exhume.score.correlation import Correlation, rank_correlation
 from exhume.score.intervals import bootstrap
-from exhume.settings import DataSettings, Settings, VictimSettings
-from exhume.studies.arms import play
-from exhume.studies.informed.pooled import Pooled, binned, point, spread
-from exhume.studies.study import Claim, Outcome, Scale, Study, pinned
+from exhume.settings import DataSettings, VictimSettings
+from exhume.studies.arms import BALLE22, BALLE22_CNN, Bench
+from exhume.studies.claims import Claim, point, ranged, spread
+from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.informed.activations import PAPER
+from exhume.studies.informed.sweeps import DETAILS, ERROR, Pooled, binned, sweep
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
 from exhume.train.untouched import Untouched, untouched
@@ -34,82 +31,65 @@ __all__ = ["STUDY"]
 
 MLP = ("relu", "floor", "elu", "leaky-relu", "tanh")  # "floor" is max(-0.5, x)
 CNN = ("relu", "elu", "leaky-relu", "tanh")
-TABLE_III = {"relu": 0.0182, "floor": 0.0096, "elu": 0.0089, "leaky-relu": 0.0092, "tanh": 0.0086}
+_OFF = "fc1.bias"  # its gradient is zero where the hidden neuron is off
+_WATCHED = {"off": _OFF, "fc1_weight": "fc1.weight", "fc2_weight": "fc2.weight"}
 _BINS = 5
 
 
 @dataclass(frozen=True)
 class _Setting:
-    mlp: DataSettings
+    mlp: DataSettings  # fixed, target, shadow, public and test records
     cnn: DataSettings
-    seeds: int  # of the MLP
     every: int  # steps between two looks
-    rate: float = 0.1
-    cnn_rate: float = 0.01
-    cnn_steps: int = 100
+    mlp_victim: VictimSettings = BALLE22
+    cnn_victim: VictimSettings = BALLE22_CNN
+    seeds: int = 1  # of the MLP
 
 
 _SCALES: dict[Scale, _Setting] = {
     "smoke": _Setting(
-        DataSettings("mnist", fixed=50, targets=40, shadows=120, public=1, test=1),
-        DataSettings("cifar10", fixed=10, targets=4, shadows=1, public=1, test=1),
-        seeds=1,
+        DataSettings("mnist", 50, 40, 120, 1, 1),
+        DataSettings("cifar10", 10, 4, 1, 1, 1),
         every=50,
-        cnn_steps=2,
+        cnn_victim=replace(BALLE22_CNN, steps=2),
     ),
     "cpu": _Setting(
-        DataSettings("mnist", fixed=200, targets=150, shadows=600, public=1, test=1),
-        DataSettings("cifar10", fixed=250, targets=100, shadows=1, public=1, test=1),
-        seeds=2,
+        DataSettings("mnist", 200, 150, 600, 1, 1),
+        DataSettings("cifar10", 250, 100, 1, 1, 1),
         every=10,
+        seeds=2,
     ),
     "paper": _Setting(
-        DataSettings("mnist", fixed=10_000, targets=999, shadows=58_000, public=1, test=1),
-        DataSettings("cifar10", fixed=5000, targets=999, shadows=1, public=1, test=1),
-        seeds=1,
+        DataSettings("mnist", 10_000, 999, 58_000, 1, 1),
+        DataSettings("cifar10", 5000, 999, 1, 1, 1),
         every=1,
-        rate=0.2,
+        mlp_victim=replace(BALLE22, rate=0.2),
     ),
 }
 
 
-@dataclass(frozen=True, eq=False)
-class _Attacked:
-    """Targets of one activation, over all seeds, and what was seen of their gradients."""
-
-    attack: Pooled
-    looks: list[Untouched]
-    black: Tensor  # (t,) share of black pixels
-
-    def over(self, prefix: str) -> Tensor:
-        """(looks, t)"""
-        return torch.cat([look.over(prefix) for look in self.looks], dim=1)
-
-    @property
-    def off(self) -> Tensor:
-        """(t,) share of the hidden neurons that are off on the target, mean over training."""
-        return self.over("fc1.bias").mean(0)
-
-
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting, key = _SCALES[scale], Key.from_seed(seed).fold("zero gradients")
-    digits = data.load("mnist", progress=progress)
-    settings = resolve(Settings(seed, setting.mlp, VictimSettings(rate=setting.rate)), digits)
-    settings = pinned(settings, folder)
-    attacked = {name: _attacked(setting, settings, name, digits, folder, progress) for name in MLP}
-    photos = data.load("cifar10", progress=progress)
+def _run(run: Run[_Setting]) -> Outcome:
+    setting, key = run.setting, run.key.fold("zero gradients")
+    attacked = sweep(
+        Bench.of(run, setting.mlp, setting.mlp_victim),
+        setting.seeds,
+        {name: replace(setting.mlp_victim, activation=name) for name in MLP},
+        look=_shares,
+        intervals=lambda name: key.fold(f"mlp.{name}.mse"),
+    ).arms
+    cnn = Bench.of(run, setting.cnn, setting.cnn_victim)
     seen = {}
     for done, name in enumerate(CNN):
-        progress("watching the CNN train", done, len(CNN))
-        seen[name] = _watched_cnn(setting, settings, name, photos)
-    progress("watching the CNN train", len(CNN), len(CNN))
+        run.progress("watching the CNN train", done, len(CNN))
+        seen[name] = _watched(cnn.of_victim(replace(setting.cnn_victim, activation=name)))
+    run.progress("watching the CNN train", len(CNN), len(CNN))
     metrics = _metrics(attacked, seen, key)
-    link = rank_correlation(attacked["relu"].off, attacked["relu"].attack.mse, key.fold("link"))
+    relu = attacked["relu"]
+    link = rank_correlation(relu.seen[_OFF].mean(0), relu.errors, key.fold("link"))
     metrics |= link.metrics("mlp.relu.off_and_error")
     return Outcome(
         claims=_claims(attacked, metrics, link, key),
         metrics=metrics,
-        classes=list(digits.classes),
         deviations=[
             "The closed form attacks instead of the published network, on the MLP only.",
             "The CNN is trained without the target, and the gradients of all targets are taken along "
@@ -117,69 +97,36 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
             f"|D-| = {setting.mlp.fixed:,} (MNIST) and {setting.cnn.fixed:,} (CIFAR-10); a look every "
             f"{setting.every} steps.",
         ],
-        charts=_charts(attacked, seen, metrics, key),
+        charts=_charts(attacked, seen, key, setting),
     )
 
 
-def _attacked(  # noqa: PLR0917
-    setting: _Setting,
-    settings: Settings,
-    name: str,
-    records: Records,
-    folder: RunFolder,
-    progress: Progress,
-) -> _Attacked:
-    store, arms, looks = folder.store(), [], []
-    attack = ClosedForm(chunk=settings.machine.chunk)
-    for index in range(setting.seeds):
-
-        def shown(stage: str, done: int, total: int, index: int = index) -> None:
-            progress(f"{name}, seed {index + 1}: {stage}", done, total)
-
-        own = settings.with_seed(settings.seed + index).with_values("victim", activation=name)
-        game = informed_game(own, records, store=store, progress=shown)
-        arms.append(play(game, attack, store=store, progress=shown))
-        targets, knowledge = dealt(own, records).target.one_each(), game.knowledge
-        assert knowledge.initial is not None
-        assert knowledge.fixed is not None
-        assert isinstance(game.recipe, FullBatch)
-        assert isinstance(game.recipe.descent, Descent)
-        looks.append(
-            untouched(
-                game.recipe.architecture,
-                game.recipe.descent,
-                knowledge.initial,
-                knowledge.fixed,
-                targets,
-                seen=targets,
-                every=setting.every,
-            )
-        )
-    pixels = torch.cat([arm.scores.evidence["targets"] for arm in arms])
-    return _Attacked(Pooled(arms), looks, (pixels == 0).flatten(1).double().mean(1))
+def _shares(bench: Bench, _: Game) -> dict[str, Tensor]:
+    """Shares of zero gradients in each target's own model, (looks, t), and of its black pixels, (t,)."""
+    found = _watched(bench, with_target=True)
+    black = (bench.parts.target.inputs == 0).flatten(1).double().mean(1)
+    return {**{layer: found.over(layer) for layer in _WATCHED.values()}, "black": black}
 
 
-def _watched_cnn(setting: _Setting, settings: Settings, name: str, records: Records) -> Untouched:
-    victim = VictimSettings(
-        network="cnn", activation=name, rate=setting.cnn_rate, steps=setting.cnn_steps
-    )
-    own = replace(settings, data=setting.cnn, victim=victim)
-    recipe, parts = recipe_for(own, records), dealt(own, records)
+def _watched(bench: Bench, *, with_target: bool = False) -> Untouched:
+    """Zero gradients from every target, along a training of its own or along one without any."""
+    recipe, parts = bench.recipe, bench.parts
     assert isinstance(recipe, FullBatch)
     assert isinstance(recipe.descent, Descent)
+    targets = parts.target.one_each()
     return untouched(
         recipe.architecture,
         recipe.descent,
-        recipe.architecture.initial(Key.from_seed(settings.seed).fold("victim")),
+        bench.initial,
         parts.fixed,
-        parts.fixed.none_for(1),
-        seen=parts.target.one_each(),
-        every=setting.every,
+        targets if with_target else parts.fixed.none_for(1),
+        seen=targets,
+        every=bench.run.setting.every,
     )
 
 
 def _metrics(
-    attacked: Mapping[str, _Attacked], seen: Mapping[str, Untouched], key: Key
+    attacked: Mapping[str, Pooled], seen: Mapping[str, Untouched], key: Key
 ) -> dict[str, float]:
     """Shares are means over training and targets; their intervals are over targets."""
     metrics: dict[str, float] = {}
@@ -187,74 +134,62 @@ def _metrics(
         for layer in ("conv", "conv1", "conv2", "fc1", "fc2"):
             metrics |= spread(f"cnn.{name}.{layer}", found.over(layer).mean(0), key)
         metrics[f"cnn.{name}.conv_most"] = float(found.over("conv").max())
-    for name, arm in attacked.items():
-        metrics |= arm.attack.metrics(f"mlp.{name}", key)
-        layers = {"off": "fc1.bias", "fc1_weight": "fc1.weight", "fc2_weight": "fc2.weight"}
-        for called, layer in layers.items():
-            metrics |= spread(f"mlp.{name}.{called}", arm.over(layer).mean(0), key)
-    metrics["mlp.black_pixels"] = float(attacked["relu"].black.mean())
+    for name in MLP:
+        arm = attacked[name]
+        metrics |= arm.metrics(f"mlp.{name}", without={*DETAILS, "test_accuracy"})
+        for called, layer in _WATCHED.items():
+            metrics |= spread(f"mlp.{name}.{called}", arm.seen[layer].mean(0), key)
+    metrics["mlp.black_pixels"] = float(attacked["relu"].seen["black"].mean())
     return metrics
 
 
 def _charts(
-    attacked: Mapping[str, _Attacked],
-    seen: Mapping[str, Untouched],
-    metrics: Mapping[str, float],
-    key: Key,
+    attacked: Mapping[str, Pooled], seen: Mapping[str, Untouched], key: Key, setting: _Setting
 ) -> list[Chart]:
-    def over_time(steps: tuple[int, ...], shares: Tensor, part: str) -> list[Point]:
+    def over_time(shares: Tensor, part: str) -> list[Point]:
         found = (spread(part, row, key.fold(i)) for i, row in enumerate(shares))
-        return [point(step, part, each) for step, each in zip(steps, found, strict=True)]
+        return [point(i * setting.every, part, each) for i, each in enumerate(found)]
 
-    relu, share = seen["relu"], "share of zero gradients"
+    cnn, share, relu = seen["relu"], "share of zero gradients", attacked["relu"]
     layers = {
-        f"{layer}, ReLU": over_time(relu.steps, relu.over(layer), layer)
+        f"{layer}, ReLU": over_time(cnn.over(layer), layer)
         for layer in ("conv1", "conv2", "fc1", "fc2")
     }
-    layers["paper: convolutions above"] = [Point(step, 0.8) for step in relu.steps]
-    steps = attacked["relu"].looks[0].steps
-    by_activation = {
-        name: over_time(steps, arm.over("fc1.bias"), name) for name, arm in attacked.items()
+    layers["paper: convolutions above"] = [Point(step, 0.8) for step in cnn.steps]
+    by_activation = {name: over_time(attacked[name].seen[_OFF], name) for name in MLP}
+    errors = {
+        "ours": [attacked[name].point(name) for name in MLP],
+        "paper, |D-| = 10,000": [Point(name, PAPER[name]) for name in MLP],
     }
-    errors = [point(name, f"mlp.{name}.mse", metrics) for name in MLP]
-    published = [Point(name, TABLE_III[name]) for name in MLP]
-    off, mse = attacked["relu"].off, attacked["relu"].attack.mse
-    bins = binned(off, mse, _BINS, key.fold("bins"))
-    error = "mean squared error"
+    off = relu.seen[_OFF].mean(0)
+    bins = {"closed form": binned(off, relu.errors, _BINS, key.fold("bins"))}
     return [
         Chart("Zero gradients from the target, CNN on CIFAR-10", "step", share, layers),
         Chart("Hidden neurons off on the target, MLP on MNIST", "step", share, by_activation),
-        Chart(
-            "Error by activation, MLP on MNIST",
-            "activation",
-            error,
-            {"ours": errors, "paper, |D-| = 10,000": published},
-        ),
-        Chart("Neurons off and error, ReLU", "share of neurons off", error, {"closed form": bins}),
+        Chart("Error by activation, MLP on MNIST", "activation", ERROR, errors),
+        Chart("Neurons off and error, ReLU", "share of neurons off", ERROR, bins),
     ]
 
 
 def _claims(
-    attacked: Mapping[str, _Attacked], metrics: Mapping[str, float], link: Correlation, key: Key
+    attacked: Mapping[str, Pooled], metrics: Mapping[str, float], link: Correlation, key: Key
 ) -> list[Claim]:
-    conv = {name: metrics[f"cnn.{name}.conv"] for name in CNN}
     most = {name: metrics[f"cnn.{name}.conv_most"] for name in CNN if name != "relu"}
-    low, high = metrics["cnn.relu.conv_low"], metrics["cnn.relu.conv_high"]
-    relu, elu, floor = (attacked[name].attack.mse for name in ("relu", "elu", "floor"))
-    excess = {
-        name: bootstrap(relu - attacked[name].attack.mse, key.fold("excess", name))
+    relu, elu, floor = (attacked[name].errors for name in ("relu", "elu", "floor"))
+    mse = {name: f"{attacked[name].mse:.4f}" for name in MLP}
+    low, high, least = min(
+        (*bootstrap(relu - attacked[name].errors, key.fold("excess", name)), name)
         for name in MLP
         if name != "relu"
-    }
-    least = min(excess, key=lambda name: excess[name][0])
+    )
     closed = bootstrap((relu - floor) - (floor - elu), key.fold("floor"))
     return [
         Claim(
             "convolutions",
             "With ReLU, most parameters of the convolutions receive no gradient from the target",
             "over 80%",
-            f"{conv['relu']:.1%} ({low:.1%} to {high:.1%})",
-            low > 0.8,
+            f"{metrics['cnn.relu.conv']:.1%} ({ranged('cnn.relu.conv', metrics, '.1%')})",
+            metrics["cnn.relu.conv_low"] > 0.8,
         ),
         Claim(
             "others",
@@ -268,16 +203,14 @@ def _claims(
             "outlier",
             "ReLU's error is larger than that of every other activation",
             "0.0182 against 0.0086 to 0.0096",
-            f"{metrics['mlp.relu.mse']:.4f}; closest {least}: larger by {excess[least][0]:+.4f} to "
-            f"{excess[least][1]:+.4f}",
-            all(bounds[0] > 0 for bounds in excess.values()),
+            f"{mse['relu']}; closest {least}: larger by {low:+.4f} to {high:+.4f}",
+            low > 0,
         ),
         Claim(
             "floor",
             "Zero gradients below -0.5 only, max(-0.5, x), is closer to ELU than to ReLU",
             "0.0096 beside ELU's 0.0089 and ReLU's 0.0182",
-            f"{metrics['mlp.floor.mse']:.4f} beside {metrics['mlp.elu.mse']:.4f} and "
-            f"{metrics['mlp.relu.mse']:.4f}",
+            f"{mse['floor']} beside {mse['elu']} and {mse['relu']}",
             closed[0] > 0,
         ),
         Claim(
@@ -294,5 +227,7 @@ STUDY = Study(
     name="informed-zero-gradients",
     title="Parameters that receive no gradient from the record (Fig. 16)",
     paper="Balle22",
+    scales=_SCALES,
     run=_run,
+    on_device=True,
 )

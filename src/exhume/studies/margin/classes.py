@@ -8,22 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from exhume import data
-from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.contract import Key, Progress, Records
-from exhume.models.homogeneous import HomogeneousMLP
 from exhume.report.charts import Chart, Point
-from exhume.report.folder import RunFolder
-from exhume.settings import DataSettings, Settings
-from exhume.studies.margin.game import MarginGame
-from exhume.studies.study import Claim, Outcome, Scale, Study, labelled, pinned
-from exhume.train.margin import MarginDescent
-from exhume.victims.margin import choose, release_margin
+from exhume.studies.claims import Claim, prefixed
+from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.margin.game import MarginGame, from_small_start, quick
+from exhume.victims.margin import choose
 
 __all__ = ["STUDY"]
+
+_SHARE = ("good", "good_share", "good_share_low", "good_share_high")
+_KEPT = (*_SHARE, "decoy_rate", "tpr_at_1pct", "ssim_median")
 
 
 @dataclass(frozen=True)
@@ -43,15 +38,7 @@ class _Setting:
 
 
 _SCALES: dict[Scale, _Setting] = {
-    "smoke": _Setting(
-        "digits",
-        classes=(2, 5),
-        each=(2,),
-        total=10,
-        width=60,
-        attack=FirstLayer(restarts=1, descent=Descent(steps=40), contrast=0.3, largest=0.4),
-        decoys=50,
-    ),
+    "smoke": _Setting("digits", (2, 5), (2,), 10, 60, attack=quick().first, decoys=50),
     "cpu": _Setting("cifar10", (2, 5, 10), (1, 5, 10), 60, 1000, attack=FirstLayer(restarts=2)),
     "paper": _Setting(
         "cifar10", (2, 3, 4, 5, 10), (1, 5, 10, 50), 500, 1000, attack=FirstLayer(restarts=16)
@@ -59,18 +46,14 @@ _SCALES: dict[Scale, _Setting] = {
 }
 
 
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting = _SCALES[scale]
-    settings = Settings(seed=seed, data=DataSettings(setting.source))
-    pinned(settings.with_values("machine", threads=torch.get_num_threads()), folder)
-    records = data.load(setting.source, progress=progress)
-    metrics: dict[str, float] = {}
+def _run(run: Run[_Setting]) -> Outcome:
+    setting, metrics = run.setting, dict[str, float]()
     for name, (classes, each) in setting.victims().items():
-        metrics |= _one(name, classes, each, setting, records, seed, folder, progress)
+        metrics |= _one(run, name, classes, each)
     return Outcome(
         claims=_claims(setting, metrics),
         metrics=metrics,
-        classes=list(records.classes),
+        classes=list(run.records(setting.source).classes),
         deviations=[
             "Steps of the victims' training grow as the loss falls.",
             "Two classes have two outputs, as every other number of classes.",
@@ -79,48 +62,16 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     )
 
 
-def _one(  # noqa: PLR0917
-    name: str,
-    classes: int,
-    each: int,
-    setting: _Setting,
-    records: Records,
-    seed: int,
-    folder: RunFolder,
-    progress: Progress,
-) -> dict[str, float]:
-    key = Key.from_seed(seed).fold("margin-classes", classes, each)
-    train, decoys = choose(records, classes, each, setting.decoys, key.fold("choose"))
-    wide = (setting.width, setting.width)
-    mlp = HomogeneousMLP(records.shape, wide, classes, first_scale=1e-4)
-    recipe = MarginDescent(mlp, hasten=0.003)
-    store = folder.store()
-    told = labelled(progress, f"victim {name}")
-    victim = release_margin(recipe, train, key=key, store=store, progress=told)
-    game = MarginGame(
-        name=name,
-        attack=setting.attack,
-        seeds=1,
-        recipe=recipe,
-        victim=victim,
-        decoys=decoys,
-        key=key,
-        folder=folder,
-        progress=progress,
-    )
+def _one(run: Run[_Setting], name: str, classes: int, each: int) -> dict[str, float]:
+    setting, records = run.setting, run.records(run.setting.source)
+    key = run.key.fold("margin-classes", classes, each)
+    chosen = choose(records, classes, each, setting.decoys, key.fold("choose"))
+    recipe = from_small_start(records.shape, setting.width, classes)
+    game = MarginGame.begun(run, name, setting.attack, recipe, chosen, key=key)
     _, scores = game.once(0)
-    kept = (
-        "good",
-        "good_share",
-        "good_share_low",
-        "good_share_high",
-        "decoy_rate",
-        "tpr_at_1pct",
-        "ssim_median",
-    )
-    told_of = {metric: scores.metrics[metric] for metric in kept}
-    told_of["residual_at_truth"] = victim.report["residual_at_truth"]
-    return {f"{name}.{metric}": value for metric, value in told_of.items()}
+    measured = {metric: scores.metrics[metric] for metric in _KEPT}
+    measured["residual_at_truth"] = game.victim.report["residual_at_truth"]
+    return prefixed(name, measured)
 
 
 def _claims(setting: _Setting, metrics: dict[str, float]) -> list[Claim]:
@@ -165,5 +116,6 @@ STUDY = Study(
     name="margin-classes",
     title="Good reconstructions by number of classes and images (Figs. 3, 8)",
     paper="Buzaglo23",
+    scales=_SCALES,
     run=_run,
 )

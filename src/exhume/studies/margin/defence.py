@@ -7,31 +7,26 @@ also tries every candidate smoothed. Stopping early and several noisy copies are
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from statistics import fmean
-from typing import Any
 
-import torch
+from torch import Tensor
 
-from exhume import data
-from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.smoothed import Smoothed
-from exhume.contract import Key, Knowledge, Progress, Records
+from exhume.contract import Records
 from exhume.defences.margin import NoisyMargin, ProtectedDescent
-from exhume.models.homogeneous import HomogeneousMLP
-from exhume.report.folder import RunFolder
-from exhume.report.margin import margin_section
-from exhume.score.margin import score_margin
-from exhume.settings import DataSettings, Settings
-from exhume.studies.margin.defence_claims import EARLY, defence_charts, defence_claims
-from exhume.studies.study import Outcome, Scale, Study, labelled, pinned
-from exhume.train.functional import accuracy
+from exhume.report.charts import Chart, Point
+from exhume.results import AttackSpec, Findings
+from exhume.studies.claims import Claim, fewer, mean_of, prefixed
+from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.margin.game import MarginGame, from_small_start, quick
 from exhume.train.margin import MarginDescent
-from exhume.victims.margin import choose, release_margin
+from exhume.victims.margin import choose
 
 __all__ = ["STUDY"]
 
+_EARLY = 0.1  # loss at which a victim stops early
 _HALF = 0.5
 
 
@@ -48,31 +43,30 @@ class _Setting:
     decoys: int = 1000
     shown: tuple[str, ...] = ("none", "record.all.2", "record.margin.2")
 
-    def arms(self) -> dict[str, NoisyMargin]:
-        """Name to defence; stopping early is none of these."""
-        arms = {"none": NoisyMargin()}
+    def recipes(self, shape: tuple[int, ...]) -> dict[str, MarginDescent | ProtectedDescent]:
+        plain = replace(from_small_start(shape, self.width, self.classes), stop_loss=2e-5)
+        noises: dict[str, NoisyMargin] = {}
         for s in self.strengths:
-            arms[f"white.all.{s:g}"] = NoisyMargin(s, colour="white")
-            arms[f"record.all.{s:g}"] = NoisyMargin(s)
-            arms[f"record.margin.{s:g}"] = NoisyMargin(s, share=_HALF)
-            arms[f"record.random.{s:g}"] = NoisyMargin(s, share=_HALF, whom="random")
-        middle = self.strengths[len(self.strengths) // 2]
-        name = f"white.copies{self.copies}.{middle:g}"
-        arms[name] = NoisyMargin(middle, colour="white", copies=self.copies)
-        return arms
+            noises[f"white.all.{s:g}"] = NoisyMargin(s, colour="white")
+            noises[f"record.all.{s:g}"] = NoisyMargin(s)
+            noises[f"record.margin.{s:g}"] = NoisyMargin(s, share=_HALF)
+            noises[f"record.random.{s:g}"] = NoisyMargin(s, share=_HALF, whom="random")
+        several = NoisyMargin(self.middle, colour="white", copies=self.copies)
+        noises[f"white.copies{self.copies}.{self.middle:g}"] = several
+        return {
+            "none": plain,
+            **{name: ProtectedDescent(plain, noise) for name, noise in noises.items()},
+            "early": replace(plain, stop_loss=_EARLY),
+        }
+
+    @property
+    def middle(self) -> float:
+        return self.strengths[len(self.strengths) // 2]
 
 
 _SCALES: dict[Scale, _Setting] = {
     "smoke": _Setting(
-        "digits",
-        classes=3,
-        each=4,
-        width=60,
-        attack=FirstLayer(restarts=1, descent=Descent(steps=40), contrast=0.3, largest=0.4),
-        strengths=(2.0,),
-        copies=2,
-        victims=1,
-        decoys=60,
+        "digits", 3, 4, 60, quick().first, strengths=(2.0,), copies=2, victims=1, decoys=60
     ),
     "cpu": _Setting("cifar10", classes=5, each=10, width=300, attack=FirstLayer(restarts=2)),
     "paper": _Setting(
@@ -81,30 +75,30 @@ _SCALES: dict[Scale, _Setting] = {
 }
 
 
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting = _SCALES[scale]
-    settings = Settings(seed=seed, data=DataSettings(setting.source))
-    pinned(settings.with_values("machine", threads=torch.get_num_threads()), folder)
-    records = data.load(setting.source, progress=progress)
+def _run(run: Run[_Setting]) -> Outcome:
+    setting = run.setting
+    records = run.records(setting.source)
     measured: dict[str, list[dict[str, float]]] = {}
-    sections: list[dict[str, Any]] = []
+    sections: list[Findings] = []
     for index in range(setting.victims):
-        key = Key.from_seed(seed).fold("margin-defence", index)
-        game = _Game(setting, records, key, folder, labelled(progress, f"victim {index + 1}"))
-        for name, numbers in game.play(sections if index == 0 else None).items():
+        key, here = run.key.fold("margin-defence", index), run.part(f"victim {index + 1}")
+        chosen = choose(records, setting.classes, setting.each, setting.decoys, key.fold("choose"))
+        for name, recipe in setting.recipes(records.shape).items():
+            game = MarginGame.begun(here, name, setting.attack, recipe, chosen, key=key)
+            numbers, findings = _arm(game, setting.attack, chosen[0])
             measured.setdefault(name, []).append(numbers)
-    metrics = {
-        f"{name}.{metric}": fmean(one[metric] for one in several)
-        for name, several in measured.items()
-        for metric in several[0]
-    }
+            if not index and name in setting.shown:
+                sections.append(findings)
+    metrics: dict[str, float] = {}
+    for name, several in measured.items():
+        metrics |= prefixed(name, mean_of(several))
     images = setting.classes * setting.each
     return Outcome(
-        claims=defence_claims(setting.strengths, metrics),
+        claims=_claims(setting, metrics),
         metrics=metrics | {"records": float(images), "victims": float(setting.victims)},
         attacks=sections,
         classes=list(records.classes[: setting.classes]),
-        charts=defence_charts(setting.strengths, metrics),
+        charts=_charts(setting, metrics),
         deviations=[
             f"{images} images in {setting.classes} classes of {setting.source}, width {setting.width}; "
             "steps grow as the loss falls.",
@@ -113,101 +107,115 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Game:
-    """One choice of images, trained on in every way."""
+def _arm(game: MarginGame, attack: FirstLayer, train: Records) -> tuple[dict[str, float], Findings]:
+    """The numbers of one victim, attacked plainly and by one who smooths, and the former's findings."""
+    found, plain = game.attacked(attack, game.name)
+    _, smoothed = game.attacked(Smoothed(attack), game.name)
+    good, chosen, report = plain.members.good, _chosen(game, train), game.victim.report
+    title = f"First layer, defence {game.name}"
+    spec = AttackSpec(game.name.replace(".", "-"), title, "Buzaglo23", "the released weights")
+    return {
+        "good": float(good.sum()),
+        "good_smoothed": smoothed.metrics["good"],
+        "good_chosen": float(good[chosen].sum()),
+        "good_others": float(good[~chosen].sum()),
+        "decoy_rate": plain.metrics["decoy_rate"],
+        "tpr_at_1pct": plain.metrics["tpr_at_1pct"],
+        "test_accuracy": game.test_accuracy,
+        "residual_at_truth": report["residual_at_truth"],
+        "on_margin": report["on_margin"],
+    }, game.findings(found, plain, spec)
 
-    setting: _Setting
-    records: Records
-    key: Key
-    folder: RunFolder
-    progress: Progress
 
-    def play(self, sections: list[dict[str, Any]] | None) -> dict[str, dict[str, float]]:
-        setting = self.setting
-        train, decoys = choose(
-            self.records, setting.classes, setting.each, setting.decoys, self.key.fold("choose")
-        )
-        wide = (setting.width, setting.width)
-        mlp = HomogeneousMLP(self.records.shape, wide, setting.classes, first_scale=1e-4)
-        plain = MarginDescent(mlp, hasten=0.003, stop_loss=2e-5)
-        found = {
-            name: self._arm(name, plain, defence, train, decoys, sections=sections)
-            for name, defence in setting.arms().items()
-        }
-        early = replace(plain, stop_loss=EARLY)
-        found["early"] = self._arm("early", early, NoisyMargin(), train, decoys, sections=sections)
-        return found
+def _chosen(game: MarginGame, train: Records) -> Tensor:
+    """(n,) who is protected; without a defence, the half that one of the margin would protect."""
+    recipe = game.recipe
+    if isinstance(recipe, MarginDescent):
+        recipe = ProtectedDescent(recipe, NoisyMargin(1.0, share=_HALF))
+    centred = Records(train.inputs - game.victim.centre, train.labels, train.classes)
+    initial = recipe.network.initial(game.key.fold("victim"))
+    return recipe.protected(initial, centred, key=game.key.fold("defence"), store=game.run.store)
 
-    def _arm(
-        self,
-        name: str,
-        plain: MarginDescent,
-        defence: NoisyMargin,
-        train: Records,
-        decoys: Records,
-        *,
-        sections: list[dict[str, Any]] | None,
-    ) -> dict[str, float]:
-        store, told = self.folder.store(), labelled(self.progress, name)
-        recipe = defence.harden(plain)
-        assert isinstance(recipe, MarginDescent | ProtectedDescent)  # it keeps the kind
-        victim = release_margin(recipe, train, key=self.key, store=store, progress=told)
-        knowledge = Knowledge(architecture=plain.architecture, centre=victim.centre)
-        scored = {}
-        for who, attack in (
-            ("plain", self.setting.attack),
-            ("smoothed", Smoothed(self.setting.attack)),
-        ):
-            prepared = attack.prepare(knowledge, key=self.key, store=store, progress=told)
-            found = prepared.run(victim.release)
-            scored[who] = score_margin(victim.secret, found, decoys, victim.centre)
-            if sections is not None and who == "plain" and name in self.setting.shown:
-                sections.append(
-                    margin_section(
-                        self.folder,
-                        id=name.replace(".", "-"),
-                        name=f"First layer, defence {name}",
-                        knows=knowledge.known(),
-                        found=found,
-                        scores=scored[who],
-                        decoys=decoys,
-                        margins=victim.margins,
-                    )
-                )
-        good = scored["plain"].members.good
-        chosen = self._chosen(plain, defence, train, victim.centre)
-        centred = Records(decoys.inputs - victim.centre, decoys.labels, decoys.classes)
-        right = accuracy(plain.architecture, victim.release.parameters, centred)
-        return {
-            "good": float(good.sum()),
-            "good_smoothed": scored["smoothed"].metrics["good"],
-            "good_chosen": float(good[chosen].sum()),
-            "good_others": float(good[~chosen].sum()),
-            "decoy_rate": scored["plain"].metrics["decoy_rate"],
-            "tpr_at_1pct": scored["plain"].metrics["tpr_at_1pct"],
-            "test_accuracy": float(right[0]),
-            "residual_at_truth": victim.report["residual_at_truth"],
-            "on_margin": victim.report["on_margin"],
-        }
 
-    def _chosen(
-        self, plain: MarginDescent, defence: NoisyMargin, train: Records, centre: torch.Tensor
-    ) -> torch.Tensor:
-        """(n,) who is protected; without a defence, the half that one of the margin would protect."""
-        shown = defence if defence.strength else NoisyMargin(1.0, share=_HALF)
-        recipe = shown.harden(plain)
-        assert isinstance(recipe, ProtectedDescent)  # its strength is not zero
-        centred = Records(train.inputs - centre, train.labels, train.classes)
-        initial = plain.architecture.initial(self.key.fold("victim"))
-        return recipe.protected(
-            initial, centred, key=self.key.fold("defence"), store=self.folder.store()
-        )
+def _claims(setting: _Setting, m: Mapping[str, float]) -> list[Claim]:
+    strong = setting.strengths[-1]
+    margin, random = f"record.margin.{strong:g}", f"record.random.{strong:g}"
+    everyone, white = f"record.all.{strong:g}", f"white.all.{setting.middle:g}"
+    none = m["none.good"]
+    return [
+        Claim(
+            "protected",
+            "Records on the margin that are trained on with noise no longer come back",
+            "left for later",
+            f"{m[f'{margin}.good_chosen']:g} against {m['none.good_chosen']:g} without",
+            m[f"{margin}.good_chosen"] <= 0.1 * m["none.good_chosen"],
+        ),
+        Claim(
+            "enough",
+            "It is enough to protect the half on the margin: fewer than half as many come back",
+            "left for later",
+            f"{m[f'{margin}.good']:g} against {none:g}; of the others "
+            f"{m[f'{margin}.good_others']:g} instead of {m['none.good_others']:g}",
+            m[f"{margin}.good"] < 0.5 * none,
+        ),
+        Claim(
+            "margin-not-random",
+            "Protecting those on the margin saves more than protecting as many at random",
+            "samples on the margin are the ones at risk",
+            f"{m[f'{margin}.good']:g} left against {m[f'{random}.good']:g}",
+            m[f"{margin}.good"] < m[f"{random}.good"],
+        ),
+        Claim(
+            "all",
+            "Noise of a record's own spectrum on all records stops the attack, smoothed or not",
+            "—",
+            f"{max(m[f'{everyone}.good'], m[f'{everyone}.good_smoothed']):g} of {none:g} left; accuracy "
+            f"{m[f'{everyone}.test_accuracy']:.3f} instead of {m['none.test_accuracy']:.3f}",
+            max(m[f"{everyone}.good"], m[f"{everyone}.good_smoothed"]) <= 0.1 * none,
+        ),
+        Claim(
+            "white",
+            "White noise that stops the plain attack also stops one that smooths",
+            "—",
+            f"{m[f'{white}.good']:g} plain, {m[f'{white}.good_smoothed']:g} smoothed, {none:g} without noise",
+            m[f"{white}.good_smoothed"] < 0.5 * none,
+        ),
+        Claim(
+            "early",
+            f"Stopping at a loss of {_EARLY:g} halves the count",
+            "—",
+            *fewer(m["early.good"], none, share=0.5),
+        ),
+    ]
+
+
+def _charts(setting: _Setting, m: Mapping[str, float]) -> list[Chart]:
+    noise = "norm of the noise, over that of a record"
+    kinds = {
+        "white, all": ("white.all", "good"),
+        "white, all, smoothed": ("white.all", "good_smoothed"),
+        "spectrum, all, smoothed": ("record.all", "good_smoothed"),
+        "spectrum, margin half": ("record.margin", "good"),
+        "spectrum, random half": ("record.random", "good"),
+    }
+    trained = {name.removesuffix(", smoothed"): kind for name, (kind, _) in kinds.items()}
+
+    def series(kind: str, metric: str) -> list[Point]:
+        start = Point(0.0, m[f"none.{metric}"])
+        return [start, *(Point(s, m[f"{kind}.{s:g}.{metric}"]) for s in setting.strengths)]
+
+    good = {name: series(kind, metric) for name, (kind, metric) in kinds.items()}
+    right = {name: series(kind, "test_accuracy") for name, kind in trained.items()}
+    return [
+        Chart("Images that come back", noise, "images with SSIM above 0.4", good),
+        Chart("What it costs", noise, "test accuracy", right),
+    ]
 
 
 STUDY = Study(
     name="margin-defence",
     title="Does protecting the records on the margin stop the reconstruction?",
     paper="Buzaglo23",
+    scales=_SCALES,
     run=_run,
 )

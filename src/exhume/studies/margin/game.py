@@ -15,29 +15,63 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.restarts import Restarts
 from exhume.attacks.margin.strongest import Strongest
-from exhume.contract import Key, Knowledge, Progress, Reconstruction, Records
-from exhume.report.folder import RunFolder
-from exhume.report.margin import margin_section
+from exhume.auditing import margin_findings
+from exhume.contract import Attack, Key, Knowledge, Reconstruction, Records
+from exhume.defences.margin import ProtectedDescent
+from exhume.models.heads import Head
+from exhume.models.homogeneous import HomogeneousMLP
+from exhume.results import AttackSpec, Findings
 from exhume.score.intervals import bootstrap
 from exhume.score.margin import MarginScores, score_margin
-from exhume.studies.study import labelled
+from exhume.studies.arms import mounted
+from exhume.studies.framework import Run
+from exhume.train.functional import accuracy
 from exhume.train.margin import MarginDescent
-from exhume.victims.margin import MarginVictim
+from exhume.victims.margin import MarginVictim, release_margin
 
-__all__ = ["MarginGame", "Played"]
+__all__ = ["MarginGame", "Played", "decayed", "from_small_start", "quick"]
 
 _FIRST, _HIDDEN = 2.6, 7.0  # of our steps in the time of one of eq. (6)
+
+
+def quick(restarts: int = 1, steps: int = 40) -> Strongest:
+    """An attack of seconds, on digits."""
+    first = FirstLayer(restarts=restarts, descent=Descent(steps=steps), contrast=0.3, largest=0.4)
+    slower = Descent(steps=steps, rate=2.0)
+    hidden = HiddenSpan(restarts=restarts, descent=slower, contrast=0.3, largest=0.4)
+    return Strongest(first, hidden)
+
+
+def from_small_start(
+    shape: tuple[int, ...], width: int, outputs: int, *, growing: float = 0.003
+) -> MarginDescent:
+    """The first of two hidden layers starts small, so that training ends near the margin without decay.
+
+    growing: the loss below which steps grow; 0: they never do. One output tells two classes apart.
+    """
+    small = HomogeneousMLP(shape, (width, width), outputs, first_scale=1e-4)
+    head: Head = "binary" if outputs == 1 else "multiclass"
+    return MarginDescent(small, head, growing_steps=growing)
+
+
+def decayed(
+    shape: tuple[int, ...], width: int, outputs: int, decay: float, epochs: int
+) -> MarginDescent:
+    """A standard start, trained with weight decay for so many epochs."""
+    plain = HomogeneousMLP(shape, (width, width), outputs)
+    return MarginDescent(plain, weight_decay=decay, stop_loss=0.0, epochs=epochs)
 
 
 @dataclass(frozen=True, eq=False)
 class Played:
     metrics: dict[str, float]
-    section: dict[str, Any]  # for the report
+    findings: Findings  # for the page
     good: Tensor  # (n,) share of the seeds that bring an image back
 
 
@@ -45,15 +79,31 @@ class Played:
 class MarginGame:
     """A victim, its null, and how it is attacked."""
 
+    run: Run[Any]
     name: str
     attack: Strongest | FirstLayer
-    seeds: int
-    recipe: MarginDescent
+    recipe: MarginDescent | ProtectedDescent
     victim: MarginVictim
     decoys: Records
     key: Key
-    folder: RunFolder
-    progress: Progress
+    seeds: int = 1  # of the attack
+
+    @staticmethod
+    def begun(
+        run: Run[Any],
+        name: str,
+        attack: Strongest | FirstLayer,
+        recipe: MarginDescent | ProtectedDescent,
+        chosen: tuple[Records, Records],
+        *,
+        key: Key,
+        own: Key | None = None,
+    ) -> MarginGame:
+        """Train the victim. chosen: what it is trained on, and decoys; own: the attack's key, if another."""
+        train, decoys = chosen
+        progress = run.part(f"victim {name}").progress
+        victim = release_margin(recipe, train, key=key, store=run.store, progress=progress)
+        return MarginGame(run, name, attack, recipe, victim, decoys, own or key)
 
     @property
     def knowledge(self) -> Knowledge:
@@ -67,18 +117,34 @@ class MarginGame:
             ours.append(scores)
             if against:
                 label = f"victim {self.name}, seed {index + 1}, eq. (6)"
-                attack = self.published()
-                theirs.append(self._score(self._attack(attack, self._key(index), label)))
+                theirs.append(self.attacked(self.published(), label, self._key(index))[1])
             if not index:
-                section = self.section(found, scores)
+                shown = self.findings(found, scores)
         metrics = self._measured(ours) | (self._gain(ours, theirs) if against else {})
-        return Played(metrics, section, _good(ours).mean(0))
+        return Played(metrics, shown, _good(ours).mean(0))
 
     def once(self, index: int) -> tuple[Reconstruction, MarginScores]:
         """Our attack with one seed."""
         label = f"victim {self.name}, seed {index + 1}"
-        found = self._attack(self._headed(), self._key(index), label)
-        return found, self._score(found)
+        return self.attacked(self._headed(), label, self._key(index))
+
+    def attacked(
+        self, attack: Attack, label: str, key: Key | None = None
+    ) -> tuple[Reconstruction, MarginScores]:
+        """Any attack on this victim. key: None: the game's own."""
+        here = self.run.part(label)
+        found = mounted(attack, self.knowledge, self.victim.release, key or self.key, here)
+        return found, self.scored(found)
+
+    def scored(self, found: Reconstruction) -> MarginScores:
+        return score_margin(self.victim.secret, found, self.decoys, self.victim.centre)
+
+    @property
+    def test_accuracy(self) -> float:
+        """On the decoys, none of which was trained on."""
+        centred = self.decoys.inputs - self.victim.centre
+        test = Records(centred, self.decoys.labels, self.decoys.classes)
+        return float(accuracy(self.recipe.architecture, self.victim.release.parameters, test)[0])
 
     def published(self) -> Equation6:
         """Eq. (6) with the steps that take as long as our attack on this victim."""
@@ -100,27 +166,13 @@ class MarginGame:
         return self.attack.of_head(self.recipe.head)
 
     def _choice(self) -> Restarts:
-        prepared = self._headed().prepare(self.knowledge, key=self.key, store=self.folder.store())
+        prepared = self._headed().prepare(self.knowledge, key=self.key, store=self.run.store)
         if isinstance(prepared, Restarts):
             return prepared
         return prepared.choice(self.victim.release)
 
     def _key(self, index: int) -> Key:
         return self.key.fold("attack", index)
-
-    def _attack(
-        self, attack: Strongest | FirstLayer | Equation6, key: Key, label: str
-    ) -> Reconstruction:
-        prepared = attack.prepare(
-            self.knowledge,
-            key=key,
-            store=self.folder.store(),
-            progress=labelled(self.progress, label),
-        )
-        return prepared.run(self.victim.release)
-
-    def _score(self, found: Reconstruction) -> MarginScores:
-        return score_margin(self.victim.secret, found, self.decoys, self.victim.centre)
 
     def _measured(self, ours: list[MarginScores]) -> dict[str, float]:
         """Means over the seeds; the interval is over images."""
@@ -149,18 +201,15 @@ class MarginGame:
             "steps_eq6": float(self.published().descent.steps),
         }
 
-    def section(self, found: Reconstruction, scores: MarginScores) -> dict[str, Any]:
+    def findings(
+        self, found: Reconstruction, scores: MarginScores, spec: AttackSpec | None = None
+    ) -> Findings:
         """Gallery, pairs around the threshold, and SSIM against margin, for the page."""
-        return margin_section(
-            self.folder,
-            id=f"margin-{self.name}",
-            name=f"{_TITLES[type(self._choice().config)]}, victim {self.name}",
-            knows=self.knowledge.known(),
-            found=found,
-            scores=scores,
-            decoys=self.decoys,
-            margins=self.victim.margins,
-        )
+        if spec is None:
+            title = f"{_TITLES[type(self._choice().config)]}, victim {self.name}"
+            spec = AttackSpec(f"margin-{self.name}", title, "Buzaglo23", "the released weights")
+        known, margins = self.knowledge.known(), self.victim.margins
+        return margin_findings(spec, known, found, scores, self.decoys, margins=margins)
 
 
 _NAMED = ("good", "decoy_rate", "tpr_at_1pct", "ssim_at_1pct", "auc", "ssim_median")

@@ -8,25 +8,19 @@ Settings were chosen on other images, drawn with another key.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
-
-from exhume import data
 from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.strongest import Strongest
-from exhume.contract import Key, Progress, Records
-from exhume.models.homogeneous import HomogeneousMLP
+from exhume.contract import Records
 from exhume.report.charts import Chart, Point
-from exhume.report.folder import RunFolder
 from exhume.score.intervals import bootstrap
-from exhume.settings import DataSettings, Settings
-from exhume.studies.margin.game import MarginGame, Played
-from exhume.studies.study import Claim, Outcome, Scale, Study, labelled, pinned
+from exhume.studies.claims import Claim, point, prefixed, ranged
+from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.margin.game import MarginGame, Played, decayed, from_small_start, quick
 from exhume.train.margin import MarginDescent
-from exhume.victims.margin import choose, release_margin
+from exhume.victims.margin import choose
 
 __all__ = ["STUDY"]
 
@@ -41,37 +35,21 @@ class _Setting:
     decoys: int = 1000
     classes: int = 10
     seeds: int = 2  # of the attack
-    hasten: float = 0.0  # of victims (i) and binary: 0 is plain descent, as pinned
-    binary_hasten: float = 0.003
+    growing: float = 0.0  # loss below which the steps of victim (i) grow; 0: plain descent
+    binary_growing: float = 0.003
     weight_decay: float = 0.01
 
     def recipes(self, shape: tuple[int, ...]) -> dict[str, MarginDescent]:
-        wide = (self.width, self.width)
-        small = HomogeneousMLP(shape, wide, self.classes, first_scale=1e-4)
-        one = HomogeneousMLP(shape, wide, 1, first_scale=1e-4)
-        plain = HomogeneousMLP(shape, wide, self.classes)
+        with_decay = (self.width, self.classes, self.weight_decay, self.decayed_epochs)
         return {
-            "i": MarginDescent(small, hasten=self.hasten),
-            "ii": MarginDescent(
-                plain, weight_decay=self.weight_decay, stop_loss=0.0, epochs=self.decayed_epochs
-            ),
-            "binary": MarginDescent(one, "binary", hasten=self.binary_hasten),
+            "i": from_small_start(shape, self.width, self.classes, growing=self.growing),
+            "ii": decayed(shape, *with_decay),
+            "binary": from_small_start(shape, self.width, 1, growing=self.binary_growing),
         }
 
 
 _SCALES: dict[Scale, _Setting] = {
-    "smoke": _Setting(
-        "digits",
-        each=2,
-        width=100,
-        attack=Strongest(
-            FirstLayer(restarts=2, descent=Descent(steps=60), contrast=0.3, largest=0.4),
-            HiddenSpan(restarts=2, descent=Descent(steps=60, rate=2.0), contrast=0.3, largest=0.4),
-        ),
-        decayed_epochs=3000,
-        decoys=100,
-        hasten=0.01,
-    ),
+    "smoke": _Setting("digits", 2, 100, quick(2, 60), 3000, decoys=100, growing=0.01),
     "cpu": _Setting("cifar10", each=10, width=1000, attack=Strongest(), decayed_epochs=10_000),
     "paper": _Setting(
         "cifar10",
@@ -83,37 +61,19 @@ _SCALES: dict[Scale, _Setting] = {
 }
 
 
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting = _SCALES[scale]
-    settings = Settings(seed=seed, data=DataSettings(setting.source))
-    pinned(settings.with_values("machine", threads=torch.get_num_threads()), folder)
-    key = Key.from_seed(seed).fold("margin-multiclass")
-    records = data.load(setting.source, progress=progress)
+def _run(run: Run[_Setting]) -> Outcome:
+    setting, key = run.setting, run.key.fold("margin-multiclass")
+    records = run.records(setting.source)
     chosen = choose(records, setting.classes, setting.each, setting.decoys, key.fold("choose"))
+    halved = (_halves(chosen[0]), _halves(chosen[1]))
     metrics: dict[str, float] = {}
     played: dict[str, Played] = {}
     for name, recipe in setting.recipes(records.shape).items():
-        train, decoys = chosen if name != "binary" else (_halves(chosen[0]), _halves(chosen[1]))
-        victim = release_margin(
-            recipe,
-            train,
-            key=key,
-            store=folder.store(),
-            progress=labelled(progress, f"victim {name}"),
-        )
-        game = MarginGame(
-            name=name,
-            attack=setting.attack,
-            seeds=setting.seeds,
-            recipe=recipe,
-            victim=victim,
-            decoys=decoys,
-            key=key.fold(name),
-            folder=folder,
-            progress=progress,
-        )
-        played[name] = game.play(against=name != "binary")
-        metrics |= {f"{name}.{metric}": v for metric, v in played[name].metrics.items()}
+        several = name != "binary"
+        images, own = chosen if several else halved, key.fold(name)
+        game = MarginGame.begun(run, name, setting.attack, recipe, images, key=key, own=own)
+        played[name] = replace(game, seeds=setting.seeds).play(against=several)
+        metrics |= prefixed(name, played[name].metrics)
     for name, other in (("classes", "binary"), ("decay", "ii")):
         gap = (played["i"].good - played[other].good) * (1 if name == "classes" else -1)
         low, high = bootstrap(gap, key.fold(name))
@@ -121,7 +81,7 @@ def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outc
     return Outcome(
         claims=_claims(metrics),
         metrics=metrics,
-        attacks=[one.section for one in played.values()],
+        attacks=[one.findings for one in played.values()],
         classes=list(records.classes[: setting.classes]),
         deviations=[
             f"{setting.classes} classes x {setting.each} images of {setting.source}; the paper's Fig. 2 "
@@ -142,6 +102,13 @@ def _halves(records: Records) -> Records:
 
 def _claims(metrics: dict[str, float]) -> list[Claim]:
     good, records = metrics["i.good"], metrics["i.records"]
+
+    def gained(name: str, one: str, other: str) -> tuple[str, bool]:
+        """The difference of two counts, paired by image, is above zero for certain."""
+        counts = f"{metrics[one]:g} against {metrics[other]:g}"
+        gain = ranged(f"{name}.gain", metrics, ".0f")
+        return f"{counts}, difference {gain}", metrics[f"{name}.gain_low"] > 0
+
     return [
         Claim(
             "bar",
@@ -154,45 +121,32 @@ def _claims(metrics: dict[str, float]) -> list[Claim]:
             "against-eq6",
             "More than eq. (6) as published brings back in as many seconds",
             "—",
-            f"{good:g} against {metrics['i.good_eq6']:g}, difference "
-            f"{metrics['i.gain_low']:.0f} to {metrics['i.gain_high']:.0f}",
-            metrics["i.gain_low"] > 0,
+            *gained("i", "i.good", "i.good_eq6"),
         ),
         Claim(
             "classes",
             "More classes leak more",
             "Fig. 2: ten classes yield many more good reconstructions than two",
-            f"{good:g} against {metrics['binary.good']:g}, difference "
-            f"{metrics['classes.gain_low']:.0f} to {metrics['classes.gain_high']:.0f}",
-            metrics["classes.gain_low"] > 0,
+            *gained("classes", "i.good", "binary.good"),
         ),
         Claim(
             "decay",
             "Weight decay from a standard start leaks more than a small first layer",
             "Fig. 4: for some values significantly more",
-            f"{metrics['ii.good']:g} against {good:g}, difference "
-            f"{metrics['decay.gain_low']:.0f} to {metrics['decay.gain_high']:.0f}",
-            metrics["decay.gain_low"] > 0,
+            *gained("decay", "ii.good", "i.good"),
         ),
     ]
 
 
 def _chart(metrics: dict[str, float]) -> Chart:
-    def points(suffix: str) -> list[Point]:
-        names = [n for n in ("i", "ii", "binary") if f"{n}.good{suffix}" in metrics]
-        if suffix:
-            return [Point(f"victim {n}", metrics[f"{n}.good{suffix}"]) for n in names]
-        return [
-            Point(
-                f"victim {n}",
-                metrics[f"{n}.good"],
-                metrics[f"{n}.good_low"],
-                metrics[f"{n}.good_high"],
-            )
-            for n in names
-        ]
-
-    series = {"ours": points(""), "eq. (6), as many seconds": points("_eq6")}
+    names = ("i", "ii", "binary")
+    theirs = [n for n in names if f"{n}.good_eq6" in metrics]
+    series = {
+        "ours": [point(f"victim {n}", f"{n}.good", metrics) for n in names],
+        "eq. (6), as many seconds": [
+            Point(f"victim {n}", metrics[f"{n}.good_eq6"]) for n in theirs
+        ],
+    }
     return Chart("Good reconstructions", "victim", "images above SSIM 0.4", series)
 
 
@@ -200,5 +154,6 @@ STUDY = Study(
     name="margin-multiclass",
     title="Training images from the weights alone: ten classes, two, weight decay (Figs. 1, 2, 4)",
     paper="Buzaglo23",
+    scales=_SCALES,
     run=_run,
 )

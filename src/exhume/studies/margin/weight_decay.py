@@ -8,27 +8,20 @@ and held-out images, and how far training is from the stationary point that deca
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 import torch
 from torch import Tensor
 
-from exhume import data
-from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.strongest import Strongest
-from exhume.contract import Key, Progress, Records
+from exhume.contract import Key
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.report.charts import Chart, Point
-from exhume.report.folder import RunFolder
-from exhume.score.intervals import bootstrap
-from exhume.settings import DataSettings, Settings
-from exhume.studies.margin.game import MarginGame
-from exhume.studies.study import Claim, Outcome, Scale, Study, labelled, pinned
-from exhume.train.functional import accuracy
+from exhume.studies.claims import Claim, mean_of, paired, prefixed
+from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.margin.game import MarginGame, decayed, from_small_start, quick
 from exhume.train.margin import MarginDescent
-from exhume.victims.margin import MarginVictim, choose, release_margin
+from exhume.victims.margin import choose
 
 __all__ = ["STUDY"]
 
@@ -46,91 +39,44 @@ class _Setting:
     draws: int = 1  # of the images
 
     def recipes(self, shape: tuple[int, ...]) -> dict[str, MarginDescent]:
-        wide = (self.width, self.width)
-        plain = HomogeneousMLP(shape, wide, self.classes)
-        small = HomogeneousMLP(shape, wide, self.classes, first_scale=1e-4)
-        decayed = {
-            f"decay{decay:g}": MarginDescent(
-                plain, weight_decay=decay, stop_loss=0.0, epochs=self.epochs
-            )
-            for decay in self.decays
-        }
+        plain = HomogeneousMLP(shape, (self.width, self.width), self.classes)
         return {
-            "small": MarginDescent(small, hasten=0.003),
-            "standard": MarginDescent(plain, hasten=0.003),
-            **decayed,
+            "small": from_small_start(shape, self.width, self.classes),
+            "standard": MarginDescent(plain, growing_steps=0.003),
+            **{
+                f"decay{decay:g}": decayed(shape, self.width, self.classes, decay, self.epochs)
+                for decay in self.decays
+            },
         }
 
 
+_CPU = (0.003, 0.01, 0.02)  # decays
+_PAPER = (1e-4, 1e-3, 3e-3, 0.01, 0.02)
 _SCALES: dict[Scale, _Setting] = {
-    "smoke": _Setting(
-        "digits",
-        classes=3,
-        each=3,
-        width=60,
-        decays=(0.01,),
-        epochs=2000,
-        attack=Strongest(
-            FirstLayer(restarts=1, descent=Descent(steps=40), contrast=0.3, largest=0.4),
-            HiddenSpan(restarts=1, descent=Descent(steps=40, rate=2.0), contrast=0.3, largest=0.4),
-        ),
-        decoys=60,
-    ),
-    "cpu": _Setting(
-        "cifar10",
-        10,
-        5,
-        500,
-        (0.003, 0.01, 0.02),
-        6_000,
-        Strongest(FirstLayer(restarts=2)),
-        draws=2,
-    ),
-    "paper": _Setting(
-        "cifar10",
-        10,
-        50,
-        1000,
-        (1e-4, 1e-3, 3e-3, 0.01, 0.02),
-        200_000,
-        Strongest(FirstLayer(restarts=16)),
-    ),
+    "smoke": _Setting("digits", 3, 3, 60, (0.01,), 2000, quick(), decoys=60),
+    "cpu": _Setting("cifar10", 10, 5, 500, _CPU, 6000, Strongest(FirstLayer(restarts=2)), draws=2),
+    "paper": _Setting("cifar10", 10, 50, 1000, _PAPER, 200_000, Strongest(FirstLayer(restarts=16))),
 }
 
 
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting = _SCALES[scale]
-    settings = Settings(seed=seed, data=DataSettings(setting.source))
-    pinned(settings.with_values("machine", threads=torch.get_num_threads()), folder)
-    records = data.load(setting.source, progress=progress)
+def _run(run: Run[_Setting]) -> Outcome:
+    setting = run.setting
+    records = run.records(setting.source)
     found: dict[str, list[_Arm]] = {}
     for draw in range(setting.draws):
-        key = Key.from_seed(seed).fold("margin-weight-decay", draw)
-        train, decoys = choose(
-            records, setting.classes, setting.each, setting.decoys, key.fold("choose")
-        )
+        key = run.key.fold("margin-weight-decay", draw)
+        chosen = choose(records, setting.classes, setting.each, setting.decoys, key.fold("choose"))
+        here = run.part(f"draw {draw + 1}")
         for name, recipe in setting.recipes(records.shape).items():
-            told = labelled(progress, f"draw {draw + 1}, victim {name}")
-            victim = release_margin(recipe, train, key=key, store=folder.store(), progress=told)
-            game = MarginGame(
-                name=name,
-                attack=setting.attack,
-                seeds=1,
-                recipe=recipe,
-                victim=victim,
-                decoys=decoys,
-                key=key.fold(name),
-                folder=folder,
-                progress=progress,
-            )
-            found.setdefault(name, []).append(_arm(game, setting.attack.first, decoys))
-    metrics = {}
+            own = key.fold(name)
+            game = MarginGame.begun(here, name, setting.attack, recipe, chosen, key=key, own=own)
+            found.setdefault(name, []).append(_arm(game, setting.attack.first))
+    metrics: dict[str, float] = {}
     for name, arms in found.items():
-        for metric in arms[0].numbers:
-            metrics[f"{name}.{metric}"] = fmean(arm.numbers[metric] for arm in arms)
+        metrics |= prefixed(name, mean_of(arm.numbers for arm in arms))
     good = {name: torch.cat([arm.good for arm in arms]) for name, arms in found.items()}
     return Outcome(
-        claims=_claims(setting, metrics, good, Key.from_seed(seed).fold("claims")),
+        claims=_claims(setting, metrics, good, run.key.fold("claims")),
         metrics=metrics,
         classes=list(records.classes[: setting.classes]),
         deviations=[
@@ -148,19 +94,14 @@ class _Arm:
     good: Tensor  # (n,) 1 where the image came back
 
 
-def _arm(game: MarginGame, first: FirstLayer, decoys: Records) -> _Arm:
+def _arm(game: MarginGame, first: FirstLayer) -> _Arm:
     _, scores = game.once(0)
     _, plain = replace(game, attack=first).once(0)
     kept = ("good", "good_share", "decoy_rate", "tpr_at_1pct", "ssim_median")
     numbers = {metric: scores.metrics[metric] for metric in kept}
     numbers["good_first_layer"] = plain.metrics["good"]
-    numbers |= game.victim.report | {"test_error": _test_error(game.recipe, game.victim, decoys)}
+    numbers |= game.victim.report | {"test_error": 1 - game.test_accuracy}
     return _Arm(numbers, scores.members.good.double())
-
-
-def _test_error(recipe: MarginDescent, victim: MarginVictim, decoys: Records) -> float:
-    centred = Records(decoys.inputs - victim.centre, decoys.labels, decoys.classes)
-    return 1 - float(accuracy(recipe.architecture, victim.release.parameters, centred)[0])
 
 
 def _claims(
@@ -172,26 +113,22 @@ def _claims(
     count, on_margin = metrics[f"{best}.good"], metrics[f"{best}.on_margin"]
 
     def against(other: str) -> tuple[str, bool]:
-        low, high = bootstrap(good[best] - good[other], key.fold(other))
-        return (
-            f"{count:g} ({best}) against {metrics[f'{other}.good']:g}; share of images "
-            f"{low:+.2f} to {high:+.2f}",
-            low > 0,
-        )
+        gap = paired(good[best], good[other], key.fold(other))
+        counts = f"{count:g} ({best}) against {metrics[f'{other}.good']:g}"
+        return f"{counts}; share of images {gap.low:+.2f} to {gap.high:+.2f}", gap.low > 0
 
-    raised, above = against("standard"), against("small")
     return [
         Claim(
             "decay-leaks",
             "From a standard start, weight decay raises the count",
             "Fig. 4: without decay hardly any",
-            *raised,
+            *against("standard"),
         ),
         Claim(
             "above-small",
             "For some decay the count is above that of a small first layer",
             "Fig. 4: significantly higher",
-            *above,
+            *against("small"),
         ),
         Claim(
             "first-layer-alone",
@@ -224,5 +161,6 @@ STUDY = Study(
     name="margin-weight-decay",
     title="Weight decay and the margin (Figs. 4, 5)",
     paper="Buzaglo23",
+    scales=_SCALES,
     run=_run,
 )

@@ -1,23 +1,15 @@
 """Split inference (Ensembler24)."""
 
-from exhume.studies.split import (
-    ensembler_cifar10,
-    ensembler_cifar100,
-    ensembler_faces,
-    ensembler_selector,
-    knowledge,
-    points,
-    text,
-)
+from exhume.studies.split import ensembler_selector, ensembler_tables, knowledge, points, text
 
 __all__ = ["STUDIES"]
 
 STUDIES = (
-    ensembler_cifar10.STUDY,
+    ensembler_tables.CIFAR10,
     points.STUDY,
     knowledge.STUDY,
     text.STUDY,
-    ensembler_cifar100.STUDY,
-    ensembler_faces.STUDY,
+    ensembler_tables.CIFAR100,
+    ensembler_tables.FACES,
     ensembler_selector.STUDY,
 )

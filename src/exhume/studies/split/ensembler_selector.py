@@ -10,32 +10,26 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
+from statistics import linear_regression
+from typing import Any
 
-import torch
-
-from exhume import data
 from exhume.attacks.split.enumeration import SubsetSearch
 from exhume.attacks.split.inversion import ShadowInversion
 from exhume.attacks.split.lookalike import Lookalike
-from exhume.attacks.split.shadow import LEARNED, server_of, train_shadow
-from exhume.contract import Attack, Key, Progress, Records, silent
+from exhume.attacks.split.shadow import server_of, train_shadow
+from exhume.contract import Attack, Key, silent
 from exhume.data import Sizes
-from exhume.defences.split.ensembler import Ensembler, likeness
+from exhume.defences.split.ensembler import Ensembler
 from exhume.defences.split.single import Noise
 from exhume.models.split.pipeline import Pipeline
-from exhume.models.split.resnet import ResNet18
-from exhume.report.folder import RunFolder
-from exhume.scale import Processes, where_now
+from exhume.report.charts import Chart, Point
 from exhume.store import NullStore
-from exhume.studies.split.ensembler_cifar10 import attackers, quick
-from exhume.studies.split.ensembler_rows import Attackers, Met, Row, mean_image, meet
-from exhume.studies.split.ensembler_selector_told import chart, claims
-from exhume.studies.split.ensembler_spread import make_all
-from exhume.studies.study import Outcome, Scale, Study, labelled
+from exhume.studies.claims import Claim, Comparison, prefixed
+from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.split.ensembler import QUICK, Attackers, fill, game_of, make
+from exhume.studies.split.game import PAPER, ClientSetting, Row, SplitGame, inversion
 from exhume.train.single import Schedule
-from exhume.train.split import SplitJob
+from exhume.train.split import SplitDefence
 from exhume.victims.split import server_knowledge
 
 __all__ = ["STUDY"]
@@ -46,206 +40,115 @@ _PLAIN = "plain"
 
 @dataclass(frozen=True)
 class _Setting:
-    sizes: Sizes
-    width: int
-    plain: Ensembler
-    training: Schedule
+    client: ClientSetting
     attackers: Attackers
-    variants: Mapping[str, Ensembler]
+    variants: Mapping[str, Ensembler]  # the plain one first
+
+    def attacks(self, name: str) -> dict[str, Attack]:
+        """The paper's adaptive one, the one who looks; of the plain one also every subset."""
+        shadow, lookalike = self.attackers.shadow, self.attackers.lookalike
+        subsets = {"subsets": SubsetSearch(inversion=shadow)} if name == _PLAIN else {}
+        return {"adaptive": self.attackers.adaptive, "lookalike": lookalike, **subsets}
+
+    def game(self, run: Run[Any]) -> SplitGame:
+        key = run.key.fold("selector study")
+        defences: dict[str, SplitDefence] = {"none": Noise(), **self.variants}
+        keyed = {name: (defence, key) for name, defence in defences.items()}
+        return SplitGame.of(run, self.client, key, keyed)
 
 
 def _variants(
-    plain: Ensembler, selected: tuple[int, ...], lambdas: tuple[float, ...], sigma: float
+    plain: Ensembler, selected: tuple[int, ...], lambdas: tuple[float, ...], sigma: float = 0.5
 ) -> dict[str, Ensembler]:
-    """By the name of what differs from the plain one."""
-    found = {f"selected_{p}": replace(plain, selected=p) for p in selected}
-    found |= {f"lambda_{w:g}": replace(plain, likeness=w) for w in lambdas}
-    found[f"bodies_{plain.selected}"] = replace(plain, bodies=plain.selected)
-    found[f"sigma_{sigma:g}"] = replace(plain, sigma=sigma)
-    return found
+    """By the name of what differs from the plain one. lambdas: the least first."""
+    return {
+        _PLAIN: plain,
+        **{f"selected_{p}": replace(plain, selected=p) for p in selected},
+        **{f"lambda_{w:g}": replace(plain, likeness=w) for w in lambdas},
+        f"bodies_{plain.selected}": replace(plain, bodies=plain.selected),
+        f"sigma_{sigma:g}": replace(plain, sigma=sigma),
+    }
 
 
-_CPU = Ensembler(4, 2, likeness=0.1, schedule=Schedule(3, 64, 0.1))
-_PAPER = Ensembler(10, 4, likeness=0.1)
 _SCALES: dict[Scale, _Setting] = {
     "smoke": _Setting(
-        Sizes(60, 12, 60, 40, 30),
-        4,
-        Ensembler(2, 1),
-        Schedule(1, 50, 0.05),
-        quick(),
-        _variants(Ensembler(2, 1), (2,), (0.0, 2.0), 0.5),
+        ClientSetting(Sizes(60, 12, 60, 40, 30), 4, Schedule(1, 50, 0.05), augment=False),
+        QUICK,
+        _variants(Ensembler(2, 1), (2,), (0.0, 2.0)),
     ),
     "cpu": _Setting(
-        Sizes(10_000, 200, 2_000, 2_000, 2_000),
-        16,
-        _CPU,
-        Schedule(2, 64, 0.1),
-        attackers(24, 4, 32, Lookalike()),
-        _variants(_CPU, (1, 4), (0.0, 1.0), 0.5),
+        ClientSetting(
+            Sizes(10_000, 200, 2_000, 2_000, 2_000), 16, Schedule(2, 64, 0.1), augment=False
+        ),
+        Attackers.of(inversion(24, 4, 32), Lookalike()),
+        _variants(Ensembler(4, 2, likeness=0.1, schedule=Schedule(3, 64, 0.1)), (1, 4), (0.0, 1.0)),
     ),
     "paper": _Setting(
-        Sizes(25_000, 1_000, 20_000, 4_000, 10_000),
-        64,
-        _PAPER,
-        Schedule(100, 128, 0.1),
-        attackers(64, 50, 128, Lookalike(starts=12)),
-        _variants(_PAPER, (1, 2, 6, 10), (0.0, 1.0, 10.0), 0.5),
+        replace(PAPER, augment=False),
+        Attackers.of(inversion(64, 50, 128), Lookalike(starts=12)),
+        _variants(Ensembler(10, 4, likeness=0.1), (1, 2, 6, 10), (0.0, 1.0, 10.0)),
     ),
 }
 
 
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    trial = _Trial.of(scale, seed, folder, progress)
-    _fill(trial, (scale, seed, folder.path))
-    setting, met, key = trial.setting, trial.met, trial.met.key
-    rows: dict[str, Row] = {}
-    bare = Noise().train(trial.job, key=key, store=met.store, progress=labelled(progress, "none"))
-    metrics = {"none.accuracy": trial.tested(bare)}
-    for name in trial.variants:
-        pipeline = trial.pipeline(name)
-        metrics[f"{name}.delta_accuracy"] = trial.tested(pipeline) - metrics["none.accuracy"]
-        metrics[f"{name}.likeness"] = trial.likeness(name, pipeline)
-        for attacker, attack in trial.attacks(name).items():
+def _run(run: Run[_Setting]) -> Outcome:
+    setting, game, rows = run.setting, game_of(run), dict[str, Row]()
+    attacks = {name: setting.attacks(name) for name in setting.variants}
+    run.fill("training the bodies", make, [(_PLAIN, None)])  # which most variants share
+    fill(run, attacks, setting.variants[_PLAIN].bodies)
+    metrics = prefixed("mean_image", game.mean_image().metrics)
+    metrics["none.accuracy"] = game.accuracy(game.pipeline("none"))
+    for name in setting.variants:
+        pipeline = game.pipeline(name)
+        metrics[f"{name}.delta_accuracy"] = game.accuracy(pipeline) - metrics["none.accuracy"]
+        metrics[f"{name}.likeness"] = game.likeness(name, pipeline)
+        for attacker, attack in attacks[name].items():
             row = f"{name}.{attacker}"
-            rows[row] = meet(met, pipeline, attack, name, f"{name} {attacker}")
+            rows[row] = game.meet(pipeline, attack, name, f"{name} {attacker}")
+            metrics |= prefixed(row, rows[row].metrics)
         if name == _PLAIN:
             metrics |= _guessed(pipeline, rows["plain.subsets"].observed)
-            metrics |= _enumeration(pipeline, met, setting.attackers)
-    metrics |= mean_image(met, bare).metrics("mean_image")
-    for row, found in rows.items():
-        metrics |= found.scores.metrics(row)
-        metrics |= {f"{row}.{n}": v for n, v in found.observed.items()}
+            metrics |= _enumeration(pipeline, game, setting.attackers.shadow)
     return Outcome(
-        claims=claims(rows, metrics, key),
+        claims=_claims(setting, rows, metrics, game.key),
         metrics=metrics,
         deviations=[
-            f"ResNet-18 of width {setting.width} on {setting.sizes.fixed:,} images, "
-            f"{setting.training.epochs} epochs; one client for each variant.",
+            f"ResNet-18 of width {setting.client.width} on {setting.client.sizes.fixed:,} images, "
+            f"{setting.client.training.epochs} epochs; one client for each variant.",
             "The paper fixes N, P and sigma for each data set and states no lambda.",
             "Cost of enumeration: seconds of one epoch through 1 to N bodies, measured, times the "
             "number of epochs and of subsets of each size.",
         ],
-        charts=[chart(list(setting.variants), metrics)],
+        charts=[_chart(setting, metrics)],
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Trial:
-    """The study at one scale, its records dealt out. Its pieces can be made in any order."""
-
-    setting: _Setting
-    job: SplitJob
-    met: Met
-    test: Records
-
-    @classmethod
-    def of(cls, scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> _Trial:
-        setting, key = _SCALES[scale], Key.from_seed(seed).fold("selector study")
-        records = data.load("cifar10", progress=progress)
-        parts = data.split(records, setting.sizes, key.fold("split"))
-        network = ResNet18(records.shape, len(records.classes), setting.width)
-        job = SplitJob(network, "conv1", "pool", parts.fixed, setting.training, augment=False)
-        met = Met(parts.target, parts.shadow, parts.public, None, key, folder.store(), progress)
-        return cls(setting, job, met, parts.test)
-
-    @property
-    def variants(self) -> dict[str, Ensembler]:
-        return {_PLAIN: self.setting.plain, **self.setting.variants}
-
-    def pipeline(self, name: str) -> Pipeline:
-        progress = labelled(self.met.progress, name)
-        return self.variants[name].train(
-            self.job, key=self.met.key, store=self.met.store, progress=progress
-        )
-
-    def attacks(self, name: str) -> dict[str, Attack]:
-        """By the row's name: the paper's adaptive one, the one who looks; every subset of the plain one."""
-        shadow = self.setting.attackers.shadow
-        found: dict[str, Attack] = {
-            "adaptive": replace(shadow, reads=LEARNED),
-            "lookalike": self.setting.attackers.lookalike,
-        }
-        return found | ({"subsets": SubsetSearch(inversion=shadow)} if name == _PLAIN else {})
-
-    def tested(self, pipeline: Pipeline) -> float:
-        return pipeline.accuracy(self.test.inputs, self.test.labels)
-
-    def likeness(self, name: str, pipeline: Pipeline) -> float:
-        bodies = self.variants[name].stage_one(self.job, key=self.met.key, store=self.met.store)
-        return likeness(pipeline, bodies, self.test.inputs)
-
-
-def _fill(trial: _Trial, work: tuple[Scale, int, Path]) -> None:
-    """Several processes make what the store lacks: bodies, each variant with its attackers, every subset."""
-    if not isinstance(where_now(), Processes):
-        return
-    setting, met = trial.setting, trial.met
-    setting.plain.stage_one(trial.job, key=met.key, store=met.store, progress=met.progress)
-    subsets = SubsetSearch().subsets(setting.plain.bodies)
-    pieces: list[_Piece] = [
-        *((name, None) for name in sorted(setting.variants, key=lambda n: "sigma" not in n)),
-        (_PLAIN, None),
-        *((_PLAIN, replace(setting.attackers.shadow, reads=subset)) for subset in subsets),
-    ]
-    make_all("training variants", _make, pieces, shared=work, progress=met.progress)
-
-
-_Piece = tuple[str, ShadowInversion | None]
-"""A variant, with its own attackers or with this one."""
-
-
-def _make(work: tuple[Scale, int, Path], piece: _Piece) -> None:
-    trial = _trial(*work)
-    name, attack = piece
-    pipeline = trial.pipeline(name)
-    attacks = trial.attacks(name) if attack is None else {"": attack}
-    for attacker in (one for row, one in attacks.items() if row != "subsets"):
-        meet(trial.met, pipeline, attacker, name)
-
-
-@cache
-def _trial(scale: Scale, seed: int, place: Path) -> _Trial:
-    return _Trial.of(scale, seed, RunFolder(place), silent)
-
-
 def _guessed(pipeline: Pipeline, observed: Mapping[str, float]) -> dict[str, float]:
-    """Whether the subset that classifies best is the client's, and how the client's ranks."""
-    tried = {
-        name.removeprefix("shadow_accuracy."): value
-        for name, value in observed.items()
-        if name.startswith("shadow_accuracy.")
-    }
-    own = "+".join(map(str, pipeline.client.selected))
-    return {
-        "enumeration.subsets": float(len(tried)),
-        "enumeration.rank": 1.0 + sum(value > tried[own] for value in tried.values()),
-    }
+    """How many subsets were tried, and how the client's ranks among them by its shadow's accuracy."""
+    tried = {name: a for name, a in observed.items() if name.startswith("shadow_accuracy.")}
+    own = tried["shadow_accuracy." + "+".join(map(str, pipeline.client.selected))]
+    rank = 1.0 + sum(accuracy > own for accuracy in tried.values())
+    return {"enumeration.subsets": float(len(tried)), "enumeration.rank": rank}
 
 
-def _enumeration(pipeline: Pipeline, met: Met, attackers: Attackers) -> dict[str, float]:
+def _enumeration(pipeline: Pipeline, game: SplitGame, shadow: ShadowInversion) -> dict[str, float]:
     """Measured seconds of one epoch through k bodies; from these, hours to try every subset of N."""
-    server = server_of(server_knowledge(pipeline, met.held), "timing")
-    shadow = attackers.shadow
-    one = replace(shadow.shadow_schedule, epochs=1)
-    count = len(pipeline.bodies)
-    seconds = []
+    server = server_of(server_knowledge(pipeline, game.parts.shadow), "timing")
+    count, seconds = len(pipeline.bodies), list[float]()
+    once, epochs = replace(shadow.shadow_schedule, epochs=1), shadow.shadow_schedule.epochs
     for size in range(1, count + 1):
         started = time.perf_counter()
         train_shadow(
             server,
             tuple(range(size)),
             shadow.head,
-            one,
-            key=met.key,
+            once,
+            key=game.key,
             store=NullStore(),
             progress=silent,
         )
         seconds.append(time.perf_counter() - started)
-    sizes = torch.arange(1.0, count + 1)
-    design = torch.stack([torch.ones(count), sizes], 1)
-    alone, each = torch.linalg.lstsq(design, torch.tensor(seconds)[:, None]).solution[:, 0].tolist()
-    epochs = shadow.shadow_schedule.epochs
+    each, alone = linear_regression(range(1, count + 1), seconds)
     found = {f"enumeration.epoch_seconds_{k}": s for k, s in enumerate(seconds, 1)}
     for bodies in (count, _PAPER_BODIES):
         whole = sum(
@@ -256,10 +159,81 @@ def _enumeration(pipeline: Pipeline, met: Met, attackers: Attackers) -> dict[str
     return found
 
 
+def _claims(
+    setting: _Setting, rows: Mapping[str, Row], metrics: Mapping[str, float], key: Key
+) -> list[Claim]:
+    ssim = Comparison(
+        lambda row: rows[row].scores.each["affine_ssim"], "SSIM after an affine fit", key
+    )
+    tried, seen = ssim("plain.subsets", "plain.adaptive"), ssim("plain.lookalike", "plain.subsets")
+    rank, subsets = metrics["enumeration.rank"], metrics["enumeration.subsets"]
+    least, *_, most = (name for name in setting.variants if name.startswith("lambda_"))
+    helped = {who: ssim(f"{most}.{who}", f"{least}.{who}") for who in ("adaptive", "lookalike")}
+    cost, without = metrics[f"{most}.delta_accuracy"], metrics[f"{least}.delta_accuracy"]
+    return [
+        Claim(
+            "accuracy-names-the-secret",
+            "The subset whose shadow classifies best is the client's",
+            "implied: 2^N - 1 trials are said to be what the attacker needs",
+            f"the client's subset ranks {rank:.0f} of {subsets:.0f}",
+            rank == 1,
+        ),
+        Claim(
+            "enumeration-pays",
+            "Who tries every subset gets more than the adaptive attacker",
+            "implied",
+            f"{ssim.what}, {tried.apart}",
+            tried.low > 0,
+        ),
+        Claim(
+            "secret-matters",
+            "No attacker who lacks the selection does better than by trying every subset",
+            "implied",
+            f"looking at features only: {seen}",
+            seen.low <= 0,
+        ),
+        *(
+            Claim(
+                f"lambda-helps-against-{attacker}",
+                f"Eq. 3's cosine leaves less to the attacker `{attacker}`",
+                "implied",
+                f"{_spoken(most)} against {_spoken(least)}: {ssim.what}, {gap.apart}",
+                gap.high < 0,
+            )
+            for attacker, gap in helped.items()
+        ),
+        Claim(
+            "lambda-is-cheap",
+            "Keeping the head unlike those of stage 1 costs at most three points of accuracy",
+            "not stated; 2.13 points for the whole defence",
+            f"{_spoken(most)}: {100 * cost:+.1f} points at a cosine of "
+            f"{metrics[f'{most}.likeness']:.2f}; {_spoken(least)}: {100 * without:+.1f} points at "
+            f"{metrics[f'{least}.likeness']:.2f}",
+            cost - without >= -0.03,
+        ),
+    ]
+
+
+def _spoken(variant: str) -> str:
+    return variant.replace("_", " ")
+
+
+def _chart(setting: _Setting, metrics: Mapping[str, float]) -> Chart:
+    series = {
+        attacker: [
+            Point(_spoken(name), metrics[f"{name}.{attacker}.affine_ssim"])
+            for name in setting.variants
+        ]
+        for attacker in ("adaptive", "lookalike")
+    }
+    return Chart("What P, N, lambda and sigma do", "variant", "SSIM after an affine fit", series)
+
+
 STUDY = Study(
     name="ensembler-selector",
     title="The Ensembler's N, P, lambda and sigma, and what trying every selection costs",
     paper="Ensembler24",
+    scales=_SCALES,
     run=_run,
     spreads=True,
 )

@@ -1,46 +1,41 @@
-"""Pictures of a study of split networks: one card for each row, sixteen inputs beside what came back."""
+"""The gallery of split networks: one card for each row, sixteen inputs beside what came back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exhume.report.folder import RunFolder
-from exhume.score.features import InputScores
+from exhume.contract import Outcome, Status
+from exhume.results import AttackSpec, Findings, Section
+from exhume.studies.split.game import Row
 
-__all__ = ["mosaic", "picture_section"]
+__all__ = ["mosaic", "pictured"]
 
 _ACROSS = 4
 _SHOWN = _ACROSS**2
+_NOTE = "Every card is one row of the result, under its label: sixteen inputs, and what came back."
 
 
-def picture_section(
-    folder: RunFolder, name: str, rows: Mapping[str, InputScores], classes: list[str]
-) -> dict[str, Any]:
-    """A section of the page; the rows' names are added to the classes, as the cards' labels."""
-    labels = torch.arange(len(rows)) + len(classes)
-    classes += rows
-    evidence = {
-        "targets": torch.stack([mosaic(scores.targets) for scores in rows.values()]),
-        "reconstructions": torch.stack([mosaic(s.reconstructions) for s in rows.values()]),
-        "mse": torch.stack([scores.each["mse"].mean() for scores in rows.values()]),
-        "labels": labels,
-    }
-    file = f"{name.lower().replace(' ', '-')}.safetensors"
-    folder.write_tensors(file, evidence)
-    return {
-        "name": name,
-        "paper": "Ensembler24",
-        "sees": "what the client sends",
-        "evidence": file,
-        "notes": [
-            "Every card is one row of the result, under its label: sixteen inputs, and what came back."
-        ],
-    }
+def pictured(sections: Mapping[str, Mapping[str, Row]]) -> tuple[list[Findings], list[str]]:
+    """Sections of the page by name, and the names of all rows: the cards' labels."""
+    found, names = list[Findings](), list[str]()
+    for name, rows in sections.items():
+        scores = [row.scores for row in rows.values()]
+        evidence = {
+            "targets": torch.stack([mosaic(s.targets) for s in scores]),
+            "reconstructions": torch.stack([mosaic(s.reconstructions) for s in scores]),
+            "mse": torch.stack([s.each["mse"].mean() for s in scores]),
+            "labels": torch.arange(len(rows)) + len(names),
+        }
+        names += rows
+        slug = name.lower().replace(" ", "-")
+        spec = AttackSpec(slug, name, "Ensembler24", "what the client sends")
+        section = Section(spec, Status(Outcome.CONVERGED), notes=(_NOTE,))
+        found.append(Findings(section, evidence=evidence))
+    return found, names
 
 
 def mosaic(images: Tensor) -> Tensor:

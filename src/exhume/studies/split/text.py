@@ -3,50 +3,57 @@
 The paper's attacker trains a shadow of the embeddings around the frozen body and fails. Ours takes the secret
 table for what it is, a substitution cipher, and reads it with the statistics of its own sentences.
 
-`EXHUME_MULTI30K` names the folder with Multi30k's `train.en` and `train.de`, the paper's sentences; without
-it the pairs are English and French (`en-fr`).
+`--data`, or else `EXHUME_MULTI30K`, names the folder with Multi30k's `train.en` and `train.de`, the paper's
+sentences; without it the pairs are English and French (`en-fr`).
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from exhume import data
 from exhume.attacks.split.cipher import KnownTable, SubstitutionCipher
 from exhume.attacks.split.translation import FittedTranslation, ShadowTranslation
-from exhume.contract import Key, Progress
+from exhume.contract import Attack, Key, Prepared, Reconstruction, Secret
 from exhume.data import TextPairs
-from exhume.data.synthetic import made_up_pairs
-from exhume.models.split.seq2seq import Translator, read_out
+from exhume.data.synthetic import synthetic_pairs
+from exhume.models.split.seq2seq import PADDING, Body, Translator, Words, read_out
+from exhume.report.charts import Chart, Point
 from exhume.report.folder import RunFolder
-from exhume.score.sentences import SentenceScores
+from exhume.score.intervals import bootstrap
+from exhume.score.sentences import SentenceScores, bleu, score_sentences
 from exhume.store import write_atomically
-from exhume.studies.split.text_game import Game, Noises
-from exhume.studies.split.text_told import charts, claims, deviations
-from exhume.studies.study import Outcome, Scale, Study
+from exhume.studies.claims import Claim, paired, point_of, prefixed
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.train.single import Schedule
-from exhume.train.translation import train_translator, word_accuracy
-from exhume.victims.pairs import pair_corpus
+from exhume.train.translation import train_translator, translate, word_accuracy
+from exhume.victims.pairs import PairCorpus, pair_corpus
+from exhume.victims.translation import release_sentences, translation_knowledge
 
 __all__ = ["FOLDER", "STUDY"]
 
 FOLDER = "EXHUME_MULTI30K"
-_COLUMNS = (
-    "ground truth",
-    "translation",
-    "shadow's translation",
-    "decoder on shadow",
-    "decoder on client",
-    "cipher on client",
-)
-_SHOWN = 50  # rows of table.tsv
+_LINES = 50  # of table.tsv
+_UNDERSTOOD = 0.5  # share of the words with which a sentence can mostly be understood
+_SHOWN = {
+    "null": "usual word of each place (null)",
+    "decoder_on_shadow": "shadow, its own sentences",
+    "decoder_on_client": "shadow, the client's",
+    "frequency": "cipher, by frequency alone",
+    "cipher": "cipher",
+    "cipher_fixed_noise": "cipher, noise 0.1 fixed",
+    "cipher_fresh_noise": "cipher, noise 0.25 fresh",
+    "known_table": "table known (bound)",
+}
 
 
 @dataclass(frozen=True)
-class _Setting:
+class _Sizes:
     vocabulary: int
     length: int
     network: tuple[int, int, int, int]  # width, heads, layers, hidden
@@ -55,8 +62,14 @@ class _Setting:
     earlier: int  # sentences sent before
     private: int
     training: Schedule
+
+
+@dataclass(frozen=True)
+class _Setting:
+    sizes: _Sizes
     shadow: Schedule
     fewer: tuple[int, ...]  # of the sentences sent before, for the cipher
+    source: str = "en-fr"
 
 
 def _adam(epochs: int, batch: int, rate: float) -> Schedule:
@@ -65,145 +78,283 @@ def _adam(epochs: int, batch: int, rate: float) -> Schedule:
 
 _SCALES: dict[Scale, _Setting] = {
     "smoke": _Setting(
-        vocabulary=44,
-        length=6,
-        network=(32, 2, 1, 64),
-        client=600,
-        server=500,
-        earlier=500,
-        private=100,
-        training=_adam(5, 32, 1e-2),
+        _Sizes(44, 6, (32, 2, 1, 64), 600, 500, 500, 100, _adam(5, 32, 1e-2)),
         shadow=_adam(5, 32, 2e-2),
         fewer=(50,),
+        source="",
     ),
     "cpu": _Setting(
-        vocabulary=1000,
-        length=12,
-        network=(96, 4, 2, 192),
-        client=6000,
-        server=4000,
-        earlier=2500,
-        private=500,
-        training=_adam(10, 64, 3e-3),
+        _Sizes(1000, 12, (96, 4, 2, 192), 6000, 4000, 2500, 500, _adam(10, 64, 3e-3)),
         shadow=_adam(8, 64, 1e-2),
         fewer=(30, 100, 300, 1000),
     ),
     "paper": _Setting(
-        vocabulary=10_000,
-        length=40,
-        network=(512, 8, 3, 512),
-        client=14_000,
-        server=8000,
-        earlier=6000,
-        private=900,
-        training=_adam(18, 128, 3e-4),
+        _Sizes(10_000, 40, (512, 8, 3, 512), 14_000, 8000, 6000, 900, _adam(18, 128, 3e-4)),
         shadow=_adam(18, 128, 3e-3),
         fewer=(30, 100, 300, 1000, 3000),
     ),
 }
 
 
-def _run(scale: Scale, seed: int, folder: RunFolder, progress: Progress) -> Outcome:
-    setting, key = _SCALES[scale], Key.from_seed(seed).fold("split-text")
-    game, net = _game(scale, setting, key, folder, progress)
-    shadow = game.meet(ShadowTranslation(net, shadow_schedule=setting.shadow), "shadow")
-    fitted = shadow.prepared
+@dataclass(frozen=True, eq=False)
+class _Met:
+    """One attack: what it is, what it found, how good that is."""
+
+    prepared: Prepared
+    found: Reconstruction
+    scores: SentenceScores
+
+
+@dataclass(frozen=True, eq=False)
+class _Game:
+    """A client, a server and their sentences: one attack after another on the same translator."""
+
+    run: Run[_Setting]
+    key: Key
+    net: Translator
+    words: Words  # the client's
+    body: Body
+    held: PairCorpus  # the server's own pairs
+    earlier: PairCorpus  # what the client sent before: the server knows the features only
+    private: PairCorpus
+
+    @staticmethod
+    def of(run: Run[_Setting], key: Key) -> _Game:
+        """Deal the pairs out and train the client's network."""
+        pairs, sizes = _pairs(run, key), run.setting.sizes
+        corpus = pair_corpus(
+            pairs, length=sizes.length, vocabulary=sizes.vocabulary, key=key.fold("corpus")
+        )
+        own, *others = corpus.deal(sizes.client, sizes.server, sizes.earlier, sizes.private)
+        net = Translator(len(corpus.source_words), len(corpus.target_words), *sizes.network)
+        words, body = net.words(key.fold("client")), net.body(key.fold("client"))
+        train_translator(
+            words,
+            body,
+            own.source.inputs,
+            own.target,
+            sizes.training,
+            key=key.fold("client"),
+            store=run.store,
+            progress=run.progress,
+        )
+        return _Game(run, key, net, words, body, *others)
+
+    def meet(
+        self,
+        attack: Attack,
+        name: str,
+        *,
+        noises: tuple[Tensor | None, Tensor | None] = (None, None),
+        seen: int | None = None,
+    ) -> _Met:
+        """noises: of private and of earlier sentences; seen: only so many of those sent before."""
+        release, _ = release_sentences(self.words, self.private.source, noises[0])
+        knowledge = translation_knowledge(
+            self.words,
+            self.body,
+            self.held.source,
+            self.held.target,
+            earlier=self.earlier.source[:seen],
+            noise=noises[1],
+            with_table=isinstance(attack, KnownTable),
+        )
+        key, run = self.key.fold("attack", name), self.run.part(name)
+        prepared = attack.prepare(knowledge, key=key, store=run.store, progress=run.progress)
+        found = prepared.run(release)
+        return _Met(prepared, found, self.scored(found))
+
+    def scored(self, found: Reconstruction | Tensor) -> SentenceScores:
+        """Scores of what an attack finds, or of given sentences (n, l)."""
+        return score_sentences(Secret(self.private.source), found, self.private.source_words)
+
+    def read(self, tokens: Tensor) -> list[str]:
+        """Sentences (n, l) of the client's language in words."""
+        return read_out(tokens, self.private.source_words)
+
+    def usual(self) -> Tensor:
+        """(n, l) the null: at each place the word most frequent there in the server's sentences."""
+        own = self.held.source.inputs
+        columns = (column[column != PADDING] for column in own.T)
+        usual = [float(c.mode().values) if len(c) else float(PADDING) for c in columns]
+        return torch.tensor(usual).expand_as(self.private.source.inputs)
+
+    def translated(self, words: Words, noise: Tensor | None = None) -> tuple[list[str], float]:
+        """The private sentences through the body, and their BLEU."""
+        longest = self.private.target.shape[1]
+        tokens = translate(words, self.body, self.private.source.inputs, longest, noise)
+        text = read_out(tokens, self.private.target_words)
+        return text, bleu(text, self.private.references)
+
+
+def _run(run: Run[_Setting]) -> Outcome:
+    setting, key = run.setting, run.key.fold("split-text")
+    game = _Game.of(run, key)
+    shadow = game.meet(ShadowTranslation(game.net, shadow_schedule=setting.shadow), "shadow")
+    cipher = game.meet(SubstitutionCipher(), "cipher")
+    fitted, private = shadow.prepared, game.private.source.inputs
     assert isinstance(fitted, FittedTranslation)
-    private = game.private.source.inputs
     with torch.no_grad():
         by_itself = fitted.decode(fitted.words.send(private))[0]
-    cipher = game.meet(SubstitutionCipher(), "cipher")
     rows: dict[str, SentenceScores] = {
         "null": game.scored(game.usual()),
         "decoder_on_shadow": game.scored(by_itself),
         "decoder_on_client": shadow.scores,
         "frequency": game.meet(SubstitutionCipher(rounds=0), "frequency").scores,
         "cipher": cipher.scores,
-        "known_table": game.meet(KnownTable(), "known table", with_table=True).scores,
+        "known_table": game.meet(KnownTable(), "known table").scores,
     }
     for few in setting.fewer:
         name = f"cipher_seen_{few}"
         rows[name] = game.meet(SubstitutionCipher(), name, seen=few).scores
     spoken, score = game.translated(game.words)
     shadow_spoken, shadow_score = game.translated(fitted.words)
+    right = word_accuracy(game.words, game.body, private, game.private.target)
     metrics = {
         "translation.bleu": score,
-        "translation.word_accuracy": word_accuracy(
-            game.words, game.body, private, game.private.target
-        ),
+        "translation.word_accuracy": right,
         "shadow_translation.bleu": shadow_score,
         "cipher.symbols": cipher.found.observed["symbols"],
         "cipher.seconds": cipher.found.cost.seconds,
         "shadow.seconds": shadow.found.cost.seconds,
-    } | {f"shadow.{name}": value for name, value in shadow.found.observed.items()}
-    for name, noises in _noises(setting, net.width, key).items():
+        **prefixed("shadow", shadow.found.observed),
+    }
+    for name, noises in _noises(setting.sizes, key).items():
         rows[f"cipher_{name}"] = game.meet(SubstitutionCipher(), name, noises=noises).scores
-        metrics[f"translation_{name}.bleu"] = game.translated(game.words, noises.private)[1]
+        metrics[f"translation_{name}.bleu"] = game.translated(game.words, noises[0])[1]
     for name, row in rows.items():
         metrics |= row.metrics(name)
-    read = [private, by_itself, shadow.found.candidates[:, 0], cipher.found.candidates[:, 0]]
-    truth, *sentences = (read_out(tokens, game.private.source_words) for tokens in read)
-    _write_table(folder, [truth, spoken, shadow_spoken, *sentences])
-    return Outcome(
-        claims=claims(rows, metrics, key.fold("claims")),
-        metrics=metrics,
-        deviations=deviations(game, net, setting.client),
-        charts=charts(rows, setting.fewer, setting.earlier, key.fold("charts")),
-    )
-
-
-def _game(
-    scale: Scale, setting: _Setting, key: Key, folder: RunFolder, progress: Progress
-) -> tuple[Game, Translator]:
-    corpus = pair_corpus(
-        _pairs(scale, key, progress),
-        length=setting.length,
-        vocabulary=setting.vocabulary,
-        key=key.fold("corpus"),
-    )
-    own, held, earlier, private = corpus.deal(
-        setting.client, setting.server, setting.earlier, setting.private
-    )
-    net = Translator(len(corpus.source_words), len(corpus.target_words), *setting.network)
-    words, body = net.words(key.fold("client")), net.body(key.fold("client"))
-    train_translator(
-        words,
-        body,
-        own.source.inputs,
-        own.target,
-        setting.training,
-        key=key.fold("client"),
-        store=folder.store(),
-        progress=progress,
-    )
-    return Game(words, body, held, earlier, private, key, folder.store(), progress), net
-
-
-def _pairs(scale: Scale, key: Key, progress: Progress) -> TextPairs:
-    if scale == "smoke":
-        return made_up_pairs(2500, words=40, length=6, key=key.fold("made up"))
-    return data.pairs(os.environ.get(FOLDER) or "en-fr", progress=progress)
-
-
-def _noises(setting: _Setting, width: int, key: Key) -> dict[str, Noises]:
-    """The paper's noise, and a stronger one that is not the same for every sentence."""
-    shape = (setting.length, width)
-    return {
-        "fixed_noise": Noises.fixed(0.1, shape, key),
-        "fresh_noise": Noises.fresh(0.25, shape, (setting.private, setting.earlier), key),
+    columns = {
+        "ground truth": game.read(private),
+        "translation": spoken,
+        "shadow's translation": shadow_spoken,
+        "decoder on shadow": game.read(by_itself),
+        "decoder on client": game.read(shadow.found.candidates[:, 0]),
+        "cipher on client": game.read(cipher.found.candidates[:, 0]),
     }
+    _write_table(run.folder, columns)
+    return Outcome(
+        claims=_claims(rows, metrics, key.fold("claims")),
+        metrics=metrics,
+        deviations=_deviations(game, setting.sizes),
+        charts=_charts(rows, setting, key.fold("charts")),
+    )
 
 
-def _write_table(folder: RunFolder, columns: list[list[str]]) -> None:
+def _pairs(run: Run[_Setting], key: Key) -> TextPairs:
+    if not run.setting.source:
+        return synthetic_pairs(2500, words=40, length=6, key=key.fold("made up"))
+    source = run.asked.data or os.environ.get(FOLDER) or run.setting.source
+    return data.pairs(source, progress=run.progress)
+
+
+def _noises(setting: _Sizes, key: Key) -> dict[str, tuple[Tensor, Tensor]]:
+    """The paper's noise, one map (l, e) for all sentences, and a stronger one drawn for each."""
+    shape, generator = (setting.length, setting.network[0]), key.fold("fresh").generator()
+    fixed = 0.1 * torch.randn(shape, generator=key.fold("fixed").generator())
+    private = 0.25 * torch.randn(setting.private, *shape, generator=generator)
+    earlier = 0.25 * torch.randn(setting.earlier, *shape, generator=generator)
+    return {"fixed_noise": (fixed, fixed), "fresh_noise": (private, earlier)}
+
+
+def _write_table(folder: RunFolder, columns: Mapping[str, list[str]]) -> None:
     """The paper's Table 4 and one column more; it holds private sentences, like the folder."""
-    lines = ["\t".join(_COLUMNS), *("\t".join(row) for row in zip(*columns, strict=True))]
-    text = "\n".join(lines[: _SHOWN + 1]) + "\n"
-    write_atomically(folder.path / "table.tsv", text.encode())
+    lines = ["\t".join(row) for row in (columns, *zip(*columns.values(), strict=True))]
+    write_atomically(folder.path / "table.tsv", ("\n".join(lines[: _LINES + 1]) + "\n").encode())
+
+
+def _claims(
+    rows: Mapping[str, SentenceScores], metrics: Mapping[str, float], key: Key
+) -> list[Claim]:
+    names = ("decoder_on_shadow", "decoder_on_client", "cipher", "cipher_fixed_noise")
+    ends = {name: bootstrap(rows[name].right, key.fold(name)) for name in names}
+    words = {
+        name: f"{metrics[f'{name}.token_accuracy']:.1%} of the words ({low:.1%} to {high:.1%}), "
+        f"BLEU {metrics[f'{name}.bleu']:.1f}"
+        for name, (low, high) in ends.items()
+    }
+    gain = paired(rows["decoder_on_client"].right, rows["null"].right, key.fold("gain"))
+    own, shadow = metrics["translation.bleu"], metrics["shadow_translation.bleu"]
+    return [
+        Claim(
+            "shadow-translates",
+            "The shadow translates, though not as well as the client's network",
+            "two sentences, columns 2 and 3 of Table 4",
+            f"BLEU {shadow:.1f} against {own:.1f}",
+            own / 2 <= shadow < own,
+        ),
+        Claim(
+            "decodes-itself",
+            "Its decoder reads the shadow's own features (nine words in ten)",
+            "two sentences, nearly word by word",
+            words["decoder_on_shadow"],
+            ends["decoder_on_shadow"][0] >= 0.9,
+        ),
+        Claim(
+            "not-the-client",
+            "and gets no more of the client's than the usual word of each place",
+            "could not be understood",
+            f"{words['decoder_on_client']}; usual words {gain.other:.1%}, {gain.apart}",
+            gain.high <= 0,
+        ),
+        Claim(
+            "secret-embeddings-protect",
+            "A server that may not query cannot read half of the words",
+            "concluded from the decoder above",
+            f"cipher: {words['cipher']}",
+            ends["cipher"][1] < _UNDERSTOOD,
+        ),
+        Claim(
+            "noise-protects",
+            "nor with the paper's fixed noise of 0.1 added",
+            "not tried on text",
+            f"cipher: {words['cipher_fixed_noise']}; the translation keeps BLEU "
+            f"{metrics['translation_fixed_noise.bleu']:.1f} of {own:.1f}",
+            ends["cipher_fixed_noise"][1] < _UNDERSTOOD,
+        ),
+    ]
+
+
+def _charts(rows: Mapping[str, SentenceScores], setting: _Setting, key: Key) -> list[Chart]:
+    def point(name: str, x: str | float) -> Point:
+        return point_of(x, rows[name].right, key.fold(name))
+
+    counts = {few: f"cipher_seen_{few}" for few in setting.fewer}
+    counts[setting.sizes.earlier] = "cipher"
+    null = float(rows["null"].right.mean())
+    attackers = {"ours": [point(name, shown) for name, shown in _SHOWN.items()]}
+    seen = {
+        "cipher": [point(name, float(count)) for count, name in counts.items()],
+        "usual word of each place": [Point(float(count), null) for count in counts],
+    }
+    what, share = "How many sentences the server must have seen", "share of the words"
+    return [
+        Chart("How much of the sentences comes back", "attacker", share, attackers),
+        Chart(what, "sentences sent before", share, seen, x_scale="log"),
+    ]
+
+
+def _deviations(game: _Game, setting: _Sizes) -> list[str]:
+    net, (first, second) = game.net, game.private.languages
+    return [
+        f"Pairs {first}-{second} of at most {setting.length} words and marks on either side, in lower "
+        f"case; the {net.source:,} and {net.target:,} most frequent words, all others are one unknown word.",
+        f"A transformer of our own of width {net.width}, {net.layers} + {net.layers} layers, no dropout; "
+        "the paper takes an example of PyTorch's (width 512, 3 + 3 layers).",
+        f"Trained on {setting.client:,} pairs; the server holds {setting.server:,} others and has seen "
+        f"{setting.earlier:,} sentences; {setting.private:,} are attacked.",
+        "The client also keeps the layer that names the next word; with it the server could read along.",
+        "The client adds the positions; the server takes the public sinusoids away again.",
+        "The list of words is known to the server, as part of the architecture.",
+        "The decoder reads place by place; the paper does not describe its own.",
+        "The cipher also uses what the client has sent before, not its sentences.",
+    ]
 
 
 STUDY = Study(
     name="split-text",
     title="Sentences from the embeddings that a client sends to a translator",
     paper="Ensembler24",
+    scales=_SCALES,
     run=_run,
 )

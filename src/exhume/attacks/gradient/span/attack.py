@@ -16,7 +16,7 @@ from exhume.attacks.gradient.reading import Observation, TwoLast, query_paramete
 from exhume.attacks.gradient.span.basis import span_of_slopes
 from exhume.attacks.gradient.span.gates import CERTAIN
 from exhume.attacks.gradient.span.regression import Samples
-from exhume.attacks.gradient.span.signs_and_norms import homogeneous, settle
+from exhume.attacks.gradient.span.signs_and_norms import fix_signs_and_norms, homogeneous
 from exhume.attacks.gradient.span.solve import EXACT, solve_gates, solve_smooth
 from exhume.attacks.gradient.tensor.hermite import order_for
 from exhume.contract import (
@@ -103,7 +103,7 @@ class PreparedSpan:
             )
             return self._refused(basis.T[:, : self.view.inputs].to(dtype), wider)
         records, confidence, own = self._solved(seen, basis, order)
-        settled = settle(
+        fixed_up = fix_signs_and_norms(
             self.view.activation,
             seen,
             records,
@@ -111,10 +111,10 @@ class PreparedSpan:
             nonnegative=self.attack.nonnegative,
             averaged=self.attack.averaged,
         )
-        found = settled.records.to(dtype).reshape(len(records), *self.view.shape)
+        found = fixed_up.records.to(dtype).reshape(len(records), *self.view.shape)
         bar = CERTAIN if "spread" in own else EXACT
         observed = own | {"batch_size": float(len(records)), "order": float(order)}
-        return Batch(found, confidence, settled.labels, observed, bool((-confidence < bar).all()))
+        return Batch(found, confidence, fixed_up.labels, observed, bool((-confidence < bar).all()))
 
     def _solved(
         self, seen: Observation, basis: Tensor, order: int

@@ -198,7 +198,7 @@ def _count(sizes: Tensor, edge: float, largest: int) -> int:
 
 
 def _eigenvectors(weights: Tensor, values: Tensor, columns: int, key: Key) -> tuple[Tensor, Tensor]:
-    """Of T_2, largest modulus first, by subspace iteration; T_2 is indefinite."""
+    """Eigenvectors of T_2, largest modulus first, by subspace iteration; T_2 is indefinite."""
     d = weights.shape[1]
     start = torch.randn(d, columns, dtype=values.dtype, generator=key.generator())
     basis = torch.linalg.qr(start)[0]

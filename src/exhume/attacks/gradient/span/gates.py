@@ -47,7 +47,7 @@ class Gates:
 
     @property
     def complete(self) -> bool:
-        """As many certain gates as there are records."""
+        """Whether there are as many certain gates as records."""
         return sum(spread < CERTAIN for spread in self.spreads) >= self.points.shape[1]
 
     def look_near(self, starts: Tensor) -> None:

@@ -32,7 +32,7 @@ class Fit:
 
 
 def polish(activation: Activation, samples: Samples, records: Tensor, steps: int = _STEPS) -> Fit:
-    """From a start (b, q), to the nearest best fit. Strengths start at their least-squares values."""
+    """Move a start (b, q) to the nearest best fit. Strengths start at their least-squares values."""
     model = _Model(activation, samples)
     strengths = best_strengths(activation, samples, records)
     residual = model.residual(records, strengths)

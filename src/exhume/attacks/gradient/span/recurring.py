@@ -41,7 +41,7 @@ class Side:
 
 
 def recurring_gates(points: Tensor, slopes: Tensor, key: Key) -> list[Side]:
-    """At most q gates, of points and slopes (m, q); fewer where differences do not recur."""
+    """At most q gates behind points and slopes (m, q); fewer where differences do not recur."""
     columns = torch.linalg.qr(torch.cat([slopes, torch.ones_like(slopes[:, :1])], 1))
     found: list[Side] = []
     left, idle = slopes, 0

@@ -20,7 +20,7 @@ from exhume.attacks.gradient.reading import Observation
 from exhume.attacks.gradient.tensor.least_squares import least_squares
 from exhume.models.activations import Activation
 
-__all__ = ["Settled", "homogeneous", "odd", "settle"]
+__all__ = ["Settled", "fix_signs_and_norms", "homogeneous", "odd"]
 
 _ITERATIONS = 50
 
@@ -43,7 +43,7 @@ def homogeneous(activation: Activation) -> bool:
     return bool(torch.allclose(activation.apply(2 * x), 2 * activation.apply(x)))
 
 
-def settle(
+def fix_signs_and_norms(
     activation: Activation,
     seen: Observation,
     records: Tensor,

@@ -51,7 +51,7 @@ def solve_smooth(
 
 
 def solve_gates(activation: Activation, samples: Samples, order: int, key: Key) -> Opened:
-    """For piecewise linear activations: recurring steps, else turns with gates in place of the fit."""
+    """Solve for piecewise linear activations: by recurring steps, else with gates in place of the fit."""
     gates, best = Gates(samples), None
     drop = float(gate_drop(activation))
     gates.look_for_steps(key.fold("steps"))

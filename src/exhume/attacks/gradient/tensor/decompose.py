@@ -41,7 +41,7 @@ class Terms:
 
 
 def decompose(tensor: Tensor, *, method: str = "joint", key: Key) -> Terms:
-    """As many terms as the tensor has variables. The sign of a direction is free for order 4."""
+    """Decompose into as many terms as there are variables. The sign of a direction is free for order 4."""
     if method not in METHODS:
         raise ExhumeError(f"method: {method!r} is not one of {', '.join(METHODS)}")
     if method == "power":

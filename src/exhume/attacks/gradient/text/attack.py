@@ -46,6 +46,7 @@ _DENSE = (
     0.5  # share of the rows beyond which they say nothing: tied or noisy embeddings touch them all
 )
 _MOST = 4000  # tokens of which a mean can be made up
+_VECTORS = 16  # that are read as sums before it is asked whether more are needed
 _CHUNK = 2048  # sentences that go through the network at once
 
 
@@ -114,8 +115,8 @@ class PreparedText:
         tokens, misfit = _different(tokens[sure], misfit[sure])
         refused = None
         if not len(tokens):
-            told = reason or "what enters the fully connected layers is no text's vector"
-            refused = Status(Outcome.NOT_APPLICABLE, told, ever=True)
+            reason = reason or "what enters the fully connected layers is no text's vector"
+            refused = Status(Outcome.NOT_APPLICABLE, reason, ever=True)
         none = torch.full((len(tokens),), -1)
         observed = {} if words is None else {"occurring": float(len(words))}
         observed["ordered"] = float(pooling.ordered)
@@ -169,9 +170,22 @@ class PreparedText:
     def _summed(
         self, masked: bool, features: Tensor, at: Tensor, allowed: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Whole numbers of what every token gives alone; of fewer tokens where padding is left out."""
+        """Texts of the vectors, the surest first, until there are as many as the batch has records."""
         own = allowed[allowed != self.net.padding] if masked else allowed
         alone = self._through(at, own[:, None].expand(-1, self.net.length))
+        tokens, misfit = torch.zeros(0, self.net.length).long(), torch.zeros(0).double()
+        for part in torch.split(features, _VECTORS):
+            found, apart = self._sums(masked, part, alone, own)
+            tokens, misfit = torch.cat([tokens, found]), torch.cat([misfit, apart])
+            different = torch.unique(tokens[misfit < self.attack.tolerance], dim=0)
+            if self.batch_size is not None and len(different) >= self.batch_size:
+                break
+        return tokens, misfit
+
+    def _sums(
+        self, masked: bool, features: Tensor, alone: Tensor, own: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Whole numbers of what every token gives alone; of fewer tokens where padding is left out."""
         fill = self.net.padding or 0
         tokens = torch.full((len(features), self.net.length), fill)
         misfit = torch.ones(len(features), dtype=torch.float64)

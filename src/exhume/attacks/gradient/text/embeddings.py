@@ -1,4 +1,4 @@
-"""From vectors back to tokens: place by place, from a sum, or by what lies in a span."""
+"""Tokens behind vectors: place by place, from a sum, or by what lies in a span."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from exhume.models.tokens import TokenNet
-
-__all__ = ["counted", "in_place", "in_span", "placed", "records_behind"]
+__all__ = ["counted", "in_place", "in_span"]
 
 _ROUNDING = 100  # machine epsilons, over the largest singular value: what lies below is rounding
 
@@ -47,26 +45,6 @@ def counted(sums: Tensor, table: Tensor, allowed: Tensor, length: int) -> tuple[
     return tokens, misfit
 
 
-def records_behind(slope: Tensor) -> int:
-    """Of dL/dW_value: one vector a record, so that it counts them."""
-    return _above(torch.linalg.svdvals(slope.double()), slope.dtype)
-
-
-def _above(sizes: Tensor, dtype: torch.dtype) -> int:
-    return int((sizes > _ROUNDING * torch.finfo(dtype).eps * sizes[0]).sum())
-
-
-def placed(
-    net: TokenNet, values: Tensor, at: Tensor, allowed: Tensor, tolerance: float
-) -> tuple[list[list[int]], list[float]]:
-    """For each place the tokens whose vector lies in the rows of the gradients, and the worst distance."""
-    parts = net.layout.split(values)
-    tokens = net.table(at).double()[allowed]
-    vectors = net.placed(tokens[:, None].expand(-1, net.length, -1)).transpose(0, 1)  # (l, a, e)
-    slopes = [parts[name] for name in ("query", "key", "value")]
-    return in_span(slopes, vectors, allowed, tolerance)
-
-
 def in_span(
     slopes: Sequence[Tensor], vectors: Tensor, allowed: Tensor, tolerance: float
 ) -> tuple[list[list[int]], list[float]]:
@@ -86,3 +64,7 @@ def in_span(
         for row, keep in zip(off, inside, strict=True)
     ]
     return found, worst
+
+
+def _above(sizes: Tensor, dtype: torch.dtype) -> int:
+    return int((sizes > _ROUNDING * torch.finfo(dtype).eps * sizes[0]).sum())

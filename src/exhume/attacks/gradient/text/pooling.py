@@ -33,7 +33,7 @@ class Pooling:
 
 
 def pooling_of(net: TextModel, at: Tensor) -> Pooling:
-    """At these parameters (p,), on tokens that are drawn."""
+    """How the network pools at these parameters (p,), tried on drawn tokens."""
     tokens = _drawn(net)
     seen = net.features(at, tokens).double()
     table = net.table(at).double()

@@ -1,0 +1,234 @@
+"""Weights that are trained as the user trains: one model for each private record that is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from exhume.attacks.informed.prior_aware import PriorAware
+from exhume.attacks.informed.residual import Residual
+from exhume.attacks.informed.through_training import ThroughTraining
+from exhume.auditing.estimate import network_seconds, seconds_per_model
+from exhume.auditing.fixes import Fix
+from exhume.auditing.plan import AttackOption
+from exhume.auditing.release import Inputs, Load
+from exhume.auditing.training.claimed_privacy import stated_by
+from exhume.auditing.training.game import (
+    CLOSED_FORM,
+    CORRECTED,
+    DEVIATIONS,
+    NOISE_AWARE,
+    THROUGH_TRAINING,
+    Game,
+    audit_corrected,
+    audit_exact,
+    audit_informed,
+    audit_private,
+    informed_game,
+    split_roles,
+    start_of,
+)
+from exhume.auditing.training.private import PRIOR_AWARE, audit_limits
+from exhume.choices import recipe_for, resolve, sized
+from exhume.contract import Key, NotApplicable, Progress, Recipe, Records, Store
+from exhume.data import Reading
+from exhume.report.folder import RunFolder
+from exhume.results import AttackSpec, Chart, Findings
+from exhume.settings import Brief, Settings
+from exhume.train.claimed_privacy import ClaimedPrivacy
+from exhume.train.recipe import FullBatch
+
+__all__ = ["TrainingRelease", "read_training"]
+
+_INFORMED = "sees the weights; knows the training, its start, and every record but one"
+_LISTED = "as above; is told ten records, one of which it is"
+
+
+def read_training(brief: Brief, load: Load) -> TrainingRelease | None:
+    if not brief.weights:
+        return None
+    records = load(brief.settings.data.source, Reading())
+    settings = resolve(brief.settings, records)  # refuses what cannot be
+    return TrainingRelease(settings, records, recipe_for(settings, records))
+
+
+@dataclass(eq=False)
+class TrainingRelease:
+    settings: Settings  # resolved
+    records: Records
+    recipe: Recipe
+    per_model: float = 0.0  # seconds
+    claimed: ClaimedPrivacy | NotApplicable | None = (
+        None  # its privacy, or why there is no certificate
+    )
+    _game: Game | None = field(default=None, repr=False)
+    _found: list[Findings] = field(default_factory=list, repr=False)  # on all targets
+
+    @property
+    def title(self) -> str:
+        return "the trained weights"
+
+    @property
+    def deviations(self) -> tuple[str, ...]:
+        return DEVIATIONS
+
+    def digests(self) -> dict[str, str]:
+        return {}  # records and code enter the address of every piece
+
+    def choose(self, brief: Brief, store: Store) -> Brief:
+        """Sizes that the budget allows, where they are left open."""
+        settings = resolve(brief.settings, self.records)
+        if brief.budget.seconds is not None:
+            seconds = self._per_model(settings, store)
+            asked = sized(brief.settings, len(self.records), seconds, brief.budget.seconds)
+            settings = resolve(asked, self.records)
+        return brief.with_settings(settings)
+
+    def chosen(self, brief: Brief, store: Store) -> TrainingRelease:
+        settings = brief.settings
+        recipe, key = recipe_for(settings, self.records), Key.from_seed(settings.seed)
+        claimed = stated_by(
+            settings.victim,
+            recipe,
+            split_roles(settings, self.records).fixed,
+            start_of(settings, recipe, key),
+            key=key,
+            store=store,
+        )
+        seconds = self._per_model(settings, store)
+        return TrainingRelease(settings, self.records, recipe, seconds, claimed)
+
+    def _per_model(self, settings: Settings, store: Store) -> float:
+        recipe, key = recipe_for(settings, self.records), Key.from_seed(settings.seed)
+        return seconds_per_model(
+            recipe,
+            split_roles(settings, self.records).fixed,
+            threads=settings.machine.threads,
+            initial=start_of(settings, recipe, key),
+            key=key,
+            store=store,
+        )
+
+    def inputs(self) -> Inputs:
+        given = self.settings
+        return Inputs(
+            given.data.source, given.seed, given.machine.threads, tuple(self.records.classes)
+        )
+
+    def game(self, store: Store, progress: Progress) -> Game:
+        """Trained once, attacked by all."""
+        if self._game is None:
+            self._game = informed_game(self.settings, self.records, store=store, progress=progress)
+        return self._game
+
+    def fixes(self) -> list[Fix]:
+        from exhume.auditing.training.fixes import training_fixes  # it goes on from this class
+
+        return training_fixes(self)
+
+    def charts(self, found: Sequence[Findings]) -> list[Chart]:
+        return []
+
+    def options(self) -> list[AttackOption]:
+        sizes = self.settings.data
+        both, fitted = sizes.targets + sizes.shadows, 5e-3 * sizes.shadows
+        closed = self._option(CLOSED_FORM, self.per_model * both + fitted, audit_informed)
+        options = [replace(closed, models=both)]
+        if self.settings.victim.dp_noise and self.ours:
+            seconds = self.per_model * sizes.shadows + fitted
+            aware = self._option(NOISE_AWARE, seconds, audit_private)
+            options.append(replace(aware, models=sizes.shadows))
+        if self.claimed is not None:
+            options.append(self._naming())
+        return [*options, self._corrected(), self._exact()]
+
+    @property
+    def ours(self) -> bool:
+        """Trained by our engines, which can also leave the noise out."""
+        return isinstance(self.recipe, FullBatch)
+
+    def _option(
+        self, spec: AttackSpec, seconds: float, how: Callable[..., Findings]
+    ) -> AttackOption:
+        def run(folder: RunFolder, progress: Progress) -> list[Findings]:
+            game = self.game(folder.store(), progress)
+            found = how(game, self.settings, store=folder.store(), progress=progress)
+            self._found.append(found)
+            return [found]
+
+        targets = self.settings.data.targets
+        return AttackOption(spec.id, spec.name, _INFORMED, seconds, run, records=targets)
+
+    def _corrected(self) -> AttackOption:
+        option = self._option(CORRECTED, self._correction(), audit_corrected)
+        if self.settings.victim.dp_noise and self.ours:
+            why = "private training has an attack of its own"
+            return replace(option, run=None, why_not=why)
+        return replace(option, asked=False, needs=CLOSED_FORM.id)
+
+    def _correction(self) -> float:
+        usual = Residual()
+        classes = len(self.records.classes)
+        network = usual.network.build(classes, self.records.shape, Key.from_seed(0))
+        width = self.records.inputs[0].numel() + classes
+        rounds = 3 * usual.training.epochs * self.settings.data.shadows
+        return rounds * network_seconds(network, (width,), self.settings.machine.threads)
+
+    def _exact(self) -> AttackOption:
+        asked, targets = self.settings.attack.exact, self.settings.data.targets
+        count = asked or min(8, targets)
+        attack = ThroughTraining()
+
+        def run(folder: RunFolder, progress: Progress) -> list[Findings]:
+            game = self.game(folder.store(), progress)
+            settings = self.settings.with_values("attack", exact=count)
+            return [audit_exact(game, settings, store=folder.store(), progress=progress)]
+
+        option = AttackOption(
+            THROUGH_TRAINING.id,
+            THROUGH_TRAINING.name,
+            _INFORMED,
+            0.0,
+            run,
+            asked=asked > 0,
+            needs=CLOSED_FORM.id,  # the released models are those
+            records=count,
+        )
+        try:
+            mlp, _ = attack.applies_to(self.recipe)
+        except NotApplicable as why:
+            return option if asked else replace(option, run=None, why_not=why.why)
+        questions = attack.questions * mlp.sizes[0]
+        return replace(option, seconds=self.per_model * (1.4 * questions + 150 * count))
+
+    def _naming(self) -> AttackOption:
+        """What the claimed privacy allows, beside what the attacks before it reached."""
+
+        def run(folder: RunFolder, progress: Progress) -> list[Findings]:
+            game, store = self.game(folder.store(), progress), folder.store()
+            found = audit_limits(
+                game,
+                split_roles(self.settings, self.records).target,
+                self._found,
+                chunk=self.settings.machine.chunk,
+                store=store,
+                draws=self.settings.victim.batch_order == "known",
+                stated=self.claimed if isinstance(self.claimed, ClaimedPrivacy) else None,
+                progress=progress,
+            )
+            return [found]
+
+        targets = self.settings.data.targets
+        seconds = self.per_model * (4 * targets + PriorAware.draws)
+        option = AttackOption(
+            PRIOR_AWARE.id,
+            PRIOR_AWARE.name,
+            _LISTED,
+            seconds,
+            run,
+            needs=CLOSED_FORM.id,
+            records=targets,
+        )
+        if isinstance(self.claimed, NotApplicable):
+            return replace(option, run=None, why_not=self.claimed.why)
+        return option if self.ours else replace(option, seconds=0.0)  # trains nothing more

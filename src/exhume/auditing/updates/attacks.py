@@ -1,0 +1,217 @@
+"""Which attacks an update is put to, in which order, and with how much effort."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from exhume.attacks.gradient.analytic import BiasRatio
+from exhume.attacks.gradient.decoder import decode
+from exhume.attacks.gradient.matching import GradientMatching
+from exhume.attacks.gradient.span.attack import SpanAttack
+from exhume.attacks.gradient.tensor.attack import TensorAttack
+from exhume.attacks.gradient.text.attack import TextAttack
+from exhume.attacks.gradient.text.word_rows import WordRows
+from exhume.auditing.cached import cached_reconstruction
+from exhume.auditing.updates.proofs import Proof, proof_of
+from exhume.auditing.updates.reading import Case
+from exhume.contract import (
+    Attack,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Outcome,
+    Progress,
+    Reconstruction,
+    Store,
+)
+from exhume.models.mlp import MLP
+from exhume.results import AttackSpec
+from exhume.settings import UpdateSettings
+from exhume.store import address
+
+__all__ = ["Answer", "UpdateAttack", "attack_all", "attacks_on_records", "attacks_on_texts"]
+
+_IF_NEEDED = ("tolerant-ratio", "tensor", "matching")
+_AFTER_STEPS = 0.1  # relative misfit of a text's vector after several local steps
+
+
+@dataclass(frozen=True)
+class UpdateAttack:
+    spec: AttackSpec
+    attack: Attack
+    whole: bool = True  # records come back, and not parts of them: training on them can prove them
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    case: Case
+    found: Reconstruction
+    proof: Proof
+
+
+def attacks_on_records(
+    settings: UpdateSettings, *, images: bool, averaged: bool
+) -> list[UpdateAttack]:
+    """Cheap and exact ones first. The later ones run only where the earlier have left something."""
+    matching = GradientMatching(
+        steps=settings.search_steps,
+        restarts=settings.restarts,
+        variation=1e-3 if images else 0.0,
+    )
+    return [
+        UpdateAttack(
+            AttackSpec(
+                "bias-ratio",
+                "Ratio of the first layer's gradients",
+                "Phong17",
+                "the gradient of the first layer",
+            ),
+            BiasRatio(),
+        ),
+        UpdateAttack(
+            AttackSpec(
+                "span",
+                "Moments and fit inside the span of the gradient",
+                "Wang23",
+                "the gradients of the last two layers",
+            ),
+            SpanAttack(nonnegative=images, averaged=averaged),
+        ),
+        UpdateAttack(
+            AttackSpec(
+                "tolerant-ratio",
+                "Ratio of the first layer's gradients, allowing for noise",
+                "Phong17",
+                "the gradient of the first layer",
+            ),
+            BiasRatio(tolerance=0.3),
+        ),
+        UpdateAttack(
+            AttackSpec(
+                "tensor",
+                "Tensor method",
+                "Wang23",
+                "the gradient of the last layer",
+            ),
+            TensorAttack(nonnegative=images),
+        ),
+        UpdateAttack(
+            AttackSpec(
+                "matching",
+                "Gradient matching",
+                "Geiping20",
+                "the gradients of all layers",
+            ),
+            matching,
+        ),
+    ]
+
+
+def attacks_on_texts(steps: int) -> list[UpdateAttack]:
+    """Of a text model. After several local steps the vectors are averages, and fit less closely."""
+    tolerance = TextAttack.tolerance if steps == 1 else _AFTER_STEPS
+    return [
+        UpdateAttack(
+            AttackSpec(
+                "texts",
+                "Texts from the vectors behind the embedding",
+                "Wang23",
+                "the gradients of the embedding and of the layers behind it",
+            ),
+            TextAttack(tolerance=tolerance),
+        ),
+        UpdateAttack(
+            AttackSpec(
+                "words",
+                "Words that occur",
+                "Melis19",
+                "which rows of the embedding have a gradient",
+            ),
+            WordRows(),
+            whole=False,
+        ),
+    ]
+
+
+def attack_all(
+    case: Case, attacks: list[UpdateAttack], *, key: Key, store: Store, progress: Progress
+) -> dict[str, Answer]:
+    """Attack one update; once the whole batch is proved, what is left is not run."""
+    answers: dict[str, Answer] = {}
+    for attack in attacks:
+        case = _counted(case, answers)
+        if attack.id in _IF_NEEDED and _settled(case, answers):
+            continue
+        found = _kept(case, attack, key=key, store=store, progress=progress)
+        proof = Proof(0)
+        if attack.whole and found.status.outcome is not Outcome.NOT_APPLICABLE:
+            proof = proof_of(case.gradient, case.architecture, found, case.steps, attack.id)
+            found = _proved(found, proof)
+        answers[attack.id] = Answer(case, found, proof)
+    return answers
+
+
+def _proved(found: Reconstruction, proof: Proof) -> Reconstruction:
+    """Only the candidates that explain the whole update, with their labels, where there are such."""
+    if proof.chosen is None or proof.labels is None:
+        return found
+    return replace(
+        found,
+        candidates=found.candidates[:, proof.chosen],
+        confidence=found.confidence[:, proof.chosen],
+        labels=proof.labels[None],
+    )
+
+
+def _counted(case: Case, answers: dict[str, Answer]) -> Case:
+    """The batch size, where an attack has counted it and proved its count."""
+    if case.batch_size is None:
+        for answer in answers.values():
+            if answer.proof.residual is not None and answer.proof.records:
+                return replace(case, batch_size=answer.proof.records)
+        span = answers.get("span")
+        if span is not None and "batch_size" in span.found.observed:
+            return replace(case, batch_size=int(span.found.observed["batch_size"]))
+    return case
+
+
+def _settled(case: Case, answers: dict[str, Answer]) -> bool:
+    """Every record of the batch is proved."""
+    most = max((answer.proof.records for answer in answers.values()), default=0)
+    return case.batch_size is not None and most >= case.batch_size
+
+
+def _kept(
+    case: Case, attack: UpdateAttack, *, key: Key, store: Store, progress: Progress
+) -> Reconstruction:
+    size = case.batch_size or 0
+    place = address(f"audit-update {attack.id} 1", attack.attack, (case.fingerprint(),), key, size)
+
+    def run() -> Reconstruction:
+        knowledge = Knowledge(architecture=case.architecture, batch_size=case.batch_size)
+        prepared = attack.attack.prepare(
+            knowledge, key=key.fold(attack.id), store=store, progress=progress
+        )
+        try:
+            found = prepared.run(case.gradient)
+        except LinAlgError as why:
+            raise NotApplicable(f"the equations are singular ({why})", ever=False) from why
+        return _as_records(case, found, key) if attack.whole else found
+
+    return cached_reconstruction(store, place, run)
+
+
+def _as_records(case: Case, found: Reconstruction, key: Key) -> Reconstruction:
+    """Features of a deeper network, carried back through the known layers below."""
+    shape = tuple(case.architecture.input_shape)
+    if found.candidates.shape[2:] == shape or found.status.outcome is Outcome.NOT_APPLICABLE:
+        return found
+    assert isinstance(case.architecture, MLP)  # only its deeper layers are read so
+    records = decode(case.architecture, case.start(), found.candidates[0], key.fold("decode"))
+    return replace(found, candidates=records[None].to(case.gradient.values.dtype))

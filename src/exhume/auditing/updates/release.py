@@ -1,0 +1,267 @@
+"""What clients send in federated learning: updates from files, or made here of the user's records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from exhume.auditing.estimate import forward_operations, seconds_of, text_seconds
+from exhume.auditing.fixes import Fix, Tried
+from exhume.auditing.plan import AttackOption
+from exhume.auditing.release import Inputs, Load
+from exhume.auditing.updates.attacks import (
+    Answer,
+    UpdateAttack,
+    attack_all,
+    attacks_on_records,
+    attacks_on_texts,
+)
+from exhume.auditing.updates.found import Truth, found_by
+from exhume.auditing.updates.made import made_updates
+from exhume.auditing.updates.reading import (
+    Case,
+    cases_for,
+    model_for,
+    private_records,
+    reading_of,
+)
+from exhume.choices import recipe_for, threads_for
+from exhume.contract import (
+    Architecture,
+    Gradient,
+    Key,
+    Progress,
+    Records,
+    ReleaseDefence,
+    Store,
+)
+from exhume.defences.release import NoiseRelease, PruneRelease, QuantiseRelease
+from exhume.models.own.text import TextModel
+from exhume.report.folder import RunFolder
+from exhume.results import Chart, Facts, Findings, strongest
+from exhume.score.verdict import gravest
+from exhume.settings import Brief, UpdateSettings
+from exhume.store import digest
+
+__all__ = ["UpdateRelease", "attack_updates", "read_updates"]
+
+_THREAT = "sees a client's update; knows the weights it was sent"
+_RECORDS = "Records from updates: ratios, span, tensor, gradient matching"
+_TEXTS = "Texts from updates: rows of the embedding, ratios, sentences that fit"
+_FEWEST, _MOST = 50, 2000  # steps of gradient matching
+_DEVIATIONS = (
+    "An update of several local steps is attacked as the average of its gradients; of an adapter, with A as "
+    "it ended.",
+    "Records are taken to lie in [0, 1] by gradient matching: put the client's normalisation into the model.",
+)
+
+
+def read_updates(brief: Brief, load: Load) -> UpdateRelease | None:
+    settings = brief.update
+    if settings is None:
+        return None
+    records = load(settings.data, reading_of(settings)) if settings.data else None
+    built_in = None
+    if settings.made and not settings.model and records is not None:
+        built_in = recipe_for(brief.settings, records).architecture
+    cases, truth = gathered(settings, records, built_in)
+    classes = tuple(records.classes) if records is not None else ()
+    return UpdateRelease(settings, cases, truth, classes)
+
+
+def gathered(
+    settings: UpdateSettings, records: Records | None, architecture: Architecture | None = None
+) -> tuple[list[Case], Truth | None]:
+    """The updates, from files or made here, and the records behind them where they are known.
+
+    architecture: of updates that are made here; None: the user's own model.
+    """
+    if settings.made:
+        assert records is not None  # the settings see to it
+        if architecture is None:
+            architecture = model_for(settings, records)
+        return made_updates(settings, architecture, records, Key.from_seed(settings.seed))
+    cases = cases_for(settings, records)
+    if records is None:
+        return cases, None
+    return cases, Truth(*private_records(settings, records, [case.client for case in cases]))
+
+
+@dataclass(frozen=True, eq=False)
+class UpdateRelease:
+    settings: UpdateSettings
+    cases: list[Case]
+    truth: Truth | None
+    classes: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return "the updates of clients"
+
+    @property
+    def deviations(self) -> tuple[str, ...]:
+        return _DEVIATIONS
+
+    @property
+    def of_texts(self) -> bool:
+        return isinstance(self.cases[0].architecture, TextModel)
+
+    def digests(self) -> dict[str, str]:
+        sent = torch.cat([case.gradient.values.flatten().double() for case in self.cases])
+        return {"update_digest": digest(sent)[:16]}
+
+    def choose(self, brief: Brief, store: Store) -> Brief:
+        """The budget turned into steps of gradient matching, which may take half of it."""
+        settings, budget = self.settings, brief.budget.seconds
+        if budget is not None:
+            settings = replace(settings, search_seconds=min(settings.search_seconds, budget / 2))
+        if not settings.search_steps and not self.of_texts:
+            settings = replace(settings, search_steps=_steps(settings, self.cases))
+        settings = replace(settings, threads=threads_for(settings.threads))
+        return replace(brief, update=settings)
+
+    def chosen(self, brief: Brief, store: Store) -> UpdateRelease:
+        assert brief.update is not None  # or it would not have been read
+        return replace(self, settings=brief.update)
+
+    def inputs(self) -> Inputs:
+        given = self.settings
+        return Inputs(given.data, given.seed, given.threads, self.classes)
+
+    def attacks(self) -> list[UpdateAttack]:
+        if self.of_texts:
+            return attacks_on_texts(max(case.steps.count for case in self.cases))
+        images = len(self.cases[0].architecture.input_shape) == 3
+        return attacks_on_records(self.settings, images=images, averaged=self.cases[0].averaged)
+
+    @property
+    def seconds(self) -> float:
+        """Of all attacks on all updates, estimated: gradient matching, and the exact ones."""
+        net = self.cases[0].architecture
+        if isinstance(net, TextModel):
+            return sum(text_seconds(net, case.batch_size or 1) for case in self.cases)
+        steps = self.settings.search_steps * _step_seconds(self.settings, self.cases)
+        return (steps + 5.0) * len(self.cases)
+
+    def options(self) -> list[AttackOption]:
+        def run(folder: RunFolder, progress: Progress) -> list[Findings]:
+            return attack_updates(self, folder, progress)
+
+        return [
+            AttackOption(
+                "updates",
+                _TEXTS if self.of_texts else _RECORDS,
+                _THREAT,
+                self.seconds,
+                run,
+                records=sum(case.batch_size or 0 for case in self.cases),
+                steps=self.settings.search_steps,
+            )
+        ]
+
+    def charts(self, found: Sequence[Findings]) -> list[Chart]:
+        return []
+
+    def fixes(self) -> list[Fix]:
+        if self.truth is None:
+            return []
+        return [_fix(self, *one) for one in _FIXES]
+
+
+def _step_seconds(settings: UpdateSettings, cases: Sequence[Case]) -> float:
+    """Of one step of all restarts: two passes back, and overhead. Counted, not timed."""
+    batch = max(case.batch_size or 1 for case in cases)
+    forward = forward_operations(cases[0].architecture)
+    return settings.restarts * (seconds_of(9 * batch * forward) + 2e-3)
+
+
+def _steps(settings: UpdateSettings, cases: Sequence[Case]) -> int:
+    """Of gradient matching, within its budget."""
+    within = settings.search_seconds / len(cases) / _step_seconds(settings, cases)
+    return max(_FEWEST, min(_MOST, int(within)))
+
+
+def attack_updates(release: UpdateRelease, folder: RunFolder, progress: Progress) -> list[Findings]:
+    """Every attack on every update, attack by attack."""
+    cases, attacks = release.cases, release.attacks()
+    key = Key.from_seed(release.settings.seed)
+    answers: list[dict[str, Answer]] = []
+    for place, case in enumerate(cases):
+        progress("attacking updates", place, len(cases))
+        own = key.fold("update", case.client, case.round)
+        answers.append(attack_all(case, attacks, key=own, store=folder.store(), progress=progress))
+    progress("attacking updates", len(cases), len(cases))
+    ran = {name for some in answers for name in some}
+    facts = _facts(release, [one.spec.name for one in attacks if one.id not in ran])
+    return [
+        found_by(
+            attack,
+            [some[attack.id] for some in answers if attack.id in some],
+            release.truth,
+            key.fold("score"),
+            facts,
+        )
+        for attack in attacks
+        if attack.id in ran
+    ]
+
+
+def _facts(release: UpdateRelease, spared: Sequence[str]) -> Facts:
+    """spared: attacks that were not needed any more."""
+    settings, cases = release.settings, release.cases
+    sizes = sorted({case.batch_size for case in cases if case.batch_size})
+    facts: Facts = {
+        "architecture": str(cases[0].architecture),
+        "loss": f"{settings.loss}, {settings.reduction} over the batch",
+        "updates": len(cases),
+        "clients": len({case.client for case in cases}),
+        "local_steps": max(case.steps.count for case in cases),
+        "batch_size": ", ".join(map(str, sizes)) or "not given",
+        "checked": ", ".join(dict.fromkeys(name for case in cases for name in case.checked)),
+    }
+    if cases[0].notes:
+        facts["read_as"] = " ".join(cases[0].notes)
+    if spared:
+        facts["not_run"] = f"{', '.join(spared)}: every record is proved already"
+    return facts
+
+
+# Fixes
+
+_FIXES: tuple[tuple[str, str, ReleaseDefence], ...] = (
+    ("noise-0.01", "noise of 1% of the update's size", NoiseRelease(0.01)),
+    ("noise-1", "noise as large as the update", NoiseRelease(1.0)),
+    ("4-bit", "updates in 4 bits", QuantiseRelease(4)),
+    ("pruned", "only the largest 1% of the update's values", PruneRelease(0.99)),
+)
+
+
+def _fix(release: UpdateRelease, name: str, words: str, defence: ReleaseDefence) -> Fix:
+    def run(folder: RunFolder, progress: Progress) -> Tried:
+        return _protected(release, name, defence, folder, progress)
+
+    likeness = "likeness to the true update"
+    return Fix(name, words, "none", likeness, release.seconds, run, short=name)
+
+
+def _protected(
+    release: UpdateRelease,
+    name: str,
+    defence: ReleaseDefence,
+    folder: RunFolder,
+    progress: Progress,
+) -> Tried:
+    key = Key.from_seed(release.settings.seed).fold("fix", name)
+    cases, alike = [], []
+    for place, case in enumerate(release.cases):
+        safer = defence.protect(case.gradient, key.fold(place))
+        assert isinstance(safer, Gradient)  # a defence keeps the kind of release
+        cases.append(replace(case, gradient=safer))
+        pair = safer.values[0], case.gradient.values[0]
+        alike.append(float(torch.cosine_similarity(*pair, dim=0)))
+    found = attack_updates(replace(release, cases=cases), folder, progress)
+    best = strongest([one.section for one in found])
+    word = gravest([one.verdict for one in found]).word
+    return Tried(best.leak if best else None, word, sum(alike) / len(alike), 1.0)

@@ -1,0 +1,112 @@
+"""How people write numbers of rows, sizes and times: one grammar for each, wherever they are asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from exhume.errors import ExhumeError
+
+__all__ = ["duration_of", "numbers_in", "rows_by_client", "rows_in", "seconds_in"]
+
+_MOST = 10**8  # rows of one range
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def seconds_in(text: str) -> float | None:
+    """`90`, `90s`, `10m` or `1.5h`; nothing: no limit."""
+    if not text:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if not seconds:
+        raise ExhumeError(f"budget: {text!r} is not a time such as 90s, 10m or 1.5h")
+    return seconds
+
+
+def duration_of(seconds: float) -> str:
+    """As people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def numbers_in(text: str, where: str) -> tuple[int, ...]:
+    """Whole numbers separated by commas."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ExhumeError(
+            f"{where}: {text!r} is not a list of whole numbers such as 64,32"
+        ) from None
+
+
+def rows_in(text: str, where: str, *, what: str = "row numbers") -> list[int]:
+    """Numbers of rows, counted from 0, in the order in which they are written.
+
+    `3,17`; `40-43`, both ends included; `0:100`, without its end; or a file of them, text or .npy.
+    where: the option, for error messages; what: what is numbered.
+    """
+    path = Path(text)
+    if path.suffix == ".npy":
+        return _rows_in_array(text, where)
+    written = path.read_text(encoding="utf-8") if _is_file(path) else text
+    rows: list[int] = []
+    for part in re.split(r"[\s,]+", written.strip()):
+        ends = re.fullmatch(r"(\d+)(?:([-:])(\d+))?", part)
+        if ends is None:
+            raise ExhumeError(
+                f"{where}: {text!r} is not a list of {what} such as 3,17,40-43 or 0:100, nor a file of them"
+            )
+        first, last = int(ends[1]), int(ends[3] or ends[1])
+        if last - first > _MOST:
+            raise ExhumeError(f"{where}: {part} are too many")
+        rows += range(first, last if ends[2] == ":" else last + 1)
+    return rows
+
+
+def rows_by_client(text: str, where: str, clients: list[str]) -> dict[str, list[int]]:
+    """Of one client as `rows_in`; of any number a JSON file with an object from client to rows."""
+    if text.endswith(".json"):
+        return _rows_in_json(text, where, clients)
+    if len(clients) > 1:
+        raise ExhumeError(
+            f"{where}: there are {len(clients)} clients ({', '.join(clients)}), so a JSON file with "
+            "an object from client to indices is needed"
+        )
+    return {clients[0]: rows_in(text, where)}
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def _rows_in_json(text: str, where: str, clients: list[str]) -> dict[str, list[int]]:
+    try:
+        content = json.loads(Path(text).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as damage:
+        raise ExhumeError(f"{where}: {text} is not readable as JSON ({damage})") from None
+    if not isinstance(content, dict) or not set(clients) <= set(content):
+        raise ExhumeError(
+            f"{where}: {text} must hold an object with indices for {', '.join(clients)}"
+        )
+    lists = {client: content[client] for client in clients}
+    if not all(isinstance(i, list) and all(type(n) is int for n in i) for i in lists.values()):
+        raise ExhumeError(f"{where}: {text} must hold lists of whole numbers")
+    return lists
+
+
+def _rows_in_array(text: str, where: str) -> list[int]:
+    import numpy as np  # late: the command line's help does not need it
+
+    try:
+        found = np.load(text, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ExhumeError(f"{where}: cannot read {text} ({error})") from error
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise ExhumeError(f"{where}: {text} must hold one list of whole numbers")
+    return [int(row) for row in found]

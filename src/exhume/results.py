@@ -1,0 +1,383 @@
+"""What an audit or a study found, as types: everything that stands in `result.json`, and no record.
+
+    Result       verdict, one `Section` per attack, the plan, fixes, one `ReleaseRow` per released thing
+    StudyResult  claims with what was measured
+
+`leak` is the one number for "how much leaks": the strongest attack's rate, in the banner, the tiles, the
+table, `--fail-over`, JUnit and JSON alike. Reconstructions lie beside the result in safetensors files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from torch import Tensor
+
+from exhume.contract import Cost, ExhumeError, NotApplicable, Outcome, Status
+from exhume.typed_json import FLAT, from_json, to_json
+
+__all__ = [
+    "AtRisk",
+    "AttackSpec",
+    "Chart",
+    "Claim",
+    "Findings",
+    "FixRow",
+    "LimitRow",
+    "Limits",
+    "PlannedAttack",
+    "Point",
+    "Rate",
+    "ReleaseRow",
+    "Result",
+    "Section",
+    "StudyResult",
+    "Verdict",
+    "read_json",
+    "read_result",
+    "strongest",
+]
+
+SCHEMAS = {"audit": 2, "study": 1}
+
+Number = int | float
+Word = Literal["leaks", "at risk", "no leak found", "not audited"]
+Facts = dict[str, str | float]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    word: Word
+    sentence: str
+    detail: str
+
+
+NOT_JUDGED = Verdict("not audited", "Not judged.", "")  # an attack that a study shows
+
+
+@dataclass(frozen=True)
+class Rate:
+    """How many of the records came back."""
+
+    successes: int
+    trials: int
+    low: float  # 95% interval of the share
+    high: float
+    chance: float | None = None  # the same share among records that were not in the release
+    detectable: float = 0.0  # a smaller share may go unnoticed
+
+    @property
+    def share(self) -> float:
+        return self.successes / self.trials if self.trials else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.successes} of {self.trials} ({self.share:.1%})"
+
+
+# One attack
+
+
+@dataclass(frozen=True)
+class AttackSpec:
+    """An attack as the run folder and the page call it."""
+
+    id: str
+    name: str
+    paper: str = ""
+    sees: str = ""
+
+
+@dataclass(frozen=True)
+class LimitRow:
+    """One attack in one game, beside what the claimed privacy allows any attack."""
+
+    attack: str
+    game: str
+    successes: int
+    trials: int
+    kappa: float  # what guessing reaches
+    bound: float
+    low: float  # 95% interval of the success
+    high: float
+    rate: float
+    alarm: bool
+
+
+@dataclass(frozen=True)
+class Limits:
+    alarm: str  # in words; empty where there is none
+    notes: tuple[str, ...]
+    rows: tuple[LimitRow, ...]
+
+
+@dataclass(frozen=True)
+class AtRisk:
+    """The list of all records that were scored, those that leak most first."""
+
+    csv: str
+    measure: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One attack on one release: numbers and words."""
+
+    spec: Annotated[AttackSpec, FLAT]
+    status: Status
+    knows: tuple[str, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+    leak: Rate | None = None  # None: nothing could be scored
+    release: str = ""
+    verdict: str = ""
+    counts: bool = True  # for the verdict; False: a bound, or a comparison
+    baselines: tuple[dict[str, str | float], ...] = ()
+    cost: Cost = Cost()
+    notes: tuple[str, ...] = ()
+    evidence: str = ""  # the file with the records
+    ranked_by: str = ""
+    at_risk: AtRisk | None = None
+    limits: Limits | None = None
+
+    @property
+    def applies(self) -> bool:
+        return self.status.outcome is not Outcome.NOT_APPLICABLE
+
+    @staticmethod
+    def inapplicable(spec: AttackSpec, why: NotApplicable, knows: Sequence[str] = ()) -> Section:
+        """The reason, and no numbers."""
+        status = Status(Outcome.NOT_APPLICABLE, why.why, why.ever)
+        return Section(spec, status, tuple(knows))
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """One attack on one release, scored: what the result says of it, and the records behind that."""
+
+    section: Section
+    verdict: Verdict = NOT_JUDGED
+    evidence: dict[str, Tensor] = field(default_factory=dict)  # for the owner's eyes only
+    facts: Facts = field(default_factory=dict)  # about what was attacked
+    risk: dict[str, Tensor] = field(default_factory=dict)  # evidence for the records at risk
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return self.section.metrics
+
+    @property
+    def counts(self) -> bool:
+        return self.section.counts and self.section.applies
+
+    @property
+    def share(self) -> float:
+        """Of the records: how much leaks; -1 where nothing could be scored."""
+        leak = self.section.leak
+        return leak.share if leak is not None and self.counts else -1.0
+
+
+# Charts
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement; an interval that is not known has zero width."""
+
+    x: Number | str
+    y: Number
+    low: Number | None = None
+    high: Number | None = None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Plain data, so that it can be drawn again. All x are numbers, or all are names."""
+
+    title: str
+    x: str  # what the axes show
+    y: str
+    series: Mapping[str, Sequence[Point]]
+    x_scale: Literal["log", "linear"] = "linear"
+    y_scale: Literal["log", "linear"] = "linear"
+
+    def __post_init__(self) -> None:
+        kinds = {isinstance(p.x, str) for points in self.series.values() for p in points}
+        if len(kinds) > 1:
+            raise ValueError("x mixes names and numbers")
+
+
+# An audit
+
+
+@dataclass(frozen=True)
+class PlannedAttack:
+    """An attack that could be run, what it takes, and whether it is."""
+
+    id: str
+    name: str
+    release: str
+    threat: str  # what the adversary sees and knows, in words
+    estimated_seconds: float
+    run: bool
+    why: str = ""  # it is left out
+    records: int = 0  # that it is tried on
+    models: int = 0  # that are trained for it
+    steps: int = 0  # of its search
+    seconds: float | None = None  # what it really took
+
+
+@dataclass(frozen=True)
+class FixRow:
+    """A fix, and what the attack still brought back; or why it was not tried."""
+
+    id: str
+    release: str
+    words: str
+    short: str
+    guarantee: str
+    outcome: str
+    tried: bool = False
+    leak: Rate | None = None
+    verdict: str = ""
+    measure: str = ""  # what `kept` is
+    kept: float | None = None  # accuracy of the model, or how much of an update stays
+    before: float | None = None
+    seconds: float | None = None
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.words}: {self.outcome}."
+
+
+@dataclass(frozen=True)
+class ReleaseRow:
+    """One released thing: what it is, its verdict, and the best fix that was tried."""
+
+    kind: str
+    name: str
+    word: str
+    sentence: str
+    detail: str
+    fix: str = ""
+    leak: Rate | None = None
+    seed: int = 0
+    data: str = ""
+    threads: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """An audit."""
+
+    title: str
+    data: str
+    seed: int
+    verdict: Verdict
+    leak: Rate | None = None  # the strongest attack's that counts
+    alarm: str = ""  # where an attack did better than the claimed privacy allows
+    attacks: tuple[Section, ...] = ()
+    plan: tuple[PlannedAttack, ...] = ()
+    fixes: tuple[FixRow, ...] = ()
+    releases: tuple[ReleaseRow, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    victim: Facts = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
+    deviations: tuple[str, ...] = ()
+    resumed_from: str = ""  # the other version whose work was gone on with
+    wall_seconds: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        return "audit"
+
+    @property
+    def strongest(self) -> Section | None:
+        """The attack whose number `leak` is."""
+        return strongest([section for section in self.attacks if section.counts])
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMAS["audit"], "kind": "audit", **to_json(self)}
+
+
+def strongest(sections: Sequence[Section]) -> Section | None:
+    """The attack that brought most back; of equal ones the first. None where nothing was scored."""
+    scored = [section for section in sections if section.leak is not None and section.leak.trials]
+    return max(scored, key=lambda s: s.leak.share if s.leak else -1.0, default=None)
+
+
+# A study
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence of a paper (or of ours) and what was measured."""
+
+    id: str
+    statement: str
+    paper: str | float  # what the paper reports, in its own figures
+    measured: str | float
+    holds: bool
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    study: str
+    scale: str
+    seed: int
+    title: str
+    claims: tuple[Claim, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+    charts: tuple[Chart, ...] = ()
+    attacks: tuple[Section, ...] = ()
+    classes: tuple[str, ...] = ()
+    deviations: tuple[str, ...] = ()
+    wall_seconds: float = 0.0
+    environment: dict[str, Any] = field(default_factory=dict)
+    setting: Any = None  # its real sizes
+
+    @property
+    def kind(self) -> str:
+        return "study"
+
+    @property
+    def strongest(self) -> Section | None:
+        return strongest(self.attacks)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMAS["study"], "kind": "study", **to_json(self)}
+
+
+# Files
+
+
+def read_result(path: Path) -> Result | StudyResult:
+    """What a `result.json` says; raises `ExhumeError` with what is wrong with it."""
+    value = read_json(path)
+    kind = value.get("kind", "study" if "study" in value else None)
+    if kind not in SCHEMAS:
+        raise ExhumeError(f"{path}: kind is {kind!r}, legal are 'audit' and 'study'")
+    if value.get("schema") != SCHEMAS[kind]:
+        raise ExhumeError(
+            f"{path}: schema is {value.get('schema')!r}, this version reads {SCHEMAS[kind]}: the result of "
+            f"another version of exhume; run the {kind} again"
+        )
+    if kind == "study":
+        return from_json(StudyResult, value, str(path))
+    return from_json(Result, value, str(path))
+
+
+def read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if not needed:
+            return {}
+        raise ExhumeError(f"{path}: missing, so there is no finished run to draw here") from None
+    except (OSError, ValueError, RecursionError) as damage:
+        raise ExhumeError(f"{path}: not readable as JSON ({damage})") from None
+    if not isinstance(value, dict):
+        raise ExhumeError(f"{path}: must hold a JSON object, not {type(value).__name__}")
+    return value

@@ -1,0 +1,294 @@
+"""The sections of a brief that say what is released, one for each kind besides trained weights.
+
+Of a seed, a number of threads, records or a model that a section leaves open (None), the brief's own hold;
+`Brief.resolved` fills them in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from exhume.errors import ExhumeError
+from exhume.settings.schema import Section, SharedNumber, SharedText, setting
+
+__all__ = ["DEFENCES", "CheckpointSettings", "FittedSettings", "SplitSettings", "UpdateSettings"]
+
+DEFENCES = ("ensembler", "single", "shredder", "dropout", "dropout-ensemble", "random-head")
+
+_SEED = "Everything random derives from it; not given: the brief's."
+_THREADS = "Processor threads; not given: the brief's."
+
+
+_BASE = ("", "The state that an adapter or a difference is added to.")
+_ADAPTER = ("", "A LoRA adapter of --base.")
+_DELTA = ("", "Differences to --base.")
+_SCALING = (0.0, "Of --adapter; default: what adapter_config.json beside it says.")
+
+
+@dataclass(frozen=True)
+class CheckpointSettings(Section):
+    """A file of weights, as it is. An empty text or 0 means: not given."""
+
+    checkpoint: str = setting(
+        "",
+        "A .safetensors file or a saved state dict; nothing in it is run.",
+        argument=True,
+        file=True,
+    )
+    base: str = setting(*_BASE, file=True)
+    adapter: str = setting(*_ADAPTER, file=True)
+    delta: str = setting(*_DELTA, file=True)
+    scaling: float = setting(*_SCALING, example=2.0)
+    activation: str = setting("relu", "Between the layers.")
+    head: str = setting(
+        "",
+        "multiclass, binary or regression; default: by the outputs.",
+        choices=("multiclass", "binary", "regression"),
+    )
+    shape: tuple[int, ...] = setting(
+        (), "Of one record, such as 3,32,32; known with --trained-on.", example=(3, 32, 32)
+    )
+    mean: str = setting(
+        "",
+        "What your preprocessing subtracts from [0, 1] pixels: an .npz file, 0.5, or a number a channel; "
+        "0 for nothing.",
+        example="0.5",
+    )
+    trained_on: SharedText = setting(
+        None,
+        "A named set or path: what it was trained on, used to score only.",
+        shared="data",
+    )
+    rows: str = setting(
+        "",
+        "Which rows of it: 0:100,205 or an .npy file; the others serve as decoys.",
+        example="0:100",
+    )
+    decoys: str = setting("", "Records of the same kind that were not trained on.")
+    restarts: int = setting(  # as `FirstLayer` has it
+        6, "Of the attack; more find more, in proportional time.", least=1
+    )
+    steps: int = setting(300, "Of each restart.", least=1)  # as the attack's `Descent` has it
+    trust: bool = setting(
+        False, "Read a pickle or torch.export file; that runs code in it.", flag="--trust"
+    )
+    seed: SharedNumber = setting(None, _SEED, shared="seed")
+    threads: SharedNumber = setting(None, _THREADS, shared="threads", least=0)
+
+    @property
+    def file(self) -> Path:
+        """What is released."""
+        return Path(self.checkpoint or self.adapter or self.delta)
+
+    @property
+    def label(self) -> str:
+        return self.file.stem or "weights"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_fine_tuned(self)
+        if self.checkpoint and self.base:
+            raise ExhumeError("checkpoint: give it, or an adapter or difference and its base")
+        if not (self.checkpoint or self.base):
+            raise ExhumeError("checkpoint: no file of weights is named")
+        if any(size < 1 for size in self.shape):
+            raise ExhumeError(f"shape: {self.shape} given, every size must be at least 1")
+        if self.trained_on == "" and (self.rows or self.decoys):
+            raise ExhumeError("--rows and --decoys: only together with --trained-on")
+
+
+@dataclass(frozen=True)
+class UpdateSettings(Section):
+    """What clients send. Empty or 0 means: not said, or choose it here."""
+
+    renamed: ClassVar[Mapping[str, str]] = {"budget": "search_seconds"}
+
+    model: SharedText = setting(
+        None, "package.module:factory or file.py:factory, your nn.Module.", shared="model"
+    )
+    update: str = setting(
+        "",
+        "A gradient (safetensors or state dict), or a folder of recorded ones.",
+        argument=True,
+        file=True,
+        example="update.safetensors",
+    )
+    before: str = setting("", "The state the client was sent.", file=True)
+    after: str = setting("", "The state the client returned.", file=True)
+    base: str = setting(*_BASE, file=True)
+    adapter: str = setting(*_ADAPTER, file=True)
+    delta: str = setting(*_DELTA, file=True)
+    scaling: float = setting(*_SCALING, example=2.0)
+    made: int = setting(0, "Instead of files: updates to make here, of --data.", least=0)
+    rate: float = setting(0.0, "Learning rate of the client's SGD.")
+    steps: int = setting(1, "Its local steps.", least=1)
+    loss: str = setting(
+        "cross-entropy", "cross-entropy (one output: logistic).", choices=("cross-entropy",)
+    )
+    reduction: str = setting(
+        "mean", "Of the loss over the batch: mean or sum.", choices=("mean", "sum")
+    )
+    batch_norm: str = setting(
+        "train", "Mode of batch norm: train or eval.", choices=("train", "eval")
+    )
+    batch_size: int = setting(0, "Records behind the update; 0: to be found out.", least=0)
+    shape: tuple[int, ...] = setting((), "Of one record: 1,28,28.", example=(1, 28, 28))
+    data: SharedText = setting(
+        None, "The set with the private records, to score with.", shared="data"
+    )
+    records: str = setting("", "Which of them: 3,17,40-43, or a file of indices.", example="0-7")
+    vocabulary: str = setting(
+        "", "Of texts: a file of words, by their token numbers.", example="vocab.txt"
+    )
+    length: int = setting(0, "Of texts: tokens of a record; 0: the longest.", example=64)
+    padding: int = setting(
+        -1, "Of texts: the number that fills up; -1: as vocabulary or model say.", example=0
+    )
+    restarts: int = setting(4, "Of gradient matching.", least=1)
+    search_steps: int = setting(
+        0, "Of gradient matching; 0: what --search-seconds allows.", least=0
+    )
+    search_seconds: float = setting(
+        120.0, "For gradient matching, over all updates.", above=0, noun="seconds"
+    )
+    seed: SharedNumber = setting(None, _SEED, shared="seed")
+    threads: SharedNumber = setting(None, _THREADS, shared="threads", least=0)
+
+    @property
+    def label(self) -> str:
+        given = self.update or self.after or self.adapter or self.delta
+        return f"update-{Path(given or 'made').stem}"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(size < 1 for size in self.shape):
+            raise ExhumeError(f"shape: sizes must be at least 1, got {self.shape}")
+        if self.records and self.data == "":
+            raise ExhumeError("records: say with --data which set they belong to")
+        if self.data == "" and self.length:
+            raise ExhumeError("length: say with --data which texts are meant")
+        if self.length < 0 or self.padding < -1:
+            raise ExhumeError(
+                f"length, padding: at least 0 and -1 are needed, got {self.length} and {self.padding}"
+            )
+        self._check_sources()
+
+    def _check_sources(self) -> None:
+        """One way of saying what the update is, and no half of another."""
+        _check_fine_tuned(self)
+        tuned = bool(self.adapter or self.delta)
+        if tuned and not self.rate:
+            raise ExhumeError("rate: an adapter or a difference needs the rate of its SGD")
+        if bool(self.after) != (self.rate != 0) and not tuned:
+            raise ExhumeError("rate: --after and --rate belong together")
+        if tuned and (self.update or self.before or self.after):
+            raise ExhumeError(
+                "adapter, delta: give them with --base alone, no other update or state"
+            )
+        if self.after and not self.before:
+            raise ExhumeError("before: --after needs the state before it")
+        if self.after and self.update:
+            raise ExhumeError("update: give a gradient, or --before and --after, not both")
+        if self.made and (self.update or self.after or tuned):
+            raise ExhumeError("made: updates are given, or made here, not both")
+        if self.made and (self.data == "" or not self.batch_size):
+            raise ExhumeError("made: say with --data and --batch-size what updates are made of")
+        if not (self.after or self.update or self.made or tuned):
+            raise ExhumeError("update: give a gradient, a recorded folder, or --before and --after")
+        if self.steps > 1 and not (self.after or tuned):
+            raise ExhumeError("steps: several local steps need --before, --after and --rate")
+
+
+@dataclass(frozen=True)
+class SplitSettings(Section):
+    """Features of a split network. Empty or 0 means: not said, or choose it here."""
+
+    model: SharedText = setting(
+        None,
+        "package.module:factory or file.py:factory, your nn.Module.",
+        argument=True,
+        shared="model",
+    )
+    data: SharedText = setting(
+        None, "A named set or path: records like your clients'.", shared="data"
+    )
+    weights: str = setting(
+        "",
+        "Its state dict or .safetensors; nothing in it is run.",
+        file=True,
+        example="net.safetensors",
+    )
+    first: tuple[str, ...] = setting(
+        (),
+        "Last layer that the client keeps; others to compare after a comma: conv1,block1.",
+        example=("conv1", "block1"),
+    )
+    second: str = setting(
+        "", "Last layer on the server; default: the last that can be.", example="pool"
+    )
+    defend: str = setting(
+        "",
+        f"Train this defence, and attack again: {', '.join(DEFENCES)}.",
+        choices=DEFENCES,
+        example="ensembler",
+    )
+    bodies: int = setting(4, "N of an ensemble.", least=1)
+    selected: int = setting(2, "P of the Ensembler.", least=1)
+    sigma: float = setting(0.1, "Of the noise on the features.", least=0)
+    epochs: int = setting(10, "Of training the defence, and a plain network beside it.", least=1)
+    rate: float = setting(0.1, "Its learning rate.", above=0, noun="a rate")
+    batch: int = setting(128, "Its batch, and the attackers'.", least=1)
+    augment: bool = setting(False, "Move and mirror its training images; wrong for digits.")
+    attack_epochs: int = setting(8, "Of shadow and decoder.", least=1)
+    channels: int = setting(64, "Of shadow and decoder.", least=1)
+    targets: int = setting(0, "Inputs to attack.", least=0)
+    held: int = setting(0, "Records that the attacker holds.", least=0)
+    seen: int = setting(0, "Inputs sent before.", least=0)
+    train: int = setting(0, "Records to train a defence on.", least=0)
+    lpips: bool = setting(True, "Measure it too, on images in colour.")
+    seed: SharedNumber = setting(None, _SEED, shared="seed")
+    threads: SharedNumber = setting(None, _THREADS, shared="threads", least=0)
+
+    @property
+    def label(self) -> str:
+        return f"split-{(self.model or 'net').rpartition(':')[2]}"
+
+    def __post_init__(self) -> None:
+        if self.model == "" or self.data == "":
+            raise ExhumeError("model, data: both are needed")
+        super().__post_init__()
+        if len(set(self.first)) < len(self.first):
+            raise ExhumeError(f"first: {', '.join(self.first)} names a layer twice")
+
+
+@dataclass(frozen=True)
+class FittedSettings(Section):
+    """A fitted linear model of scikit-learn's."""
+
+    file: str = setting("", "A .skops file; a model in memory has none.", file=True)
+    targets: int = setting(
+        50, "Training records that are the unknown one, each in its turn.", least=2
+    )
+
+    @property
+    def label(self) -> str:
+        return Path(self.file or "fitted").stem
+
+
+def _check_fine_tuned(said: CheckpointSettings | UpdateSettings) -> None:
+    """An adapter or a difference, with its base; nothing else."""
+    if said.adapter and said.delta:
+        raise ExhumeError("delta: an adapter is given too; give one of the two")
+    if (said.adapter or said.delta) and not said.base:
+        kind = "adapter" if said.adapter else "delta"
+        raise ExhumeError(f"base: {kind} needs the state that it is added to")
+    if said.base and not (said.adapter or said.delta):
+        raise ExhumeError("base: only together with adapter or delta")
+    if said.scaling and not said.adapter:
+        raise ExhumeError("scaling: only together with adapter")
+    if not (math.isfinite(said.scaling) and said.scaling >= 0):
+        raise ExhumeError(f"scaling: {said.scaling} given, a finite number above 0 needed")

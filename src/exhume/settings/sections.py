@@ -1,0 +1,149 @@
+"""The sections that all releases of a brief share: each setting once, with its default, range and help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from exhume.notation import seconds_in
+from exhume.settings.schema import Section, filled, setting, toml_at
+
+__all__ = [
+    "AttackSettings",
+    "BudgetSettings",
+    "DataSettings",
+    "MachineSettings",
+    "Settings",
+    "VictimSettings",
+]
+
+
+@dataclass(frozen=True)
+class DataSettings(Section):
+    """0 for a size means: choose it from the number of records."""
+
+    prefix: ClassVar[str] = "data."
+
+    source: str = setting("mnist", "A named set, or the path of your own.", flag="--data")
+    fixed: int = setting(  # |D-|; Balle22: 10,000, its notebook: 1,000
+        0, "Training records the adversary knows.", least=0
+    )
+    targets: int = setting(0, "Private records to attack, one model each.", least=0)
+    shadows: int = setting(  # Balle22: 59,000, its notebook: 10,000
+        0, "Shadow models the adversary trains.", least=0
+    )
+    public: int = setting(0, "Further records the adversary holds.", least=0)
+    test: int = setting(0, "Records to measure the model's accuracy on.", least=0)
+
+
+@dataclass(frozen=True)
+class VictimSettings(Section):
+    prefix: ClassVar[str] = "victim."
+
+    released: bool = setting(
+        True, "Its weights; false: this only says what the model is, for other sections.", flag=""
+    )
+    network: str = setting("mlp", "mlp, cnn for images (Balle22's), or your own: file.py:factory.")
+    hidden: tuple[int, ...] = setting(
+        (10,), "Widths of the hidden layers: 10 or 64,32.", example=(64, 32)
+    )
+    activation: str = setting("elu", "elu, relu, tanh, gelu, …", example="relu")
+    init: str = setting("lecun", "How weights are drawn: lecun or torch.")
+    start: str = setting("", "A file of weights that training starts from.", file=True)
+    train: str = setting(
+        "", "Your own training: file.py:train(model, records, rng).", example="train.py:train"
+    )
+    optimiser: str = setting(
+        "gd", "gd (full-batch), sgd or adam (with --batch).", choices=("gd", "sgd", "adam")
+    )
+    batch: int = setting(0, "Records a step sees; 0: all of them.", least=0)
+    batch_order: str = setting(
+        "known", "known (to the adversary) or unknown.", choices=("known", "unknown")
+    )
+    steps: int = setting(100, "Gradient steps of the victim's training.", least=1)
+    rate: float = setting(0.1, "Its learning rate.", above=0)
+    momentum: float = setting(0.0, "Its momentum.", least=0, below=1, example=0.9)
+    weight_decay: float = setting(0.0, "Its weight decay.", least=0)
+    dp_clip: float = setting(  # Balle22: 10
+        0.0, "Private training: norm of a record's gradient; 0: none.", least=0, example=1.0
+    )
+    dp_noise: float = setting(
+        0.0, "Private training: noise, as a multiple of the clip.", least=0, example=1.0
+    )
+    dp_steps: int = setting(
+        0, "Noisy steps of a train function of your own, to certify it.", least=0
+    )
+    dp_sampling: float = setting(
+        1.0,
+        "Private training: probability with which a record enters a step.",
+        above=0,
+        most=1,
+        noun="a probability",
+        example=0.1,
+    )
+
+
+@dataclass(frozen=True)
+class AttackSettings(Section):
+    prefix: ClassVar[str] = "attack."
+
+    exact: int = setting(
+        0, "Targets to attack by differentiating through training as well.", least=0
+    )
+
+
+@dataclass(frozen=True)
+class MachineSettings(Section):
+    """0 means: choose it here, once; the choice is written down and reused on resume."""
+
+    prefix: ClassVar[str] = "machine."
+
+    memory: int = setting(2048, "MiB that model training may take.", least=16)
+    threads: int = setting(0, "Processor threads; default: all cores.", least=0)
+    chunk: int = setting(0, "Models trained at once; default: what the memory allows.", least=0)
+    device: str = setting("cpu", "cpu (default) or cuda.")
+
+
+@dataclass(frozen=True)
+class BudgetSettings(Section):
+    time: str = setting(
+        "", "What all attacks may take, such as 10m; default: no limit.", flag="--budget"
+    )
+    fixes: bool = setting(False, "Where it leaks, also try what stops it.", flag="--try-fixes")
+
+    def __post_init__(self) -> None:
+        seconds_in(self.time)
+
+    @property
+    def seconds(self) -> float | None:
+        return seconds_in(self.time)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every release of a brief shares."""
+
+    seed: int = setting(0, "Everything random derives from it.")
+    data: DataSettings = field(default_factory=DataSettings)
+    victim: VictimSettings = field(default_factory=VictimSettings)
+    attack: AttackSettings = field(default_factory=AttackSettings)
+    machine: MachineSettings = field(default_factory=MachineSettings)
+
+    @staticmethod
+    def from_toml(path: Path) -> Settings:
+        return Settings.from_mapping(toml_at(path), where=str(path))
+
+    @staticmethod
+    def from_mapping(content: Mapping[str, Any], *, where: str = "settings") -> Settings:
+        settings: Settings = filled(Settings(), content, where)
+        return settings
+
+    def with_seed(self, seed: int) -> Settings:
+        return replace(self, seed=seed)
+
+    def with_values(self, section: str, **values: Any) -> Settings:
+        """A copy with those values of a section replaced that are not None."""
+        given = {name: value for name, value in values.items() if value is not None}
+        return replace(self, **{section: replace(getattr(self, section), **given)})

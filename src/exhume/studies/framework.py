@@ -1,0 +1,275 @@
+"""Studies as experiments: what a study is, the run that its function is handed, and how it is run.
+
+    STUDY = Study("gradient-deep", "Features of a deeper network", "Wang23", _SCALES, _run)
+
+A study states sizes (a frozen dataclass for each scale), arms and claims. All else is done here: the real
+setting goes into `config.toml`, threads are pinned and taken up again, records are loaded (or the user's own
+copy of them), finished arms are kept under everything they depend on, and arms are mapped over cores or Ray.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Generic, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from exhume import data
+from exhume.choices import device_named, threads_for
+from exhume.contract import ExhumeError, Key, Progress, Records, Shard, silent
+from exhume.report.folder import RunFolder, environment
+from exhume.report.page import draw
+from exhume.results import Chart, Claim, Findings, StudyResult
+from exhume.scale import Here, Processes, run_jobs, where_now
+from exhume.store import FolderStore, address, cached
+from exhume.studies.setting_file import plain, taken_up
+
+__all__ = ["Asked", "Outcome", "Run", "Scale", "Study", "labelled", "run_study", "sources_in"]
+
+Scale = Literal["smoke", "cpu", "paper"]
+S = TypeVar("S")
+J = TypeVar("J")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a study found: claims that hold or do not, numbers, and what the page shows."""
+
+    claims: list[Claim]
+    metrics: dict[str, float]
+    attacks: list[Findings] = field(default_factory=list)  # that the page shows
+    classes: list[str] = field(default_factory=list)
+    deviations: list[str] = field(default_factory=list)
+    charts: list[Chart] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Study(Generic[S]):
+    """One figure or table of a paper, rerun."""
+
+    name: str
+    title: str
+    paper: str
+    scales: Mapping[Scale, S]  # seconds, minutes to an hour on two cores, the paper's sizes
+    run: Callable[[Run[S]], Outcome]
+    spreads: bool = False  # falls into long jobs, so that the command uses a process for each core
+    on_device: bool = False  # its training follows --device
+    threads: Mapping[Scale, int] = field(default_factory=dict)  # where not one for each core
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asks for besides the scale."""
+
+    seed: int = 0
+    data: str = ""  # another copy of the set that the study reads; "": the set by its name
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, eq=False)
+class Run(Generic[S]):
+    """One run of a study: its setting, its randomness, its records, its folder.
+
+    It can be sent to another process; there it loads its records again and is silent.
+    """
+
+    study: Study[S]
+    scale: Scale
+    asked: Asked
+    folder: RunFolder
+    threads: int
+    progress: Progress = silent
+    loaded: dict[str, Records] = field(default_factory=dict, repr=False)
+
+    @property
+    def setting(self) -> S:
+        return self.study.scales[self.scale]
+
+    @property
+    def seed(self) -> int:
+        return self.asked.seed
+
+    @property
+    def key(self) -> Key:
+        return Key.from_seed(self.seed)
+
+    @property
+    def store(self) -> FolderStore:
+        return self.folder.store()
+
+    def part(self, label: str) -> Run[S]:
+        """The same run; the stages of its progress are marked with the piece they belong to."""
+        return replace(self, progress=labelled(self.progress, label))
+
+    def source(self, name: str) -> str:
+        """What to read for a named set: the user's copy, or the set itself."""
+        return self.asked.data or name
+
+    def records(self, name: str) -> Records:
+        """The records of a named set, or of the user's copy of it, which must have its shape."""
+        if name not in self.loaded:
+            found = data.load(self.source(name), progress=self.progress)
+            shape = {known.name: known.shape for known in data.catalogue()}.get(name, found.shape)
+            if self.asked.data and found.shape != shape:
+                raise ExhumeError(
+                    f"--data: {self.asked.data} has records of shape {found.shape}; a copy of {name}, "
+                    f"which {self.study.name} reads, has {shape}"
+                )
+            self.loaded[name] = found
+        return self.loaded[name]
+
+    # Arms: pieces of work whose numbers are kept
+
+    def address(self, arm: str) -> str:
+        """Where an arm is kept: its name, with all that its numbers depend on."""
+        chosen = [self.setting, self.asked.data, self.asked.device]
+        return address(f"study {self.study.name}", chosen, (arm,), self.key, 0)
+
+    def arm(self, name: str, make: Callable[[], Mapping[str, float]]) -> dict[str, float]:
+        """The numbers of one arm: those the folder holds, or made now and kept."""
+        kept = cached(self.store, self.address(name), lambda: _as_tensors(make()))
+        return {number: float(value) for number, value in kept.items()}
+
+    def arms(
+        self, stage: str, make: Callable[[Run[S], J], Mapping[str, float]], jobs: Mapping[str, J]
+    ) -> dict[str, dict[str, float]]:
+        """The numbers of several arms, by name. make: a function of a module, so that it can be sent."""
+        found = self.tensors(stage, make, jobs)
+        return {
+            name: {number: float(value) for number, value in kept.items()}
+            for name, kept in found.items()
+        }
+
+    def tensors(
+        self,
+        stage: str,
+        make: Callable[[Run[S], J], Mapping[str, float] | Mapping[str, Tensor]],
+        jobs: Mapping[str, J],
+    ) -> dict[str, dict[str, Tensor]]:
+        """The same for arms that are tensors: what the folder lacks is made here, or where jobs run."""
+        found = {name: self.store.load(self.address(name)) for name in jobs}
+        lacking = [None if found[name] is not None else job for name, job in jobs.items()]
+        self.progress(stage, 0, len(jobs))
+        names, made = list(jobs), run_jobs(_make, lacking, shared=(make, self.to_send()))
+        for done, (index, values) in enumerate(made, 1):
+            if values is not None:
+                self.store.save(self.address(names[index]), values)
+                found[names[index]] = Shard(values)
+            self.progress(stage, done, len(jobs))
+        return {name: kept for name, kept in found.items() if kept is not None}
+
+    def fill(self, stage: str, make: Callable[[Run[S], J], None], jobs: Sequence[J]) -> None:
+        """Several processes make beforehand what `make` leaves in the store; one process does not."""
+        if not isinstance(where_now(), Processes):
+            return
+        self.progress(stage, 0, len(jobs))
+        for done, _ in enumerate(run_jobs(make, jobs, shared=self.to_send()), 1):
+            self.progress(stage, done, len(jobs))
+
+    def to_send(self) -> Run[S]:
+        """This run as other processes get it: silent, its records not yet loaded."""
+        here = isinstance(where_now(), Here)
+        return self if here else replace(self, progress=silent, loaded={})
+
+
+def _make(
+    shared: tuple[Callable[[Run[S], J], Mapping[str, float] | Mapping[str, Tensor]], Run[S]], job: J
+) -> dict[str, Tensor]:
+    make, run = shared
+    return _as_tensors(make(run, job))
+
+
+def _as_tensors(values: Mapping[str, float] | Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+        for name, value in values.items()
+    }
+
+
+def labelled(progress: Progress, label: str) -> Progress:
+    """The same progress, its stages marked with the piece of work they belong to."""
+    return lambda stage, done, total: progress(f"{stage} ({label})", done, total)
+
+
+def run_study(
+    study: Study[S],
+    scale: Scale,
+    out: Path,
+    asked: Asked,
+    *,
+    progress: Progress = silent,
+    keep: Path | None = None,
+) -> StudyResult:
+    """Run a study, write its result and report, return the result. keep: a second place for the result."""
+    _check(study, scale, asked)
+    started = time.perf_counter()
+    folder, setting = RunFolder.create(out), plain(study.scales[scale])
+    asking = {"study": study.name, "scale": scale, **vars(asked), "setting": setting}
+    threads = taken_up(folder, asking, threads_for(study.threads.get(scale, 0)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        outcome = study.run(Run(study, scale, asked, folder, threads, progress))
+        found_on = environment()
+    finally:
+        torch.set_num_threads(before)
+    result = StudyResult(
+        study=study.name,
+        scale=scale,
+        seed=asked.seed,
+        title=study.title,
+        claims=tuple(outcome.claims),
+        metrics=outcome.metrics,
+        charts=tuple(outcome.charts),
+        attacks=tuple(folder.keep(one).section for one in outcome.attacks),
+        classes=tuple(outcome.classes),
+        deviations=tuple(outcome.deviations),
+        wall_seconds=time.perf_counter() - started,
+        environment=found_on,
+        setting=setting,
+    )
+    folder.write_json("environment.json", found_on)
+    folder.write_json("result.json", result.to_json())
+    draw(folder.path)
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        RunFolder(keep).write_json(f"{study.name}.json", result.to_json())
+    return result
+
+
+def _check(study: Study[S], scale: Scale, asked: Asked) -> None:
+    """Refuse what this study cannot honour before anything is written."""
+    if device_named(asked.device).type != "cpu" and not study.on_device:
+        raise ExhumeError(f"--device: {study.name} runs on the cpu only, {asked.device!r} given")
+    if not asked.data:
+        return
+    read = list(dict.fromkeys(sources_in(study.scales[scale])))
+    if not read:
+        raise ExhumeError(
+            f"--data: {study.name} makes its own records at scale {scale}; no copy of a set can serve"
+        )
+    if len(read) > 1:
+        raise ExhumeError(
+            f"--data: {study.name} reads {', '.join(read)} at scale {scale}; one copy cannot serve for all"
+        )
+
+
+def sources_in(setting: object) -> Iterator[str]:
+    """Named sets that a setting asks for: every text called `source` in it."""
+    if is_dataclass(setting) and not isinstance(setting, type):
+        for each in fields(setting):
+            value = getattr(setting, each.name)
+            if each.name == "source" and isinstance(value, str):
+                yield from [value] if value else []
+            else:
+                yield from sources_in(value)
+    elif isinstance(setting, Mapping):
+        for value in setting.values():
+            yield from sources_in(value)
+    elif isinstance(setting, tuple | list):
+        for value in setting:
+            yield from sources_in(value)

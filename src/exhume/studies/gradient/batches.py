@@ -1,0 +1,50 @@
+"""Private batches, an attack on their gradients, and two numbers that several studies report."""
+
+from __future__ import annotations
+
+import torch
+
+from exhume.contract import Architecture, Attack, Gradient, Key, Knowledge, Reconstruction, Records
+from exhume.score.batches import BatchScores, score_batches
+from exhume.score.intervals import clopper_pearson
+from exhume.studies.arms import mounted
+from exhume.victims.gradient import cut_batches, keep_batches
+
+__all__ = ["attacked", "even_odd_batches", "recovered_range", "utility"]
+
+
+def even_odd_batches(
+    records: Records, batches: int, size: int, key: Key, *, unit: bool = True
+) -> Records:
+    """(batches, size, *shape) drawn at random, two classes. unit: of unit norm; else as they are."""
+    picked = torch.randperm(len(records), generator=key.generator())[: batches * size]
+    inputs = records.inputs[picked].float()
+    if unit:
+        norms = inputs.flatten(1).norm(dim=1)
+        inputs = inputs / norms.reshape(-1, *([1] * (inputs.ndim - 1)))
+    return cut_batches(Records(inputs, records.labels[picked] % 2, ("even", "odd")), size)
+
+
+def attacked(
+    attack: Attack,
+    network: Architecture,
+    seen: Gradient,
+    private: Records,
+    key: Key,
+    *,
+    size: int | None = None,
+    up_to_sign: bool = False,
+) -> tuple[Reconstruction, BatchScores]:
+    """What an attack finds in gradients, scored with the batches behind. size: as far as it is known."""
+    found = mounted(attack, Knowledge(architecture=network, batch_size=size), seen, key)
+    return found, score_batches(keep_batches(private), found, up_to_sign=up_to_sign)
+
+
+def utility(seen: Gradient, plain: Gradient) -> float:
+    """Mean cosine of protected updates with the true ones: what is left of the step's direction."""
+    return float(torch.cosine_similarity(seen.values, plain.values, dim=1).mean())
+
+
+def recovered_range(share: float, records: int) -> tuple[float, float]:
+    """95% interval of a share of so many records."""
+    return clopper_pearson(round(share * records), records)
