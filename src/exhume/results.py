@@ -334,6 +334,7 @@ class StudyResult:
     attacks: tuple[Section, ...] = ()
     classes: tuple[str, ...] = ()
     deviations: tuple[str, ...] = ()
+    resumed_from: str = ""
     wall_seconds: float = 0.0
     environment: dict[str, Any] = field(default_factory=dict)
     setting: Any = None  # its real sizes

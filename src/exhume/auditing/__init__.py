@@ -5,26 +5,24 @@ from exhume.auditing.findings import Audit
 from exhume.auditing.plan import Plan
 from exhume.auditing.run import audit, plan
 from exhume.auditing.training.game import (
+    CLOSED_FORM,
     DEVIATIONS,
     Game,
-    audit_exact,
-    audit_informed,
-    audit_private,
+    attack_targets,
     informed_game,
     split_roles,
 )
 from exhume.results import Findings
 
 __all__ = [
+    "CLOSED_FORM",
     "DEVIATIONS",
     "Audit",
     "Findings",
     "Game",
     "Plan",
+    "attack_targets",
     "audit",
-    "audit_exact",
-    "audit_informed",
-    "audit_private",
     "informed_game",
     "margin_findings",
     "plan",

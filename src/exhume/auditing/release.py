@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from exhume.auditing.fixes import Fix
 from exhume.auditing.plan import AttackOption, Inputs
+from exhume.choices import threads_for
 from exhume.contract import Records, Store
 from exhume.data import Reading
 from exhume.results import Chart, Findings
@@ -23,7 +24,7 @@ Load = Callable[[str, Reading], Records]
 
 @runtime_checkable
 class AuditedRelease(Protocol):
-    """One released thing, read and checked."""
+    """One released thing, read and checked. A room states what differs from the usual, which is here."""
 
     @property
     def title(self) -> str:
@@ -33,15 +34,16 @@ class AuditedRelease(Protocol):
     @property
     def deviations(self) -> tuple[str, ...]:
         """From the papers."""
-        ...
+        return ()
 
     def digests(self) -> dict[str, str]:
-        """What the files that the brief names hold: the same digests, the same run."""
-        ...
+        """Of what is no file but decides the result: the same digests, the same run."""
+        return {}
 
     def choose(self, brief: Brief, store: Store) -> Brief:
         """The brief with this release's sizes, steps and threads chosen."""
-        ...
+        threads = threads_for(brief.settings.machine.threads)
+        return brief.with_settings(brief.settings.with_values("machine", threads=threads))
 
     def chosen(self, brief: Brief, store: Store) -> AuditedRelease:
         """This release as the brief, all choices made, has it."""
@@ -53,10 +55,11 @@ class AuditedRelease(Protocol):
         ...
 
     def fixes(self) -> list[Fix]:
-        """What could stop a leak; nothing for a file as it is."""
-        ...
+        """What could stop a leak; nothing for a file as it is, which cannot be trained again."""
+        return []
 
-    def charts(self, found: Sequence[Findings]) -> list[Chart]: ...
+    def charts(self, found: Sequence[Findings]) -> list[Chart]:
+        return []
 
 
 @dataclass(frozen=True)

@@ -2,61 +2,23 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
+from click import Choice
 
 from exhume.cli.frame import LEAKS, app, tell, with_exit_codes
-
-
-class Released(StrEnum):
-    """What leaves the house."""
-
-    training = "training"
-    checkpoint = "checkpoint"
-    updates = "updates"
-    features = "features"
-    fitted = "fitted"
-
-
-class Holds(StrEnum):
-    """What is in the file."""
-
-    whole = "whole"
-    adapter = "adapter"
-    delta = "delta"
-
-
-class Optimiser(StrEnum):
-    gd = "gd"
-    sgd = "sgd"
-    adam = "adam"
-
+from exhume.errors import ExhumeError
+from exhume.settings.brief_file import HOLDS, KINDS, brief_file
 
 T = TypeVar("T")
-E = TypeVar("E", bound=StrEnum)
-
-_ASKED = """What do you release?
-  training    weights of a model that you train; exhume trains it your way and attacks it
-  checkpoint  a file of weights that you have
-  updates     updates of clients in federated learning
-  features    what the client of a split network sends to a server
-  fitted      a fitted linear model of scikit-learn's"""
-
-_HELD = """What is in the file?
-  whole    all weights
-  adapter  a LoRA adapter of a base model
-  delta    differences to a base model"""
-_OPTIMISED = """How is it trained?
-  gd    by gradient descent: every step sees all records
-  sgd   by stochastic gradient descent
-  adam  by Adam"""
-_SENT = """What does a client send?
-  whole    gradients or whole weights
-  adapter  a LoRA adapter of a base model, after few steps
-  delta    differences to a base model, after few steps"""
+_OPTIMISERS = {
+    "gd": "gradient descent: every step sees all records",
+    "sgd": "stochastic gradient descent",
+    "adam": "Adam",
+}
 
 
 @app.command()
@@ -64,59 +26,54 @@ _SENT = """What does a client send?
 def init(
     path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("audit.toml"),
     release: Annotated[
-        Released | None, typer.Option(help="What you release; asked for if not given.")
+        str | None,
+        typer.Option(help="What you release; asked for if not given.", click_type=Choice(KINDS)),
     ] = None,
     data: Annotated[str | None, typer.Option(help="Your records: a named set or a path.")] = None,
     model: Annotated[
         str | None, typer.Option(help="mlp, cnn, or your own: file.py:factory.")
     ] = None,
-    optimiser: Annotated[Optimiser | None, typer.Option(help="Of your training.")] = None,
+    optimiser: Annotated[
+        str | None, typer.Option(help="Of your training.", click_type=Choice(_OPTIMISERS))
+    ] = None,
     momentum: Annotated[float | None, typer.Option(help="Of your training.")] = None,
     batch: Annotated[int | None, typer.Option(help="Records that a step sees.")] = None,
     checkpoint: Annotated[str | None, typer.Option(help="The file of weights.")] = None,
     holds: Annotated[
-        Holds | None,
-        typer.Option(help="The file: whole weights, a LoRA adapter, or differences to a base."),
+        str | None, typer.Option(help="What is in the file.", click_type=Choice(HOLDS))
     ] = None,
     base: Annotated[str | None, typer.Option(help="Of an adapter or a difference.")] = None,
     budget: Annotated[str | None, typer.Option(help="What an audit may take.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
 ) -> None:
     """Write a commented audit.toml by asking what is released and to whom."""
-    from exhume.auditing.brief_file import brief_file
-    from exhume.contract import ExhumeError
     from exhume.store import write_atomically
 
     if path.exists() and not force:
         raise ExhumeError(f"{path} exists; choose another name, or --force")
-    release = release or _chosen(Released, _ASKED)
-    data = _asked(
-        data, "Your records (a named set, a folder, an .npz file, texts in a .txt file)", "mnist"
-    )
-    filed = release in (Released.checkpoint, Released.fitted)
+    release = release or _chosen("What do you release?", KINDS)
+    records = "Your records (a named set, a folder, an .npz file, texts in a .txt file)"
+    data = _asked(data, records, "mnist")
+    filed = release in ("checkpoint", "fitted")
     if not filed:
-        known = "file.py:factory" if release is Released.features else "mlp"
+        known = "file.py:factory" if release == "features" else "mlp"
         model = _asked(model, "Your model (mlp, cnn, or file.py:factory)", known)
-    training = _training(optimiser, momentum, batch) if release is Released.training else {}
-    if holds is None and checkpoint is None and release in (Released.checkpoint, Released.updates):
-        holds = _chosen(Holds, _HELD if release is Released.checkpoint else _SENT)
-    tuned = holds not in (None, Holds.whole)
+    training = _training(optimiser, momentum, batch) if release == "training" else {}
+    if holds is None and checkpoint is None and release in ("checkpoint", "updates"):
+        holds = _chosen("What is in the file, or does a client send?", HOLDS)
+    tuned = holds in ("adapter", "delta")
     if filed or tuned:
-        known = (
-            "model.skops"
-            if release is Released.fitted
-            else f"{holds if tuned else 'model'}.safetensors"
-        )
+        known = f"{holds if tuned else 'model'}.{'skops' if release == 'fitted' else 'safetensors'}"
         checkpoint = _asked(checkpoint, "The file", known)
     if tuned:
         base = _asked(base, "The base it is added to", "base.safetensors")
     text = brief_file(
-        release.value,
+        release,
         data=data,
         model=model or "mlp",
         checkpoint=checkpoint or "",
         budget=_asked(budget, "How long may an audit take", "10m"),
-        holds=(holds or Holds.whole).value,
+        holds=holds or "whole",
         base=base or "",
         training=training,
     )
@@ -125,15 +82,16 @@ def init(
 
 
 def _training(
-    optimiser: Optimiser | None, momentum: float | None, batch: int | None
+    optimiser: str | None, momentum: float | None, batch: int | None
 ) -> dict[str, str | float]:
     """How the model is trained; a step of gradient descent sees all records, Adam has no momentum."""
-    said: dict[str, str | float] = {"optimiser": optimiser or _chosen(Optimiser, _OPTIMISED)}
-    if said["optimiser"] != Optimiser.gd:
+    by = optimiser or _chosen("How is it trained?", _OPTIMISERS)
+    said: dict[str, str | float] = {"optimiser": by}
+    if by != "gd":
         said["batch"] = _asked(batch, "Records that a step sees", 32)
-    if said["optimiser"] != Optimiser.adam:
+    if by != "adam":
         said["momentum"] = _asked(momentum, "Its momentum", 0.0)
-    return {name: getattr(value, "value", value) for name, value in said.items()}
+    return said
 
 
 def _asked(given: T | None, what: str, default: T) -> T:
@@ -142,14 +100,13 @@ def _asked(given: T | None, what: str, default: T) -> T:
     return answer
 
 
-def _chosen(kind: type[E], lines: str) -> E:
+def _chosen(question: str, known: Mapping[str, str]) -> str:
     """One of a few, asked for until the answer is one of them."""
-    tell(lines)
-    legal = [one.value for one in kind]
+    tell("\n".join([question, *(f"  {name:11} {words}" for name, words in known.items())]))
     while True:
-        answer = str(typer.prompt(f"It is ({', '.join(legal)})", default=legal[0])).strip()
-        if answer in legal:
-            return kind(answer)
+        answer: str = typer.prompt(f"It is ({', '.join(known)})", default=next(iter(known))).strip()
+        if answer in known:
+            return answer
         tell(f"{answer!r} is not one of these.")
 
 

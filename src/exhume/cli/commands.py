@@ -13,6 +13,7 @@ from exhume.cli.frame import (
     Out,
     Processes,
     Ray,
+    ResumeAnyway,
     Seed,
     app,
     data_app,
@@ -99,6 +100,7 @@ def study_run(
         str, typer.Option(help="Your own copy of the set that the study reads: a path.")
     ] = "",
     device: Annotated[str, typer.Option(help="cpu, or cuda where the study can use it.")] = "cpu",
+    resume_anyway: ResumeAnyway = False,
     keep: Annotated[
         bool, typer.Option("--keep", help="Also store the result as docs/results/NAME.json.")
     ] = False,
@@ -118,6 +120,7 @@ def study_run(
             seed=seed or 0,
             data=data,
             device=device,
+            resume_anyway=resume_anyway,
             progress=progress,
             keep=Path("docs/results") if keep else None,
         )

@@ -21,6 +21,7 @@ __all__ = [
     "Out",
     "Processes",
     "Ray",
+    "ResumeAnyway",
     "Seed",
     "app",
     "data_app",
@@ -106,6 +107,11 @@ Processes = Annotated[
     typer.Option(
         help="Train in so many processes of this machine, which share its cores. Changes the time only."
     ),
+]
+
+ResumeAnyway = Annotated[
+    bool,
+    typer.Option("--resume-anyway", help="Go on with work of another version of exhume or torch."),
 ]
 
 

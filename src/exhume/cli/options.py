@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from exhume.cli.frame import Out, Processes, Ray, ResumeAnyway
 from exhume.notation import numbers_in
 from exhume.settings import Setting, settings_of, types_of
 
@@ -57,38 +58,21 @@ def values_of(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 def run_options() -> list[Parameter]:
     """What every audit command takes, whatever is released."""
-    where: tuple[tuple[str, Any, Any], ...] = (
-        (
-            "ray",
-            str | None,
-            "Train on a Ray cluster: auto, or HOST:PORT. Changes the time, not the result.",
-        ),
-        (
-            "processes",
-            int | None,
-            "Train in so many processes of this machine, which share its cores. Changes the time only.",
-        ),
-        ("out", Path | None, "Run folder; the same folder resumes a stopped run."),
-        ("junit", Path | None, "Also write JUnit XML, for CI."),
-    )
-    switches = (
-        ("redact", "--redact", "Also write a report without any record."),
-        ("as_json", "--json", "Print result.json (or the plan) instead of sentences."),
-        ("dry_run", "--dry-run", "Print the plan, and attack nothing."),
-        (
-            "resume_anyway",
-            "--resume-anyway",
-            "Go on with work of another version of exhume or torch.",
-        ),
-    )
     gate = typer.Option(help="Exit 1 if a larger share of the records leaks.", min=0, max=1)
+    switches = {
+        "redact": typer.Option("--redact", help="Also write a report without any record."),
+        "as_json": typer.Option("--json", help="Print result.json (or the plan) instead of words."),
+        "dry_run": typer.Option("--dry-run", help="Print the plan, and attack nothing."),
+    }
     return [
-        *(_parameter(name, kind, typer.Option(help=says)) for name, kind, says in where),
-        _parameter("fail_over", float | None, gate),
         *(
-            _parameter(name, bool, typer.Option(flag, help=says), False)
-            for name, flag, says in switches
+            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=how)
+            for name, how in {"ray": Ray, "processes": Processes, "out": Out}.items()
         ),
+        _parameter("junit", Path | None, typer.Option(help="Also write JUnit XML, for CI.")),
+        _parameter("fail_over", float | None, gate),
+        *(_parameter(name, bool, how, False) for name, how in switches.items()),
+        Parameter("resume_anyway", Parameter.KEYWORD_ONLY, default=False, annotation=ResumeAnyway),
     ]
 
 

@@ -131,6 +131,10 @@ class Brief:
             "data": settings.data.source,
             "model": network if ":" in network else "",
         }
+        device = settings.machine.device
+        if self.releases() and device != "cpu":
+            named = ", ".join(f"[{name}]" for name in self.releases())
+            raise ExhumeError(f"device: {device!r} is for [victim] alone so far, not for {named}")
         if self.split is not None and self.split.model is None and not shared["model"]:
             raise ExhumeError('split: no network is named; write model = "net.py:make" in [split]')
         sections: dict[str, Any] = {

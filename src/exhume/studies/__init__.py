@@ -35,9 +35,10 @@ def run_study(
     seed: int = 0,
     data: str = "",
     device: str = "cpu",
+    resume_anyway: bool = False,
     progress: Progress = silent,
     keep: Path | None = None,
 ) -> StudyResult:
     """Run a study by name, write its result and report, return the result."""
-    asked = Asked(seed, data, device)
+    asked = Asked(seed, data, device, resume_anyway)
     return framework.run_study(study_named(name), scale, out, asked, progress=progress, keep=keep)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from exhume.attacks.baseline import holdings
 from exhume.attacks.informed.closed_form import ClosedForm
-from exhume.auditing import Findings, Game, audit_informed, informed_game, split_roles
+from exhume.auditing import CLOSED_FORM, Findings, Game, attack_targets, informed_game, split_roles
 from exhume.choices import Trains, recipe_for, resolve
 from exhume.contract import Attack, Key, Knowledge, Reconstruction, Records, Release
 from exhume.data import Split
@@ -19,11 +19,13 @@ from exhume.score.intervals import bootstrap
 from exhume.score.targets import TargetScores, score_targets
 from exhume.settings import DataSettings, MachineSettings, Settings, VictimSettings
 from exhume.store import NullStore
+from exhume.studies.claims import prefixed
 from exhume.studies.framework import Run
 from exhume.victims.informed import Victim, first_of
 
-__all__ = ["BALLE22", "BALLE22_CNN", "Arm", "Bench", "arm_metrics", "mounted", "scored"]
+__all__ = ["BALLE22", "BALLE22_CNN", "ERROR", "Arm", "Bench", "arm_metrics", "mounted", "scored"]
 
+ERROR = "mean squared error"
 KEPT = ("mse", "mae", "mae_plus_mse", "label_accuracy", "success", "null_success", "oracle_mse")
 
 BALLE22 = VictimSettings(momentum=0.9)
@@ -39,8 +41,7 @@ def mounted(
     """Prepare an attack and run it. run: where its work is kept and its progress goes; None: nowhere."""
     if run is None:
         return attack.prepare(knowledge, key=key, store=NullStore()).run(release)
-    prepared = attack.prepare(knowledge, key=key, store=run.store, progress=run.progress)
-    return prepared.run(release)
+    return attack.prepare(knowledge, **run.working(key)).run(release)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,16 +67,10 @@ class Arm:
 
     def metrics(self, prefix: str) -> dict[str, float]:
         """The scores worth a line each, named after the arm; null_success is the rate by chance."""
-        found = self.scores.metrics
-        named = {f"{prefix}.{name}": found[name] for name in KEPT if name in found}
-        low, high = self.interval
-        return {
-            **named,
-            f"{prefix}.mse_low": low,
-            f"{prefix}.mse_high": high,
-            f"{prefix}.targets": found["targets"],
-            f"{prefix}.seconds": self.seconds,
-        }
+        found, (low, high) = self.scores.metrics, self.interval
+        named = {name: found[name] for name in KEPT if name in found}
+        named |= {"mse_low": low, "mse_high": high, "targets": found["targets"]}
+        return prefixed(prefix, named | {"seconds": self.seconds})
 
 
 def scored(game: Game, found: Reconstruction, victim: Victim | None = None) -> Arm:
@@ -85,7 +80,12 @@ def scored(game: Game, found: Reconstruction, victim: Victim | None = None) -> A
     return Arm(scores, found, bootstrap(scores.attack.mse, key.fold("interval")))
 
 
-def arm_metrics(arms: Mapping[str, Arm]) -> dict[str, float]:
+class Measured(Protocol):
+    def metrics(self, prefix: str) -> dict[str, float]: ...
+
+
+def arm_metrics(arms: Mapping[str, Measured]) -> dict[str, float]:
+    """The metrics of all arms, each named after its arm."""
     return {metric: value for name in arms for metric, value in arms[name].metrics(name).items()}
 
 
@@ -142,6 +142,10 @@ class Bench:
         own = self.settings.with_seed(self.run.seed + index)
         return replace(self, settings=own, run=self.run.part(label) if label else self.run)
 
+    def seeds(self, count: int) -> list[Bench]:
+        """The same with each of so many seeds."""
+        return [self.seeded(index, f"seed {index + 1}") for index in range(count)]
+
     def of_victim(self, victim: VictimSettings) -> Bench:
         return replace(self, settings=replace(self.settings, victim=victim))
 
@@ -161,7 +165,8 @@ class Bench:
     def audited(self, game: Game | None = None) -> Findings:
         """The closed form on all targets, as the audit has it."""
         store, progress = self.run.store, self.run.progress
-        return audit_informed(game or self.game(), self.settings, store=store, progress=progress)
+        own = game or self.game()
+        return attack_targets(CLOSED_FORM, own, self.settings, store=store, progress=progress)
 
     def play(
         self,

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,23 +24,31 @@ from exhume.choices import device_named, threads_for
 from exhume.contract import ExhumeError, Key, Progress, Records, Shard, silent
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
-from exhume.results import Chart, Claim, Findings, StudyResult
+from exhume.results import Chart, Claim, Findings, Point, StudyResult
 from exhume.scale import Here, Processes, run_jobs, where_now
-from exhume.store import FolderStore, address, cached
+from exhume.store import FolderStore, address
 from exhume.studies.setting_file import plain, taken_up
 
-__all__ = ["Asked", "Outcome", "Run", "Scale", "Study", "labelled", "run_study", "sources_in"]
+__all__ = ["Asked", "Chart", "Claims", "Outcome", "Point", "Run", "Scale", "Stated", "Study"]
+__all__ += ["run_study", "sources_in"]
 
 Scale = Literal["smoke", "cpu", "paper"]
 S = TypeVar("S")
 J = TypeVar("J")
 
 
+Stated = tuple[str, str, str, bool]
+"""A claim: what is claimed, what the paper says, what was measured, whether it holds."""
+
+Claims = dict[str, Stated]
+"""Claims by id."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a study found: claims that hold or do not, numbers, and what the page shows."""
 
-    claims: list[Claim]
+    claims: Claims
     metrics: dict[str, float]
     attacks: list[Findings] = field(default_factory=list)  # that the page shows
     classes: list[str] = field(default_factory=list)
@@ -68,6 +77,15 @@ class Asked:
     seed: int = 0
     data: str = ""  # another copy of the set that the study reads; "": the set by its name
     device: str = "cpu"
+    resume_anyway: bool = False  # go on with the work of another version
+
+
+class Working(TypedDict):
+    """Arguments that all long work has; see `Run.working`."""
+
+    key: Key
+    store: FolderStore
+    progress: Progress
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +121,15 @@ class Run(Generic[S]):
 
     def part(self, label: str) -> Run[S]:
         """The same run; the stages of its progress are marked with the piece they belong to."""
-        return replace(self, progress=labelled(self.progress, label))
+
+        def marked(stage: str, done: int, total: int) -> None:
+            self.progress(f"{stage} ({label})", done, total)
+
+        return replace(self, progress=marked)
+
+    def working(self, key: Key) -> Working:
+        """Arguments of long work: its key, the store that keeps its pieces, where its progress goes."""
+        return {"key": key, "store": self.store, "progress": self.progress}
 
     def source(self, name: str) -> str:
         """What to read for a named set: the user's copy, or the set itself."""
@@ -128,11 +154,6 @@ class Run(Generic[S]):
         """Where an arm is kept: its name, with all that its numbers depend on."""
         chosen = [self.setting, self.asked.data, self.asked.device]
         return address(f"study {self.study.name}", chosen, (arm,), self.key, 0)
-
-    def arm(self, name: str, make: Callable[[], Mapping[str, float]]) -> dict[str, float]:
-        """The numbers of one arm: those the folder holds, or made now and kept."""
-        kept = cached(self.store, self.address(name), lambda: _as_tensors(make()))
-        return {number: float(value) for number, value in kept.items()}
 
     def arms(
         self, stage: str, make: Callable[[Run[S], J], Mapping[str, float]], jobs: Mapping[str, J]
@@ -190,11 +211,6 @@ def _as_tensors(values: Mapping[str, float] | Mapping[str, Tensor]) -> dict[str,
     }
 
 
-def labelled(progress: Progress, label: str) -> Progress:
-    """The same progress, its stages marked with the piece of work they belong to."""
-    return lambda stage, done, total: progress(f"{stage} ({label})", done, total)
-
-
 def run_study(
     study: Study[S],
     scale: Scale,
@@ -206,39 +222,47 @@ def run_study(
 ) -> StudyResult:
     """Run a study, write its result and report, return the result. keep: a second place for the result."""
     _check(study, scale, asked)
-    started = time.perf_counter()
-    folder, setting = RunFolder.create(out), plain(study.scales[scale])
-    asking = {"study": study.name, "scale": scale, **vars(asked), "setting": setting}
-    threads = taken_up(folder, asking, threads_for(study.threads.get(scale, 0)))
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        outcome = study.run(Run(study, scale, asked, folder, threads, progress))
-        found_on = environment()
-    finally:
-        torch.set_num_threads(before)
-    result = StudyResult(
-        study=study.name,
-        scale=scale,
-        seed=asked.seed,
-        title=study.title,
-        claims=tuple(outcome.claims),
-        metrics=outcome.metrics,
-        charts=tuple(outcome.charts),
-        attacks=tuple(folder.keep(one).section for one in outcome.attacks),
-        classes=tuple(outcome.classes),
-        deviations=tuple(outcome.deviations),
-        wall_seconds=time.perf_counter() - started,
-        environment=found_on,
-        setting=setting,
-    )
-    folder.write_json("environment.json", found_on)
-    folder.write_json("result.json", result.to_json())
-    draw(folder.path)
+    started, setting = time.perf_counter(), plain(study.scales[scale])
+    with RunFolder.claimed(out, resume_anyway=asked.resume_anyway, progress=progress) as folder:
+        said = {name: getattr(asked, name) for name in ("seed", "data", "device")}
+        asking = {"study": study.name, "scale": scale, **said, "setting": setting}
+        threads = taken_up(folder, asking, threads_for(study.threads.get(scale, 0)))
+        with _pinned(threads):
+            outcome = study.run(Run(study, scale, asked, folder, threads, progress))
+            found_on = environment()
+        result = StudyResult(
+            study=study.name,
+            scale=scale,
+            seed=asked.seed,
+            title=study.title,
+            claims=tuple(Claim(name, *stated) for name, stated in outcome.claims.items()),
+            metrics=outcome.metrics,
+            charts=tuple(outcome.charts),
+            attacks=tuple(folder.keep(one).section for one in outcome.attacks),
+            classes=tuple(outcome.classes),
+            deviations=tuple(outcome.deviations),
+            resumed_from=folder.resumed_from,
+            wall_seconds=time.perf_counter() - started,
+            environment=found_on,
+            setting=setting,
+        )
+        folder.write_json("environment.json", found_on)
+        folder.write_json("result.json", result.to_json())
+        draw(folder.path)
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
         RunFolder(keep).write_json(f"{study.name}.json", result.to_json())
     return result
+
+
+@contextmanager
+def _pinned(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _check(study: Study[S], scale: Scale, asked: Asked) -> None:

@@ -310,7 +310,7 @@ def test_exact_targets_are_some_of_the_targets(tmp_path, exact):
 
 
 def test_private_training_is_attacked_by_one_who_also_trains_without_the_noise(tmp_path):
-    victim = {"steps": 40, "dp_clip": 10.0, "dp_noise": 0.02}
+    victim = {"steps": 40, "momentum": 0.9, "dp_clip": 10.0, "dp_noise": 0.02}
     done = exhume.audit({**SMALL, "victim": victim}, tmp_path / "run")
     plain, aware, _ = json.loads((done.folder / "result.json").read_text())["attacks"]
     assert [plain["id"], aware["id"]] == ["closed-form", "noise-aware"]

@@ -6,7 +6,6 @@ afterwards, to score; without them there is a page of reconstructions and no ver
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,14 +27,12 @@ from exhume.auditing.checkpoint.scoring_records import (
 )
 from exhume.auditing.estimate import forward_operations, seconds_of
 from exhume.auditing.fine_tuned import against_of
-from exhume.auditing.fixes import Fix
 from exhume.auditing.plan import AttackOption
-from exhume.auditing.release import Inputs, Load
-from exhume.choices import threads_for
+from exhume.auditing.release import AuditedRelease, Inputs, Load
 from exhume.contract import ExhumeError, Key, Knowledge, NotApplicable, Progress, Store
 from exhume.models.heads import Head, check_head
 from exhume.report.folder import RunFolder
-from exhume.results import AttackSpec, Chart, Facts, Findings
+from exhume.results import AttackSpec, Facts, Findings
 from exhume.score.margin import score_margin
 from exhume.score.verdict import not_audited
 from exhume.settings import Brief, CheckpointSettings
@@ -101,7 +98,7 @@ def read_checkpoint_release(brief: Brief, load: Load) -> CheckpointRelease | Non
 
 
 @dataclass(frozen=True, eq=False)
-class CheckpointRelease:
+class CheckpointRelease(AuditedRelease):
     settings: CheckpointSettings
     checkpoint: Checkpoint | NotApplicable  # as the attack takes it, or why it cannot
     centre: Tensor | None
@@ -122,22 +119,12 @@ class CheckpointRelease:
             return {}
         return {"checkpoint_digest": digest(self.checkpoint.release.parameters)}
 
-    def choose(self, brief: Brief, store: Store) -> Brief:
-        threads = threads_for(brief.settings.machine.threads)
-        return brief.with_settings(brief.settings.with_values("machine", threads=threads))
-
     def chosen(self, brief: Brief, store: Store) -> CheckpointRelease:
         return replace(self, threads=brief.settings.machine.threads)
 
     def inputs(self) -> Inputs:
         classes = tuple(self.given.trained.classes) if self.given else ()
         return Inputs(self.settings.trained_on, self.settings.seed, self.threads, classes)
-
-    def fixes(self) -> list[Fix]:
-        return []  # of a file as it is, nothing can be trained again
-
-    def charts(self, found: Sequence[Findings]) -> list[Chart]:
-        return []
 
     def options(self) -> list[AttackOption]:
         name = "Training images from weights alone"

@@ -7,7 +7,6 @@ from it the record (Balle22). No model is trained for this: it is the owner's ow
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,11 +15,9 @@ from torch import Tensor
 
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.informed.glm import GlmClosedForm
-from exhume.auditing.fixes import Fix
 from exhume.auditing.plan import AttackOption
-from exhume.auditing.release import Inputs, Load
+from exhume.auditing.release import AuditedRelease, Inputs, Load
 from exhume.auditing.sections import targets_section
-from exhume.choices import threads_for
 from exhume.contract import (
     Cost,
     ExhumeError,
@@ -35,7 +32,7 @@ from exhume.contract import (
 )
 from exhume.data import Reading
 from exhume.report.folder import RunFolder
-from exhume.results import AttackSpec, Chart, Facts, Findings, Section
+from exhume.results import AttackSpec, Facts, Findings, Section
 from exhume.score.targets import score_targets
 from exhume.score.verdict import not_audited
 from exhume.settings import Brief, FittedSettings
@@ -60,7 +57,7 @@ def read_linear(brief: Brief, load: Load) -> LinearRelease | None:
 
 
 @dataclass(frozen=True, eq=False)
-class LinearRelease:
+class LinearRelease(AuditedRelease):
     settings: FittedSettings
     records: Records  # what the model was fitted on, as it sees them
     release: Weights | None
@@ -100,21 +97,11 @@ class LinearRelease:
         """Of the coefficients: a model in memory has no file."""
         return {"fitted": digest(self.release.parameters)[:16]} if self.release else {}
 
-    def choose(self, brief: Brief, store: Store) -> Brief:
-        threads = threads_for(brief.settings.machine.threads)
-        return brief.with_settings(brief.settings.with_values("machine", threads=threads))
-
     def chosen(self, brief: Brief, store: Store) -> LinearRelease:
         return replace(self, threads=brief.settings.machine.threads)
 
     def inputs(self) -> Inputs:
         return Inputs(self.source, self.seed, self.threads, tuple(self.records.classes))
-
-    def fixes(self) -> list[Fix]:
-        return []
-
-    def charts(self, found: Sequence[Findings]) -> list[Chart]:
-        return []
 
     @property
     def deviations(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from exhume.auditing.estimate import network_seconds
 from exhume.auditing.fixes import Fix, Tried
 from exhume.auditing.plan import AttackOption
-from exhume.auditing.release import Inputs, Load
+from exhume.auditing.release import AuditedRelease, Inputs, Load
 from exhume.auditing.split.attackers import AttackedCut, attack_cut
 from exhume.auditing.split.defended import Defended, check_trainable, defended, keep, secret_key
 from exhume.auditing.split.reading import LoadedSplit, read_split
@@ -85,7 +85,7 @@ class _Attacked:
 
 
 @dataclass(eq=False)
-class SplitRelease:
+class SplitRelease(AuditedRelease):
     settings: SplitSettings
     records: Records
     owned: LoadedSplit

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from exhume.auditing.fixes import Fix, Tried
 from exhume.auditing.training.game import (
+    CLOSED_FORM,
+    NOISE_AWARE,
     Game,
-    audit_informed,
-    audit_private,
+    attack_targets,
     informed_game,
     split_roles,
     start_of,
@@ -18,7 +18,7 @@ from exhume.auditing.training.release import TrainingRelease
 from exhume.contract import ExhumeError, Key, Progress, Store, Weights
 from exhume.defences.rounding import Rounding
 from exhume.report.folder import RunFolder
-from exhume.results import Findings
+from exhume.results import AttackSpec
 from exhume.settings import Settings
 from exhume.train.dp import noise_for_epsilon
 from exhume.train.functional import accuracy, own_gradients
@@ -73,7 +73,7 @@ def _private(
     def run(folder: RunFolder, progress: Progress) -> Tried:
         game = informed_game(settings, release.records, store=folder.store(), progress=progress)
         return _measured(
-            release, game, settings, audit_private, store=folder.store(), progress=progress
+            release, game, settings, NOISE_AWARE, store=folder.store(), progress=progress
         )
 
     return Fix(
@@ -103,7 +103,7 @@ def _secret_start(release: TrainingRelease, store: Store, progress: Progress) ->
     unknowing = replace(game.knowledge, initial=guess.to(game.knowledge.initial))
     changed = replace(game, knowledge=unknowing)
     return _measured(
-        release, changed, release.settings, audit_informed, store=store, progress=progress
+        release, changed, release.settings, CLOSED_FORM, store=store, progress=progress
     )
 
 
@@ -127,7 +127,7 @@ def _rounded(release: TrainingRelease, store: Store, progress: Progress) -> Trie
         release,
         changed,
         release.settings,
-        audit_informed,
+        CLOSED_FORM,
         store=store,
         progress=progress,
         kept=kept,
@@ -138,14 +138,14 @@ def _measured(
     release: TrainingRelease,
     game: Game,
     settings: Settings,
-    how: Callable[..., Findings],
+    spec: AttackSpec,
     *,
     store: Store,
     progress: Progress,
     kept: float | None = None,
 ) -> Tried:
     """kept: accuracy under the fix; None: as the game says."""
-    found = how(game, settings, store=store, progress=progress)
+    found = attack_targets(spec, game, settings, store=store, progress=progress)
     if found.section.leak is None:
         raise ExhumeError(found.verdict.sentence)
     before = release.game(store, progress).facts.get("test_accuracy")

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from exhume import data
 from exhume.attacks.baseline import MeanRecord, holdings, snap_to_holdings
-from exhume.attacks.informed.closed_form import ClosedForm
+from exhume.attacks.informed.closed_form import ClosedForm, FittedClosedForm
 from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.residual import Residual
 from exhume.attacks.informed.through_training import ThroughTraining
@@ -51,10 +50,8 @@ __all__ = [
     "NOISE_AWARE",
     "THROUGH_TRAINING",
     "Game",
-    "audit_corrected",
-    "audit_exact",
-    "audit_informed",
-    "audit_private",
+    "attack_first",
+    "attack_targets",
     "informed_game",
     "split_roles",
     "start_of",
@@ -155,52 +152,18 @@ def start_of(settings: Settings, recipe: Recipe, key: Key) -> Tensor:
     return found.release.parameters[0]
 
 
-def audit_informed(
-    game: Game, settings: Settings, *, store: Store, progress: Progress = silent
+def attack_targets(
+    spec: AttackSpec, game: Game, settings: Settings, *, store: Store, progress: Progress = silent
 ) -> Findings:
-    """All targets, by the closed form fitted on shadow models."""
-    attack = ClosedForm(chunk=settings.machine.chunk)
-
-    def accuracy_of_shadows(prepared: Any) -> dict[str, float]:
-        public = game.knowledge.public
-        if public is None:
-            return {}
-        return _accuracy("shadow_accuracy", game.recipe, prepared.sample, public)
-
-    return play(
-        CLOSED_FORM,
-        attack,
-        game,
-        settings.data.targets,
-        store=store,
-        progress=progress,
-        figures=accuracy_of_shadows,
-    )
+    """All targets, by an attack that is fitted on shadow models."""
+    attack = _FITTED[spec.id](chunk=settings.machine.chunk)
+    return play(spec, attack, game, settings.data.targets, store=store, progress=progress)
 
 
-def audit_corrected(
-    game: Game, settings: Settings, *, store: Store, progress: Progress = silent
-) -> Findings:
-    """All targets, by the closed form and a network that takes its errors away."""
-    attack = Residual(chunk=settings.machine.chunk)
-    return play(CORRECTED, attack, game, settings.data.targets, store=store, progress=progress)
-
-
-def audit_private(
-    game: Game, settings: Settings, *, store: Store, progress: Progress = silent
-) -> Findings:
-    """All targets of private training, by shadow models with and without its noise."""
-    attack = NoiseAware(chunk=settings.machine.chunk)
-    return play(NOISE_AWARE, attack, game, settings.data.targets, store=store, progress=progress)
-
-
-def audit_exact(
-    game: Game, settings: Settings, *, store: Store, progress: Progress = silent
-) -> Findings:
+def attack_first(game: Game, targets: int, *, store: Store, progress: Progress) -> Findings:
     """The first few targets, by differentiating through training. It needs no shadow models."""
     needed = replace(game.knowledge, shadow=None, public=None)
     needing = replace(game, knowledge=needed, pool=holdings(game.knowledge))
-    targets = settings.attack.exact
     attack = ThroughTraining()
     return play(THROUGH_TRAINING, attack, needing, targets, store=store, progress=progress)
 
@@ -213,12 +176,8 @@ def play(
     *,
     store: Store,
     progress: Progress,
-    figures: Callable[[Any], dict[str, float]] | None = None,
 ) -> Findings:
-    """Prepare an attack, run it on the first targets, compare it with the truth and with baselines.
-
-    figures: what the prepared attack says about itself, for the page.
-    """
+    """Prepare an attack, run it on the first targets, compare it with the truth and with baselines."""
     known = game.knowledge
     key = game.key.fold(_KEYS.get(spec.id, "attack"))
     release, secret = first_of(game.victim, targets)
@@ -237,8 +196,9 @@ def play(
     scores = score_targets(secret, found, pool, game.key.fold("score"), baselines=others)
     progress(f"scoring {spec.id}", 1, 1)
     section = _section(spec, game, found, scores)
-    if figures is not None:
-        section.metrics.update(figures(prepared))
+    if isinstance(prepared, FittedClosedForm) and known.public is not None:
+        shadows = _accuracy("shadow_accuracy", game.recipe, prepared.sample, known.public)
+        section.metrics.update(shadows)
     evidence = {**scores.evidence, **_factors(game, release, scores), "rows": game.rows[:targets]}
     whole = evidence if targets == len(game.rows) else {}
     return Findings(section, scores.verdict, evidence, game.facts, risk=whole)
@@ -286,6 +246,11 @@ def _accuracy(name: str, recipe: Recipe, parameters: Tensor, records: Records) -
 _DELTA = 1e-5  # at which epsilon is stated (Balle22)
 _MEAN = "mean record"
 _SNAPPED = "held record nearest to the reconstruction"
+_FITTED: dict[str, Callable[..., Attack]] = {
+    CLOSED_FORM.id: ClosedForm,
+    CORRECTED.id: Residual,
+    NOISE_AWARE.id: NoiseAware,
+}
 _KEYS = {"through-training": "through training"}  # attacks with randomness of their own
 
 

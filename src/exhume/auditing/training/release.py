@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from exhume.attacks.informed.prior_aware import PriorAware
@@ -11,7 +10,7 @@ from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.auditing.estimate import network_seconds, seconds_per_model
 from exhume.auditing.fixes import Fix
 from exhume.auditing.plan import AttackOption
-from exhume.auditing.release import Inputs, Load
+from exhume.auditing.release import AuditedRelease, Inputs, Load
 from exhume.auditing.training.claimed_privacy import stated_by
 from exhume.auditing.training.game import (
     CLOSED_FORM,
@@ -20,20 +19,18 @@ from exhume.auditing.training.game import (
     NOISE_AWARE,
     THROUGH_TRAINING,
     Game,
-    audit_corrected,
-    audit_exact,
-    audit_informed,
-    audit_private,
+    attack_first,
+    attack_targets,
     informed_game,
     split_roles,
     start_of,
 )
-from exhume.auditing.training.private import PRIOR_AWARE, audit_limits
+from exhume.auditing.training.limits import PRIOR_AWARE, audit_limits
 from exhume.choices import recipe_for, resolve, sized
 from exhume.contract import Key, NotApplicable, Progress, Recipe, Records, Store
 from exhume.data import Reading
 from exhume.report.folder import RunFolder
-from exhume.results import AttackSpec, Chart, Findings
+from exhume.results import AttackSpec, Findings
 from exhume.settings import Brief, Settings
 from exhume.train.claimed_privacy import ClaimedPrivacy
 from exhume.train.recipe import FullBatch
@@ -53,7 +50,7 @@ def read_training(brief: Brief, load: Load) -> TrainingRelease | None:
 
 
 @dataclass(eq=False)
-class TrainingRelease:
+class TrainingRelease(AuditedRelease):
     settings: Settings  # resolved
     records: Records
     recipe: Recipe
@@ -71,9 +68,6 @@ class TrainingRelease:
     @property
     def deviations(self) -> tuple[str, ...]:
         return DEVIATIONS
-
-    def digests(self) -> dict[str, str]:
-        return {}  # records and code enter the address of every piece
 
     def choose(self, brief: Brief, store: Store) -> Brief:
         """Sizes that the budget allows, where they are left open."""
@@ -126,17 +120,14 @@ class TrainingRelease:
 
         return training_fixes(self)
 
-    def charts(self, found: Sequence[Findings]) -> list[Chart]:
-        return []
-
     def options(self) -> list[AttackOption]:
         sizes = self.settings.data
         both, fitted = sizes.targets + sizes.shadows, 5e-3 * sizes.shadows
-        closed = self._option(CLOSED_FORM, self.per_model * both + fitted, audit_informed)
+        closed = self._option(CLOSED_FORM, self.per_model * both + fitted)
         options = [replace(closed, models=both)]
         if self.settings.victim.dp_noise and self.ours:
             seconds = self.per_model * sizes.shadows + fitted
-            aware = self._option(NOISE_AWARE, seconds, audit_private)
+            aware = self._option(NOISE_AWARE, seconds)
             options.append(replace(aware, models=sizes.shadows))
         if self.claimed is not None:
             options.append(self._naming())
@@ -147,12 +138,11 @@ class TrainingRelease:
         """Trained by our engines, which can also leave the noise out."""
         return isinstance(self.recipe, FullBatch)
 
-    def _option(
-        self, spec: AttackSpec, seconds: float, how: Callable[..., Findings]
-    ) -> AttackOption:
+    def _option(self, spec: AttackSpec, seconds: float) -> AttackOption:
         def run(folder: RunFolder, progress: Progress) -> list[Findings]:
-            game = self.game(folder.store(), progress)
-            found = how(game, self.settings, store=folder.store(), progress=progress)
+            store = folder.store()
+            game = self.game(store, progress)
+            found = attack_targets(spec, game, self.settings, store=store, progress=progress)
             self._found.append(found)
             return [found]
 
@@ -160,7 +150,7 @@ class TrainingRelease:
         return AttackOption(spec.id, spec.name, _INFORMED, seconds, run, records=targets)
 
     def _corrected(self) -> AttackOption:
-        option = self._option(CORRECTED, self._correction(), audit_corrected)
+        option = self._option(CORRECTED, self._correction())
         if self.settings.victim.dp_noise and self.ours:
             why = "private training has an attack of its own"
             return replace(option, run=None, why_not=why)
@@ -180,9 +170,9 @@ class TrainingRelease:
         attack = ThroughTraining()
 
         def run(folder: RunFolder, progress: Progress) -> list[Findings]:
-            game = self.game(folder.store(), progress)
-            settings = self.settings.with_values("attack", exact=count)
-            return [audit_exact(game, settings, store=folder.store(), progress=progress)]
+            store = folder.store()
+            game = self.game(store, progress)
+            return [attack_first(game, count, store=store, progress=progress)]
 
         option = AttackOption(
             THROUGH_TRAINING.id,

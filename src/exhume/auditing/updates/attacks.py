@@ -93,21 +93,11 @@ def attacks_on_records(
             BiasRatio(tolerance=0.3),
         ),
         UpdateAttack(
-            AttackSpec(
-                "tensor",
-                "Tensor method",
-                "Wang23",
-                "the gradient of the last layer",
-            ),
+            AttackSpec("tensor", "Tensor method", "Wang23", "the gradient of the last layer"),
             TensorAttack(nonnegative=images),
         ),
         UpdateAttack(
-            AttackSpec(
-                "matching",
-                "Gradient matching",
-                "Geiping20",
-                "the gradients of all layers",
-            ),
+            AttackSpec("matching", "Gradient matching", "Geiping20", "the gradients of all layers"),
             matching,
         ),
     ]

@@ -10,7 +10,7 @@ import torch
 from exhume.auditing.estimate import forward_operations, seconds_of, text_seconds
 from exhume.auditing.fixes import Fix, Tried
 from exhume.auditing.plan import AttackOption
-from exhume.auditing.release import Inputs, Load
+from exhume.auditing.release import AuditedRelease, Inputs, Load
 from exhume.auditing.updates.attacks import (
     Answer,
     UpdateAttack,
@@ -40,7 +40,7 @@ from exhume.contract import (
 from exhume.defences.release import NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.models.own.text import TextModel
 from exhume.report.folder import RunFolder
-from exhume.results import Chart, Facts, Findings, strongest
+from exhume.results import Facts, Findings, strongest
 from exhume.score.verdict import gravest
 from exhume.settings import Brief, UpdateSettings
 from exhume.store import digest
@@ -90,7 +90,7 @@ def gathered(
 
 
 @dataclass(frozen=True, eq=False)
-class UpdateRelease:
+class UpdateRelease(AuditedRelease):
     settings: UpdateSettings
     cases: list[Case]
     truth: Truth | None
@@ -160,9 +160,6 @@ class UpdateRelease:
                 steps=self.settings.search_steps,
             )
         ]
-
-    def charts(self, found: Sequence[Findings]) -> list[Chart]:
-        return []
 
     def fixes(self) -> list[Fix]:
         if self.truth is None:

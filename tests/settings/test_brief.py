@@ -4,9 +4,9 @@ import tomllib
 
 import pytest
 
-from exhume.auditing.brief_file import KINDS, brief_file
 from exhume.contract import ExhumeError
 from exhume.settings import Brief
+from exhume.settings.brief_file import KINDS, brief_file
 
 
 def test_without_sections_weights_are_released():

@@ -6,14 +6,26 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from exhume.contract import ExhumeError
-from exhume.settings import RELEASES, Brief, VictimSettings, settings_of, toml_of, toml_value
+from exhume.errors import ExhumeError
+from exhume.settings.brief import RELEASES, Brief
+from exhume.settings.schema import settings_of, toml_of, toml_value
+from exhume.settings.sections import VictimSettings
 
 __all__ = ["HOLDS", "KINDS", "brief_file"]
 
-HOLDS = ("whole", "adapter", "delta")
-KINDS = {"training": "victim", "checkpoint": "checkpoint", "updates": "update", "features": "split"}
-KINDS |= {"fitted": "fitted"}
+KINDS = {
+    "training": "weights of a model that you train; exhume trains it your way and attacks it",
+    "checkpoint": "a file of weights that you have",
+    "updates": "updates of clients in federated learning",
+    "features": "what the client of a split network sends to a server",
+    "fitted": "a fitted linear model of scikit-learn's",
+}
+HOLDS = {
+    "whole": "all weights, or of an update the gradient",
+    "adapter": "a LoRA adapter of a base model, after few steps",
+    "delta": "differences to a base model, after few steps",
+}
+_SECTIONS = {"training": "victim", "updates": "update", "features": "split"}
 
 
 def brief_file(
@@ -49,7 +61,7 @@ def brief_file(
         toml_of({"budget": {"time": budget, "fixes": True}}),
         f"{_DATA}{toml_of({'data': {'source': data}}).lstrip()}",
         _RELEASED["tuned" if release == "updates" and holds != "whole" else release]
-        + _section(KINDS[release], said[release], _SHOWN[release]),
+        + _section(_SECTIONS.get(release, release), said[release], _SHOWN[release]),
     ]
     text = "\n".join(part.strip("\n") + "\n" for part in parts)
     Brief.from_mapping(tomllib.loads(text), where="the brief")

@@ -1,0 +1,165 @@
+"""Every audit command takes the same road: the same options, plan, number, charts and comparison."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from typer.testing import CliRunner
+
+from exhume import data
+from exhume.cli import app
+from exhume.contract import ExhumeError
+from exhume.results import read_result
+
+NET = """
+import torch
+from torch import nn
+
+def dense():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 60), nn.ReLU(), nn.Linear(60, 10))
+
+def conv():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(64, 10),
+    )
+"""
+SHARED = ("seed", "threads", "budget", "try-fixes", "out", "junit", "fail-over", "redact", "json")
+SHARED += ("dry-run", "resume-anyway", "ray", "processes", "device")
+DOORS = {
+    "audit": "audit --data digits --fixed 40 --targets 12 --shadows 60 --steps 10",
+    "audit-update": "audit-update g.safetensors --model nets_of_doors.py:dense --data digits "
+    "--records 3,17 --batch-size 2 --search-steps 3 --restarts 1",
+    "audit-weights": "audit-weights net.pt --trained-on digits --rows 0:20 --restarts 1 --steps 3",
+    "audit-split": "audit-split nets_of_doors.py:conv --data digits --first 1 --channels 2 "
+    "--attack-epochs 1 --targets 20 --held 60 --seen 20",
+}
+EVERY = pytest.mark.parametrize("door", DOORS)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("doors")
+    (folder / "nets_of_doors.py").write_text(NET)
+    space = {}
+    exec(NET, space)
+    module, digits = space["dense"](), data.load("digits")
+    rows = torch.tensor([3, 17])
+    nn.functional.cross_entropy(module(digits.inputs[rows]), digits.labels[rows]).backward()
+    save_file({n: p.grad for n, p in module.named_parameters()}, folder / "g.safetensors")
+    shapes = {"fc1.weight": (40, 64), "fc1.bias": (40,), "fc2.weight": (10, 40)}
+    torch.manual_seed(0)
+    torch.save({name: torch.randn(shape) for name, shape in shapes.items()}, folder / "net.pt")
+    return folder
+
+
+@pytest.fixture
+def invoke(place, monkeypatch):
+    monkeypatch.chdir(place)
+    return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
+
+
+@EVERY
+def test_the_same_options(door, invoke, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    said = invoke(door, "--help").stdout
+    assert [name for name in SHARED if f"--{name} " not in said] == []
+
+
+@EVERY
+def test_the_plan_with_everything_resolved(door, invoke, place):
+    before = set(place.iterdir())
+    words = [*DOORS[door].split(), "--seed", "7", "--threads", "1", "--dry-run"]
+    done = invoke(*words, "--json")
+    assert done.exit_code == 0, done.output
+    plan = json.loads(done.stdout)
+    (release,) = plan["releases"]
+    assert (release["seed"], release["threads"], release["data"]) == (7, 1, "digits")
+    assert {"estimated_seconds", "records", "models", "steps", "why"} <= set(release["attacks"][0])
+    assert set(place.iterdir()) == before
+    lines = invoke(*words).stdout.splitlines()
+    assert lines[0] == f"{release['name']} (digits, seed 7, threads 1)"
+    assert lines[-1].startswith("about ")
+
+
+def test_options_win_over_the_file_for_every_release(invoke, place):
+    (place / "all.toml").write_text(
+        'seed = 1\n[data]\nsource = "mnist"\n[victim]\nnetwork = "nets_of_doors.py:conv"\nsteps = 5\n'
+        "[update]\nmade = 2\nbatch_size = 2\nseed = 2\nthreads = 2\n"
+        '[split]\nfirst = ["1"]\ndata = "faces"\n'
+    )
+    words = "audit all.toml --seed 7 --data digits --threads 1 --dry-run --json".split()
+    done = invoke(*words)
+    assert done.exit_code == 0, done.output
+    releases = json.loads(done.stdout)["releases"]
+    assert [one["kind"] for one in releases] == ["weights", "update", "split"]
+    assert {(one["seed"], one["data"], one["threads"]) for one in releases} == {(7, "digits", 1)}
+
+
+@EVERY
+def test_one_number_and_a_comparison(door, invoke, place):
+    """What leaks is the same in JSON, JUnit, `--fail-over`, the page and `compare`."""
+    out, junit = place / f"{door}-run", place / f"{door}.xml"
+    words = [*DOORS[door].split(), "--threads", "1", "--out", out]
+    done = invoke(*words, "--json", "--junit", junit, "--redact", "--fail-over", "0.01")
+    result = json.loads(done.stdout)
+    assert result["kind"] == "audit"
+    assert (out / "report-redacted.html").exists()
+    leak = result["leak"]
+    scored = [a["leak"] for a in result["attacks"] if a["counts"] and a["leak"]]
+    shares = [one["successes"] / one["trials"] for one in scored]
+    assert leak["successes"] / leak["trials"] == max(shares)
+    assert result["releases"][0]["leak"] == leak
+    if result["verdict"]["word"] == "not audited":
+        assert done.exit_code == 2
+        assert ET.parse(junit).getroot().get("errors") == "1"
+    else:
+        leaks = result["verdict"]["word"] == "leaks"
+        assert (
+            (done.exit_code == 1) == leaks == bool(int(ET.parse(junit).getroot().get("failures")))
+        )
+    assert f"{leak['successes']} of {leak['trials']}" in (out / "report.html").read_text()
+    assert read_result(out / "result.json").to_json() == result  # there and back
+    same = invoke("compare", out, out)
+    assert same.exit_code == 0, same.output
+    assert same.stdout.startswith("within noise: ")
+
+
+def test_the_depth_chart_appears_through_both_doors(invoke, place):
+    (place / "split.toml").write_text(
+        '[data]\nsource = "digits"\n[split]\nmodel = "nets_of_doors.py:conv"\nfirst = ["1"]\n'
+        "channels = 2\nattack_epochs = 1\ntargets = 20\nheld = 60\nseen = 20\n"
+    )
+    charts = []
+    for out, words in (("toml", "audit split.toml"), ("option", DOORS["audit-split"])):
+        invoke(*words.split(), "--threads", "1", "--out", out)
+        charts.append(json.loads((place / out / "result.json").read_text())["charts"])
+    assert charts[0] == charts[1]
+    assert charts[0][0]["title"] == "How much of an input comes back"
+
+
+def test_an_old_result_gets_one_sentence(tmp_path):
+    (tmp_path / "result.json").write_text(json.dumps({"schema": 1, "kind": "audit", "attacks": []}))
+    with pytest.raises(ExhumeError, match="the result of another version of exhume; run the audit"):
+        read_result(tmp_path / "result.json")
+
+
+@EVERY
+def test_time_is_written_one_way(door, invoke):
+    wrong = invoke(*DOORS[door].split(), "--budget", "soon")
+    assert wrong.exit_code == 2
+    assert "budget: 'soon' is not a time such as 90s, 10m or 1.5h" in wrong.stderr
+
+
+@EVERY
+def test_a_device_that_cannot_be_used_is_refused(door, invoke):
+    done = invoke(*DOORS[door].split(), "--device", "cuda")
+    assert done.exit_code == 2
+    assert "device: 'cuda' " in done.stderr
