@@ -25,6 +25,7 @@ HOLDS = {
     "adapter": "a LoRA adapter of a base model, after few steps",
     "delta": "differences to a base model, after few steps",
 }
+_WIDTH = 108  # of a line
 _SECTIONS = {"training": "victim", "updates": "update", "features": "split"}
 
 
@@ -76,13 +77,17 @@ def _section(name: str, said: Mapping[str, Any], shown: tuple[str, ...]) -> str:
         if key not in said:
             field, setting = known[key]
             example = field.default if setting.example is None else setting.example
-            lines.append(f"# {_line(key, example, known)}")
+            lines += [f"# {line}" for line in _line(key, example, known).split("\n")]
     return "\n".join(lines)
 
 
 def _line(key: str, value: Any, known: Mapping[str, Any]) -> str:
     written = f"{key} = {toml_value(value)}"
-    return f"{written:31} # {known[key][1].help}" if key in known else written
+    if key not in known:
+        return written
+    words = known[key][1].help
+    beside = f"{written:31} # {words}"
+    return beside if len(beside) <= _WIDTH else f"# {words}\n{written}"
 
 
 _HEAD = """
