@@ -94,3 +94,12 @@ def test_only_victims_and_scoring_name_a_secret(path):
         alias.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for alias in n.names
     }
     assert "Secret" not in names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SRC)))
+def test_files_and_functions_can_be_read(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 420
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno - node.lineno < 100, node.name
