@@ -307,6 +307,10 @@ class Status:
     reason: str = ""
     ever: bool = True  # for NOT_APPLICABLE: could it work with more knowledge or a later version?
 
+    @property
+    def converged(self) -> bool:
+        return self.outcome is Outcome.CONVERGED
+
 
 @dataclass(frozen=True)
 class Cost:

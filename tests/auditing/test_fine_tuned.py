@@ -142,9 +142,8 @@ def test_a_difference_gives_its_records_away(place):
 def test_an_adapter_from_the_file_to_the_page(place, steps):
     fine_tuned(network(), place, steps=steps)
     done, result = audited(place, steps=steps)
-    assert (
-        done.verdict.word == "no leak found"
-    )  # 4 of 64 directions are seen, in 20 steps of search
+    assert done.verdict.word == "not audited"  # 20 steps of search explain too little of the update
+    assert "Gradient matching did not converge: it explains" in done.verdict.sentence
     applied = [a for a in result["attacks"] if a["status"]["outcome"] != "not applicable"]
     assert [a["id"] for a in applied] == ["matching"]
     assert all(a["status"]["reason"] for a in result["attacks"] if a not in applied)
@@ -158,8 +157,8 @@ def test_the_same_on_the_command_line(place):
     words = "audit-update --model net.py:make --base base.safetensors --adapter adapter.safetensors"
     words += " --rate 0.1 --batch-size 2 --data digits --records 3,17 --search-steps 5 --out run"
     result = CliRunner().invoke(app, words.split())
-    assert result.exit_code == 0, result.output
-    assert "0 of 2 records" in result.stdout
+    assert result.exit_code == 2, result.output
+    assert "Gradient matching did not converge: it explains" in result.stdout
 
 
 def decoyed(place):

@@ -16,8 +16,9 @@ from exhume.bounds.loss_grid import compose
 from exhume.bounds.sampled import sample_bound
 from exhume.contract import ExhumeError
 
-KAPPAS = (1e-4, 0.01, 0.125, 0.5, 0.9)
+KAPPAS = (1e-4, 1e-3, 0.01, 0.125, 0.5, 0.9)
 # noise multiplier, steps, sampling rate
+OF_STUDY = [(1.0, 50, 0.01), (1.0, 50, 0.1), (1.0, 50, 0.5)]  # steps of the study of certificates
 CASES = [(1.0, 100, 0.1), (0.6, 50, 0.02), (2.0, 1000, 0.3), (5.0, 100, 0.99), (1.0, 1, 0.5)]
 
 
@@ -36,14 +37,18 @@ def test_published_values(noise, gamma):
     assert gaussian(1 / 8, noise, 100) == pytest.approx(gamma, abs=5e-4)
 
 
-@pytest.mark.parametrize("kappa", KAPPAS)
-def test_the_grid_gives_the_closed_form_near_full_batches(kappa):
-    found = compose(5.0, 100, 1 - 1e-9)
+@pytest.mark.parametrize(
+    ("noise", "steps", "rate", "exact"),
+    [(5.0, 100, 1 - 1e-9, 1e-5), (2.0, 50, 1 - 1e-12, 1e-6), (10.0, 50, 1 - 1e-12, 1e-6)],
+)
+def test_the_grid_gives_the_closed_form_near_full_batches(noise, steps, rate, exact):
+    found = compose(noise, steps, rate)
     assert found is not None
-    assert found.gamma(kappa) == pytest.approx(gaussian(kappa, 5.0, 100), abs=1e-5)
+    for kappa in KAPPAS:
+        assert found.gamma(kappa) == pytest.approx(gaussian(kappa, noise, steps), abs=exact)
 
 
-@pytest.mark.parametrize(("noise", "steps", "rate"), CASES)
+@pytest.mark.parametrize(("noise", "steps", "rate"), [*CASES, *OF_STUDY])
 def test_agrees_with_the_trade_off_curve_of_another_library(noise, steps, rate):
     """riskcal's T(P, Q) with P = mu, with the record: its alpha is nu's mass, so gamma = 1 - beta."""
     pytest.importorskip("riskcal", reason="riskcal is not installed: pip install 'exhume[test]'")
@@ -60,7 +65,7 @@ def test_agrees_with_the_trade_off_curve_of_another_library(noise, steps, rate):
     np.testing.assert_allclose(ours, one_way, atol=1e-3)
     symmetric = 1 - get_beta_from_pld(losses, alpha=np.array(KAPPAS))
     assert (symmetric >= ours - 1e-3).all()  # never tighter
-    if rate == 0.5:
+    if (steps, rate) == (1, 0.5):
         assert (symmetric > ours + 0.01).any()  # the direction matters
 
 
@@ -79,14 +84,14 @@ def test_naive_monte_carlo(noise, steps, rate):
     assert dp_sgd(kappa, noise, steps, rate).gamma == pytest.approx(gamma, abs=0.01)
 
 
-@pytest.mark.parametrize(("noise", "steps", "rate"), CASES[:2])
-@pytest.mark.parametrize("kappa", [0.01, 0.5])
+@pytest.mark.parametrize(("noise", "steps", "rate"), [*CASES[:2], *OF_STUDY])
+@pytest.mark.parametrize("kappa", [1e-3, 0.01, 0.1, 0.5])
 def test_the_sampled_interval_holds_the_truth(noise, steps, rate, kappa, key):
     found = sample_bound(kappa, noise, steps, rate, key=key, draws=20_000, level=0.999)
     truth = dp_sgd(kappa, noise, steps, rate).gamma
     assert found.low <= truth <= found.high
     assert found.low <= found.gamma <= found.high
-    assert found.high - found.low < 0.1
+    assert found.high - found.low < (0.1 if kappa > 0.001 else 0.3)  # 20 draws above the threshold
 
 
 def test_the_sampled_interval_is_as_sure_as_it_says(key):

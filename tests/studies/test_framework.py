@@ -33,7 +33,7 @@ def double(run: Run[Sizes], depth: int) -> dict[str, float]:
 def experiment(run: Run[Sizes]) -> Outcome:
     arms = run.arms("doubling", double, {f"depth{d}": d for d in run.setting.depths})
     metrics = {f"{name}.{n}": v for name, arm in arms.items() for n, v in arm.items()}
-    return Outcome([], metrics | {"threads": float(torch.get_num_threads())})
+    return Outcome({}, metrics | {"threads": float(torch.get_num_threads())})
 
 
 STUDY = Study(
@@ -42,7 +42,7 @@ STUDY = Study(
 
 
 def ran(out, study=STUDY, scale="smoke", **asked):
-    return run_study(study, scale, out, Asked(**asked))
+    return run_study(study, scale, out, Asked(**asked)).to_json()
 
 
 def test_the_real_setting_is_saved_and_shown(tmp_path):
@@ -82,11 +82,12 @@ def test_arms_are_kept_under_the_whole_setting(tmp_path):
     run = Run(STUDY, "smoke", Asked(), folder, 1)
     made = []
 
-    def make():
-        made.append(1)
+    def make(run, job):
+        made.append(job)
         return {"number": 0.1}
 
-    assert run.arm("one", make) == run.arm("one", make) == {"number": 0.1}
+    for _ in range(2):
+        assert run.arms("arms", make, {"one": 1}) == {"one": {"number": 0.1}}
     assert len(made) == 1
     others = (
         replace(run, scale="cpu"),
@@ -98,7 +99,7 @@ def test_arms_are_kept_under_the_whole_setting(tmp_path):
     addresses = {run.address("one"), run.address("two"), *(r.address("one") for r in others)}
     assert len(addresses) == 7
     for other in others:
-        other.arm("one", make)
+        other.arms("arms", make, {"one": 1})
     assert len(made) == 6
 
 
@@ -109,7 +110,7 @@ def test_arms_of_several_processes_are_those_of_one(tmp_path):
     )
     with spread_over(Processes(2)):
         spread = ran(tmp_path / "two")
-    assert spread["metrics"] == alone["metrics"]
+    assert spread["metrics"] == alone.metrics
     assert told == [("doubling", 0, 2), ("doubling", 1, 2), ("doubling", 2, 2)]
     assert pickle.loads(pickle.dumps(STUDY)) == STUDY
 
@@ -162,7 +163,7 @@ def test_a_kept_result_is_the_result(tmp_path):
         STUDY, "smoke", tmp_path / "run", Asked(), keep=tmp_path / "docs" / "results"
     )
     kept = json.loads((tmp_path / "docs" / "results" / "an-example.json").read_text())
-    assert kept == json.loads(json.dumps(result))
+    assert kept == json.loads(json.dumps(result.to_json()))
 
 
 def test_sources_are_found_wherever_a_setting_names_them():

@@ -10,16 +10,15 @@ from exhume.contract import ExhumeError, Progress, silent
 
 __all__ = ["BENCHES", "run_benches"]
 
-BENCHES: dict[str, Callable[[Progress], list[dict[str, Any]]]] = {
+Bench = Callable[[Progress], list[dict[str, Any]]]
+
+BENCHES: dict[str, Bench] = {
     "shadows": shadows.run,
     "glm": glm.run,
     "margin": margin.run,
     "gradient": gradient.run,
     "ensembler": ensembler.run,
 }
-
-
-Bench = Callable[[Progress], list[dict[str, Any]]]
 
 
 def run_benches(

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from exhume.bench.entries import each_case, entry
 from exhume.contract import Key, Progress
 from exhume.models.split.blueprint import Blueprint
 from exhume.models.split.cost import client_ratio, request_cost
@@ -49,12 +50,10 @@ def run(progress: Progress) -> list[dict[str, Any]]:
 def measure(
     cases: Sequence[Case], progress: Progress, *, repeats: int, client_repeats: int
 ) -> list[dict[str, Any]]:
-    entries = []
-    for place, case in enumerate(cases):
-        progress("bench ensembler", place, len(cases))
-        entries.append(_measured(case, repeats, client_repeats))
-    progress("bench ensembler", len(cases), len(cases))
-    return entries
+    def measured(case: Case) -> dict[str, Any]:
+        return _measured(case, repeats, client_repeats)
+
+    return each_case("ensembler", cases, measured, progress)
 
 
 def _measured(case: Case, repeats: int, client_repeats: int) -> dict[str, Any]:
@@ -64,13 +63,8 @@ def _measured(case: Case, repeats: int, client_repeats: int) -> dict[str, Any]:
     inputs = torch.rand(case.inputs, 3, 32, 32, generator=generator)
     many = max(min(40, client_repeats), client_repeats // case.inputs)
     cost = request_cost(defended, inputs, repeats=repeats)
-    return {
-        "name": "ensembler",
-        "case": f"N = {case.bodies}, P = {case.selected}, ResNet-18 of width {case.width}, "
-        f"{case.inputs} inputs",
-        "ours": cost.together,
-        "baseline": cost.in_turn,
-        "ratio": cost.in_turn / cost.together,
+    which = f"N = {case.bodies}, P = {case.selected}, ResNet-18 of width {case.width}"
+    more = {
         "way": cost.way,
         **{f"seconds_{way.replace(' ', '_')}": seconds for way, seconds in cost.ways.items()},
         "client_ratio": client_ratio(defended, single, inputs, repeats=many),
@@ -80,9 +74,9 @@ def _measured(case: Case, repeats: int, client_repeats: int) -> dict[str, Any]:
         "bytes_up": cost.bytes_up,
         "bytes_up_once": cost.bytes_up_once,
         "bytes_down": cost.bytes_down,
-        "threads": torch.get_num_threads(),
-        "repeats": repeats,
     }
+    name = f"{which}, {case.inputs} inputs"
+    return entry("ensembler", name, cost.together, cost.in_turn, repeats, more)
 
 
 def _with_one_body(defended: Pipeline, case: Case) -> Pipeline:

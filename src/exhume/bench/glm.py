@@ -7,9 +7,9 @@ for every trial value; ours solves for it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -19,6 +19,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from exhume.attacks.informed.glm import GlmClosedForm
+from exhume.bench.entries import entry, timed
 from exhume.contract import ExhumeError, Key, Knowledge, Progress, Records
 from exhume.store import NullStore
 from exhume.victims.sklearn import release_of_sklearn
@@ -42,22 +43,12 @@ def run(progress: Progress) -> list[dict[str, Any]]:
     for target in range(_TARGETS):
         progress("bench glm", target, _TARGETS)
         fixed, truth = _without(records, target)
-        best = float("inf")
-        for _ in range(_REPEATS):
-            started = time.perf_counter()
-            found, guess = closed_form(model, fixed)
-            best = min(best, time.perf_counter() - started)
-        ours.add(best, found, guess, truth)
-        started = time.perf_counter()
-        found, guess = reconstruct(model, fixed)
-        rival.add(time.perf_counter() - started, found, guess, truth)
+        runs = [timed(partial(closed_form, model, fixed)) for _ in range(_REPEATS)]
+        ours.add(min(seconds for seconds, _ in runs), *runs[-1][1], truth)
+        seconds, found = timed(partial(reconstruct, model, fixed))
+        rival.add(seconds, *found, truth)
     progress("bench glm", _TARGETS, _TARGETS)
-    entry = {
-        "name": "glm",
-        "case": f"logistic regression, 4 inputs, |D-| = {_RECORDS}, scikit-learn to 1e-10",
-        "ours": median(ours.seconds),
-        "baseline": median(rival.seconds),
-        "ratio": median(rival.seconds) / median(ours.seconds),
+    more = {
         "ours_largest_error": max(ours.errors),
         "baseline_largest_error": max(rival.errors),
         "ours_median_error": median(ours.errors),
@@ -65,10 +56,10 @@ def run(progress: Progress) -> list[dict[str, Any]]:
         "ours_labels_right": sum(ours.right),
         "baseline_labels_right": sum(rival.right),
         "targets": _TARGETS,
-        "threads": torch.get_num_threads(),
-        "repeats": _REPEATS,
     }
-    return [entry]
+    case = f"logistic regression, 4 inputs, |D-| = {_RECORDS}, scikit-learn to 1e-10"
+    times = (median(ours.seconds), median(rival.seconds))
+    return [entry("glm", case, *times, _REPEATS, more)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,6 @@ are the network's own start, chosen by neither side.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ import torch
 from exhume import data
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.span.attack import SpanAttack
+from exhume.bench.entries import entry, timed
 from exhume.contract import Attack, Key, Knowledge, Progress, Records
 from exhume.models.two_layer import TwoLayer
 from exhume.score.batches import score_batches
@@ -39,35 +39,28 @@ def run(progress: Progress) -> list[dict[str, Any]]:
     release, secret = release_batches(network, network.initial(key), private)
     known = Knowledge(architecture=network, batch_size=_BATCH)
 
-    def timed(attack: Attack) -> tuple[float, float]:
-        started = time.perf_counter()
-        found = attack.prepare(known, key=key, store=NullStore()).run(release)
-        seconds = time.perf_counter() - started
+    def attacked(attack: Attack) -> tuple[float, float]:
+        seconds, found = timed(
+            lambda: attack.prepare(known, key=key, store=NullStore()).run(release)
+        )
         return seconds, score_batches(secret, found).metrics()["psnr"]
 
     progress("bench gradient", 0, 2)
-    ours = min((timed(span) for _ in range(_REPEATS)), key=lambda pair: pair[0])
+    ours = min((attacked(span) for _ in range(_REPEATS)), key=lambda pair: pair[0])
     progress("bench gradient", 1, 2)
     theirs = (0.0, 0.0)
     steps = 0
     for steps in _STEPS:
-        theirs = timed(GradientMatching(steps=steps, rate=0.1, restarts=1))
+        theirs = attacked(GradientMatching(steps=steps, rate=0.1, restarts=1))
         if theirs[1] >= _BAR:
             break
     progress("bench gradient", 2, 2)
-    return [
-        {
-            "name": "gradient",
-            "case": f"{_BATCH} digits, {network}",
-            "ours": ours[0],
-            "baseline": theirs[0],
-            "ratio": theirs[0] / ours[0],
-            "ours_psnr": ours[1],
-            "baseline_psnr": theirs[1],
-            "baseline_steps": steps,
-            "baseline_reached": theirs[1] >= _BAR,
-            "bar": _BAR,
-            "threads": torch.get_num_threads(),
-            "repeats": _REPEATS,
-        }
-    ]
+    more = {
+        "ours_psnr": ours[1],
+        "baseline_psnr": theirs[1],
+        "baseline_steps": steps,
+        "baseline_reached": theirs[1] >= _BAR,
+        "bar": _BAR,
+    }
+    case = f"{_BATCH} digits, {network}"
+    return [entry("gradient", case, ours[0], theirs[0], _REPEATS, more)]

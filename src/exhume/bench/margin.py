@@ -8,15 +8,14 @@ rows. Same dtype and threads, repeats interleaved, the best of each kept. Loss a
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from exhume.attacks.margin.residual import Residual, span_of
+from exhume.bench.entries import each_case, entry, timed
 from exhume.contract import Key, Progress
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.train.stationarity import Others
@@ -38,16 +37,10 @@ class Case:
 
 CASES = (Case("eq. (6), all layers"), Case("first layer only", weights=(1.0,)))
 _REPEATS, _ALPHA = 5, 40.0
-T = TypeVar("T")
 
 
 def run(progress: Progress) -> list[dict[str, Any]]:
-    entries = []
-    for index, case in enumerate(CASES):
-        progress("bench margin", index, len(CASES))
-        entries.append(_measure(case))
-    progress("bench margin", len(CASES), len(CASES))
-    return entries
+    return each_case("margin", CASES, _measure, progress)
 
 
 def _measure(case: Case) -> dict[str, Any]:
@@ -60,25 +53,20 @@ def _measure(case: Case) -> dict[str, Any]:
     pixels = span.inputs(coordinates)
     ours, alone = [], []
     for _ in range(_REPEATS):
-        seconds, found = _timed(lambda: problem.at(coordinates, multipliers))
+        seconds, found = timed(lambda: problem.at(coordinates, multipliers))
         ours.append(seconds)
-        seconds, reference = _timed(
+        seconds, reference = timed(
             lambda: by_autograd(mlp, parameters, pixels, multipliers, labels, case)
         )
         alone.append(seconds)
     loss, by_x, by_lambda = reference
-    return {
-        "name": "margin",
-        "case": f"{case.name}, {mlp}, m = {case.candidates}, span {case.records}, fp32",
-        "ours": min(ours),
-        "baseline": min(alone),
-        "ratio": min(alone) / min(ours),
+    name = f"{case.name}, {mlp}, m = {case.candidates}, span {case.records}, fp32"
+    more = {
         "loss_difference": abs(found.loss - loss) / loss,
         "gradient_difference": _apart(found.coordinates, by_x @ span.basis.T),
         "multiplier_difference": _apart(found.multipliers, by_lambda),
-        "threads": torch.get_num_threads(),
-        "repeats": _REPEATS,
     }
+    return entry("margin", name, min(ours), min(alone), _REPEATS, more)
 
 
 def _problem(case: Case) -> tuple[HomogeneousMLP, Tensor, Tensor]:
@@ -147,9 +135,3 @@ def _relu(z: Tensor) -> Tensor:
 def _apart(one: Tensor, two: Tensor) -> float:
     """Largest difference over the largest value."""
     return float((one - two).abs().max() / two.abs().max())
-
-
-def _timed(work: Callable[[], T]) -> tuple[float, T]:
-    started = time.perf_counter()
-    result = work()
-    return time.perf_counter() - started, result

@@ -13,8 +13,6 @@ the job's own large products. Clipping and noise count as no operations.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from exhume.bench.entries import each_case, entry, timed
 from exhume.contract import Architecture, Key, Progress, Records
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
@@ -83,12 +82,7 @@ _REPEATS = 5
 
 
 def run(progress: Progress) -> list[dict[str, Any]]:
-    entries = []
-    for index, case in enumerate(CASES):
-        progress("bench shadows", index, len(CASES))
-        entries.append(_measure(case))
-    progress("bench shadows", len(CASES), len(CASES))
-    return entries
+    return each_case("shadows", CASES, _measure, progress)
 
 
 def _measure(case: Case) -> dict[str, Any]:
@@ -100,24 +94,18 @@ def _measure(case: Case) -> dict[str, Any]:
     extra = _records(case.models, architecture, key.fold("extra")).one_each()
     ours, alone, gemm = [], [], []
     for _ in range(_REPEATS):
-        seconds, stacked = _timed(lambda: recipe.fit(initial, fixed, extra, key))
+        seconds, stacked = timed(lambda: recipe.fit(initial, fixed, extra, key))
         ours.append(seconds / case.models)
-        seconds, single = _timed(lambda: _alone(case, recipe, initial, fixed, extra, key))
+        seconds, single = timed(lambda: _alone(case, recipe, initial, fixed, extra, key))
         alone.append(seconds / case.alone)
         gemm.append(_gemm_rate(case))
-    return {
-        "name": "shadows",
-        "case": str(case),
-        "ours": min(ours),
-        "baseline": min(alone),
-        "ratio": min(alone) / min(ours),
+    more = {
         "peak_fraction": case.operations() / min(ours) / max(gemm),
         "gemm_gflops": max(gemm) / 1e9,
         "largest_difference": float((stacked[: case.alone] - single).abs().max()),
         "models": case.models,
-        "threads": torch.get_num_threads(),
-        "repeats": _REPEATS,
     }
+    return entry("shadows", str(case), min(ours), min(alone), _REPEATS, more)
 
 
 def _alone(  # noqa: PLR0917
@@ -210,18 +198,12 @@ def _records(count: int, architecture: Architecture, key: Key) -> Records:
     return Records(inputs, labels, tuple(str(i) for i in range(classes)))
 
 
-def _timed(work: Callable[[], Tensor]) -> tuple[float, Tensor]:
-    started = time.perf_counter()
-    result = work()
-    return time.perf_counter() - started, result
-
-
 def _gemm_rate(case: Case) -> float:
     """The better of the job's two large products, in operations a second."""
     rates = []
     for rows, inner, columns in case.products():
         left, right = torch.ones(rows, inner), torch.ones(inner, columns)
         out = torch.empty(rows, columns)
-        seconds = min(_timed(lambda: torch.mm(left, right, out=out))[0] for _ in range(5))  # noqa: B023
+        seconds = min(timed(lambda: torch.mm(left, right, out=out))[0] for _ in range(5))  # noqa: B023
         rates.append(2 * rows * inner * columns / seconds)
     return max(rates)

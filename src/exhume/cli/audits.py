@@ -15,7 +15,16 @@ from typing import Annotated, Any
 
 import typer
 
-from exhume.cli.frame import app, progress_bars, report_verdict, run_on, say, tell, with_exit_codes
+from exhume.cli.frame import (
+    LEAKS,
+    app,
+    progress_bars,
+    report_verdict,
+    run_on,
+    say,
+    tell,
+    with_exit_codes,
+)
 from exhume.cli.options import options_of, run_options, values_of
 from exhume.settings import (
     AttackSettings,
@@ -33,7 +42,8 @@ from exhume.settings import (
 
 _CODES = """
 
-Exit code 0: audited. 1: audited, and it leaks more than --fail-over. 2: could not audit."""
+Exit code 0: audited. 1: audited, and it leaks more than --fail-over, or is what --fail-on names. 2: could
+not audit."""
 _SECTIONS = {
     "data": DataSettings,
     "victim": VictimSettings,
@@ -170,7 +180,11 @@ def _run(brief: Brief, given: dict[str, Any], more: str) -> int:
         write_junit(done.result, given["junit"], fail_over=given["fail_over"])
     if given["as_json"]:
         tell((done.folder / "result.json").read_text(encoding="utf-8").rstrip())
-    return report_verdict(done, given["fail_over"], more=more, quiet=given["as_json"])
+    code = report_verdict(done, given["fail_over"], more=more, quiet=given["as_json"])
+    if given["fail_on"] == "at-risk" and done.verdict.word in ("leaks", "at risk"):
+        say(f"--fail-on at-risk: the verdict is {done.verdict.word!r}")
+        return LEAKS
+    return code
 
 
 def _say_plan(plan: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from click import Choice
 
 from exhume.cli.frame import Out, Processes, Ray, ResumeAnyway
 from exhume.notation import numbers_in
@@ -59,6 +60,7 @@ def values_of(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 def run_options() -> list[Parameter]:
     """What every audit command takes, whatever is released."""
     gate = typer.Option(help="Exit 1 if a larger share of the records leaks.", min=0, max=1)
+    also = typer.Option(help="Exit 1 if it is at risk, too.", click_type=Choice(["at-risk"]))
     switches = {
         "redact": typer.Option("--redact", help="Also write a report without any record."),
         "as_json": typer.Option("--json", help="Print result.json (or the plan) instead of words."),
@@ -71,6 +73,7 @@ def run_options() -> list[Parameter]:
         ),
         _parameter("junit", Path | None, typer.Option(help="Also write JUnit XML, for CI.")),
         _parameter("fail_over", float | None, gate),
+        _parameter("fail_on", str | None, also),
         *(_parameter(name, bool, how, False) for name, how in switches.items()),
         Parameter("resume_anyway", Parameter.KEYWORD_ONLY, default=False, annotation=ResumeAnyway),
     ]

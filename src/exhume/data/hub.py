@@ -132,7 +132,9 @@ def _columns(features: Mapping[str, dict[str, Any]], where: Path) -> tuple[str, 
     numbers = [
         name
         for name, kind in kinds.items()
-        if name != labels[0] and kind == "Value" and _numeric(features[name].get("dtype"))
+        if name != labels[0]
+        and kind == "Value"
+        and str(features[name].get("dtype")).startswith(("int", "uint", "float", "bool"))
     ]
     if not numbers:
         raise ExhumeError(
@@ -140,10 +142,6 @@ def _columns(features: Mapping[str, dict[str, Any]], where: Path) -> tuple[str, 
             "texts are called text or sentence, token numbers input_ids"
         )
     return labels[0], numbers
-
-
-def _numeric(kind: object) -> bool:
-    return str(kind).startswith(("int", "uint", "float", "bool"))
 
 
 def _table(part: Path, state: Mapping[str, Any], names: list[str]) -> Any:

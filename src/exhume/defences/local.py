@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from exhume.contract import ExhumeError, Gradient, Key, NotApplicable, Recipe, Release
+from exhume.defences.release import gradient_of
 from exhume.train.local import LocalTraining
 
 __all__ = ["LargerBatch", "LocalSteps"]
@@ -63,19 +64,15 @@ class LargerBatch:
 
     def protect(self, release: Release, key: Key) -> Gradient:
         """The releases of larger batches, as many as before; those that were joined are equal."""
-        if not isinstance(release, Gradient):
-            raise NotApplicable(
-                f"release: this defence protects gradients, not {type(release).__name__}",
-                ever=False,
-            )
+        seen = gradient_of(release)
         if not self.strength:
-            return release
-        if release.at.ndim > 1 or len(release.values) % self.times:
+            return seen
+        if seen.at.ndim > 1 or len(seen.values) % self.times:
             raise NotApplicable(
-                f"release: {len(release.values)} updates at common weights are needed in groups of "
+                f"release: {len(seen.values)} updates at common weights are needed in groups of "
                 f"{self.times}",
                 ever=True,
             )
-        groups = release.values.reshape(-1, self.times, release.values.shape[1])
+        groups = seen.values.reshape(-1, self.times, seen.values.shape[1])
         means = torch.repeat_interleave(groups.mean(1), self.times, dim=0)
-        return replace(release, values=means)
+        return replace(seen, values=means)

@@ -47,9 +47,7 @@ class NoisyMargin:
 
     strength: float = 0.0  # norm of the noise, over the norm of the record, before both are scaled
     share: float = 1.0  # of the records, those of smallest margin; 1: all, and no first training
-    colour: Literal["white", "record"] = (
-        "record"  # noise with the record's own spectrum hides better
-    )
+    colour: Literal["white", "record"] = "record"  # noise of the record's spectrum hides better
     copies: int = 1  # of each protected record; more let the noise average away
     whom: Literal["margin", "random"] = "margin"  # random: as many records, as a control
 

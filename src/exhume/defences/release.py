@@ -6,6 +6,7 @@ larger batches change how the update is made: see `defences.dp` and `defences.lo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,10 +14,11 @@ from torch import Tensor
 
 from exhume.contract import ExhumeError, Gradient, Key, NotApplicable, Release
 
-__all__ = ["ClipRelease", "NoiseRelease", "PruneRelease", "QuantiseRelease"]
+__all__ = ["ClipRelease", "NoiseRelease", "PruneRelease", "QuantiseRelease", "gradient_of"]
 
 
-def _gradient(release: Release) -> Gradient:
+def gradient_of(release: Release) -> Gradient:
+    """Refuses what is no gradient."""
     if not isinstance(release, Gradient):
         raise NotApplicable(
             f"release: this defence protects gradients, not {type(release).__name__}", ever=False
@@ -40,7 +42,7 @@ class NoiseRelease:
         _not_negative(self.strength)
 
     def protect(self, release: Release, key: Key) -> Gradient:
-        seen = _gradient(release)
+        seen = gradient_of(release)
         if not self.strength:
             return seen
         rows = [self._one(row, key.fold("noise", i)) for i, row in enumerate(seen.values)]
@@ -67,7 +69,7 @@ class ClipRelease:
         _not_negative(self.strength)
 
     def protect(self, release: Release, key: Key) -> Gradient:
-        seen = _gradient(release)
+        seen = gradient_of(release)
         factors = (1 / (self.strength * seen.values.norm(dim=1)).clamp_min(1e-300)).clamp(max=1)
         return replace(seen, values=seen.values * factors[:, None]) if self.strength else seen
 
@@ -93,11 +95,8 @@ class QuantiseRelease:
         return max(32 - self.bits, 0) / 31
 
     def protect(self, release: Release, key: Key) -> Gradient:
-        seen = _gradient(release)
-        if not self.strength:
-            return seen
-        parts = {name: self._one(part) for name, part in seen.layout.split(seen.values).items()}
-        return replace(seen, values=seen.layout.join(parts))
+        seen = gradient_of(release)
+        return _by_tensor(seen, self._one) if self.strength else seen
 
     def _one(self, part: Tensor) -> Tensor:
         flat = part.flatten(1)
@@ -126,11 +125,8 @@ class PruneRelease:
             raise ExhumeError(f"strength: must lie in [0, 1), got {self.strength}")
 
     def protect(self, release: Release, key: Key) -> Gradient:
-        seen = _gradient(release)
-        if not self.strength:
-            return seen
-        parts = {name: self._one(part) for name, part in seen.layout.split(seen.values).items()}
-        return replace(seen, values=seen.layout.join(parts))
+        seen = gradient_of(release)
+        return _by_tensor(seen, self._one) if self.strength else seen
 
     def _one(self, part: Tensor) -> Tensor:
         flat = part.flatten(1)
@@ -144,3 +140,9 @@ class PruneRelease:
 def _not_negative(strength: float) -> None:
     if not strength >= 0:
         raise ExhumeError(f"strength: must be at least 0, got {strength}")
+
+
+def _by_tensor(seen: Gradient, one: Callable[[Tensor], Tensor]) -> Gradient:
+    """Every tensor of the layout, (r, *shape), replaced by another."""
+    parts = {name: one(part) for name, part in seen.layout.split(seen.values).items()}
+    return replace(seen, values=seen.layout.join(parts))

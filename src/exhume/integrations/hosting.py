@@ -15,7 +15,7 @@ import torch
 from exhume.contract import ExhumeError
 from exhume.integrations.exporting import RUNTIME
 from exhume.integrations.mlserver_guard import CallGuard, Limits, RequestGuard
-from exhume.models.split.parts import load_bodies
+from exhume.models.split.parts import bodies_in, load_bodies
 
 try:
     import grpc
@@ -86,11 +86,7 @@ async def _run(settings: Settings, hosting: Hosting, models: list[ModelSettings]
 
 
 def _bodies(server: Path, only: Sequence[int] | None) -> list[int]:
-    found = sorted(
-        int(place.name.removeprefix("body"))
-        for place in (server.iterdir() if server.is_dir() else ())
-        if place.name.removeprefix("body").isdigit()
-    )
+    found = bodies_in(server)
     if not found:
         raise ExhumeError(f"server: {server} holds no body; export one there first")
     missing = sorted(set(only or ()) - set(found))

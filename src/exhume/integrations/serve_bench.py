@@ -159,8 +159,7 @@ def _pipeline(plan: Blueprint, count: int) -> Pipeline:
 
     def split(name: str | int) -> Any:
         parts = cut(plan.network.module(key.fold(name)), plan.first, plan.second)
-        for part in (parts.head, parts.body, parts.tail):
-            part.requires_grad_(False).eval()
+        parts.whole.requires_grad_(False).eval()
         return parts
 
     selected = tuple(range(min(4, count)))

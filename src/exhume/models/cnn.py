@@ -7,11 +7,11 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import pairwise
 
-import torch
 from torch import Tensor, nn
 
 from exhume.contract import ExhumeError, Key, Layout
 from exhume.models.activations import activation
+from exhume.models.mlp import check_kind, dense_layout, drawn_parameters
 
 __all__ = ["CNN"]
 
@@ -34,9 +34,7 @@ class CNN:
     init: str = "lecun"
 
     def __post_init__(self) -> None:
-        activation(self.activation)
-        if self.init not in ("lecun", "torch"):
-            raise ExhumeError(f"init: {self.init!r} is not one of lecun, torch")
+        check_kind(self.activation, self.init)
         if len(self.input_shape) != 3:
             raise ExhumeError(
                 f"input_shape: {self.input_shape} given, channels x height x width needed"
@@ -87,28 +85,12 @@ class CNN:
         for layer, ((before, after), kernel) in enumerate(zip(pairs, self.kernels, strict=True), 1):
             names += [f"conv{layer}.weight", f"conv{layer}.bias"]
             shapes += [(after, before, kernel, kernel), (after,)]
-        for layer, (fan_in, fan_out) in enumerate(pairwise(self.sizes), 1):
-            names += [f"fc{layer}.weight", f"fc{layer}.bias"]
-            shapes += [(fan_out, fan_in), (fan_out,)]
-        return Layout(tuple(names), tuple(shapes))
+        dense = dense_layout(self.sizes)
+        return Layout((*names, *dense.names), (*shapes, *dense.shapes))
 
     def initial(self, key: Key) -> Tensor:
         """(p,) float32."""
-        generator = key.fold("initial").generator()
-        flat = []
-        shapes = self.layout.shapes
-        for weight, bias in zip(shapes[::2], shapes[1::2], strict=True):
-            fan_in = math.prod(weight[1:])
-            if self.init == "lecun":
-                flat += [torch.randn(weight, generator=generator).flatten() / math.sqrt(fan_in)]
-                flat += [torch.zeros(bias)]
-            else:
-                bound = 1 / math.sqrt(fan_in)
-                flat += [
-                    torch.empty(shape).uniform_(-bound, bound, generator=generator).flatten()
-                    for shape in (weight, bias)
-                ]
-        return torch.cat(flat)
+        return drawn_parameters(self.layout, self.init, key)
 
     def build(self) -> nn.Module:
         layers: OrderedDict[str, nn.Module] = OrderedDict()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -12,8 +13,10 @@ from exhume.contract import ExhumeError, Key
 
 __all__ = ["he_normal"]
 
+M = TypeVar("M", bound=nn.Module)
 
-def he_normal(build: Callable[[], nn.Module], key: Key) -> nn.Module:
+
+def he_normal(build: Callable[[], M], key: Key) -> M:
     """Weights of dense and convolutional layers from N(0, 2/fan_in), the last dense layer's from
     N(0, 1/fan_in); biases zero; batch norm the identity. Other layers with weights are refused.
     """

@@ -44,9 +44,7 @@ def pulls(head: Head, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         others = lead.exp().scatter(1, at, 0.0)  # exp(Phi_j - Phi_y)
         total = others.sum(1, keepdim=True)
         loss, share = total[:, 0].log1p(), others / (1 + total)
-        if bool(
-            torch.isinf(total).any()
-        ):  # far on the wrong side: nothing is lost by the usual way
+        if bool(torch.isinf(total).any()):  # far on the wrong side: the usual way loses nothing
             loss = F.cross_entropy(outputs, labels, reduction="none")
             share = torch.softmax(outputs, 1).scatter(1, at, 0.0)
         return loss, (-share).scatter(1, at, share.sum(1, keepdim=True))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from exhume.contract import ExhumeError, Key, Layout
 from exhume.models.activations import activation
 
-__all__ = ["MLP"]
+__all__ = ["MLP", "check_kind", "dense_layout", "drawn_parameters"]
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,7 @@ class MLP:
     init: str = "lecun"
 
     def __post_init__(self) -> None:
-        activation(self.activation)
-        if self.init not in ("lecun", "torch"):
-            raise ExhumeError(f"init: {self.init!r} is not one of lecun, torch")
+        check_kind(self.activation, self.init)
         if any(width < 1 for width in self.sizes):
             raise ExhumeError(f"hidden: widths must be at least 1, got {self.sizes}")
 
@@ -43,26 +41,11 @@ class MLP:
 
     @property
     def layout(self) -> Layout:
-        names, shapes = [], []
-        for layer, (fan_in, fan_out) in enumerate(pairwise(self.sizes), start=1):
-            names += [f"fc{layer}.weight", f"fc{layer}.bias"]
-            shapes += [(fan_out, fan_in), (fan_out,)]
-        return Layout(tuple(names), tuple(shapes))
+        return dense_layout(self.sizes)
 
     def initial(self, key: Key) -> Tensor:
         """(p,) float32."""
-        generator = key.fold("initial").generator()
-        flat = []
-        for fan_in, fan_out in pairwise(self.sizes):
-            if self.init == "lecun":
-                weight = torch.randn(fan_out, fan_in, generator=generator) / math.sqrt(fan_in)
-                bias = torch.zeros(fan_out)
-            else:
-                bound = 1 / math.sqrt(fan_in)
-                weight = torch.empty(fan_out, fan_in).uniform_(-bound, bound, generator=generator)
-                bias = torch.empty(fan_out).uniform_(-bound, bound, generator=generator)
-            flat += [weight.flatten(), bias]
-        return torch.cat(flat)
+        return drawn_parameters(self.layout, self.init, key)
 
     def build(self) -> nn.Module:
         layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
@@ -75,3 +58,34 @@ class MLP:
 
     def __str__(self) -> str:
         return f"MLP {'-'.join(str(size) for size in self.sizes)}, {self.activation}"
+
+
+def check_kind(activation_name: str, init: str) -> None:
+    activation(activation_name)
+    if init not in ("lecun", "torch"):
+        raise ExhumeError(f"init: {init!r} is not one of lecun, torch")
+
+
+def dense_layout(sizes: tuple[int, ...]) -> Layout:
+    """Weight and bias of each layer between these widths."""
+    names, shapes = [], []
+    for layer, (fan_in, fan_out) in enumerate(pairwise(sizes), start=1):
+        names += [f"fc{layer}.weight", f"fc{layer}.bias"]
+        shapes += [(fan_out, fan_in), (fan_out,)]
+    return Layout(tuple(names), tuple(shapes))
+
+
+def drawn_parameters(layout: Layout, init: str, key: Key) -> Tensor:
+    """(p,) float32 of a layout in which each weight has its bias behind it; init: as in `MLP`."""
+    generator = key.fold("initial").generator()
+    flat = []
+    for weight, bias in zip(layout.shapes[::2], layout.shapes[1::2], strict=True):
+        root = math.sqrt(math.prod(weight[1:]))  # of the fan-in
+        if init == "lecun":
+            flat += [torch.randn(weight, generator=generator).flatten() / root, torch.zeros(bias)]
+        else:
+            flat += [
+                torch.empty(shape).uniform_(-1 / root, 1 / root, generator=generator).flatten()
+                for shape in (weight, bias)
+            ]
+    return torch.cat(flat)

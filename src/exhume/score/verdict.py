@@ -1,4 +1,4 @@
-"""The verdict, in words: leaks, no leak found, or not audited. Silence is never shown as safety."""
+"""The verdict, in words: leaks, at risk, no leak found, or not audited. Silence is never shown as safety."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from exhume.results import Verdict
 
-__all__ = ["Verdict", "broken", "gravest", "judge", "not_audited"]
+__all__ = ["Verdict", "at_risk", "broken", "gravest", "judge", "not_audited"]
 
 
 def judge(
@@ -56,6 +56,11 @@ def gravest(verdicts: Sequence[Verdict]) -> Verdict:
     """One attack that succeeds is enough; one that could not run says nothing."""
     order = ("leaks", "at risk", "no leak found", "not audited")
     return min(verdicts, key=lambda verdict: order.index(verdict.word))
+
+
+def at_risk(sentence: str, detail: str) -> Verdict:
+    """The adversary that was assumed gets nothing; one with the same release and more knowledge does."""
+    return Verdict("at risk", sentence, detail)
 
 
 def broken(alarm: str) -> Verdict:

@@ -1,38 +1,39 @@
 """Claims, and how they are decided: the text of what was measured and whether it holds, from one comparison.
 
 ssim = Comparison(lambda row: rows[row].each["ssim"], "SSIM", key)
-Claim("query-free", "Without a query …", "SSIM 0.4363", *ssim("paper", "mean_image").above())
+{"query-free": ("Without a query …", "SSIM 0.4363", *ssim("paper", "mean_image").above())}
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, stdev
+from typing import TypeVar
 
 from torch import Tensor
 
 from exhume.contract import Key
-from exhume.results import Claim, Point
+from exhume.results import Point
 from exhume.score.intervals import bootstrap
 
 __all__ = [
-    "Claim",
     "Comparison",
     "Decided",
     "Paired",
     "fewer",
     "flattened",
+    "line",
     "mean_of",
     "more",
     "paired",
-    "point",
     "point_of",
     "prefixed",
     "ranged",
     "spread",
 ]
 
+X = TypeVar("X", bound=float | str)
 Decided = tuple[str, bool]
 """What was measured, in words, and whether the claim holds."""
 
@@ -112,10 +113,13 @@ def flattened(arms: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return {name: value for arm in arms for name, value in prefixed(arm, arms[arm]).items()}
 
 
-def mean_of(runs: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of every metric over runs that all have it."""
+def mean_of(runs: Iterable[Mapping[str, float]], spread: Iterable[str] = ()) -> dict[str, float]:
+    """The mean of every metric over runs that all have it; of those in `spread` also the deviation."""
     several = list(runs)
-    return {name: fmean(run[name] for run in several) for name in several[0]}
+    means = {name: fmean(run[name] for run in several) for name in several[0]}
+    if len(several) > 1:
+        means |= {f"{name}_std": stdev(run[name] for run in several) for name in spread}
+    return means
 
 
 def spread(name: str, values: Tensor, key: Key) -> dict[str, float]:
@@ -126,9 +130,13 @@ def spread(name: str, values: Tensor, key: Key) -> dict[str, float]:
     return {name: float(values.mean()), f"{name}_low": low, f"{name}_high": high}
 
 
-def point(x: float | str, name: str, metrics: Mapping[str, float]) -> Point:
-    """A metric with its interval, `name_low` to `name_high`, at x."""
-    return Point(x, metrics[name], metrics[f"{name}_low"], metrics[f"{name}_high"])
+def line(arms: Mapping[X, str], measure: str, metrics: Mapping[str, float]) -> list[Point]:
+    """A metric of several arms, each at its place; where there is one, with its interval."""
+    names = {x: f"{arm}.{measure}" for x, arm in arms.items()}
+    return [
+        Point(x, metrics[name], metrics.get(f"{name}_low"), metrics.get(f"{name}_high"))
+        for x, name in names.items()
+    ]
 
 
 def point_of(x: float | str, values: Tensor, key: Key) -> Point:

@@ -17,9 +17,7 @@ from exhume.train.fleet import LARGEST_CHUNK
 
 __all__ = ["ALIGNED", "Block", "Stack", "block_records"]
 
-_BLOCK_BYTES = (
-    1 << 22
-)  # of one layer's activations in a block: a handful of these fit a shared cache
+_BLOCK_BYTES = 1 << 22  # of one layer's activations in a block: a few of these fit a shared cache
 _FEWEST_RECORDS = 256  # in a block: below this the large products lose efficiency
 ALIGNED = 16  # a row of weights or activations takes a multiple of so many numbers
 

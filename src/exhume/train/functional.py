@@ -120,7 +120,8 @@ class _Network:
             module, why = architecture.trainable(), architecture.not_per_record
         else:
             module = architecture.build()
-            why = not_per_record(module, architecture.input_shape) if _has_state(module) else ""
+            stateful = any(True for _ in module.buffers())
+            why = not_per_record(module, architecture.input_shape) if stateful else ""
         if why:
             raise ExhumeError(
                 f"{architecture}: {why}, which models trained side by side do not: replace it "
@@ -180,10 +181,6 @@ class _Network:
             return (factors * taken) @ each
 
         return clipped
-
-
-def _has_state(module: nn.Module) -> bool:
-    return any(True for _ in module.buffers())
 
 
 def check_side_by_side(architecture: Architecture) -> None:

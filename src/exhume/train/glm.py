@@ -17,6 +17,7 @@ from exhume.contract import ExhumeError, Key, Records
 from exhume.models.glm import onehot
 from exhume.models.mlp import MLP
 from exhume.train.newton import Problem, Solution, minimise
+from exhume.train.recipe import check_fits
 
 __all__ = ["Optimum", "Penalty", "as_matrix", "augmented"]
 
@@ -85,11 +86,7 @@ class Optimum:
     def fit(
         self, initial: Tensor, fixed: Records, extra: Records, key: Key, first: int = 0
     ) -> Tensor:
-        if fixed.shape != self.architecture.input_shape:
-            raise ExhumeError(
-                f"records of shape {fixed.shape} do not fit {self.architecture}, "
-                f"which takes {self.architecture.input_shape}"
-            )
+        check_fits(self.architecture, fixed)
         if not self.penalty.strength > 0:
             raise ExhumeError(
                 "penalty: strength 0 leaves separable records without an optimum; it must be positive"

@@ -24,6 +24,7 @@ from exhume.models.own.architecture import OwnArchitecture
 from exhume.naming import digest_of_code, first_line, named, seeded_globals
 from exhume.train import functional
 from exhume.train.optimisers import Descent
+from exhume.train.recipe import check_fits
 
 __all__ = ["OwnTraining"]
 
@@ -62,11 +63,7 @@ class OwnTraining:
         self, initial: Tensor, fixed: Records, extra: Records, key: Key, first: int = 0
     ) -> Tensor:
         """One call after another; initial: (p,) or (s, p); returns (s, p)."""
-        if fixed.shape != self.architecture.input_shape:
-            raise ExhumeError(
-                f"records of shape {fixed.shape} do not fit {self.architecture}, "
-                f"which takes {self.architecture.input_shape}"
-            )
+        check_fits(self.architecture, fixed)
         models = extra.labels.shape[0]
         starts = initial.expand(models, -1)
         return torch.stack(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from exhume.train.batches import Order
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy, Sampler, SampleStream
 from exhume.train.optimisers import Descent, Optimiser
 
-__all__ = ["FullBatch", "MiniBatch"]
+__all__ = ["FullBatch", "MiniBatch", "check_fits", "descent_of"]
 
 
 @dataclass(frozen=True)
@@ -131,40 +132,37 @@ def _train(
     watch: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     architecture, optimiser = recipe.architecture, recipe.descent
-    if fixed.shape != architecture.input_shape:
-        raise ExhumeError(
-            f"records of shape {fixed.shape} do not fit {architecture}, "
-            f"which takes {architecture.input_shape}"
-        )
-    if mlp := fully_connected(architecture):
-        trained = stacked.descend(
-            mlp,
-            optimiser,
-            initial,
-            fixed,
-            extra,
-            order=order,
-            privacy=privacy,
-            noise=noise,
-            sampler=sampler,
-            watch=watch,
-        )
-    else:
-        trained = functional.descend(
-            architecture,
-            optimiser,
-            initial,
-            fixed,
-            extra,
-            order=order,
-            privacy=privacy,
-            noise=noise,
-            sampler=sampler,
-            watch=watch,
-        )
+    check_fits(architecture, fixed)
+    trained = descent_of(architecture)(
+        optimiser,
+        initial,
+        fixed,
+        extra,
+        order=order,
+        privacy=privacy,
+        noise=noise,
+        sampler=sampler,
+        watch=watch,
+    )
     if not bool(torch.isfinite(trained).all()):
         raise ExhumeError(
             f"training diverged ({optimiser}): the weights are not finite; "
             "lower the rate, or scale the records"
         )
     return trained
+
+
+def check_fits(architecture: Architecture, records: Records) -> None:
+    """Refuse records of another shape than the network takes."""
+    if records.shape != architecture.input_shape:
+        raise ExhumeError(
+            f"records of shape {records.shape} do not fit {architecture}, "
+            f"which takes {architecture.input_shape}"
+        )
+
+
+def descent_of(architecture: Architecture) -> Callable[..., Tensor]:
+    """`stacked.descend` where the network is fully connected, else `functional.descend`."""
+    if mlp := fully_connected(architecture):
+        return partial(stacked.descend, mlp)
+    return partial(functional.descend, architecture)

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from exhume.contract import ExhumeError, Key, Progress, Store, silent
 from exhume.store import address, digest
+from exhume.train.rmsprop import FusedRMSProp
 
-__all__ = ["Loss", "Schedule", "train_module"]
+__all__ = ["Loss", "Schedule", "optimiser_state", "restore_optimiser", "train_module"]
 
 Loss = Callable[[Tensor, torch.Generator], Tensor]
 """(rows of the batch, a generator for this step) to the scalar to be lowered."""
@@ -114,14 +115,7 @@ def _state(
     """What a run has to keep: once it is finished, only what it ends with."""
     kept = {f"module.{n}": t for n, t in module.state_dict().items()}
     kept["epochs"] = torch.tensor(epochs)
-    if optimiser is not None:
-        for index, values in optimiser.state_dict()["state"].items():
-            kept |= {
-                f"optimiser.{index}.{n}": torch.as_tensor(v)
-                for n, v in values.items()
-                if v is not None
-            }
-    return kept
+    return kept if optimiser is None else kept | optimiser_state("optimiser", optimiser)
 
 
 def _resume(
@@ -132,12 +126,31 @@ def _resume(
         return 0
     own = module.state_dict()
     module.load_state_dict({n: kept[f"module.{n}"].to(own[n].device) for n in own})
+    restore_optimiser("optimiser", optimiser, kept)
+    return int(kept["epochs"])
+
+
+def optimiser_state(prefix: str, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state without RMSProp's first moment, which each step overwrites unread."""
+    unread = {"exp_avg"} if isinstance(optimiser, FusedRMSProp) else set()
+    return {
+        f"{prefix}.{index}.{name}": torch.as_tensor(value)
+        for index, values in optimiser.state_dict()["state"].items()
+        for name, value in values.items()
+        if name not in unread and value is not None
+    }
+
+
+def restore_optimiser(
+    prefix: str, optimiser: torch.optim.Optimizer, kept: Mapping[str, Tensor]
+) -> None:
+    """The inverse of `optimiser_state`."""
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in kept.items():
-        if name.startswith("optimiser."):
-            _, index, quantity = name.split(".")
+        if name.startswith(f"{prefix}."):
+            index, quantity = name.removeprefix(f"{prefix}.").split(".")
             state.setdefault(int(index), {})[quantity] = tensor
-    if state:
-        groups = optimiser.state_dict()["param_groups"]
-        optimiser.load_state_dict({"state": state, "param_groups": groups})
-    return int(kept["epochs"])
+            if quantity == "exp_avg_sq":
+                state[int(index)].setdefault("exp_avg", torch.zeros_like(tensor))
+    groups = optimiser.state_dict()["param_groups"]
+    optimiser.load_state_dict({"state": state, "param_groups": groups})

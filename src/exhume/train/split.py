@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from exhume.contract import ExhumeError, Key, Progress, Records, Store, silent
 from exhume.models.split.blueprint import Blueprint, Network
@@ -132,7 +132,6 @@ def train_split(
     random_head: the head stays as it was drawn, except for batch-norm statistics.
     """
     parts = job.fresh(key)
-    whole = nn.ModuleDict({"head": parts.head, "body": parts.body, "tail": parts.tail})
     if random_head:
         parts.head.requires_grad_(False)
     added = torch.zeros(()) if noise is None else noise
@@ -148,7 +147,7 @@ def train_split(
         return F.cross_entropy(parts.tail(answer), labels)
 
     train_module(
-        whole,
+        parts.whole,
         loss,
         len(job.records),
         job.schedule,

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from exhume.contract import Architecture, ExhumeError, Records
-from exhume.models.own.architecture import fully_connected
-from exhume.train import functional, stacked
+from exhume.train import functional
 from exhume.train.optimisers import Descent
+from exhume.train.recipe import descent_of
 
 __all__ = ["Untouched", "untouched"]
 
@@ -67,10 +67,7 @@ def untouched(
             looks.append(_zeros(architecture, parameters.expand(t, -1), seen))
         step += 1
 
-    if mlp := fully_connected(architecture):
-        stacked.descend(mlp, descent, initial, fixed, extra, watch=look)
-    else:
-        functional.descend(architecture, descent, initial, fixed, extra, watch=look)
+    descent_of(architecture)(descent, initial, fixed, extra, watch=look)
     shares = {name: torch.stack([found[name] for found in looks]) for name in layout.names}
     sizes = {
         name: torch.Size(shape).numel()

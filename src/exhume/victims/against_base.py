@@ -24,7 +24,7 @@ from torch import Tensor
 from exhume.contract import ExhumeError, NotApplicable
 from exhume.victims.tensor_file import bare_name, read_tensors
 
-__all__ = ["Adapter", "Against", "States", "read_against", "read_alone"]
+__all__ = ["Adapter", "Against", "States", "check_finite", "read_against", "read_alone"]
 
 Kind = Literal["adapter", "delta", "part"]
 _FIRST, _SECOND = ".lora_A.weight", ".lora_B.weight"
@@ -66,15 +66,16 @@ def read_against(path: Path, against: Against, *, trust: bool = False) -> States
     given, notes = read_tensors(path, what, trust=trust)
     named = _by_bare_name(given, what)
     base = _by_bare_name(read_tensors(against.base, "base", trust=trust)[0], "base")
-    _check_finite(base, "base")
+    check_finite(base, "base")
     lora = any(".lora_" in name for name in named)
     if kind is not None and lora != (kind == "adapter"):
         holds = "a LoRA adapter" if lora else "no lora_A and lora_B"
         raise ExhumeError(f"{what}: {path} holds {holds}")
-    _check_finite(named, what)
+    check_finite(named, what)
     if lora:
         adapter = _adapter(named, base, path, against.scaling, what)
-        return States(base, _with_adapter(adapter, base), (*notes, _sentence(adapter)), adapter)
+        said = f"A LoRA adapter of {', '.join(adapter.first)}, scaled by {adapter.scaling:g}."
+        return States(base, _with_adapter(adapter, base), (*notes, said), adapter)
     if kind == "delta":
         _check_known(named, base, what)
         whole = base | {n: base[n] + t.to(base[n].dtype) for n, t in named.items()}
@@ -108,7 +109,7 @@ def _by_bare_name(named: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
     return found
 
 
-def _check_finite(named: Mapping[str, Tensor], what: str) -> None:
+def check_finite(named: Mapping[str, Tensor], what: str) -> None:
     for name, tensor in named.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
             raise ExhumeError(f"{what}: {name} holds NaN or infinite values")
@@ -185,10 +186,6 @@ def _with_adapter(adapter: Adapter, start: Mapping[str, Tensor]) -> dict[str, Te
         change = adapter.scaling * (adapter.second[layer].float() @ first.float())
         whole[f"{layer}.weight"] = start[f"{layer}.weight"].float() + change
     return whole
-
-
-def _sentence(adapter: Adapter) -> str:
-    return f"A LoRA adapter of {', '.join(adapter.first)}, scaled by {adapter.scaling:g}."
 
 
 def _scaling(path: Path, first: Mapping[str, Tensor], what: str) -> float:

@@ -19,7 +19,7 @@ from torch import Tensor
 from exhume.contract import ExhumeError, NotApplicable, Records, Secret, Weights
 from exhume.models.activations import activation as known_activation
 from exhume.models.homogeneous import HomogeneousMLP, Matrices
-from exhume.victims.against_base import Against, read_against
+from exhume.victims.against_base import Against, check_finite, read_against
 from exhume.victims.tensor_file import read_tensors
 
 __all__ = ["Checkpoint", "read_checkpoint", "secret_of"]
@@ -59,7 +59,7 @@ def read_checkpoint(
     else:
         states = read_against(path, against, trust=trust)
         named, notes, path = states.after, list(states.notes), against.base
-    _check_finite(named)
+    check_finite(named, "checkpoint")
     _check_kinds(named)
     layers, order = _in_order(named, math.prod(shape), sorted_names=path.suffix == ".safetensors")
     _check_activation(activation, layers[0])
@@ -81,12 +81,6 @@ def read_checkpoint(
         *_about_type(named[layers[0]]),
     )
     return Checkpoint(Weights(flat[None], mlp.layout), mlp, inferred)
-
-
-def _check_finite(named: Mapping[str, Tensor]) -> None:
-    for name, tensor in named.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
-            raise ExhumeError(f"checkpoint: {name} holds NaN or infinite values")
 
 
 def _check_kinds(named: Mapping[str, Tensor]) -> None:

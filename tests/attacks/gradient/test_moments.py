@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from exhume.attacks.gradient.span.regression import Samples, fit_moments
 from exhume.attacks.gradient.span.solve import moment_of
 from exhume.attacks.gradient.tensor.hermite import coefficients, order_for
-from exhume.attacks.gradient.tensor.moments import first, inside, second_on, third_on
+from exhume.attacks.gradient.tensor.moments import first, second_on, third_on
 from exhume.contract import Key, NotApplicable
 from exhume.models.activations import activation
 from exhume.models.two_layer import POLYNOMIALS
@@ -43,6 +43,32 @@ def hermite(w, eye, order):
             parts = [*([eye] * pairs), *([w] * len(rest))]
             total += (-1) ** pairs * torch.einsum(f"{','.join(terms)}->{letters}", *parts)
     return total
+
+
+def inside(points, values, order):
+    """T_p(V, ..., V) by averages over the points W V: what the regression takes the place of."""
+    q = points.shape[1]
+    pairs = (points[:, :, None] * points[:, None, :]).flatten(1)
+    right = {2: torch.ones_like(points[:, :1]), 3: points, 4: pairs}[order]
+    raw = (pairs.T @ (values[:, None] * right)).reshape((q,) * order) / len(values)
+    return raw - lower(points, values, order)
+
+
+def lower(points, values, order):
+    """What He_p has besides the p-th power: for p = 4, six w w I less three I I."""
+    eye = torch.eye(points.shape[1], dtype=points.dtype)
+    if order == 2:
+        return values.mean() * eye
+    if order == 3:
+        return outer(first(points, values), eye, ("a,bc->abc", "b,ac->abc", "c,ab->abc"))
+    square = inside(points, values, 2) + values.mean() * eye
+    six = ("ab,cd->abcd", "cd,ab->abcd", "ac,bd->abcd", "bd,ac->abcd", "ad,bc->abcd", "bc,ad->abcd")
+    three = ("ab,cd->abcd", "ac,bd->abcd", "ad,bc->abcd")
+    return outer(square, eye, six) - values.mean() * outer(eye, eye, three)
+
+
+def outer(left, right, rules):
+    return sum(torch.einsum(rule, left, right) for rule in rules)
 
 
 @settings(max_examples=4, deadline=None)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.imprint import find_imprint, fit_imprint
-from exhume.attacks.informed.mapping import fit_mapping
+from exhume.attacks.informed.ridge import fit_mapping
 from exhume.contract import Key, Knowledge, Weights
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP

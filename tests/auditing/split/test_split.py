@@ -17,8 +17,9 @@ from exhume.auditing.split import attackers
 from exhume.auditing.split.reading import read_split, sizes_of
 from exhume.auditing.split.words import depth_sentence
 from exhume.cli import app
-from exhume.contract import ExhumeError, Key, Records
+from exhume.contract import ExhumeError, Key, Outcome, Records, Status
 from exhume.models.split.parts import load_pipeline
+from exhume.results import AttackSpec, Findings, Section, Verdict
 from exhume.settings import Brief, SplitSettings
 
 MODEL = f"{__file__}:net"
@@ -296,3 +297,41 @@ def test_depths_in_words():
         "Without a defence, it leaks after a; nothing was found after b, d; nothing can be said "
         "after c."
     )
+
+
+def cut_with(real, bound, accuracy=0.9):
+    """A cut whose one attacker and whose bound have these verdicts."""
+
+    def found(word, share, **more):
+        metrics = {"affine_ssim": 0.1, "ssim": 0.1, "recognised_share": share, **more}
+        section = Section(AttackSpec("a", "A"), Status(Outcome.CONVERGED), metrics=metrics)
+        return Findings(section, Verdict(word, f"{word}.", ""))
+
+    shadow = found(real, 0.0, own_shadow_accuracy=accuracy)
+    return attackers.AttackedCut(
+        "after 0", 0.9, 3, {"shadow": shadow, attackers.HEAD_KNOWN: found(bound, 0.95)}
+    )
+
+
+def test_what_only_a_secret_head_protects_is_at_risk():
+    verdict = cut_with("no leak found", "leaks").verdict
+    assert verdict.word == "at risk"
+    assert "an adversary who knows the client's head recognises 95%" in verdict.sentence
+    assert "the head stays secret, not what is sent" in verdict.detail
+    assert cut_with("no leak found", "leaks", accuracy=0.34).verdict.word == "at risk"
+    assert cut_with("no leak found", "no leak found").verdict.word == "no leak found"
+    assert cut_with("no leak found", "no leak found", accuracy=0.34).verdict.word == "not audited"
+    assert cut_with("leaks", "leaks").verdict.word == "leaks"
+
+
+def test_a_gate_on_what_is_at_risk(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        attackers.AttackedCut, "verdict", property(lambda cut: Verdict("at risk", "Secret.", ""))
+    )
+    base = ["audit-split", MODEL, "--data", settings.data, "--weights", settings.weights]
+    weak = [*base, "--channels", "4", "--attack-epochs", "1", "--targets", "30", "--first", "0"]
+    weak += ["--out", str(tmp_path / "run")]
+    assert CliRunner().invoke(app, weak).exit_code == 0
+    gated = CliRunner().invoke(app, [*weak, "--fail-on", "at-risk"])
+    assert gated.exit_code == 1
+    assert "the verdict is 'at risk'" in gated.stderr

@@ -212,7 +212,11 @@ def test_batch_norm_in_either_mode(invoke, place, mode):
     path, out = gradient_of(module, place / "n.safetensors"), place / f"norm-{mode}"
     options = ["--data", "digits", "--records", "3,17,40,41", "--batch-size", "4"]
     done = invoke(path, *options, "--batch-norm", mode, "--out", out, model="norm")
-    assert done.exit_code == 0, done.output
+    if mode == "train":  # three steps of search are no evidence
+        assert done.exit_code == 2
+        assert "Gradient matching did not converge: it explains" in done.stdout
+    else:
+        assert done.exit_code == 0, done.output
     assert "batch-norm mode" in result_of(out)["victim"]["checked"]
     assert section(out, "matching")["metrics"]["candidates"] == 4
     assert "TwoLayer and MLP" in section(out, "span")["status"]["reason"]

@@ -23,7 +23,8 @@ def found(plain: list[int], aware: list[int], *, bare: int = 95, accuracy: float
         arms[f"epsilon_{epsilon:.0f}"] = arm(one, right)
         arms[f"epsilon_{epsilon:.0f}.noise_aware"] = arm(other, right)
     claims, metrics = judge(arms, EPSILONS)
-    return {claim.id: claim.holds for claim in claims}, metrics["largest_epsilon_without_leak"]
+    holds = {name: claim[-1] for name, claim in claims.items()}
+    return holds, metrics["largest_epsilon_without_leak"]
 
 
 def test_the_largest_epsilon_below_which_nothing_leaks_decides():

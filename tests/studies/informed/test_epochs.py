@@ -17,7 +17,8 @@ def planted(errors: dict[int, float]) -> dict[int, Pooled]:
 
 
 def held(errors: dict[int, float]) -> dict[str, bool]:
-    return {claim.id: claim.holds for claim in judge(planted(errors), Key.from_seed(0))[0]}
+    claims, _ = judge(planted(errors), Key.from_seed(0))
+    return {name: claim[-1] for name, claim in claims.items()}
 
 
 def test_growth_over_all_and_at_every_increase_are_two_claims():

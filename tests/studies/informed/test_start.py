@@ -23,7 +23,7 @@ def planted(errors: dict[int, float], successes: int) -> dict[int, Pooled]:
 
 def held(errors: dict[int, float], successes: int = 50) -> dict[str, bool]:
     claims, _ = judge(planted(errors, successes), 0.92, Key.from_seed(0))
-    return {claim.id: claim.holds for claim in claims}
+    return {name: claim[-1] for name, claim in claims.items()}
 
 
 def test_claims_follow_the_errors():

@@ -8,27 +8,15 @@ neurons with the same ratio certify it. A batch of one always falls to this.
 
 from __future__ import annotations
 
-import time
+import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from exhume.attacks.gradient.gathering import Batch, gather
-from exhume.contract import (
-    Architecture,
-    Gradient,
-    Key,
-    Knowledge,
-    NotApplicable,
-    Outcome,
-    Progress,
-    Reconstruction,
-    Release,
-    Status,
-    Store,
-    silent,
-)
+from exhume.attacks.gradient.gathering import Batch, EachGradient
+from exhume.contract import Architecture, Key, Knowledge, NotApplicable, Progress, Store, silent
 
 __all__ = ["BiasRatio"]
 
@@ -50,55 +38,33 @@ class BiasRatio:
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
-    ) -> PreparedRatio:
+    ) -> EachGradient:
         architecture = knowledge.architecture
         if architecture is None:
             raise NotApplicable("the bias ratio needs the architecture", ever=True)
         layout = architecture.layout
-        inputs = 1
-        for size in architecture.input_shape:
-            inputs *= size
+        inputs = math.prod(architecture.input_shape)
         fits = len(layout.shapes) > 1 and layout.shapes[0][1:] == (inputs,)
         if not fits or layout.shapes[1] != layout.shapes[0][:1]:
             raise NotApplicable(
                 f"{architecture}: its first layer is not fully connected with a bias", ever=False
             )
-        return PreparedRatio(self, architecture)
+        shape, invert = tuple(architecture.input_shape), partial(self._one, architecture)
+        return EachGradient(shape, invert, "the bias ratio", "dividing gradients")
 
-
-@dataclass(frozen=True, eq=False)
-class PreparedRatio:
-    attack: BiasRatio
-    architecture: Architecture
-
-    def run(self, releases: Release) -> Reconstruction:
-        shape = tuple(self.architecture.input_shape)
-        if not isinstance(releases, Gradient):
-            why = NotApplicable("the bias ratio reads gradients, not weights", ever=False)
-            return Reconstruction.none(0, shape, why)
-        started = time.perf_counter()
-        first, second = self.architecture.layout.names[:2]
-        parts = self.architecture.layout.split(releases.values)
-        batches = [
-            self._one(weight, bias, shape)
-            for weight, bias in zip(parts[first], parts[second], strict=True)
-        ]
-        return gather(batches, shape, time.perf_counter() - started)
-
-    def _one(self, weight: Tensor, bias: Tensor, shape: tuple[int, ...]) -> Batch:
+    def _one(self, architecture: Architecture, values: Tensor, _: Tensor, __: int) -> Batch:
+        weight, bias = list(architecture.layout.split(values).values())[:2]
         live = bias.abs() > 1e-6 * bias.abs().max()
         ratios = weight[live] / bias[live][:, None]
-        records, counts = _agreeing(ratios.double(), self.attack.tolerance)
-        kept = (counts >= self.attack.agreeing).nonzero()[:, 0][: self.attack.largest]
+        records, counts = _agreeing(ratios.double(), self.tolerance)
+        kept = (counts >= self.agreeing).nonzero()[:, 0][: self.largest]
         why = None
         if not len(kept):
-            why = Status(Outcome.NOT_APPLICABLE, "no two neurons agree on a record", ever=True)
+            why = NotApplicable("no two neurons agree on a record", ever=True)
         return Batch(
-            records[kept].to(weight.dtype).reshape(-1, *shape),
+            records[kept].to(weight.dtype).reshape(-1, *architecture.input_shape),
             counts[kept].double(),
-            torch.full((len(kept),), -1),
             {"candidates": float(len(kept))},
-            complete=bool(len(kept)),
             refused=why,
         )
 

@@ -1,4 +1,4 @@
-"""Batches of different sizes, put together into one reconstruction."""
+"""Gradients inverted one after the other; batches of different sizes make one reconstruction."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.attacks.gradient.reading import Observation, TwoLast
 from exhume.contract import (
     FILLED_UP,
+    Architecture,
     Cost,
     ExhumeError,
     Gradient,
@@ -21,9 +21,10 @@ from exhume.contract import (
     Reconstruction,
     Release,
     Status,
+    silent,
 )
 
-__all__ = ["Batch", "gather", "invert_each"]
+__all__ = ["Batch", "EachGradient"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,37 +33,41 @@ class Batch:
 
     records: Tensor  # (b, *shape)
     confidence: Tensor  # (b,)
-    labels: Tensor  # (b,)
     observed: dict[str, float]
-    complete: bool  # by the attack's own certificate
-    refused: Status | None = None  # NOT_APPLICABLE: the records are all that can be identified
+    labels: Tensor | None = None  # (b,), where they are inferred
+    complete: bool = True  # by the attack's own certificate; never where it is refused
+    refused: NotApplicable | None = None  # the records are all that can be identified
 
 
-def invert_each(
-    releases: Release,
-    view: TwoLast,
-    invert: Callable[[Observation, torch.dtype], Batch],
-    *,
-    who: str,
-    stage: str,
-    progress: Progress,
-) -> Reconstruction:
-    """Invert one gradient after the other; `who` is named where the release is none."""
-    if not isinstance(releases, Gradient):
-        why = NotApplicable(f"{who} reads gradients, not weights", ever=False)
-        return Reconstruction.none(0, view.shape, why)
-    if releases.layout != view.architecture.layout:
-        raise ExhumeError(f"release: its layout is not that of {view.architecture}")
-    started = time.perf_counter()
-    batches = []
-    for i in range(len(releases.values)):
-        progress(stage, i, len(releases.values))
-        batches.append(invert(view.observe(releases, i), releases.values.dtype))
-    progress(stage, len(batches), len(batches))
-    return gather(batches, view.shape, time.perf_counter() - started)
+@dataclass(frozen=True, eq=False)
+class EachGradient:
+    """An attack ready to run on one gradient after the other."""
+
+    shape: tuple[int, ...]  # of a record
+    invert: Callable[[Tensor, Tensor, int], Batch]
+    """(p,) gradient, (p,) parameters it was taken at, its place among the releases."""
+    who: str  # named where the release is no gradient
+    stage: str
+    progress: Progress = silent
+    network: Architecture | None = None  # whose gradients alone can be read; None: not checked
+
+    def run(self, releases: Release) -> Reconstruction:
+        if not isinstance(releases, Gradient):
+            why = NotApplicable(f"{self.who} reads gradients, not weights", ever=False)
+            return Reconstruction.none(0, self.shape, why)
+        if self.network is not None and releases.layout != self.network.layout:
+            raise ExhumeError(f"release: its layout is not that of {self.network}")
+        started = time.perf_counter()
+        batches = []
+        for i, values in enumerate(releases.values):
+            self.progress(self.stage, i, len(releases.values))
+            at = releases.at if releases.at.ndim == 1 else releases.at[i]
+            batches.append(self.invert(values, at, i))
+        self.progress(self.stage, len(batches), len(batches))
+        return _gathered(batches, self.shape, time.perf_counter() - started)
 
 
-def gather(batches: Sequence[Batch], shape: tuple[int, ...], seconds: float) -> Reconstruction:
+def _gathered(batches: Sequence[Batch], shape: tuple[int, ...], seconds: float) -> Reconstruction:
     """Best first; shorter batches are filled up with zeros."""
     most = max((len(batch.records) for batch in batches), default=0)
     dtype = batches[0].records.dtype if batches else torch.float64
@@ -74,7 +79,8 @@ def gather(batches: Sequence[Batch], shape: tuple[int, ...], seconds: float) -> 
         count = len(order)
         candidates[i, :count] = batch.records[order].reshape(count, *shape)
         confidence[i, :count] = batch.confidence[order].double()
-        labels[i, :count] = batch.labels[order]
+        if batch.labels is not None:
+            labels[i, :count] = batch.labels[order]
     names = {name for batch in batches for name in batch.observed}
     observed = {
         name: sum(b.observed[name] for b in batches if name in b.observed)
@@ -89,11 +95,11 @@ def gather(batches: Sequence[Batch], shape: tuple[int, ...], seconds: float) -> 
 def _status(batches: Sequence[Batch]) -> Status:
     refused = [batch.refused for batch in batches if batch.refused is not None]
     if refused and len(refused) == len(batches):
-        return refused[0]
-    short = sum(not batch.complete for batch in batches)
+        return Status(Outcome.NOT_APPLICABLE, refused[0].why, refused[0].ever)
+    short = sum(not batch.complete or batch.refused is not None for batch in batches)
     if not short:
         return Status(Outcome.CONVERGED)
     why = f"{short} of {len(batches)} batches without a full certificate"
     if refused:
-        why += f"; {len(refused)} not attacked: {refused[0].reason}"
+        why += f"; {len(refused)} not attacked: {refused[0].why}"
     return Status(Outcome.STOPPED_EARLY, why)

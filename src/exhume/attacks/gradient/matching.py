@@ -10,22 +10,21 @@ else searched for along with the records, as DLG does.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from exhume.attacks.gradient.gathering import Batch, gather
+from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.attacks.gradient.labels import infer_labels
 from exhume.contract import (
     Architecture,
     Attack,
     ExhumeError,
-    Gradient,
     Key,
     Knowledge,
     NotApplicable,
@@ -40,6 +39,9 @@ from exhume.contract import (
 __all__ = ["GradientMatching", "PreparedMatching"]
 
 _BETAS = (0.9, 0.999)
+_EXPLAINED = (
+    0.05  # mismatch up to which the search has converged: 90% of the squared gradient and more
+)
 
 
 @dataclass(frozen=True)
@@ -94,20 +96,15 @@ class PreparedMatching:
     progress: Progress
 
     def run(self, releases: Release) -> Reconstruction:
-        shape = tuple(self.architecture.input_shape)
-        if not isinstance(releases, Gradient):
-            why = NotApplicable("gradient matching reads gradients, not weights", ever=False)
-            return Reconstruction.none(0, shape, why)
-        began = time.perf_counter()
-        before = None if self.start is None else self.start.run(releases)
-        batches = []
-        for i, values in enumerate(releases.values):
-            at = releases.at if releases.at.ndim == 1 else releases.at[i]
-            guess = self._starts(i, before, values)
+        before = cache(lambda: None if self.start is None else self.start.run(releases))
+
+        def invert(values: Tensor, at: Tensor, index: int) -> Batch:
+            guess = self._starts(index, before(), values)
             labels = infer_labels(values, at, self.architecture, guess.shape[1])
-            batches.append(self._search(values, at, guess, labels))
-            self.progress("matching gradients", i + 1, len(releases.values))
-        return gather(batches, shape, time.perf_counter() - began)
+            return self._search(values, at, guess, labels)
+
+        shape, stage = tuple(self.architecture.input_shape), "matching gradients"
+        return EachGradient(shape, invert, "gradient matching", stage, self.progress).run(releases)
 
     def _starts(self, index: int, before: Reconstruction | None, like: Tensor) -> Tensor:
         """(restarts, b, *shape)"""
@@ -151,9 +148,9 @@ class PreparedMatching:
         best = int(ends.argmin())
         found = labels if labels is not None else _hard(soft[best])
         confidence = (-ends[best]).double().expand(guess.shape[1])
-        return Batch(
-            records[best], confidence, found, {"mismatch": float(ends[best])}, complete=True
-        )
+        mismatch = float(ends[best])
+        observed = {"mismatch": mismatch}
+        return Batch(records[best], confidence, observed, found, complete=mismatch <= _EXPLAINED)
 
     def _outputs(self, at: Tensor) -> int:
         """Classes: the last trained layer need not be the last one."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.contract import Architecture, ExhumeError, Gradient, Key, NotApplicable
+from exhume.contract import Architecture, ExhumeError, Key, NotApplicable
 from exhume.models.activations import Activation, activation
 from exhume.models.mlp import MLP
 from exhume.models.two_layer import TwoLayer
@@ -40,11 +40,10 @@ class TwoLast:
         whole = math.prod(self.architecture.input_shape) == self.inputs and self.first == "fc1"
         return tuple(self.architecture.input_shape) if whole else (self.inputs,)
 
-    def observe(self, release: Gradient, index: int) -> Observation:
-        """One release, in fp64."""
-        at = release.layout.split(release.at if release.at.ndim == 1 else release.at[index])
-        got = release.layout.split(release.values[index])
-        if not bool(torch.isfinite(release.values[index]).all()):
+    def observe(self, gradient: Tensor, parameters: Tensor, index: int) -> Observation:
+        """One release (p,) and the parameters (p,) it was taken at, in fp64."""
+        at, got = (self.architecture.layout.split(flat) for flat in (parameters, gradient))
+        if not bool(torch.isfinite(gradient).all()):
             raise ExhumeError(f"release {index}: the gradient holds NaN or infinite values")
         weights, slopes = at[f"{self.first}.weight"], got[f"{self.first}.weight"]
         if self.biased:

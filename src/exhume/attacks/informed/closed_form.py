@@ -31,9 +31,9 @@ from exhume.attacks.informed.label import LabelReader, read_labels
 from exhume.attacks.informed.reading import READINGS, Reading
 from exhume.attacks.informed.regression import Basis, Regression, Sample, basis_of, regress
 from exhume.attacks.informed.shadows import Shadows, train_shadows
+from exhume.attacks.releases import weights_of
 from exhume.contract import (
     Cost,
-    ExhumeError,
     Key,
     Knowledge,
     Layout,
@@ -45,7 +45,6 @@ from exhume.contract import (
     Release,
     Status,
     Store,
-    Weights,
     silent,
 )
 
@@ -195,17 +194,11 @@ class FittedClosedForm:
     imprint: ImprintReader | None = None  # read instead of the regressions per label
 
     def run(self, releases: Release) -> Reconstruction:
-        if not isinstance(releases, Weights):
-            why = NotApplicable(
-                "the closed form reads weights, not gradients or features", ever=False
-            )
-            return Reconstruction.none(0, self.shape, why)
-        parameters = releases.parameters
-        if parameters.shape[1] != self.base.shape[0]:
-            raise ExhumeError(
-                f"release: {parameters.shape[1]} parameters, the shadow models have {self.base.shape[0]}"
-            )
-        started = time.perf_counter()
+        who, whose = "the closed form", "the shadow models have"
+        released = weights_of(releases, self.shape, len(self.base), who=who, whose=whose)
+        if isinstance(released, Reconstruction):
+            return released
+        started, parameters = time.perf_counter(), released.parameters
         scores = self.reader.scores(parameters)
         usable = torch.tensor(sorted(self.fitted.regressions), device=scores.device)
         labels = usable[scores[:, usable].argmax(1)]

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exhume.contract import ExhumeError, NotApplicable
+from exhume.contract import NotApplicable
 
 __all__ = ["INPUTS", "Features", "fit_features", "refit_features"]
 
@@ -42,10 +42,6 @@ class Features:
 
     def standardised(self, parameters: Tensor) -> Tensor:
         """(r, p) to (r, f): before the projection onto the span."""
-        if parameters.shape[1] != len(self.base):
-            raise ExhumeError(
-                f"release: {parameters.shape[1]} parameters, the shadow models have {len(self.base)}"
-            )
         seen = _read(self.kind, parameters, self.base)[:, self.columns]
         return seen.sub_(self.centre).div_(self.scale)
 

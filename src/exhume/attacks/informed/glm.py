@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from exhume.attacks.releases import weights_of
 from exhume.contract import (
     Architecture,
     Cost,
-    ExhumeError,
     Key,
     Knowledge,
     NotApplicable,
@@ -34,7 +34,6 @@ from exhume.contract import (
     Release,
     Status,
     Store,
-    Weights,
     silent,
 )
 from exhume.models.glm import onehot, probabilities
@@ -98,22 +97,15 @@ class PreparedGlm:
     fixed: Records
 
     def run(self, releases: Release) -> Reconstruction:
-        shape = self.fixed.shape
-        if not isinstance(releases, Weights):
-            why = NotApplicable(
-                "the closed form of linear models reads weights, not gradients or features",
-                ever=False,
-            )
-            return Reconstruction.none(0, shape, why)
-        expected = self.recipe.architecture.layout.size
-        if releases.parameters.shape[1] != expected:
-            raise ExhumeError(
-                f"release: {releases.parameters.shape[1]} parameters, the recipe's model has {expected}"
-            )
-        started = time.perf_counter()
-        gradient = missing_gradient(self.recipe, releases.parameters, self.fixed)
+        shape, size = self.fixed.shape, self.recipe.architecture.layout.size
+        who, whose = "the closed form of linear models", "the recipe's model has"
+        released = weights_of(releases, shape, size, who=who, whose=whose)
+        if isinstance(released, Reconstruction):
+            return released
+        started, parameters = time.perf_counter(), released.parameters
+        gradient = missing_gradient(self.recipe, parameters, self.fixed)
         records, labels = read_record(gradient)
-        theta = as_matrix(self.recipe.architecture, releases.parameters)
+        theta = as_matrix(self.recipe.architecture, parameters)
         mismatch = _mismatch(theta, gradient, records, labels)
         observed = {
             "certificate_median": float(mismatch.median()),
@@ -122,7 +114,7 @@ class PreparedGlm:
         if gradient.shape[1] > 1:
             observed["rank_one_residual_worst"] = float(_rank_one_residual(gradient).max())
         return Reconstruction(
-            candidates=records.reshape(-1, 1, *shape).to(releases.parameters.dtype),
+            candidates=records.reshape(-1, 1, *shape).to(parameters.dtype),
             confidence=-mismatch[:, None],
             status=Status(Outcome.CONVERGED),
             cost=Cost(time.perf_counter() - started),

@@ -25,14 +25,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from exhume.attacks.informed.mapping import Mapping, fit_mapping
+from exhume.attacks.informed.ridge import Mapping, fit_mapping
 from exhume.contract import Architecture, Layout, Records
 
 __all__ = ["Imprint", "ImprintReader", "find_imprint", "fit_imprint"]
 
-_ROOM = (
-    4  # inputs of the layer for each fixed record: their features, taken twice, fill half at most
-)
+_ROOM = 4  # inputs of the layer a fixed record: their features, taken twice, fill half at most
 _MOST = 1500  # shadows, and further records, in the regression
 _RANK = 1e-5  # singular values below this share of the largest count as zero
 _AT_ONCE = 256

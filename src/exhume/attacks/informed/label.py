@@ -2,7 +2,8 @@
 
 A linear reading of the last layer's change is right about 9 times in 10; the map from change to label
 is quadratic rather than linear (the sign of the change depends on what the model already believed),
-and a Gaussian kernel on the same few numbers is right about 99 times in 100.
+and a Gaussian kernel on the same few numbers is right about 99 times in 100. The size of the change depends
+on how surprising the record was, its direction on what the record is: only directions are read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exhume.attacks.informed.change import decision_features
 from exhume.attacks.informed.ridge import Ridge, fit_ridge, gaussian_kernel
 from exhume.contract import Layout
 
@@ -39,7 +39,7 @@ class LabelReader:
 
     def scores(self, parameters: Tensor) -> Tensor:
         """(r, p) to (r, c): about 1 for the label, about 0 elsewhere."""
-        found = decision_features(parameters, self.base, self.layout)
+        found = _decision_features(parameters, self.base, self.layout)
         cross = gaussian_kernel((found - self.centre) / self.scale, self.anchors, self.width)
         return self.ridge.predict(cross)
 
@@ -54,7 +54,7 @@ def read_labels(
     """parameters: (s, p) shadows; labels: (s,) of their targets."""
     keep = torch.linspace(0, len(labels) - 1, min(len(labels), MOST_ANCHORS)).long()
     labels = labels[keep]
-    found = decision_features(parameters[keep], base, layout)
+    found = _decision_features(parameters[keep], base, layout)
     centre, scale = found.mean(0), found.std(0).clamp_min(1e-12)
     anchors = (found - centre) / scale
     onehot = F.one_hot(labels, classes).double()
@@ -72,3 +72,21 @@ def read_labels(
             best = LabelReader(base, layout, centre, scale, anchors, width, ridge, keep, accuracy)
     assert best is not None  # _WIDTHS is not empty
     return best
+
+
+def _decision_features(parameters: Tensor, base: Tensor, layout: Layout) -> Tensor:
+    """(s, f): the direction of the change of the last layer and of every bias.
+
+    The gradient of the last bias is softmax minus the label's one-hot vector, so this is where the
+    label is written; the first layer's weights, where the record itself is, are left out.
+    """
+    parts = layout.split((parameters - base).double())
+    matrices = [
+        name for name, shape in zip(layout.names, layout.shapes, strict=True) if len(shape) > 1
+    ]
+    chosen = [
+        part.reshape(len(part), -1)
+        for (name, part), shape in zip(parts.items(), layout.shapes, strict=True)
+        if name in matrices[-1:] or len(shape) <= 1
+    ]
+    return F.normalize(torch.cat(chosen, dim=1), dim=1)

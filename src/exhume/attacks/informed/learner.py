@@ -13,6 +13,7 @@ from exhume.contract import ExhumeError, Key, Progress
 from exhume.models.lpips import perceptual
 from exhume.models.patchgan import patchgan
 from exhume.train.rmsprop import FusedRMSProp
+from exhume.train.single import optimiser_state, restore_optimiser
 
 __all__ = ["Learner", "Training", "pixel_loss"]
 
@@ -103,18 +104,18 @@ class Learner:
 
     def state(self) -> dict[str, Tensor]:
         kept = {f"network.{n}": t for n, t in self.network.state_dict().items()}
-        kept |= _optimiser_state("optimiser", self.optimiser)
+        kept |= optimiser_state("optimiser", self.optimiser)
         if self.critic is not None and self.critic_optimiser is not None:
             kept |= {f"critic.{n}": t for n, t in self.critic.state_dict().items()}
-            kept |= _optimiser_state("critic_optimiser", self.critic_optimiser)
+            kept |= optimiser_state("critic_optimiser", self.critic_optimiser)
         return kept
 
     def restore(self, kept: Mapping[str, Tensor]) -> None:
         self.network.load_state_dict(_under("network", kept))
-        _restore_optimiser("optimiser", self.optimiser, kept)
+        restore_optimiser("optimiser", self.optimiser, kept)
         if self.critic is not None and self.critic_optimiser is not None:
             self.critic.load_state_dict(_under("critic", kept))
-            _restore_optimiser("critic_optimiser", self.critic_optimiser, kept)
+            restore_optimiser("critic_optimiser", self.critic_optimiser, kept)
 
 
 def _optimiser(training: Training, network: nn.Module) -> torch.optim.Optimizer:
@@ -135,28 +136,3 @@ def _advance(optimiser: torch.optim.Optimizer) -> None:
 def _under(prefix: str, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
     start = f"{prefix}."
     return {n.removeprefix(start): t for n, t in kept.items() if n.startswith(start)}
-
-
-def _optimiser_state(prefix: str, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state without RMSProp's first moment, which each step overwrites unread."""
-    unread = {"exp_avg"} if isinstance(optimiser, FusedRMSProp) else set()
-    state = optimiser.state_dict()["state"]
-    return {
-        f"{prefix}.{index}.{name}": tensor
-        for index, values in state.items()
-        for name, tensor in values.items()
-        if name not in unread
-    }
-
-
-def _restore_optimiser(
-    prefix: str, optimiser: torch.optim.Optimizer, kept: Mapping[str, Tensor]
-) -> None:
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in _under(prefix, kept).items():
-        index, _, quantity = name.partition(".")
-        state.setdefault(int(index), {})[quantity] = tensor
-        if quantity == "exp_avg_sq":
-            state[int(index)].setdefault("exp_avg", torch.zeros_like(tensor))
-    whole = optimiser.state_dict()
-    optimiser.load_state_dict({"state": state, "param_groups": whole["param_groups"]})

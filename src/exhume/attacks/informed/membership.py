@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Records
+from exhume.contract import Records
 from exhume.models.glm import losses
 from exhume.models.mlp import MLP
+from exhume.train.recipe import check_fits
 from exhume.train.stacked import logits
 
 __all__ = ["loss_of", "membership_scores"]
@@ -19,10 +20,7 @@ __all__ = ["loss_of", "membership_scores"]
 
 def loss_of(mlp: MLP, parameters: Tensor, records: Records) -> Tensor:
     """(s, p) models and n records to the cross-entropy of each, (s, n), in fp64."""
-    if records.shape != mlp.input_shape:
-        raise ExhumeError(
-            f"records of shape {records.shape} do not fit {mlp}, which takes {mlp.input_shape}"
-        )
+    check_fits(mlp, records)
     signal = logits(mlp, parameters.double(), records.inputs.double())
     return losses(signal, records.labels)
 

@@ -25,21 +25,19 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from exhume.attacks.informed.shadows import train_shadows
+from exhume.attacks.informed.shadows import Shadows, train_shadows
+from exhume.attacks.releases import weights_of
 from exhume.contract import (
     Cost,
-    ExhumeError,
     Key,
     Knowledge,
     NotApplicable,
     Outcome,
     Progress,
     Reconstruction,
-    Records,
     Release,
     Status,
     Store,
-    Weights,
     silent,
 )
 from exhume.train.recipe import FullBatch
@@ -72,8 +70,8 @@ class NoiseAware:
         if recipe is not None and not (isinstance(recipe, FullBatch) and recipe.privacy.noise):
             raise NotApplicable("recipe: it adds no noise; the closed form is for that", ever=False)
 
-        def fleet(known: Knowledge) -> tuple[Tensor, Tensor, Records, float]:
-            found = train_shadows(
+        def fleet(known: Knowledge) -> Shadows:
+            return train_shadows(
                 known,
                 "the noise-aware attack",
                 fewest=_FEWEST,
@@ -82,16 +80,15 @@ class NoiseAware:
                 store=store,
                 progress=progress,
             )
-            return found.parameters, found.base, found.records, found.seconds
 
-        noisy, _, shadow, seconds = fleet(knowledge)
+        noisy = fleet(knowledge)
         assert isinstance(recipe, FullBatch)  # or train_shadows has said what is lacking
         still = replace(recipe, privacy=recipe.privacy.still())
-        quiet, base, _, more = fleet(replace(knowledge, recipe=still))
+        quiet = fleet(replace(knowledge, recipe=still))
         started = time.perf_counter()
-        fitted = _fit(noisy.double(), quiet.double(), base.double(), shadow)
-        cost = Cost(seconds + more + time.perf_counter() - started, models=2 * len(shadow) + 1)
-        return replace(fitted, cost=cost)
+        fitted = _fit(noisy, quiet)
+        seconds = noisy.seconds + quiet.seconds + time.perf_counter() - started
+        return replace(fitted, cost=Cost(seconds, models=2 * len(noisy.records) + 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,15 +146,11 @@ class FittedNoiseAware:
         return mixed.clamp(*self.bounds), probability
 
     def run(self, releases: Release) -> Reconstruction:
-        if not isinstance(releases, Weights):
-            why = NotApplicable("it reads weights, not gradients or features", ever=False)
-            return Reconstruction.none(0, self.shape, why)
-        parameters = releases.parameters
-        if parameters.shape[1] != len(self.base):
-            raise ExhumeError(
-                f"release: {parameters.shape[1]} parameters, the shadow models have {len(self.base)}"
-            )
-        started = time.perf_counter()
+        whose = "the shadow models have"
+        released = weights_of(releases, self.shape, len(self.base), who="it", whose=whose)
+        if isinstance(released, Reconstruction):
+            return released
+        started, parameters = time.perf_counter(), released.parameters
         found, probability = self.answer(parameters)
         sure, which = probability.max(1)
         names = torch.tensor(list(self.labels), device=which.device)
@@ -174,8 +167,10 @@ class FittedNoiseAware:
         )
 
 
-def _fit(noisy: Tensor, quiet: Tensor, base: Tensor, shadow: Records) -> FittedNoiseAware:
-    """noisy, quiet: (s, p) both fleets; base: (p,) without noise."""
+def _fit(with_noise: Shadows, without: Shadows) -> FittedNoiseAware:
+    """Both fleets are of the same records."""
+    noisy, quiet = with_noise.parameters.double(), without.parameters.double()
+    base, shadow = without.base.double(), with_noise.records
     spread, drift = torch.std_mean(noisy - quiet, dim=0)
     spread = spread.clamp_min(torch.finfo(spread.dtype).tiny)
     changes, records = (quiet - base) / spread, shadow.inputs.flatten(1).double()

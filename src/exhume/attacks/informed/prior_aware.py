@@ -37,6 +37,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from exhume.attacks.releases import weights_of
 from exhume.contract import (
     Cost,
     ExhumeError,
@@ -50,7 +51,6 @@ from exhume.contract import (
     Release,
     Status,
     Store,
-    Weights,
     silent,
 )
 from exhume.train.fleet import train_fleet
@@ -149,21 +149,17 @@ class FittedPriorAware:
         return replace(self, candidates=self.candidates[part], expected=self.expected[part])
 
     def run(self, releases: Release) -> Reconstruction:
-        if not isinstance(releases, Weights):
-            why = NotApplicable("it reads weights, not gradients or features", ever=False)
-            return Reconstruction.none(0, self.candidates.shape, why)
-        if releases.parameters.shape[1] != self.expected.shape[1]:
-            raise ExhumeError(
-                f"release: {releases.parameters.shape[1]} parameters, the candidates' models have "
-                f"{self.expected.shape[1]}"
-            )
+        shape, whose = self.candidates.shape, "the candidates' models have"
+        seen = weights_of(releases, shape, self.expected.shape[1], who="it", whose=whose)
+        if isinstance(seen, Reconstruction):
+            return seen
         started = time.perf_counter()
         try:
-            scores = self.by_end(releases.parameters)
-            if releases.trail is not None:
-                scores = self.by_steps(releases.trail, releases.parameters, releases.drawn)
+            scores = self.by_end(seen.parameters)
+            if seen.trail is not None:
+                scores = self.by_steps(seen.trail, seen.parameters, seen.drawn)
         except NotApplicable as why:
-            return Reconstruction.none(len(releases.parameters), self.candidates.shape, why)
+            return Reconstruction.none(len(seen.parameters), shape, why)
         sure, best = torch.softmax(scores, dim=1).max(1)
         return Reconstruction(
             candidates=self.candidates.inputs[best][:, None].clone(),
@@ -173,7 +169,7 @@ class FittedPriorAware:
             labels=self.candidates.labels[best][:, None],
             observed={
                 "candidates": float(len(self.candidates)),
-                "saw_every_step": float(releases.trail is not None),
+                "saw_every_step": float(seen.trail is not None),
             },
         )
 

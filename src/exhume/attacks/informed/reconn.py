@@ -21,6 +21,7 @@ from exhume.attacks.informed.features import INPUTS, Features, fit_features, ref
 from exhume.attacks.informed.fitting import Pairs, error_on, fit
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.shadows import Shadows, train_shadows
+from exhume.attacks.releases import weights_of
 from exhume.contract import (
     Cost,
     ExhumeError,
@@ -33,7 +34,6 @@ from exhume.contract import (
     Release,
     Status,
     Store,
-    Weights,
     silent,
 )
 from exhume.models.reconstructors import Deconv, Dense
@@ -137,20 +137,13 @@ def fit_reconstructor(
         )
     parts = split_shadows(len(shadows.records), attack.held_out, key)
     device = shadows.parameters.device
+    seen, base = shadows.parameters[parts.train.to(device)], shadows.base
     if start is None:
-        features = fit_features(
-            attack.inputs,
-            shadows.parameters[parts.train.to(device)],
-            shadows.base,
-            allowed=allowed,
-            span=attack.span,
-        )
-        network = attack.network.build(features.size, shadows.records.shape, key).to(device)
+        features = fit_features(attack.inputs, seen, base, allowed=allowed, span=attack.span)
     else:
-        features = refit_features(
-            start.features, shadows.parameters[parts.train.to(device)], shadows.base
-        )
-        network = attack.network.build(features.size, shadows.records.shape, key).to(device)
+        features = refit_features(start.features, seen, base)
+    network = attack.network.build(features.size, shadows.records.shape, key).to(device)
+    if start is not None:
         network.load_state_dict(start.network.state_dict())
 
     def pairs(rows: Tensor) -> Pairs:
@@ -194,12 +187,13 @@ class FittedRecoNN:
     cost: Cost = Cost()
 
     def run(self, releases: Release) -> Reconstruction:
-        if not isinstance(releases, Weights):
-            why = NotApplicable("RecoNN reads weights, not gradients or features", ever=False)
-            return Reconstruction.none(0, self.shape, why)
+        size, whose = len(self.features.base), "the shadow models have"
+        released = weights_of(releases, self.shape, size, who="RecoNN", whose=whose)
+        if isinstance(released, Reconstruction):
+            return released
         started = time.perf_counter()
         with torch.no_grad():
-            found = self.network(self.features.apply(releases.parameters))
+            found = self.network(self.features.apply(released.parameters))
         seconds = self.cost.seconds + time.perf_counter() - started
         return Reconstruction(
             candidates=found[:, None],

@@ -23,7 +23,6 @@ from exhume.contract import (
     Layout,
     NotApplicable,
     Progress,
-    Recipe,
     Records,
     Store,
     silent,
@@ -78,13 +77,9 @@ def train_shadows(
         progress=progress,
     )
     parameters = torch.cat(list(fleet))
-    if _noisy(recipe):
+    if isinstance(recipe, FullBatch) and recipe.privacy.random:
         base = parameters.mean(0)
     else:
         base = recipe.fit(initial, fixed, fixed.none_for(1), key.fold("base"))[0]
     layout = recipe.architecture.layout
     return Shadows(parameters, base, shadow, layout, time.perf_counter() - started)
-
-
-def _noisy(recipe: Recipe) -> bool:
-    return isinstance(recipe, FullBatch) and recipe.privacy.random

@@ -30,9 +30,9 @@ from torch import Tensor
 from torch.func import jacrev, vmap
 
 from exhume.attacks.informed.normal import Normal
+from exhume.attacks.releases import weights_of
 from exhume.contract import (
     Cost,
-    ExhumeError,
     Key,
     Knowledge,
     NotApplicable,
@@ -43,7 +43,6 @@ from exhume.contract import (
     Release,
     Status,
     Store,
-    Weights,
     silent,
 )
 from exhume.models.mlp import MLP
@@ -77,9 +76,7 @@ class ThroughTraining:
 
     questions: float = 3.0  # covectors asked, times the record's size
     functions: int = 12  # of time, in which a record's influence is written down
-    sample: int = (
-        2000  # fixed records that stand for all of them in the Hessians; residuals use all
-    )
+    sample: int = 2000  # fixed records that stand for all in the Hessians; residuals use all
     iterations: int = 10
     labels: int = 10  # how many labels to try for a release that none has explained yet
     chunk: int = 32  # targets at once
@@ -195,21 +192,16 @@ class FittedThroughTraining:
     progress: Progress
 
     def run(self, releases: Release) -> Reconstruction:
-        shape = self.fixed.shape
-        if not isinstance(releases, Weights):
-            why = NotApplicable("this attack reads weights, not gradients or features", ever=False)
-            return Reconstruction.none(0, shape, why)
-        if releases.parameters.shape[1] != self.base.shape[0]:
-            raise ExhumeError(
-                f"release: {releases.parameters.shape[1]} parameters, "
-                f"the recipe's model has {self.base.shape[0]}"
-            )
-        started = time.perf_counter()
-        total = len(releases.parameters)
+        shape, who, whose = self.fixed.shape, "this attack", "the recipe's model has"
+        released = weights_of(releases, shape, len(self.base), who=who, whose=whose)
+        if isinstance(released, Reconstruction):
+            return released
+        started, parameters = time.perf_counter(), released.parameters
+        total = len(parameters)
         found = []
         for done in range(0, total, self.settings.chunk):
             self.progress("reconstructing", done, total)
-            found.append(self._invert(releases.parameters[done : done + self.settings.chunk]))
+            found.append(self._invert(parameters[done : done + self.settings.chunk]))
         self.progress("reconstructing", total, total)
         records, labels, residual = (torch.cat(parts) for parts in zip(*found, strict=True))
         explained = float((residual < _CONVERGED).double().mean())
@@ -328,9 +320,8 @@ class FittedThroughTraining:
         d_errors, d_rest = over_targets(jacrev(push, argnums=1))  # (t, m, k, k), (t, m, p - kd, k)
         spread = torch.einsum("tb,tmk->mbk", basis, errors).flatten(1)
         jacobian = (spread @ first.view(b * k, q * d)).view(-1, q, d)
-        along = (first.view(b * k * q, d) @ z.T).view(
-            b, k, q, -1
-        )  # the answers' first weights on z
+        # the answers' first weights on z
+        along = (first.view(b * k * q, d) @ z.T).view(b, k, q, -1)
         for i in range(len(z)):
             by_time = torch.einsum("tb,bkq->tqk", basis, along[..., i])
             through = by_time @ d_errors[:, i] + answers.rest @ d_rest[:, i]  # (t, q, k)

@@ -14,8 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from exhume.attacks.margin.pool import Run
 from exhume.attacks.margin.priors import Prior
-from exhume.attacks.margin.residual import Residual
+from exhume.attacks.margin.residual import Residual, Span
 
 __all__ = ["Descent", "Found", "Start", "descend", "fall", "stepper"]
 
@@ -54,9 +55,13 @@ class Found:
     multipliers: Tensor  # (m,)
     margins: Tensor  # (m,)
     loss: float  # relative squared residual
-    diverged: int | None = (
-        None  # step at which it stopped being finite; what is returned is from before
-    )
+    diverged: float = -1.0  # step at which it stopped being finite: this is from before; -1: never
+
+    def run(self, span: Span, labels: Tensor, records: int | float) -> Run:
+        """As a restart that assumed so many training records."""
+        explained = self.multipliers * self.margins
+        inputs = span.inputs(self.coordinates)
+        return Run(inputs, labels, explained, self.loss, self.diverged, float(records))
 
 
 def descend(
@@ -69,7 +74,7 @@ def descend(
     progress: Callable[[int], None],
 ) -> Found:
     raw, scaled = start.raw.clone(), start.coordinates / start.spread
-    kept, diverged = (raw, scaled), None
+    kept, diverged = (raw, scaled), -1.0
     rates = [descent.rate, descent.multiplier_rate]
     update = stepper(descent.method, [scaled, raw], rates)
     for step in range(descent.steps):
@@ -77,7 +82,7 @@ def descend(
         coordinates = scaled * start.spread
         value = problem.at(coordinates, lam)
         if not value.loss < _DIVERGED:
-            (raw, scaled), diverged = kept, step
+            (raw, scaled), diverged = kept, float(step)
             break
         kept = (raw.clone(), scaled.clone())
         by_c, by_lambda = value.coordinates, value.multipliers

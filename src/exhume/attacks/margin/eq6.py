@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -19,7 +20,7 @@ from exhume.attacks.margin.pool import Run
 from exhume.attacks.margin.priors import Prior
 from exhume.attacks.margin.reading import Reader, labels_for
 from exhume.attacks.margin.residual import Residual
-from exhume.attacks.margin.restarts import Once, Restarts
+from exhume.attacks.margin.restarts import Restarts
 from exhume.contract import Key, Knowledge, Progress, Store, silent
 from exhume.models.heads import Head
 from exhume.train.stationarity import Others
@@ -43,9 +44,7 @@ class Equation6:
     others: Others = "max"
     scale: float = 6.2e-5  # of the initial candidates; search: 1e-6 to .1
     lambda_min: float = 0.203  # search: .01 to .5
-    multipliers: Literal["squared", "penalty"] = (
-        "squared"  # a² + lambda_min (paper); penalty (code)
-    )
+    multipliers: Literal["squared", "penalty"] = "squared"  # a² + lambda_min; penalty: the code's
     alpha: float = 39.5  # search: 10 to 500
     descent: Descent = Descent(
         "momentum", steps=50_000, rate=1.36e-3, multiplier_rate=0.479, falling=False
@@ -57,33 +56,25 @@ class Equation6:
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> Restarts:
         reader = Reader.of(knowledge, self.head)
-        return Restarts(self, reader, self._once(reader), key, store, progress)
+        return Restarts(self, reader, partial(self._once, reader), key, store, progress)
 
-    def _once(self, reader: Reader) -> Once:
-        def once(
-            parameters: Tensor, key: Key, _: list[Run], progress: Callable[[int], None]
-        ) -> Run:
-            span = reader.span(parameters, 0)
-            labels = labels_for(self.candidates, reader, parameters)
-            layers = 1 + len(span.network.later)
-            problem = Residual(
-                span, labels, self.head, self.others, self.alpha, weights=(1.0,) * layers
-            )
-            found = descend(
-                problem,
-                self._start(span.values, key),
-                self.descent,
-                prior=self.prior,
-                shape=reader.mlp.input_shape,
-                progress=progress,
-            )
-            explained = found.multipliers * found.margins
-            records = self.candidates / 2
-            diverged = -1.0 if found.diverged is None else float(found.diverged)
-            inputs = span.inputs(found.coordinates)
-            return Run(inputs, labels, explained, found.loss, diverged, records)
-
-        return once
+    def _once(
+        self,
+        reader: Reader,
+        parameters: Tensor,
+        key: Key,
+        _: list[Run],
+        progress: Callable[[int], None],
+    ) -> Run:
+        span = reader.span(parameters, 0)
+        labels = labels_for(self.candidates, reader, parameters)
+        weights = (1.0,) * (1 + len(span.network.later))
+        problem = Residual(span, labels, self.head, self.others, self.alpha, weights)
+        start, shape = self._start(span.values, key), reader.mlp.input_shape
+        found = descend(
+            problem, start, self.descent, prior=self.prior, shape=shape, progress=progress
+        )
+        return found.run(span, labels, records=self.candidates / 2)
 
     def _start(self, like: Tensor, key: Key) -> Start:
         shape = (self.candidates, len(like))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from exhume.attacks.margin.pool import Run, agreed
 from exhume.attacks.margin.priors import Prior
 from exhume.attacks.margin.reading import Reader, labels_for
 from exhume.attacks.margin.residual import Residual, Span
-from exhume.attacks.margin.restarts import Once, Restarts
+from exhume.attacks.margin.restarts import Restarts
 from exhume.contract import Key, Knowledge, Progress, Store, silent
 from exhume.models.heads import Head
 from exhume.train.stationarity import Others
@@ -64,42 +65,30 @@ class FirstLayer:
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> Restarts:
         reader = Reader.of(knowledge, self.head)
-        return Restarts(self, reader, self._once(reader), key, store, progress)
+        return Restarts(self, reader, partial(self._once, reader), key, store, progress)
 
-    def _once(self, reader: Reader) -> Once:
-        def once(
-            parameters: Tensor, key: Key, earlier: list[Run], progress: Callable[[int], None]
-        ) -> Run:
-            span = reader.span(parameters, self.rank)
-            again = len(earlier) >= self.fresh
-            each = self.later if again else self.candidates
-            count = round(each * (len(span.basis) + 1))
-            labels = labels_for(count, reader, parameters)
-            start, columns = self._start(span, count, key)
-            if again:
-                labels, start = _begin_with(agreed(earlier), span, labels, start)
-            problem = Residual(
-                span, labels, self.head, self.others, self.alpha, self.weights, columns
-            )
-            start = _with_multipliers(problem, start, signed=self.head == "regression")
-            found = descend(
-                problem,
-                start,
-                self.descent,
-                prior=self.prior,
-                shape=reader.mlp.input_shape,
-                progress=progress,
-            )
-            return Run(
-                span.inputs(found.coordinates),
-                labels,
-                found.multipliers * found.margins,
-                found.loss,
-                -1.0 if found.diverged is None else float(found.diverged),
-                float(len(span.basis) + 1),
-            )
-
-        return once
+    def _once(
+        self,
+        reader: Reader,
+        parameters: Tensor,
+        key: Key,
+        earlier: list[Run],
+        progress: Callable[[int], None],
+    ) -> Run:
+        span = reader.span(parameters, self.rank)
+        records, again = len(span.basis) + 1, len(earlier) >= self.fresh
+        count = round((self.later if again else self.candidates) * records)
+        labels = labels_for(count, reader, parameters)
+        start, columns = self._start(span, count, key)
+        if again:
+            labels, start = _begin_with(agreed(earlier), span, labels, start)
+        problem = Residual(span, labels, self.head, self.others, self.alpha, self.weights, columns)
+        start = _with_multipliers(problem, start, signed=self.head == "regression")
+        shape = reader.mlp.input_shape
+        found = descend(
+            problem, start, self.descent, prior=self.prior, shape=shape, progress=progress
+        )
+        return found.run(span, labels, records)
 
     def _start(self, span: Span, count: int, key: Key) -> tuple[Start, Tensor]:
         spread = span.values.sqrt()

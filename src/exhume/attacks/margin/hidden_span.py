@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from exhume.attacks.margin.descent import Descent, fall, stepper
 from exhume.attacks.margin.pool import Run, by_own_confidence, distinct
 from exhume.attacks.margin.reading import Reader
 from exhume.attacks.margin.residual import Span
-from exhume.attacks.margin.restarts import Once, Restarts
+from exhume.attacks.margin.restarts import Restarts
 from exhume.contract import Key, Knowledge, NotApplicable, Progress, Store, silent
 from exhume.models.heads import Head
 from exhume.models.homogeneous import Matrices
@@ -54,9 +55,7 @@ class HiddenSpan:
     head: Head = "multiclass"
     restarts: int = 6  # rounds
     starts: float = 2.5  # of a round, per training record
-    widen: float = (
-        1.5  # directions of Q per training record: activations still drift while training
-    )
+    widen: float = 1.5  # directions of Q per training record: activations drift while training
     contrast: float = 0.22  # standard deviation of a start's pixels
     largest: float = 0.29  # and at most
     same: float = 0.9  # cosine above which two candidates are one image
@@ -71,28 +70,27 @@ class HiddenSpan:
             raise NotApplicable(
                 "fc2: the span of hidden activations needs a second hidden layer", ever=False
             )
-        return Restarts(self, reader, self._once(reader), key, store, progress, by_own_confidence)
+        rows_of = lru_cache(maxsize=1)(partial(second_layer, widen=self.widen))
+        once = partial(self._once, reader, rows_of)
+        return Restarts(self, reader, once, key, store, progress, by_own_confidence)
 
-    def _once(self, reader: Reader) -> Once:
-        known: dict[Span, Tensor] = {}  # Q of the last release
-
-        def once(
-            parameters: Tensor, key: Key, earlier: list[Run], progress: Callable[[int], None]
-        ) -> Run:
-            span = reader.span(parameters, None)
-            if span not in known:
-                known.clear()
-                known[span] = second_layer(span, self.widen)
-            rows = known[span]
-            problem = _Problem(span.network, rows, self._found(earlier, span))
-            coordinates, lost = self._descend(problem, span, key, progress)
-            distance, _ = _Problem(span.network, rows).at(coordinates)
-            labels = _labels(span.network, coordinates)
-            records = float(len(span.basis) + 1)
-            inputs = span.inputs(coordinates)
-            return Run(inputs, labels, -distance, float(distance.median()), lost, records)
-
-        return once
+    def _once(  # noqa: PLR0917
+        self,
+        reader: Reader,
+        rows_of: Callable[[Span], Tensor],
+        parameters: Tensor,
+        key: Key,
+        earlier: list[Run],
+        progress: Callable[[int], None],
+    ) -> Run:
+        span = reader.span(parameters, None)
+        rows = rows_of(span)
+        problem = _Problem(span.network, rows, self._found(earlier, span))
+        coordinates, lost = self._descend(problem, span, key, progress)
+        distance, _ = _Problem(span.network, rows).at(coordinates)
+        labels, records = _labels(span.network, coordinates), float(len(span.basis) + 1)
+        inputs = span.inputs(coordinates)
+        return Run(inputs, labels, -distance, float(distance.median()), lost, records)
 
     def _descend(
         self, problem: _Problem, span: Span, key: Key, progress: Callable[[int], None]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-__all__ = ["Run", "agreed", "by_own_confidence", "distinct", "pooled", "to_images"]
+__all__ = ["Run", "agreed", "by_own_confidence", "distinct", "pooled", "stretched", "to_images"]
 
 _SAME = 0.7  # cosine above which two candidates are the same image
 
@@ -103,8 +103,11 @@ def to_images(inputs: Tensor, centre: Tensor) -> Tensor:
     Records that are no images are left as they are.
     """
     records = inputs.reshape(-1, *centre.shape) + centre.to(inputs)
-    if centre.ndim < 3:
-        return records
+    return records if centre.ndim < 3 else stretched(records)
+
+
+def stretched(records: Tensor) -> Tensor:
+    """(k, *shape) each record stretched to [0, 1]."""
     low, high = records.flatten(1).aminmax(dim=1)
-    room = (-1, *(1,) * centre.ndim)
+    room = (-1, *(1,) * (records.ndim - 1))
     return (records - low.view(room)) / (high - low).clamp_min(1e-9).view(room)

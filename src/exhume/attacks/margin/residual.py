@@ -67,9 +67,7 @@ class Residual:
     others: Others = "softmax"
     alpha: float = 50.0
     weights: tuple[float, ...] = (1.0,)  # of the layers, first to last; those not named have 0
-    columns: Tensor | None = (
-        None  # (r+1,) weights of the first layer's columns, bias last; None: all 1
-    )
+    columns: Tensor | None = None  # (r+1,) weights of the first layer's columns, bias last; None: 1
 
     @property
     def layer_weights(self) -> tuple[float, ...]:

@@ -103,7 +103,8 @@ class Restarts:
         saved = self.store.load(name)
         if saved is None:
             started = time.perf_counter()
-            run = self.once(row, self.key.fold("restart", index), earlier, self._steps_done(stage))
+            own, steps = self.key.fold("restart", index), self.config.descent.steps
+            run = self.once(row, own, earlier, lambda done: self.progress(stage, done, steps))
             run = replace(run, seconds=time.perf_counter() - started)
             numbers = torch.tensor(
                 [run.loss, run.diverged, run.records, run.seconds], dtype=torch.float64
@@ -112,9 +113,6 @@ class Restarts:
             self.store.save(name, {**kept, "numbers": numbers})
             return run
         return Run(saved["inputs"], saved["labels"], saved["explained"], *saved["numbers"].tolist())
-
-    def _steps_done(self, stage: str) -> Callable[[int], None]:
-        return lambda done: self.progress(stage, done, self.config.descent.steps)
 
 
 def _status(stops: list[float], restarts: int) -> Status:

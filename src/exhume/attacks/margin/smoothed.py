@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exhume.attacks.margin.first_layer import FirstLayer
+from exhume.attacks.margin.pool import stretched
 from exhume.contract import (
     ExhumeError,
     Key,
@@ -93,7 +94,4 @@ def smooth(images: Tensor, width: float) -> Tensor:
     line = (line / line.sum()).expand(channels, 1, 1, -1)
     padded = F.pad(images, (reach, reach, reach, reach), mode="reflect")
     across = F.conv2d(padded, line, groups=channels)
-    soft = F.conv2d(across, line.transpose(2, 3), groups=channels)
-    low, high = soft.flatten(1).aminmax(dim=1)
-    room = (-1, 1, 1, 1)
-    return (soft - low.view(room)) / (high - low).clamp_min(1e-9).view(room)
+    return stretched(F.conv2d(across, line.transpose(2, 3), groups=channels))

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from exhume.attacks.releases import features_of
 from exhume.attacks.split.decipher import by_frequency, decipher
-from exhume.attacks.split.translation import sentences_of
 from exhume.contract import (
     Cost,
     ExhumeError,
@@ -132,8 +132,8 @@ class ReadTable:
     cost: Cost
 
     def run(self, releases: Release) -> Reconstruction:
-        length, width = self.features
-        values = sentences_of(releases, (length, width))
+        wanted = f"{self.features} expected"
+        values = features_of(releases, self.features[:1], self.features, wanted)
         if isinstance(values, Reconstruction):
             return values
         started = time.perf_counter()

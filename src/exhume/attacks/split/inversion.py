@@ -8,15 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from exhume.attacks.split.shadow import (
-    LEARNED,
-    Reads,
-    Server,
-    server_of,
-    train_shadow,
-)
+from exhume.attacks.releases import features_of
+from exhume.attacks.split.shadow import LEARNED, Reads, Server, server_of, train_shadow
 from exhume.contract import (
-    Activations,
     Cost,
     ExhumeError,
     Key,
@@ -38,7 +32,6 @@ __all__ = [
     "FittedInversion",
     "ShadowInversion",
     "TrueHeadInversion",
-    "features_of",
     "fit_decoder",
     "mismatch",
 ]
@@ -185,8 +178,14 @@ class FittedInversion:
     observed: dict[str, float]
     cost: Cost
 
+    def read(self, releases: Release) -> Tensor | Reconstruction:
+        """The features of a release that fits the bodies."""
+        features = self.server.features
+        wanted = f"the bodies take {features}"
+        return features_of(releases, self.server.records.shape, features, wanted)
+
     def run(self, releases: Release) -> Reconstruction:
-        values = features_of(releases, self.server)
+        values = self.read(releases)
         if isinstance(values, Reconstruction):
             return values
         started = time.perf_counter()
@@ -200,19 +199,6 @@ class FittedInversion:
             cost=Cost(seconds, self.cost.models),
             observed=self.observed,
         )
-
-
-def features_of(releases: Release, server: Server) -> Tensor | Reconstruction:
-    """The features of a release that fits the bodies; of another kind of release, why there is nothing."""
-    if not isinstance(releases, Activations):
-        why = NotApplicable("this attack reads features, not weights or gradients", ever=False)
-        return Reconstruction.none(0, server.records.shape, why)
-    if tuple(releases.values.shape[1:]) != server.features:
-        raise ExhumeError(
-            f"release: features of shape {tuple(releases.values.shape[1:])}, the bodies take "
-            f"{server.features}"
-        )
-    return releases.values
 
 
 @torch.no_grad()

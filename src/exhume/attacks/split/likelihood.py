@@ -20,7 +20,6 @@ from exhume.attacks.split.inversion import (
     FittedInversion,
     ShadowInversion,
     TrueHeadInversion,
-    features_of,
     mismatch,
 )
 from exhume.contract import (
@@ -74,7 +73,7 @@ class FittedLikelihood:
 
     def run(self, releases: Release) -> Reconstruction:
         first = self.inner.run(releases)
-        values = features_of(releases, self.inner.server)
+        values = self.inner.read(releases)
         if isinstance(values, Reconstruction):
             return values
         started = time.perf_counter()

@@ -34,15 +34,7 @@ from exhume.attacks.split.inversion import FittedInversion, fit_decoder
 from exhume.attacks.split.layer_fit import LayerFit, Pass, nearest
 from exhume.attacks.split.shadow import Server
 from exhume.attacks.split.windows import FirstLayer, Windows
-from exhume.contract import (
-    Cost,
-    ExhumeError,
-    Key,
-    Knowledge,
-    Progress,
-    Store,
-    silent,
-)
+from exhume.contract import Cost, ExhumeError, Key, Knowledge, Progress, Store, silent
 from exhume.models.split.inverter import Decoder
 from exhume.store import address, cached, digest
 from exhume.train.single import Schedule
@@ -91,12 +83,8 @@ class Lookalike:
         started = time.perf_counter()
         layer, observed = self._layer(server, knowledge.seen, key, store, progress)
         noise = layer.get_buffer("noise")
-        quiet = FirstLayer(
-            layer.get_buffer("weight"),
-            layer.get_buffer("bias"),
-            torch.zeros_like(noise),
-            pooled=layer.pooled,
-        )
+        weight, bias = layer.get_buffer("weight"), layer.get_buffer("bias")
+        quiet = _quiet(weight, bias, noise, pooled=layer.pooled)
         decoder, left = fit_decoder(
             quiet,
             server,
@@ -121,7 +109,7 @@ class Lookalike:
         name = address("lookalike", str(settings), (digest(server.records), digest(seen)), key, 0)
         fit = LayerFit(windows, images, seen - noise, key)
         kept = cached(store, name, lambda: self._found(fit, seen, progress))
-        quiet = _quiet(kept["weight"], kept["bias"], noise, windows)
+        quiet = _quiet(kept["weight"], kept["bias"], noise, pooled=windows.pooled)
         noise, certain = _agreed(quiet, images, seen)
         observed = {f"distance_{i}": float(d) for i, d in enumerate(kept["apart"])}
         observed |= {
@@ -139,7 +127,7 @@ class Lookalike:
         best = nearest(found, apart, 1)
         for stage in ("refining the first layer", "refining it again"):
             weight, bias = fit.layer(best)
-            near = _quiet(weight[0], bias[0], seen[0], fit.windows)
+            near = _quiet(weight[0], bias[0], seen[0], pooled=fit.windows.pooled)
             fit = fit.cleaned(seen - _agreed(near, fit.images, seen)[0])
             best = fit.descend(best, self.refine, progress, stage)
         weight, bias = fit.layer(best)
@@ -147,9 +135,9 @@ class Lookalike:
         return {"weight": weight[0], "bias": bias[0], "apart": apart, "end": end}
 
 
-def _quiet(weight: Tensor, bias: Tensor, like: Tensor, windows: Windows) -> FirstLayer:
+def _quiet(weight: Tensor, bias: Tensor, like: Tensor, *, pooled: bool) -> FirstLayer:
     """The layer without noise, for features of that shape."""
-    return FirstLayer(weight, bias, torch.zeros_like(like), pooled=windows.pooled)
+    return FirstLayer(weight, bias, torch.zeros_like(like), pooled=pooled)
 
 
 def fixed_part(seen: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from exhume.attacks.releases import features_of
 from exhume.contract import (
-    Activations,
     Cost,
     ExhumeError,
     Key,
     Knowledge,
-    NotApplicable,
     Outcome,
     Progress,
     Reconstruction,
@@ -116,15 +115,11 @@ class FittedQueries:
     cost: Cost
 
     def run(self, releases: Release) -> Reconstruction:
-        if not isinstance(releases, Activations):
-            why = NotApplicable("this attack reads features, not weights or gradients", ever=False)
-            return Reconstruction.none(0, self.shape, why)
-        values = releases.values
-        if values.shape[1:] != self.answers.shape[1:]:
-            raise ExhumeError(
-                f"release: features of shape {tuple(values.shape[1:])}, the client answered with "
-                f"{tuple(self.answers.shape[1:])}"
-            )
+        features = tuple(self.answers.shape[1:])
+        wanted = f"the client answered with {features}"
+        values = features_of(releases, self.shape, features, wanted)
+        if isinstance(values, Reconstruction):
+            return values
         started = time.perf_counter()
         with torch.no_grad():
             found = torch.cat([self.decoder(part) for part in torch.split(values, _AT_ONCE)])

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from exhume.attacks.releases import features_of
 from exhume.contract import (
-    Activations,
     Cost,
     ExhumeError,
     Key,
@@ -30,7 +30,7 @@ from exhume.store import digest
 from exhume.train.single import Schedule, train_module
 from exhume.train.translation import train_translator, word_accuracy
 
-__all__ = ["FittedTranslation", "ShadowTranslation", "sentences_of"]
+__all__ = ["FittedTranslation", "ShadowTranslation"]
 
 _SCHEDULE = Schedule(epochs=10, batch=64, rate=1e-2, optimiser="adam", weight_decay=0.0)
 _JUDGED = 0.1  # share of the pairs that judges shadow and decoder
@@ -143,7 +143,8 @@ class FittedTranslation:
         return (tokens * real).to(features.dtype), sure * real
 
     def run(self, releases: Release) -> Reconstruction:
-        values = sentences_of(releases, (self.length, self.words.net.width))
+        features = (self.length, self.words.net.width)
+        values = features_of(releases, features[:1], features, f"{features} expected")
         if isinstance(values, Reconstruction):
             return values
         started = time.perf_counter()
@@ -156,15 +157,3 @@ class FittedTranslation:
             cost=Cost(self.cost.seconds + time.perf_counter() - started, self.cost.models),
             observed=self.observed,
         )
-
-
-def sentences_of(releases: Release, shape: tuple[int, int]) -> Tensor | Reconstruction:
-    """The features of a release of sentences; of another kind of release, why there is nothing."""
-    if not isinstance(releases, Activations):
-        why = NotApplicable("this attack reads features, not weights or gradients", ever=False)
-        return Reconstruction.none(0, shape[:1], why)
-    if tuple(releases.values.shape[1:]) != shape:
-        raise ExhumeError(
-            f"release: features of shape {tuple(releases.values.shape[1:])}, {shape} expected"
-        )
-    return releases.values

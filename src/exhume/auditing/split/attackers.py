@@ -14,7 +14,7 @@ from exhume.models.split.pipeline import Pipeline
 from exhume.results import AttackSpec, Findings, Section, Verdict
 from exhume.score.features import Distance
 from exhume.score.recognised import recognise
-from exhume.score.verdict import gravest, not_audited
+from exhume.score.verdict import at_risk, gravest, not_audited
 from exhume.settings import SplitSettings
 from exhume.train.single import Schedule
 from exhume.victims.split import release_features, server_knowledge
@@ -66,22 +66,29 @@ class AttackedCut:
 
     @property
     def verdict(self) -> Verdict:
-        """One attacker who succeeds is enough; shadows that did not learn to classify prove nothing."""
+        """One attacker who succeeds is enough; shadows that did not learn to classify prove nothing.
+
+        Where only the adversary who was given the head succeeds, a secret protects the inputs, not the split.
+        """
         verdict = gravest([one.verdict for one in self.real])
         shadows = (one.metrics.get("own_shadow_accuracy") for one in self.real)
         best = max((share for share in shadows if share is not None), default=1.0)
-        chance = 1 / self.classes
+        chance, bound = 1 / self.classes, self.bound.metrics
+        known = f"{bound['recognised_share']:.0%} (SSIM {bound['ssim']:.2f})"
+        if verdict.word != "leaks" and self.bound.verdict.word == "leaks":
+            return at_risk(
+                f"The inputs are at risk {self.where}: an adversary who knows the client's head recognises "
+                f"{known} of them; those who do not know it found nothing.",
+                "What protects the inputs is that the head stays secret, not what is sent. Of the attackers "
+                f"without it: {verdict.sentence}",
+            )
         if verdict.word == "no leak found" and best < chance + _LEARNED * (self.accuracy - chance):
             return not_audited(
                 f"{self.where}, the attackers' shadows name {best:.0%} of held-out records where the network "
                 f"names {self.accuracy:.0%}, so they are no attackers; raise --attack-epochs or --held"
             )
-        bound = self.bound.metrics
-        known = (
-            f"An adversary who knew the client's head would recognise {bound['recognised_share']:.0%} "
-            f"(SSIM {bound['ssim']:.2f})."
-        )
-        return replace(verdict, detail=f"{verdict.detail} {known}")
+        more = f"An adversary who knew the client's head would recognise {known}."
+        return replace(verdict, detail=f"{verdict.detail} {more}")
 
 
 def attack_cut(

@@ -21,6 +21,7 @@ def depth_sentence(words: Mapping[str, str]) -> str:
         return "No other depth was tried."
     said = {
         "leaks": "it leaks after",
+        "at risk": "the head's secret alone protects after",
         "no leak found": "nothing was found after",
         "not audited": "nothing can be said after",
     }

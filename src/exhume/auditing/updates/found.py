@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -63,6 +63,8 @@ def found_by(
         verdict = _by_proof(proved, ran)
         records = sum(answer.case.batch_size or answer.proof.records for answer in answers)
         leak = rate_of(proved, max(records, proved))
+    if verdict.word == "no leak found" and not all(a.found.status.converged for a in ran):
+        verdict = _unfinished(attack, metrics)
     if leak is not None:
         metrics |= {"success": leak.share, "success_low": leak.low, "success_high": leak.high}
     if ran and is_of_texts(ran):
@@ -138,6 +140,15 @@ def _by_proof(proved: int, ran: Sequence[Answer]) -> Verdict:
         f"The update leaks: {count} reconstructed, and the update itself proves it.",
         " ".join(a.proof.sentence for a in ran if a.proof.sentence),
     )
+
+
+def _unfinished(attack: UpdateAttack, metrics: Mapping[str, float]) -> Verdict:
+    """Weak effort is no evidence: silence of a search that did not arrive says nothing."""
+    why = f"{attack.spec.name} did not converge"
+    if "own_mismatch" in metrics:
+        explained = max(0.0, 1 - metrics["own_mismatch"]) ** 2
+        why += f": it explains {explained:.0%} of the update; more --search-steps may help"
+    return not_audited(why)
 
 
 def _section(attack: UpdateAttack, answers: Sequence[Answer], notes: list[str]) -> Section:

@@ -91,7 +91,7 @@ class Ensembler:
         kept = [store.load(name) for name in names]
         for split, state in zip(parts, kept, strict=True):
             if state is not None:
-                _load(split, state)
+                split.whole.load_state_dict(state)
         done = sum(state is not None for state in kept)
         progress("training the bodies", done, self.bodies)
         jobs = [index if state is None else None for index, state in enumerate(kept)]
@@ -99,12 +99,11 @@ class Ensembler:
         for index, trained in run_jobs(_train_one, jobs, shared=shared):
             if trained is not None:
                 store.save(names[index], trained)
-                _load(parts[index], trained)
+                parts[index].whole.load_state_dict(trained)
                 done += 1
                 progress("training the bodies", done, self.bodies)
         for split in parts:
-            for module in (split.head, split.body, split.tail):
-                module.requires_grad_(False).eval()
+            split.whole.requires_grad_(False).eval()
         return tuple(parts)
 
     def stage_two(
@@ -186,17 +185,4 @@ def _train_one(shared: _Shared, index: int) -> dict[str, Tensor]:
     key = shared.key.fold("body", index)
     noise = fixed_noise(shared.job.feature_shape(key), shared.sigma, key)
     split = train_split(shared.job, noise=noise, key=key, store=shared.store)
-    return {
-        f"{part}.{name}": tensor
-        for part, module in _named(split)
-        for name, tensor in module.state_dict().items()
-    }
-
-
-def _named(split: Split) -> tuple[tuple[str, nn.Module], ...]:
-    return (("head", split.head), ("body", split.body), ("tail", split.tail))
-
-
-def _load(split: Split, state: dict[str, Tensor]) -> None:
-    for part, module in _named(split):
-        module.load_state_dict({name: state[f"{part}.{name}"] for name in module.state_dict()})
+    return dict(split.whole.state_dict())

@@ -66,7 +66,7 @@ class OwnArchitecture:
     def of(spec: str, *, input_shape: tuple[int, ...], classes: int, root: Path) -> OwnArchitecture:
         loaded = _Loaded.of(spec, root)
         _check_forward(loaded.template, input_shape, classes, spec)
-        layout = _layout(loaded.template)
+        layout = _layout(_changing(loaded.template))
         own = OwnArchitecture(spec, input_shape, classes, layout, loaded.fingerprint, str(root))
         own.__dict__["_loaded"] = loaded
         return own
@@ -100,7 +100,7 @@ class OwnArchitecture:
         module = self._loaded.factory.drawn(key)
         assert isinstance(module, nn.Module)  # the template was one
         drawn = {name: tensor.detach() for name, tensor in _changing(module).items()}
-        if Layout(tuple(drawn), tuple(tuple(t.shape) for t in drawn.values())) != self.layout:
+        if _layout(drawn) != self.layout:
             raise ExhumeError(f"model: {self.spec} gives other parameters from call to call")
         return self.layout.join(drawn)
 
@@ -153,9 +153,8 @@ def _changing(module: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def _layout(module: nn.Module) -> Layout:
-    named_tensors = _changing(module)
-    return Layout(tuple(named_tensors), tuple(tuple(t.shape) for t in named_tensors.values()))
+def _layout(named: dict[str, Tensor]) -> Layout:
+    return Layout(tuple(named), tuple(tuple(t.shape) for t in named.values()))
 
 
 def _fingerprint(found: object, module: nn.Module) -> str:

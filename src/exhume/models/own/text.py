@@ -20,7 +20,7 @@ from torch.func import functional_call
 
 from exhume.contract import ExhumeError, Key, Layout
 
-__all__ = ["TextModel", "takes_tokens"]
+__all__ = ["TextModel", "drawn_tokens", "takes_tokens"]
 
 _RECORDS = 3  # of a probe
 _SAME = 1e-4  # relative: fp32 outputs of the same function
@@ -60,7 +60,7 @@ class TextModel:
         padding = usual if padding is None else padding
         if padding is not None and padding >= rows:
             raise ExhumeError(f"padding: {padding} given, the model's embedding has {rows} rows")
-        drawn = _drawn(rows, length, padding)
+        drawn = drawn_tokens((_RECORDS, length), rows, padding, _PROBE)
         outputs, calls = _called(own, drawn)
         if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != _RECORDS:
             found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
@@ -203,12 +203,12 @@ def _embedding(module: nn.Module, length: int) -> tuple[str, int, int | None] | 
     return None
 
 
-def _drawn(rows: int, length: int, padding: int | None) -> Tensor:
-    """(3, l) tokens that are no padding."""
-    tokens = torch.randint(rows, (_RECORDS, length), generator=_PROBE.generator())
-    if padding is None or rows == 1:
+def drawn_tokens(shape: tuple[int, int], vocabulary: int, padding: int | None, key: Key) -> Tensor:
+    """(n, l) tokens that are no padding."""
+    tokens = torch.randint(vocabulary, shape, generator=key.generator())
+    if padding is None or vocabulary == 1:
         return tokens
-    return torch.where(tokens == padding, (tokens + 1) % rows, tokens)
+    return torch.where(tokens == padding, (tokens + 1) % vocabulary, tokens)
 
 
 def _head(calls: Sequence[_Call]) -> str:

@@ -36,6 +36,11 @@ class Split:
         outputs: Tensor = self.tail(self.body(self.head(inputs)))
         return outputs
 
+    @property
+    def whole(self) -> nn.ModuleDict:
+        """All three, by name, to be trained, saved or put to rest together."""
+        return nn.ModuleDict({"head": self.head, "body": self.body, "tail": self.tail})
+
     def feature_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of what one input sends to the server."""
         return _outline(self.head, input_shape)

@@ -99,9 +99,7 @@ def _stacked(bodies: Sequence[nn.Module], _: int) -> Callable[[Tensor], list[Ten
     own = [{n: tuple(t.shape) for n, t in body.state_dict().items()} for body in bodies]
     if any(shapes != own[0] for shapes in own):
         raise ExhumeError("bodies: they differ in shape, so they cannot be stacked")
-    states = [
-        body.state_dict() for body in bodies
-    ]  # traced bodies have a class each: stacked by name
+    states = [body.state_dict() for body in bodies]  # traced: a class each, so stacked by name
     state = {name: torch.stack([one[name] for one in states]) for name in states[0]}
     bare = copy.deepcopy(bodies[0]).to("meta")
 

@@ -37,6 +37,7 @@ from exhume.store import write_atomically
 __all__ = [
     "KeptBody",
     "KeptClient",
+    "bodies_in",
     "load_bodies",
     "load_body",
     "load_client",
@@ -152,11 +153,7 @@ def load_bodies(
     server: Path, *, only: Sequence[int] | None = None, factory: str = ""
 ) -> tuple[KeptBody, ...]:
     """The bodies in a server's folder, in order; only: some of them."""
-    found = sorted(
-        int(match.group(1))
-        for place in (server.iterdir() if server.is_dir() else ())
-        if (match := re.fullmatch(r"body(\d+)", place.name))
-    )
+    found = bodies_in(server)
     wanted = found if only is None else list(only)
     if not wanted:
         raise ExhumeError(f"server: {server} holds no body; export one there first")
@@ -164,6 +161,15 @@ def load_bodies(
         if index not in found:
             raise ExhumeError(f"server: {server} has no body{index}; there are {_said(found)}")
     return tuple(load_body(server / f"body{index}", factory=factory) for index in wanted)
+
+
+def bodies_in(server: Path) -> list[int]:
+    """The numbers of the bodies in a server's folder, in order."""
+    return sorted(
+        int(match.group(1))
+        for place in (server.iterdir() if server.is_dir() else ())
+        if (match := re.fullmatch(r"body(\d+)", place.name))
+    )
 
 
 def load_pipeline(client: Path, server: Path, *, factory: str = "") -> Pipeline:

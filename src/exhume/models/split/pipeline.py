@@ -75,7 +75,6 @@ def undefended(
 ) -> Pipeline:
     """A finished network as it is, cut at two points: one body, no noise, nothing secret but the head."""
     parts = cut(module, first, second)
-    for part in (parts.head, parts.body, parts.tail):
-        part.requires_grad_(False).eval()
+    parts.whole.requires_grad_(False).eval()
     noise = torch.zeros(parts.feature_shape(input_shape))
     return Pipeline(Client(parts.head, noise, (0,), parts.tail), (parts.body,), first)

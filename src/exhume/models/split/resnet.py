@@ -38,7 +38,7 @@ class ResNet18:
     def module(self, key: Key) -> nn.Sequential:
         """A new network; its weights come from the key, the global generator is not touched."""
 
-        def plain() -> nn.Module:
+        def plain() -> nn.Sequential:
             widths = [self.width, self.width, 2 * self.width, 4 * self.width, 8 * self.width]
             stages: OrderedDict[str, nn.Module] = OrderedDict()
             first: list[nn.Module] = [
@@ -59,9 +59,7 @@ class ResNet18:
             stages["fc"] = nn.Linear(widths[-1], self.outputs)
             return nn.Sequential(stages)
 
-        made = he_normal(plain, key)
-        assert isinstance(made, nn.Sequential)
-        return made
+        return he_normal(plain, key)
 
 
 class _Basic(nn.Module):

@@ -38,7 +38,7 @@ class VGG16:
     def module(self, key: Key) -> nn.Sequential:
         """A new network; its weights come from the key, the global generator is not touched."""
 
-        def plain() -> nn.Module:
+        def plain() -> nn.Sequential:
             stages: OrderedDict[str, nn.Module] = OrderedDict()
             channels = self.input_shape[0]
             for stack, times in zip(_STACKS, _TIMES, strict=True):
@@ -57,6 +57,4 @@ class VGG16:
             stages["fc"] = nn.Linear(channels, self.outputs)
             return nn.Sequential(stages)
 
-        made = he_normal(plain, key)
-        assert isinstance(made, nn.Sequential)
-        return made
+        return he_normal(plain, key)

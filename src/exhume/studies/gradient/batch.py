@@ -16,8 +16,8 @@ from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.attacks.gradient.tensor.attack import TensorAttack
 from exhume.models.two_layer import TwoLayer
 from exhume.score.batches import RECOVERED
-from exhume.studies.claims import Claim, flattened
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.claims import flattened
+from exhume.studies.framework import Outcome, Run, Scale, Stated, Study
 from exhume.studies.gradient.batches import attacked, even_odd_batches
 from exhume.victims.gradient import release_batches
 
@@ -101,7 +101,8 @@ def _run(run: Run[_Setting]) -> Outcome:
         summaries[case.name] = _summary(case, rows)
         pictures |= {f"{case.name}.{side}": rows[0][side] for side in ("truth", "found")}
     run.folder.write_tensors("batches.safetensors", pictures)
-    claims = [_claim(case, summaries[case.name]) for case in run.setting.cases if case.bar]
+    claimed = [case for case in run.setting.cases if case.bar]
+    claims = {case.name: _claim(case, summaries[case.name]) for case in claimed}
     return Outcome(claims, flattened(summaries), deviations=list(DEVIATIONS))
 
 
@@ -114,9 +115,7 @@ def _one(run: Run[_Setting], job: tuple[_Case, int]) -> dict[str, Tensor]:
         TwoLayer(private.shape, case.width, 1, case.activation),
     )
     asker, size = case.attack, None
-    if isinstance(
-        asker, GradientMatching
-    ):  # which asks for nothing itself, and needs the batch size
+    if isinstance(asker, GradientMatching):  # asks for nothing itself, and needs the batch size
         asker, size = SpanAttack(), case.batch
     seen, _ = release_batches(network, asker.query(network, key), private)
     found, scores = attacked(case.attack, network, seen, private, key, size=size)
@@ -143,11 +142,10 @@ def _summary(case: _Case, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, flo
     }
 
 
-def _claim(case: _Case, metrics: Mapping[str, float]) -> Claim:
+def _claim(case: _Case, metrics: Mapping[str, float]) -> Stated:
     least, slowest = metrics["min_cosine"], metrics["seconds"]
     limit = "" if case.seconds is None else f", in {case.seconds:g} s a batch at most"
-    return Claim(
-        case.name,
+    return (
         f"{case.source}, {case.activation}, {case.batch} records, {case.width} neurons: every "
         f"record with a cosine of {case.bar:g} or more{limit}",
         "records are identified",
@@ -156,10 +154,5 @@ def _claim(case: _Case, metrics: Mapping[str, float]) -> Claim:
     )
 
 
-STUDY = Study(
-    name="gradient-batch",
-    title="Batches read out of one gradient: how large, and from which layers",
-    paper="Wang23",
-    scales=_SCALES,
-    run=_run,
-)
+_TITLE = "Batches read out of one gradient: how large, and from which layers"
+STUDY = Study("gradient-batch", _TITLE, "Wang23", _SCALES, _run)

@@ -11,8 +11,8 @@ from exhume.contract import TrainingDefence
 from exhume.defences.dp import DPTraining
 from exhume.defences.local import LargerBatch, LocalSteps
 from exhume.models.mlp import MLP
-from exhume.studies.claims import Claim, flattened
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.claims import flattened
+from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
 from exhume.studies.gradient.batches import attacked, utility
 from exhume.train.local import LocalTraining
 from exhume.victims.gradient import cut_batches, release_updates
@@ -92,27 +92,24 @@ def _one(run: Run[_Setting], job: tuple[str, TrainingDefence | LargerBatch]) -> 
     return numbers
 
 
-def _claims(metrics: dict[str, float]) -> list[Claim]:
+def _claims(metrics: dict[str, float]) -> Claims:
     def recovered(*names: str) -> str:
         return ", ".join(f"{name} {metrics[f'{name}.recovered']:.0%}" for name in names)
 
-    return [
-        Claim(
-            "leak",
+    return {
+        "leak": (
             "An ordinary update of a small batch gives most of its records away",
             "",
             recovered("none"),
             metrics["none.recovered"] > 0.5,
         ),
-        Claim(
-            "steps",
+        "steps": (
             "Clipping and local steps do not stop that",
             "",
             recovered("dp.clip", "local_steps.5", "local_steps.20"),
             min(metrics[f"{n}.recovered"] for n in ("dp.clip", "local_steps.20")) > 0.5,
         ),
-        Claim(
-            "noise",
+        "noise": (
             "A noise multiplier of 0.01, far from differential privacy, stops the ratio; 0.001 does not hide "
             "the pictures from one who expects noise",
             "adding noise does not help",
@@ -124,13 +121,8 @@ def _claims(metrics: dict[str, float]) -> list[Claim]:
             metrics["dp.noise1e-2.tolerant.mean_cosine"] < 0.3
             and metrics["dp.noise1e-3.tolerant.mean_cosine"] > 0.7,
         ),
-    ]
+    }
 
 
-STUDY = Study(
-    name="gradient-client",
-    title="What an ordinary client's update gives away, and what stops it",
-    paper="Wang23",
-    scales=_SCALES,
-    run=_run,
-)
+_TITLE = "What an ordinary client's update gives away, and what stops it"
+STUDY = Study("gradient-client", _TITLE, "Wang23", _SCALES, _run)

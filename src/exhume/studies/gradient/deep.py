@@ -13,11 +13,10 @@ from exhume.attacks.gradient.decoder import decode, features_below
 from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.contract import Knowledge
 from exhume.models.mlp import MLP
-from exhume.report.charts import Chart, Point
 from exhume.score.batches import RECOVERED, score_batches
 from exhume.studies.arms import mounted
-from exhume.studies.claims import Claim, flattened, prefixed
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.claims import flattened, line, prefixed
+from exhume.studies.framework import Chart, Outcome, Point, Run, Scale, Stated, Study
 from exhume.studies.gradient.batches import even_odd_batches
 from exhume.victims.gradient import release_batches
 
@@ -27,6 +26,16 @@ DEVIATIONS = (
     "8x8 digits; tanh layers of 96 below the last two, at their own random start.",
     "The decoder knows the parameters below: the server sent them.",
 )
+
+
+_CLAIMS = {  # what comes back: what is claimed, the paper's words, where the layers lie
+    "features": (
+        "The features that enter the last two layers come back, at every depth",
+        "features of the layer before are recovered; depth neither helps nor hurts",
+        "above",
+    ),
+    "records": ("With the layers below known, so do the records", "not in the excerpt", "below"),
+}
 
 
 @dataclass(frozen=True)
@@ -50,13 +59,10 @@ def _run(run: Run[_Setting]) -> Outcome:
     metrics = flattened(
         run.arms("layers below", _one, {f"depth{d}": d for d in run.setting.depths})
     )
-    least = {
-        what: {d: metrics[f"depth{d}.{what}.min_cosine"] for d in run.setting.depths}
-        for what in ("features", "records")
-    }
-    series = {what: [Point(d, c) for d, c in found.items()] for what, found in least.items()}
+    depths = {d: f"depth{d}" for d in run.setting.depths}
+    series = {what: line(depths, f"{what}.min_cosine", metrics) for what in _CLAIMS}
     chart = Chart("Depth", "layers below the last two", "smallest cosine", series)
-    claims = _claims(least["features"], least["records"])
+    claims = {what: _claim(what, points) for what, points in series.items()}
     return Outcome(claims, metrics, deviations=list(DEVIATIONS), charts=[chart])
 
 
@@ -76,30 +82,12 @@ def _one(run: Run[_Setting], depth: int) -> dict[str, float]:
     return prefixed("features", scores.metrics()) | prefixed("records", behind.metrics())
 
 
-def _claims(features: dict[int, float], records: dict[int, float]) -> list[Claim]:
+def _claim(what: str, points: list[Point]) -> Stated:
     """By the smallest cosine at each depth."""
-    return [
-        Claim(
-            "features",
-            "The features that enter the last two layers come back, at every depth",
-            "features of the layer before are recovered; depth neither helps nor hurts",
-            ", ".join(f"smallest cosine {c:.5f} above {d} layers" for d, c in features.items()),
-            min(features.values()) >= RECOVERED,
-        ),
-        Claim(
-            "records",
-            "With the layers below known, so do the records",
-            "not in the excerpt",
-            ", ".join(f"smallest cosine {c:.5f} below {d} layers" for d, c in records.items()),
-            min(records.values()) >= RECOVERED,
-        ),
-    ]
+    statement, paper, side = _CLAIMS[what]
+    least = ", ".join(f"smallest cosine {p.y:.5f} {side} {p.x} layers" for p in points)
+    return statement, paper, least, min(p.y for p in points) >= RECOVERED
 
 
-STUDY = Study(
-    name="gradient-deep",
-    title="Features of a deeper network from its gradient, and the records behind them",
-    paper="Wang23",
-    scales=_SCALES,
-    run=_run,
-)
+_TITLE = "Features of a deeper network from its gradient, and the records behind them"
+STUDY = Study("gradient-deep", _TITLE, "Wang23", _SCALES, _run)

@@ -9,9 +9,8 @@ from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.contract import Attack, Gradient, ReleaseDefence
 from exhume.defences.release import ClipRelease, NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.models.two_layer import TwoLayer
-from exhume.report.charts import Chart, Point
-from exhume.studies.claims import Claim, flattened
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.claims import flattened, line
+from exhume.studies.framework import Chart, Claims, Outcome, Run, Scale, Study
 from exhume.studies.gradient.batches import attacked, even_odd_batches, recovered_range, utility
 from exhume.victims.gradient import release_batches
 
@@ -103,45 +102,29 @@ def _one(run: Run[_Setting], arm: _Arm) -> dict[str, float]:
     return numbers
 
 
-def _claims(setting: _Setting, metrics: dict[str, float]) -> list[Claim]:
-    records = setting.batch * setting.batches
-    noisy, pruned = (
-        recovered_range(metrics[f"{name}.span.recovered"], records)
-        for name in ("noise.1", "prune.0.9")
-    )
-    return [
-        Claim(
-            "noise",
-            "Noise as large as the update does not stop the span attack",
-            "adding noise does not help",
-            f"{noisy[0]:.0%} to {noisy[1]:.0%} recovered at a utility of "
-            f"{metrics['noise.1.utility']:.2f}",
-            noisy[0] > 0.5,
-        ),
-        Claim(
-            "pruning",
-            "Keeping a tenth of the values stops the span attack",
-            "not in the excerpt; later work prefers pruning to noise",
-            f"{pruned[0]:.0%} to {pruned[1]:.0%} recovered at a utility of "
-            f"{metrics['prune.0.9.utility']:.2f}",
-            pruned[1] < 0.5,
-        ),
-    ]
+def _claims(setting: _Setting, metrics: dict[str, float]) -> Claims:
+    def recovered(defence: str) -> tuple[str, float, float]:
+        share, records = metrics[f"{defence}.span.recovered"], setting.batch * setting.batches
+        low, high = recovered_range(share, records)
+        worth = metrics[f"{defence}.utility"]
+        return f"{low:.0%} to {high:.0%} recovered at a utility of {worth:.2f}", low, high
+
+    (noisy, least, _), (pruned, _, most) = recovered("noise.1"), recovered("prune.0.9")
+    noise = "Noise as large as the update does not stop the span attack"
+    pruning = "Keeping a tenth of the values stops the span attack"
+    later = "not in the excerpt; later work prefers pruning to noise"
+    return {
+        "noise": (noise, "adding noise does not help", noisy, least > 0.5),
+        "pruning": (pruning, later, pruned, most < 0.5),
+    }
 
 
 def _chart(setting: _Setting, metrics: dict[str, float]) -> Chart:
     lines = {attack: f"{attack}.mean_cosine" for attack in setting.attacks} | {"utility": "utility"}
-    series = {
-        line: [Point(name, metrics[f"{name}.{number}"]) for name in setting.defences]
-        for line, number in lines.items()
-    }
+    names = {name: name for name in setting.defences}
+    series = {label: line(names, number, metrics) for label, number in lines.items()}
     return Chart("Defences of an update", "defence", "mean cosine", series)
 
 
-STUDY = Study(
-    name="gradient-defences",
-    title="Noise, clipping, quantising, pruning and local steps against the attacks on a gradient",
-    paper="Wang23",
-    scales=_SCALES,
-    run=_run,
-)
+_TITLE = "Noise, clipping, quantising, pruning and local steps against the attacks on a gradient"
+STUDY = Study("gradient-defences", _TITLE, "Wang23", _SCALES, _run)

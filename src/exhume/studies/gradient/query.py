@@ -13,9 +13,8 @@ from torch import Tensor
 from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.contract import Key, Records
 from exhume.models.two_layer import TwoLayer
-from exhume.report.charts import Chart, Point
-from exhume.studies.claims import Claim, flattened, prefixed
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.claims import flattened, prefixed
+from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.studies.gradient.batches import attacked, even_odd_batches, recovered_range
 from exhume.train.functional import logits
 from exhume.victims.gradient import release_batches
@@ -59,7 +58,9 @@ def _run(run: Run[_Setting]) -> Outcome:
         for name, own in shares.items()
     }
     chart = Chart("Where the gradient is asked for", "training before it", "recovered", series)
-    claims = [claim for name, points in series.items() for claim in _claims(name, points)]
+    claims: Claims = {}
+    for name, points in series.items():
+        claims |= _claims(name, points)
     return Outcome(claims, flattened(arms), deviations=list(DEVIATIONS), charts=[chart])
 
 
@@ -99,35 +100,18 @@ def _measured(network: TwoLayer, at: Tensor, batches: Records, key: Key) -> dict
     }
 
 
-def _claims(name: str, points: list[Point]) -> list[Claim]:
+def _claims(name: str, points: list[Point]) -> Claims:
+    """Most records come back, for certain, from the first and from the last network."""
     shares = ", ".join(f"{p.y:.0%} ({p.low:.0%} to {p.high:.0%}) after {p.x}" for p in points)
-    return [
-        Claim(
-            f"random.{name}",
-            f"{name}: a random network gives the records away",
-            "'a random network has not memorised the data' is a wrong impression",
-            shares,
-            _gives_away(points[0]),
-        ),
-        Claim(
-            f"trained.{name}",
-            f"{name}: so does a trained one",
-            "'a well trained model makes the gradient vanish' is a wrong impression",
-            shares,
-            _gives_away(points[-1]),
-        ),
-    ]
+    random = f"{name}: a random network gives the records away"
+    unseen = "'a random network has not memorised the data' is a wrong impression"
+    vanished = "'a well trained model makes the gradient vanish' is a wrong impression"
+    first, last = ((p.low or 0) >= 0.5 for p in (points[0], points[-1]))
+    return {
+        f"random.{name}": (random, unseen, shares, first),
+        f"trained.{name}": (f"{name}: so does a trained one", vanished, shares, last),
+    }
 
 
-def _gives_away(point: Point) -> bool:
-    """Most records come back, for certain."""
-    return point.low is not None and point.low >= 0.5
-
-
-STUDY = Study(
-    name="gradient-query",
-    title="Where to ask for a gradient: random, moderately and well trained weights",
-    paper="Wang23",
-    scales=_SCALES,
-    run=_run,
-)
+_TITLE = "Where to ask for a gradient: random, moderately and well trained weights"
+STUDY = Study("gradient-query", _TITLE, "Wang23", _SCALES, _run)

@@ -12,11 +12,10 @@ from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.tensor.attack import TensorAttack
 from exhume.contract import Attack
 from exhume.models.two_layer import TwoLayer
-from exhume.report.charts import Chart, Point
 from exhume.score.batches import RECOVERED
 from exhume.score.intervals import bootstrap
-from exhume.studies.claims import Claim, ranged
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.claims import ranged
+from exhume.studies.framework import Chart, Outcome, Point, Run, Scale, Stated, Study
 from exhume.studies.gradient.batches import attacked, even_odd_batches
 from exhume.victims.gradient import release_batches
 
@@ -79,7 +78,7 @@ def _run(run: Run[_Setting]) -> Outcome:
         metrics |= {f"{name}.gain_low": low, f"{name}.gain_high": high}
     points = [Point(name.replace("_", " "), metrics[f"{name}.mean_cosine"]) for name in attacks]
     chart = Chart("How close each comes", "attack", "mean cosine", {"ReLU, digits": points})
-    claims = [_claim(name, metrics) for name in _CLAIMS]
+    claims = {name: _claim(name, metrics) for name in _CLAIMS}
     return Outcome(claims, metrics, deviations=list(DEVIATIONS), charts=[chart])
 
 
@@ -97,12 +96,11 @@ def _one(run: Run[_Setting], i: int) -> dict[str, Tensor]:
     return cosines
 
 
-def _claim(name: str, metrics: dict[str, float]) -> Claim:
+def _claim(name: str, metrics: dict[str, float]) -> Stated:
     statement, after, before = _CLAIMS[name]
     one, other = metrics[f"{after}.mean_cosine"], metrics[f"{before}.mean_cosine"]
     gain = f"difference {ranged(f'{name}.gain', metrics)}"
-    return Claim(
-        name,
+    return (
         statement,
         "the estimate can be used as initialisation",
         f"mean cosine {one:.3f} against {other:.3f} ({gain})",
@@ -110,10 +108,5 @@ def _claim(name: str, metrics: dict[str, float]) -> Claim:
     )
 
 
-STUDY = Study(
-    name="gradient-start",
-    title="Gradient matching from noise and from the tensor estimate",
-    paper="Wang23",
-    scales=_SCALES,
-    run=_run,
-)
+_TITLE = "Gradient matching from noise and from the tensor estimate"
+STUDY = Study("gradient-start", _TITLE, "Wang23", _SCALES, _run)

@@ -21,9 +21,8 @@ from exhume.attacks.gradient.tensor.cp import have_tensorly
 from exhume.attacks.gradient.tensor.decompose import METHODS
 from exhume.contract import Key, Records
 from exhume.models.two_layer import TwoLayer
-from exhume.report.charts import Chart, Point
-from exhume.studies.claims import Claim, flattened, mean_of
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.claims import flattened, mean_of
+from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.studies.gradient.batches import attacked, even_odd_batches
 from exhume.victims.gradient import release_batches
 
@@ -200,8 +199,8 @@ def _charts(setting: _Setting, metrics: dict[str, float]) -> list[Chart]:
 
     def chart(title: str, sizes: str, places: dict[int, str]) -> Chart:
         series = {
-            line: [Point(x, metrics[f"{number}.{place}"]) for x, place in places.items()]
-            for line, number in lines.items()
+            label: [Point(x, metrics[f"{number}.{place}"]) for x, place in places.items()]
+            for label, number in lines.items()
         }
         return Chart(title, sizes, "error", series, "log", "log")
 
@@ -213,27 +212,19 @@ def _charts(setting: _Setting, metrics: dict[str, float]) -> list[Chart]:
     ]
 
 
-def _claims(metrics: dict[str, float]) -> list[Claim]:
-    found = []
+def _claims(metrics: dict[str, float]) -> Claims:
+    claims: Claims = {}
     for (name, order), (line, law) in product(_ORDERS.items(), _LAWS.items()):
         sizes, statement, expected, tolerance = law
         slope, low, high = (metrics[f"{line}.{name}{end}"] for end in ("", ".low", ".high"))
-        found.append(
-            Claim(
-                f"{sizes}.{name}",
-                f"{name} (order {order}): {statement}",
-                "error <= O(sqrt(d/m))",
-                f"slope {slope:.3f} ({low:.3f} to {high:.3f})",
-                abs(slope - expected) <= tolerance,
-            )
+        claims[f"{sizes}.{name}"] = (
+            f"{name} (order {order}): {statement}",
+            "error <= O(sqrt(d/m))",
+            f"slope {slope:.3f} ({low:.3f} to {high:.3f})",
+            abs(slope - expected) <= tolerance,
         )
-    return found
+    return claims
 
 
-STUDY = Study(
-    name="gradient-tensor",
-    title="The tensor method's error against neurons and inputs",
-    paper="Wang23",
-    scales=_SCALES,
-    run=_run,
-)
+_TITLE = "The tensor method's error against neurons and inputs"
+STUDY = Study("gradient-tensor", _TITLE, "Wang23", _SCALES, _run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache
 from itertools import product
 
 import torch
@@ -19,8 +19,8 @@ from exhume.models.own.text import TextModel
 from exhume.naming import seeded_globals
 from exhume.score.texts import token_shares
 from exhume.studies.arms import mounted
-from exhume.studies.claims import Claim, flattened
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.claims import flattened
+from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
 from exhume.victims.gradient import cut_batches, release_batches
 
 __all__ = ["STUDY"]
@@ -53,19 +53,14 @@ _SCALES: dict[Scale, _Setting] = {
 
 
 def _run(run: Run[_Setting]) -> Outcome:
-    setting, arms = run.setting, dict[str, dict[str, float]]()
-    records = _corpus(run)
-    cases = list(product(_POOLS, _KINDS, setting.batch_sizes))
-    for place, (pool, kind, batch) in enumerate(cases):
-        run.progress("reading tokens off updates", place, len(cases))
-        name, key = f"{pool}.{kind}.b{batch}", run.key.fold("gradient-tokens", pool, kind, batch)
-        net = _network(setting, records, pool, key, public=kind == "public")
-        arms[name] = run.arm(name, partial(_measured, net, records, batch, setting.batches, key))
-    run.progress("reading tokens off updates", len(cases), len(cases))
-    metrics = flattened(arms)
+    setting = run.setting
+    cases = product(_POOLS, _KINDS, setting.batch_sizes)
+    jobs = {f"{pool}.{kind}.b{batch}": (pool, kind, batch) for pool, kind, batch in cases}
+    metrics = flattened(run.arms("reading tokens off updates", _measured, jobs))
     return Outcome(_claims(metrics, setting), metrics, deviations=list(DEVIATIONS))
 
 
+@lru_cache(maxsize=1)  # one in each process
 def _corpus(run: Run[_Setting]) -> Records:
     """Sentences of at most so many words and marks; the rarest words have the last number in common."""
     setting, last = run.setting, run.setting.vocabulary - 1
@@ -124,9 +119,10 @@ def _network(
     return TextModel.of(module, setting.length, records.vocabulary.padding)
 
 
-def _measured(
-    net: TextModel, records: Records, batch: int, batches: int, key: Key
-) -> dict[str, float]:
+def _measured(run: Run[_Setting], job: tuple[str, str, int]) -> dict[str, float]:
+    (pool, kind, batch), batches, records = job, run.setting.batches, _corpus(run)
+    key = run.key.fold("gradient-tokens", pool, kind, batch)
+    net = _network(run.setting, records, pool, key, public=kind == "public")
     order = torch.randperm(len(records), generator=key.fold("batches").generator())
     private = cut_batches(records[order[: batch * batches]], batch)
     decoys = records[order[batch * batches :][:_DECOYS]]
@@ -137,40 +133,32 @@ def _measured(
     return scores | {"seconds": found.cost.seconds / batches}
 
 
-def _claims(metrics: dict[str, float], setting: _Setting) -> list[Claim]:
+def _claims(metrics: dict[str, float], setting: _Setting) -> Claims:
     placed = min(metrics[f"{p}.{k}.b1.exact"] for p in ("flatten", "attention") for k in _KINDS)
     bags = min(metrics[f"mean.{k}.b1.exact_bags"] for k in _KINDS)
     most = setting.batch_sizes[-1]
     share = {p: min(metrics[f"{p}.{k}.b{most}.bag_accuracy"] for k in _KINDS) for p in _POOLS}
-    return [
-        Claim(
-            "one sentence",
+    return {
+        "one sentence": (
             "The update of one sentence gives every token and its place away, also with a public embedding",
             "recover the embeddings first, then the tokens",
             f"{placed:.0%} of the sentences whole",
             placed == 1,
         ),
-        Claim(
-            "averaged",
+        "averaged": (
             "Averaging the embeddings hides the order and nothing else",
             "",
             f"{bags:.0%} of the bags whole",
             bags == 1,
         ),
-        Claim(
-            "batch",
+        "batch": (
             f"Of batches of {most} nine tokens in ten come back",
             "",
             ", ".join(f"{pool} {value:.0%}" for pool, value in share.items()),
             min(share.values()) >= 0.9,
         ),
-    ]
+    }
 
 
-STUDY = Study(
-    name="gradient-tokens",
-    title="Tokens from the update of a text classifier",
-    paper="Wang23",
-    scales=_SCALES,
-    run=_run,
-)
+_TITLE = "Tokens from the update of a text classifier"
+STUDY = Study("gradient-tokens", _TITLE, "Wang23", _SCALES, _run)

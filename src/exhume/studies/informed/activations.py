@@ -12,18 +12,16 @@ from dataclasses import replace
 from torch import Tensor
 
 from exhume.contract import Key
-from exhume.results import Chart, Point
 from exhume.settings import DataSettings
-from exhume.studies.arms import BALLE22, Bench
-from exhume.studies.claims import Claim
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.arms import BALLE22, Bench, arm_metrics
+from exhume.studies.framework import Claims, Outcome, Point, Run, Scale, Study
 from exhume.studies.informed.sweeps import (
     MEAN_RECORD,
     RIDGE,
     Pooled,
     Sweep,
-    Swept,
     difference,
+    error_chart,
     interval_of,
     sweep,
 )
@@ -68,10 +66,13 @@ def _run(run: Run[Sweep[str]]) -> Outcome:
     sizes, victim, seeds = setting.data, setting.victim, setting.seeds
     variants = {name: replace(victim, activation=name) for name in setting.values}
     swept = sweep(Bench.of(run, sizes, victim), seeds, variants)
-    claims, found = judge(swept.arms, run.key.fold("claims"))
+    claims, found = judge(swept, run.key.fold("claims"))
+    places = {name: name for name in sorted(variants, key=lambda name: -swept[name].mse)}
+    paper = {"RecoNN in the paper": [Point(name, PAPER[name]) for name in places]}
+    title = "Error by activation of the released model"
     return Outcome(
         claims=claims,
-        metrics=swept.metrics() | found,
+        metrics=arm_metrics(swept) | found,
         deviations=[
             RIDGE,
             f"|D-| = {sizes.fixed:,}, rate {victim.rate:g}, {sizes.shadows:,} shadow models per "
@@ -79,29 +80,26 @@ def _run(run: Run[Sweep[str]]) -> Outcome:
             f"{sizes.targets} targets on each of {seeds} seeds, the same for all activations; the "
             "paper: 1,000.",
         ],
-        charts=[_chart(swept)],
+        charts=[error_chart(swept, title, "activation", places, beside=paper)],
     )
 
 
-def judge(arms: Mapping[str, Pooled], key: Key) -> tuple[list[Claim], dict[str, float]]:
+def judge(arms: Mapping[str, Pooled], key: Key) -> tuple[Claims, dict[str, float]]:
     """Both claims, decided by comparisons target by target; and the numbers they rest on."""
     relu, names = arms["relu"], [name for name in arms if name not in ("relu", MEAN_RECORD)]
     others = sorted(names, key=lambda name: arms[name].mse)
     gaps = {name: difference(relu, arms[name], key.fold(name)) for name in others}
     excess = interval_of([relu, *(arms[n] for n in others)], _gap_less_spread, key.fold("spread"))
     low, high = arms[others[0]].mse, arms[others[-1]].mse
-    claims = [
-        Claim(
-            "relu",
-            "A ReLU network gives its record away least: its error is above that of every other "
-            "activation",
+    claims = {
+        "relu": (
+            "A ReLU network gives its record away least: its error is above that of every other activation",
             "0.0182, the others 0.0077 to 0.0096",
             f"{relu.mse:.4f}, the others {low:.4f} ({others[0]}) to {high:.4f} ({others[-1]}); "
             f"above {sum(g[0] > 0 for g in gaps.values())} of {len(gaps)} for certain",
             all(low > 0 for low, _ in gaps.values()),
         ),
-        Claim(
-            "close",
+        "close": (
             "The others lie close together: all of them differ by less than ReLU differs from the "
             "nearest of them",
             "spread 0.0019, gap 0.0086",
@@ -109,7 +107,7 @@ def judge(arms: Mapping[str, Pooled], key: Key) -> tuple[list[Claim], dict[str, 
             f"to {excess[1]:.4f}",
             excess[0] > 0,
         ),
-    ]
+    }
     found = {f"{name}.below_relu_by_low": gap[0] for name, gap in gaps.items()}
     found |= {f"{name}.below_relu_by_high": gap[1] for name, gap in gaps.items()}
     found |= {"gap_less_spread_low": excess[0], "gap_less_spread_high": excess[1]}
@@ -123,20 +121,5 @@ def _gap_less_spread(means: Tensor) -> Tensor:
     return (relu - worst) - (worst - best)
 
 
-def _chart(swept: Swept) -> Chart:
-    arms = swept.arms
-    ordered = sorted((name for name in PAPER if name in arms), key=lambda name: -arms[name].mse)
-    paper = {"RecoNN in the paper": [Point(name, PAPER[name]) for name in ordered]}
-    places = {name: name for name in ordered}
-    title = "Error by activation of the released model"
-    return swept.chart(title, "activation", places, beside=paper)
-
-
-STUDY = Study(
-    name="informed-activations",
-    title="The activation decides how much a network stores of a record (Table III)",
-    paper="Balle22",
-    scales=_SCALES,
-    run=_run,
-    on_device=True,
-)
+_TITLE = "The activation decides how much a network stores of a record (Table III)"
+STUDY = Study("informed-activations", _TITLE, "Balle22", _SCALES, _run, on_device=True)

@@ -32,7 +32,6 @@ from exhume.studies.informed.certificates_claims import (
     HIDDEN,
     STEPS,
     charts,
-    check_bounds,
     deviations,
     judge,
     judge_sampled,
@@ -92,17 +91,11 @@ def _run(run: Run[Setting]) -> Outcome:
     full = [level for level in levels if not level.sampled]
     sampled = [level for level in levels if level.sampled]
     plain = _accuracy_without_privacy(run)
-    judged = [
-        judge(full),
-        judge_sampled(sampled),
-        check_bounds(setting.victim.steps, run.key.fold("check")),
-    ]
+    (claims, found), (claims_sampled, found_sampled) = judge(full), judge_sampled(sampled)
     metrics = {name: value for level in levels for name, value in level.metrics().items()}
-    for _, numbers in judged:
-        metrics |= numbers
     return Outcome(
-        claims=[claim for claims, _ in judged for claim in claims],
-        metrics={**metrics, "accuracy_without_privacy": plain},
+        claims=claims | claims_sampled,
+        metrics=metrics | found | found_sampled | {"accuracy_without_privacy": plain},
         deviations=deviations(setting.data, setting.trials),
         charts=charts(full, sampled, plain, setting.eta),
     )
@@ -136,21 +129,13 @@ def play_level(bench: Bench, setting: Setting, actual: FullBatch | None = None) 
     targets = listed[torch.arange(setting.trials) % len(listed)]
     initial = stated.architecture.initial(key.fold("victim"))
     release, secret = release_one_each(
-        actual,
-        initial,
-        parts.fixed,
-        targets,
-        key=key,
-        store=run.store,
-        chunk=bench.chunk,
-        progress=run.progress,
+        actual, initial, parts.fixed, targets, chunk=bench.chunk, **run.working(key)
     )
     noisy = actual if actual.privacy.noise else stated  # what noise there is said to be, at least
     known = Knowledge(recipe=noisy, initial=initial, fixed=parts.fixed)
     own, sampled = key.fold("attack"), privacy.sampling < 1
-    naming = PriorAware(chunk=bench.chunk).prepare(
-        replace(known, candidates=listed), key=own, store=run.store, progress=run.progress
-    )
+    listing = replace(known, candidates=listed)
+    naming = PriorAware(chunk=bench.chunk).prepare(listing, **run.working(own))
     right = {f"{END}.naming": named_rightly(secret, naming.run(release), listed)}
     for name, draws in ((DRAWS, True), (HIDDEN, False)) if sampled else ((STEPS, True),):
         right[f"{name}.naming"] = named_by_steps(
@@ -178,10 +163,5 @@ def play_level(bench: Bench, setting: Setting, actual: FullBatch | None = None) 
     return numbers | {name: float(won.sum()) for name, won in right.items()}
 
 
-STUDY = Study(
-    name="certificates",
-    title="What attacks reach, beside what differential privacy allows",
-    paper="Balle22; Hayes et al. 2023",
-    scales=_SCALES,
-    run=_run,
-)
+_TITLE = "What attacks reach, beside what differential privacy allows"
+STUDY = Study("certificates", _TITLE, "Balle22; Hayes et al. 2023", _SCALES, _run)

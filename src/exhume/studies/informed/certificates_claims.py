@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
-
-import numpy as np
 
 from exhume.bounds.alarm import Certificate, certify
-from exhume.bounds.dp_sgd import dp_sgd, gaussian
-from exhume.bounds.loss_grid import compose
-from exhume.bounds.sampled import sample_bound
-from exhume.contract import Key
-from exhume.report.charts import Chart, Point
 from exhume.settings import DataSettings
-from exhume.studies.claims import Claim, prefixed
+from exhume.studies.claims import prefixed
+from exhume.studies.framework import Chart, Claims, Point
 
 __all__ = [
     "AWARE",
@@ -29,7 +21,6 @@ __all__ = [
     "STEPS",
     "Level",
     "charts",
-    "check_bounds",
     "deviations",
     "judge",
     "judge_sampled",
@@ -109,7 +100,7 @@ def levels_of(found: Iterable[Mapping[str, float]]) -> list[Level]:
     return [replace(level, compared=compared) for level in alone]
 
 
-Judged = tuple[list[Claim], dict[str, float]]
+Judged = tuple[Claims, dict[str, float]]
 
 
 def judge(levels: Sequence[Level]) -> Judged:
@@ -124,15 +115,12 @@ def judge(levels: Sequence[Level]) -> Judged:
     if telling:
         widest = _widest(telling, STEPS, END)
         every, last = widest.naming(STEPS), widest.naming(END)
-        claims.append(
-            Claim(
-                "final-weights",
-                "Who sees the final weights only is well below what the accounting allows",
-                "not stated: the accounting assumes that every step is seen",
-                f"at {widest.name} the record is named in {_rate(last)} of the cases from the end, "
-                f"{_rate(every)} from every step",
-                last.high < every.low,
-            )
+        claims["final-weights"] = (
+            "Who sees the final weights only is well below what the accounting allows",
+            "not stated: the accounting assumes that every step is seen",
+            f"at {widest.name} the record is named in {_rate(last)} of the cases from the end, "
+            f"{_rate(every)} from every step",
+            last.high < every.low,
         )
     return claims, numbers
 
@@ -148,14 +136,11 @@ def judge_sampled(levels: Sequence[Level]) -> Judged:
     claims, numbers = _judged(levels, DRAWS, statements)
     widest = _widest(levels, DRAWS, HIDDEN)
     seen, hidden = widest.naming(DRAWS), widest.naming(HIDDEN)
-    claims.append(
-        Claim(
-            "hidden-draws",
-            "Who does not know which of the others a step drew names the record less often",
-            "not stated: the accounting gives no credit for it",
-            f"at {widest.name} {_rate(hidden)} instead of {_rate(seen)}",
-            hidden.high < seen.low,
-        )
+    claims["hidden-draws"] = (
+        "Who does not know which of the others a step drew names the record less often",
+        "not stated: the accounting gives no credit for it",
+        f"at {widest.name} {_rate(hidden)} instead of {_rate(seen)}",
+        hidden.high < seen.low,
     )
     return claims, {f"{name}_sampled": value for name, value in numbers.items()}
 
@@ -176,9 +161,8 @@ def _judged(levels: Sequence[Level], best: str, statements: Mapping[str, str]) -
     }
     share = min(one.rate / one.bound for one in near.values())
     (sound_id, sound), (near_id, nearly) = statements.items()
-    claims = [
-        Claim(
-            sound_id,
+    claims = {
+        sound_id: (
             sound,
             "a theorem, where accounting and training are right",
             "; ".join(alarms)
@@ -186,15 +170,14 @@ def _judged(levels: Sequence[Level], best: str, statements: Mapping[str, str]) -
             f"{closest.surely:.1%}, where {closest.bound:.1%} are allowed",
             not alarms,
         ),
-        Claim(
-            near_id,
+        near_id: (
             nearly,
             "the prior-aware attack comes close to the bound (Hayes et al. 2023)",
             f"at least {share:.0%}: "
             + ", ".join(f"{at}: {one.rate:.1%} of {one.bound:.1%}" for at, one in near.items()),
             share >= _NEAR,
         ),
-    ]
+    }
     return claims, {"alarms": float(len(alarms)), "smallest_share_of_bound": share}
 
 
@@ -205,72 +188,6 @@ def _widest(levels: Sequence[Level], more: str, less: str) -> Level:
 
 def _rate(one: Certificate) -> str:
     return f"{one.rate:.1%} ({one.low:.1%} to {one.high:.1%})"
-
-
-# The bounds themselves
-
-_RATES = (0.01, 0.1, 0.5)  # Poisson sampling
-_KAPPAS = (0.001, 0.01, 0.1, 0.5)
-
-
-def check_bounds(steps: int, key: Key) -> Judged:
-    """Claims about the bounds of so many steps; another library (riskcal) only where it is installed."""
-    exact = max(
-        abs(grid.gamma(kappa) - gaussian(kappa, noise, steps))
-        for noise in (2.0, 10.0)
-        if (grid := compose(noise, steps, 1 - 1e-12)) is not None
-        for kappa in _KAPPAS
-    )
-    ours = {(rate, k): dp_sgd(k, 1.0, steps, rate).gamma for rate in _RATES for k in _KAPPAS}
-    drawn = {
-        (rate, k): sample_bound(k, 1.0, steps, rate, key=key, draws=20_000, level=1 - 1e-3)
-        for rate, k in ours
-    }
-    held = all(drawn[at].low <= gamma <= drawn[at].high for at, gamma in ours.items())
-    claims = [
-        Claim(
-            "closed-form",
-            "Near q = 1 the loss distribution gives Phi(Phi^-1(kappa) + sqrt(T)/sigma) to 1e-6",
-            "the closed form",
-            f"largest difference {exact:.1e}",
-            exact <= 1e-6,
-        ),
-        Claim(
-            "sampled",
-            f"At q = {', '.join(map(str, _RATES))} the bound lies in its sampled interval (99.9%)",
-            "the definition",
-            "it does" if held else "it does not",
-            held,
-        ),
-    ]
-    metrics = {"check.closed_form": exact}
-    if importlib.util.find_spec("riskcal") is not None:
-        theirs = {rate: _by_riskcal(steps, rate) for rate in _RATES}
-        apart = max(abs(theirs[rate][k] - gamma) for (rate, k), gamma in ours.items())
-        metrics["check.riskcal"] = apart
-        claims.append(
-            Claim(
-                "oracle",
-                "At q < 1 it is within 1e-3 of riskcal's trade-off curve, in the direction T(nu, mu)",
-                "the same quantity by another library",
-                f"largest difference {apart:.1e}",
-                apart <= 1e-3,
-            )
-        )
-    return claims, metrics
-
-
-def _by_riskcal(steps: int, rate: float) -> dict[float, float]:
-    """gamma of every kappa at noise 1."""
-    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
-    from riskcal.analysis._plrv import _tradeoff_function
-    from riskcal.analysis.conversions import pld_to_plrvs
-
-    losses: Any = from_gaussian_mechanism(
-        1.0, value_discretization_interval=5e-4, sampling_prob=rate
-    ).self_compose(steps)
-    gammas = 1 - _tradeoff_function(pld_to_plrvs(losses), np.array(_KAPPAS))
-    return dict(zip(_KAPPAS, gammas.tolist(), strict=True))
 
 
 # The page

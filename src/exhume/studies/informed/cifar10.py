@@ -19,11 +19,10 @@ from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.reconn import RecoNN
 from exhume.contract import Attack, Key
 from exhume.models.lpips import LPIPS, perceptual
-from exhume.report.charts import Chart, Point
 from exhume.settings import DataSettings
-from exhume.studies.arms import BALLE22, Arm, Bench, arm_metrics
-from exhume.studies.claims import Claim, Comparison, paired, point
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.arms import BALLE22_CNN, ERROR, Arm, Bench, arm_metrics
+from exhume.studies.claims import Comparison, line, paired
+from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.train.dp import noise_for_epsilon
 
 __all__ = ["STUDY"]
@@ -73,8 +72,7 @@ _SCALES: dict[Scale, _Setting] = {
 
 def _run(run: Run[_Setting]) -> Outcome:
     setting = run.setting
-    victim = replace(BALLE22, network="cnn", rate=0.01, steps=setting.steps[-1])
-    bench = Bench.of(run, setting.data, victim)
+    bench = Bench.of(run, setting.data, replace(BALLE22_CNN, steps=setting.steps[-1]))
     distance, game = perceptual(progress=run.progress), bench.game()
     attacks = _attacks(setting, bench.chunk)
     arms = {name: bench.play(game, attack) for name, attack in attacks.items()}
@@ -127,11 +125,8 @@ def _attacks(setting: _Setting, chunk: int) -> dict[str, Attack]:
 def _by_steps(bench: Bench, setting: _Setting) -> dict[str, Arm]:
     """Fig. 15: the closed form on models trained for another number of steps."""
     victim = bench.settings.victim
-    arms = {}
-    for steps in setting.steps[:-1]:
-        other = bench.of_victim(replace(victim, steps=steps))
-        arms[f"steps_{steps}"] = other.play(other.game())
-    return arms
+    others = {n: bench.of_victim(replace(victim, steps=n)) for n in setting.steps[:-1]}
+    return {f"steps_{n}": other.play(other.game()) for n, other in others.items()}
 
 
 def _private(bench: Bench, setting: _Setting) -> tuple[dict[str, Arm], dict[str, float]]:
@@ -154,9 +149,6 @@ def _private(bench: Bench, setting: _Setting) -> tuple[dict[str, Arm], dict[str,
 
 
 def _charts(setting: _Setting, metrics: Mapping[str, float]) -> list[Chart]:
-    def points(arms: Mapping[str, str]) -> list[Point]:
-        return [point(x, f"{name}.mse", metrics) for x, name in arms.items()]
-
     kinds = {
         "closed form": "closed_form",
         "closed form, per label": "closed_form_per_label",
@@ -164,32 +156,23 @@ def _charts(setting: _Setting, metrics: Mapping[str, float]) -> list[Chart]:
         "RecoNN, pixels alone": "reconn_pixels",
         "mean record": "mean_record",
     }
-    longest = setting.steps[-1]
-    steps = [
-        point(n, "closed_form.mse" if n == longest else f"steps_{n}.mse", metrics)
-        for n in sorted(setting.steps)
-    ]
+    steps = {n: f"steps_{n}" for n in sorted(setting.steps)}
+    steps[setting.steps[-1]] = "closed_form"
     private = {"not private": "dp.not_private"}
     private |= {f"epsilon {e:g}": f"dp.epsilon_{e:g}" for e in sorted(setting.epsilons)[::-1]}
     attacks = {
-        "ours": points(kinds),
+        "ours": line(kinds, "mse", metrics),
         "nearest-neighbour oracle": [Point(x, metrics["oracle.mse"]) for x in kinds],
     }
     by_privacy = {
-        "closed form": points(private),
+        "closed form": line(private, "mse", metrics),
         "mean record": [Point(x, metrics["dp.mean_record.mse"]) for x in private],
     }
+    by_steps = {"closed form": line(steps, "mse", metrics)}
     return [
-        Chart(title, x, "mean squared error", series)
-        for title, x, series in (
-            ("Attacks on the same released models", "attack", attacks),
-            (
-                "Error against the released model's steps (Fig. 15)",
-                "steps",
-                {"closed form": steps},
-            ),
-            ("Error against privacy (Fig. 14)", "training", by_privacy),
-        )
+        Chart("Attacks on the same released models", "attack", ERROR, attacks),
+        Chart("Error against the released model's steps (Fig. 15)", "steps", ERROR, by_steps),
+        Chart("Error against privacy (Fig. 14)", "training", ERROR, by_privacy),
     ]
 
 
@@ -212,7 +195,7 @@ def _deviations(setting: _Setting) -> list[str]:
 
 def _claims(
     setting: _Setting, arms: Mapping[str, Arm], seen: Mapping[str, Tensor], key: Key
-) -> list[Claim]:
+) -> Claims:
     """seen: (t,) LPIPS of each arm's reconstructions."""
     mse = Comparison(lambda name: arms[name].errors, "MSE", key, digits=4)
     most = max(setting.epsilons)
@@ -220,56 +203,44 @@ def _claims(
     plain = mse("dp.not_private", "dp.mean_record")
     longer, grows = mse("closed_form", f"steps_{setting.steps[0]}").above()
     closed = arms["closed_form"].scores.metrics
-    return [
-        Claim(
-            "beats-oracle",
+    return {
+        "beats-oracle": (
             "CIFAR-10 records come back closer than the nearest record the adversary held",
             _PAPER,
-            f"{closed['success']:.1%} of the targets by the closed form, null "
-            f"{closed['null_success']:.1%}",
+            f"{closed['success']:.1%} of the targets by the closed form, null {closed['null_success']:.1%}",
             closed["success_low"] > 0.5,
         ),
-        Claim(
-            "reconn-learns",
+        "reconn-learns": (
             "The published reconstructor beats the mean record",
             _PAPER,
             *mse("reconn", "mean_record").below(),
         ),
-        Claim(
-            "imprint",
+        "imprint": (
             "Reading the imprint in the first fully connected layer beats a regression per label",
             "not in the paper",
             *mse("closed_form", "closed_form_per_label").below(),
         ),
-        Claim(
-            "perceptual",
+        "perceptual": (
             "LPIPS and a discriminator in the loss make reconstructions perceptually closer",
             "used for CIFAR-10, not compared",
             *paired(seen["reconn"], seen["reconn_pixels"], key.fold("lpips"), "LPIPS").below(),
         ),
-        Claim(
-            "private",
+        "private": (
             "Private training stops reconstruction even at a large epsilon",
             "Fig. 14, clip 10, delta 1e-5",
             f"epsilon {most:g}: {private}; not private: {plain}",
             plain.high < 0 < private.high,
         ),
-        Claim(
-            "steps",
+        "steps": (
             "The error grows with the number of steps the released model is trained for",
             "Fig. 15: slowly from 1 to 240 epochs, then a jump",
             f"{setting.steps[-1]} steps against {setting.steps[0]}: {longer}",
             grows,
         ),
-    ]
+    }
 
 
+_TITLE = "An informed adversary against a convolutional network on CIFAR-10"
 STUDY = Study(
-    name="informed-cifar10",
-    title="An informed adversary against a convolutional network on CIFAR-10",
-    paper="Balle22",
-    scales=_SCALES,
-    run=_run,
-    on_device=True,
-    threads={"smoke": 1},
+    "informed-cifar10", _TITLE, "Balle22", _SCALES, _run, on_device=True, threads={"smoke": 1}
 )

@@ -13,12 +13,10 @@ from itertools import takewhile
 
 from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.contract import Attack
-from exhume.results import Chart, Point
 from exhume.settings import DataSettings, VictimSettings
-from exhume.studies.arms import BALLE22, BALLE22_CNN, Bench
-from exhume.studies.claims import Claim
-from exhume.studies.framework import Outcome, Run, Scale, Study
-from exhume.studies.informed.sweeps import RIDGE, Pooled, Sweep, Swept, sweep
+from exhume.studies.arms import BALLE22, BALLE22_CNN, Bench, arm_metrics
+from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
+from exhume.studies.informed.sweeps import RIDGE, Pooled, Sweep, Swept, error_chart, sweep
 from exhume.train.dp import noise_for_epsilon
 from exhume.train.functional import accuracy
 
@@ -44,12 +42,12 @@ def _run(run: Run[Sweep[float]]) -> Outcome:
     bench = Bench.of(run, setting.data, setting.victim)
     swept = sweep(bench, setting.seeds, variants, further=_noise_aware)
     larger = {name: _accuracy_of_more(bench.of_victim(v)) for name, v in variants.items()}
-    claims, found = judge(swept.arms, setting.values)
+    claims, found = judge(swept, setting.values)
     found |= {f"{name}.larger_test_accuracy": value for name, value in larger.items()}
     found |= {f"{name}.noise_multiplier": victim.dp_noise for name, victim in variants.items()}
     return Outcome(
         claims=claims,
-        metrics=swept.metrics() | found,
+        metrics=arm_metrics(swept) | found,
         deviations=_deviations(setting),
         charts=_charts(swept, larger, setting),
     )
@@ -77,9 +75,7 @@ def _accuracy_of_more(bench: Bench, models: int = 4) -> float:
     return float(accuracy(recipe.architecture, trained, bench.parts.test).mean())
 
 
-def judge(
-    arms: Mapping[str, Pooled], epsilons: Sequence[float]
-) -> tuple[list[Claim], dict[str, float]]:
+def judge(arms: Mapping[str, Pooled], epsilons: Sequence[float]) -> tuple[Claims, dict[str, float]]:
     """epsilons: increasing. The largest at which, and below which, nothing leaks decides."""
     bare, clipped = arms[_NONE], arms[_CLIPPED]
     plain = {epsilon: arms[_name(epsilon)] for epsilon in epsilons}
@@ -91,38 +87,35 @@ def judge(
         "largest_epsilon_without_leak.noisy_shadows": hidden,
         "largest_epsilon_without_leak.noise_aware": seen,
     }
-    cost = []
+    cost: Claims = {}
     if safe:
         usual, private = (a.measured["test_accuracy"] for a in (bare, arms[_name(safe)]))
         found["accuracy_cost"] = lost = usual - private
         measured = f"{lost:.1%} of {usual:.1%} at epsilon {safe:,.0f}"
         statement = f"and costs little accuracy (at most {_LITTLE:.0%})"
-        cost.append(Claim("cost", statement, "little", measured, lost <= _LITTLE))
-    claims = [
-        Claim(
-            "without",
+        cost["cost"] = (statement, "little", measured, lost <= _LITTLE)
+    claims = {
+        "without": (
             "Without noise the records come back, clipped or not",
             "without a defence they do (CIFAR-10)",
             f"success {_rate(bare)} without a defence, {_rate(clipped)} with clipping alone; by chance "
             f"{max(bare.chance[1], clipped.chance[1]):.1%} or less",
             bare.leaks and clipped.leaks,
         ),
-        Claim(
-            "stops",
+        "stops": (
             f"Even a large epsilon (at least {_LARGE:g}) stops reconstruction",
             "a large epsilon does; 10^0 to 10^6 were tried (CIFAR-10)",
             _where(plain, aware, safe),
             safe >= _LARGE,
         ),
-        *cost,
-        Claim(
-            "noise-aware",
+        **cost,
+        "noise-aware": (
             "Shadows trained without the noise see through noise that hides the record from noisy ones",
             "not tried: its shadows are trained with noise",
             f"the largest epsilon without a leak is {seen:,.0f}, with noisy shadows {hidden:,.0f}",
             seen < hidden,
         ),
-    ]
+    }
     return claims, found
 
 
@@ -164,8 +157,8 @@ def _deviations(setting: Sweep[float]) -> list[str]:
 def _charts(swept: Swept, larger: Mapping[str, float], setting: Sweep[float]) -> list[Chart]:
     epsilons = {_name(epsilon): f"epsilon {epsilon:,.0f}" for epsilon in setting.values}
     places = {**epsilons, _CLIPPED: "clip only", _NONE: "no defence"}
-    plain = {x: swept.arms[name] for name, x in places.items()}
-    aware = {x: swept.arms[f"{name}.{_AWARE}"] for name, x in epsilons.items()}
+    plain = {x: swept[name] for name, x in places.items()}
+    aware = {x: swept[f"{name}.{_AWARE}"] for name, x in epsilons.items()}
     errors = {"noise-aware": [arm.point(x) for x, arm in aware.items()]}
     shares = {
         "closed form": [Point(x, arm.rate, *arm.success) for x, arm in plain.items()],
@@ -183,17 +176,11 @@ def _charts(swept: Swept, larger: Mapping[str, float], setting: Sweep[float]) ->
         ],
     }
     return [
-        swept.chart("Error by privacy", "epsilon", places, beside=errors),
+        error_chart(swept, "Error by privacy", "epsilon", places, beside=errors),
         Chart("Records better than the oracle", "epsilon", "share of the targets", shares),
         Chart("Accuracy by privacy", "epsilon", "test accuracy", accuracies),
     ]
 
 
-STUDY = Study(
-    name="informed-dp",
-    title="How much differential privacy stops reconstruction (Fig. 14)",
-    paper="Balle22",
-    scales=_SCALES,
-    run=_run,
-    on_device=True,
-)
+_TITLE = "How much differential privacy stops reconstruction (Fig. 14)"
+STUDY = Study("informed-dp", _TITLE, "Balle22", _SCALES, _run, on_device=True)

@@ -11,12 +11,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from exhume.contract import Key
-from exhume.results import Chart, Point
 from exhume.settings import DataSettings
-from exhume.studies.arms import BALLE22, BALLE22_CNN, Bench
-from exhume.studies.claims import Claim
-from exhume.studies.framework import Outcome, Run, Scale, Study
-from exhume.studies.informed.sweeps import RIDGE, Pooled, Sweep, difference, increases, sweep
+from exhume.studies.arms import BALLE22, BALLE22_CNN, Bench, arm_metrics
+from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
+from exhume.studies.informed.sweeps import (
+    RIDGE,
+    Pooled,
+    Sweep,
+    difference,
+    error_chart,
+    increases,
+    sweep,
+)
 
 __all__ = ["STUDY"]
 
@@ -42,60 +48,56 @@ def _run(run: Run[Sweep[int]]) -> Outcome:
     steps = {f"steps_{count}": count for count in setting.values}
     variants = {name: replace(setting.victim, steps=count) for name, count in steps.items()}
     swept = sweep(Bench.of(run, setting.data, setting.victim), setting.seeds, variants)
-    by_steps = {count: swept.arms[name] for name, count in steps.items()}
+    by_steps = {count: swept[name] for name, count in steps.items()}
     claims, found = judge(by_steps, run.key.fold("claims"))
-    axis = "steps of full-batch training"
+    title, axis = "Error against the released model's steps", "steps of full-batch training"
+    points = [Point(count, arm.measured["test_accuracy"]) for count, arm in by_steps.items()]
+    accuracies = {"released models": points}
     return Outcome(
         claims=claims,
-        metrics=swept.metrics() | found,
+        metrics=arm_metrics(swept) | found,
         deviations=_deviations(setting),
         charts=[
-            swept.chart("Error against the released model's steps", axis, steps, x_scale="log"),
-            _accuracies(by_steps, axis),
+            error_chart(swept, title, axis, steps, x_scale="log"),
+            Chart("The released model's accuracy", axis, "test accuracy", accuracies, "log"),
         ],
     )
 
 
-def judge(arms: Mapping[int, Pooled], key: Key) -> tuple[list[Claim], dict[str, float]]:
+def judge(arms: Mapping[int, Pooled], key: Key) -> tuple[Claims, dict[str, float]]:
     """arms: by the number of steps, increasing."""
     rises, found = increases(arms, key)
     first, last = min(arms), max(arms)
     low, high = difference(arms[last], arms[first], key.fold("whole"))
-    claims = [
-        Claim(
-            "grows",
+    claims = {
+        "grows": (
             "The longer the released model was trained, the larger the error",
             "grows slowly from 1 to 240 epochs (CIFAR-10)",
             f"MSE {arms[first].mse:.4f} after {first}, {arms[last].mse:.4f} after {last} steps "
             f"(difference {low:.4f} to {high:.4f})",
             low > 0,
         ),
-        Claim(
-            "everywhere",
+        "everywhere": (
             "and every increase of the steps raises it",
             "not stated",
             f"{rises} of {len(arms) - 1} increases raise it for certain",
             rises == len(arms) - 1,
         ),
-        Claim(
-            "leaks",
+        "leaks": (
             "No number of steps stops reconstruction",
             "shown up to 240 epochs (CIFAR-10)",
             f"success {min(a.success[0] for a in arms.values()):.1%} or more, by chance "
             f"{max(a.chance[1] for a in arms.values()):.1%} or less",
             all(arm.leaks for arm in arms.values()),
         ),
-    ]
+    }
     if {_BEFORE, _AFTER} <= set(arms):
         ratio = arms[_AFTER].mse / arms[_BEFORE].mse
-        claims.append(
-            Claim(
-                "jump",
-                "Around 240 to 250 epochs the error jumps",
-                "shown in Fig. 15 (CIFAR-10)",
-                f"{ratio:.2f} times the error of {_BEFORE} epochs after {_AFTER}",
-                ratio > _JUMP,
-            )
+        claims["jump"] = (
+            "Around 240 to 250 epochs the error jumps",
+            "shown in Fig. 15 (CIFAR-10)",
+            f"{ratio:.2f} times the error of {_BEFORE} epochs after {_AFTER}",
+            ratio > _JUMP,
         )
     return claims, found
 
@@ -114,17 +116,5 @@ def _deviations(setting: Sweep[int]) -> list[str]:
     ]
 
 
-def _accuracies(arms: Mapping[int, Pooled], axis: str) -> Chart:
-    points = [Point(steps, arm.measured["test_accuracy"]) for steps, arm in arms.items()]
-    series = {"released models": points}
-    return Chart("The released model's accuracy", axis, "test accuracy", series, x_scale="log")
-
-
-STUDY = Study(
-    name="informed-epochs",
-    title="Reconstruction against how long the released model was trained (Fig. 15)",
-    paper="Balle22",
-    scales=_SCALES,
-    run=_run,
-    on_device=True,
-)
+_TITLE = "Reconstruction against how long the released model was trained (Fig. 15)"
+STUDY = Study("informed-epochs", _TITLE, "Balle22", _SCALES, _run, on_device=True)

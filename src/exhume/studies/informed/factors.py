@@ -13,19 +13,18 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from exhume.auditing import Game
-from exhume.results import Chart
 from exhume.score.correlation import Correlation, rank_correlation
 from exhume.settings import DataSettings, VictimSettings
-from exhume.studies.arms import BALLE22, Bench
-from exhume.studies.claims import Claim, spread
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.arms import BALLE22, ERROR, Bench, arm_metrics
+from exhume.studies.claims import spread
+from exhume.studies.framework import Chart, Claims, Outcome, Run, Scale, Stated, Study
 from exhume.studies.informed.sweeps import (
     DETAILS,
-    ERROR,
     MEAN_RECORD,
     NO_NETWORK,
     Swept,
     binned,
+    error_chart,
     sweep,
 )
 from exhume.train.functional import own_gradients
@@ -38,9 +37,7 @@ _BINS = 8
 @dataclass(frozen=True)
 class _Setting:
     data: DataSettings  # fixed, target, shadow, public and test records
-    factors: Mapping[
-        str, tuple[float, ...]
-    ]  # values of each, increasing; the usual one is among them
+    factors: Mapping[str, tuple[float, ...]]  # increasing; the usual value is among them
     usual: VictimSettings = BALLE22
     seeds: int = 1
 
@@ -85,7 +82,7 @@ def _run(run: Run[_Setting]) -> Outcome:
         look=_norms,
         intervals=lambda name: key.fold(f"{name}.mse"),
     )
-    usual, mean = swept.arms[f"width.{setting.usual.hidden[0]}"], swept.arms[MEAN_RECORD]
+    usual, mean = swept[f"width.{setting.usual.hidden[0]}"], swept[MEAN_RECORD]
     correlations = {
         f"gradient_norm.{where}{kind}": rank_correlation(norm, values, key.fold(where, kind))
         for where, norm in usual.seen.items()
@@ -93,12 +90,11 @@ def _run(run: Run[_Setting]) -> Outcome:
     }
     metrics: dict[str, float] = {}
     for name in variants:
-        metrics |= swept.arms[name].metrics(name, without=DETAILS)
+        metrics |= swept[name].metrics(name, without=DETAILS)
         metrics[f"{name}.mean_record_mse"] = mean.mse
-    for name, found in correlations.items():
-        metrics |= found.metrics(name)
+    metrics |= arm_metrics(correlations)
     for factor, values in setting.factors.items():  # target by target
-        least, most = (swept.arms[f"{factor}.{v:g}"].errors for v in (values[0], values[-1]))
+        least, most = (swept[f"{factor}.{v:g}"].errors for v in (values[0], values[-1]))
         metrics |= spread(f"{factor}.change", most - least, key)
     bins = {
         f"at the {where} {'model' if where == 'base' else 'weights'}": binned(
@@ -106,6 +102,7 @@ def _run(run: Run[_Setting]) -> Outcome:
         )
         for where, norm in usual.seen.items()
     }
+    norms = "Error against gradient norm"
     norm = "gradient norm of the target (bins of equal size)"
     return Outcome(
         claims=_claims(setting, metrics, correlations),
@@ -116,10 +113,7 @@ def _run(run: Run[_Setting]) -> Outcome:
             f"targets of each of {setting.seeds} seeds.",
             "Every arm trains for 100 steps, whatever accuracy it has reached by then.",
         ],
-        charts=[
-            *_charts(setting, swept),
-            Chart("Error against gradient norm", norm, ERROR, bins, x_scale="log"),
-        ],
+        charts=[*_charts(setting, swept), Chart(norms, norm, ERROR, bins, x_scale="log")],
     )
 
 
@@ -141,7 +135,8 @@ def _charts(setting: _Setting, swept: Swept) -> list[Chart]:
         "rate": "learning rate",
     }
     return [
-        swept.chart(
+        error_chart(
+            swept,
             f"Error against {factor}",
             axes[factor],
             {f"{factor}.{v:g}": v for v in values},
@@ -153,13 +148,12 @@ def _charts(setting: _Setting, swept: Swept) -> list[Chart]:
 
 def _claims(
     setting: _Setting, metrics: Mapping[str, float], correlations: Mapping[str, Correlation]
-) -> list[Claim]:
-    def compared(factor: str, statement: str, *, falls: bool) -> Claim:
+) -> Claims:
+    def compared(factor: str, statement: str, *, falls: bool) -> Stated:
         values = setting.factors[factor]
         ends = [f"{metrics[f'{factor}.{v:g}.mse']:.4f} at {v:g}" for v in (values[0], values[-1])]
         change, low, high = (metrics[f"{factor}.change{end}"] for end in ("", "_low", "_high"))
-        return Claim(
-            factor,
+        return (
             statement,
             "named as a factor; no number in the excerpt",
             f"MSE {', '.join(ends)}; change {change:+.4f} ({low:+.4f} to {high:+.4f})",
@@ -167,26 +161,19 @@ def _claims(
         )
 
     norm = correlations["gradient_norm.base"]
-    return [
-        compared("width", "A wider model gives more of the record away", falls=True),
-        compared("depth", "A deeper model hides the record", falls=False),
-        compared("rate", "A larger learning rate hides the record", falls=False),
-        Claim(
-            "gradient-norm",
+    return {
+        "width": compared("width", "A wider model gives more of the record away", falls=True),
+        "depth": compared("depth", "A deeper model hides the record", falls=False),
+        "rate": compared("rate", "A larger learning rate hides the record", falls=False),
+        "gradient-norm": (
             "Records with a larger gradient at the base model come back better",
             "named as a factor; no number in the excerpt",
             f"rank correlation with the error {norm}; at the initial weights "
             f"{correlations['gradient_norm.initial']}",
             norm.high < 0,
         ),
-    ]
+    }
 
 
-STUDY = Study(
-    name="informed-factors",
-    title="What makes a record easy to reconstruct: width, depth, rate, gradient norm",
-    paper="Balle22",
-    scales=_SCALES,
-    run=_run,
-    on_device=True,
-)
+_TITLE = "What makes a record easy to reconstruct: width, depth, rate, gradient norm"
+STUDY = Study("informed-factors", _TITLE, "Balle22", _SCALES, _run, on_device=True)

@@ -15,14 +15,13 @@ from torch import Tensor
 
 from exhume.attacks.baseline import MeanRecord
 from exhume.contract import Key
-from exhume.results import Chart, Point
 from exhume.score.correlation import Correlation, rank_correlation
 from exhume.score.texture import STATISTICS
 from exhume.settings import DataSettings, VictimSettings
-from exhume.studies.arms import BALLE22, BALLE22_CNN, Bench
-from exhume.studies.claims import Claim, spread
-from exhume.studies.framework import Outcome, Run, Scale, Study
-from exhume.studies.informed.sweeps import ERROR, NO_NETWORK, binned
+from exhume.studies.arms import BALLE22, BALLE22_CNN, ERROR, Bench
+from exhume.studies.claims import spread
+from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
+from exhume.studies.informed.sweeps import NO_NETWORK, binned
 
 __all__ = ["STUDY"]
 
@@ -112,41 +111,28 @@ def _against(name: str, values: Tensor, error: Tensor, key: Key) -> Chart:
     return Chart(f"Error against {name}", axis, ERROR, bins)
 
 
-def _claims(
-    links: Mapping[str, tuple[Correlation, ...]], metrics: Mapping[str, float]
-) -> list[Claim]:
-    def link(name: str, statement: str, paper: str) -> Claim:
+def _claims(links: Mapping[str, tuple[Correlation, ...]], metrics: Mapping[str, float]) -> Claims:
+    def link(name: str, statement: str, paper: str) -> Claims:
         found, relative = links[name]
-        return Claim(
-            _named(name).replace("_", "-"),
-            statement,
-            paper,
-            f"rank correlation with the error {found}; with the error over the mean record's {relative}",
-            found.low > 0,
-        )
+        beside = f"with the error over the mean record's {relative}"
+        measured = f"rank correlation with the error {found}; {beside}"
+        return {name.replace(" ", "-"): (statement, paper, measured, found.low > 0)}
 
     easy = "easiest: structurally simple images with a constant background"
     hard = "hardest: complex background and colour schemes"
-    return [
-        link("background variance", "The busier the background, the larger the error", easy),
-        link("total variation", "The finer the structure, the larger the error", easy),
-        link("colourfulness", "The more colourful, the larger the error", hard),
-        link("contrast", "The higher the contrast, the larger the error", "not reported"),
-        Claim(
-            "beats-oracle",
+    return {
+        **link("background variance", "The busier the background, the larger the error", easy),
+        **link("total variation", "The finer the structure, the larger the error", easy),
+        **link("colourfulness", "The more colourful, the larger the error", hard),
+        **link("contrast", "The higher the contrast, the larger the error", "not reported"),
+        "beats-oracle": (
             "Most targets come back better than the nearest record the adversary held",
             "MSE below the nearest-neighbour oracle's on CIFAR-10",
             f"{metrics['success']:.1%} of the targets, null {metrics['null_success']:.1%}",
             metrics["success_low"] > 0.5,
         ),
-    ]
+    }
 
 
-STUDY = Study(
-    name="informed-gallery",
-    title="The easiest and the hardest records of CIFAR-10, and why (Fig. 13)",
-    paper="Balle22",
-    scales=_SCALES,
-    run=_run,
-    on_device=True,
-)
+_TITLE = "The easiest and the hardest records of CIFAR-10, and why (Fig. 13)"
+STUDY = Study("informed-gallery", _TITLE, "Balle22", _SCALES, _run, on_device=True)

@@ -22,8 +22,7 @@ from exhume.models.glm import softmax_regression
 from exhume.results import AttackSpec, Findings
 from exhume.score.targets import TargetScores, score_targets
 from exhume.studies.arms import mounted
-from exhume.studies.claims import Claim
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
 from exhume.train.fleet import chunk_for
 from exhume.train.glm import Optimum, Penalty
 from exhume.train.stacked import accuracy
@@ -82,15 +81,10 @@ def _fitted(run: Run[_Setting], parts: Split, tolerance: float) -> Findings:
     network = softmax_regression(parts.fixed.shape, len(parts.fixed.classes))
     recipe, key = Optimum(network, Penalty.of_sum(_C), tolerance), run.key
     started = time.perf_counter()
+    working = run.part(f"to {tolerance:g}").working(key)
+    chunk = chunk_for(recipe.bytes_per_model(len(parts.fixed)), _MEMORY)
     release, secret = release_one_each(
-        recipe,
-        network.initial(key),
-        parts.fixed,
-        parts.target,
-        key=key,
-        store=run.store,
-        chunk=chunk_for(recipe.bytes_per_model(len(parts.fixed)), _MEMORY),
-        progress=run.part(f"to {tolerance:g}").progress,
+        recipe, network.initial(key), parts.fixed, parts.target, chunk=chunk, **working
     )
     fit_seconds = time.perf_counter() - started
     knowledge = Knowledge(architecture=network, recipe=recipe, fixed=parts.fixed)
@@ -137,38 +131,30 @@ def _by_sklearn(run: Run[_Setting], parts: Split) -> dict[str, float]:
     }
 
 
-def _claims(metrics: dict[str, float]) -> list[Claim]:
-    return [
-        Claim(
-            "exact",
+def _claims(metrics: dict[str, float]) -> Claims:
+    return {
+        "exact": (
             "From the weights at the optimum the missing record comes back exactly, label included",
             "a closed form for convex models",
             f"largest pixel error {metrics['largest_error']:.1e} at a gradient norm of {_ASKED:g}, "
             f"{metrics['label_accuracy']:.1%} of the labels",
             metrics["largest_error"] <= _EXACT and metrics["label_accuracy"] == 1,
         ),
-        Claim(
-            "instant",
+        "instant": (
             "The attack takes less than a second after the fit, and no shadow models",
             "not reported",
             f"{metrics['attack_seconds']:.2f} s for {metrics['targets']:.0f} releases",
             metrics["attack_seconds"] < 1,
         ),
-        Claim(
-            "sklearn-default",
+        "sklearn-default": (
             "scikit-learn's default tolerance leaves most records better than the nearest one held",
             "not reported",
             f"{metrics['sklearn_success']:.1%} of {metrics['sklearn_targets']:.0f}, median largest "
             f"pixel error {metrics['sklearn_median_largest_error']:.1e}",
             metrics["sklearn_success"] > 0.5,
         ),
-    ]
+    }
 
 
-STUDY = Study(
-    name="informed-glm",
-    title="The missing record of a softmax regression, solved for exactly",
-    paper="Balle22",
-    scales=_SCALES,
-    run=_run,
-)
+_TITLE = "The missing record of a softmax regression, solved for exactly"
+STUDY = Study("informed-glm", _TITLE, "Balle22", _SCALES, _run)

@@ -20,8 +20,7 @@ from exhume.data import Sizes
 from exhume.models.mlp import MLP
 from exhume.score.membership import gap_over_spread, mean_auc
 from exhume.studies.arms import BALLE22
-from exhume.studies.claims import Claim
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
 from exhume.train.fleet import train_fleet
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
@@ -105,46 +104,34 @@ def _separated(run: Run[_Setting], models: _Models) -> dict[str, float]:
     with_one = parts.target[torch.arange(t).repeat_interleave(m)].one_each()
     scores, key = {}, key.fold(models.start)
     for name, extra in {"with": with_one, "without": parts.target.none_for(m)}.items():
-        fleet = train_fleet(
-            recipe,
+        start, stage = (
             models.initial(mlp, len(extra), key.fold(name)),
-            parts.fixed,
-            extra,
-            key=key.fold("train", name),
-            store=run.store,
-            chunk=16,
-            stage=f"{models}, {name} the target",
-            progress=run.progress,
+            f"{models}, {name} the target",
         )
+        working = run.working(key.fold("train", name))
+        fleet = train_fleet(recipe, start, parts.fixed, extra, chunk=16, stage=stage, **working)
         scores[name] = torch.cat([membership_scores(mlp, chunk, parts.target) for chunk in fleet])
     own = scores["with"].view(t, m, t).diagonal(dim1=0, dim2=2)  # (m, t): each target's own models
     gap = gap_over_spread(own, scores["without"]).median()
     return {"auc": mean_auc(own, scores["without"]), "gap_over_spread": float(gap)}
 
 
-def _claims(metrics: dict[str, float]) -> list[Claim]:
-    return [
-        Claim(
-            "shared",
+def _claims(metrics: dict[str, float]) -> Claims:
+    return {
+        "shared": (
             "With one initialisation, losses with and without the record separate",
             "perfectly separable",
             f"AUC {metrics['auc_shared']:.3f}",
             metrics["auc_shared"] >= 0.95,
         ),
-        Claim(
-            "fresh",
+        "fresh": (
             "With a fresh initialisation per model they overlap",
             "nearly perfect overlap",
             f"AUC {metrics['auc_fresh']:.3f}",
             metrics["auc_fresh"] <= 0.65,
         ),
-    ]
+    }
 
 
-STUDY = Study(
-    name="informed-init",
-    title="Membership by loss: one initialisation against fresh ones (Fig. 10)",
-    paper="Balle22",
-    scales=_SCALES,
-    run=_run,
-)
+_TITLE = "Membership by loss: one initialisation against fresh ones (Fig. 10)"
+STUDY = Study("informed-init", _TITLE, "Balle22", _SCALES, _run)

@@ -15,11 +15,9 @@ import torch
 from exhume.auditing import Game
 from exhume.contract import Records, Weights
 from exhume.defences.rounding import FORMATS, Rounding
-from exhume.results import Chart, Point
 from exhume.settings import DataSettings
-from exhume.studies.arms import Arm, Bench, arm_metrics
-from exhume.studies.claims import Claim
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.arms import ERROR, Arm, Bench, arm_metrics
+from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Stated, Study
 from exhume.train.functional import accuracy
 from exhume.victims.informed import release_two_each
 
@@ -92,15 +90,9 @@ def _rounded(bench: Bench, game: Game) -> tuple[dict[str, Game], dict[str, float
 
 
 def _two_records(bench: Bench, game: Game) -> dict[str, Game]:
+    start, parts, working = bench.initial, bench.parts, bench.run.working(game.key)
     release, first, second = release_two_each(
-        game.recipe,
-        bench.initial,
-        bench.parts.fixed,
-        bench.parts.target,
-        key=game.key,
-        store=bench.run.store,
-        chunk=bench.chunk,
-        progress=bench.run.progress,
+        game.recipe, start, parts.fixed, parts.target, chunk=bench.chunk, **working
     )
     secrets = {"first": first, "second": second}
     return {f"two_records.{n}": replace(game, victim=(release, s)) for n, s in secrets.items()}
@@ -110,21 +102,16 @@ def _chart(arms: Mapping[str, Arm]) -> Chart:
     shown = {name.replace("_", " ").replace(".", ", "): arm for name, arm in arms.items()}
     ours = [Point(name, arm.mse, *arm.interval) for name, arm in shown.items()]
     oracle = [Point(name, arm.scores.metrics["oracle_mse"]) for name, arm in shown.items()]
-    return Chart(
-        "Error under each mistake",
-        "the adversary's mistake",
-        "mean squared error, with its 95% interval",
-        {"reconstruction": ours, "nearest-record oracle": oracle},
-        y_scale="log",
-    )
+    series = {"reconstruction": ours, "nearest-record oracle": oracle}
+    mistake, error = "the adversary's mistake", f"{ERROR}, with its 95% interval"
+    return Chart("Error under each mistake", mistake, error, series, y_scale="log")
 
 
-def _claims(arms: Mapping[str, Arm]) -> list[Claim]:
-    def stops(arm: str, id_: str, statement: str) -> Claim:
+def _claims(arms: Mapping[str, Arm]) -> Claims:
+    def stops(arm: str, statement: str) -> Stated:
         """A mistake stops the attack where success is within what chance gives."""
         found = arms[arm].scores.metrics
-        return Claim(
-            id_,
+        return (
             statement,
             "not reported",
             f"success {found['success']:.1%} ({found['success_low']:.1%} to "
@@ -133,22 +120,16 @@ def _claims(arms: Mapping[str, Arm]) -> list[Claim]:
             found["success_low"] <= found["null_success_high"],
         )
 
-    return [
-        stops("other_seed", "other-seed", "Another initialisation stops the attack"),
-        stops("other_records.one", "one-record", "One wrong fixed record stops the attack"),
-        stops("other_records.all", "all-records", "An entirely wrong fixed set stops the attack"),
-        stops("other_rate.1%", "rate", "A learning rate that is off by 1% stops the attack"),
-        stops("fp16.expected", "fp16", "Releasing in half precision stops the attack"),
-        stops("int8.expected", "int8", "Releasing in eight-bit integers stops the attack"),
-        stops("two_records.first", "two-records", "A second unknown record stops the attack"),
-    ]
+    return {
+        "other-seed": stops("other_seed", "Another initialisation stops the attack"),
+        "one-record": stops("other_records.one", "One wrong fixed record stops the attack"),
+        "all-records": stops("other_records.all", "An entirely wrong fixed set stops the attack"),
+        "rate": stops("other_rate.1%", "A learning rate that is off by 1% stops the attack"),
+        "fp16": stops("fp16.expected", "Releasing in half precision stops the attack"),
+        "int8": stops("int8.expected", "Releasing in eight-bit integers stops the attack"),
+        "two-records": stops("two_records.first", "A second unknown record stops the attack"),
+    }
 
 
-STUDY = Study(
-    name="informed-misspecified",
-    title="An informed adversary who is wrong about something",
-    paper="Balle22",
-    scales=_SCALES,
-    run=_run,
-    on_device=True,
-)
+_TITLE = "An informed adversary who is wrong about something"
+STUDY = Study("informed-misspecified", _TITLE, "Balle22", _SCALES, _run, on_device=True)

@@ -7,7 +7,7 @@ training: are the rows that are kept those whose neurons were active on the reco
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from statistics import fmean, stdev
+from statistics import fmean
 
 import torch
 from scipy.stats import spearmanr
@@ -23,8 +23,8 @@ from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Dense
 from exhume.settings import DataSettings
 from exhume.studies.arms import BALLE22, Bench, scored
-from exhume.studies.claims import Claim
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.claims import flattened, mean_of, prefixed
+from exhume.studies.framework import Claims, Outcome, Run, Scale, Stated, Study
 from exhume.train.dynamics import active_share
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
@@ -89,11 +89,12 @@ def _run(run: Run[_Setting]) -> Outcome:
     }
     found = run.arms("widths and seeds", _one, jobs)
     metrics: dict[str, float] = {}
-    claims: list[Claim] = []
+    claims: Claims = {}
     for width in setting.widths:
         runs = [found[name] for name, job in jobs.items() if job[0] == width]
-        metrics |= _summarised(width, runs)
-        claims += _claims(width, runs)
+        seeds = flattened({f"seed_{i}": one for i, one in enumerate(runs)})
+        metrics |= prefixed(f"width_{width}", mean_of(runs, runs[0]) | seeds)
+        claims |= _claims(width, runs)
     classes = list(run.records(setting.data.source).classes)
     return Outcome(claims, metrics, classes=classes, deviations=list(DEVIATIONS))
 
@@ -104,23 +105,16 @@ def _one(run: Run[_Setting], job: tuple[int, int]) -> dict[str, float]:
     victim = replace(BALLE22, hidden=(max(setting.widths),), activation="relu", rate=setting.rate)
     bench = Bench.of(run, setting.data, victim).of_victim(replace(victim, hidden=(width,)))
     bench = bench.seeded(index, f"width {width}, seed {index + 1} of {setting.seeds}")
-    game, store, progress = bench.game(), bench.run.store, bench.run.progress
+    game = bench.game()
     game = replace(game, knowledge=replace(game.knowledge, public=None))
     own = game.key.fold("attack")
-    shadows = train_shadows(
-        game.knowledge,
-        "Mnemonist",
-        fewest=FEWEST,
-        chunk=bench.chunk,
-        key=own,
-        store=store,
-        progress=progress,
-    )
+    working, chunk = bench.run.working(own), bench.chunk
+    shadows = train_shadows(game.knowledge, "Mnemonist", fewest=FEWEST, chunk=chunk, **working)
     measured: dict[str, float] = {}
     fitted: dict[str, FittedMnemonist] = {}
     for arm in ARMS:
         attack = Mnemonist(setting.reconn, setting.share, selection=arm)
-        fitted[arm] = attack.fit(shadows, key=own, store=store, progress=progress)
+        fitted[arm] = attack.fit(shadows, **working)
         played = scored(game, fitted[arm].run(game.victim[0]))
         found = {**played.scores.metrics, **played.found.observed}
         measured |= {f"{arm}.{name}": found[name] for name in MEASURED}
@@ -177,25 +171,14 @@ def _rank_correlation(left: Tensor, right: Tensor) -> float:
     return float(spearmanr(left.numpy(), right.numpy()).statistic)
 
 
-def _summarised(width: int, runs: list[dict[str, float]]) -> dict[str, float]:
-    metrics = {}
-    for name in runs[0]:
-        values = [run[name] for run in runs]
-        metrics[f"width_{width}.{name}"] = fmean(values)
-        metrics[f"width_{width}.{name}_std"] = stdev(values)
-        metrics |= {f"width_{width}.seed_{i}.{name}": v for i, v in enumerate(values)}
-    return metrics
-
-
-def _claims(width: int, runs: list[dict[str, float]]) -> list[Claim]:
+def _claims(width: int, runs: list[dict[str, float]]) -> Claims:
     """A comparison holds if it holds in every run, as in the poster's table."""
 
-    def compared(arm: str, statement: str, paper: str) -> Claim:
+    def compared(arm: str, statement: str, paper: str) -> Stated:
         pairs = [(run["mnemonist.mae_plus_mse"], run[f"{arm}.mae_plus_mse"]) for run in runs]
         change = fmean(ours / theirs for ours, theirs in pairs) - 1
         wins = sum(ours < theirs for ours, theirs in pairs)
-        return Claim(
-            f"selected-beats-{arm}-width-{width}",
+        return (
             f"{statement} (ReLU, one hidden layer of {width})",
             paper,
             f"lower in {wins} of {len(pairs)} runs, by {-change:.1%} on average",
@@ -203,32 +186,26 @@ def _claims(width: int, runs: list[dict[str, float]]) -> list[Claim]:
         )
 
     active = [(run["active_kept"], run["active_dropped"]) for run in runs]
-    return [
-        compared(
+    return {
+        f"selected-beats-all-width-{width}": compared(
             "all",
             "RecoNN on the important superparameters has a lower error than on all of them",
             "12–20% lower in 4 of 4 runs",
         ),
-        compared(
+        f"selected-beats-random-width-{width}": compared(
             "random",
             "RecoNN on the important superparameters has a lower error than on as many random ones",
             "not reported",
         ),
-        Claim(
-            f"active-rows-width-{width}",
+        f"active-rows-width-{width}": (
             f"The rows kept are those whose neurons were active on the record (width {width})",
             "rows of active neurons store a scaled copy of the record",
             f"active in {fmean(k for k, _ in active):.1%} of the steps, the others in "
             f"{fmean(d for _, d in active):.1%}",
             all(kept > dropped for kept, dropped in active),
         ),
-    ]
+    }
 
 
-STUDY = Study(
-    name="mnemonist",
-    title="Reconstructing from the superparameters that memorise",
-    paper="Mnemonist23",
-    scales=_SCALES,
-    run=_run,
-)
+_TITLE = "Reconstructing from the superparameters that memorise"
+STUDY = Study("mnemonist", _TITLE, "Mnemonist23", _SCALES, _run)

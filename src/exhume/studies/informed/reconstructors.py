@@ -7,20 +7,18 @@ training, which needs no shadow model and no data of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from statistics import stdev
 
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.mnemonist import Mnemonist
 from exhume.attacks.informed.reconn import RecoNN
 from exhume.attacks.informed.residual import Residual
 from exhume.attacks.informed.through_training import ThroughTraining
-from exhume.report.charts import Chart, Point
 from exhume.settings import DataSettings
-from exhume.studies.arms import BALLE22, Arm, Bench, arm_metrics
-from exhume.studies.claims import Claim, fewer, mean_of, point
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.arms import BALLE22, ERROR, Arm, Bench, arm_metrics
+from exhume.studies.claims import fewer, line, mean_of
+from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 
 __all__ = ["STUDY"]
 
@@ -92,14 +90,8 @@ _SCALES: dict[Scale, _Setting] = {
 def _run(run: Run[_Setting]) -> Outcome:
     setting = run.setting
     bench = Bench.of(run, setting.data, replace(BALLE22, rate=setting.rate))
-    runs = [
-        arm_metrics(_each_seed(bench.seeded(i, f"seed {i + 1}"), setting))
-        for i in range(setting.seeds)
-    ]
-    metrics = mean_of(runs)
-    if len(runs) > 1:
-        sums = [name for name in runs[0] if name.endswith("mae_plus_mse")]
-        metrics |= {f"{name}_std": stdev(one[name] for one in runs) for name in sums}
+    runs = [arm_metrics(_each_seed(own, setting)) for own in bench.seeds(setting.seeds)]
+    metrics = mean_of(runs, [name for name in runs[0] if name.endswith("mae_plus_mse")])
     metrics |= arm_metrics(_first_seed(bench, setting))
     if setting.large:
         metrics |= arm_metrics(_paper_setting(bench, setting.large))
@@ -164,24 +156,24 @@ def _paper_setting(bench: Bench, large: _Large) -> dict[str, Arm]:
 
 
 def _charts(setting: _Setting, metrics: Mapping[str, float]) -> list[Chart]:
-    def curve(prefix: str, shadows: Sequence[int]) -> list[Point]:
-        return [point(count, f"{prefix}.{count}.mse", metrics) for count in shadows]
+    def curve(prefix: str, *shadows: int) -> list[Point]:
+        return line({count: f"{prefix}.{count}" for count in shadows}, "mse", metrics)
 
     def timed(prefix: str, *shadows: int) -> list[Point]:
         arms = [f"{prefix}.{count}" for count in shadows] or [prefix]
-        return [point(metrics[f"{arm}.seconds"], f"{arm}.mse", metrics) for arm in arms]
+        return [p for arm in arms for p in line({metrics[f"{arm}.seconds"]: arm}, "mse", metrics)]
 
     by_shadows = {
-        "closed form, ELU": curve("closed_form", setting.shadows),
-        "corrected, ELU": curve("corrected", setting.corrected),
-        "closed form, ReLU": curve("relu.closed_form", (setting.middle,)),
-        "corrected, ReLU": curve("relu.corrected", (setting.middle,)),
-        "RecoNN, ELU": curve("reconn", (setting.middle,)),
-        "Mnemonist, ELU": curve("mnemonist", (setting.middle,)),
+        "closed form, ELU": curve("closed_form", *setting.shadows),
+        "corrected, ELU": curve("corrected", *setting.corrected),
+        "closed form, ReLU": curve("relu.closed_form", setting.middle),
+        "corrected, ReLU": curve("relu.corrected", setting.middle),
+        "RecoNN, ELU": curve("reconn", setting.middle),
+        "Mnemonist, ELU": curve("mnemonist", setting.middle),
     }
     if setting.large:
         large = f"closed form, |D-| = {setting.large.data.fixed:,}"
-        by_shadows[large] = curve("paper_setting.closed_form", setting.large.shadows)
+        by_shadows[large] = curve("paper_setting.closed_form", *setting.large.shadows)
         by_shadows["RecoNN in the paper, |D-| = 10,000"] = [Point(59_000, 0.0089)]
     by_time = {
         "closed form": timed("closed_form", *setting.shadows),
@@ -192,15 +184,12 @@ def _charts(setting: _Setting, metrics: Mapping[str, float]) -> list[Chart]:
     }
     seconds = "seconds of the attack, shadow models included where this arm trained them"
     return [
-        Chart(title, x, "mean squared error", series, x_scale="log", y_scale="log")
-        for title, x, series in (
-            ("Error against shadow models", "shadow models", by_shadows),
-            ("Error against time", seconds, by_time),
-        )
+        Chart("Error against shadow models", "shadow models", ERROR, by_shadows, "log", "log"),
+        Chart("Error against time", seconds, ERROR, by_time, "log", "log"),
     ]
 
 
-def _claims(setting: _Setting, metrics: Mapping[str, float]) -> list[Claim]:
+def _claims(setting: _Setting, metrics: Mapping[str, float]) -> Claims:
     few, middle, many = setting.shadows[0], setting.middle, setting.shadows[-1]
     exact = metrics["through_training.mse"]
     closed = metrics[f"closed_form.{middle}.mae_plus_mse"]
@@ -209,30 +198,26 @@ def _claims(setting: _Setting, metrics: Mapping[str, float]) -> list[Claim]:
     against, beats = fewer(closed, network, ".4f")
     pairs = [(f"closed_form.{n}", f"corrected.{n}", f"{n:,}") for n in setting.corrected]
     pairs.append((f"relu.closed_form.{middle}", f"relu.corrected.{middle}", f"{middle:,} (ReLU)"))
-    return [
-        Claim(
-            "exact",
+    return {
+        "exact": (
             "Differentiating through training returns the records exactly, without shadows or data",
             "average MSE 0.0089 with 59,000 shadows at |D-| = 10,000",
             f"MSE {exact:.1e}, labels {metrics['through_training.label_accuracy']:.1%}",
             exact < 1e-4,
         ),
-        Claim(
-            "closed-form",
+        "closed-form": (
             "The closed form beats the published network at the same number of shadows",
             "held-out MAE + MSE 0.0583 with 10,000 shadows",
             f"{against} at {middle:,} shadows",
             beats,
         ),
-        Claim(
-            "shadows",
+        "shadows": (
             "More shadow models, smaller error",
             "shown for the network",
             f"MSE {first:.4f} at {few:,}, {last:.4f} at {many:,}",
             last < first,
         ),
-        Claim(
-            "corrected",
+        "corrected": (
             "A network on top lowers the closed form's error",
             "ours",
             ", ".join(
@@ -245,14 +230,8 @@ def _claims(setting: _Setting, metrics: Mapping[str, float]) -> list[Claim]:
                 for plain, better, _ in pairs
             ),
         ),
-    ]
+    }
 
 
-STUDY = Study(
-    name="reconstructors",
-    title="Closed form, network, or through training: error against shadows and seconds",
-    paper="Balle22",
-    scales=_SCALES,
-    run=_run,
-    on_device=True,
-)
+_TITLE = "Closed form, network, or through training: error against shadows and seconds"
+STUDY = Study("reconstructors", _TITLE, "Balle22", _SCALES, _run, on_device=True)

@@ -15,10 +15,17 @@ from torch import Tensor
 from exhume.auditing import Game
 from exhume.contract import Key
 from exhume.settings import DataSettings
-from exhume.studies.arms import BALLE22, Bench
-from exhume.studies.claims import Claim
-from exhume.studies.framework import Outcome, Run, Scale, Study
-from exhume.studies.informed.sweeps import RIDGE, Pooled, Sweep, difference, increases, sweep
+from exhume.studies.arms import BALLE22, Bench, arm_metrics
+from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
+from exhume.studies.informed.sweeps import (
+    RIDGE,
+    Pooled,
+    Sweep,
+    difference,
+    error_chart,
+    increases,
+    sweep,
+)
 from exhume.train.functional import accuracy
 
 __all__ = ["STUDY"]
@@ -47,15 +54,15 @@ def _run(run: Run[Sweep[int]]) -> Outcome:
         start=lambda name, own: trained_before(own, steps[name]),
         look=_reached,
     )
-    reached = {name: float(swept.arms[name].seen["reached"].mean()) for name in steps}
-    by_steps = {count: swept.arms[name] for name, count in steps.items()}
+    reached = {name: float(swept[name].seen["reached"].mean()) for name in steps}
+    by_steps = {count: swept[name] for name, count in steps.items()}
     claims, found = judge(by_steps, list(reached.values())[-1], run.key.fold("claims"))
     found |= {f"{name}.start_accuracy": value for name, value in reached.items()}
     title = "Error against where the attacked training starts"
     axis = "test accuracy of the model at the start"
     return Outcome(
         claims=claims,
-        metrics=swept.metrics() | found,
+        metrics=arm_metrics(swept) | found,
         deviations=[
             RIDGE,
             f"|D-| = {sizes.fixed:,}, {sizes.shadows:,} shadow models for each start, "
@@ -63,7 +70,7 @@ def _run(run: Run[Sweep[int]]) -> Outcome:
             f"Trained before on {sizes.public:,} records that are nobody's target, fixed or "
             "shadow record; the adversary holds them, so the oracle may choose among them too.",
         ],
-        charts=[swept.chart(title, axis, reached)],
+        charts=[error_chart(swept, title, axis, reached)],
     )
 
 
@@ -83,17 +90,14 @@ def _reached(bench: Bench, game: Game) -> dict[str, Tensor]:
     return {"reached": accuracy(game.recipe.architecture, initial[None], bench.parts.test)}
 
 
-def judge(
-    arms: Mapping[int, Pooled], reached: float, key: Key
-) -> tuple[list[Claim], dict[str, float]]:
+def judge(arms: Mapping[int, Pooled], reached: float, key: Key) -> tuple[Claims, dict[str, float]]:
     """arms: by the steps of earlier training, increasing from 0; reached: accuracy after the most."""
     rises, found = increases(arms, key)
     fresh, late = min(arms), max(arms)
     low, high = difference(arms[late], arms[fresh], key.fold("whole"))
     found |= {"late_minus_fresh_low": low, "late_minus_fresh_high": high}
-    claims = [
-        Claim(
-            "harder",
+    claims = {
+        "harder": (
             "Reconstruction is harder if the adversary first sees the model near convergence than at "
             "initialisation",
             "harder from a model pre-trained to > 92%",
@@ -101,30 +105,22 @@ def judge(
             f"{reached:.1%} accuracy (difference {low:.4f} to {high:.4f})",
             low > 0,
         ),
-        Claim(
-            "gradual",
+        "gradual": (
             "The more the model was trained before, the larger the error",
             "not reported",
             f"{rises} of {len(arms) - 1} increases of the earlier steps raise it for certain",
             rises == len(arms) - 1,
         ),
-        Claim(
-            "leaks",
+        "leaks": (
             "A late start does not stop reconstruction",
             "not reported",
             f"success {arms[late].success[0]:.1%} to {arms[late].success[1]:.1%} from the last start, "
             f"by chance {arms[late].chance[1]:.1%} or less",
             arms[late].leaks,
         ),
-    ]
+    }
     return claims, found
 
 
-STUDY = Study(
-    name="informed-start",
-    title="Seeing the model at initialisation, or only near convergence (Fig. 12)",
-    paper="Balle22",
-    scales=_SCALES,
-    run=_run,
-    on_device=True,
-)
+_TITLE = "Seeing the model at initialisation, or only near convergence (Fig. 12)"
+STUDY = Study("informed-start", _TITLE, "Balle22", _SCALES, _run, on_device=True)

@@ -18,15 +18,14 @@ from torch import Tensor
 from exhume.attacks.baseline import MeanRecord
 from exhume.auditing import Game
 from exhume.contract import Attack, ExhumeError, Key
-from exhume.results import Chart, Point
 from exhume.score.intervals import bootstrap, clopper_pearson
 from exhume.settings import DataSettings, VictimSettings
-from exhume.studies.arms import Arm, Bench
+from exhume.studies.arms import ERROR, Arm, Bench
 from exhume.studies.claims import prefixed
+from exhume.studies.framework import Chart, Point
 
 __all__ = [
     "DETAILS",
-    "ERROR",
     "MEAN_RECORD",
     "NO_NETWORK",
     "RIDGE",
@@ -35,6 +34,7 @@ __all__ = [
     "Swept",
     "binned",
     "difference",
+    "error_chart",
     "increases",
     "interval_of",
     "pool",
@@ -42,7 +42,6 @@ __all__ = [
 ]
 
 MEAN_RECORD = "mean_record"  # the arm of the average record, which reads no release
-ERROR = "mean squared error"
 
 DETAILS = {"mae", "null_mse", "seconds", "success_low", "success_high", "null_success_high"}
 """Metrics of an arm that a study with more to say leaves out."""
@@ -130,36 +129,30 @@ class Pooled:
         return Point(x, self.mse, *self.interval)
 
 
-@dataclass(frozen=True, eq=False)
-class Swept:
-    """Every variant over all seeds, and the mean record beside them."""
+Swept = Mapping[str, Pooled]
+"""Every variant over all seeds, and the mean record beside them."""
 
-    arms: dict[str, Pooled]
 
-    def metrics(self) -> dict[str, float]:
-        return {
-            n: value for name, arm in self.arms.items() for n, value in arm.metrics(name).items()
-        }
-
-    def chart(
-        self,
-        title: str,
-        x: str,
-        places: Mapping[str, float | str],
-        *,
-        beside: Mapping[str, Sequence[Point]] | None = None,
-        x_scale: Literal["log", "linear"] = "linear",
-    ) -> Chart:
-        """The error of each variant at its place, beside what needs no release and further series."""
-        mean = self.arms[MEAN_RECORD]
-        oracle = {name: self.arms[name].measured["oracle_mse"] for name in places}
-        series: dict[str, Sequence[Point]] = {
-            "closed form": [self.arms[name].point(at) for name, at in places.items()],
-            "mean record": [mean.point(at) for at in places.values()],
-            "oracle (knows the truth)": [Point(at, oracle[name]) for name, at in places.items()],
-            **(beside or {}),
-        }
-        return Chart(title, x, ERROR, series, x_scale, y_scale="log")
+def error_chart(
+    swept: Swept,
+    title: str,
+    x: str,
+    places: Mapping[str, float | str],
+    *,
+    beside: Mapping[str, Sequence[Point]] | None = None,
+    x_scale: Literal["log", "linear"] = "linear",
+) -> Chart:
+    """The error of each variant at its place, beside what needs no release and further series."""
+    at = {name: (swept[name], place) for name, place in places.items()}
+    series: dict[str, Sequence[Point]] = {
+        "closed form": [arm.point(place) for arm, place in at.values()],
+        "mean record": [swept[MEAN_RECORD].point(place) for place in places.values()],
+        "oracle (knows the truth)": [
+            Point(p, arm.measured["oracle_mse"]) for arm, p in at.values()
+        ],
+        **(beside or {}),
+    }
+    return Chart(title, x, ERROR, series, x_scale, y_scale="log")
 
 
 def sweep(
@@ -193,11 +186,11 @@ def sweep(
                 seen.setdefault(name, []).append(look(own, game))
         arms.setdefault(MEAN_RECORD, []).append(own.play(game, MeanRecord()))
     usual = bench.run.key.fold("sweep").fold("interval")
-    pooled = {}
-    for name, several in arms.items():
-        key = intervals(name) if intervals else usual
-        pooled[name] = pool(several, key, accuracies.get(name, ()), seen.get(name, ()))
-    return Swept(pooled)
+    keys = {name: intervals(name) if intervals else usual for name in arms}
+    return {
+        name: pool(several, keys[name], accuracies.get(name, ()), seen.get(name, ()))
+        for name, several in arms.items()
+    }
 
 
 def pool(

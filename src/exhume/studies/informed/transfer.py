@@ -18,11 +18,10 @@ from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.reconn import FittedRecoNN, RecoNN
 from exhume.contract import Key, Records
 from exhume.models.reconstructors import Dense
-from exhume.report.charts import Chart
 from exhume.settings import DataSettings
-from exhume.studies.arms import BALLE22, Bench, scored
-from exhume.studies.claims import Claim, Paired, paired, point, spread
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.arms import BALLE22, ERROR, Bench, scored
+from exhume.studies.claims import Paired, line, paired, spread
+from exhume.studies.framework import Chart, Claims, Outcome, Run, Scale, Study
 
 __all__ = ["STUDY"]
 
@@ -72,9 +71,7 @@ def _run(run: Run[_Setting]) -> Outcome:
     records = run.records(setting.data.source)
     half = records[: len(records) // 2]
     bench = Bench.of(run, setting.data, replace(BALLE22, rate=setting.rate), half)
-    runs = [
-        _errors(bench.seeded(i, f"seed {i + 1}"), setting, records) for i in range(setting.seeds)
-    ]
+    runs = [_errors(own, setting, records) for own in bench.seeds(setting.seeds)]
     errors = {name: torch.cat([one[name] for one in runs]) for name in runs[0]}
     metrics: dict[str, float] = {"targets": len(errors["mean_record"])}
     for name, values in errors.items():
@@ -105,9 +102,8 @@ def _errors(bench: Bench, setting: _Setting, records: Records) -> dict[str, Tens
     start = first.knowledge.initial
     assert start is not None  # a game has one
     second, own = other.game(start), first.key.fold("attack")
-    store, progress = bench.run.store, bench.run.progress
-    reconn = replace(setting.reconn, chunk=bench.chunk)
-    source = reconn.prepare(first.knowledge, key=own, store=store, progress=progress)
+    working, reconn = bench.run.working(own), replace(setting.reconn, chunk=bench.chunk)
+    source = reconn.prepare(first.knowledge, **working)
     fixed, shadows = other.parts.fixed, other.parts.shadow
     base = other.recipe.fit(start, fixed, fixed.none_for(1), own.fold("base"))[0]
 
@@ -117,9 +113,7 @@ def _errors(bench: Bench, setting: _Setting, records: Records) -> dict[str, Tens
     def tuned(k: int, epochs: int) -> FittedRecoNN:
         """0 epochs: the scaler only."""
         few, rate = replace(second.knowledge, shadow=shadows[:k]), setting.tuning_rate
-        return source.fine_tune(
-            few, epochs=epochs, rate=rate, key=own, store=store, progress=progress
-        )
+        return source.fine_tune(few, epochs=epochs, rate=rate, **working)
 
     found = {
         "source": scored(first, source.run(first.victim[0])).errors,
@@ -143,20 +137,15 @@ def _chart(setting: _Setting, metrics: Mapping[str, float]) -> Chart:
         "zero-shot, moved (no shadow)": "zero_shot_moved",
         "mean record": "mean_record",
     }
-    return Chart(
-        "A reconstructor for D-, used on D'-",
-        "shadow models of D'-",
-        "mean squared error",
-        {
-            shown: [point(k, f"{arm.format(k)}.mse", metrics) for k in setting.few]
-            for shown, arm in arms.items()
-        },
-        x_scale="log",
-        y_scale="log",
-    )
+    series = {
+        shown: line({k: arm.format(k) for k in setting.few}, "mse", metrics)
+        for shown, arm in arms.items()
+    }
+    title, axis = "A reconstructor for D-, used on D'-", "shadow models of D'-"
+    return Chart(title, axis, ERROR, series, x_scale="log", y_scale="log")
 
 
-def _claims(setting: _Setting, errors: Mapping[str, Tensor], key: Key) -> list[Claim]:
+def _claims(setting: _Setting, errors: Mapping[str, Tensor], key: Key) -> Claims:
     few, many = setting.few[:2], setting.few[-1]
 
     def mse(name: str) -> str:
@@ -165,9 +154,8 @@ def _claims(setting: _Setting, errors: Mapping[str, Tensor], key: Key) -> list[C
     def gap(ours: str, theirs: str) -> Paired:
         return paired(errors[ours], errors[theirs], key.fold("gain", ours, theirs))
 
-    zero_shot = [
-        Claim(
-            name,
+    zero_shot = {
+        name: (
             f"Zero-shot{how} beats the mean record",
             "on MNIST the reconstructor can do zero-shot learning",
             f"MSE {mse(arm)}, mean record {mse('mean_record')}",
@@ -177,38 +165,29 @@ def _claims(setting: _Setting, errors: Mapping[str, Tensor], key: Key) -> list[C
             ("zero-shot", "zero_shot", ", the reconstructor as it is,"),
             ("zero-shot-moved", "zero_shot_moved", ", moved to the base model of D'-,"),
         )
-    ]
-    return [
-        Claim(
-            "few",
+    }
+    return {
+        "few": (
             "Fine-tuning on few shadows beats training from scratch on the same few",
             "shown in Fig. 11",
             "; ".join(f"{mse(f'tuned.{k}')} against {mse(f'scratch.{k}')} at {k}" for k in few),
             all(gap(f"tuned.{k}", f"scratch.{k}").high < 0 for k in few),
         ),
-        Claim(
-            "many",
+        "many": (
             f"Fine-tuning on {few[1]} shadows does as well as training from scratch on {many}",
             "comparable with substantially more data",
             f"{mse(f'tuned.{few[1]}')} against {mse(f'scratch.{many}')}",
             gap(f"tuned.{few[1]}", f"scratch.{many}").low < 0,
         ),
-        *zero_shot,
-        Claim(
-            "closed-form",
+        **zero_shot,
+        "closed-form": (
             f"From {many} shadows the closed form needs no reconstructor of another fixed set",
             "no closed form in the paper",
             f"{mse(f'closed_form.{many}')} against {mse(f'tuned.{many}')} fine-tuned",
             gap(f"closed_form.{many}", f"tuned.{many}").high < 0,
         ),
-    ]
+    }
 
 
-STUDY = Study(
-    name="informed-transfer",
-    title="A reconstructor trained for one fixed set, used on another (Fig. 11)",
-    paper="Balle22",
-    scales=_SCALES,
-    run=_run,
-    on_device=True,
-)
+_TITLE = "A reconstructor trained for one fixed set, used on another (Fig. 11)"
+STUDY = Study("informed-transfer", _TITLE, "Balle22", _SCALES, _run, on_device=True)

@@ -14,15 +14,14 @@ from torch import Tensor
 
 from exhume.auditing import Game
 from exhume.contract import Key
-from exhume.results import Chart, Point
 from exhume.score.correlation import Correlation, rank_correlation
 from exhume.score.intervals import bootstrap
 from exhume.settings import DataSettings, VictimSettings
-from exhume.studies.arms import BALLE22, BALLE22_CNN, Bench
-from exhume.studies.claims import Claim, point, ranged, spread
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.arms import BALLE22, BALLE22_CNN, ERROR, Bench
+from exhume.studies.claims import ranged, spread
+from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.studies.informed.activations import PAPER
-from exhume.studies.informed.sweeps import DETAILS, ERROR, Pooled, binned, sweep
+from exhume.studies.informed.sweeps import DETAILS, Pooled, binned, sweep
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
 from exhume.train.untouched import Untouched, untouched
@@ -76,7 +75,7 @@ def _run(run: Run[_Setting]) -> Outcome:
         {name: replace(setting.mlp_victim, activation=name) for name in MLP},
         look=_shares,
         intervals=lambda name: key.fold(f"mlp.{name}.mse"),
-    ).arms
+    )
     cnn = Bench.of(run, setting.cnn, setting.cnn_victim)
     seen = {}
     for done, name in enumerate(CNN):
@@ -147,8 +146,8 @@ def _charts(
     attacked: Mapping[str, Pooled], seen: Mapping[str, Untouched], key: Key, setting: _Setting
 ) -> list[Chart]:
     def over_time(shares: Tensor, part: str) -> list[Point]:
-        found = (spread(part, row, key.fold(i)) for i, row in enumerate(shares))
-        return [point(i * setting.every, part, each) for i, each in enumerate(found)]
+        found = [spread(part, row, key.fold(i)).values() for i, row in enumerate(shares)]
+        return [Point(i * setting.every, *each) for i, each in enumerate(found)]
 
     cnn, share, relu = seen["relu"], "share of zero gradients", attacked["relu"]
     layers = {
@@ -173,7 +172,7 @@ def _charts(
 
 def _claims(
     attacked: Mapping[str, Pooled], metrics: Mapping[str, float], link: Correlation, key: Key
-) -> list[Claim]:
+) -> Claims:
     most = {name: metrics[f"cnn.{name}.conv_most"] for name in CNN if name != "relu"}
     relu, elu, floor = (attacked[name].errors for name in ("relu", "elu", "floor"))
     mse = {name: f"{attacked[name].mse:.4f}" for name in MLP}
@@ -183,51 +182,40 @@ def _claims(
         if name != "relu"
     )
     closed = bootstrap((relu - floor) - (floor - elu), key.fold("floor"))
-    return [
-        Claim(
-            "convolutions",
+    return {
+        "convolutions": (
             "With ReLU, most parameters of the convolutions receive no gradient from the target",
             "over 80%",
             f"{metrics['cnn.relu.conv']:.1%} ({ranged('cnn.relu.conv', metrics, '.1%')})",
             metrics["cnn.relu.conv_low"] > 0.8,
         ),
-        Claim(
-            "others",
+        "others": (
             "Other activations leave no parameter without gradient",
             "non-zero gradients everywhere",
             "largest share of the convolutions over targets and steps: "
             + ", ".join(f"{name} {share:.2%}" for name, share in most.items()),
             max(most.values()) < 0.01,
         ),
-        Claim(
-            "outlier",
+        "outlier": (
             "ReLU's error is larger than that of every other activation",
             "0.0182 against 0.0086 to 0.0096",
             f"{mse['relu']}; closest {least}: larger by {low:+.4f} to {high:+.4f}",
             low > 0,
         ),
-        Claim(
-            "floor",
+        "floor": (
             "Zero gradients below -0.5 only, max(-0.5, x), is closer to ELU than to ReLU",
             "0.0096 beside ELU's 0.0089 and ReLU's 0.0182",
             f"{mse['floor']} beside {mse['elu']} and {mse['relu']}",
             closed[0] > 0,
         ),
-        Claim(
-            "link",
+        "link": (
             "The more neurons are off on a target, the larger its error (ReLU)",
             "conjectured",
             f"rank correlation {link}",
             link.low > 0,
         ),
-    ]
+    }
 
 
-STUDY = Study(
-    name="informed-zero-gradients",
-    title="Parameters that receive no gradient from the record (Fig. 16)",
-    paper="Balle22",
-    scales=_SCALES,
-    run=_run,
-    on_device=True,
-)
+_TITLE = "Parameters that receive no gradient from the record (Fig. 16)"
+STUDY = Study("informed-zero-gradients", _TITLE, "Balle22", _SCALES, _run, on_device=True)

@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.report.charts import Chart, Point
-from exhume.studies.claims import Claim, prefixed
-from exhume.studies.framework import Outcome, Run, Scale, Study
-from exhume.studies.margin.game import MarginGame, from_small_start, quick
+from exhume.studies.claims import line, prefixed
+from exhume.studies.framework import Chart, Claims, Outcome, Run, Scale, Study
+from exhume.studies.margin.game import GOOD, MarginGame, from_small_start, quick
 from exhume.victims.margin import choose
 
 __all__ = ["STUDY"]
@@ -74,25 +73,22 @@ def _one(run: Run[_Setting], name: str, classes: int, each: int) -> dict[str, fl
     return prefixed(name, measured)
 
 
-def _claims(setting: _Setting, metrics: dict[str, float]) -> list[Claim]:
+def _claims(setting: _Setting, metrics: dict[str, float]) -> Claims:
     few, many, each = setting.classes[0], setting.classes[-1], setting.each[-1]
     pairs = {
         "per-class": (f"each{each}", each, "Fig. 3: rises with the number of classes"),
         "fixed-total": (f"total{setting.total}", 0, "Fig. 8: rises with the number of classes"),
     }
-    claims = []
+    claims: Claims = {}
     for name, (suffix, per_class, paper) in pairs.items():
         low = _counts(metrics, f"c{few}.{suffix}", per_class * few or setting.total)
         high = _counts(metrics, f"c{many}.{suffix}", per_class * many or setting.total)
-        claims.append(
-            Claim(
-                name,
-                f"{many} classes yield more good reconstructions than {few} ({suffix})",
-                paper,
-                f"{high[0]:g} ({high[1]:.0f} to {high[2]:.0f}) against {low[0]:g} ({low[1]:.0f} to "
-                f"{low[2]:.0f})",
-                high[1] > low[2],
-            )
+        claims[name] = (
+            f"{many} classes yield more good reconstructions than {few} ({suffix})",
+            paper,
+            f"{high[0]:g} ({high[1]:.0f} to {high[2]:.0f}) against {low[0]:g} ({low[1]:.0f} to "
+            f"{low[2]:.0f})",
+            high[1] > low[2],
         )
     return claims
 
@@ -106,16 +102,11 @@ def _counts(metrics: dict[str, float], victim: str, images: int) -> tuple[float,
 def _chart(setting: _Setting, metrics: dict[str, float]) -> Chart:
     suffixes = [*(f"each{each}" for each in setting.each), f"total{setting.total}"]
     series = {
-        suffix: [Point(c, metrics[f"c{c}.{suffix}.good"]) for c in setting.classes]
+        suffix: line({c: f"c{c}.{suffix}" for c in setting.classes}, "good", metrics)
         for suffix in suffixes
     }
-    return Chart("Good reconstructions", "classes", "images above SSIM 0.4", series)
+    return Chart("Good reconstructions", "classes", GOOD, series)
 
 
-STUDY = Study(
-    name="margin-classes",
-    title="Good reconstructions by number of classes and images (Figs. 3, 8)",
-    paper="Buzaglo23",
-    scales=_SCALES,
-    run=_run,
-)
+_TITLE = "Good reconstructions by number of classes and images (Figs. 3, 8)"
+STUDY = Study("margin-classes", _TITLE, "Buzaglo23", _SCALES, _run)

@@ -16,10 +16,9 @@ from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.smoothed import Smoothed
 from exhume.contract import Records
 from exhume.defences.margin import NoisyMargin, ProtectedDescent
-from exhume.report.charts import Chart, Point
 from exhume.results import AttackSpec, Findings
-from exhume.studies.claims import Claim, fewer, mean_of, prefixed
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.claims import fewer, mean_of, prefixed
+from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.studies.margin.game import MarginGame, from_small_start, quick
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import choose
@@ -137,56 +136,50 @@ def _chosen(game: MarginGame, train: Records) -> Tensor:
     return recipe.protected(initial, centred, key=game.key.fold("defence"), store=game.run.store)
 
 
-def _claims(setting: _Setting, m: Mapping[str, float]) -> list[Claim]:
+def _claims(setting: _Setting, m: Mapping[str, float]) -> Claims:
     strong = setting.strengths[-1]
     margin, random = f"record.margin.{strong:g}", f"record.random.{strong:g}"
     everyone, white = f"record.all.{strong:g}", f"white.all.{setting.middle:g}"
     none = m["none.good"]
-    return [
-        Claim(
-            "protected",
+    return {
+        "protected": (
             "Records on the margin that are trained on with noise no longer come back",
             "left for later",
             f"{m[f'{margin}.good_chosen']:g} against {m['none.good_chosen']:g} without",
             m[f"{margin}.good_chosen"] <= 0.1 * m["none.good_chosen"],
         ),
-        Claim(
-            "enough",
+        "enough": (
             "It is enough to protect the half on the margin: fewer than half as many come back",
             "left for later",
             f"{m[f'{margin}.good']:g} against {none:g}; of the others "
             f"{m[f'{margin}.good_others']:g} instead of {m['none.good_others']:g}",
             m[f"{margin}.good"] < 0.5 * none,
         ),
-        Claim(
-            "margin-not-random",
+        "margin-not-random": (
             "Protecting those on the margin saves more than protecting as many at random",
             "samples on the margin are the ones at risk",
             f"{m[f'{margin}.good']:g} left against {m[f'{random}.good']:g}",
             m[f"{margin}.good"] < m[f"{random}.good"],
         ),
-        Claim(
-            "all",
+        "all": (
             "Noise of a record's own spectrum on all records stops the attack, smoothed or not",
             "—",
             f"{max(m[f'{everyone}.good'], m[f'{everyone}.good_smoothed']):g} of {none:g} left; accuracy "
             f"{m[f'{everyone}.test_accuracy']:.3f} instead of {m['none.test_accuracy']:.3f}",
             max(m[f"{everyone}.good"], m[f"{everyone}.good_smoothed"]) <= 0.1 * none,
         ),
-        Claim(
-            "white",
+        "white": (
             "White noise that stops the plain attack also stops one that smooths",
             "—",
             f"{m[f'{white}.good']:g} plain, {m[f'{white}.good_smoothed']:g} smoothed, {none:g} without noise",
             m[f"{white}.good_smoothed"] < 0.5 * none,
         ),
-        Claim(
-            "early",
+        "early": (
             f"Stopping at a loss of {_EARLY:g} halves the count",
             "—",
             *fewer(m["early.good"], none, share=0.5),
         ),
-    ]
+    }
 
 
 def _charts(setting: _Setting, m: Mapping[str, float]) -> list[Chart]:
@@ -212,10 +205,5 @@ def _charts(setting: _Setting, m: Mapping[str, float]) -> list[Chart]:
     ]
 
 
-STUDY = Study(
-    name="margin-defence",
-    title="Does protecting the records on the margin stop the reconstruction?",
-    paper="Buzaglo23",
-    scales=_SCALES,
-    run=_run,
-)
+_TITLE = "Does protecting the records on the margin stop the reconstruction?"
+STUDY = Study("margin-defence", _TITLE, "Buzaglo23", _SCALES, _run)

@@ -8,6 +8,7 @@ core for 3072-1000-1000-10, n = 100, eq. (6) with 200 candidates: one of its ste
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -30,13 +31,15 @@ from exhume.results import AttackSpec, Findings
 from exhume.score.intervals import bootstrap
 from exhume.score.margin import MarginScores, score_margin
 from exhume.studies.arms import mounted
-from exhume.studies.framework import Run
+from exhume.studies.claims import line
+from exhume.studies.framework import Chart, Run
 from exhume.train.functional import accuracy
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import MarginVictim, release_margin
 
-__all__ = ["MarginGame", "Played", "decayed", "from_small_start", "quick"]
+__all__ = ["GOOD", "MarginGame", "Played", "counts", "decayed", "from_small_start", "quick"]
 
+GOOD = "images above SSIM 0.4"
 _FIRST, _HIDDEN = 2.6, 7.0  # of our steps in the time of one of eq. (6)
 
 
@@ -101,8 +104,7 @@ class MarginGame:
     ) -> MarginGame:
         """Train the victim. chosen: what it is trained on, and decoys; own: the attack's key, if another."""
         train, decoys = chosen
-        progress = run.part(f"victim {name}").progress
-        victim = release_margin(recipe, train, key=key, store=run.store, progress=progress)
+        victim = release_margin(recipe, train, **run.part(f"victim {name}").working(key))
         return MarginGame(run, name, attack, recipe, victim, decoys, own or key)
 
     @property
@@ -210,6 +212,15 @@ class MarginGame:
             spec = AttackSpec(f"margin-{self.name}", title, "Buzaglo23", "the released weights")
         known, margins = self.knowledge.known(), self.victim.margins
         return margin_findings(spec, known, found, scores, self.decoys, margins=margins)
+
+
+def counts(victims: Mapping[str, str], metrics: Mapping[str, float]) -> Chart:
+    """How many images come back of each victim, by its name on the page."""
+    series = {"ours": line(victims, "good", metrics)}
+    theirs = {x: name for x, name in victims.items() if f"{name}.good_eq6" in metrics}
+    if theirs:
+        series["eq. (6), as many seconds"] = line(theirs, "good_eq6", metrics)
+    return Chart("Good reconstructions", "victim", GOOD, series)
 
 
 _NAMED = ("good", "decoy_rate", "tpr_at_1pct", "ssim_at_1pct", "auc", "ssim_median")

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.strongest import Strongest
-from exhume.report.charts import Chart
-from exhume.studies.claims import Claim, point, prefixed, ranged
-from exhume.studies.framework import Outcome, Run, Scale, Study
-from exhume.studies.margin.game import MarginGame, decayed, from_small_start, quick
+from exhume.studies.claims import prefixed, ranged
+from exhume.studies.framework import Outcome, Run, Scale, Stated, Study
+from exhume.studies.margin.game import MarginGame, counts, decayed, from_small_start, quick
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import choose
 
@@ -80,10 +79,9 @@ def _run(run: Run[_Setting]) -> Outcome:
         played = game.play(against=False)
         metrics |= prefixed(name, played.metrics)
         sections.append(played.findings)
-    points = [point(name, f"{name}.good", metrics) for name in setting.victims]
     largest = list(setting.victims.values())[-1]
     return Outcome(
-        claims=[_claim(name, metrics) for name in setting.victims],
+        claims={name: _claim(name, metrics) for name in setting.victims},
         metrics=metrics,
         attacks=sections,
         classes=[str(label) for label in range(largest.classes)],
@@ -93,14 +91,13 @@ def _run(run: Run[_Setting]) -> Outcome:
             f"At most {largest.classes * largest.each} images of {largest.source}, width {largest.width}; "
             "Fig. 6 has 5,000 images of CIFAR-100, width 10,000.",
         ],
-        charts=[Chart("Good reconstructions", "victim", "images above SSIM 0.4", {"ours": points})],
+        charts=[counts({name: name for name in setting.victims}, metrics)],
     )
 
 
-def _claim(name: str, metrics: dict[str, float]) -> Claim:
+def _claim(name: str, metrics: dict[str, float]) -> Stated:
     records, low, chance = (metrics[f"{name}.{m}"] for m in ("records", "good_low", "decoy_rate"))
-    return Claim(
-        name,
+    return (
         f"Dozens of the {records:.0f} training images come back, beyond what decoys do",
         "Fig. 6: a few dozen of 5,000",
         f"{metrics[f'{name}.good']:g} ({ranged(f'{name}.good', metrics, '.0f')}), decoys {chance:.2%}",
@@ -108,10 +105,5 @@ def _claim(name: str, metrics: dict[str, float]) -> Claim:
     )
 
 
-STUDY = Study(
-    name="margin-large",
-    title="Training images from the weights alone: many images (Fig. 6)",
-    paper="Buzaglo23",
-    scales=_SCALES,
-    run=_run,
-)
+_TITLE = "Training images from the weights alone: many images (Fig. 6)"
+STUDY = Study("margin-large", _TITLE, "Buzaglo23", _SCALES, _run)

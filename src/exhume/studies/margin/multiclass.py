@@ -14,11 +14,10 @@ from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.strongest import Strongest
 from exhume.contract import Records
-from exhume.report.charts import Chart, Point
 from exhume.score.intervals import bootstrap
-from exhume.studies.claims import Claim, point, prefixed, ranged
-from exhume.studies.framework import Outcome, Run, Scale, Study
-from exhume.studies.margin.game import MarginGame, Played, decayed, from_small_start, quick
+from exhume.studies.claims import prefixed, ranged
+from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
+from exhume.studies.margin.game import MarginGame, Played, counts, decayed, from_small_start, quick
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import choose
 
@@ -90,7 +89,7 @@ def _run(run: Run[_Setting]) -> Outcome:
             "Candidates are matched to images at full resolution, not at half.",
             "The number of training images is read off the spectrum of the first layer.",
         ],
-        charts=[_chart(metrics)],
+        charts=[counts({f"victim {name}": name for name in played}, metrics)],
     )
 
 
@@ -100,7 +99,7 @@ def _halves(records: Records) -> Records:
     return Records(records.inputs, (records.labels >= middle).long(), ("first half", "second half"))
 
 
-def _claims(metrics: dict[str, float]) -> list[Claim]:
+def _claims(metrics: dict[str, float]) -> Claims:
     good, records = metrics["i.good"], metrics["i.records"]
 
     def gained(name: str, one: str, other: str) -> tuple[str, bool]:
@@ -109,51 +108,30 @@ def _claims(metrics: dict[str, float]) -> list[Claim]:
         gain = ranged(f"{name}.gain", metrics, ".0f")
         return f"{counts}, difference {gain}", metrics[f"{name}.gain_low"] > 0
 
-    return [
-        Claim(
-            "bar",
+    return {
+        "bar": (
             "At least 60% of the training images come back, at most 2% of the decoys match",
             "Fig. 1: dozens of 500",
             f"{good:g} of {records:.0f}, decoys {metrics['i.decoy_rate']:.2%}",
             good >= 0.6 * records and metrics["i.decoy_rate"] <= 0.02,
         ),
-        Claim(
-            "against-eq6",
+        "against-eq6": (
             "More than eq. (6) as published brings back in as many seconds",
             "—",
             *gained("i", "i.good", "i.good_eq6"),
         ),
-        Claim(
-            "classes",
+        "classes": (
             "More classes leak more",
             "Fig. 2: ten classes yield many more good reconstructions than two",
             *gained("classes", "i.good", "binary.good"),
         ),
-        Claim(
-            "decay",
+        "decay": (
             "Weight decay from a standard start leaks more than a small first layer",
             "Fig. 4: for some values significantly more",
             *gained("decay", "ii.good", "i.good"),
         ),
-    ]
-
-
-def _chart(metrics: dict[str, float]) -> Chart:
-    names = ("i", "ii", "binary")
-    theirs = [n for n in names if f"{n}.good_eq6" in metrics]
-    series = {
-        "ours": [point(f"victim {n}", f"{n}.good", metrics) for n in names],
-        "eq. (6), as many seconds": [
-            Point(f"victim {n}", metrics[f"{n}.good_eq6"]) for n in theirs
-        ],
     }
-    return Chart("Good reconstructions", "victim", "images above SSIM 0.4", series)
 
 
-STUDY = Study(
-    name="margin-multiclass",
-    title="Training images from the weights alone: ten classes, two, weight decay (Figs. 1, 2, 4)",
-    paper="Buzaglo23",
-    scales=_SCALES,
-    run=_run,
-)
+_TITLE = "Training images from the weights alone: ten classes, two, weight decay (Figs. 1, 2, 4)"
+STUDY = Study("margin-multiclass", _TITLE, "Buzaglo23", _SCALES, _run)

@@ -18,11 +18,10 @@ from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.search import BlindSearch, agreement
 from exhume.contract import Key
-from exhume.report.charts import Chart, Point
 from exhume.score.correlation import Correlation, rank_correlation
-from exhume.studies.arms import mounted
-from exhume.studies.claims import Claim, mean_of, more
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.arms import arm_metrics, mounted
+from exhume.studies.claims import mean_of, more
+from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.studies.margin.game import MarginGame, from_small_start, quick
 from exhume.victims.margin import choose
 
@@ -66,8 +65,7 @@ def _run(run: Run[_Setting]) -> Outcome:
     played = [_play(run, _begun(run, index)) for index in range(setting.victims)]
     metrics, several = mean_of(numbers for numbers, _ in played), [rows for _, rows in played]
     seen = {name: _against(name, several, key) for name in ("agreement", "residual", "short")}
-    for name, found in seen.items():
-        metrics |= found.metrics(f"rank.{name}")
+    metrics |= arm_metrics({f"rank.{name}": found for name, found in seen.items()})
     return Outcome(
         claims=_claims(metrics, seen),
         metrics=metrics | {"settings": float(sum(map(len, several)))},
@@ -95,7 +93,7 @@ def _play(run: Run[_Setting], game: MarginGame) -> tuple[dict[str, float], list[
     """One victim: settings chosen blindly, then every one of them in full and scored."""
     search, victim = run.setting.search, f"victim {game.name}"
     here = run.part(victim)
-    prepared = search.prepare(game.knowledge, key=game.key, store=run.store, progress=here.progress)
+    prepared = search.prepare(game.knowledge, **here.working(game.key))
     trials = prepared.choose(game.victim.release)
     sent = replace(game, run=run.to_send())
     tried = {f"{victim}, setting {i}": trial for i, trial in enumerate(trials[: search.trials])}
@@ -144,43 +142,38 @@ def _ranks(values: list[float]) -> list[float]:
     return [sum(v < one for v in values) + 0.5 * sum(v == one for v in values) for one in values]
 
 
-def _claims(m: Mapping[str, float], seen: Mapping[str, Correlation]) -> list[Claim]:
-    return [
-        Claim(
-            "close",
+def _claims(m: Mapping[str, float], seen: Mapping[str, Correlation]) -> Claims:
+    return {
+        "close": (
             "The blind choice brings back at least 90% of what the choice made with the truth does",
             "tuned with the truth",
             f"{m['good_blind']:g} against {m['good_sighted']:g}",
             m["good_blind"] >= 0.9 * m["good_sighted"],
         ),
-        Claim(
-            "better-than-random",
+        "better-than-random": (
             "The blind choice is better than a setting drawn at random",
             "—",
             f"{m['good_blind']:g} against {m['good_random']:.1f} on average",
             m["good_blind"] > m["good_random"],
         ),
-        Claim(
-            "agreement",
+        "agreement": (
             "Agreement between restarts ranks settings as the truth does (interval above 0)",
             "—",
             f"{seen['agreement']}; after the first short round {seen['short']}",
             seen["agreement"].low > 0,
         ),
-        Claim(
-            "residual",
+        "residual": (
             "The residual ranks settings as the truth does (interval above 0)",
             "the objective of eq. (6)",
             f"{seen['residual']}; its choice brings back {m['good_by_residual']:g}",
             seen["residual"].low > 0,
         ),
-        Claim(
-            "published",
+        "published": (
             "The blind choice brings back more than eq. (6) with the published point",
             "chosen with the truth",
             *more(m["good_blind"], m["good_eq6"]),
         ),
-    ]
+    }
 
 
 def _chart(m: Mapping[str, float]) -> Chart:
@@ -192,19 +185,10 @@ def _chart(m: Mapping[str, float]) -> Chart:
         "least residual": "good_by_residual",
         "eq. (6), published": "good_eq6",
     }
-    points = [Point(name, m[metric]) for name, metric in choices.items()]
-    return Chart(
-        "Images that come back, by how the setting was chosen",
-        "choice",
-        "images with SSIM above 0.4",
-        {"mean over victims": points},
-    )
+    points = {"mean over victims": [Point(name, m[metric]) for name, metric in choices.items()]}
+    title = "Images that come back, by how the setting was chosen"
+    return Chart(title, "choice", "images with SSIM above 0.4", points)
 
 
-STUDY = Study(
-    name="margin-search",
-    title="Settings chosen without the truth, against those chosen with it",
-    paper="Buzaglo23",
-    scales=_SCALES,
-    run=_run,
-)
+_TITLE = "Settings chosen without the truth, against those chosen with it"
+STUDY = Study("margin-search", _TITLE, "Buzaglo23", _SCALES, _run)

@@ -16,10 +16,9 @@ from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.strongest import Strongest
 from exhume.contract import Key
 from exhume.models.homogeneous import HomogeneousMLP
-from exhume.report.charts import Chart, Point
-from exhume.studies.claims import Claim, mean_of, paired, prefixed
-from exhume.studies.framework import Outcome, Run, Scale, Study
-from exhume.studies.margin.game import MarginGame, decayed, from_small_start, quick
+from exhume.studies.claims import line, mean_of, paired, prefixed
+from exhume.studies.framework import Chart, Claims, Outcome, Run, Scale, Study
+from exhume.studies.margin.game import GOOD, MarginGame, decayed, from_small_start, quick
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import choose
 
@@ -106,7 +105,7 @@ def _arm(game: MarginGame, first: FirstLayer) -> _Arm:
 
 def _claims(
     setting: _Setting, metrics: dict[str, float], good: dict[str, Tensor], key: Key
-) -> list[Claim]:
+) -> Claims:
     named = [f"decay{decay:g}" for decay in setting.decays]
     best = max(named, key=lambda name: metrics[f"{name}.good"])
     plain = max(named, key=lambda name: metrics[f"{name}.good_first_layer"])
@@ -117,50 +116,42 @@ def _claims(
         counts = f"{count:g} ({best}) against {metrics[f'{other}.good']:g}"
         return f"{counts}; share of images {gap.low:+.2f} to {gap.high:+.2f}", gap.low > 0
 
-    return [
-        Claim(
-            "decay-leaks",
+    return {
+        "decay-leaks": (
             "From a standard start, weight decay raises the count",
             "Fig. 4: without decay hardly any",
             *against("standard"),
         ),
-        Claim(
-            "above-small",
+        "above-small": (
             "For some decay the count is above that of a small first layer",
             "Fig. 4: significantly higher",
             *against("small"),
         ),
-        Claim(
-            "first-layer-alone",
+        "first-layer-alone": (
             "The same with the attack on the first layer alone",
             "Fig. 4, by eq. (6)",
             f"{metrics[f'{plain}.good_first_layer']:g} ({plain}) against "
             f"{metrics['small.good_first_layer']:g}",
             metrics[f"{plain}.good_first_layer"] > metrics["small.good_first_layer"],
         ),
-        Claim(
-            "margin",
+        "margin": (
             "Weight decay pushes images to the margin",
             "Fig. 5",
             f"{on_margin:g} on the margin against {metrics['standard.on_margin']:g}",
             on_margin > metrics["standard.on_margin"],
         ),
-    ]
+    }
 
 
 def _chart(setting: _Setting, metrics: dict[str, float]) -> Chart:
-    names = ["small", "standard", *(f"decay{decay:g}" for decay in setting.decays)]
+    victims = ["small", "standard", *(f"decay{decay:g}" for decay in setting.decays)]
+    names = {name: name for name in victims}
     series = {
-        "strongest attack": [Point(name, metrics[f"{name}.good"]) for name in names],
-        "first layer alone": [Point(name, metrics[f"{name}.good_first_layer"]) for name in names],
+        "strongest attack": line(names, "good", metrics),
+        "first layer alone": line(names, "good_first_layer", metrics),
     }
-    return Chart("Good reconstructions", "victim", "images above SSIM 0.4", series)
+    return Chart("Good reconstructions", "victim", GOOD, series)
 
 
-STUDY = Study(
-    name="margin-weight-decay",
-    title="Weight decay and the margin (Figs. 4, 5)",
-    paper="Buzaglo23",
-    scales=_SCALES,
-    run=_run,
-)
+_TITLE = "Weight decay and the margin (Figs. 4, 5)"
+STUDY = Study("margin-weight-decay", _TITLE, "Buzaglo23", _SCALES, _run)

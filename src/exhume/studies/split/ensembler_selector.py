@@ -22,10 +22,9 @@ from exhume.data import Sizes
 from exhume.defences.split.ensembler import Ensembler
 from exhume.defences.split.single import Noise
 from exhume.models.split.pipeline import Pipeline
-from exhume.report.charts import Chart, Point
 from exhume.store import NullStore
-from exhume.studies.claims import Claim, Comparison, prefixed
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.claims import Comparison, prefixed
+from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.studies.split.ensembler import QUICK, Attackers, fill, game_of, make
 from exhume.studies.split.game import PAPER, ClientSetting, Row, SplitGame, inversion
 from exhume.train.single import Schedule
@@ -161,7 +160,7 @@ def _enumeration(pipeline: Pipeline, game: SplitGame, shadow: ShadowInversion) -
 
 def _claims(
     setting: _Setting, rows: Mapping[str, Row], metrics: Mapping[str, float], key: Key
-) -> list[Claim]:
+) -> Claims:
     ssim = Comparison(
         lambda row: rows[row].scores.each["affine_ssim"], "SSIM after an affine fit", key
     )
@@ -170,40 +169,35 @@ def _claims(
     least, *_, most = (name for name in setting.variants if name.startswith("lambda_"))
     helped = {who: ssim(f"{most}.{who}", f"{least}.{who}") for who in ("adaptive", "lookalike")}
     cost, without = metrics[f"{most}.delta_accuracy"], metrics[f"{least}.delta_accuracy"]
-    return [
-        Claim(
-            "accuracy-names-the-secret",
+    return {
+        "accuracy-names-the-secret": (
             "The subset whose shadow classifies best is the client's",
             "implied: 2^N - 1 trials are said to be what the attacker needs",
             f"the client's subset ranks {rank:.0f} of {subsets:.0f}",
             rank == 1,
         ),
-        Claim(
-            "enumeration-pays",
+        "enumeration-pays": (
             "Who tries every subset gets more than the adaptive attacker",
             "implied",
             f"{ssim.what}, {tried.apart}",
             tried.low > 0,
         ),
-        Claim(
-            "secret-matters",
+        "secret-matters": (
             "No attacker who lacks the selection does better than by trying every subset",
             "implied",
             f"looking at features only: {seen}",
             seen.low <= 0,
         ),
-        *(
-            Claim(
-                f"lambda-helps-against-{attacker}",
+        **{
+            f"lambda-helps-against-{attacker}": (
                 f"Eq. 3's cosine leaves less to the attacker `{attacker}`",
                 "implied",
                 f"{_spoken(most)} against {_spoken(least)}: {ssim.what}, {gap.apart}",
                 gap.high < 0,
             )
             for attacker, gap in helped.items()
-        ),
-        Claim(
-            "lambda-is-cheap",
+        },
+        "lambda-is-cheap": (
             "Keeping the head unlike those of stage 1 costs at most three points of accuracy",
             "not stated; 2.13 points for the whole defence",
             f"{_spoken(most)}: {100 * cost:+.1f} points at a cosine of "
@@ -211,7 +205,7 @@ def _claims(
             f"{metrics[f'{least}.likeness']:.2f}",
             cost - without >= -0.03,
         ),
-    ]
+    }
 
 
 def _spoken(variant: str) -> str:
@@ -229,11 +223,5 @@ def _chart(setting: _Setting, metrics: Mapping[str, float]) -> Chart:
     return Chart("What P, N, lambda and sigma do", "variant", "SSIM after an affine fit", series)
 
 
-STUDY = Study(
-    name="ensembler-selector",
-    title="The Ensembler's N, P, lambda and sigma, and what trying every selection costs",
-    paper="Ensembler24",
-    scales=_SCALES,
-    run=_run,
-    spreads=True,
-)
+_TITLE = "The Ensembler's N, P, lambda and sigma, and what trying every selection costs"
+STUDY = Study("ensembler-selector", _TITLE, "Ensembler24", _SCALES, _run, spreads=True)

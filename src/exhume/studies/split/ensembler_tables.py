@@ -14,9 +14,8 @@ from exhume.contract import Key
 from exhume.data import Sizes
 from exhume.defences.split.ensembler import Ensembler
 from exhume.defences.split.single import Shredder
-from exhume.report.charts import Chart, Point
-from exhume.studies.claims import Claim, Comparison, paired
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.claims import Comparison, paired
+from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.studies.split.ensembler import Attackers, Setting, findings, play
 from exhume.studies.split.game import PAPER, ClientSetting, Row, inversion
 from exhume.train.single import Schedule
@@ -92,7 +91,7 @@ def _run(paper: Paper, run: Run[Setting]) -> Outcome:
 
 def _claims(
     paper: Paper, rows: Mapping[str, Row], metrics: Mapping[str, float], key: Key
-) -> list[Claim]:
+) -> Claims:
     ssim = Comparison(lambda row: rows[row].scores.each["ssim"], "SSIM", key)
     strongest = max(
         (f"ensembler_{name}" for name in _STRONGER), key=lambda row: metrics[f"{row}.affine_ssim"]
@@ -104,39 +103,34 @@ def _claims(
         f"{strongest.removeprefix('ensembler_')}: SSIM after an affine fit",
     )
     cost = metrics["ensembler.accuracy"] - metrics["none.accuracy"]
-    return [
-        Claim(
-            "ensembler-below-single",
+    return {
+        "ensembler-below-single": (
             "The adaptive attacker gets less out of the Ensembler than out of Single",
             paper.ssim("ensembler_adaptive", "single"),
             *ssim("ensembler_adaptive", "single").below(),
         ),
-        Claim(
-            "single-below-none",
+        "single-below-none": (
             "and less out of Single than without a defence",
             paper.ssim("single", "none"),
             *ssim("single", "none").below(),
         ),
-        Claim(
-            "accuracy",
+        "accuracy": (
             "The Ensembler costs at most three points of accuracy",
             f"{paper.rows['ensembler_adaptive'][0]:+.2f} points",
             f"{100 * cost:+.2f} points, from {metrics['accuracy']:.1%}",
             cost >= -0.03,
         ),
-        Claim(
-            "withstands",
+        "withstands": (
             "No attacker that the paper leaves out gets more of the inputs than a constant image",
             "not tried",
             *beyond.not_above(),
         ),
-        Claim(
-            "hides-from-lookalike",
+        "hides-from-lookalike": (
             "The Ensembler leaves less to the attacker who looks at features only than no defence does",
             "not tried",
             *ssim("ensembler_lookalike", "none_lookalike").below(),
         ),
-    ]
+    }
 
 
 def _chart(paper: Paper, metrics: Mapping[str, float]) -> Chart:
@@ -160,8 +154,7 @@ def _deviations(paper: Paper, setting: Setting) -> list[str]:
     ensembler = setting.ensembler
     return [
         setting.client.deviation("ResNet-18"),
-        f"N = {ensembler.bodies} bodies, P = {ensembler.selected} (the paper: 10 and "
-        f"{paper.selected}).",
+        f"N = {ensembler.bodies} bodies, P = {ensembler.selected} (the paper: 10 and {paper.selected}).",
         "Eq. 3's sum over the selected heads is ambiguous; the largest cosine of each input counts.",
         f"Bodies are in eval mode in stage 2. Lambda is {ensembler.likeness:g}; the paper states none.",
         "Shredder's noise is one learned map, as large as accuracy allows; its authors draw from several, "

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from exhume import data
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
 from exhume.attacks.split.queried import QueriedInversion
-from exhume.contract import Attack, Key, Knowledge, Records, Secret
+from exhume.contract import Attack, Key, Knowledge, Records
 from exhume.data import Sizes, Split
 from exhume.defences.split.ensembler import Ensembler, likeness
 from exhume.models.split.inverter import Decoder, ShadowHead
@@ -26,6 +26,7 @@ from exhume.studies.arms import mounted
 from exhume.studies.framework import Run
 from exhume.train.single import Schedule
 from exhume.train.split import SplitDefence, SplitJob
+from exhume.victims.checkpoint import secret_of
 from exhume.victims.split import queried_knowledge, release_features, server_knowledge
 
 __all__ = ["PAPER", "ClientSetting", "Row", "SplitGame", "bound_of", "inversion"]
@@ -111,7 +112,7 @@ class SplitGame:
     def pipeline(self, name: str) -> Pipeline:
         """The network of a defence, trained now or before."""
         (defence, key), run = self.defences[name], self.run.part(name)
-        return defence.train(self.job, key=key, store=run.store, progress=run.progress)
+        return defence.train(self.job, **run.working(key))
 
     def meet(self, pipeline: Pipeline, attack: Attack, defence: str, row: str = "") -> Row:
         """One attacker against one defence. row: what progress calls them, if not by the defence."""
@@ -133,7 +134,7 @@ class SplitGame:
 
     def mean_image(self) -> Row:
         """The null: the mean of the attacker's own records."""
-        image, secret = self.parts.shadow.inputs.mean(0), Secret(self.parts.target)
+        image, secret = self.parts.shadow.inputs.mean(0), secret_of(self.parts.target)
         return Row(score_constant(secret, image, self.distance))
 
     def accuracy(self, pipeline: Pipeline) -> float:

@@ -18,9 +18,8 @@ from exhume.attacks.split.queried import QueriedInversion
 from exhume.contract import Attack, Key, Records
 from exhume.data import Sizes
 from exhume.defences.split.single import Noise
-from exhume.report.charts import Chart, Point
-from exhume.studies.claims import Claim, Comparison, flattened, point_of
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.claims import Comparison, flattened, point_of
+from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.studies.split.game import PAPER, ClientSetting, Row, SplitGame, bound_of, inversion
 from exhume.studies.split.pictures import pictured
 from exhume.train.single import Schedule
@@ -142,40 +141,35 @@ def _noise(count: int, like: Records, key: Key) -> Records:
     return Records(pixels, torch.zeros(count, dtype=torch.long), ("noise",))
 
 
-def _claims(rows: Mapping[str, Row], queries: tuple[int, ...], key: Key) -> list[Claim]:
+def _claims(rows: Mapping[str, Row], queries: tuple[int, ...], key: Key) -> Claims:
     ssim = Comparison(lambda row: rows[row].scores.each["ssim"], "SSIM", key)
-    return [
-        Claim(
-            "query-free",
+    return {
+        "query-free": (
             "Without a query the server gets more than a constant image",
             "SSIM 0.4363 (Table 1, NONE)",
             *ssim("paper", "mean_image").above(),
         ),
-        Claim(
-            "queries-matter",
+        "queries-matter": (
             "Forbidding queries is what protects: with them the server gets more",
             "not tried",
             *ssim(f"queries_{queries[-1]}", "paper").above(),
         ),
-        Claim(
-            "few-queries",
+        "few-queries": (
             f"{queries[0]} queries are worth more than all records without one",
             "not tried",
             *ssim(f"queries_{queries[0]}", "paper").above(),
         ),
-        Claim(
-            "other-data",
+        "other-data": (
             "Queries need no records like the client's: noise is worth more than the paper's attacker",
             "not tried",
             *ssim("queries_noise", "paper").above(),
         ),
-        Claim(
-            "like-data",
+        "like-data": (
             "Without queries, records like the client's are worth more than faces",
             "assumed",
             *ssim("paper", "faces").above(),
         ),
-    ]
+    }
 
 
 def _charts(rows: Mapping[str, Row], queries: tuple[int, ...], key: Key) -> list[Chart]:
@@ -196,10 +190,5 @@ def _charts(rows: Mapping[str, Row], queries: tuple[int, ...], key: Key) -> list
     ]
 
 
-STUDY = Study(
-    name="split-knowledge",
-    title="What the server of a split network knows, against what it gets",
-    paper="Ensembler24",
-    scales=_SCALES,
-    run=_run,
-)
+_TITLE = "What the server of a split network knows, against what it gets"
+STUDY = Study("split-knowledge", _TITLE, "Ensembler24", _SCALES, _run)

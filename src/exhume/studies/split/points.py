@@ -19,10 +19,9 @@ from exhume.data import Sizes
 from exhume.models.split.cut import Split, cut
 from exhume.models.split.pipeline import Client, Pipeline
 from exhume.models.split.vgg import VGG16
-from exhume.report.charts import Chart, Point
 from exhume.score.intervals import bootstrap
-from exhume.studies.claims import Claim, flattened, point_of
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.claims import flattened, point_of
+from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.studies.split.game import PAPER, ClientSetting, Row, SplitGame, bound_of, inversion
 from exhume.studies.split.pictures import pictured
 from exhume.train.single import Schedule
@@ -107,7 +106,7 @@ def _run(run: Run[_Setting]) -> Outcome:
     pictures, labels = pictured({grid.shown: grid.pictures() for grid in grids})
     seen = f", has seen the features of {setting.client.sizes.public:,},"
     return Outcome(
-        claims=[claim for grid in grids for claim in _claims(grid, key.fold("claims"))],
+        claims=_claims(grids[0], key.fold("claims")) | _claims(grids[1], key.fold("claims")),
         metrics=metrics,
         attacks=pictures,
         classes=labels,
@@ -128,7 +127,7 @@ def _grid(game: SplitGame, name: str, cuts: _Cuts) -> _Grid:
     run, shape, (firsts, seconds) = game.run.part(name), game.parts.fixed.shape, cuts
     attack: ShadowInversion = run.setting.attack
     matched = replace(attack, match=run.setting.match)
-    trained = train_split(game.job, key=game.key.fold(name), store=run.store, progress=run.progress)
+    trained = train_split(game.job, **run.working(game.key.fold(name)))
     whole, chain = _alone(trained, shape), chained(trained)
     rows = {"mean_image": game.mean_image()}
     for first in firsts:
@@ -182,34 +181,31 @@ class _Trend:
         return f"{means}, {self.low:+.4f} to {self.high:+.4f} a step"
 
 
-def _claims(grid: _Grid, key: Key) -> list[Claim]:
+def _claims(grid: _Grid, key: Key) -> Claims:
     name, firsts, seconds = grid.name, grid.firsts, grid.seconds
     first = _Trend.of({f: grid.ssim([f], seconds) for f in firsts}, key.fold(name, "first"))
     second = _Trend.of({s: grid.ssim(firsts, [s]) for s in seconds}, key.fold(name, "second"))
     bound = _Trend.of({f: grid.ssim([f], ["head_known"]) for f in firsts}, key.fold(name, "bound"))
-    return [
-        Claim(
-            f"{name}-first",
+    return {
+        f"{name}-first": (
             f"{grid.shown}: SSIM falls with the first split's depth",
             _UNRECOGNISED[name],
             f"{first}; mean image {grid.rows['mean_image'].mean('ssim'):.3f}",
             first.high < 0,
         ),
-        Claim(
-            f"{name}-second",
+        f"{name}-second": (
             f"{grid.shown}: it does not move with the second's (less than {_LITTLE} a step)",
             "changes nothing",
             str(second),
             max(-second.low, second.high) < _LITTLE,
         ),
-        Claim(
-            f"{name}-bound",
+        f"{name}-bound": (
             f"{grid.shown}: with the head known it falls with the first split's depth",
             "not tried",
             str(bound),
             bound.high < 0,
         ),
-    ]
+    }
 
 
 def _charts(grid: _Grid, key: Key) -> list[Chart]:
@@ -233,10 +229,5 @@ def _charts(grid: _Grid, key: Key) -> list[Chart]:
     ]
 
 
-STUDY = Study(
-    name="split-points",
-    title="What comes back from a split network, by where it is cut",
-    paper="Ensembler24",
-    scales=_SCALES,
-    run=_run,
-)
+_TITLE = "What comes back from a split network, by where it is cut"
+STUDY = Study("split-points", _TITLE, "Ensembler24", _SCALES, _run)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,19 +19,19 @@ from torch import Tensor
 from exhume import data
 from exhume.attacks.split.cipher import KnownTable, SubstitutionCipher
 from exhume.attacks.split.translation import FittedTranslation, ShadowTranslation
-from exhume.contract import Attack, Key, Prepared, Reconstruction, Secret
+from exhume.contract import Attack, Key, Prepared, Reconstruction
 from exhume.data import TextPairs
 from exhume.data.synthetic import synthetic_pairs
 from exhume.models.split.seq2seq import PADDING, Body, Translator, Words, read_out
-from exhume.report.charts import Chart, Point
 from exhume.report.folder import RunFolder
 from exhume.score.intervals import bootstrap
 from exhume.score.sentences import SentenceScores, bleu, score_sentences
 from exhume.store import write_atomically
-from exhume.studies.claims import Claim, paired, point_of, prefixed
-from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.claims import paired, point_of, prefixed
+from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.train.single import Schedule
 from exhume.train.translation import train_translator, translate, word_accuracy
+from exhume.victims.checkpoint import secret_of
 from exhume.victims.pairs import PairCorpus, pair_corpus
 from exhume.victims.translation import release_sentences, translation_knowledge
 
@@ -97,15 +97,6 @@ _SCALES: dict[Scale, _Setting] = {
 
 
 @dataclass(frozen=True, eq=False)
-class _Met:
-    """One attack: what it is, what it found, how good that is."""
-
-    prepared: Prepared
-    found: Reconstruction
-    scores: SentenceScores
-
-
-@dataclass(frozen=True, eq=False)
 class _Game:
     """A client, a server and their sentences: one attack after another on the same translator."""
 
@@ -121,23 +112,14 @@ class _Game:
     @staticmethod
     def of(run: Run[_Setting], key: Key) -> _Game:
         """Deal the pairs out and train the client's network."""
-        pairs, sizes = _pairs(run, key), run.setting.sizes
+        pairs, sizes, clients = _pairs(run, key), run.setting.sizes, key.fold("client")
         corpus = pair_corpus(
             pairs, length=sizes.length, vocabulary=sizes.vocabulary, key=key.fold("corpus")
         )
         own, *others = corpus.deal(sizes.client, sizes.server, sizes.earlier, sizes.private)
         net = Translator(len(corpus.source_words), len(corpus.target_words), *sizes.network)
-        words, body = net.words(key.fold("client")), net.body(key.fold("client"))
-        train_translator(
-            words,
-            body,
-            own.source.inputs,
-            own.target,
-            sizes.training,
-            key=key.fold("client"),
-            store=run.store,
-            progress=run.progress,
-        )
+        words, body, working = net.words(clients), net.body(clients), run.working(clients)
+        train_translator(words, body, own.source.inputs, own.target, sizes.training, **working)
         return _Game(run, key, net, words, body, *others)
 
     def meet(
@@ -147,8 +129,11 @@ class _Game:
         *,
         noises: tuple[Tensor | None, Tensor | None] = (None, None),
         seen: int | None = None,
-    ) -> _Met:
-        """noises: of private and of earlier sentences; seen: only so many of those sent before."""
+    ) -> tuple[Prepared, Reconstruction, SentenceScores]:
+        """The attack as prepared, what it finds and how good that is.
+
+        noises: of private and of earlier sentences; seen: only so many of those sent before.
+        """
         release, _ = release_sentences(self.words, self.private.source, noises[0])
         knowledge = translation_knowledge(
             self.words,
@@ -159,14 +144,14 @@ class _Game:
             noise=noises[1],
             with_table=isinstance(attack, KnownTable),
         )
-        key, run = self.key.fold("attack", name), self.run.part(name)
-        prepared = attack.prepare(knowledge, key=key, store=run.store, progress=run.progress)
+        working = self.run.part(name).working(self.key.fold("attack", name))
+        prepared = attack.prepare(knowledge, **working)
         found = prepared.run(release)
-        return _Met(prepared, found, self.scored(found))
+        return prepared, found, self.scored(found)
 
     def scored(self, found: Reconstruction | Tensor) -> SentenceScores:
         """Scores of what an attack finds, or of given sentences (n, l)."""
-        return score_sentences(Secret(self.private.source), found, self.private.source_words)
+        return score_sentences(secret_of(self.private.source), found, self.private.source_words)
 
     def read(self, tokens: Tensor) -> list[str]:
         """Sentences (n, l) of the client's language in words."""
@@ -190,23 +175,24 @@ class _Game:
 def _run(run: Run[_Setting]) -> Outcome:
     setting, key = run.setting, run.key.fold("split-text")
     game = _Game.of(run, key)
-    shadow = game.meet(ShadowTranslation(game.net, shadow_schedule=setting.shadow), "shadow")
-    cipher = game.meet(SubstitutionCipher(), "cipher")
-    fitted, private = shadow.prepared, game.private.source.inputs
+    attack, private = SubstitutionCipher(), game.private.source.inputs
+    shadowing = ShadowTranslation(game.net, shadow_schedule=setting.shadow)
+    fitted, shadow, of_shadow = game.meet(shadowing, "shadow")
+    _, cipher, of_cipher = game.meet(attack, "cipher")
     assert isinstance(fitted, FittedTranslation)
     with torch.no_grad():
         by_itself = fitted.decode(fitted.words.send(private))[0]
     rows: dict[str, SentenceScores] = {
         "null": game.scored(game.usual()),
         "decoder_on_shadow": game.scored(by_itself),
-        "decoder_on_client": shadow.scores,
-        "frequency": game.meet(SubstitutionCipher(rounds=0), "frequency").scores,
-        "cipher": cipher.scores,
-        "known_table": game.meet(KnownTable(), "known table").scores,
+        "decoder_on_client": of_shadow,
+        "frequency": game.meet(replace(attack, rounds=0), "frequency")[-1],
+        "cipher": of_cipher,
+        "known_table": game.meet(KnownTable(), "known table")[-1],
     }
     for few in setting.fewer:
         name = f"cipher_seen_{few}"
-        rows[name] = game.meet(SubstitutionCipher(), name, seen=few).scores
+        rows[name] = game.meet(attack, name, seen=few)[-1]
     spoken, score = game.translated(game.words)
     shadow_spoken, shadow_score = game.translated(fitted.words)
     right = word_accuracy(game.words, game.body, private, game.private.target)
@@ -214,13 +200,13 @@ def _run(run: Run[_Setting]) -> Outcome:
         "translation.bleu": score,
         "translation.word_accuracy": right,
         "shadow_translation.bleu": shadow_score,
-        "cipher.symbols": cipher.found.observed["symbols"],
-        "cipher.seconds": cipher.found.cost.seconds,
-        "shadow.seconds": shadow.found.cost.seconds,
-        **prefixed("shadow", shadow.found.observed),
+        "cipher.symbols": cipher.observed["symbols"],
+        "cipher.seconds": cipher.cost.seconds,
+        "shadow.seconds": shadow.cost.seconds,
+        **prefixed("shadow", shadow.observed),
     }
     for name, noises in _noises(setting.sizes, key).items():
-        rows[f"cipher_{name}"] = game.meet(SubstitutionCipher(), name, noises=noises).scores
+        rows[f"cipher_{name}"] = game.meet(attack, name, noises=noises)[-1]
         metrics[f"translation_{name}.bleu"] = game.translated(game.words, noises[0])[1]
     for name, row in rows.items():
         metrics |= row.metrics(name)
@@ -229,8 +215,8 @@ def _run(run: Run[_Setting]) -> Outcome:
         "translation": spoken,
         "shadow's translation": shadow_spoken,
         "decoder on shadow": game.read(by_itself),
-        "decoder on client": game.read(shadow.found.candidates[:, 0]),
-        "cipher on client": game.read(cipher.found.candidates[:, 0]),
+        "decoder on client": game.read(shadow.candidates[:, 0]),
+        "cipher on client": game.read(cipher.candidates[:, 0]),
     }
     _write_table(run.folder, columns)
     return Outcome(
@@ -263,9 +249,7 @@ def _write_table(folder: RunFolder, columns: Mapping[str, list[str]]) -> None:
     write_atomically(folder.path / "table.tsv", ("\n".join(lines[: _LINES + 1]) + "\n").encode())
 
 
-def _claims(
-    rows: Mapping[str, SentenceScores], metrics: Mapping[str, float], key: Key
-) -> list[Claim]:
+def _claims(rows: Mapping[str, SentenceScores], metrics: Mapping[str, float], key: Key) -> Claims:
     names = ("decoder_on_shadow", "decoder_on_client", "cipher", "cipher_fixed_noise")
     ends = {name: bootstrap(rows[name].right, key.fold(name)) for name in names}
     words = {
@@ -275,44 +259,39 @@ def _claims(
     }
     gain = paired(rows["decoder_on_client"].right, rows["null"].right, key.fold("gain"))
     own, shadow = metrics["translation.bleu"], metrics["shadow_translation.bleu"]
-    return [
-        Claim(
-            "shadow-translates",
+    return {
+        "shadow-translates": (
             "The shadow translates, though not as well as the client's network",
             "two sentences, columns 2 and 3 of Table 4",
             f"BLEU {shadow:.1f} against {own:.1f}",
             own / 2 <= shadow < own,
         ),
-        Claim(
-            "decodes-itself",
+        "decodes-itself": (
             "Its decoder reads the shadow's own features (nine words in ten)",
             "two sentences, nearly word by word",
             words["decoder_on_shadow"],
             ends["decoder_on_shadow"][0] >= 0.9,
         ),
-        Claim(
-            "not-the-client",
+        "not-the-client": (
             "and gets no more of the client's than the usual word of each place",
             "could not be understood",
             f"{words['decoder_on_client']}; usual words {gain.other:.1%}, {gain.apart}",
             gain.high <= 0,
         ),
-        Claim(
-            "secret-embeddings-protect",
+        "secret-embeddings-protect": (
             "A server that may not query cannot read half of the words",
             "concluded from the decoder above",
             f"cipher: {words['cipher']}",
             ends["cipher"][1] < _UNDERSTOOD,
         ),
-        Claim(
-            "noise-protects",
+        "noise-protects": (
             "nor with the paper's fixed noise of 0.1 added",
             "not tried on text",
             f"cipher: {words['cipher_fixed_noise']}; the translation keeps BLEU "
             f"{metrics['translation_fixed_noise.bleu']:.1f} of {own:.1f}",
             ends["cipher_fixed_noise"][1] < _UNDERSTOOD,
         ),
-    ]
+    }
 
 
 def _charts(rows: Mapping[str, SentenceScores], setting: _Setting, key: Key) -> list[Chart]:
@@ -351,10 +330,5 @@ def _deviations(game: _Game, setting: _Sizes) -> list[str]:
     ]
 
 
-STUDY = Study(
-    name="split-text",
-    title="Sentences from the embeddings that a client sends to a translator",
-    paper="Ensembler24",
-    scales=_SCALES,
-    run=_run,
-)
+_TITLE = "Sentences from the embeddings that a client sends to a translator"
+STUDY = Study("split-text", _TITLE, "Ensembler24", _SCALES, _run)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.attacks.gradient.gathering import Batch, invert_each
+from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.attacks.gradient.reading import Observation, TwoLast, query_parameters, two_last
 from exhume.attacks.gradient.span.basis import span_of_slopes
 from exhume.attacks.gradient.span.gates import CERTAIN
@@ -19,21 +19,9 @@ from exhume.attacks.gradient.span.regression import Samples
 from exhume.attacks.gradient.span.signs_and_norms import fix_signs_and_norms, homogeneous
 from exhume.attacks.gradient.span.solve import EXACT, solve_gates, solve_smooth
 from exhume.attacks.gradient.tensor.hermite import order_for
-from exhume.contract import (
-    Architecture,
-    Key,
-    Knowledge,
-    NotApplicable,
-    Outcome,
-    Progress,
-    Reconstruction,
-    Release,
-    Status,
-    Store,
-    silent,
-)
+from exhume.contract import Architecture, Key, Knowledge, NotApplicable, Progress, Store, silent
 
-__all__ = ["PreparedSpan", "SpanAttack"]
+__all__ = ["SpanAttack"]
 
 _REACH = 0.1  # of the median outer weight
 
@@ -53,38 +41,28 @@ class SpanAttack:
     spread: float = 1.0  # deviation of the queried weights: about 1 / norm of a record; Wang23: 1
     nonnegative: bool = True  # records are images: the sign where nothing else gives it
     averaged: bool = True  # the loss is a mean over the batch; False: a sum
-    largest: int = (
-        48  # records of a batch that a smooth activation's fit may look for; cost grows as B^4
-    )
+    largest: int = 48  # records that a smooth activation's fit may look for; cost grows as B^4
 
     def query(self, architecture: Architecture, key: Key) -> Tensor:
         return query_parameters(architecture, self.spread, key)
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
-    ) -> PreparedSpan:
+    ) -> EachGradient:
         view = two_last(knowledge.architecture)
-        return PreparedSpan(self, view, key, progress)
+        invert, stage = _Inversion(self, view, key).one, "inverting gradients"
+        network = view.architecture
+        return EachGradient(view.shape, invert, "the span attack", stage, progress, network)
 
 
 @dataclass(frozen=True, eq=False)
-class PreparedSpan:
+class _Inversion:
     attack: SpanAttack
     view: TwoLast
     key: Key
-    progress: Progress
 
-    def run(self, releases: Release) -> Reconstruction:
-        return invert_each(
-            releases,
-            self.view,
-            self._one,
-            who="the span attack",
-            stage="inverting gradients",
-            progress=self.progress,
-        )
-
-    def _one(self, seen: Observation, dtype: torch.dtype) -> Batch:
+    def one(self, gradient: Tensor, parameters: Tensor, index: int) -> Batch:
+        seen, dtype = self.view.observe(gradient, parameters, index), gradient.dtype
         try:
             basis, _ = span_of_slopes(seen.raw_slopes, self.key.fold("span"))
         except NotApplicable as why:
@@ -114,7 +92,7 @@ class PreparedSpan:
         found = fixed_up.records.to(dtype).reshape(len(records), *self.view.shape)
         bar = CERTAIN if "spread" in own else EXACT
         observed = own | {"batch_size": float(len(records)), "order": float(order)}
-        return Batch(found, confidence, fixed_up.labels, observed, bool((-confidence < bar).all()))
+        return Batch(found, confidence, observed, fixed_up.labels, bool((-confidence < bar).all()))
 
     def _solved(
         self, seen: Observation, basis: Tensor, order: int
@@ -137,7 +115,5 @@ class PreparedSpan:
         return fit.records @ basis.T / spread, confidence, {"misfit": fit.misfit}
 
     def _refused(self, rows: Tensor, why: NotApplicable) -> Batch:
-        status = Status(Outcome.NOT_APPLICABLE, why.why, why.ever)
         empty = torch.zeros(len(rows), dtype=torch.float64)
-        labels = torch.full((len(rows),), -1)
-        return Batch(rows.reshape(-1, *self.view.shape), empty, labels, {}, False, status)
+        return Batch(rows.reshape(-1, *self.view.shape), empty, {}, refused=why)

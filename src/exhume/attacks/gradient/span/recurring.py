@@ -27,9 +27,7 @@ _ROUNDS = 40
 _IDLE = 5  # rounds without a new gate after which the search ends
 _CANDIDATES = 512  # most frequent differences that are tested in a round
 _GRID = 3e-5  # of the largest slope: equal differences agree to rounding (1e-7 to 1e-6)
-_SIDES = (
-    1e-3  # mean square error of a side as a linear function of the slopes; rounding leaves 1e-9
-)
+_SIDES = 1e-3  # mean square error of a side, linear in the slopes; rounding leaves 1e-9
 
 
 @dataclass(frozen=True, eq=False)

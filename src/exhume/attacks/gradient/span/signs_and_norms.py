@@ -29,7 +29,6 @@ _ITERATIONS = 50
 class Settled:
     records: Tensor  # (b, d)
     labels: Tensor  # (b,)
-    sign_known: bool  # False: by the prior that records are not negative, or not at all
 
 
 def odd(activation: Activation) -> bool:
@@ -54,15 +53,14 @@ def fix_signs_and_norms(
 ) -> Settled:
     """records: (b, d) with the bias coordinate, if any; of unit norm for homogeneous activations."""
     weights = seen.weights.double()
-    sign_known = biased or not odd(activation)
     if biased:
         last = records[:, -1:]
         records = torch.cat([records[:, :-1] / last, torch.ones_like(last)], 1)
     residuals = _residuals(activation, weights, seen.outputs, records)
-    if not sign_known:
+    if not biased and odd(activation):  # records and residuals may change their signs together
         if len(seen.outputs) >= 3:
             largest = residuals.gather(1, residuals.abs().argmax(1, keepdim=True))[:, 0]
-            flip, sign_known = largest > 0, True
+            flip = largest > 0
         else:
             flip = (records.sum(1) < 0) & nonnegative
         signs = torch.where(flip, -1.0, 1.0).to(records.dtype)
@@ -71,7 +69,7 @@ def fix_signs_and_norms(
         share = len(records) if averaged else 1
         records = records * _norms(activation, seen, records, residuals * share)[:, None]
     labels = (residuals[:, 0] < 0).long() if len(seen.outputs) == 1 else residuals.argmin(1)
-    return Settled(records[:, :-1] if biased else records, labels, sign_known)
+    return Settled(records[:, :-1] if biased else records, labels)
 
 
 def _residuals(activation: Activation, weights: Tensor, outputs: Tensor, records: Tensor) -> Tensor:

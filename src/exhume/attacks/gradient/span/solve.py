@@ -25,10 +25,7 @@ EXACT = 1e-4  # misfit below which a fit is the answer: rounding of fp32 leaves 
 _ROUNDS = 6
 _LARGEST = 40  # records for which moments of order 4 are formed: B^4 numbers
 _NO_SECOND = 1e-6  # c_2 of an odd activation, up to quadrature
-_FEWEST, _EACH = (
-    320,
-    20,
-)  # neurons used as equations, at least and a record: B^2 + B unknowns need B
+_FEWEST, _EACH = 320, 20  # neurons used as equations, at least and a record, of B^2 + B unknowns
 
 
 def solve_smooth(

@@ -16,29 +16,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.attacks.gradient.gathering import Batch, invert_each
-from exhume.attacks.gradient.reading import Observation, TwoLast, query_parameters, two_last
+from exhume.attacks.gradient.gathering import Batch, EachGradient
+from exhume.attacks.gradient.reading import TwoLast, query_parameters, two_last
 from exhume.attacks.gradient.span.basis import deflate, deviation, project, span_of_moments
 from exhume.attacks.gradient.span.regression import Samples, fit_moments
 from exhume.attacks.gradient.span.signs_and_norms import odd
 from exhume.attacks.gradient.span.solve import directions_of
 from exhume.attacks.gradient.tensor.decompose import decompose
 from exhume.attacks.gradient.tensor.hermite import coefficients, order_for
-from exhume.contract import (
-    Architecture,
-    Key,
-    Knowledge,
-    NotApplicable,
-    Outcome,
-    Progress,
-    Reconstruction,
-    Release,
-    Status,
-    Store,
-    silent,
-)
+from exhume.contract import Architecture, Key, Knowledge, NotApplicable, Progress, Store, silent
 
-__all__ = ["PreparedTensor", "TensorAttack"]
+__all__ = ["TensorAttack"]
 
 _FEWEST = 2  # neurons an input: with fewer, taking out order 1 leaves nothing to go by
 
@@ -65,29 +53,22 @@ class TensorAttack:
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
-    ) -> PreparedTensor:
-        return PreparedTensor(self, two_last(knowledge.architecture), key, progress)
+    ) -> EachGradient:
+        view = two_last(knowledge.architecture)
+        invert, stage = _Inversion(self, view, key).one, "decomposing moments"
+        network = view.architecture
+        return EachGradient(view.shape, invert, "the tensor attack", stage, progress, network)
 
 
 @dataclass(frozen=True, eq=False)
-class PreparedTensor:
+class _Inversion:
     attack: TensorAttack
     view: TwoLast
     key: Key
-    progress: Progress
 
-    def run(self, releases: Release) -> Reconstruction:
-        return invert_each(
-            releases,
-            self.view,
-            self._one,
-            who="the tensor attack",
-            stage="decomposing moments",
-            progress=self.progress,
-        )
-
-    def _one(self, seen: Observation, dtype: torch.dtype) -> Batch:
+    def one(self, gradient: Tensor, parameters: Tensor, index: int) -> Batch:
         """What one gradient gives: all records, or what can be identified and why not more."""
+        seen, dtype = self.view.observe(gradient, parameters, index), gradient.dtype
         spread = deviation(seen.weights)
         weights = seen.weights if spread == 1 else seen.weights / spread
         size = spread * self.attack.norm
@@ -135,11 +116,5 @@ class PreparedTensor:
     ) -> Batch:
         scale = 1.0 if self.view.biased or why else self.attack.norm
         records = (scale * rows[:, : self.view.inputs]).to(dtype).reshape(-1, *self.view.shape)
-        return Batch(
-            records,
-            torch.full((len(rows),), confidence, dtype=torch.float64),
-            torch.full((len(rows),), -1),
-            observed,
-            why is None,
-            Status(Outcome.NOT_APPLICABLE, why.why, why.ever) if why else None,
-        )
+        sure = torch.full((len(rows),), confidence, dtype=torch.float64)
+        return Batch(records, sure, observed, refused=why)

@@ -54,12 +54,11 @@ def decompose(tensor: Tensor, *, method: str = "joint", key: Key) -> Terms:
     draws = [_fitted(tensor, _alternate(tensor, start)) for start in starts]
     draws.sort(key=lambda terms: terms.misfit)
     if method == "newton":
-        draws = [_fitted(tensor, _refined(tensor, terms)) for terms in draws[:_REFINED]]
+        draws = [
+            _fitted(tensor, refine_terms(tensor, terms.directions, terms.weights, _apply))
+            for terms in draws[:_REFINED]
+        ]
     return min(draws, key=lambda terms: terms.misfit)
-
-
-def _refined(tensor: Tensor, terms: Terms) -> Tensor:
-    return refine_terms(tensor, terms.directions, terms.weights, _apply)
 
 
 def _fitted(tensor: Tensor, directions: Tensor) -> Terms:

@@ -12,14 +12,13 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from exhume.attacks.gradient.analytic import BiasRatio
-from exhume.attacks.gradient.gathering import Batch, gather
+from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.attacks.gradient.text.embeddings import counted, in_place, in_span
 from exhume.attacks.gradient.text.pooling import Pooling, pooling_of
 from exhume.attacks.gradient.text.sentences import Assembly
@@ -29,11 +28,9 @@ from exhume.contract import (
     Key,
     Knowledge,
     NotApplicable,
-    Outcome,
     Progress,
     Reconstruction,
     Release,
-    Status,
     Store,
     silent,
 )
@@ -42,9 +39,6 @@ from exhume.models.own.text import TextModel
 
 __all__ = ["PreparedText", "TextAttack"]
 
-_DENSE = (
-    0.5  # share of the rows beyond which they say nothing: tied or noisy embeddings touch them all
-)
 _MOST = 4000  # tokens of which a mean can be made up
 _VECTORS = 16  # that are read as sums before it is asked whether more are needed
 _CHUNK = 2048  # sentences that go through the network at once
@@ -92,17 +86,11 @@ class PreparedText:
     progress: Progress
 
     def run(self, releases: Release) -> Reconstruction:
-        gradient = gradient_of(releases, self.net)
-        started = time.perf_counter()
-        batches = []
-        for i, values in enumerate(gradient.values):
-            at = gradient.at if gradient.at.ndim == 1 else gradient.at[i]
-            self.progress("reading texts", i, len(gradient.values))
-            batches.append(self._one(values, at))
-        self.progress("reading texts", len(batches), len(batches))
-        return gather(batches, (self.net.length,), time.perf_counter() - started)
+        shape = (self.net.length,)
+        each = EachGradient(shape, self._one, "a text", "reading texts", self.progress)
+        return each.run(gradient_of(releases, self.net))
 
-    def _one(self, values: Tensor, at: Tensor) -> Batch:
+    def _one(self, values: Tensor, at: Tensor, _: int) -> Batch:
         words = words_in(self.net, values)
         allowed = torch.arange(self.net.vocabulary) if words is None else self._and_padding(words)
         pooling = pooling_of(self.net, at) if self.net.head else Pooling("other", ordered=True)
@@ -116,13 +104,10 @@ class PreparedText:
         refused = None
         if not len(tokens):
             reason = reason or "what enters the fully connected layers is no text's vector"
-            refused = Status(Outcome.NOT_APPLICABLE, reason, ever=True)
-        none = torch.full((len(tokens),), -1)
+            refused = NotApplicable(reason, ever=True)
         observed = {} if words is None else {"occurring": float(len(words))}
         observed["ordered"] = float(pooling.ordered)
-        return Batch(
-            tokens, -misfit.double(), none, observed, complete=bool(len(tokens)), refused=refused
-        )
+        return Batch(tokens, -misfit.double(), observed, refused=refused)
 
     def _and_padding(self, words: Tensor) -> Tensor:
         if self.net.padding is None:

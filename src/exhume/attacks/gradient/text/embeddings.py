@@ -52,10 +52,8 @@ def in_span(
     doubled = [slope.double() for slope in slopes]
     rows = torch.cat([slope / slope.norm().clamp_min(1e-300) for slope in doubled])
     _, sizes, right = torch.linalg.svd(rows)
-    rank = _above(sizes, slopes[0].dtype)
-    outside = right[
-        rank:
-    ]  # (e - rank, e): orthogonal to every vector of the batch; empty: anything goes
+    rank = int((sizes > _ROUNDING * torch.finfo(slopes[0].dtype).eps * sizes[0]).sum())
+    outside = right[rank:]  # (e - rank, e): orthogonal to the batch's vectors; empty: anything goes
     off = (vectors.double() @ outside.T).norm(dim=2) / vectors.norm(dim=2)
     inside = off < tolerance
     found = [allowed[row].tolist() for row in inside]
@@ -64,7 +62,3 @@ def in_span(
         for row, keep in zip(off, inside, strict=True)
     ]
     return found, worst
-
-
-def _above(sizes: Tensor, dtype: torch.dtype) -> int:
-    return int((sizes > _ROUNDING * torch.finfo(dtype).eps * sizes[0]).sum())

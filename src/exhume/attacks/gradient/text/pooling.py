@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from exhume.contract import Key
-from exhume.models.own.text import TextModel
+from exhume.models.own.text import TextModel, drawn_tokens
 
 __all__ = ["Pooling", "pooling_of"]
 
@@ -34,7 +34,7 @@ class Pooling:
 
 def pooling_of(net: TextModel, at: Tensor) -> Pooling:
     """How the network pools at these parameters (p,), tried on drawn tokens."""
-    tokens = _drawn(net)
+    tokens = drawn_tokens((_PROBES, net.length), net.vocabulary, net.padding, _DRAWN)
     seen = net.features(at, tokens).double()
     table = net.table(at).double()
     beside = table[tokens].flatten(1)
@@ -46,14 +46,6 @@ def pooling_of(net: TextModel, at: Tensor) -> Pooling:
     if _alike(seen, _mean(net, at, tokens)):
         return Pooling("masked" if _masked(net, at, tokens) else "mean", ordered=False)
     return Pooling("other", ordered=False)
-
-
-def _drawn(net: TextModel) -> Tensor:
-    shape, generator = (_PROBES, net.length), _DRAWN.generator()
-    tokens = torch.randint(net.vocabulary, shape, generator=generator)
-    if net.padding is None or net.vocabulary == 1:
-        return tokens
-    return torch.where(tokens == net.padding, (tokens + 1) % net.vocabulary, tokens)
 
 
 def _mean(net: TextModel, at: Tensor, tokens: Tensor) -> Tensor:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from exhume.attacks.gradient.gathering import Batch, gather
+from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.contract import (
     ExhumeError,
     Gradient,
     Key,
     Knowledge,
     NotApplicable,
-    Outcome,
     Progress,
     Reconstruction,
     Release,
-    Status,
     Store,
     silent,
 )
@@ -27,9 +24,7 @@ from exhume.models.own.text import TextModel
 
 __all__ = ["PreparedRows", "WordRows", "gradient_of", "text_model", "words_in"]
 
-_DENSE = (
-    0.5  # share of the rows beyond which they say nothing: tied or noisy embeddings touch them all
-)
+_DENSE = 0.5  # share of the rows beyond which they say nothing: tied or noisy embeddings touch all
 
 
 def words_in(net: TextModel, values: Tensor) -> Tensor | None:
@@ -65,19 +60,18 @@ class PreparedRows:
     net: TextModel
 
     def run(self, releases: Release) -> Reconstruction:
-        started = time.perf_counter()
-        batches = []
-        for values in gradient_of(releases, self.net).values:
-            words = words_in(self.net, values)
-            why = None
-            if words is None:
-                reason = "the embedding does not tell which words occur: it is frozen, or most rows change"
-                why = Status(Outcome.NOT_APPLICABLE, reason, ever=False)
-            found = torch.zeros(0, dtype=torch.int64) if words is None else words
-            sizes = torch.zeros(0) if words is None else self._sizes(values)[found]
-            none = torch.full((len(found),), -1)
-            batches.append(Batch(found[:, None], sizes, none, {}, complete=not why, refused=why))
-        return gather(batches, (1,), time.perf_counter() - started)
+        each = EachGradient((1,), self._one, "a list of words", "reading words")
+        return each.run(gradient_of(releases, self.net))
+
+    def _one(self, values: Tensor, _: Tensor, __: int) -> Batch:
+        words = words_in(self.net, values)
+        if words is None:
+            reason = (
+                "the embedding does not tell which words occur: it is frozen, or most rows change"
+            )
+            nothing = torch.zeros(0, 1, dtype=torch.int64)
+            return Batch(nothing, torch.zeros(0), {}, refused=NotApplicable(reason, ever=False))
+        return Batch(words[:, None], self._sizes(values)[words], {})
 
     def _sizes(self, values: Tensor) -> Tensor:
         rows = self.net.layout.split(values)[self.net.embedding]

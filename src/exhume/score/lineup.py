@@ -1,0 +1,203 @@
+"""The line-up: is a private record more like what came back than strangers of its class are?
+
+A place is where a record sits: a target's place belongs to the release that its record was in, a stranger's
+to none. M[a, r] is the similarity of record r to what answers release a.
+
+    T(pi) = number of targets i with M[a(i), pi(i)] > M[a(i), pi(j)] for every stranger's place j in S(i)
+    p     = (1 + number of permutations with T(pi) >= T(identity)) / (1 + number of permutations)
+
+pi moves records among the places of a stratum (the class). If within a stratum what came back does not
+depend on which record sat where, all pi are alike, and the test is exact: whether strangers are shared, a
+release has many targets, or an answer has many candidates. The observed count is T(identity), by the same
+code. Images have two measures, and first by either counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from scipy.stats import binom
+from torch import Tensor
+
+from exhume.contract import ExhumeError, Key
+
+__all__ = ["FEWEST", "LEVEL", "Lineup", "LineupScore", "holm", "likeness", "strangers_for"]
+
+LEVEL = 0.01  # of an audit
+USUAL, FEWEST, MOST = 99, 9, 1999  # strangers of a target
+_DRAWS = 9999  # permutations
+_AT_ONCE = 1000
+_POWER = 0.95
+
+
+@dataclass(frozen=True, eq=False)
+class LineupScore:
+    """One attack's line-up."""
+
+    targets: Tensor  # (t,) places of the targets that have enough strangers
+    ranks: Tensor  # (t,) by the better measure; 1: identified
+    chance: float  # share of targets identified by chance, on average
+    p: float
+    needed: int  # identified targets from which p is at most `LEVEL`; more than t: none is enough
+    left_out: int  # targets with too few strangers
+    fewest: int  # strangers of any target
+
+    @property
+    def identified(self) -> Tensor:
+        """(t,) bool: strictly first among its strangers."""
+        return self.ranks == 1
+
+    @property
+    def count(self) -> int:
+        return int(self.identified.sum())
+
+    @property
+    def detectable(self) -> float:
+        """The smallest share of identified targets that would be noticed with probability 95%."""
+        trials = len(self.targets)
+        if self.needed > trials:
+            return 1.0
+        low, high = 0.0, 1.0
+        for _ in range(50):
+            middle = (low + high) / 2
+            enough = float(binom.sf(self.needed - 1, trials, middle)) >= _POWER
+            low, high = (low, middle) if enough else (middle, high)
+        return high
+
+
+@dataclass(frozen=True, eq=False)
+class Lineup:
+    """Records at their places, and how alike each is to what answers each release."""
+
+    similarity: tuple[Tensor, ...]  # (a, n) for each measure; larger is more alike
+    release: Tensor  # (n,) the release that a place belongs to; -1: a stranger's place
+    stratum: Tensor  # (n,)
+
+    def __post_init__(self) -> None:
+        places = len(self.release)
+        shapes = {tuple(one.shape) for one in self.similarity}
+        if len(shapes) != 1 or len(self.stratum) != places or next(iter(shapes))[1] != places:
+            raise ExhumeError(f"line-up: {places} places, but similarities of shape {shapes}")
+        if places and int(self.release.max()) >= next(iter(shapes))[0]:
+            raise ExhumeError("line-up: a target belongs to a release that nothing answers")
+
+    def score(self, key: Key, *, strangers: int = USUAL, draws: int = _DRAWS) -> LineupScore:
+        """strangers: of each target, drawn once from its stratum; never of its own release."""
+        drawn = self._strangers(strangers, key.fold("strangers"))
+        targets = torch.tensor(sorted(drawn), dtype=torch.long)
+        ranks = torch.tensor([self._rank(i, drawn[i]) for i in targets.tolist()], dtype=torch.long)
+        counts = self._permuted(drawn, draws, key.fold("permutations"))
+        observed = int((ranks == 1).sum())
+        at_least = (counts[:, None] >= torch.arange(len(targets) + 2)).sum(0)
+        tail = (1 + at_least).double() / (1 + draws)  # p of every possible count
+        enough = (tail <= LEVEL).nonzero()
+        return LineupScore(
+            targets,
+            ranks,
+            chance=float(counts.double().mean()) / max(1, len(targets)),
+            p=float(tail[observed]) if len(targets) else 1.0,
+            needed=int(enough[0]) if len(enough) else len(targets) + 1,
+            left_out=int((self.release >= 0).sum()) - len(targets),
+            fewest=min((len(own) for own in drawn.values()), default=0),
+        )
+
+    def _strangers(self, most: int, key: Key) -> dict[int, Tensor]:
+        """Places of the strangers of every target that has enough of them."""
+        drawn = {}
+        generator = key.generator()
+        for place in (self.release >= 0).nonzero()[:, 0].tolist():
+            same = self.stratum == self.stratum[place]
+            others = (same & (self.release != self.release[place])).nonzero()[:, 0]
+            order = torch.randperm(len(others), generator=generator)[:most]
+            if len(others) >= FEWEST:
+                drawn[place] = others[order]
+        return drawn
+
+    def _rank(self, place: int, strangers: Tensor) -> int:
+        rows = [one[self.release[place]] for one in self.similarity]
+        return 1 + min(int((row[strangers] >= row[place]).sum()) for row in rows)
+
+    def _permuted(self, drawn: dict[int, Tensor], draws: int, key: Key) -> Tensor:
+        """(draws,) T of random permutations. Only places that matter are permuted: the rest is no one's."""
+        counts = torch.zeros(draws, dtype=torch.long)
+        generator = key.generator()
+        for label in torch.unique(self.stratum).tolist():
+            own = [i for i in drawn if int(self.stratum[i]) == label]
+            if not own:
+                continue
+            used = torch.unique(torch.cat([torch.tensor(own), *(drawn[i] for i in own)]))
+            at = {int(place): index for index, place in enumerate(used)}
+            for start in range(0, draws, _AT_ONCE):
+                count = min(_AT_ONCE, draws - start)
+                order = torch.rand(count, len(used), generator=generator).argsort(1)
+                for i in own:
+                    seats = torch.tensor([at[int(j)] for j in drawn[i]])
+                    won = torch.zeros(count, dtype=torch.bool)
+                    for measure in self.similarity:
+                        row = measure[self.release[i]][used]
+                        won |= row[order[:, at[i]]] > row[order[:, seats]].amax(1)
+                    counts[start : start + count] += won
+        return counts
+
+
+def likeness(candidates: Sequence[Tensor], pool: Tensor) -> tuple[Tensor, ...]:
+    """M[a, r] for each measure: the best over all candidates (k, *shape) that answer release a.
+
+    Images (c, h, w): minus the squared error, and the signed normalised cross-correlation. Vectors: minus the
+    squared error on columns scaled by the pool. Token sequences (integers): the share of tokens in place.
+    """
+    if not pool.is_floating_point():
+        return (_each(candidates, pool, lambda found: (found[:, None] == pool).double().mean(2)),)
+    flat = pool.flatten(1).double()
+    image = pool.ndim == 4
+    scale = torch.ones_like(flat[0]) if image else flat.std(0).clamp_min(1e-12)
+    own = flat / scale
+
+    def error(found: Tensor) -> Tensor:
+        return -torch.cdist(found.flatten(1).double() / scale, own).square() / flat.shape[1]
+
+    if not image:
+        return (_each(candidates, pool, error),)
+    units = _standard(flat)
+    return (
+        _each(candidates, pool, error),
+        _each(candidates, pool, lambda found: _standard(found.flatten(1).double()) @ units.T),
+    )
+
+
+def _each(candidates: Sequence[Tensor], pool: Tensor, alike: object) -> Tensor:
+    """(a, n); minus infinity where nothing answers a release, so that nobody is identified by it."""
+    assert callable(alike)
+    rows = []
+    for found in candidates:
+        good = found[torch.isfinite(found.flatten(1).double()).all(1)] if len(found) else found
+        nobody = torch.full((len(pool),), -torch.inf, dtype=torch.float64)
+        rows.append(alike(good.to(pool.device)).amax(0).cpu() if len(good) else nobody)
+    return torch.stack(rows)
+
+
+def _standard(flat: Tensor) -> Tensor:
+    """Without mean and length; a constant row is no direction at all."""
+    centred = flat - flat.mean(1, keepdim=True)
+    unit: Tensor = centred / centred.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    return unit
+
+
+def strangers_for(targets: int, tests: int, measures: int) -> int:
+    """As many strangers of each target as make all targets together significant, were all identified."""
+    wanted = USUAL
+    while wanted < MOST and (measures / (wanted + 1)) ** max(1, targets) > LEVEL / max(1, tests):
+        wanted = min(MOST, 2 * wanted + 1)
+    return wanted
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Adjusted for all tests of an audit: significant at level alpha are those of at most alpha."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    adjusted, largest = [1.0] * len(values), 0.0
+    for place, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(values) - place) * values[index]))
+        adjusted[index] = largest
+    return adjusted
