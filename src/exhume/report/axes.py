@@ -16,13 +16,16 @@ __all__ = [
     "NOTHING",
     "RIGHT",
     "TOP",
-    "Axis",
     "LinearAxis",
     "LogAxis",
+    "dots",
     "finite",
+    "finite_pairs",
+    "legend",
     "svg",
     "x_axis",
     "y_axis",
+    "y_tick",
 ]
 
 WIDTH, HEIGHT = 460, 290
@@ -31,41 +34,8 @@ NOTHING = Markup('<p class="empty">There are no finite values to draw.</p>')
 
 
 @dataclass(frozen=True)
-class LogAxis:
-    """A logarithmic axis: exponents of ten at its ends, and where these lie on the drawing."""
-
-    low: float
-    high: float
-    start: int
-    end: int
-
-    @staticmethod
-    def around(values: list[Number], start: int, end: int) -> LogAxis:
-        positive = [math.log10(v) for v in values if v > 0]
-        low, high = (min(positive), max(positive)) if positive else (-3.0, 0.0)
-        margin = max(0.03 * (high - low), 0.15 if high - low < 0.3 else 0.0)
-        return LogAxis(low - margin, high + margin, start, end)
-
-    def fraction(self, value: Number) -> float:
-        exponent = math.log10(value) if value > 0 else self.low
-        return min(max((exponent - self.low) / (self.high - self.low), 0.0), 1.0)
-
-    def place(self, value: Number) -> float:
-        return self.start + self.fraction(value) * (self.end - self.start)
-
-    def ticks(self) -> list[float]:
-        decades = range(math.ceil(self.low), math.floor(self.high) + 1)
-        if len(decades) > 6:
-            return [10.0**e for e in decades[:: math.ceil(len(decades) / 6)]]
-        steps = (1, 2, 5) if self.high - self.low < 2.2 else (1,)
-        every = [m * 10.0**e for e in range(math.floor(self.low), decades.stop + 1) for m in steps]
-        inside = [v for v in every if self.low <= math.log10(v) <= self.high]
-        return inside or [10 ** ((self.low + self.high) / 2)]
-
-
-@dataclass(frozen=True)
 class LinearAxis:
-    """A plain axis between two values."""
+    """A plain axis between two values, and where these lie on the drawing."""
 
     low: float
     high: float
@@ -80,9 +50,14 @@ class LinearAxis:
             low - margin if low < 0 or low > margin else 0.0, high + margin, start, end
         )
 
+    def scaled(self, value: Number) -> float:
+        return value
+
+    def fraction(self, value: Number) -> float:
+        return min(max((self.scaled(value) - self.low) / (self.high - self.low), 0.0), 1.0)
+
     def place(self, value: Number) -> float:
-        fraction = min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
-        return self.start + fraction * (self.end - self.start)
+        return self.start + self.fraction(value) * (self.end - self.start)
 
     def ticks(self) -> list[float]:
         rough = (self.high - self.low) / 5
@@ -92,10 +67,30 @@ class LinearAxis:
         return [i * step for i in range(first, math.floor(self.high / step) + 1)]
 
 
-Axis = LogAxis | LinearAxis
+class LogAxis(LinearAxis):
+    """A logarithmic axis: low and high are exponents of ten."""
+
+    @staticmethod
+    def around(values: list[Number], start: int, end: int) -> LogAxis:
+        positive = [math.log10(v) for v in values if v > 0]
+        low, high = (min(positive), max(positive)) if positive else (-3.0, 0.0)
+        margin = max(0.03 * (high - low), 0.15 if high - low < 0.3 else 0.0)
+        return LogAxis(low - margin, high + margin, start, end)
+
+    def scaled(self, value: Number) -> float:
+        return math.log10(value) if value > 0 else self.low
+
+    def ticks(self) -> list[float]:
+        decades = range(math.ceil(self.low), math.floor(self.high) + 1)
+        if len(decades) > 6:
+            return [10.0**e for e in decades[:: math.ceil(len(decades) / 6)]]
+        steps = (1, 2, 5) if self.high - self.low < 2.2 else (1,)
+        every = [m * 10.0**e for e in range(math.floor(self.low), decades.stop + 1) for m in steps]
+        inside = [v for v in every if self.low <= math.log10(v) <= self.high]
+        return inside or [10 ** ((self.low + self.high) / 2)]
 
 
-def x_axis(axis: Axis, label: str, *, left: int = LEFT, bottom: int = BOTTOM) -> Markup:
+def x_axis(axis: LinearAxis, label: str, *, left: int = LEFT, bottom: int = BOTTOM) -> Markup:
     line = Markup('<path class="axis" d="M{0} {1}H{2}"/>').format(left, bottom, RIGHT)
     ticks = (
         Markup(
@@ -109,17 +104,35 @@ def x_axis(axis: Axis, label: str, *, left: int = LEFT, bottom: int = BOTTOM) ->
     return line + Markup("").join(ticks) + title
 
 
-def y_axis(axis: Axis, label: str) -> Markup:
-    ticks = (
-        Markup(
-            '<path class="grid" d="M{0} {1:.1f}H{2}"/>'
-            '<text class="left" x="{3}" y="{4:.1f}">{5}</text>'
-        ).format(LEFT, axis.place(v), RIGHT, LEFT - 6, axis.place(v) + 4, number(v))
-        for v in axis.ticks()
+def y_axis(axis: LinearAxis, label: str) -> Markup:
+    title = Markup('<text class="name start" x="{}" y="{}">{}</text>').format(
+        LEFT + 8, TOP + 12, label
     )
-    return Markup("").join(ticks) + Markup(
-        '<text class="name start" x="{}" y="{}">{}</text>'
-    ).format(LEFT + 8, TOP + 12, label)
+    return Markup("").join(y_tick(axis.place(v), number(v)) for v in axis.ticks()) + title
+
+
+def y_tick(height: float, value: str | int) -> Markup:
+    return Markup(
+        '<path class="grid" d="M{0} {1:.1f}H{2}"/><text class="left" x="{3}" y="{4:.1f}">{5}</text>'
+    ).format(LEFT, height, RIGHT, LEFT - 6, height + 4, value)
+
+
+def dots(
+    points: Iterable[tuple[Number, Number]], across: LinearAxis, up: LinearAxis, style: str
+) -> Markup:
+    path = "".join(f"M{across.place(a):.1f} {up.place(b):.1f}h0" for a, b in points)
+    return Markup('<path class="dots {}" d="{}"/>').format(style, path or "M0 0")
+
+
+def legend(entries: Iterable[tuple[str, str, str | int]]) -> Markup:
+    """Of each series the style of its key, its name, and what is said beside the name, if anything."""
+    rows = (
+        Markup('<li><i class="key {}"></i>{}{}</li>').format(
+            style, name, Markup(" <span>{}</span>").format(beside) if beside != "" else ""
+        )
+        for style, name, beside in entries
+    )
+    return Markup('<ul class="legend">{}</ul>').format(Markup("").join(rows))
 
 
 def svg(marks: list[Markup], label: str, *, height: int = HEIGHT) -> Markup:
@@ -130,3 +143,9 @@ def svg(marks: list[Markup], label: str, *, height: int = HEIGHT) -> Markup:
 
 def finite(values: Iterable[Number]) -> list[float]:
     return [v for v in map(float, values) if math.isfinite(v)]
+
+
+def finite_pairs(x: Iterable[Number], y: Iterable[Number]) -> list[tuple[Number, Number]]:
+    """In rising order, so that their order in the file says nothing about records."""
+    pairs = zip(x, y, strict=True)
+    return sorted((a, b) for a, b in pairs if math.isfinite(a) and math.isfinite(b))

@@ -17,9 +17,9 @@ from exhume.report.axes import (
     NOTHING,
     RIGHT,
     TOP,
-    Axis,
     LinearAxis,
     LogAxis,
+    legend,
     svg,
     x_axis,
     y_axis,
@@ -43,11 +43,7 @@ def draw_chart(chart: Chart) -> Markup:
         return NOTHING
     named = isinstance(next(iter(kept.values()))[0].x, str)
     drawn = _rows(chart, kept) if named else _lines(chart, kept)
-    keys = (
-        Markup('<li><i class="key dot s{}"></i>{}</li>').format(i % _STYLES, name)
-        for i, name in enumerate(kept)
-    )
-    return drawn + Markup('<ul class="legend">{}</ul>').format(Markup("").join(keys))
+    return drawn + legend((f"dot s{i % _STYLES}", name, "") for i, name in enumerate(kept))
 
 
 def _drawable(x: Number | str) -> bool:
@@ -59,7 +55,7 @@ def _bounds(point: Point) -> tuple[Number, Number]:
     return min(ends), max(ends)
 
 
-def _axis(scale: str, values: list[Number], start: int, end: int) -> Axis:
+def _axis(scale: str, values: list[Number], start: int, end: int) -> LinearAxis:
     return (LogAxis if scale == "log" else LinearAxis).around(values, start, end)
 
 
@@ -76,15 +72,15 @@ def _lines(chart: Chart, series: Mapping[str, list[Point]]) -> Markup:
         marks.append(Markup('<path class="line s{}" d="{}"/>').format(style, path))
         for point, (x, y) in zip(ordered, places, strict=True):
             low, high = (up.place(v) for v in _bounds(point))
-            marks.append(_upright(x, y, low, high, style))
+            marks.append(_point(x, y, f"M{x:.1f} {low:.1f}V{high:.1f}", style))
     return svg(marks, f"{chart.title}. {_in_words(series)}")
 
 
-def _upright(x: float, y: float, low: float, high: float, style: int) -> Markup:
+def _point(x: float, y: float, whisker: str, style: int) -> Markup:
     return Markup(
-        '<path class="whisker s{s}" d="M{x:.1f} {low:.1f}V{high:.1f}"/>'
+        '<path class="whisker s{s}" d="{whisker}"/>'
         '<circle class="point s{s}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
-    ).format(s=style, x=x, y=y, low=low, high=high)
+    ).format(s=style, x=x, y=y, whisker=whisker)
 
 
 def _rows(chart: Chart, series: Mapping[str, list[Point]]) -> Markup:
@@ -104,15 +100,9 @@ def _rows(chart: Chart, series: Mapping[str, list[Point]]) -> Markup:
         for index, several in enumerate(series.values()):
             for point in (p for p in several if p.x == name):
                 low, high = (axis.place(v) for v in _bounds(point))
-                marks.append(_lying(axis.place(point.y), height, low, high, index % _STYLES))
+                whisker = f"M{low:.1f} {height:.1f}H{high:.1f}"
+                marks.append(_point(axis.place(point.y), height, whisker, index % _STYLES))
     return svg(marks, f"{chart.title}. {_in_words(series)}", height=bottom + 46)
-
-
-def _lying(x: float, y: float, low: float, high: float, style: int) -> Markup:
-    return Markup(
-        '<path class="whisker s{s}" d="M{low:.1f} {y:.1f}H{high:.1f}"/>'
-        '<circle class="point s{s}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
-    ).format(s=style, x=x, y=y, low=low, high=high)
 
 
 def _in_words(series: Mapping[str, list[Point]]) -> str:

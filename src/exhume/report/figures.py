@@ -27,10 +27,14 @@ from exhume.report.axes import (
     RIGHT,
     TOP,
     LogAxis,
+    dots,
     finite,
+    finite_pairs,
+    legend,
     svg,
     x_axis,
     y_axis,
+    y_tick,
 )
 from exhume.report.words import Number, number
 
@@ -51,30 +55,18 @@ def histogram(
     axis = LogAxis.around([v for values in kept.values() for v in values], LEFT, RIGHT)
     counts = {name: _counts(values, axis, bins) for name, values in kept.items()}
     top = _nice(max(max(c) for c in counts.values()))
-    marks = [x_axis(axis, x_label), _count_axis(top)]
-    legend, words = [], []
+    marks = [x_axis(axis, x_label)]
+    marks += [y_tick(_height(v, top), v) for v in sorted({0, top // 2, top})]
+    keys, words = [], []
     for place, (name, count) in enumerate(counts.items()):
-        marks.append(
-            Markup('<path class="area s{}" d="{}"/>').format(
-                place % 3, _steps(count, top, closed=True)
-            )
-        )
-        marks.append(
-            Markup('<path class="line s{}" d="{}"/>').format(
-                place % 3, _steps(count, top, closed=False)
-            )
-        )
+        style, outline = f"s{place % 3}", _steps(count, top)
+        marks.append(Markup('<path class="area {}" d="{}Z"/>').format(style, outline))
+        marks.append(Markup('<path class="line {}" d="{}"/>').format(style, outline))
         middle = number(median(kept[name]))
-        legend.append(
-            Markup('<li><i class="key s{}"></i>{} <span>median {}</span></li>').format(
-                place % 3, name, middle
-            )
-        )
+        keys.append((style, name, f"median {middle}"))
         low, high = number(min(kept[name])), number(max(kept[name]))
         words.append(f"{name}: {len(kept[name])} values from {low} to {high}, median {middle}")
-    return svg(marks, f"{label}. {'; '.join(words)}.") + Markup(
-        '<ul class="legend">{}</ul>'
-    ).format(Markup("").join(legend))
+    return svg(marks, f"{label}. {'; '.join(words)}.") + legend(keys)
 
 
 def scatter(
@@ -86,14 +78,10 @@ def scatter(
     y_label: str,
     most: int = 2000,
 ) -> Markup:
-    """Points on two logarithmic axes of the same range, with the diagonal; below it y < x.
-
-    Points are written in the order of x, so their order in the file says nothing about records.
-    """
-    pairs = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    """Points on two logarithmic axes of the same range, with the diagonal; below it y < x."""
+    pairs = finite_pairs(x, y)
     if not pairs:
         return NOTHING
-    pairs.sort()
     below = sum(b < a for a, b in pairs)
     drawn = pairs[:: max(1, math.ceil(len(pairs) / most))]
     values = [v for pair in pairs for v in pair]
@@ -103,14 +91,12 @@ def scatter(
         x_axis(across, x_label),
         y_axis(up, y_label),
         Markup('<path class="diagonal" d="M{0} {1}L{2} {3}"/>').format(LEFT, BOTTOM, RIGHT, TOP),
-        _dots([p for p in drawn if p[1] >= p[0]], across, up, "s1"),
-        _dots([p for p in drawn if p[1] < p[0]], across, up, "s0"),
+        dots([p for p in drawn if p[1] >= p[0]], across, up, "s1"),
+        dots([p for p in drawn if p[1] < p[0]], across, up, "s0"),
     ]
-    legend = Markup(
-        '<ul class="legend"><li><i class="key dot s0"></i>below the diagonal <span>{}</span></li>'
-        '<li><i class="key dot s1"></i>on or above it <span>{}</span></li></ul>'
-    ).format(below, len(pairs) - below)
-    return svg(marks, f"{label}. {below} of {len(pairs)} points lie below the diagonal.") + legend
+    above = ("dot s1", "on or above it", len(pairs) - below)
+    keys = legend([("dot s0", "below the diagonal", below), above])
+    return svg(marks, f"{label}. {below} of {len(pairs)} points lie below the diagonal.") + keys
 
 
 def interval(rows: Mapping[str, tuple[Number, Number, Number]], *, label: str) -> Markup:
@@ -170,16 +156,6 @@ def strip(record: Tensor, *, label: str, columns: int = 256) -> Markup:
 # Marks
 
 
-def _count_axis(top: int) -> Markup:
-    return Markup("").join(
-        Markup(
-            '<path class="grid" d="M{0} {1:.1f}H{2}"/>'
-            '<text class="left" x="{3}" y="{4:.1f}">{5}</text>'
-        ).format(LEFT, _height(v, top), RIGHT, LEFT - 6, _height(v, top) + 4, v)
-        for v in sorted({0, top // 2, top})
-    )
-
-
 def _counts(values: list[float], axis: LogAxis, bins: int) -> list[int]:
     counts = [0] * bins
     for value in values:
@@ -200,12 +176,7 @@ def _height(count: int, top: int) -> float:
     return BOTTOM - (BOTTOM - TOP) * count / top
 
 
-def _steps(counts: list[int], top: int, *, closed: bool) -> str:
+def _steps(counts: list[int], top: int) -> str:
     width = (RIGHT - LEFT) / len(counts)
     path = "".join(f"V{_height(c, top):.1f}h{width:.2f}" for c in counts)
-    return f"M{LEFT} {BOTTOM}{path}V{BOTTOM}{'Z' if closed else ''}"
-
-
-def _dots(points: list[tuple[Number, Number]], across: LogAxis, up: LogAxis, style: str) -> Markup:
-    path = "".join(f"M{across.place(a):.1f} {up.place(b):.1f}h0" for a, b in points)
-    return Markup('<path class="dots {}" d="{}"/>').format(style, path or "M0 0")
+    return f"M{LEFT} {BOTTOM}{path}V{BOTTOM}"

@@ -12,7 +12,20 @@ from dataclasses import dataclass
 from markupsafe import Markup
 from torch import Tensor
 
-from exhume.report.axes import BOTTOM, LEFT, NOTHING, RIGHT, TOP, LinearAxis, svg, x_axis, y_axis
+from exhume.report.axes import (
+    BOTTOM,
+    LEFT,
+    NOTHING,
+    RIGHT,
+    TOP,
+    LinearAxis,
+    dots,
+    finite_pairs,
+    legend,
+    svg,
+    x_axis,
+    y_axis,
+)
 from exhume.report.figures import png_data_uri
 from exhume.score.margin import GOOD
 
@@ -80,20 +93,13 @@ def _pairs(images: Tensor, back: Tensor, ssim: Tensor, chosen: list[int]) -> tup
 
 
 def ssim_against_margin(evidence: dict[str, Tensor]) -> Markup:
-    """A point per training image; the threshold as a line. Margins are over the smallest positive one.
-
-    Points are written in the order of x, so their order in the file says nothing about records.
-    """
+    """A point per training image; the threshold as a line. Margins are over the smallest positive one."""
     if not {"margins", "ssim"} <= set(evidence):
         return Markup("")
     margins, ssim = evidence["margins"].double(), evidence["ssim"].double()
     positive = margins[margins > 0]
     unit = float(positive.min()) if len(positive) else 1.0
-    pairs = sorted(
-        (a, b)
-        for a, b in zip((margins / unit).tolist(), ssim.tolist(), strict=True)
-        if math.isfinite(a) and math.isfinite(b)
-    )
+    pairs = finite_pairs((margins / unit).tolist(), ssim.tolist())
     if not pairs:
         return NOTHING
     across = LinearAxis.around([a for a, _ in pairs], LEFT, RIGHT)
@@ -103,19 +109,9 @@ def ssim_against_margin(evidence: dict[str, Tensor]) -> Markup:
         x_axis(across, "margin of the training image, over the smallest"),
         y_axis(up, "SSIM of its best match"),
         Markup('<path class="diagonal" d="M{} {:.1f}H{}"/>').format(LEFT, up.place(GOOD), RIGHT),
-        _dots([p for p in pairs if p[1] <= GOOD], across, up, "s1"),
-        _dots([p for p in pairs if p[1] > GOOD], across, up, "s0"),
+        dots([p for p in pairs if p[1] <= GOOD], across, up, "s1"),
+        dots([p for p in pairs if p[1] > GOOD], across, up, "s0"),
     ]
-    legend = Markup(
-        '<ul class="legend"><li><i class="key dot s0"></i>above {0:g} <span>{1}</span></li>'
-        '<li><i class="key dot s1"></i>at most {0:g} <span>{2}</span></li></ul>'
-    ).format(GOOD, good, len(pairs) - good)
     label = f"SSIM against margin. {good} of {len(pairs)} training images lie above {GOOD:g}."
-    return svg(marks, label) + legend
-
-
-def _dots(
-    points: list[tuple[float, float]], across: LinearAxis, up: LinearAxis, style: str
-) -> Markup:
-    path = "".join(f"M{across.place(a):.1f} {up.place(b):.1f}h0" for a, b in points)
-    return Markup('<path class="dots {}" d="{}"/>').format(style, path or "M0 0")
+    below = ("dot s1", f"at most {GOOD:g}", len(pairs) - good)
+    return svg(marks, label) + legend([("dot s0", f"above {GOOD:g}", good), below])

@@ -182,7 +182,7 @@ def test_exit_codes(given, invoke, tmp_path):
     assert smooth.exit_code == 2
     assert "Not audited: fc1: the attack needs ReLU's gates" in smooth.stdout
     page = (tmp_path / "smooth" / "report.html").read_text()
-    assert "No further knowledge would change this." in page
+    assert "no further knowledge would change this" in page
 
 
 def test_the_same_command_finds_its_own_folder(given, invoke, tmp_path, monkeypatch):

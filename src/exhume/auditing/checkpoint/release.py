@@ -130,7 +130,8 @@ class CheckpointRelease(AuditedRelease):
         name = "Training images from weights alone"
         option = AttackOption("weights-alone", name, _ALONE, 0.0, None)
         if isinstance(self.checkpoint, NotApplicable):
-            return [replace(option, why_not=self.checkpoint.why)]
+            never = "" if self.checkpoint.ever else "; no further knowledge would change this"
+            return [replace(option, why_not=f"{self.checkpoint.why}{never}")]
         records = min(len(self.given.trained) if self.given else 100, 1000)
         steps = self.settings.restarts * self.settings.steps
         forward = forward_operations(self.checkpoint.architecture)
