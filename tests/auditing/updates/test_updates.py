@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from exhume import data
+from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.auditing.cached import cached_reconstruction
 from exhume.auditing.updates.proofs import Steps, labels_behind, proof_of
@@ -20,6 +21,8 @@ from exhume.auditing.updates.release import read_updates
 from exhume.cli import app
 from exhume.contract import (
     ExhumeError,
+    Key,
+    Knowledge,
     NotApplicable,
     Outcome,
     Reconstruction,
@@ -407,6 +410,29 @@ def candidates(records, labels=None, confidence=None):
         Status(Outcome.CONVERGED),
         labels=None if labels is None else labels[None],
     )
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_in_a_batch_of_one_class_no_mixture_is_proved(size):
+    """Its neurons agree on mixtures; what is claimed is a record, and pairs that came back are claimed."""
+    network, digits = MLP((1, 8, 8), (100,), 10, "relu"), data.load("digits")
+    claimed = 0
+    for label in range(10):
+        key = Key.from_seed(label)
+        rows = (digits.labels == label).nonzero()[:, 0]
+        rows = rows[torch.randperm(len(rows), generator=key.generator())[:size]]
+        private = Records(digits.inputs[rows][None], digits.labels[rows][None], digits.classes)
+        release, _ = release_batches(network, network.initial(key), private)
+        prepared = BiasRatio().prepare(Knowledge(architecture=network), key=key, store=NullStore())
+        found = prepared.run(release)
+        proof = proof_of(release, network, found, Steps(), "bias-ratio")
+        if proof.records:
+            claims = found.candidates[0][proof.chosen].flatten(1).double()
+            apart = torch.cdist(claims, private.inputs[0].flatten(1).double())
+            assert bool((apart.min(1).values < 1e-3).all())
+            assert torch.equal(proof.labels, torch.full((size,), label))
+            claimed += 1
+    assert claimed >= (6 if size == 2 else 0)
 
 
 def test_only_the_right_records_explain_an_update(key):

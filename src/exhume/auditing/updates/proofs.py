@@ -1,22 +1,26 @@
 """Whether an answer proves itself: without any record to compare with, by the update alone.
 
-1. Training on all reconstructions gives the update back (its local steps included), and the update has
-   more numbers than the records have: then the records are those of the update.
-2. Three neurons or more of the first layer agree on a record, though the next layer weighs them
-   differently: a mixture of records would differ from neuron to neuron.
+Training on the reconstructions gives the update back (its local steps included), and the update has more
+numbers than the records have: then the records are those of the update. Tried are all candidates, those on
+which several neurons agree, and those that the update itself selects: it is the mean of its records'
+gradients, so that of all candidates with all labels only its records have a weight, and all the same.
+
+That neurons agree proves nothing by itself: in a batch of one class they agree on mixtures.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from scipy.optimize import nnls
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from exhume.attacks.gradient.span.signs_and_norms import odd
 from exhume.contract import Architecture, Gradient, Reconstruction, Records
+from exhume.models.mlp import MLP
 from exhume.models.two_layer import TwoLayer
 from exhume.victims.gradient import release_batches
 
@@ -24,7 +28,8 @@ __all__ = ["Proof", "Steps", "labels_behind", "proof_of"]
 
 _EXPLAINED = 1e-3  # relative: rounding of fp32 states leaves 1e-5 to 1e-4
 _AGREEING = 3  # neurons
-_GENERIC = 1e-3  # second singular value of the next layer, over the first
+_NUMBERS = 5e7  # of gradients that are weighed at once
+_EQUAL = 0.02  # relative: weights of records
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,18 +57,53 @@ def proof_of(
     """One release (1, p) of a mean loss and its candidates (1, k, *shape); `by` is the attack's id."""
     real = found.real[0]
     agreed = real & (found.confidence[0] >= _AGREEING) if by == "bias-ratio" else real
-    residuals = []
-    for chosen in (real, agreed):
+    proofs = [
+        _explained(gradient, architecture, found, chosen, steps)
+        for chosen in (real, agreed)
+        if bool(chosen.any())
+    ]
+    if not any(proof.records for proof in proofs):
+        chosen, labels = _weighed(gradient, architecture, found, steps)
         if bool(chosen.any()):
-            tried = _explained(gradient, architecture, found, chosen, steps)
-            if tried.records:
-                return tried
-            residuals += [] if tried.residual is None else [tried.residual]
-    least = min(residuals, default=None)
-    count = int(agreed.sum())
-    if by == "bias-ratio" and count and _generic(gradient, architecture):
-        return Proof(count, f"{_AGREEING} neurons or more agree on each of {count} records.", least)
-    return Proof(0, "", least)
+            labelled = replace(found, labels=labels)
+            proofs.append(_explained(gradient, architecture, labelled, chosen, steps))
+    least = min((p.residual for p in proofs if p.residual is not None), default=None)
+    return next((proof for proof in proofs if proof.records), Proof(0, "", least))
+
+
+def _weighed(
+    gradient: Gradient, architecture: Architecture, found: Reconstruction, steps: Steps
+) -> tuple[Tensor, Tensor]:
+    """(k,) bool candidates whose mean gradient is the update, and (1, k) their labels; none: no such."""
+    candidates, start = found.found().to(gradient.values.dtype), _start(gradient)
+    chosen, labels = torch.zeros_like(found.real[0]), torch.full(found.real.shape, -1)
+    if steps.count > 1 or not len(candidates) or not isinstance(architecture, MLP | TwoLayer):
+        return chosen, labels  # the mean of several gradients is known of these alone
+    classes = _classes(gradient, architecture)
+    count = len(classes) * len(candidates)
+    if not 0 < count * len(start) <= _NUMBERS:
+        return chosen, labels
+    every = classes.repeat(len(candidates))
+    tried = Records(candidates.repeat_interleave(len(classes), 0), every, ())
+    each, _ = release_batches(architecture, start, tried.one_each())
+    basis, inside = torch.linalg.qr(each.values.double().T)
+    solved, _ = nnls(inside.numpy(), (basis.T @ gradient.values[0].double()).numpy())
+    weights = torch.from_numpy(solved)
+    picked = (weights > _EQUAL * weights.max()).nonzero()[:, 0]
+    even, places = weights[picked] * len(picked), picked // len(classes)
+    if len(torch.unique(places)) == len(picked) and bool(((even - 1).abs() < _EQUAL).all()):
+        rows = found.real[0].nonzero()[:, 0][places]
+        chosen[rows], labels[0, rows] = True, every[picked]
+    return chosen, labels
+
+
+def _classes(gradient: Gradient, architecture: Architecture) -> Tensor:
+    """Labels certainly in the batch: only these lower a bias of the last layer. None where it has none."""
+    layout = architecture.layout
+    if len(layout.shapes[-1]) != 1:
+        return torch.zeros(0, dtype=torch.long)
+    slopes = layout.split(gradient.values[0])[layout.names[-1]]
+    return torch.arange(2) if len(slopes) == 1 else (slopes < 0).nonzero()[:, 0]
 
 
 def _explained(
@@ -130,16 +170,6 @@ def labels_behind(gradient: Gradient, architecture: Architecture, records: Tenso
     else:
         found = (torch.softmax(outputs, 1) - residuals).argmax(1)
     return found
-
-
-def _generic(gradient: Gradient, architecture: Architecture) -> bool:
-    """The layer after the first weighs its neurons in more than one pattern."""
-    layout = architecture.layout
-    if len(layout.shapes) < 3 or layout.shapes[2][1:] != layout.shapes[0][:1]:
-        return False
-    outer = layout.split(_start(gradient))[layout.names[2]].double()
-    sizes = torch.linalg.svdvals(outer)
-    return len(sizes) > 1 and float(sizes[1]) > _GENERIC * float(sizes[0])
 
 
 def _start(gradient: Gradient) -> Tensor:
