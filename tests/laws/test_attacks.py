@@ -35,6 +35,7 @@ from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.search import BlindSearch
 from exhume.attacks.margin.smoothed import Smoothed
 from exhume.attacks.margin.strongest import Strongest
+from exhume.attacks.split.as_sent import AsSent
 from exhume.attacks.split.cipher import KnownTable, SubstitutionCipher
 from exhume.attacks.split.committee import Committee
 from exhume.attacks.split.enumeration import SubsetSearch
@@ -343,6 +344,7 @@ CASES = {
     "mnemonist": Case(Mnemonist(SMALL), informed_game, 0.8),
     "noise-aware": Case(NoiseAware(chunk=32), noisy_game, 0.5),
     "prior-aware": Case(PriorAware(chunk=32), listed_game, 0.05),
+    "split, as sent": Case(AsSent(), split_game, None),
     "split, shadow": Case(SHADOWED, split_game, None),
     "split, learned selector": Case(replace(SHADOWED, reads="learned"), split_game, None),
     "split, true head": Case(

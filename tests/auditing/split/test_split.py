@@ -39,6 +39,19 @@ def narrow():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
 
 
+def identity():
+    return nn.Sequential(nn.Identity(), nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+class Negative(nn.Module):
+    def forward(self, x):
+        return 1 - x
+
+
+def negative():
+    return nn.Sequential(Negative(), nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
 def pair():
     class Pair(nn.Module):
         def forward(self, x):
@@ -106,11 +119,19 @@ def test_depths_are_attacked_and_a_weak_attacker_proves_nothing(settings, tmp_pa
     done = audit(Brief.of(settings), tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert [a["id"] for a in result["attacks"]] == [
-        f"after-{depth}-{line}" for depth in "01" for line in ("shadow", "matched", "head-known")
+        f"after-{depth}-{line}"
+        for depth in "01"
+        for line in ("as-sent", "shadow", "matched", "head-known")
     ]
     assert result["victim"]["test_accuracy"] > 0.9
     assert result["victim"]["bytes_up_per_input"] == 3 * 8 * 8 * 4
-    assert result["charts"][0]["series"].keys() == {"shadow", "matched", "head-known", "mean image"}
+    assert result["charts"][0]["series"].keys() == {
+        "as-sent",
+        "shadow",
+        "matched",
+        "head-known",
+        "mean image",
+    }
     assert done.verdict.word == "not audited"  # shadows of one epoch
     assert "so they are no attackers; raise --attack-epochs" in done.verdict.sentence
     page = done.report.read_text()
@@ -133,8 +154,8 @@ def test_a_defence_is_trained_attacked_costed_and_kept(settings, tmp_path):
     defended = replace(settings, first=("0",), defend="ensembler")
     done = audit(Brief.of(defended), tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    lines = [a["id"].removeprefix("after-0-with-ensembler-") for a in result["attacks"][3:]]
-    assert lines == ["shadow", "matched", "subsets", "head-known"]
+    lines = [a["id"].removeprefix("after-0-with-ensembler-") for a in result["attacks"][4:]]
+    assert lines == ["as-sent", "shadow", "matched", "subsets", "head-known"]
     told = result["victim"]
     assert told["defended_bytes_up_per_input"] == 2 * told["bytes_up_per_input"]
     assert told["bodies"] == 2
@@ -311,6 +332,16 @@ def cut_with(real, bound, accuracy=0.9):
     return attackers.AttackedCut(
         "after 0", 0.9, 3, {"shadow": shadow, attackers.HEAD_KNOWN: found(bound, 0.95)}
     )
+
+
+@pytest.mark.parametrize("head", ["identity", "negative"])
+def test_a_head_that_hides_nothing_leaks(head, settings, tmp_path):
+    """Whatever the shadows learn: somebody looks at what is sent."""
+    plain = replace(settings, model=f"{__file__}:{head}", weights="", first=("0",), targets=60)
+    done = audit(Brief.of(plain), tmp_path / "run")
+    assert done.verdict.word == "leaks"
+    assert done.result.strongest.spec.id == "after-0-as-sent"
+    assert done.leak.share > 0.9
 
 
 def test_what_only_a_secret_head_protects_is_at_risk():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from exhume import data
+from exhume.attacks.split.as_sent import AsSent
 from exhume.attacks.split.enumeration import SubsetSearch
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
 from exhume.attacks.split.shadow import LEARNED
@@ -146,7 +147,7 @@ _BOUND = (
 
 
 def attackers_of(settings: SplitSettings, pipeline: Pipeline) -> list[Attacker]:
-    """The paper's attacker, ours that also matches moments, subsets where there are several, the bound."""
+    """A look, the paper's attacker, ours that also matches moments, subsets of several bodies, the bound."""
     schedule = Schedule(settings.attack_epochs, settings.batch, 3e-3, "adam", 0.0)
     head, decoder = ShadowHead(settings.channels), Decoder(settings.channels)
     several = len(pipeline.bodies) > 1
@@ -156,6 +157,7 @@ def attackers_of(settings: SplitSettings, pipeline: Pipeline) -> list[Attacker]:
         return ShadowInversion(reads, head, decoder, schedule, schedule, match)
 
     attackers = [
+        Attacker("as-sent", "What was sent, looked at", AsSent()),
         Attacker("shadow", "Inverting a shadow of the head", shadow(0.0)),
         Attacker("matched", "Inverting a shadow that matches moments", shadow(_MATCH)),
     ]

@@ -145,7 +145,7 @@ class SplitRelease(AuditedRelease):
         found = []
         for one in (one for cut in attacked.cuts for one in cut.found.values()):
             counts = one in in_use.real  # what the verdict is about
-            decides = one is best or (counts and whole.word == "not audited")
+            decides = one is best or (counts and whole.word != "leaks")
             section = replace(one.section, counts=counts)
             verdict = whole if decides else one.verdict
             found.append(replace(one, section=section, verdict=verdict, facts=about))
