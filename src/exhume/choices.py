@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import fields
 
 import torch
 
@@ -121,9 +122,7 @@ def _check(sizes: Sizes, records: Records, settings: Settings) -> None:
         raise ExhumeError(
             f"attack.exact: {settings.attack.exact} given, 0 or from 2 to {sizes.target} targets needed"
         )
-    cores = (
-        os.cpu_count() or 1
-    )  # all of them: a resumed run keeps its threads wherever it may run now
+    cores = os.cpu_count() or 1  # all: a resumed run keeps its threads wherever it may run now
     if settings.machine.threads > cores:
         raise ExhumeError(
             f"machine.threads: {settings.machine.threads} given, this machine has {cores} cores"
@@ -172,20 +171,18 @@ def _check_stated(settings: Settings) -> None:
         )
 
 
+_NETWORKS: dict[str, type[MLP] | type[CNN]] = {"mlp": MLP, "cnn": CNN}
+
+
 def _network(settings: Settings, records: Records) -> Architecture:
     chosen = settings.victim
     if ":" in chosen.network:
         return architecture_named(
             chosen.network, input_shape=records.shape, classes=len(records.classes)
         )
-    match chosen.network:
-        case "mlp":
-            network: type[MLP] | type[CNN] = MLP
-        case "cnn":
-            network = CNN
-        case other:
-            raise ExhumeError(f"network: {other!r} is not one of mlp, cnn, or file.py:factory")
-    return network(
+    if chosen.network not in _NETWORKS:
+        raise ExhumeError(f"network: {chosen.network!r} is not one of mlp, cnn, or file.py:factory")
+    return _NETWORKS[chosen.network](
         input_shape=records.shape,
         hidden=chosen.hidden,
         outputs=len(records.classes),
@@ -229,13 +226,7 @@ def device_named(name: str) -> torch.device:
 
 
 def moved(parts: Split, device: torch.device) -> Split:
-    return Split(
-        fixed=parts.fixed.to(device),
-        target=parts.target.to(device),
-        shadow=parts.shadow.to(device),
-        public=parts.public.to(device),
-        test=parts.test.to(device),
-    )
+    return Split(*(getattr(parts, field.name).to(device) for field in fields(parts)))
 
 
 def threads_for(asked: int) -> int:

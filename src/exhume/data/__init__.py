@@ -8,8 +8,9 @@ parts = split(records, Sizes(fixed=500, target=10), key)
 """
 
 from exhume.data.loading import load
-from exhume.data.named import Named, catalogue, fetch
+from exhume.data.named import catalogue, fetch
 from exhume.data.sentences import TextPairs
+from exhume.data.sets import Named
 from exhume.data.splits import Sizes, Split, places, split
 from exhume.data.table import Column, Table, table
 from exhume.data.text import pairs

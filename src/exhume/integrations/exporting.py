@@ -8,6 +8,7 @@ from pathlib import Path
 from exhume.contract import ExhumeError
 from exhume.models.split.blueprint import Blueprint, OwnNetwork
 from exhume.models.split.parts import (
+    KeptBody,
     load_bodies,
     load_client,
     load_pipeline,
@@ -50,8 +51,7 @@ def export_parts(
         save_server(pipeline, blueprint, server)
         factory = blueprint.network.factory if isinstance(blueprint.network, OwnNetwork) else ""
         for body in load_bodies(server, factory=factory):
-            settings = _settings(body.index, body.sha256, body.feature, body.answer, factory)
-            text = json.dumps(settings, indent=2, sort_keys=True)
+            text = json.dumps(_settings(body, factory), indent=2, sort_keys=True)
             path = server / f"body{body.index}" / "model-settings.json"
             write_atomically(path, f"{text}\n".encode(), mode=0o644)
     save_client(pipeline, blueprint, client)
@@ -62,20 +62,18 @@ def version_of(sha256: str) -> str:
     return str(int(sha256[:15], 16))
 
 
-def _settings(
-    index: int, sha256: str, feature: tuple[int, ...], answer: tuple[int, ...], factory: str
-) -> dict[str, object]:
+def _settings(body: KeptBody, factory: str) -> dict[str, object]:
     return {
-        "name": f"body{index}",
+        "name": f"body{body.index}",
         "implementation": RUNTIME,
         "parameters": {
             "uri": "./body.safetensors",
-            "version": version_of(sha256),
+            "version": version_of(body.sha256),
             "extra": {"factory": factory} if factory else {},
         },
-        "inputs": [{"name": "features", "datatype": "FP32", "shape": [-1, *feature]}],
-        "versions": [version_of(sha256)],
-        "outputs": [{"name": "answer", "datatype": "FP32", "shape": [-1, *answer]}],
+        "inputs": [{"name": "features", "datatype": "FP32", "shape": [-1, *body.feature]}],
+        "versions": [version_of(body.sha256)],
+        "outputs": [{"name": "answer", "datatype": "FP32", "shape": [-1, *body.answer]}],
     }
 
 

@@ -18,7 +18,6 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -103,12 +102,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # In the client's own event loop
@@ -161,7 +155,8 @@ class Client:
         missing = [i for i in range(len(self._versions)) if i not in places]
         if missing:
             quiet = "".join(f"; {url} does not answer ({why})" for url, why in silent.items())
-            raise ExhumeError(f"servers: nobody holds {_named(missing)}{quiet}")
+            absent = ", ".join(f"body{i}" for i in missing)
+            raise ExhumeError(f"servers: nobody holds {absent}{quiet}")
         if self._apart:
             for url, bodies in self._held.items():
                 if len(set(bodies)) >= len(self._versions):
@@ -232,10 +227,6 @@ class Client:
                 f"{(rows, *self._kept.answer)} was expected"
             )
         return answer
-
-
-def _named(bodies: Sequence[int]) -> str:
-    return ", ".join(f"body{i}" for i in bodies)
 
 
 def _short(error: Exception) -> str:

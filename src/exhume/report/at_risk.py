@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 from torch import Tensor
 
-from exhume.report.figures import png_data_uri, strip
+from exhume.report.figures import img, strip
 from exhume.report.words import number
 from exhume.score.risk import FACTORS, risk_of
 
@@ -19,7 +19,6 @@ _SHOWN = 12
 
 @dataclass(frozen=True)
 class RiskRow:
-    rank: int
     row: int
     record: Markup
     found: Markup
@@ -43,7 +42,6 @@ def risk_table(evidence: Mapping[str, Tensor]) -> RiskTable | None:
         return None
     rows = [
         RiskRow(
-            rank,
             int(risk.rows[index]),
             _drawn(evidence["targets"][index], f"Record {int(risk.rows[index])}"),
             _drawn(evidence["reconstructions"][index], "What the attack brought back"),
@@ -52,7 +50,7 @@ def risk_table(evidence: Mapping[str, Tensor]) -> RiskTable | None:
             [number(float(values[index])) for values in risk.factors.values()],
             risk.why(index),
         )
-        for rank, index in enumerate(risk.order[:_SHOWN], start=1)
+        for index in risk.order[:_SHOWN]
     ]
     heads = [FACTORS[name][0].capitalize() for name in risk.factors]
     return RiskTable(heads, rows, len(risk.rows))
@@ -62,6 +60,4 @@ def _drawn(record: Tensor, alt: str) -> Markup:
     if record.ndim == 1:
         low, high = record.float().min(), record.float().max()
         return strip((record.float() - low) / (high - low).clamp_min(1e-12), label=alt)
-    return Markup('<img class="pixels" src="{}" width="48" alt="{}" decoding="async">').format(
-        png_data_uri(record, side=64), alt
-    )
+    return img(record, alt, Markup(' width="48"'), side=64)

@@ -38,7 +38,7 @@ from exhume.report.axes import (
 )
 from exhume.report.words import Number, number
 
-__all__ = ["histogram", "interval", "png_data_uri", "scatter", "strip"]
+__all__ = ["histogram", "img", "interval", "png_data_uri", "scatter", "strip"]
 
 
 def histogram(
@@ -139,6 +139,15 @@ def png_data_uri(image: Tensor, *, side: int = 128) -> str:
     data = io.BytesIO()
     picture.save(data, format="PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
+
+
+def img(
+    image: Tensor, alt: str, sizes: str = "", *, style: str = "pixels", side: int = 128
+) -> Markup:
+    """(c, h, w) as an element of the page. sizes: its attributes of width and height, as markup."""
+    return Markup('<img class="{}" src="{}"{} alt="{}" decoding="async">').format(
+        style, png_data_uri(image, side=side), sizes, alt
+    )
 
 
 def strip(record: Tensor, *, label: str, columns: int = 256) -> Markup:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Shard
-from exhume.report.figures import png_data_uri, strip
+from exhume.report.figures import img, strip
 from exhume.store import read_shard
 
 __all__ = ["Card", "Gallery", "Picture", "make_gallery", "read_evidence", "selection"]
@@ -107,10 +107,6 @@ class Gallery:
     def truth(self) -> bool:
         """Whether the private records are there to be shown."""
         return any(p.role == "targets" for card in self.cards for p in card.pictures)
-
-    @property
-    def has_error(self) -> bool:
-        return any(card.mse is not None for card in self.cards)
 
     @property
     def has_ratio(self) -> bool:
@@ -240,12 +236,6 @@ def _drawing(record: Tensor, alt: str) -> Markup:
     if record.ndim == 1:
         return strip(record, label=alt)
     height, width = record.shape[1:]
-    return Markup(
-        '<img class="{}" src="{}" width="{}" height="{}" alt="{}" decoding="async">'
-    ).format(
-        "pixels" if max(height, width) <= SMALL else "photo",
-        png_data_uri(record),
-        width,
-        height,
-        alt,
-    )
+    style = "pixels" if max(height, width) <= SMALL else "photo"
+    sizes = Markup(' width="{}" height="{}"').format(width, height)
+    return img(record, alt, sizes, style=style)

@@ -17,33 +17,32 @@ def write_junit(result: Result, path: Path, *, fail_over: float | None = None) -
     """A failure: an attack that leaks more than `fail_over`. Skipped: one that could not be run."""
     suite = ET.Element("testsuite", name="exhume")
     for attack in result.attacks:
-        _case(suite, attack, fail_over or 0.0)
+        _case(suite, attack.spec.name, *_outcome(attack, fail_over or 0.0))
     for planned in result.plan:
         if not planned.run:
-            _skipped(suite, planned.name, planned.why)
+            _case(suite, planned.name, "skipped", planned.why)
     if result.verdict.word == "not audited":
-        case = ET.SubElement(suite, "testcase", classname="exhume", name="verdict")
-        ET.SubElement(case, "error", message=_text(result.verdict.sentence))
-    for name, tag in (("tests", "testcase"), ("failures", ".//failure"), ("errors", ".//error")):
-        suite.set(name, str(len(suite.findall(tag))))
-    suite.set("skipped", str(len(suite.findall(".//skipped"))))
+        _case(suite, "verdict", "error", result.verdict.sentence)
+    suite.set("tests", str(len(suite)))
+    for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(name, str(len(suite.findall(f".//{tag}"))))
     write_atomically(path, ET.tostring(suite, encoding="utf-8", xml_declaration=True))
 
 
-def _case(suite: ET.Element, attack: Section, allowed: float) -> None:
+def _outcome(attack: Section, allowed: float) -> tuple[str, str]:
+    """The element that says how it ended, and its message; nothing where it passed."""
     if not attack.applies:
-        _skipped(suite, attack.spec.name, attack.status.reason)
-        return
-    case = ET.SubElement(suite, "testcase", classname="exhume", name=_text(attack.spec.name))
+        return "skipped", attack.status.reason
     leak = attack.leak
     if attack.verdict == "leaks" and attack.counts and leak is not None and leak.share > allowed:
-        words = f"{leak.share:.1%} of the records leak; allowed are {allowed:.1%}"
-        ET.SubElement(case, "failure", message=words)
+        return "failure", f"{leak.share:.1%} of the records leak; allowed are {allowed:.1%}"
+    return "", ""
 
 
-def _skipped(suite: ET.Element, name: str, why: str) -> None:
+def _case(suite: ET.Element, name: str, outcome: str, message: str) -> None:
     case = ET.SubElement(suite, "testcase", classname="exhume", name=_text(name))
-    ET.SubElement(case, "skipped", message=_text(why))
+    if outcome:
+        ET.SubElement(case, outcome, message=_text(message))
 
 
 def _text(value: str) -> str:

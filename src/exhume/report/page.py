@@ -22,15 +22,14 @@ from exhume.contract import ExhumeError, Shard
 from exhume.report import words
 from exhume.report.at_risk import RiskTable, risk_table
 from exhume.report.charts import draw_chart
-from exhume.report.figures import histogram, scatter
+from exhume.report.figures import histogram, interval, scatter
 from exhume.report.gallery import Gallery, make_gallery, read_evidence
-from exhume.report.limits import limits_rows
 from exhume.report.redact import paths_in, redacted
 from exhume.report.similarity import Side, sides_of_threshold, ssim_against_margin
 from exhume.report.texts import Texts, texts_of
 from exhume.report.tiles import key_figures
 from exhume.report.words import Row, duration, number, percent, show
-from exhume.results import Result, Section, StudyResult, read_json, read_result
+from exhume.results import LimitRow, Result, Section, StudyResult, read_json, read_result
 from exhume.settings import toml_at
 from exhume.store import write_atomically
 from exhume.typed_json import from_json
@@ -109,7 +108,7 @@ def _view(run: Path, *, redact: bool) -> dict[str, Any]:
         "charts": [(chart.title, draw_chart(chart)) for chart in result.charts],
         "tiles": key_figures(result),
         "limits": limits,
-        "limit_rows": limits_rows(limits),
+        "limit_rows": [(row, _allowed(row)) for row in limits.rows] if limits else [],
         "config": [Row(k, show(v)) for k, v in _flat(config)],
         "glossary": words.GLOSSARY,
         "spread_at": [f"{q:.0%}" for q in SPREAD],
@@ -125,6 +124,15 @@ def _of_audit(result: Result) -> dict[str, Any]:
 
 def _of_study(result: StudyResult) -> dict[str, Any]:
     return {"tone": "unknown", "victim": [], "metrics": words.metric_rows(result.metrics)}
+
+
+def _allowed(row: LimitRow) -> Markup:
+    """What was measured, above what private training allows."""
+    spans = {
+        "measured": (row.low, row.rate, row.high),
+        "allowed": (row.kappa, row.bound, row.bound),
+    }
+    return interval(spans, label=f"{row.attack}: {row.game}")
 
 
 def _attack(

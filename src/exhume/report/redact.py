@@ -17,11 +17,8 @@ PERSONAL = {"host", "hostname", "node", "user", "username"}
 
 def paths_in(value: Any) -> Iterator[str]:
     """Every string in a configuration that reads as a path, also relative or with spaces."""
-    if isinstance(value, dict):
-        for item in value.values():
-            yield from paths_in(item)
-    elif isinstance(value, list):
-        for item in value:
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from paths_in(item)
     elif isinstance(value, str) and (
         STARTS_AS_PATH.match(value) or (re.search(r"[/\\]", value) and not re.search(r"\s", value))

@@ -26,7 +26,7 @@ from exhume.report.axes import (
     x_axis,
     y_axis,
 )
-from exhume.report.figures import png_data_uri
+from exhume.report.figures import img
 from exhume.score.margin import GOOD
 
 __all__ = ["Pair", "Side", "sides_of_threshold", "ssim_against_margin"]
@@ -53,40 +53,32 @@ def sides_of_threshold(evidence: dict[str, Tensor]) -> list[Side]:
     """Training images just above and just below the threshold, and the decoys that came nearest to it."""
     if not {"targets", "reconstructions", "ssim"} <= set(evidence):
         return []
-    images, back, ssim = evidence["targets"], evidence["reconstructions"], evidence["ssim"]
-    if images.ndim != 4:
+    if evidence["targets"].ndim != 4:
         return []
+    ssim = evidence["ssim"]
     order = [i for i in ssim.argsort(descending=True).tolist() if math.isfinite(float(ssim[i]))]
     above = [i for i in order if float(ssim[i]) > GOOD][-_EACH:]
     below = [i for i in order if float(ssim[i]) <= GOOD][:_EACH]
     sides = [
-        Side(f"Just above {GOOD:g}: counted as brought back", _pairs(images, back, ssim, above)),
-        Side(f"Just below {GOOD:g}: not counted", _pairs(images, back, ssim, below)),
+        Side(f"Just above {GOOD:g}: counted as brought back", _pairs(evidence, "", above)),
+        Side(f"Just below {GOOD:g}: not counted", _pairs(evidence, "", below)),
     ]
-    decoys = ("decoy_targets", "decoy_reconstructions", "decoy_ssim")
-    if set(decoys) <= set(evidence):
-        strangers, matched, lucky = (evidence[name] for name in decoys)
-        first = lucky.argsort(descending=True).tolist()[:_EACH]
-        sides.append(
-            Side(
-                "The luckiest decoys: images that were not trained on",
-                _pairs(strangers, matched, lucky, first),
-            )
-        )
+    if {"decoy_targets", "decoy_reconstructions", "decoy_ssim"} <= set(evidence):
+        lucky = evidence["decoy_ssim"].argsort(descending=True).tolist()[:_EACH]
+        title = "The luckiest decoys: images that were not trained on"
+        sides.append(Side(title, _pairs(evidence, "decoy_", lucky)))
     return [side for side in sides if side.pairs]
 
 
-def _pairs(images: Tensor, back: Tensor, ssim: Tensor, chosen: list[int]) -> tuple[Pair, ...]:
-    def drawn(image: Tensor, alt: str) -> Markup:
-        return Markup('<img class="pixels" src="{}" alt="{}" decoding="async">').format(
-            png_data_uri(image), alt
-        )
-
+def _pairs(evidence: dict[str, Tensor], of: str, chosen: list[int]) -> tuple[Pair, ...]:
+    """of: how the tensors' names begin."""
+    images, back = evidence[f"{of}targets"], evidence[f"{of}reconstructions"]
+    ssim = evidence[f"{of}ssim"]
     return tuple(
         Pair(
             float(ssim[i]),
-            drawn(images[i], f"Image of a pair with SSIM {float(ssim[i]):.2f}"),
-            drawn(back[i], "Its best match among the reconstructions"),
+            img(images[i], f"Image of a pair with SSIM {float(ssim[i]):.2f}"),
+            img(back[i], "Its best match among the reconstructions"),
         )
         for i in chosen
     )

@@ -28,7 +28,6 @@ class Word:
 
 @dataclass(frozen=True)
 class TextRow:
-    rank: int
     original: tuple[Word, ...]  # right: it came back; empty: not known
     found: tuple[Word, ...] | None  # None: nothing came back for it, or the attack lists words only
     share: float | None
@@ -83,10 +82,7 @@ def texts_of(evidence: Shard, classes: list[str]) -> Texts | None:
     order = list(range(total))
     if share is not None:
         order = share.argsort(descending=True, stable=True).tolist()
-    rows = tuple(
-        _row(evidence, lexicon, index, rank, classes)
-        for rank, index in enumerate(order[:SHOWN], start=1)
-    )
+    rows = tuple(_row(evidence, lexicon, index, classes) for index in order[:SHOWN])
     words = evidence["listed"].tolist() if "listed" in evidence else []
     return Texts(
         rows,
@@ -100,7 +96,7 @@ def texts_of(evidence: Shard, classes: list[str]) -> Texts | None:
 
 
 def _row(
-    evidence: Mapping[str, Tensor], lexicon: _Lexicon, index: int, rank: int, classes: list[str]
+    evidence: Mapping[str, Tensor], lexicon: _Lexicon, index: int, classes: list[str]
 ) -> TextRow:
     truth = evidence["targets"][index] if "targets" in evidence else None
     found = evidence["reconstructions"][index] if "reconstructions" in evidence else None
@@ -117,7 +113,7 @@ def _row(
         original = _marked(truth, found, lexicon)
     back = None if found is None else _marked(found, truth, lexicon, known=truth is not None)
     name = classes[label] if 0 <= label < len(classes) else ""
-    return TextRow(rank, original, back, share, name)
+    return TextRow(original, back, share, name)
 
 
 def _marked(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -29,21 +30,12 @@ def key_figures(result: Result | StudyResult) -> list[Tile]:
     best = result.strongest or next((a for a in result.attacks if "mse" in a.metrics), None)
     if best is None:
         return []
-    m = {name: value for name, value in best.metrics.items() if math.isfinite(value)}
-    tiles = (
-        _leak(best.leak),
-        _strict(m),
-        _error(m),
-        _texts(m),
-        _labels(m, len(result.classes)),
-        _effort(best.cost),
-    )
-    return [tile for tile in tiles if tile]
+    leak = [_leak(best.leak)] if best.leak is not None and best.leak.trials else []
+    finite = {name: value for name, value in best.metrics.items() if math.isfinite(value)}
+    return [*leak, *_measured(finite, len(result.classes)), _effort(best.cost)]
 
 
-def _leak(leak: Rate | None) -> Tile | None:
-    if leak is None or not leak.trials:
-        return None
+def _leak(leak: Rate) -> Tile:
     rates = {"this attack": (leak.low, leak.share, leak.high)}
     beside = ""
     if leak.chance is not None:
@@ -58,44 +50,28 @@ def _leak(leak: Rate | None) -> Tile | None:
     )
 
 
-def _strict(m: dict[str, float]) -> Tile | None:
-    if "tpr_at_1pct" not in m:
-        return None
-    above = f"SSIM above {number(m['ssim_at_1pct'])}" if "ssim_at_1pct" in m else ""
-    return Tile("At 1% false positives", percent(m["tpr_at_1pct"]), "of the training images", above)
-
-
-def _error(m: dict[str, float]) -> Tile | None:
-    if "mse" not in m:
-        return None
-    oracle = m.get("oracle_mse")
-    ratio = f"{number(m['mse'] / oracle)} times the oracle's" if oracle else ""
-    beside = f"nearest-record oracle {number(oracle)}" if oracle is not None else ""
-    return Tile("Error (MSE)", number(m["mse"]), ratio, beside)
-
-
-def _texts(m: dict[str, float]) -> Tile | None:
-    if "whole_texts" not in m:
-        return None
-    likest = m.get("oracle_token_accuracy")
-    beside = f"likest held text {percent(likest)}" if likest is not None else ""
-    tokens = f"{percent(m['token_accuracy'])} of the tokens"
-    return Tile("Texts whole", percent(m["whole_texts"]), tokens, beside)
-
-
-def _labels(m: dict[str, float], classes: int) -> Tile | None:
-    if "label_accuracy" not in m:
-        return None
-    guess = f"guessing {percent(1 / classes)}, {classes} classes" if classes else ""
-    value = percent(m["label_accuracy"])
-    return Tile("Labels inferred", value, _range(m, "label_accuracy"), guess)
+def _measured(m: dict[str, float], classes: int) -> Iterator[Tile]:
+    if "tpr_at_1pct" in m:
+        above = f"SSIM above {number(m['ssim_at_1pct'])}" if "ssim_at_1pct" in m else ""
+        share = percent(m["tpr_at_1pct"])
+        yield Tile("At 1% false positives", share, "of the training images", above)
+    if "mse" in m:
+        oracle = m.get("oracle_mse")
+        ratio = f"{number(m['mse'] / oracle)} times the oracle's" if oracle else ""
+        beside = f"nearest-record oracle {number(oracle)}" if oracle is not None else ""
+        yield Tile("Error (MSE)", number(m["mse"]), ratio, beside)
+    if "whole_texts" in m:
+        likest = m.get("oracle_token_accuracy")
+        beside = f"likest held text {percent(likest)}" if likest is not None else ""
+        tokens = f"{percent(m['token_accuracy'])} of the tokens"
+        yield Tile("Texts whole", percent(m["whole_texts"]), tokens, beside)
+    if "label_accuracy" in m:
+        low, high = m.get("label_accuracy_low"), m.get("label_accuracy_high")
+        span = f"{percent(low)} to {percent(high)}" if low is not None and high is not None else ""
+        guess = f"guessing {percent(1 / classes)}, {classes} classes" if classes else ""
+        yield Tile("Labels inferred", percent(m["label_accuracy"]), span, guess)
 
 
 def _effort(cost: Cost) -> Tile:
     trained = f"{number(cost.models)} models trained" if cost.models else "no models trained"
     return Tile("Effort", duration(cost.seconds), trained)
-
-
-def _range(m: dict[str, float], name: str) -> str:
-    low, high = m.get(f"{name}_low"), m.get(f"{name}_high")
-    return f"{percent(low)} to {percent(high)}" if low is not None and high is not None else ""
