@@ -74,7 +74,11 @@ def _run(run: Run[_Setting]) -> Outcome:
     jobs |= {f"local_steps.{steps}": _Arm(steps=steps) for steps in setting.local_steps}
     jobs |= {f"batch.{size}": _Arm(batch=size) for size in setting.larger}
     metrics = flattened(run.arms("defences", _one, jobs))
-    claims, charts = _claims(setting, metrics), [_chart(setting, metrics)]
+    names = {name: name for name in setting.defences}
+    series = {attack: line(names, f"{attack}.mean_cosine", metrics) for attack in setting.attacks}
+    series["utility"] = line(names, "utility", metrics)
+    charts = [Chart("Defences of an update", "defence", "mean cosine", series)]
+    claims = _claims(setting, metrics)
     return Outcome(claims, metrics, deviations=list(DEVIATIONS), charts=charts)
 
 
@@ -117,13 +121,6 @@ def _claims(setting: _Setting, metrics: dict[str, float]) -> Claims:
         "noise": (noise, "adding noise does not help", noisy, least > 0.5),
         "pruning": (pruning, later, pruned, most < 0.5),
     }
-
-
-def _chart(setting: _Setting, metrics: dict[str, float]) -> Chart:
-    lines = {attack: f"{attack}.mean_cosine" for attack in setting.attacks} | {"utility": "utility"}
-    names = {name: name for name in setting.defences}
-    series = {label: line(names, number, metrics) for label, number in lines.items()}
-    return Chart("Defences of an update", "defence", "mean cosine", series)
 
 
 _TITLE = "Noise, clipping, quantising, pruning and local steps against the attacks on a gradient"

@@ -31,11 +31,7 @@ from exhume.studies.informed.certificates_claims import (
     END,
     HIDDEN,
     STEPS,
-    charts,
-    deviations,
-    judge,
-    judge_sampled,
-    levels_of,
+    concluded,
 )
 from exhume.train.dp import epsilon
 from exhume.train.functional import accuracy
@@ -87,18 +83,8 @@ def _run(run: Run[Setting]) -> Outcome:
     setting = run.setting
     jobs = {f"noise {noise:g}": (1.0, noise) for noise in setting.noises}
     jobs |= {f"rate {rate:g}, noise {noise:g}": (rate, noise) for rate, noise in setting.sampled}
-    levels = levels_of(run.arms("rates and noises", _level, jobs).values())
-    full = [level for level in levels if not level.sampled]
-    sampled = [level for level in levels if level.sampled]
-    plain = _accuracy_without_privacy(run)
-    (claims, found), (claims_sampled, found_sampled) = judge(full), judge_sampled(sampled)
-    metrics = {name: value for level in levels for name, value in level.metrics().items()}
-    return Outcome(
-        claims=claims | claims_sampled,
-        metrics=metrics | found | found_sampled | {"accuracy_without_privacy": plain},
-        deviations=deviations(setting.data, setting.trials),
-        charts=charts(full, sampled, plain, setting.eta),
-    )
+    found = run.arms("rates and noises", _level, jobs).values()
+    return concluded(found, _accuracy_without_privacy(run), setting.data, setting.eta)
 
 
 def _accuracy_without_privacy(run: Run[Setting]) -> float:

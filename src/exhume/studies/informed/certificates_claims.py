@@ -9,7 +9,7 @@ from functools import cached_property
 from exhume.bounds.alarm import Certificate, certify
 from exhume.settings import DataSettings
 from exhume.studies.claims import prefixed
-from exhume.studies.framework import Chart, Claims, Point
+from exhume.studies.framework import Chart, Claims, Outcome, Point
 
 __all__ = [
     "AWARE",
@@ -20,8 +20,7 @@ __all__ = [
     "NAMES",
     "STEPS",
     "Level",
-    "charts",
-    "deviations",
+    "concluded",
     "judge",
     "judge_sampled",
     "levels_of",
@@ -98,6 +97,33 @@ def levels_of(found: Iterable[Mapping[str, float]]) -> list[Level]:
     alone = [Level(numbers) for numbers in found]
     compared = sum(len(level.made) for level in alone)
     return [replace(level, compared=compared) for level in alone]
+
+
+def concluded(
+    found: Iterable[Mapping[str, float]], plain: float, sizes: DataSettings, eta: float
+) -> Outcome:
+    """plain: accuracy without privacy; eta: the mean squared error that counts as reconstructed."""
+    levels = levels_of(found)
+    full = [level for level in levels if not level.sampled]
+    sampled = [level for level in levels if level.sampled]
+    (claims, numbers), (claims_sampled, numbers_sampled) = judge(full), judge_sampled(sampled)
+    metrics = {name: value for level in levels for name, value in level.metrics().items()}
+    trials = int(levels[0].numbers["trials"])
+    return Outcome(
+        claims=claims | claims_sampled,
+        metrics=metrics | numbers | numbers_sampled | {"accuracy_without_privacy": plain},
+        deviations=[
+            f"One list of {sizes.targets} MNIST images as the prior, each trained on equally often "
+            f"({trials} trainings for each noise); Hayes et al. attack CIFAR-10.",
+            "The closed form and the noise-aware attack are not told the list; for naming, their answer is "
+            "snapped to it.",
+            "The adversary who sees only the final weights takes their noise as independent between "
+            "parameters.",
+            f"|D-| = {sizes.fixed:,}: small, so that noise costs much accuracy.",
+            "Poisson sampling: the adversary to whom draws are hidden takes their effect as isotropic noise.",
+        ],
+        charts=_charts(full, sampled, plain, eta),
+    )
 
 
 Judged = tuple[Claims, dict[str, float]]
@@ -190,14 +216,9 @@ def _rate(one: Certificate) -> str:
     return f"{one.rate:.1%} ({one.low:.1%} to {one.high:.1%})"
 
 
-# The page
-
-
-def charts(
+def _charts(
     full: Sequence[Level], sampled: Sequence[Level], plain: float, eta: float
 ) -> list[Chart]:
-    """plain: accuracy without privacy; eta: the mean squared error that counts as reconstructed."""
-
     def curve(levels: Sequence[Level], attack: str, loss: str = "naming") -> list[Point]:
         made = [(level.noise, level.made[attack, loss]) for level in levels]
         return [Point(noise, one.rate, one.low, one.high) for noise, one in made]
@@ -227,16 +248,4 @@ def charts(
         Chart(f"Mean squared error of at most {eta:g}", x, share, series("within"), x_scale="log"),
         Chart("Accuracy", x, "test accuracy", accuracies, x_scale="log"),
         Chart(drawn, x, share, by_rate, x_scale="log"),
-    ]
-
-
-def deviations(chosen: DataSettings, trials: int) -> list[str]:
-    return [
-        f"One list of {chosen.targets} MNIST images as the prior, each trained on equally often "
-        f"({trials} trainings for each noise); Hayes et al. attack CIFAR-10.",
-        "The closed form and the noise-aware attack are not told the list; for naming, their answer is "
-        "snapped to it.",
-        "The adversary who sees only the final weights takes their noise as independent between parameters.",
-        f"|D-| = {chosen.fixed:,}: small, so that noise costs much accuracy.",
-        "Poisson sampling: the adversary to whom draws are hidden takes their effect as isotropic noise.",
     ]

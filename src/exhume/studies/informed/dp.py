@@ -16,7 +16,7 @@ from exhume.contract import Attack
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, Bench, arm_metrics
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
-from exhume.studies.informed.sweeps import RIDGE, Pooled, Sweep, Swept, error_chart, sweep
+from exhume.studies.informed.sweeps import Pooled, Sweep, Swept, error_chart, ridge_on, sweep
 from exhume.train.dp import noise_for_epsilon
 from exhume.train.functional import accuracy
 
@@ -144,10 +144,8 @@ def _where(plain: Mapping[float, Pooled], aware: Mapping[float, Pooled], safe: f
 
 def _deviations(setting: Sweep[float]) -> list[str]:
     sizes = setting.data
-    mnist = f"MNIST and the MLP, |D-| = {sizes.fixed:,}; the paper: CIFAR-10 and a CNN, 5,000."
     return [
-        *([mnist] if sizes.source == "mnist" else []),
-        RIDGE,
+        *ridge_on(sizes),
         f"{sizes.shadows:,} shadow models for each epsilon; under noise the change is taken from "
         "the shadows' mean. Beside them an attack of ours, from as many shadows without noise.",
         f"{sizes.targets} targets on {setting.seeds} seed; every released model has its own noise.",

@@ -15,12 +15,12 @@ from exhume.settings import DataSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, Bench, arm_metrics
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.studies.informed.sweeps import (
-    RIDGE,
     Pooled,
     Sweep,
     difference,
     error_chart,
     increases,
+    ridge_on,
     sweep,
 )
 
@@ -104,13 +104,8 @@ def judge(arms: Mapping[int, Pooled], key: Key) -> tuple[Claims, dict[str, float
 
 def _deviations(setting: Sweep[int]) -> list[str]:
     sizes = setting.data
-    mnist = (
-        f"MNIST and the MLP, |D-| = {sizes.fixed:,}; the paper: CIFAR-10 and a CNN, 5,000. Its "
-        "jump near 240 epochs is not tested here (--scale paper does)."
-    )
     return [
-        *([mnist] if sizes.source == "mnist" else []),
-        RIDGE,
+        *ridge_on(sizes, " Its jump near 240 epochs is not tested here (--scale paper does)."),
         f"{sizes.targets} targets on each of {setting.seeds} seeds, {sizes.shadows:,} shadow models "
         "for each number of steps.",
     ]

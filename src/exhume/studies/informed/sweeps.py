@@ -38,6 +38,7 @@ __all__ = [
     "increases",
     "interval_of",
     "pool",
+    "ridge_on",
     "sweep",
 ]
 
@@ -70,6 +71,12 @@ class Sweep(Generic[V]):
     victim: VictimSettings
     values: tuple[V, ...]  # of what is varied
     seeds: int = 1
+
+
+def ridge_on(sizes: DataSettings, more: str = "") -> list[str]:
+    """Deviations of a study of CIFAR-10; more: what else there is to say where it runs on MNIST."""
+    mnist = f"MNIST and the MLP, |D-| = {sizes.fixed:,}; the paper: CIFAR-10 and a CNN, 5,000."
+    return [mnist + more, RIDGE] if sizes.source == "mnist" else [RIDGE]
 
 
 @dataclass(frozen=True, eq=False)

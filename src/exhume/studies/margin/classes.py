@@ -49,6 +49,10 @@ def _run(run: Run[_Setting]) -> Outcome:
     setting, metrics = run.setting, dict[str, float]()
     for name, (classes, each) in setting.victims().items():
         metrics |= _one(run, name, classes, each)
+    series = {
+        end: line({c: f"c{c}.{end}" for c in setting.classes}, "good", metrics)
+        for end in (*(f"each{each}" for each in setting.each), f"total{setting.total}")
+    }
     return Outcome(
         claims=_claims(setting, metrics),
         metrics=metrics,
@@ -57,7 +61,7 @@ def _run(run: Run[_Setting]) -> Outcome:
             "Steps of the victims' training grow as the loss falls.",
             "Two classes have two outputs, as every other number of classes.",
         ],
-        charts=[_chart(setting, metrics)],
+        charts=[Chart("Good reconstructions", "classes", GOOD, series)],
     )
 
 
@@ -97,15 +101,6 @@ def _counts(metrics: dict[str, float], victim: str, images: int) -> tuple[float,
     """Good reconstructions, and the ends of their 95% interval."""
     low, high = metrics[f"{victim}.good_share_low"], metrics[f"{victim}.good_share_high"]
     return metrics[f"{victim}.good"], low * images, high * images
-
-
-def _chart(setting: _Setting, metrics: dict[str, float]) -> Chart:
-    suffixes = [*(f"each{each}" for each in setting.each), f"total{setting.total}"]
-    series = {
-        suffix: line({c: f"c{c}.{suffix}" for c in setting.classes}, "good", metrics)
-        for suffix in suffixes
-    }
-    return Chart("Good reconstructions", "classes", GOOD, series)
 
 
 _TITLE = "Good reconstructions by number of classes and images (Figs. 3, 8)"

@@ -17,7 +17,7 @@ from exhume.attacks.margin.smoothed import Smoothed
 from exhume.contract import Records
 from exhume.defences.margin import NoisyMargin, ProtectedDescent
 from exhume.results import AttackSpec, Findings
-from exhume.studies.claims import fewer, mean_of, prefixed
+from exhume.studies.claims import fewer, flattened, mean_of
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.studies.margin.game import MarginGame, from_small_start, quick
 from exhume.train.margin import MarginDescent
@@ -88,9 +88,7 @@ def _run(run: Run[_Setting]) -> Outcome:
             measured.setdefault(name, []).append(numbers)
             if not index and name in setting.shown:
                 sections.append(findings)
-    metrics: dict[str, float] = {}
-    for name, several in measured.items():
-        metrics |= prefixed(name, mean_of(several))
+    metrics = flattened({name: mean_of(several) for name, several in measured.items()})
     images = setting.classes * setting.each
     return Outcome(
         claims=_claims(setting, metrics),

@@ -181,13 +181,13 @@ class MarginGame:
         measured = {name: fmean(s.metrics[name] for s in ours) for name in _NAMED}
         records = len(self.victim.margins)
         low, high = bootstrap(_good(ours).mean(0), self.key.fold("good"))
-        for index, score in enumerate(ours):
-            measured[f"good_seed{index}"] = score.metrics["good"]
+        both = torch.stack([self.victim.margins.double(), ours[0].members.ssim.double()])
+        measured |= {f"good_seed{i}": score.metrics["good"] for i, score in enumerate(ours)}
         return measured | {
             "good_low": low * records,
             "good_high": high * records,
             "records": float(records),
-            "ssim_against_margin": _correlation(self.victim.margins, ours[0].members.ssim),
+            "ssim_against_margin": float(torch.corrcoef(both)[0, 1]),
             **self.victim.report,
         }
 
@@ -230,7 +230,3 @@ _TITLES: dict[type, str] = {FirstLayer: "First layer", HiddenSpan: "Hidden span"
 def _good(scores: list[MarginScores]) -> Tensor:
     """(seeds, n)."""
     return torch.stack([s.members.good.double() for s in scores])
-
-
-def _correlation(one: Tensor, two: Tensor) -> float:
-    return float(torch.corrcoef(torch.stack([one.double(), two.double()]))[0, 1])

@@ -62,7 +62,7 @@ _SCALES: dict[Scale, _Setting] = {
 
 def _run(run: Run[_Setting]) -> Outcome:
     setting, key = run.setting, run.key.fold("margin-search")
-    played = [_play(run, _begun(run, index)) for index in range(setting.victims)]
+    played = [_play(run, index) for index in range(setting.victims)]
     metrics, several = mean_of(numbers for numbers, _ in played), [rows for _, rows in played]
     seen = {name: _against(name, several, key) for name in ("agreement", "residual", "short")}
     metrics |= arm_metrics({f"rank.{name}": found for name, found in seen.items()})
@@ -80,19 +80,14 @@ def _run(run: Run[_Setting]) -> Outcome:
     )
 
 
-def _begun(run: Run[_Setting], index: int) -> MarginGame:
-    setting, records = run.setting, run.records(run.setting.source)
-    key = run.key.fold("margin-search", index)
-    chosen = choose(records, setting.classes, setting.each, setting.decoys, key.fold("choose"))
-    small = from_small_start(records.shape, setting.width, setting.classes)
-    recipe, base = replace(small, stop_loss=2e-5), setting.search.base
-    return MarginGame.begun(run, str(index + 1), base, recipe, chosen, key=key)
-
-
-def _play(run: Run[_Setting], game: MarginGame) -> tuple[dict[str, float], list[_Row]]:
+def _play(run: Run[_Setting], index: int) -> tuple[dict[str, float], list[_Row]]:
     """One victim: settings chosen blindly, then every one of them in full and scored."""
-    search, victim = run.setting.search, f"victim {game.name}"
-    here = run.part(victim)
+    setting, records, victim = run.setting, run.records(run.setting.source), f"victim {index + 1}"
+    search, key, here = setting.search, run.key.fold("margin-search", index), run.part(victim)
+    drawn = choose(records, setting.classes, setting.each, setting.decoys, key.fold("choose"))
+    small = from_small_start(records.shape, setting.width, setting.classes)
+    recipe = replace(small, stop_loss=2e-5)
+    game = MarginGame.begun(run, str(index + 1), search.base, recipe, drawn, key=key)
     prepared = search.prepare(game.knowledge, **here.working(game.key))
     trials = prepared.choose(game.victim.release)
     sent = replace(game, run=run.to_send())

@@ -16,7 +16,7 @@ from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.strongest import Strongest
 from exhume.contract import Key
 from exhume.models.homogeneous import HomogeneousMLP
-from exhume.studies.claims import line, mean_of, paired, prefixed
+from exhume.studies.claims import flattened, line, mean_of, paired
 from exhume.studies.framework import Chart, Claims, Outcome, Run, Scale, Study
 from exhume.studies.margin.game import GOOD, MarginGame, decayed, from_small_start, quick
 from exhume.train.margin import MarginDescent
@@ -61,7 +61,7 @@ _SCALES: dict[Scale, _Setting] = {
 def _run(run: Run[_Setting]) -> Outcome:
     setting = run.setting
     records = run.records(setting.source)
-    found: dict[str, list[_Arm]] = {}
+    found: dict[str, list[tuple[dict[str, float], Tensor]]] = {}
     for draw in range(setting.draws):
         key = run.key.fold("margin-weight-decay", draw)
         chosen = choose(records, setting.classes, setting.each, setting.decoys, key.fold("choose"))
@@ -70,10 +70,13 @@ def _run(run: Run[_Setting]) -> Outcome:
             own = key.fold(name)
             game = MarginGame.begun(here, name, setting.attack, recipe, chosen, key=key, own=own)
             found.setdefault(name, []).append(_arm(game, setting.attack.first))
-    metrics: dict[str, float] = {}
-    for name, arms in found.items():
-        metrics |= prefixed(name, mean_of(arm.numbers for arm in arms))
-    good = {name: torch.cat([arm.good for arm in arms]) for name, arms in found.items()}
+    metrics = flattened({name: mean_of(n for n, _ in arms) for name, arms in found.items()})
+    good = {name: torch.cat([good for _, good in arms]) for name, arms in found.items()}
+    names = {name: name for name in found}
+    series = {
+        "strongest attack": line(names, "good", metrics),
+        "first layer alone": line(names, "good_first_layer", metrics),
+    }
     return Outcome(
         claims=_claims(setting, metrics, good, run.key.fold("claims")),
         metrics=metrics,
@@ -83,24 +86,19 @@ def _run(run: Run[_Setting]) -> Outcome:
             f"{setting.classes} classes x {setting.each} images, width {setting.width}; counts are means "
             f"over {setting.draws} draws of the images.",
         ],
-        charts=[_chart(setting, metrics)],
+        charts=[Chart("Good reconstructions", "victim", GOOD, series)],
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Arm:
-    numbers: dict[str, float]
-    good: Tensor  # (n,) 1 where the image came back
-
-
-def _arm(game: MarginGame, first: FirstLayer) -> _Arm:
+def _arm(game: MarginGame, first: FirstLayer) -> tuple[dict[str, float], Tensor]:
+    """The numbers of one victim, and (n,) 1 where the image came back."""
     _, scores = game.once(0)
     _, plain = replace(game, attack=first).once(0)
     kept = ("good", "good_share", "decoy_rate", "tpr_at_1pct", "ssim_median")
     numbers = {metric: scores.metrics[metric] for metric in kept}
     numbers["good_first_layer"] = plain.metrics["good"]
     numbers |= game.victim.report | {"test_error": 1 - game.test_accuracy}
-    return _Arm(numbers, scores.members.good.double())
+    return numbers, scores.members.good.double()
 
 
 def _claims(
@@ -141,16 +139,6 @@ def _claims(
             on_margin > metrics["standard.on_margin"],
         ),
     }
-
-
-def _chart(setting: _Setting, metrics: dict[str, float]) -> Chart:
-    victims = ["small", "standard", *(f"decay{decay:g}" for decay in setting.decays)]
-    names = {name: name for name in victims}
-    series = {
-        "strongest attack": line(names, "good", metrics),
-        "first layer alone": line(names, "good_first_layer", metrics),
-    }
-    return Chart("Good reconstructions", "victim", GOOD, series)
 
 
 _TITLE = "Weight decay and the margin (Figs. 4, 5)"
