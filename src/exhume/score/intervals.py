@@ -9,7 +9,7 @@ from torch import Tensor
 from exhume.contract import Key
 from exhume.results import Rate
 
-__all__ = ["bootstrap", "clopper_pearson", "detectable_rate", "rate_of"]
+__all__ = ["bootstrap", "clopper_pearson", "detectable_rate", "rate_of", "rate_reaching"]
 
 
 def clopper_pearson(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
@@ -46,6 +46,11 @@ def detectable_rate(trials: int, ceiling: float, *, power: float = 0.95) -> floa
     needed = next(
         (k for k in range(trials + 1) if clopper_pearson(k, trials)[0] > ceiling), trials + 1
     )
+    return rate_reaching(needed, trials, power=power)
+
+
+def rate_reaching(needed: int, trials: int, *, power: float = 0.95) -> float:
+    """The smallest true rate that gives so many successes with probability `power`; 1.0: none does."""
     if needed > trials:
         return 1.0
     low, high = 0.0, 1.0

@@ -14,14 +14,15 @@ code. Images have two measures, and first by either counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from scipy.stats import binom
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Key
+from exhume.score.intervals import rate_reaching
+from exhume.score.pixels import directions
 
 __all__ = ["FEWEST", "LEVEL", "Lineup", "LineupScore", "holm", "likeness", "strangers_for"]
 
@@ -29,7 +30,6 @@ LEVEL = 0.01  # of an audit
 USUAL, FEWEST, MOST = 99, 9, 1999  # strangers of a target
 _DRAWS = 9999  # permutations
 _AT_ONCE = 1000
-_POWER = 0.95
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,15 +56,7 @@ class LineupScore:
     @property
     def detectable(self) -> float:
         """The smallest share of identified targets that would be noticed with probability 95%."""
-        trials = len(self.targets)
-        if self.needed > trials:
-            return 1.0
-        low, high = 0.0, 1.0
-        for _ in range(50):
-            middle = (low + high) / 2
-            enough = float(binom.sf(self.needed - 1, trials, middle)) >= _POWER
-            low, high = (low, middle) if enough else (middle, high)
-        return high
+        return rate_reaching(self.needed, len(self.targets))
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,29 +152,21 @@ def likeness(candidates: Sequence[Tensor], pool: Tensor) -> tuple[Tensor, ...]:
 
     if not image:
         return (_each(candidates, pool, error),)
-    units = _standard(flat)
+    units = directions(flat)
     return (
         _each(candidates, pool, error),
-        _each(candidates, pool, lambda found: _standard(found.flatten(1).double()) @ units.T),
+        _each(candidates, pool, lambda found: directions(found.flatten(1).double()) @ units.T),
     )
 
 
-def _each(candidates: Sequence[Tensor], pool: Tensor, alike: object) -> Tensor:
+def _each(candidates: Sequence[Tensor], pool: Tensor, alike: Callable[[Tensor], Tensor]) -> Tensor:
     """(a, n); minus infinity where nothing answers a release, so that nobody is identified by it."""
-    assert callable(alike)
     rows = []
     for found in candidates:
         good = found[torch.isfinite(found.flatten(1).double()).all(1)] if len(found) else found
         nobody = torch.full((len(pool),), -torch.inf, dtype=torch.float64)
         rows.append(alike(good.to(pool.device)).amax(0).cpu() if len(good) else nobody)
     return torch.stack(rows)
-
-
-def _standard(flat: Tensor) -> Tensor:
-    """Without mean and length; a constant row is no direction at all."""
-    centred = flat - flat.mean(1, keepdim=True)
-    unit: Tensor = centred / centred.norm(dim=1, keepdim=True).clamp_min(1e-12)
-    return unit
 
 
 def strangers_for(targets: int, tests: int, measures: int) -> int:

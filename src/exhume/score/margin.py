@@ -15,6 +15,7 @@ from torch import Tensor
 from exhume.contract import ExhumeError, Reconstruction, Records, Secret
 from exhume.score.intervals import clopper_pearson
 from exhume.score.membership import auc
+from exhume.score.pixels import directions
 from exhume.score.structure import ssim
 
 __all__ = ["GOOD", "MarginScores", "Matches", "match", "score_margin"]
@@ -57,10 +58,7 @@ def match(candidates: Tensor, images: Tensor, centre: Tensor) -> Matches:
 
 
 def _standard(images: Tensor, centre: Tensor) -> Tensor:
-    flat = (images - centre).flatten(1).double()
-    flat = flat - flat.mean(1, keepdim=True)
-    unit: Tensor = flat / flat.norm(dim=1, keepdim=True).clamp_min(1e-12)
-    return unit
+    return directions((images - centre).flatten(1).double())
 
 
 @dataclass(frozen=True, eq=False)

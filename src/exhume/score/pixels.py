@@ -1,11 +1,11 @@
-"""Distances between records, value by value. Every function: (t, *shape) twice to (t,)."""
+"""Distances between records, value by value: (t, *shape) twice to (t,), where nothing else is said."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-__all__ = ["affine_fitted", "mae", "mse", "psnr"]
+__all__ = ["affine_fitted", "directions", "mae", "mse", "psnr"]
 
 
 def mse(found: Tensor, truth: Tensor) -> Tensor:
@@ -34,3 +34,10 @@ def affine_fitted(found: Tensor, truth: Tensor) -> Tensor:
         1, keepdim=True
     ).clamp_min(1e-12)
     return (level + slope * apart).reshape(truth.shape).to(truth.dtype)
+
+
+def directions(flat: Tensor) -> Tensor:
+    """(t, d) without mean and length: products are correlations; a constant is no direction at all."""
+    centred = flat - flat.mean(1, keepdim=True)
+    unit: Tensor = centred / centred.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    return unit

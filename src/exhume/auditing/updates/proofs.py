@@ -11,6 +11,7 @@ That neurons agree proves nothing by itself: in a batch of one class they agree 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -55,20 +56,26 @@ def proof_of(
     gradient: Gradient, architecture: Architecture, found: Reconstruction, steps: Steps, by: str
 ) -> Proof:
     """One release (1, p) of a mean loss and its candidates (1, k, *shape); `by` is the attack's id."""
-    real = found.real[0]
-    agreed = real & (found.confidence[0] >= _AGREEING) if by == "bias-ratio" else real
-    proofs = [
-        _explained(gradient, architecture, found, chosen, steps)
-        for chosen in (real, agreed)
-        if bool(chosen.any())
-    ]
-    if not any(proof.records for proof in proofs):
-        chosen, labels = _weighed(gradient, architecture, found, steps)
+    residuals = []
+    for chosen, labelled in _selections(gradient, architecture, found, steps, by):
         if bool(chosen.any()):
-            labelled = replace(found, labels=labels)
-            proofs.append(_explained(gradient, architecture, labelled, chosen, steps))
-    least = min((p.residual for p in proofs if p.residual is not None), default=None)
-    return next((proof for proof in proofs if proof.records), Proof(0, "", least))
+            tried = _explained(gradient, architecture, labelled, chosen, steps)
+            if tried.records:
+                return tried
+            residuals += [] if tried.residual is None else [tried.residual]
+    return Proof(0, "", min(residuals, default=None))
+
+
+def _selections(
+    gradient: Gradient, architecture: Architecture, found: Reconstruction, steps: Steps, by: str
+) -> Iterator[tuple[Tensor, Reconstruction]]:
+    """(k,) bool candidates that may be the whole batch, with their labels; the cheapest to select first."""
+    real = found.real[0]
+    yield real, found
+    if by == "bias-ratio":
+        yield real & (found.confidence[0] >= _AGREEING), found
+    chosen, labels = _weighed(gradient, architecture, found, steps)
+    yield chosen, replace(found, labels=labels)
 
 
 def _weighed(
