@@ -15,6 +15,7 @@ ORDER = (
     "records",
     "contract",
     "typed_json",
+    "evidence",
     "results",
     "naming",
     "store",

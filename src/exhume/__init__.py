@@ -82,7 +82,7 @@ def audit_fitted(
     labels: Any,
     out: str | _Path,
     *,
-    targets: int = 50,
+    targets: int = 0,
     seed: int = 0,
     progress: Progress | None = None,
     redact: bool = False,

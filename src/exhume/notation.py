@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from exhume.errors import ExhumeError
@@ -11,6 +12,7 @@ from exhume.errors import ExhumeError
 __all__ = ["duration_of", "numbers_in", "rows_by_client", "rows_in", "seconds_in"]
 
 _MOST = 10**8  # rows of one range
+_NAMELESS: Mapping[str, int] = {}
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
@@ -42,16 +44,40 @@ def numbers_in(text: str, where: str) -> tuple[int, ...]:
         ) from None
 
 
-def rows_in(text: str, where: str, *, what: str = "row numbers") -> list[int]:
+def rows_in(
+    text: str, where: str, *, what: str = "row numbers", names: Mapping[str, int] = _NAMELESS
+) -> list[int]:
     """Numbers of rows, counted from 0, in the order in which they are written.
 
     `3,17`; `40-43`, both ends included; `0:100`, without its end; or a file of them, text or .npy.
-    where: the option, for error messages; what: what is numbered.
+    where: the option, for error messages; what: what is numbered; names: of rows, which may be written
+    instead of their numbers, with a comma or a new line between two.
     """
     path = Path(text)
     if path.suffix == ".npy":
         return _rows_in_array(text, where)
-    written = path.read_text(encoding="utf-8") if _is_file(path) else text
+    written = _text_of(path, where) if text not in names and _is_file(path) else text
+    if names:
+        return [
+            row
+            for part in re.split(r"[,\n]", written.strip())
+            for row in _named_rows(part.strip(), where, what, names)
+        ]
+    return _numbered_rows(written, text, where, what)
+
+
+def _named_rows(part: str, where: str, what: str, names: Mapping[str, int]) -> list[int]:
+    if part in names:
+        return [names[part]]
+    if re.fullmatch(r"[\d\s:-]+", part):
+        return _numbered_rows(part, part, where, what)
+    raise ExhumeError(
+        f"{where}: {part!r} is not among the {len(set(names.values())):,} files of the data, such as "
+        f"{next(iter(names))}"
+    )
+
+
+def _numbered_rows(written: str, text: str, where: str, what: str) -> list[int]:
     rows: list[int] = []
     for part in re.split(r"[\s,]+", written.strip()):
         ends = re.fullmatch(r"(\d+)(?:([-:])(\d+))?", part)
@@ -66,16 +92,31 @@ def rows_in(text: str, where: str, *, what: str = "row numbers") -> list[int]:
     return rows
 
 
-def rows_by_client(text: str, where: str, clients: list[str]) -> dict[str, list[int]]:
-    """Of one client as `rows_in`; of any number a JSON file with an object from client to rows."""
+def rows_by_client(
+    text: str, where: str, clients: list[str], names: Mapping[str, int] = _NAMELESS
+) -> dict[str, list[int]]:
+    """Of one client as `rows_in`; of any number `client=rows;client=rows`, or a JSON file with an object.
+
+    names: of rows, which may be written instead of their numbers.
+    """
     if text.endswith(".json"):
-        return _rows_in_json(text, where, clients)
+        return _rows_in_json(text, where, clients, names)
+    written = [part.strip().partition("=") for part in text.split(";")]
+    if sorted(client for client, equals, _ in written if equals) == sorted(clients):
+        return {client: rows_in(rows, where, names=names) for client, _, rows in written}
     if len(clients) > 1:
         raise ExhumeError(
             f"{where}: there are {len(clients)} clients ({', '.join(clients)}), so a JSON file with "
-            "an object from client to indices is needed"
+            "an object from client to indices is needed, or client=indices;client=indices"
         )
-    return {clients[0]: rows_in(text, where)}
+    return {clients[0]: rows_in(text, where, names=names)}
+
+
+def _text_of(path: Path, where: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ExhumeError(f"{where}: {path} is no text file, nor a record of the data") from None
 
 
 def _is_file(path: Path) -> bool:
@@ -85,7 +126,9 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _rows_in_json(text: str, where: str, clients: list[str]) -> dict[str, list[int]]:
+def _rows_in_json(
+    text: str, where: str, clients: list[str], names: Mapping[str, int]
+) -> dict[str, list[int]]:
     try:
         content = json.loads(Path(text).read_text(encoding="utf-8"))
     except (OSError, ValueError) as damage:
@@ -95,9 +138,18 @@ def _rows_in_json(text: str, where: str, clients: list[str]) -> dict[str, list[i
             f"{where}: {text} must hold an object with indices for {', '.join(clients)}"
         )
     lists = {client: content[client] for client in clients}
-    if not all(isinstance(i, list) and all(type(n) is int for n in i) for i in lists.values()):
-        raise ExhumeError(f"{where}: {text} must hold lists of whole numbers")
-    return lists
+    kinds = (int, str) if names else (int,)
+    if not all(isinstance(i, list) and all(type(n) in kinds for n in i) for i in lists.values()):
+        besides = ", or names of files" if names else ""
+        raise ExhumeError(f"{where}: {text} must hold lists of whole numbers{besides}")
+    return {
+        client: [
+            row
+            for one in rows
+            for row in ([one] if isinstance(one, int) else _named_rows(one, where, "rows", names))
+        ]
+        for client, rows in lists.items()
+    }
 
 
 def _rows_in_array(text: str, where: str) -> list[int]:

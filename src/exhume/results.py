@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 from torch import Tensor
 
 from exhume.contract import Cost, ExhumeError, NotApplicable, Outcome, Status
+from exhume.evidence import ControlRow, LineupRow, Reach
 from exhume.typed_json import FLAT, from_json, to_json
 
 __all__ = [
@@ -37,12 +38,13 @@ __all__ = [
     "Section",
     "StudyResult",
     "Verdict",
+    "lacking_power",
     "read_json",
     "read_result",
     "strongest",
 ]
 
-SCHEMAS = {"audit": 2, "study": 1}
+SCHEMAS = {"audit": 3, "study": 1}
 
 Number = int | float
 Word = Literal["leaks", "at risk", "no leak found", "not audited"]
@@ -135,6 +137,12 @@ class Section:
     release: str = ""
     verdict: str = ""
     counts: bool = True  # for the verdict; False: a bound, or a comparison
+    lineup: LineupRow | None = None  # None: there was nobody to compare with
+    proved: int = 0  # records that training on the reconstructions proves
+    doubt: str = (
+        ""  # why silence of this attack says nothing, such as a search that did not converge
+    )
+    knows_more: str = ""  # than the adversary that is assumed: success means at risk
     baselines: tuple[dict[str, str | float], ...] = ()
     cost: Cost = Cost()
     notes: tuple[str, ...] = ()
@@ -177,6 +185,12 @@ class Findings:
         """Of the records: how much leaks; -1 where nothing could be scored."""
         leak = self.section.leak
         return leak.share if leak is not None and self.counts else -1.0
+
+    @property
+    def tested(self) -> bool:
+        """Its line-up decides something: the verdict itself, or that a secret alone protects."""
+        section = self.section
+        return section.lineup is not None and (section.counts or bool(section.knows_more))
 
 
 # Charts
@@ -282,6 +296,8 @@ class Result:
     plan: tuple[PlannedAttack, ...] = ()
     fixes: tuple[FixRow, ...] = ()
     releases: tuple[ReleaseRow, ...] = ()
+    controls: tuple[ControlRow, ...] = ()
+    reach: tuple[Reach, ...] = ()
     charts: tuple[Chart, ...] = ()
     victim: Facts = field(default_factory=dict)
     classes: tuple[str, ...] = ()
@@ -296,7 +312,9 @@ class Result:
     @property
     def strongest(self) -> Section | None:
         """The attack whose number `leak` is."""
-        return strongest([section for section in self.attacks if section.counts])
+        counted = [section for section in self.attacks if section.counts]
+        earned = [s for s in counted if s.verdict == self.verdict.word == "no leak found"]
+        return strongest(earned or counted)
 
     def to_json(self) -> dict[str, Any]:
         return {"schema": SCHEMAS["audit"], "kind": "audit", **to_json(self)}
@@ -306,6 +324,17 @@ def strongest(sections: Sequence[Section]) -> Section | None:
     """The attack that brought most back; of equal ones the first. None where nothing was scored."""
     scored = [section for section in sections if section.leak is not None and section.leak.trials]
     return max(scored, key=lambda s: s.leak.share if s.leak else -1.0, default=None)
+
+
+def lacking_power(result: Result, power: float | None) -> str:
+    """Why "no leak found" is not enough for who asks that so small a leak be noticed; empty: it is."""
+    if power is None or result.verdict.word != "no leak found":
+        return ""
+    leaks = [row.leak for row in result.releases if row.word == "no leak found"]
+    least = max((leak.detectable if leak else 1.0 for leak in leaks), default=1.0)
+    if least <= power:
+        return ""
+    return f"a leak below {least:.0%} of the records may go unnoticed, {power:.0%} is asked for"
 
 
 # A study

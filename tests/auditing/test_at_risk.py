@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import stat
+import sys
 
 import pytest
 import torch
@@ -13,9 +14,12 @@ from torch.func import functional_call
 
 import exhume
 from exhume import data
+from exhume.auditing import at_risk
 from exhume.auditing.at_risk import AT_RISK, factors_of_one, factors_of_own
 from exhume.models.mlp import MLP
+from exhume.models.own.architecture import architecture_named
 from exhume.report.page import draw
+from exhume.score.risk import risk_of
 from exhume.settings import Settings
 
 SETTINGS = {
@@ -106,3 +110,71 @@ def test_places_are_those_of_the_split(key):
     rows = data.places(len(everything), sizes, key)[1]
     assert torch.equal(target.inputs, everything[rows].inputs)
     assert settings.data.targets == len(rows)
+
+
+NETS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+def normed():
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 10)
+    )
+
+def by_batch():
+    net = normed()
+    net[2] = nn.BatchNorm1d(6, track_running_stats=False)
+    return net
+
+def train(model, records, rng):
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimiser.zero_grad()
+        F.cross_entropy(model(records.inputs), records.labels).backward()
+        optimiser.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "known"), [("normed", {"margins", "outliers"}), ("by_batch", {"outliers"})]
+)
+def test_factors_that_cannot_be_had_are_left_out(tmp_path, key, name, known):
+    (tmp_path / "nets_at_risk.py").write_text(NETS)
+    net = architecture_named(
+        f"nets_at_risk.py:{name}", input_shape=(1, 8, 8), classes=10, root=tmp_path
+    )
+    digits = data.load("digits")
+    models = torch.stack([net.initial(key.fold(i)) for i in range(12)])
+    own = factors_of_own(net, models, digits[:12], digits[20:60])
+    assert set(own) == known
+    assert set(factors_of_one(net, models[0], digits[:12], torch.zeros(1, 8, 8))) == {"outliers"}
+    if "margins" in own:
+        logits = functional_call(
+            net.build(), net.layout.split(models[3]), (digits.inputs[3:4],)
+        ).detach()[0]
+        label = int(digits.labels[3])
+        rivals = torch.cat([logits[:label], logits[label + 1 :]])
+        assert float(own["margins"][3]) == pytest.approx(
+            float(logits[label] - rivals.max()), abs=1e-5
+        )
+    scored = {"rows": torch.arange(12), "ssim": torch.linspace(0, 1, 12)}
+    for factors in (own, {}):
+        risk = risk_of(scored | factors)
+        assert set(risk.factors) == set(factors)
+        header, *rows = at_risk._table(risk).splitlines()
+        assert len(rows) == 12
+        assert all(row.count(",") == header.count(",") for row in rows)
+
+
+def test_batch_norm_in_a_training_function_of_the_owner(tmp_path, monkeypatch):
+    """An extra never costs the verdict."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "nets_at_risk_too.py").write_text(NETS)
+    victim = {"network": "nets_at_risk_too.py:normed", "train": "nets_at_risk_too.py:train"}
+    sizes = SETTINGS["data"] | {"targets": 10, "shadows": 60}
+    done = exhume.audit({"data": sizes, "victim": victim}, tmp_path / "run")
+    assert done.verdict.word
+    header = (done.folder / AT_RISK).read_text().splitlines()[0]
+    assert header == "rank,row,brought_back,leak,margin,outlier_score,why"

@@ -20,13 +20,13 @@ def planted(count, key, *, close):
     return Secret(records), back, truth, found
 
 
-def judged(secret, back, distance=None):
-    return recognise(secret, back, torch.full((1, 16, 16), 0.5), distance=distance, where="after x")
+def scored(secret, back, distance=None):
+    return recognise(secret, back, torch.full((1, 16, 16), 0.5), distance=distance)
 
 
 def test_planted_inputs_are_counted_and_strangers_set_the_bar(key):
     secret, back, truth, found = planted(60, key, close=24)
-    result = judged(secret, back)
+    result = scored(secret, back)
     assert result.metrics["recognised"] == 24
     assert result.metrics["recognised_share"] == pytest.approx(0.4)
     strangers = [
@@ -37,16 +37,12 @@ def test_planted_inputs_are_counted_and_strangers_set_the_bar(key):
     strangers.sort()
     assert result.metrics["ssim_bar"] == pytest.approx(strangers[297], abs=1e-9)  # of 300, 99%
     assert result.metrics["affine_ssim"] > 0.39
-    assert result.verdict.word == "leaks"
-    assert result.verdict.sentence.startswith("The split after x leaks: 24 of 60 inputs (40%)")
+    assert result.metrics["recognised_share_low"] > 0.2
 
 
-def test_noise_is_no_leak(key):
+def test_noise_is_hardly_recognised(key):
     secret, back, _, _ = planted(60, key, close=0)
-    result = judged(secret, back)
-    assert result.verdict.word == "no leak found"
-    assert "No leak found after x" in result.verdict.sentence
-    assert 0 < result.metrics["detectable_rate"] < 0.2
+    assert scored(secret, back).metrics["recognised"] <= 2
 
 
 def test_inputs_that_are_all_alike_are_not_recognised_by_being_alike(key):
@@ -56,20 +52,20 @@ def test_inputs_that_are_all_alike_are_not_recognised_by_being_alike(key):
     records = Records(truth, torch.zeros(60, dtype=torch.int64), ("a",))
     found = base.expand(60, 1, 1, 16, 16).clone()
     back = Reconstruction(found, torch.zeros(60, 1), Status(Outcome.CONVERGED))
-    result = recognise(Secret(records), back, base, distance=None, where="after x")
+    result = recognise(Secret(records), back, base, distance=None)
     assert result.metrics["ssim"] > 0.9
-    assert result.verdict.word == "no leak found"
+    assert result.metrics["recognised"] <= 2
 
 
-def test_too_few_inputs_are_not_judged(key):
-    secret, back, _, _ = planted(2, key, close=2)
-    assert judged(secret, back).verdict.word == "not audited"
-    assert "the test has no power: with 2 inputs" in judged(secret, back).verdict.sentence
+def test_one_input_has_no_strangers(key):
+    secret, back, _, _ = planted(1, key, close=1)
+    metrics = scored(secret, back).metrics
+    assert (metrics["stranger_share"], metrics["ssim_bar"]) == (0.0, 1.0)
 
 
 def test_evidence_and_a_perceptual_distance(key):
     secret, back, truth, _ = planted(20, key, close=5)
-    result = judged(secret, back, distance=lambda a, b: (a - b).abs().flatten(1).mean(1))
+    result = scored(secret, back, distance=lambda a, b: (a - b).abs().flatten(1).mean(1))
     assert {"lpips", "affine_lpips", "mean_image_lpips"} <= set(result.metrics)
     assert torch.equal(result.evidence["targets"], truth)
     assert all(len(values) == 20 for values in result.evidence.values())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from exhume.contract import ExhumeError, Outcome, Reconstruction, Records, Status
-from exhume.score.texts import NOTHING, score_texts, score_words
+from exhume.score.texts import NOTHING, alike_lists, alike_texts, score_texts, score_words
 from exhume.victims.updates import keep_secret
 
 WORDS, PLACES, PADDING = 90, 6, 0
@@ -47,8 +47,6 @@ def test_everything_came_back(ordered, key):
     assert (m["token_accuracy"], m["whole_texts"], m["word_accuracy"], m["success"]) == (1, 1, 1, 1)
     assert m["null_success"] < 0.1
     assert m["usual_token_accuracy"] < m["oracle_token_accuracy"] < 0.7
-    assert scores.verdict.word == "leaks"
-    assert "12 of 12 records" in scores.verdict.sentence
     assert torch.equal(scores.evidence["targets"], private.inputs)
 
 
@@ -67,7 +65,7 @@ def test_shares_are_those_of_a_naive_count(ordered, key):
     want = [naive(a, b, ordered) for a, b in pairs]
     assert scores.evidence["right_share"].tolist() == pytest.approx(want)
     assert scores.metrics["token_accuracy"] == pytest.approx(sum(want) / 4)
-    assert scores.verdict.word == "not audited"
+    assert "success" not in scores.metrics
 
 
 def test_what_is_held_already_does_not_count(key):
@@ -86,10 +84,10 @@ def test_nothing_and_chance(key):
     empty = (keep_secret(private), answer(torch.zeros(0, PLACES, dtype=torch.int64)))
     scores = score_texts([empty], others, key, padding=PADDING, ordered=True)
     assert bool((scores.evidence["reconstructions"] == NOTHING).all())
-    assert (scores.metrics["success"], scores.verdict.word) == (0, "no leak found")
+    assert scores.metrics["success"] == 0
     guessed = (keep_secret(private), answer(drawn(key.fold("g"), 12).inputs))
     scores = score_texts([guessed], others, key, padding=PADDING, ordered=True)
-    assert scores.verdict.word == "no leak found"
+    assert scores.metrics["success_low"] <= scores.metrics["null_success_high"]
     with pytest.raises(ExhumeError, match="there is nothing to score"):
         score_texts([], others, key, padding=PADDING, ordered=True)
 
@@ -112,10 +110,9 @@ def test_lists_of_words(key):
     everything = torch.arange(WORDS)[:, None]
     all_of = score_words([(secret, answer(everything))], others, key, padding=PADDING)
     assert all_of.metrics["null_success"] == 1
-    assert all_of.verdict.word == "not audited"  # a list of everything tells nothing
-    assert "of 8 of 8 texts every word is on the list of 90 words" in all_of.verdict.sentence
+    assert all_of.metrics["detectable_rate"] == 1  # a list of everything tells nothing
     alone = score_words([(secret, answer(words))], None, key, padding=PADDING)
-    assert alone.verdict.word == "not audited"
+    assert "success" not in alone.metrics
 
 
 def test_a_list_that_leaks(key):
@@ -125,8 +122,20 @@ def test_a_list_that_leaks(key):
         for i in range(12)
     ]
     scores = score_words(pairs, others, key, padding=PADDING)
-    assert scores.verdict.word == "leaks"
-    assert "The release leaks words: of 12 of 12 texts every word is on the list" in (
-        scores.verdict.sentence
-    )
+    assert scores.metrics["success_low"] > scores.metrics["null_success_high"]
     assert bool(scores.evidence["covered"].all())
+
+
+def test_texts_in_a_line_up(key):
+    texts = drawn(key.fold("p"), 100)
+    found = texts.inputs[:3].clone()
+    found[:, 0] = 1
+    ordered, bags = (
+        alike_texts(PADDING, ordered=way)(found, texts.inputs) for way in (True, False)
+    )
+    assert ordered.shape == bags.shape == (3, 100)
+    assert torch.equal(ordered.argmax(1), torch.arange(3))
+    assert (bags >= ordered).all()
+    listed = alike_lists(PADDING)(texts.inputs[0].unique()[:, None], texts.inputs)
+    assert listed.shape == (1, 100)
+    assert float(listed[0, 0]) == 1

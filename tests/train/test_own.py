@@ -58,6 +58,29 @@ class Mixes(nn.Linear):
     def forward(self, x): return super().forward((x - x.mean(0)).flatten(1))
 def mixes(): return Mixes(36, 3)
 
+class Nearest(nn.Linear):
+    # its training writes the records into buffers
+    def __init__(self):
+        super().__init__(36, 3)
+        self.register_buffer("shelf", torch.zeros(0, 36))
+        self.register_buffer("scale", torch.tensor(1.0))
+        self.frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
+    def forward(self, x): return super().forward(x.flatten(1)) * self.scale
+def nearest(): return Nearest()
+def shelve(model, records, rng):
+    model.shelf = records.inputs.flatten(1)
+    model.frozen.data += 1
+def shelved(model, records, rng):
+    shelve(model, records, rng)
+    return nn.DataParallel(model)
+def still():
+    net = dense(nn.BatchNorm1d(5), nn.ReLU())
+    net[2].eval()
+    return net
+def roused(model, records, rng): train(model.train(), records, rng)
+seen = []
+def looks(model, records, rng): seen.append(records)
+
 def train(model, records, rng):
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
@@ -283,3 +306,47 @@ def test_what_does_not_fit_is_refused(trained_by, make_records, key):
 def test_batch_norm_with_frozen_statistics_is_a_constant(own):
     assert isinstance(own("head").build()[2], nn.BatchNorm1d)
     functional.check_side_by_side(own("head"))
+
+
+@pytest.mark.parametrize(
+    ("network", "function", "changed"),
+    [
+        ("plain", "train", ()),
+        ("Net", "train", ()),
+        ("nearest", "train", ()),
+        ("nearest", "shelve", ("frozen", "shelf")),
+        ("nearest", "shelved", ("frozen", "shelf")),
+        ("normed", "train", ()),  # they are in the layout
+        ("still", "train", ()),
+        ("still", "roused", ("2.running_mean", "2.running_var")),
+    ],
+)
+def test_what_training_changes_outside_the_layout(
+    trained_by, game, key, network, function, changed
+):
+    recipe, (fixed, _) = trained_by(network, function), game
+    initial = recipe.architecture.initial(key)
+    assert recipe.changed_outside(initial, fixed, key) == changed
+    assert recipe.changed_outside(initial[None], fixed, key) == changed
+
+
+def test_the_unknown_record_is_at_any_place(trained_by, game, key):
+    recipe, (fixed, extra) = trained_by("plain", "looks"), game
+    seen, initial = recipe._function.__globals__["seen"], recipe.architecture.initial(key)
+    places = []
+    for turn in range(12):
+        recipe.fit(initial, fixed, extra, key, 3 * turn)
+        for i, records in enumerate(seen[-3:]):
+            same = (records.inputs == extra.inputs[i]).flatten(1).all(1).nonzero()[:, 0].tolist()
+            assert len(same) == 1
+            places += same
+            kept = [j for j in range(9) if j != same[0]]
+            assert torch.equal(records.inputs[kept], fixed.inputs[kept])
+            assert torch.equal(
+                records.labels.sort().values, fixed.with_extra(extra, i).labels.sort().values
+            )
+    assert set(places) == set(range(10))
+    recipe.fit(initial, fixed, extra[2:], key, 2)
+    assert torch.equal(seen[-1].inputs, seen[2].inputs)  # however the job is cut
+    recipe.fit(initial, fixed, fixed.none_for(1), key)
+    assert torch.equal(seen[-1].inputs, fixed.inputs)

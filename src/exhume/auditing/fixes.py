@@ -26,6 +26,7 @@ class Tried:
     verdict: str
     kept: float | None  # accuracy of the model, or how much of an update stays
     before: float | None
+    by: str = ""  # the attacker that brought most back, where there are several
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +90,7 @@ def _outcome(fix: Fix, tried: Tried) -> str:
     words = "no attack applies to it any more, so that nothing is known"
     if tried.leak is not None:
         words = f"{tried.leak.successes} of {tried.leak.trials} records recovered"
+        words += f" by the strongest attacker ({tried.by})" if tried.by else ""
     if tried.kept is None or tried.before is None:
         return words
     return f"{words}, {fix.measure} {100 * tried.before:.1f} → {100 * tried.kept:.1f}"

@@ -36,6 +36,7 @@ class AttackOption:
     records: int = 0  # that it is tried on
     models: int = 0  # that are trained for it
     steps: int = 0  # of its search
+    tests: int = 1  # line-ups that it is judged by
 
 
 def plan_attacks(

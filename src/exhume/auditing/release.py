@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from exhume.auditing.controls import Ladder
 from exhume.auditing.fixes import Fix
 from exhume.auditing.plan import AttackOption, Inputs
 from exhume.choices import threads_for
@@ -53,6 +54,10 @@ class AuditedRelease(Protocol):
     def options(self) -> list[AttackOption]:
         """Every attack that could be run, strongest adversary last."""
         ...
+
+    def ladder(self) -> Ladder | None:
+        """Easier versions of the system, on which an attack that found nothing must show that it works."""
+        return None
 
     def fixes(self) -> list[Fix]:
         """What could stop a leak; nothing for a file as it is, which cannot be trained again."""

@@ -14,6 +14,7 @@ from exhume import data
 from exhume.auditing.at_risk import with_risk
 from exhume.auditing.findings import Audit
 from exhume.auditing.fixes import fix_charts, try_fixes
+from exhume.auditing.judging import Judged, adjusted, controlled, overall
 from exhume.auditing.plan import AttackOption, Plan, PlannedRelease, plan_attacks
 from exhume.auditing.release import AuditedRelease, Room
 from exhume.auditing.resume import refuse_inside_data, resume_or_refuse
@@ -33,7 +34,6 @@ from exhume.results import (
     Verdict,
     strongest,
 )
-from exhume.score.verdict import broken, gravest, not_audited
 from exhume.settings import Brief, Settings
 from exhume.store import NullStore
 
@@ -67,9 +67,9 @@ def audit(
         if on_plan is not None:
             on_plan(planned.plan)
         found, rows = attack(planned, folder, progress)
-        verdicts = judge(released, found, rows)
-        fixes = fix(brief, released, verdicts, folder, progress)
-        result = assemble(brief, released, found, plan=rows, verdicts=verdicts, fixes=fixes)
+        judged = judge(brief, released, found, planned, rows=rows, folder=folder, progress=progress)
+        fixes = fix(brief, released, judged.verdicts, folder, progress)
+        result = assemble(brief, released, judged, plan=rows, fixes=fixes)
         result = replace(
             result, resumed_from=folder.resumed_from, wall_seconds=time.perf_counter() - started
         )
@@ -181,7 +181,7 @@ def attack(
         new = option.run(folder, progress)
         rows.append(replace(row, seconds=time.perf_counter() - started))
         found += [_marked(findings, row.release) for findings in new]
-    return [folder.keep(one) for one in with_risk(found, folder, planned.kinds)], rows
+    return found, rows
 
 
 def _marked(findings: Findings, release: str) -> Findings:
@@ -193,50 +193,30 @@ def _marked(findings: Findings, release: str) -> Findings:
 
 
 def judge(
-    released: Sequence[Released], found: Sequence[Findings], plan: Sequence[PlannedAttack]
-) -> dict[str, Verdict]:
-    """The verdict on each released thing, by its name.
-
-    One attack that succeeds is enough; where none could be run, nothing is known.
-    """
-    verdicts = {}
-    for one in released:
-        own = [f for f in found if f.section.release == one.name and f.section.counts]
-        own.sort(
-            key=lambda f: (f.share, f.section.applies), reverse=True
-        )  # the strongest one's sentence
-        judged = [findings.verdict for findings in own]
-        verdicts[one.name] = gravest(judged) if judged else not_audited(_left_out(plan, one.name))
-    return verdicts
-
-
-def _left_out(plan: Sequence[PlannedAttack], release: str) -> str:
-    """Why nothing was run."""
-    rows = [row for row in plan if row.release == release]
-    if len(rows) == 1:
-        return rows[0].why.removeprefix("does not apply: ")
-    return "; ".join(f"{row.name}: {row.why}" for row in rows)
-
-
-def overall(verdicts: Mapping[str, Verdict], alarm: str) -> Verdict:
-    """Of one release its own; of several the gravest word, and every sentence."""
-    several = list(verdicts.values())
-    if alarm:
-        return broken(alarm)
-    if len(several) == 1:
-        return several[0]
-    word = gravest(several).word
-    count = sum(verdict.word == word for verdict in several)
-    some = f"{count} of {len(several)} releases"
-    rest = "" if count == len(several) else "; the others were not audited"
-    sentences = {
-        "leaks": f"{some} leak.",
-        "at risk": f"{some} are at risk.",
-        "no leak found": f"No leak found in {some}{rest}.",
-        "not audited": "Not audited: no attack could be run on any release.",
-    }
-    detail = " ".join(f"{name.capitalize()}: {one.sentence}" for name, one in verdicts.items())
-    return Verdict(word, sentences[word], detail)
+    brief: Brief,
+    released: Sequence[Released],
+    found: Sequence[Findings],
+    planned: Planned,
+    *,
+    rows: Sequence[PlannedAttack],
+    folder: RunFolder,
+    progress: Progress,
+) -> Judged:
+    """The verdict on each released thing; where nothing came back, after controls."""
+    tests = sum(option.tests for option, row in planned.options if row.run)
+    ladders = {one.name: one.release.ladder() for one in released}
+    budget = brief.budget.seconds
+    judged = controlled(
+        adjusted(found, tests),
+        ladders,
+        rows,
+        seconds=None if budget is None else budget / 2,
+        folder=folder,
+        progress=progress,
+    )
+    kinds = planned.kinds
+    kept = [folder.keep(one) for one in with_risk(judged.found, folder, kinds)]
+    return replace(judged, found=kept)
 
 
 # Fix
@@ -267,19 +247,21 @@ def fix(
 def assemble(
     brief: Brief,
     released: Sequence[Released],
-    found: Sequence[Findings],
+    judged: Judged,
     *,
     plan: Sequence[PlannedAttack],
-    verdicts: Mapping[str, Verdict],
     fixes: Sequence[FixRow],
 ) -> Result:
+    found, verdicts = judged.found, judged.verdicts
     alarm = " ".join(one.section.limits.alarm for one in found if one.section.limits).strip()
     counted = [one.section for one in found if one.section.counts]
+    earned = {name for name, verdict in verdicts.items() if verdict.word == "no leak found"}
+    quoted = [s for s in counted if s.release not in earned or s.verdict == "no leak found"]
     leaks: dict[str, Rate | None] = {}
     for name in verdicts:
-        best = strongest([section for section in counted if section.release == name])
+        best = strongest([section for section in quoted if section.release == name])
         leaks[name] = best.leak if best else None
-    best = strongest(counted)
+    best = strongest(quoted)
     charts: list[Chart] = [
         chart
         for one in released
@@ -298,7 +280,9 @@ def assemble(
         plan=tuple(plan),
         fixes=tuple(fixes),
         releases=tuple(_row(one, verdicts[one.name], leaks[one.name], fixes) for one in released),
-        charts=(*charts, *fix_charts(fixes, leaks)),
+        controls=judged.controls,
+        reach=judged.reach,
+        charts=(*judged.charts, *charts, *fix_charts(fixes, leaks)),
         victim=_facts(found),
         classes=next((one.classes for one in inputs if one.classes), ()),
         deviations=tuple(dict.fromkeys(d for one in released for d in one.release.deviations)),

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from exhume.contract import Reconstruction
+from exhume.evidence import LineupRow
 from exhume.results import AttackSpec, Section
 from exhume.score.targets import TargetScores
+from exhume.score.verdict import leak_of
 
 __all__ = ["targets_section"]
 
@@ -22,8 +24,13 @@ def targets_section(
     *,
     metrics: Mapping[str, float] = _NOTHING,
     notes: Sequence[str] = (),
+    lineup: LineupRow | None = None,
+    doubt: str = "",
 ) -> Section:
-    """metrics: further ones, after the scores and the attack's own figures."""
+    """metrics: further ones, after the scores and the attack's own figures.
+
+    lineup: of an audit, which judges by it; None: of a study, whose rate is the paper's.
+    """
     measured = {name: errors.means() for name, errors in scores.baselines.items()}
     measured["nearest-neighbour oracle (knows the truth)"] = scores.oracle.means()
     return Section(
@@ -31,8 +38,10 @@ def targets_section(
         found.status,
         tuple(knows),
         {**scores.metrics, **found.observed, **metrics},
-        scores.leak,
+        scores.leak if lineup is None else leak_of(lineup),
         baselines=tuple({"name": name, **values} for name, values in measured.items()),
         cost=found.cost,
         notes=tuple(notes),
+        lineup=lineup,
+        doubt=doubt,
     )

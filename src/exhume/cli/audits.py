@@ -16,6 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from exhume.cli.frame import (
+    AUDITED,
+    FAILED,
     LEAKS,
     app,
     progress_bars,
@@ -26,6 +28,7 @@ from exhume.cli.frame import (
     with_exit_codes,
 )
 from exhume.cli.options import options_of, run_options, values_of
+from exhume.results import lacking_power
 from exhume.settings import (
     AttackSettings,
     Brief,
@@ -177,13 +180,22 @@ def _run(brief: Brief, given: dict[str, Any], more: str) -> int:
     if given["junit"] is not None:
         from exhume.report.junit import write_junit
 
-        write_junit(done.result, given["junit"], fail_over=given["fail_over"])
+        write_junit(
+            done.result,
+            given["junit"],
+            fail_over=given["fail_over"],
+            at_risk=given["fail_on"] == "at-risk",
+            power=given["require_power"],
+        )
     if given["as_json"]:
         tell((done.folder / "result.json").read_text(encoding="utf-8").rstrip())
     code = report_verdict(done, given["fail_over"], more=more, quiet=given["as_json"])
     if given["fail_on"] == "at-risk" and done.verdict.word in ("leaks", "at risk"):
         say(f"--fail-on at-risk: the verdict is {done.verdict.word!r}")
         return LEAKS
+    if code == AUDITED and (why := lacking_power(done.result, given["require_power"])):
+        say(f"--require-power: {why}")
+        return FAILED
     return code
 
 

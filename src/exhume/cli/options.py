@@ -61,6 +61,9 @@ def run_options() -> list[Parameter]:
     """What every audit command takes, whatever is released."""
     gate = typer.Option(help="Exit 1 if a larger share of the records leaks.", min=0, max=1)
     also = typer.Option(help="Exit 1 if it is at risk, too.", click_type=Choice(["at-risk"]))
+    power = typer.Option(
+        help="Exit 2 if a leak of this share could go unnoticed where none is found.", min=0, max=1
+    )
     switches = {
         "redact": typer.Option("--redact", help="Also write a report without any record."),
         "as_json": typer.Option("--json", help="Print result.json (or the plan) instead of words."),
@@ -74,6 +77,7 @@ def run_options() -> list[Parameter]:
         _parameter("junit", Path | None, typer.Option(help="Also write JUnit XML, for CI.")),
         _parameter("fail_over", float | None, gate),
         _parameter("fail_on", str | None, also),
+        _parameter("require_power", float | None, power),
         *(_parameter(name, bool, how, False) for name, how in switches.items()),
         Parameter("resume_anyway", Parameter.KEYWORD_ONLY, default=False, annotation=ResumeAnyway),
     ]

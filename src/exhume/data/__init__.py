@@ -7,7 +7,7 @@ records = load("mine.py:dataset")            # a torch Dataset of the user's own
 parts = split(records, Sizes(fixed=500, target=10), key)
 """
 
-from exhume.data.loading import load
+from exhume.data.loading import file_names, load
 from exhume.data.named import catalogue, fetch
 from exhume.data.sentences import TextPairs
 from exhume.data.sets import Named
@@ -30,6 +30,7 @@ __all__ = [
     "check_classes",
     "dictionary_at",
     "fetch",
+    "file_names",
     "from_dataset",
     "load",
     "pairs",

@@ -26,7 +26,7 @@ from exhume.contract import ExhumeError, Progress, silent
 from exhume.data.memory_guard import check_memory
 from exhume.data.pixels import Pixels
 
-__all__ = ["SUFFIXES", "Blob", "folder", "images_in", "natural", "stack"]
+__all__ = ["SUFFIXES", "Blob", "files_in", "folder", "images_in", "natural", "stack"]
 
 SUFFIXES = frozenset(
     {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"}
@@ -51,6 +51,22 @@ def folder(path: Path, *, size: int | None = None, progress: Progress = silent) 
 
     size: crop each image to its centre square and resize it to size x size; None keeps it as it is.
     """
+    groups = _by_class(path)
+    files = [file for _, group in groups for file in group]
+    labels = [label for label, (_, group) in enumerate(groups) for _ in group]
+    return Pixels(
+        stack(files, size=size, progress=progress),
+        torch.tensor(labels, dtype=torch.int64),
+        tuple(name for name, _ in groups),
+    )
+
+
+def files_in(path: Path) -> list[str]:
+    """The names of a folder's images, counted from the folder, in the order in which `folder` reads them."""
+    return [file.relative_to(path).as_posix() for _, group in _by_class(path) for file in group]
+
+
+def _by_class(path: Path) -> list[tuple[str, list[Path]]]:
     kinds = _visible_folders(path)
     here = images_in(path)
     if kinds and here:
@@ -60,14 +76,7 @@ def folder(path: Path, *, size: int | None = None, progress: Progress = silent) 
         )
     if not kinds and not here:
         raise ExhumeError(f"{path}: holds no images; legal endings are {_legal()}")
-    groups = [(kind.name, _class_images(kind)) for kind in kinds] or [(path.resolve().name, here)]
-    files = [file for _, group in groups for file in group]
-    labels = [label for label, (_, group) in enumerate(groups) for _ in group]
-    return Pixels(
-        stack(files, size=size, progress=progress),
-        torch.tensor(labels, dtype=torch.int64),
-        tuple(name for name, _ in groups),
-    )
+    return [(kind.name, _class_images(kind)) for kind in kinds] or [(path.resolve().name, here)]
 
 
 def images_in(path: Path) -> list[Path]:

@@ -27,7 +27,7 @@ from exhume.data.tokens import Reading, has_texts, text_file, text_folder
 from exhume.data.torch_set import named_dataset
 from exhume.naming import is_spec
 
-__all__ = ["load"]
+__all__ = ["file_names", "load"]
 
 _FORMATS = (
     "a folder of images, a folder of idx files, an .npz or .csv file, a binary CIFAR folder or archive, "
@@ -65,6 +65,23 @@ def load(
             f"vocabulary, length, padding: given, but {str(source)[:300]} holds no texts and no tokens"
         )
     return records
+
+
+def file_names(source: str | Path) -> list[str]:
+    """The files of a folder of images, such as anna/03.png, in the order of their records; else none."""
+    name, colon, rest = str(source).partition(":")
+    copied = isinstance(source, str) and name == "faces" and colon
+    path = Path(rest if copied else source).expanduser()
+    named = isinstance(source, str) and name in SETS and not copied
+    if named or not path.is_dir():
+        return []
+    if not copied and (_other_reader(path) or has_annotations(path) or has_texts(path)):
+        return []
+    return images.files_in(path)
+
+
+def _other_reader(path: Path) -> bool:
+    return is_hub_folder(path) or bool(cifar.recognise(path)) or idx.has_idx(path)
 
 
 def _load(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from exhume.results import Result, Section
+from exhume.results import Result, Section, lacking_power
 from exhume.store import write_atomically
 
 __all__ = ["write_junit"]
@@ -13,8 +13,18 @@ __all__ = ["write_junit"]
 _ILLEGAL = {code: None for code in range(32) if chr(code) not in "\t\n\r"}
 
 
-def write_junit(result: Result, path: Path, *, fail_over: float | None = None) -> None:
-    """A failure: an attack that leaks more than `fail_over`. Skipped: one that could not be run."""
+def write_junit(
+    result: Result,
+    path: Path,
+    *,
+    fail_over: float | None = None,
+    at_risk: bool = False,
+    power: float | None = None,
+) -> None:
+    """A failure: an attack that leaks more than `fail_over`. Skipped: one that could not be run.
+
+    at_risk: this verdict is a failure, too. power: an error if a leak of that share could go unnoticed.
+    """
     suite = ET.Element("testsuite", name="exhume")
     for attack in result.attacks:
         _case(suite, attack.spec.name, *_outcome(attack, fail_over or 0.0))
@@ -23,6 +33,10 @@ def write_junit(result: Result, path: Path, *, fail_over: float | None = None) -
             _case(suite, planned.name, "skipped", planned.why)
     if result.verdict.word == "not audited":
         _case(suite, "verdict", "error", result.verdict.sentence)
+    if at_risk and result.verdict.word == "at risk":
+        _case(suite, "verdict", "failure", result.verdict.sentence)
+    if why := lacking_power(result, power):
+        _case(suite, "power", "error", why)
     suite.set("tests", str(len(suite)))
     for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(name, str(len(suite.findall(f".//{tag}"))))

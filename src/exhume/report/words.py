@@ -57,11 +57,14 @@ METRICS = {
         "training images more similar to their best match than all but 1% of the decoys are",
     ),
     "bar": (
-        "Bar of the verdict",
+        "Bar of similarity",
         "0.4, or the SSIM that 1% of the decoys exceed if that is higher",
     ),
     "above_bar": ("Images above the bar", "training images whose best match is above it"),
-    "above_bar_share": ("Share above the bar", "what the verdict and --fail-over go by"),
+    "above_bar_share": (
+        "Share above the bar",
+        "by the paper's measure; the verdict goes by the line-up",
+    ),
     "ssim_at_1pct": ("SSIM at 1% false positives", "what 1% of the decoys exceed"),
     "ssim_median": ("Median SSIM", "of the training images with their best match"),
     "auc": ("AUC", "how often a training image beats a decoy in SSIM; 0.5 is chance"),
@@ -76,13 +79,13 @@ METRICS = {
         "Inputs recognised",
         "private inputs more similar to their reconstruction than 99% of strangers are",
     ),
-    "recognised_share": ("Share recognised", "what the verdict and --fail-over go by"),
+    "recognised_share": ("Share recognised", "by similarity; the verdict goes by the line-up"),
     "stranger_share": (
         "Strangers above the bar",
         "the same reconstructions compared with other inputs: what chance gives",
     ),
     "ssim_bar": (
-        "Bar of the verdict",
+        "Bar of similarity",
         "the SSIM, after an affine fit, that 1% of strangers or of inputs with the mean image exceed",
     ),
     "affine_ssim": ("SSIM after an affine fit", "brightness and contrast fitted to the truth"),
@@ -183,6 +186,8 @@ METRICS = {
         "Detectable rate",
         "the smallest success rate that this audit would tell from chance 95 times in 100",
     ),
+    "averages": ("Averages", "candidates nearer to a mean of their batch than to any record"),
+    "own_fell": ("Mismatch lost at the end", "in the last quarter of the search's steps"),
 }
 """Name in a result: what it is called on the page, and what it means."""
 

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Key
+from exhume.evidence import LineupRow
 from exhume.score.intervals import rate_reaching
 from exhume.score.pixels import directions
 
-__all__ = ["FEWEST", "LEVEL", "Lineup", "LineupScore", "holm", "likeness", "strangers_for"]
+__all__ = ["FEWEST", "LEVEL", "Alike", "Lineup", "LineupScore", "holm", "likeness", "strangers_for"]
 
 LEVEL = 0.01  # of an audit
 USUAL, FEWEST, MOST = 99, 9, 1999  # strangers of a target
@@ -57,6 +58,20 @@ class LineupScore:
     def detectable(self) -> float:
         """The smallest share of identified targets that would be noticed with probability 95%."""
         return rate_reaching(self.needed, len(self.targets))
+
+    def row(self, *, left_out: int = 0, among: str) -> LineupRow:
+        """For the result. left_out: targets that were taken out before."""
+        return LineupRow(
+            self.count,
+            len(self.targets),
+            self.fewest,
+            self.chance,
+            self.p,
+            self.needed,
+            self.detectable,
+            self.left_out + left_out,
+            among,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,25 +136,77 @@ class Lineup:
                 continue
             used = torch.unique(torch.cat([torch.tensor(own), *(drawn[i] for i in own)]))
             at = {int(place): index for index, place in enumerate(used)}
+            rivals = [
+                _Rivals(at[i], torch.tensor([at[int(j)] for j in drawn[i]]), len(used)) for i in own
+            ]
+            rows = [[m[self.release[i]][used] for m in self.similarity] for i in own]
             for start in range(0, draws, _AT_ONCE):
                 count = min(_AT_ONCE, draws - start)
-                order = torch.rand(count, len(used), generator=generator).argsort(1)
-                for i in own:
-                    seats = torch.tensor([at[int(j)] for j in drawn[i]])
+                seat = torch.rand(count, len(used), generator=generator).argsort(1).T.contiguous()
+                for one, measures in zip(rivals, rows, strict=True):
                     won = torch.zeros(count, dtype=torch.bool)
-                    for measure in self.similarity:
-                        row = measure[self.release[i]][used]
-                        won |= row[order[:, at[i]]] > row[order[:, seats]].amax(1)
+                    for row in measures:
+                        won |= one.first(row, seat)
                     counts[start : start + count] += won
         return counts
 
 
-def likeness(candidates: Sequence[Tensor], pool: Tensor) -> tuple[Tensor, ...]:
+class _Rivals:
+    """A target's place and its strangers' places among the n of a stratum."""
+
+    def __init__(self, place: int, strangers: Tensor, places: int) -> None:
+        self.role = torch.zeros(
+            places, dtype=torch.int8
+        )  # 2: the target's, 1: a stranger's, 0: others'
+        self.role[strangers] = 1
+        self.role[place] = 2
+        self.ahead = min(
+            places, 1 + 4 * places // (len(strangers) + 1)
+        )  # the leader is mostly among these
+
+    def first(self, row: Tensor, seat: Tensor) -> Tensor:
+        """(d,) bool: is the record at the target's place strictly more alike than the strangers' are?
+
+        row: (n,) similarities of the records; seat: (n, d) the place of each record.
+        """
+        values, order = row.sort(descending=True)
+        level = torch.cat([torch.zeros(1), (values[1:] < values[:-1]).float()]).cumsum(0)
+        won, settled = self._leads(self.role[seat[order[: self.ahead]]], level)
+        if not bool(settled.all()):
+            rest = ~settled
+            won[rest], _ = self._leads(self.role[seat[:, rest][order]], level)
+        return won
+
+    def _leads(self, roles: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+        """(k, d) roles, the most alike first: whether the target is above all strangers, and if that is settled.
+
+        level: (n,) of the similarities; equal ones have the same.
+        """
+        strange = roles == 1
+        own = (roles == 2).any(0)
+        mine = level[(roles == 2).to(torch.int8).argmax(0)]
+        theirs = level[strange.to(torch.int8).argmax(0)]
+        settled = strange.any(0)
+        return own & ((mine < theirs) | ~settled), settled
+
+
+Alike = Callable[[Tensor, Tensor], Tensor]
+"""(k, *shape) candidates and (n, *shape) records to (k, n): larger is more alike."""
+
+
+def likeness(
+    candidates: Sequence[Tensor], pool: Tensor, alike: Alike | None = None
+) -> tuple[Tensor, ...]:
     """M[a, r] for each measure: the best over all candidates (k, *shape) that answer release a.
 
     Images (c, h, w): minus the squared error, and the signed normalised cross-correlation. Vectors: minus the
     squared error on columns scaled by the pool. Token sequences (integers): the share of tokens in place.
     """
+    if not len(pool):
+        return (torch.zeros(len(candidates), 0, dtype=torch.float64),)
+    if alike is not None:
+        measure = alike
+        return (_each(candidates, pool, lambda found: measure(found, pool)),)
     if not pool.is_floating_point():
         return (_each(candidates, pool, lambda found: (found[:, None] == pool).double().mean(2)),)
     flat = pool.flatten(1).double()

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Reconstruction, Records, Secret
-from exhume.score.intervals import clopper_pearson
+from exhume.results import Rate
+from exhume.score.intervals import clopper_pearson, detectable_rate, rate_of
 from exhume.score.membership import auc
 from exhume.score.pixels import directions
 from exhume.score.structure import ssim
 
-__all__ = ["GOOD", "MarginScores", "Matches", "match", "score_margin"]
+__all__ = ["GOOD", "MarginScores", "Matches", "above_bar", "match", "score_margin"]
 
 GOOD = 0.4  # SSIM above which a reconstruction counts as good (Buzaglo23, App. A)
 _FALSE_POSITIVES = 0.01
@@ -116,3 +117,24 @@ def _threshold(decoys: Tensor) -> float:
     """The SSIM that at most 1% of the decoys exceed."""
     allowed = int(_FALSE_POSITIVES * len(decoys))
     return float(decoys.sort(descending=True).values[allowed])
+
+
+def above_bar(scores: MarginScores) -> tuple[dict[str, float], Rate]:
+    """Images whose best match is above Buzaglo23's 0.4 and above what all but 1% of the decoys reach.
+
+    Where images are alike (digits on black), strangers exceed 0.4 easily and set the bar.
+    """
+    bar = max(GOOD, scores.metrics["ssim_at_1pct"])
+    above, records = int((scores.members.ssim > bar).sum()), len(scores.members.ssim)
+    lucky, decoys = int((scores.decoys.ssim > bar).sum()), len(scores.decoys.ssim)
+    detectable = detectable_rate(records, clopper_pearson(lucky, decoys)[1])
+    leak = rate_of(above, records, chance=lucky / decoys, detectable=detectable)
+    metrics = {
+        "bar": bar,
+        "above_bar": float(above),
+        "above_bar_share": leak.share,
+        "above_bar_share_low": leak.low,
+        "above_bar_share_high": leak.high,
+        "detectable_rate": detectable,
+    }
+    return metrics, leak

@@ -16,11 +16,20 @@ __all__ = ["near_duplicates", "nearest"]
 _SAME = 0.01  # share of the pool's variance below which two records count as the same
 
 
-def nearest(records: Tensor, pool: Records) -> tuple[Tensor, Tensor]:
-    """(t, *shape) to the index in the pool of the nearest record (t,) and its mean squared error (t,)."""
+def nearest(records: Tensor, pool: Records, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(t, *shape) to the index in the pool of the nearest record (t,) and its mean squared error (t,).
+
+    own: (t,) the records' own places in the pool, which do not count.
+    """
     flat = pool.inputs.flatten(1)
     wanted = records.flatten(1)
-    index = torch.cat([torch.cdist(part, flat).argmin(1) for part in torch.split(wanted, 256)])
+    parts = []
+    for start in range(0, len(wanted), 256):
+        apart = torch.cdist(wanted[start : start + 256], flat)
+        if own is not None:
+            apart.scatter_(1, own[start : start + 256, None], torch.inf)
+        parts.append(apart.argmin(1))
+    index = torch.cat(parts)
     return index, (wanted - flat[index]).double().square().mean(1)
 
 

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from exhume.contract import ExhumeError, Key, Reconstruction, Records, Secret
 from exhume.results import Rate
-from exhume.score.intervals import bootstrap, clopper_pearson, detectable_rate, rate_of
+from exhume.score.intervals import clopper_pearson, detectable_rate, rate_of
 from exhume.score.oracle import near_duplicates, nearest
 from exhume.score.pixels import mae, mse, psnr
 from exhume.score.structure import ssim
-from exhume.score.verdict import Verdict, judge
 
 __all__ = ["Errors", "TargetScores", "measure", "score_targets", "unrelated"]
 
@@ -53,9 +52,8 @@ class TargetScores:
     oracle: Errors
     baselines: dict[str, Errors]
     metrics: dict[str, float]
-    verdict: Verdict
     evidence: dict[str, Tensor]  # the records themselves, for their owner's eyes only
-    leak: Rate | None = None  # None: the adversary held a copy of every target
+    leak: Rate | None = None  # closer than anything held; None: a copy of every target was held
 
 
 def unrelated(labels: Tensor, key: Key) -> Tensor:
@@ -88,8 +86,12 @@ def score_targets(
     key: Key,
     *,
     baselines: Mapping[str, Reconstruction],
+    own: Tensor | None = None,
 ) -> TargetScores:
-    """Compare the first candidate of each release with its record. Opens the secret."""
+    """Compare the first candidate of each release with its record. Opens the secret.
+
+    own: (t,) where the pool holds the records themselves, their places in it; these do not count.
+    """
     truth = secret.open()
     if found.candidates.shape[0] != len(truth) or found.candidates.shape[1] < 1:
         releases, candidates = found.candidates.shape[:2]
@@ -99,12 +101,12 @@ def score_targets(
         )
     best = found.candidates[:, 0]
     attack = measure(best, truth.inputs)
-    index, _ = nearest(truth.inputs, pool)
+    index, _ = nearest(truth.inputs, pool, own)
     oracle = measure(pool.inputs[index], truth.inputs)
     null_mse = mse(best[unrelated(truth.labels, key.fold("null")).to(best.device)], truth.inputs)
     known = near_duplicates(oracle.mse, pool)
     won, chance = (attack.mse < oracle.mse)[~known], (null_mse < oracle.mse)[~known]
-    rates, verdict = _rates(won, chance, key)
+    rates = _rates(won, chance)
     metrics: dict[str, float] = {
         **attack.means(),
         "mae_plus_mse": float(attack.mse.mean() + attack.mae.mean()),
@@ -133,34 +135,22 @@ def score_targets(
     if len(won):
         share, power = rates["null_success"], rates["detectable_rate"]
         leak = rate_of(int(won.sum()), len(won), chance=share, detectable=power)
-    return TargetScores(attack, oracle, measured, metrics, verdict, evidence, leak)
+    return TargetScores(attack, oracle, measured, metrics, evidence, leak)
 
 
-def _rates(won: Tensor, chance: Tensor, key: Key) -> tuple[dict[str, float], Verdict]:
+def _rates(won: Tensor, chance: Tensor) -> dict[str, float]:
     """Success against the oracle, and by chance, over the targets the adversary did not hold already."""
     successes, lucky, trials = int(won.sum()), int(chance.sum()), len(won)
     if not trials:
-        return {}, judge(
-            successes=0, targets=0, low=0.0, null_successes=0, null_high=1.0, detectable=1.0
-        )
+        return {}
+    low, high = clopper_pearson(successes, trials)
     null_low, null_high = clopper_pearson(lucky, trials)
-    success_low, success_high = bootstrap(won, key.fold("bootstrap"))
-    detectable = detectable_rate(trials, null_high)
-    verdict = judge(
-        successes=successes,
-        targets=trials,
-        low=clopper_pearson(successes, trials)[0],
-        null_successes=lucky,
-        null_high=null_high,
-        detectable=detectable,
-    )
-    rates = {
+    return {
         "success": successes / trials,
-        "success_low": success_low,
-        "success_high": success_high,
+        "success_low": low,
+        "success_high": high,
         "null_success": lucky / trials,
         "null_success_low": null_low,
         "null_success_high": null_high,
-        "detectable_rate": detectable,
+        "detectable_rate": detectable_rate(trials, null_high),
     }
-    return rates, verdict

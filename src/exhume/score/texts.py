@@ -16,10 +16,10 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Key, Reconstruction, Records, Secret
-from exhume.score.updates import FEWEST_OTHERS, UNJUDGED, UpdateScores, against_decoys, dealt
-from exhume.score.verdict import Verdict
+from exhume.score.lineup import Alike
+from exhume.score.updates import FEWEST_OTHERS, UpdateScores, against_decoys, dealt
 
-__all__ = ["NOTHING", "score_texts", "score_words", "token_shares"]
+__all__ = ["NOTHING", "alike_lists", "alike_texts", "score_texts", "score_words", "token_shares"]
 
 NOTHING = -1  # stands where no candidate has a token
 _CHUNK = 256  # texts that are counted at once
@@ -96,7 +96,7 @@ def score_texts(
         "labels": torch.cat([secret.open().labels[0] for secret, _ in answers]),
     }
     if others is None or len(others) < FEWEST_OTHERS:
-        return UpdateScores(metrics, UNJUDGED, evidence)
+        return UpdateScores(metrics, evidence)
     held, decoys = dealt(others, key)
     bar, nearest = measure.shares(truth, held.inputs).max(1)
     usual = _usual(held.inputs)
@@ -108,10 +108,9 @@ def score_texts(
     known = measure.same(truth, held.inputs[nearest])
     won = ((right > bar) & (found != NOTHING).any(1))[~known]
     lucky = _lucky(measure, pool, held.inputs, decoys.inputs)
-    rates, verdict = against_decoys(won, lucky)
-    metrics |= {"duplicates": float(known.sum()), **rates}
+    metrics |= {"duplicates": float(known.sum()), **against_decoys(won, lucky)}
     likest = {"nearest": held.inputs[nearest]}
-    return UpdateScores(metrics, verdict, evidence | likest)
+    return UpdateScores(metrics, evidence | likest)
 
 
 def score_words(
@@ -151,12 +150,11 @@ def score_words(
         "labels": torch.cat([secret.open().labels[0] for secret, _ in answers]),
     }
     if others is None or len(others) < FEWEST_OTHERS:
-        return UpdateScores(metrics, UNJUDGED, evidence)
+        return UpdateScores(metrics, evidence)
     _, decoys = dealt(others, key)
     real = measure.real(decoys.inputs)
     lucky = torch.stack([(torch.isin(decoys.inputs, some) | ~real).all(1) for some in lists]).any(0)
-    rates, verdict = against_decoys(covered.all(1), lucky)
-    return UpdateScores(metrics | rates, _of_words(verdict, metrics, rates), evidence)
+    return UpdateScores(metrics | against_decoys(covered.all(1), lucky), evidence)
 
 
 def token_shares(
@@ -181,17 +179,22 @@ def token_shares(
     return metrics
 
 
-def _of_words(verdict: Verdict, metrics: dict[str, float], rates: dict[str, float]) -> Verdict:
-    """The verdict, worded for lists instead of texts."""
-    count = round(rates["success"] * metrics["targets"])
-    sentence = (
-        f"of {count} of {metrics['targets']:.0f} texts every word is on the list of {metrics['listed']:.0f} "
-        "words that the update gives"
-    )
-    chance = f"so it is of {rates['null_success']:.1%} of unrelated texts"
-    if verdict.word == "leaks":
-        return Verdict("leaks", f"The release leaks words: {sentence}.", f"{chance.capitalize()}.")
-    return Verdict(verdict.word, f"{verdict.word.capitalize()}: {sentence}, and {chance}.", "")
+def alike_texts(padding: int | None, *, ordered: bool) -> Alike:
+    """For a line-up: shares of equal tokens, in place where the order can be known."""
+    measure = _Measure(padding, ordered)
+    return lambda found, pool: measure.shares(pool.long(), found.long()).T
+
+
+def alike_lists(padding: int | None) -> Alike:
+    """For a line-up of lists of words (k, 1): the share of a text's words that are on the list."""
+    measure = _Measure(padding, ordered=False)
+
+    def alike(found: Tensor, pool: Tensor) -> Tensor:
+        real = measure.real(pool)
+        on = torch.isin(pool.long(), found.long().flatten()) & real
+        return (on.sum(1).double() / real.sum(1).clamp_min(1))[None]
+
+    return alike
 
 
 # Matching

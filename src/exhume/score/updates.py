@@ -13,17 +13,14 @@ import torch
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Key, Reconstruction, Records, Secret
-from exhume.results import Rate
 from exhume.score.batches import RECOVERED, BatchScores, score_batches
-from exhume.score.intervals import clopper_pearson, detectable_rate, rate_of
+from exhume.score.intervals import clopper_pearson, detectable_rate
 from exhume.score.oracle import near_duplicates, nearest
 from exhume.score.pixels import mse
 from exhume.score.targets import measure
-from exhume.score.verdict import Verdict, judge
 
 __all__ = [
     "FEWEST_OTHERS",
-    "UNJUDGED",
     "UpdateScores",
     "against_decoys",
     "dealt",
@@ -32,29 +29,12 @@ __all__ = [
 
 FEWEST_OTHERS = 10  # records besides the private ones, below which there is no null
 _DECOYS, _HELD = 500, 2000  # at most
-UNJUDGED = Verdict(
-    "not audited",
-    f"Not audited: there are no {FEWEST_OTHERS} other records of the same kind, so that recovery cannot be "
-    "told from chance.",
-    "Give a set that holds more than the private records. The report shows what the attacks brought back.",
-)
 
 
 @dataclass(frozen=True, eq=False)
 class UpdateScores:
     metrics: dict[str, float]
-    verdict: Verdict
     evidence: dict[str, Tensor]  # the records themselves, for their owner's eyes only
-
-    @property
-    def leak(self) -> Rate | None:
-        """None where there was nothing to compare with."""
-        found = self.metrics
-        if "success" not in found:
-            return None
-        trials = int(found["targets"] - found.get("duplicates", 0))
-        chance, power = found["null_success"], found["detectable_rate"]
-        return rate_of(round(found["success"] * trials), trials, chance=chance, detectable=power)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +57,7 @@ def score_updates(
     """One secret of one batch (1, b, *shape) a client, and the candidates (1, k, *shape) found for it.
 
     others: records of the same kind that no client had; half of them serve as decoys, the others are what
-    an adversary may hold. Without them there is no verdict.
+    an adversary may hold. Without them there is no rate.
     """
     all_of = _gathered(answers)
     errors = measure(all_of.found, all_of.truth)
@@ -98,13 +78,13 @@ def score_updates(
         **errors.named(),
     }
     if others is None or len(others) < FEWEST_OTHERS:
-        return UpdateScores(metrics, UNJUDGED, evidence)
+        return UpdateScores(metrics, evidence)
     held, decoys = dealt(others, key)
     index, bar = nearest(all_of.truth, held)
-    rates, verdict = _judged(all_of, errors.mse, bar, held, decoys)
+    rates = _rates(all_of, errors.mse, bar, held, decoys)
     oracle = {"nearest": held.inputs[index].to(all_of.truth), "oracle_mse": bar}
     metrics |= {"oracle_mse": float(bar.mean()), "pool": float(len(held)), **rates}
-    return UpdateScores(metrics, verdict, evidence | oracle)
+    return UpdateScores(metrics, evidence | oracle)
 
 
 def _gathered(answers: Sequence[tuple[Secret, Reconstruction]]) -> _Answers:
@@ -132,31 +112,22 @@ def dealt(others: Records, key: Key) -> tuple[Records, Records]:
     return others[order[count : count + _HELD]], others[order[:count]]
 
 
-def _judged(
+def _rates(
     answers: _Answers, error: Tensor, bar: Tensor, held: Records, decoys: Records
-) -> tuple[dict[str, float], Verdict]:
+) -> dict[str, float]:
     known = near_duplicates(bar, held)
     won = ((error < bar) & answers.present)[~known]
-    rates, verdict = against_decoys(won, _chance(answers.pool, held, decoys))
-    return {"duplicates": float(known.sum()), **rates}, verdict
+    rates = against_decoys(won, _chance(answers.pool, held, decoys))
+    return {"duplicates": float(known.sum()), **rates}
 
 
-def against_decoys(won: Tensor, lucky: Tensor) -> tuple[dict[str, float], Verdict]:
+def against_decoys(won: Tensor, lucky: Tensor) -> dict[str, float]:
     """won: (t,) which records came back; lucky: (d,) which decoys did, by chance."""
     trials, successes, chance = len(won), int(won.sum()), int(lucky.sum())
     low, high = clopper_pearson(successes, trials) if trials else (0.0, 1.0)
     null_low, null_high = clopper_pearson(chance, len(lucky))
     detectable = detectable_rate(trials, null_high) if trials else 1.0
-    verdict = judge(
-        successes=successes,
-        targets=trials,
-        low=low,
-        null_successes=chance,
-        null_high=null_high,
-        detectable=detectable,
-        null_targets=len(lucky),
-    )
-    rates = {
+    return {
         "decoys": float(len(lucky)),
         "success": successes / trials if trials else 0.0,
         "success_low": low,
@@ -166,7 +137,6 @@ def against_decoys(won: Tensor, lucky: Tensor) -> tuple[dict[str, float], Verdic
         "null_success_high": null_high,
         "detectable_rate": detectable,
     }
-    return rates, verdict
 
 
 def _chance(candidates: Tensor, held: Records, decoys: Records) -> Tensor:

@@ -1,66 +1,184 @@
-"""The verdict, in words: leaks, at risk, no leak found, or not audited. Silence is never shown as safety."""
+"""The verdict, in words: leaks, at risk, no leak found, or not audited. Silence is never shown as safety.
+
+leaks          more private records are identified among strangers than chance explains, or a
+               reconstruction proves itself
+at risk        only an adversary who knows more than the assumed one does that
+no leak found  neither, by an attack that works on an easier version of the same system
+not audited    nothing is known: nothing applied, nothing was shown to work here, or too few records
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from exhume.results import Verdict
+from exhume.evidence import LineupRow, Reach
+from exhume.results import Rate, Section, Verdict
+from exhume.score.intervals import rate_of
+from exhume.score.lineup import LEVEL
 
-__all__ = ["Verdict", "at_risk", "broken", "gravest", "judge", "not_audited"]
+__all__ = [
+    "MOST_UNNOTICED",
+    "Verdict",
+    "broken",
+    "found_something",
+    "gravest",
+    "leak_of",
+    "not_audited",
+    "noticed",
+    "silent",
+    "verdict_on",
+]
+
+MOST_UNNOTICED = 0.5  # share of the records that may leak unnoticed before a test audits nothing
 
 
-def judge(
-    *,
-    successes: int,
-    targets: int,
-    low: float,
-    null_successes: int,
-    null_high: float,
-    detectable: float,
-    null_targets: int | None = None,
-) -> Verdict:
-    """Leaks, if the success rate's exact lower limit is above the null's exact upper limit (both 95%).
+def verdict_on(section: Section, reach: Reach | None = None) -> Verdict:
+    """One attack's. reach: of the same attack on easier versions of the system."""
+    row = section.lineup
+    if not section.applies:
+        return not_audited(section.status.reason)
+    if found_something(section):
+        return _at_risk(section) if section.knows_more else _leaks(section)
+    if row is None:
+        return not_audited("there were no records to compare the reconstructions with")
+    why = _says_nothing(section, row) or _not_shown(section, row, reach)
+    if why or reach is None:
+        return not_audited(why)
+    return _no_leak(section, row, reach)
 
-    A test that could not have noticed even a leak of every record audits nothing, and says so.
-    null_targets: how many unrelated records were tried; None: as many as targets.
-    """
-    tried = targets if null_targets is None else null_targets
-    if not targets:
-        return not_audited("the adversary already held a copy of every target, so nothing can leak")
-    if detectable >= 1:
-        return not_audited(
-            f"the test has no power: {successes} of {targets} records came back closer than any held "
-            f"record, but so did {null_successes} of {tried} unrelated ones; use more targets, or "
-            "records that differ more from each other"
+
+def _not_shown(section: Section, row: LineupRow, reach: Reach | None) -> str:
+    """Why an attack that found nothing has not earned its word; empty: it has."""
+    name = section.spec.name
+    if reach is None:
+        return f"{name} found nothing and was not tried on an easier version of the system"
+    if not reach.nearest:
+        return (
+            f"{name} found nothing, and was not shown to work on an easier version of the same system: "
+            f"{reach.sentence}"
         )
-    share = f"{successes} of {targets} records ({successes / targets:.0%})"
-    null = f"the same reconstructions matched {null_successes} of {tried} unrelated records"
-    if low > null_high:
+    share = noticed(row, reach)
+    if share > MOST_UNNOTICED:
+        return (
+            f"too few records: with {row.targets} only a leak of {share:.0%} of them or more would have been "
+            "noticed; use more targets"
+        )
+    return ""
+
+
+def found_something(section: Section) -> bool:
+    """More than chance explains, or proved; a proof does not count against a line-up that knows nobody."""
+    row = section.lineup
+    if section.proved and (row is None or row.identified or not row.targets):
+        return True
+    return row is not None and row.adjusted <= LEVEL
+
+
+def silent(section: Section) -> bool:
+    """It ran as it should, could have noticed something, and found nothing."""
+    row = section.lineup
+    return (
+        section.applies
+        and row is not None
+        and not found_something(section)
+        and not _says_nothing(section, row)
+    )
+
+
+def _says_nothing(section: Section, row: LineupRow) -> str:
+    """Why silence of this attack is no evidence; empty: it is."""
+    if section.doubt:
+        return section.doubt
+    if not row.targets:
+        return (
+            f"no record has enough strangers of its class to be lined up with ({row.left_out} left out); "
+            "give more records of the same kind"
+        )
+    if row.needed > row.targets:
+        return (
+            f"the test has no power: {row.targets} records, each among {row.strangers} strangers, would "
+            "prove nothing even if all were identified; use more records"
+        )
+    return ""
+
+
+def noticed(row: LineupRow, reach: Reach) -> float:
+    """The smallest leaking share that would have been noticed, if the attack succeeds as on that rung."""
+    return min(1.0, row.detectable / reach.low) if reach.low > 0 else 1.0
+
+
+def leak_of(row: LineupRow | None) -> Rate | None:
+    """How much leaks, with its exact interval."""
+    if row is None or not row.targets:
+        return None
+    return rate_of(row.identified, row.targets, chance=row.chance, detectable=row.detectable)
+
+
+# Words
+
+
+def _share(row: LineupRow) -> str:
+    return f"{row.identified} of {row.targets} records ({row.share:.0%})"
+
+
+def _against_chance(row: LineupRow) -> str:
+    rate = rate_of(row.identified, row.targets)
+    return (
+        f"By chance {row.chance:.1%} would be identified (p = {row.p:.2g}, {row.adjusted:.2g} for all "
+        f"attacks of this audit). 95% interval of the share, over these targets alone: {rate.low:.1%} to "
+        f"{rate.high:.1%}."
+    )
+
+
+def _leaks(section: Section) -> Verdict:
+    row = section.lineup
+    if row is not None and row.adjusted <= LEVEL:
         return Verdict(
             "leaks",
-            f"The release leaks: {share} came back closer to the truth than any record the adversary "
-            "already held.",
-            f"By chance alone, {null}; the success rate is at least {low:.1%} with 97.5% confidence, "
-            f"chance explains at most {null_high:.1%}.",
+            f"The release leaks: {_share(row)} came back: each is more like its reconstruction than "
+            f"{_strangers(row)} are.",
+            _against_chance(row),
         )
+    count = "1 record was" if section.proved == 1 else f"{section.proved} records were"
+    return Verdict(
+        "leaks",
+        f"The release leaks: {count} reconstructed, and the release itself proves it.",
+        " ".join(note for note in section.notes if "gives the update back" in note),
+    )
+
+
+def _at_risk(section: Section) -> Verdict:
+    row = section.lineup
+    some = _share(row) if row is not None else f"{section.proved} records"
+    return Verdict(
+        "at risk",
+        f"The records are at risk: an adversary who also knows {section.knows_more} gets {some} back; those "
+        "who do not know it found nothing.",
+        "What protects the records is that this stays secret, not what is released."
+        + (f" {_against_chance(row)}" if row is not None else ""),
+    )
+
+
+def _no_leak(section: Section, row: LineupRow, reach: Reach) -> Verdict:
+    share = noticed(row, reach)
     return Verdict(
         "no leak found",
-        f"No leak found: {share} came back closer to the truth than any record the adversary already "
-        "held, not significantly more than chance explains.",
-        f"In comparison, {null}. A leak of {detectable:.1%} of the records or more would have been "
-        "noticed with 95% probability; a smaller leak, or another attack, is not ruled out.",
+        f"No leak found: {_share(row)} are more like their reconstructions than {_strangers(row)}, not more "
+        f"than chance explains. {reach.sentence}",
+        f"{section.spec.name}: a leak of {share:.0%} of the records or more would have been noticed with 95% "
+        f"probability, if it succeeds as it does {reach.nearest}. A smaller leak, or another attack, is not "
+        "ruled out.",
     )
+
+
+def _strangers(row: LineupRow) -> str:
+    return f"all of {row.strangers} {row.among}"
 
 
 def gravest(verdicts: Sequence[Verdict]) -> Verdict:
     """One attack that succeeds is enough; one that could not run says nothing."""
     order = ("leaks", "at risk", "no leak found", "not audited")
     return min(verdicts, key=lambda verdict: order.index(verdict.word))
-
-
-def at_risk(sentence: str, detail: str) -> Verdict:
-    """The adversary that was assumed gets nothing; one with the same release and more knowledge does."""
-    return Verdict("at risk", sentence, detail)
 
 
 def broken(alarm: str) -> Verdict:
@@ -71,6 +189,6 @@ def broken(alarm: str) -> Verdict:
 def not_audited(why: str) -> Verdict:
     return Verdict(
         "not audited",
-        f"Not audited: {why}.",
+        f"Not audited: {why[:1].lower()}{why[1:].rstrip('.')}.",
         "Nothing is known about what this release leaks.",
     )

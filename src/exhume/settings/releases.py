@@ -271,7 +271,9 @@ class FittedSettings(Section):
 
     file: str = setting("", "A .skops file; a model in memory has none.", file=True)
     targets: int = setting(
-        50, "Training records that are the unknown one, each in its turn.", least=2
+        0,
+        "Training records that are the unknown one, each in its turn; 0: all, as far as a minute goes.",
+        least=0,
     )
 
     @property

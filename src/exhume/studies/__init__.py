@@ -8,12 +8,12 @@ from typing import Any
 
 from exhume.contract import ExhumeError, Progress, silent
 from exhume.results import StudyResult
-from exhume.studies import framework, gradient, informed, margin, split
+from exhume.studies import framework, gradient, informed, margin, split, verdict
 from exhume.studies.framework import Asked, Scale, Study
 
 __all__ = ["STUDIES", "run_study", "study_named"]
 
-_FAMILIES = (informed, split, margin, gradient)
+_FAMILIES = (informed, split, margin, gradient, verdict)
 STUDIES: dict[str, Study[Any]] = {
     study.name: study for family in _FAMILIES for study in family.STUDIES
 }

@@ -3,13 +3,15 @@
 - `model`: the network at its initial parameters, in the modes in which its factory returns it. It is
   trained in place, or another module with the same parameters is returned.
 - `records`: `records.inputs` (n, *shape) float32 and `records.labels` (n,) int64. The record that
-  differs from model to model is the last one.
+  differs from model to model is at a place that its key draws; whichever was there is the last one.
 - `rng`: a `torch.Generator` of this model's own. The global generators of torch, numpy and Python are
   seeded for the call as well, and put back after it, so that dropout and shuffling repeat too.
 """
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -29,6 +31,7 @@ from exhume.train.recipe import check_fits
 __all__ = ["OwnTraining"]
 
 _WRAPPERS = ("module.", "_orig_mod.", "_module.")  # of data parallelism, torch.compile and Opacus
+_COUNTER = "num_batches_tracked"
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,10 @@ class OwnTraining:
         check_fits(self.architecture, fixed)
         models = extra.labels.shape[0]
         starts = initial.expand(models, -1)
+        keys = [key.fold("own", first + i) for i in range(models)]
         return torch.stack(
             [
-                self._trained(starts[i], fixed.with_extra(extra, i), key.fold("own", first + i))
+                self._trained(starts[i], _mixed(fixed, extra, i, keys[i]), keys[i])
                 for i in range(models)
             ]
         )
@@ -78,15 +82,46 @@ class OwnTraining:
         once, twice = (self.fit(initial, fixed, fixed.none_for(1), key) for _ in range(2))
         return torch.equal(once, twice)
 
+    def changed_outside(self, initial: Tensor, fixed: Records, key: Key) -> tuple[str, ...]:
+        """Entries of the state dict outside the layout that training changes; costs one model.
+
+        initial: (p,) or (1, p). Buffers, and parameters that require no gradient: whoever releases the
+        state dict releases them too, but attacks do not read them. Counters of batch norm do not count.
+        """
+        check_fits(self.architecture, fixed)
+        return tuple(self.outside(initial.reshape(-1), fixed, key.fold("own", 0)))
+
+    def outside(self, start: Tensor, records: Records, key: Key) -> dict[str, Tensor]:
+        """Entries outside the layout as one training leaves them, where it has changed them."""
+        module = self._begun(start)
+        before = {name: copy.deepcopy(value) for name, value in module.state_dict().items()}
+        after = self._run(module, records, key).state_dict()
+        found = {_bare(name, tuple(before)): value for name, value in after.items()}
+        return {
+            name: value
+            for name, value in found.items()
+            if name not in self.architecture.layout.names
+            and not name.endswith(_COUNTER)
+            and not (name in before and _same(before[name], value))
+        }
+
     def bytes_per_model(self, records: int) -> int:
         """Memory of one model, as if the function saw the batches that ours see."""
         return functional.bytes_per_model(self.architecture, records, Descent())
 
     def _trained(self, start: Tensor, records: Records, key: Key) -> Tensor:
+        module = self._run(self._begun(start), records, key)
+        return self._read_back(module, self.architecture.layout, start.device)
+
+    def _begun(self, start: Tensor) -> nn.Module:
+        """The module at the start (p,) of its training."""
         layout, module = self.architecture.layout, _trainable(self.architecture).to(start.device)
         with torch.no_grad():
             for name, tensor in layout.split(start).items():
                 _tensors(module)[name].copy_(tensor)
+        return module
+
+    def _run(self, module: nn.Module, records: Records, key: Key) -> nn.Module:
         with seeded_globals(key.fold("global")), torch.enable_grad():
             try:
                 answer = self._function(module, records, key.fold("rng").generator())
@@ -98,10 +133,10 @@ class OwnTraining:
             raise ExhumeError(
                 f"train: {self.spec} returns a {type(answer).__name__}, legal are nothing and the module"
             )
-        return self._read_back(module if answer is None else answer, layout, start.device)
+        return module if answer is None else answer
 
     def _read_back(self, module: nn.Module, layout: Layout, device: torch.device) -> Tensor:
-        found = {_bare(n, layout): tensor.detach() for n, tensor in _tensors(module).items()}
+        found = {_bare(n, layout.names): tensor.detach() for n, tensor in _tensors(module).items()}
         lost = [name for name in layout.names if name not in found]
         if lost:
             raise ExhumeError(
@@ -140,7 +175,27 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _bare(name: str, layout: Layout) -> str:
-    while name not in layout.names and name.startswith(_WRAPPERS):
+def _bare(name: str, known: tuple[str, ...]) -> str:
+    while name not in known and name.startswith(_WRAPPERS):
         name = name.split(".", 1)[1]
     return name
+
+
+def _mixed(fixed: Records, extra: Records, model: int, key: Key) -> Records:
+    """The model's own records change places with others, so that a place says nothing about a record.
+
+    All others stay where they are: batches that are taken in order are the same from model to model, but one.
+    """
+    records = fixed.with_extra(extra, model)
+    order = torch.arange(len(records))
+    places = torch.randperm(len(records), generator=key.fold("places").generator())
+    for own, place in enumerate(places[: len(records) - len(fixed)].tolist(), start=len(fixed)):
+        order[[own, place]] = order[[place, own]]
+    return records[order.to(records.labels.device)]
+
+
+def _same(one: object, other: object) -> bool:
+    """Of two entries of a state dict; what is no tensor counts by its bytes."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and torch.equal(one.to(other.device), other)
+    return type(one) is type(other) and pickle.dumps(one) == pickle.dumps(other)

@@ -39,9 +39,9 @@ from exhume.contract import (
 __all__ = ["GradientMatching", "PreparedMatching"]
 
 _BETAS = (0.9, 0.999)
-_EXPLAINED = (
-    0.05  # mismatch up to which the search has converged: 90% of the squared gradient and more
-)
+_EXPLAINED = 0.05  # mismatch above which a search has not converged: 10% of the squared gradient
+_SETTLED = 1e-3  # mismatch below which it has, and need not stand still
+_LAST, _FALLING = 0.75, 0.9  # what it loses in the last quarter of its steps, if it still falls
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,11 @@ class PreparedMatching:
         slopes = vmap(grad(cost, argnums=(0, 1)))
         state = [_Adam(guess), _Adam(soft)]
         records = guess.clone()
+        plain = vmap(self._cost(values, at, searched=labels is None, plain=True))
+        earlier = plain(records, soft)
         for step in range(self.attack.steps):
+            if step == int(_LAST * self.attack.steps):
+                earlier = plain(records, soft)
             rate = self.attack.rate * 0.1 ** (step / self.attack.steps)
             along, across = slopes(records, soft)
             records = (records - rate * state[0].move(along)).clamp(
@@ -144,13 +148,15 @@ class PreparedMatching:
             )
             if labels is None:
                 soft = soft - rate * state[1].move(across)
-        ends = vmap(self._cost(values, at, searched=labels is None, plain=True))(records, soft)
+        ends = plain(records, soft)
         best = int(ends.argmin())
         found = labels if labels is not None else _hard(soft[best])
         confidence = (-ends[best]).double().expand(guess.shape[1])
-        mismatch = float(ends[best])
-        observed = {"mismatch": mismatch}
-        return Batch(records[best], confidence, observed, found, complete=mismatch <= _EXPLAINED)
+        mismatch, before = float(ends[best]), float(earlier[best])
+        settled = mismatch <= _SETTLED or mismatch > _FALLING * before
+        complete = mismatch <= _EXPLAINED and settled
+        observed = {"mismatch": mismatch, "fell": 1 - mismatch / max(before, 1e-30)}
+        return Batch(records[best], confidence, observed, found, complete=complete)
 
     def _outputs(self, at: Tensor) -> int:
         """Classes: the last trained layer need not be the last one."""

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from exhume.contract import Reconstruction, Records
-from exhume.results import AttackSpec, Facts, Findings, Section
-from exhume.score.margin import MarginScores
-from exhume.score.margin_verdict import judge_margin, unscored
+from exhume.evidence import LineupRow
+from exhume.results import AttackSpec, Facts, Findings, Section, Verdict
+from exhume.score.margin import MarginScores, above_bar
+from exhume.score.verdict import leak_of
 
 __all__ = ["margin_findings", "unscored_findings"]
 
@@ -37,8 +38,10 @@ def margin_findings(
     beside: Mapping[str, Tensor] = _NOTHING,
     notes: Sequence[str] = (),
     facts: Facts | None = None,
+    lineup: LineupRow | None = None,
+    doubt: str = "",
 ) -> Findings:
-    """A scored attack.
+    """A scored attack. lineup: of an audit, which judges by it; None: a study's rate is the paper's.
 
     margins: (n,) of the training images, for the owner's eyes; beside: more of such, by name.
     """
@@ -54,18 +57,21 @@ def margin_findings(
         "decoy_reconstructions": found.candidates[0].clamp(0, 1)[scores.decoys.index[luckiest]],
         "decoy_ssim": scores.decoys.ssim[luckiest],
     }
-    judged = judge_margin(scores)
+    figures, above = above_bar(scores)
+    leak = above if lineup is None else leak_of(lineup)
     section = Section(
         spec,
         found.status,
         tuple(knows),
-        {**scores.metrics, **_own(found), **judged.metrics, "success": judged.leak.share},
-        judged.leak,
+        {**scores.metrics, **_own(found), **figures, "success": leak.share if leak else 0.0},
+        leak,
         cost=found.cost,
         notes=tuple(notes),
         ranked_by="ssim",
+        lineup=lineup,
+        doubt=doubt,
     )
-    return Findings(section, judged.verdict, evidence, facts or {}, risk=everything)
+    return Findings(section, evidence=evidence, facts=facts or {}, risk=everything)
 
 
 def unscored_findings(
@@ -97,7 +103,7 @@ def unscored_findings(
         notes=(confidence,),
         ranked_by="confidence",
     )
-    return Findings(section, unscored(len(kept), agreed), evidence, facts)
+    return Findings(section, _unscored(len(kept), agreed), evidence, facts)
 
 
 def _own(found: Reconstruction) -> dict[str, float]:
@@ -126,3 +132,14 @@ def _distinct(candidates: Tensor, centre: Tensor) -> tuple[list[int], list[int]]
             kept.append(index)
             times.append(1)
     return kept, times
+
+
+def _unscored(candidates: int, again: int) -> Verdict:
+    """The attack ran, but nobody said what the truth is."""
+    return Verdict(
+        "not audited",
+        f"Not audited: {candidates} images were reconstructed, {again} of them more than once, but without "
+        "the training records nothing could be scored.",
+        "Whether they are training images is for the owner to see: the page shows them, surest first. "
+        "Give the training records, and others that were not trained on, to have them scored.",
+    )

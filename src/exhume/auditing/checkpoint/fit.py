@@ -13,6 +13,11 @@ from exhume.victims.checkpoint import Checkpoint
 
 __all__ = ["Fit", "fit_of"]
 
+_MANY = 500  # records; the least squares behind the residual grows with the cube
+_FAR = (
+    0.8  # residual at the truth from which no attack that explains the weights by records can work
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Fit:
@@ -21,6 +26,7 @@ class Fit:
     margins: Tensor | None
     facts: dict[str, str | float]
     notes: tuple[str, ...]
+    doubt: str = ""  # why the attack could not work, if it found nothing
 
 
 def fit_of(checkpoint: Checkpoint, records: Records, centre: Tensor, head: Head) -> Fit:
@@ -41,8 +47,20 @@ def fit_of(checkpoint: Checkpoint, records: Records, centre: Tensor, head: Head)
             f"The network gets {right:.0%} of the training records right: check the mean, the scale of "
             "the inputs and the order of the classes. Networks that do not fit their data leak less."
         )
-        return Fit(found, facts, (note,))
-    if len(records) <= 500:  # the least squares behind it grows with the cube
-        at = stationarity(network, inputs, records.labels, head)
-        facts["residual_at_truth"] = at.first_layer
-    return Fit(found, facts, ())
+        return Fit(
+            found,
+            facts,
+            (note,),
+            f"the network gets only {right:.0%} of its training records right",
+        )
+    if len(records) > _MANY:
+        return Fit(found, facts, ())
+    at = stationarity(network, inputs, records.labels, head)
+    facts["residual_at_truth"] = at.first_layer
+    if at.first_layer <= _FAR:
+        return Fit(found, facts, ())
+    doubt = (
+        "this network is not at the point the attack needs: its training records leave "
+        f"{at.first_layer:.0%} of the first layer unexplained"
+    )
+    return Fit(found, facts, (), doubt)

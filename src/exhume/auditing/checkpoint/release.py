@@ -18,26 +18,42 @@ from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.strongest import Strongest
 from exhume.auditing.at_risk import factors_of_one
 from exhume.auditing.checkpoint.findings import margin_findings, unscored_findings
-from exhume.auditing.checkpoint.fit import fit_of
+from exhume.auditing.checkpoint.fit import Fit, fit_of
+from exhume.auditing.checkpoint.ladder import checkpoint_ladder, recipe_like
 from exhume.auditing.checkpoint.scoring_records import (
     ScoringRecords,
     mean_given,
     records_given,
     shape_of,
 )
+from exhume.auditing.controls import Ladder
 from exhume.auditing.estimate import forward_operations, seconds_of
 from exhume.auditing.fine_tuned import against_of
 from exhume.auditing.plan import AttackOption
 from exhume.auditing.release import AuditedRelease, Inputs, Load
-from exhume.contract import ExhumeError, Key, Knowledge, NotApplicable, Progress, Store
+from exhume.contract import (
+    ExhumeError,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Progress,
+    Reconstruction,
+    Records,
+    Store,
+)
+from exhume.evidence import LineupRow
 from exhume.models.heads import Head, check_head
 from exhume.report.folder import RunFolder
 from exhume.results import AttackSpec, Facts, Findings
+from exhume.score.lineup import LEVEL
 from exhume.score.margin import score_margin
-from exhume.score.verdict import not_audited
+from exhume.score.placebo import DIFFERENT, placebo
+from exhume.score.places import line_up, places_for
 from exhume.settings import Brief, CheckpointSettings
-from exhume.store import digest
+from exhume.store import NullStore, digest
+from exhume.train.margin import MarginDescent
 from exhume.victims.checkpoint import Checkpoint, read_checkpoint, secret_of
+from exhume.victims.margin import MarginVictim
 
 __all__ = ["CheckpointRelease", "read_checkpoint_release"]
 
@@ -143,6 +159,29 @@ class CheckpointRelease(AuditedRelease):
 
         return [replace(option, run=run, seconds=seconds, records=records, steps=steps)]
 
+    def ladder(self) -> Ladder | None:
+        if isinstance(self.checkpoint, NotApplicable) or self.given is None:
+            return None
+
+        def attack(
+            victim: MarginVictim,
+            trained: Records,
+            others: Records,
+            store: Store,
+            progress: Progress,
+        ) -> LineupRow:
+            key = Key.from_seed(self.settings.seed).fold("control")
+            known = Knowledge(architecture=recipe.architecture, centre=victim.centre)
+            prepared = _strongest(self.settings, self.head).prepare(
+                known, key=key, store=store, progress=progress
+            )
+            found = prepared.choice(victim.release).run(victim.release)
+            return _lined_up(found, trained, others, key)[0]
+
+        recipe = _like(self, self.checkpoint)
+        key, count = Key.from_seed(self.settings.seed).fold("ladder"), len(self.given.trained)
+        return checkpoint_ladder(recipe, self.given.decoys, count, key, attack)
+
 
 def _attack(
     release: CheckpointRelease, checkpoint: Checkpoint, store: Store, progress: Progress
@@ -176,7 +215,9 @@ def _attack(
     progress("scoring", 0, 1)
     scores = score_margin(secret_of(given.trained), found, given.decoys, centre)
     fit = fit_of(checkpoint, given.trained, centre, head)
-    beside = {"rows": given.rows}
+    lineup, ranks = _lined_up(found, given.trained, given.decoys, key.fold("line-up"))
+    lineup, doubt = _doubted(release, lineup, fit)
+    beside = {"rows": given.rows, "rank": ranks}
     if fit.margins is not None and head == "multiclass":
         weights = checkpoint.release.parameters[0]
         beside |= factors_of_one(mlp, weights, given.trained, centre)
@@ -190,12 +231,51 @@ def _attack(
         beside=beside,
         notes=(*given.notes, *fit.notes),
         facts=facts | fit.facts,
+        lineup=lineup,
+        doubt=doubt,
     )
     progress("scoring", 1, 1)
-    if settings.base and findings.verdict.word == "no leak found":
-        # silence of an attack whose premise does not hold
-        return replace(findings, verdict=not_audited(_TUNED))
     return findings
+
+
+def _lined_up(
+    found: Reconstruction, trained: Records, others: Records, key: Key
+) -> tuple[LineupRow, Tensor]:
+    """One release, many members: every candidate answers it."""
+    release = torch.zeros(len(trained), dtype=torch.long)
+    places = places_for(trained, release, others, key.fold("places"))
+    return line_up(places, [found.found().clamp(0, 1)], key)
+
+
+def _like(release: CheckpointRelease, checkpoint: Checkpoint) -> MarginDescent:
+    """The training of its controls."""
+    given, network = release.given, checkpoint.architecture
+    assert given is not None  # asked before
+    centre = torch.full(network.input_shape, 0.5) if release.centre is None else release.centre
+    fit = fit_of(checkpoint, given.trained, centre, release.head)
+    residual = fit.facts.get("residual_at_truth")
+    knowledge = Knowledge(architecture=network, centre=release.centre)
+    prepared = _strongest(release.settings, release.head).prepare(
+        knowledge, key=Key.from_seed(release.settings.seed), store=NullStore()
+    )
+    spans = isinstance(prepared.choice(checkpoint.release).config, HiddenSpan)
+    return recipe_like(
+        network, release.head, None if residual is None else float(residual), spans=spans
+    )
+
+
+def _doubted(release: CheckpointRelease, lineup: LineupRow, fit: Fit) -> tuple[LineupRow, str]:
+    """Why silence says nothing: a premise that does not hold. The records may also differ by themselves."""
+    given, key = release.given, Key.from_seed(release.settings.seed)
+    assert given is not None  # it was scored
+    none = torch.zeros(len(given.trained), dtype=torch.long)
+    places = places_for(given.trained, none, given.decoys, key.fold("placebo places"))
+    by_itself = placebo(places, key.fold("placebo"))
+    if by_itself <= LEVEL:
+        return replace(lineup, p=1.0), DIFFERENT.format(by_itself)
+    if release.settings.base:
+        return lineup, _TUNED
+    return lineup, fit.doubt
 
 
 def _strongest(settings: CheckpointSettings, head: Head) -> Strongest:

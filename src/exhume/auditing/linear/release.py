@@ -15,6 +15,8 @@ from torch import Tensor
 
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.informed.glm import GlmClosedForm
+from exhume.auditing.controls import RUNG_TARGETS, Ladder, Rung
+from exhume.auditing.estimate import seconds_of
 from exhume.auditing.plan import AttackOption
 from exhume.auditing.release import AuditedRelease, Inputs, Load
 from exhume.auditing.sections import targets_section
@@ -31,10 +33,11 @@ from exhume.contract import (
     Weights,
 )
 from exhume.data import Reading
+from exhume.evidence import LineupRow
 from exhume.report.folder import RunFolder
-from exhume.results import AttackSpec, Facts, Findings, Section
+from exhume.results import AttackSpec, Facts, Findings
+from exhume.score.places import line_up, places_for
 from exhume.score.targets import score_targets
-from exhume.score.verdict import not_audited
 from exhume.settings import Brief, FittedSettings
 from exhume.store import NullStore, digest
 from exhume.train.glm import Optimum
@@ -46,6 +49,8 @@ __all__ = ["LinearRelease", "read_linear"]
 _LINEAR = AttackSpec(
     "linear", "The missing record of a linear model", "Balle22", "the fitted coefficients"
 )
+_FEW, _MANY = 200, 1000  # records that are tried
+_SECONDS = 60.0  # that they may take
 _THREAT = "sees the fitted model; knows its penalty and every record but one"
 
 
@@ -106,59 +111,88 @@ class LinearRelease(AuditedRelease):
     @property
     def deviations(self) -> tuple[str, ...]:
         return (
-            "Every target is the unknown record of the same released model; what the adversary holds is "
-            "taken to be the records that are no target.",
+            "Every target is the unknown record of the same released model; the adversary holds all the "
+            "others, which are also its strangers.",
         )
 
     @property
     def targets(self) -> int:
-        return min(self.settings.targets, len(self.records) // 2)
+        affordable = max(_FEW, min(_MANY, int(_SECONDS / self._each)))
+        return min(self.settings.targets or affordable, len(self.records))
+
+    @property
+    def _each(self) -> float:
+        """Seconds of one target."""
+        work = 4.0 * self.records.inputs.numel() * len(self.records.classes)
+        return max(1e-6, seconds_of(3 * work))
 
     def options(self) -> list[AttackOption]:
-        work = 4.0 * self.records.inputs.numel() * len(self.records.classes)
+        seconds = self.targets * self._each
         option = AttackOption(
-            _LINEAR.id,
-            _LINEAR.name,
-            _THREAT,
-            self.targets * work / 5e9,
-            self._run,
-            records=self.targets,
+            _LINEAR.id, _LINEAR.name, _THREAT, seconds, self._run, records=self.targets
         )
         return [option if self.why is None else replace(option, run=None, why_not=self.why.why)]
+
+    def ladder(self) -> Ladder | None:
+        """The same model, fitted until nothing is left to gain."""
+        if self.why is not None:
+            return None
+
+        words = "with the same penalty, fitted to its optimum"
+        seconds = RUNG_TARGETS * self._each + 5.0
+        rung = Rung("at its optimum", words, seconds, lambda _, __, tell: self._at_optimum(tell))
+        return Ladder("how the model was fitted", "as it is", "in the model as it is", (rung,))
+
+    def _at_optimum(self, progress: Progress) -> dict[str, LineupRow]:
+        assert self.recipe is not None  # it was read
+        key, none = Key.from_seed(self.seed), self.records.none_for(1)
+        fitted = self.recipe.fit(torch.zeros(0), self.records, none, key)
+        easier = replace(self, release=Weights(fitted, self.recipe.architecture.layout))
+        rows = self._chosen(RUNG_TARGETS)
+        found = easier._found(rows, key, progress)
+        return {_LINEAR.id: self._lined_up(found, rows, key.fold("control"))[0]}
+
+    def _chosen(self, count: int) -> Tensor:
+        key = Key.from_seed(self.seed).fold("targets")
+        return torch.randperm(len(self.records), generator=key.generator())[:count]
 
     def _run(self, folder: RunFolder, progress: Progress) -> list[Findings]:
         assert self.release is not None  # else there is nothing to run
         assert self.recipe is not None
-        key = Key.from_seed(self.seed)
-        order = torch.randperm(len(self.records), generator=key.fold("targets").generator())
-        chosen = order[: self.targets]
-        others = self.records[_without(len(self.records), chosen)]
+        key, chosen = Key.from_seed(self.seed), self._chosen(self.targets)
         found = self._found(chosen, key, progress)
-        mean = MeanRecord().prepare(Knowledge(fixed=others), key=key, store=NullStore())
+        mean = MeanRecord().prepare(Knowledge(fixed=self.records), key=key, store=NullStore())
         many = Weights(self.release.parameters.expand(len(chosen), -1), self.release.layout)
         scores = score_targets(
             secret_of(self.records[chosen]),
             found,
-            others,
+            self.records,
             key.fold("score"),
             baselines={"mean record": mean.run(many)},
+            own=chosen,
         )
         facts: Facts = {
             "model": str(self.recipe.architecture),
             "training": str(self.recipe),
             "records": float(len(self.records)),
         }
-        knows = ("recipe", "fixed")
-        if scores.leak is None:
-            why = NotApplicable("every target has a copy among the other records", ever=True)
-            section = Section.inapplicable(_LINEAR, why, knows)
-            return [Findings(section, not_audited(why.why), facts=facts)]
         note = (
             "Exact only where fitting stopped at the optimum: lower `tol` to see what could leak; the "
             "certificate says how far each answer is from explaining the missing gradient."
         )
-        section = targets_section(_LINEAR, knows, found, scores, notes=[note])
-        return [Findings(section, scores.verdict, scores.evidence, facts)]
+        lineup, ranks = self._lined_up(found, chosen, key.fold("line-up"))
+        section = targets_section(
+            _LINEAR, ("recipe", "fixed"), found, scores, notes=[note], lineup=lineup
+        )
+        return [Findings(section, evidence=scores.evidence | {"rank": ranks}, facts=facts)]
+
+    def _lined_up(
+        self, found: Reconstruction, chosen: Tensor, key: Key
+    ) -> tuple[LineupRow, Tensor]:
+        """Among other training records: the adversary holds these, so that they look rather more alike."""
+        own, others = self.records[chosen], self.records[_without(len(self.records), chosen)]
+        places = places_for(own, torch.arange(len(own)), others, key)
+        return line_up(places, [found.found(release) for release in range(len(own))], key)
 
     def _found(self, chosen: Tensor, key: Key, progress: Progress) -> Reconstruction:
         assert self.release is not None

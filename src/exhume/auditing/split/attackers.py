@@ -1,33 +1,55 @@
-"""The attackers of a split, each against what the client sends: sections of the report, and numbers."""
+"""The attackers of a split network, by name: those of the papers, ours, and one who knows the head."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import comb
 
-from exhume import data
+import torch
+from torch import nn
+
 from exhume.attacks.split.as_sent import AsSent
+from exhume.attacks.split.committee import Committee
 from exhume.attacks.split.enumeration import SubsetSearch
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
+from exhume.attacks.split.layer_fit import Pass
+from exhume.attacks.split.likelihood import Likelihood
+from exhume.attacks.split.lookalike import Lookalike
 from exhume.attacks.split.shadow import LEARNED
-from exhume.contract import Attack, Key, Progress, Store
+from exhume.auditing.estimate import seconds_of
+from exhume.contract import Attack, Key, NotApplicable
 from exhume.models.split.inverter import Decoder, ShadowHead
 from exhume.models.split.pipeline import Pipeline
-from exhume.results import AttackSpec, Findings, Section, Verdict
-from exhume.score.features import Distance
-from exhume.score.recognised import recognise
-from exhume.score.verdict import at_risk, gravest, not_audited
 from exhume.settings import SplitSettings
 from exhume.train.single import Schedule
-from exhume.victims.split import release_features, server_knowledge
 
-__all__ = ["HEAD_KNOWN", "AttackedCut", "Attacker", "attack_cut"]
+__all__ = [
+    "FEW",
+    "HEAD_KNOWN",
+    "Attacker",
+    "attacker_named",
+    "lookalike_applies",
+    "lookalike_seconds",
+    "models_of",
+    "names_for",
+    "rounds_of",
+]
 
 HEAD_KNOWN = "head-known"
+FEW = ("as-sent", "shadow", "matched", HEAD_KNOWN)
+"""Those who are tried at depths that are not in use."""
+
+_SHADOWLESS = ("as-sent", "lookalike", HEAD_KNOWN)
 _MATCH = 10.0  # weight of the moments
 _SUBSETS = 10  # tried at most
-_LEARNED = (
-    0.5  # of the way from chance to the network's accuracy: less, and a shadow has not learned
-)
+_FULL = 8  # epochs from which searches take all their steps
+_SEARCH = 100  # steps of the likelihood
+_KEPT, _REFINED = (
+    3,
+    2,
+)  # starts of a lookalike that are compared, and times that the best is refined
+_WINDOW = 9  # features of each channel in one of its windows
+_SORTING = 1.5e-7  # seconds of one number
 
 
 @dataclass(frozen=True)
@@ -35,138 +57,166 @@ class Attacker:
     id: str
     name: str
     attack: Attack
+    paper: str = "ours"
+    why_not: NotApplicable | None = None  # it cannot be mounted on this head
 
     @property
     def given_head(self) -> bool:
-        """It knows the client's head: a bound, not an attack."""
+        """It knows the client's head: its success means that a secret alone protects."""
         return self.id == HEAD_KNOWN
 
-
-@dataclass(frozen=True, eq=False)
-class AttackedCut:
-    """The network cut at one depth, or with a defence there, and what every attacker got."""
-
-    where: str
-    accuracy: float  # of the pipeline on held-out records
-    classes: int
-    found: dict[str, Findings]  # by attacker
-
     @property
-    def real(self) -> list[Findings]:
-        return [one for name, one in self.found.items() if name != HEAD_KNOWN]
-
-    @property
-    def bound(self) -> Findings:
-        """The adversary who was given the head."""
-        return self.found[HEAD_KNOWN]
-
-    @property
-    def strongest(self) -> Findings:
-        """The attacker without the head who brought most back."""
-        return max(self.real, key=lambda one: (one.share, one.metrics["affine_ssim"]))
-
-    @property
-    def verdict(self) -> Verdict:
-        """One attacker who succeeds is enough; shadows that did not learn to classify prove nothing.
-
-        Where only the adversary who was given the head succeeds, a secret protects the inputs, not the split.
-        """
-        verdict = gravest([one.verdict for one in self.real])
-        shadows = (one.metrics.get("own_shadow_accuracy") for one in self.real)
-        best = max((share for share in shadows if share is not None), default=1.0)
-        chance, bound = 1 / self.classes, self.bound.metrics
-        known = f"{bound['recognised_share']:.0%} (SSIM {bound['ssim']:.2f})"
-        if verdict.word != "leaks" and self.bound.verdict.word == "leaks":
-            return at_risk(
-                f"The inputs are at risk {self.where}: an adversary who knows the client's head recognises "
-                f"{known} of them; those who do not know it found nothing.",
-                "What protects the inputs is that the head stays secret, not what is sent. Of the attackers "
-                f"without it: {verdict.sentence}",
-            )
-        if verdict.word == "no leak found" and best < chance + _LEARNED * (self.accuracy - chance):
-            return not_audited(
-                f"{self.where}, the attackers' shadows name {best:.0%} of held-out records where the network "
-                f"names {self.accuracy:.0%}, so they are no attackers; raise --attack-epochs or --held"
-            )
-        more = f"An adversary who knew the client's head would recognise {known}."
-        return replace(verdict, detail=f"{verdict.detail} {more}")
+    def uses_shadow(self) -> bool:
+        """It works through a shadow of the client, which must have learned to classify."""
+        return self.id not in _SHADOWLESS
 
 
-def attack_cut(
-    settings: SplitSettings,
-    pipeline: Pipeline,
-    parts: data.Split,
-    where: str,
-    *,
-    distance: Distance | None,
-    key: Key,
-    store: Store,
-    progress: Progress,
-) -> AttackedCut:
-    """Every attacker against one pipeline. where: completes "The split … leaks"."""
-    found = {}
-    release, secret = release_features(pipeline, parts.target)
-    mean = parts.shadow.inputs.mean(0)
-    for attacker in attackers_of(settings, pipeline):
-        name = attacker.id
-        knowledge = server_knowledge(
-            pipeline, parts.shadow, earlier=parts.public, with_head=attacker.given_head
-        )
-
-        def on_progress(stage: str, done: int, total: int, name: str = name) -> None:
-            progress(f"{where}, {name}: {stage}", done, total)
-
-        prepared = attacker.attack.prepare(
-            knowledge, key=key.fold("attack", where, name), store=store, progress=on_progress
-        )
-        brought = prepared.run(release)
-        scored = recognise(secret, brought, mean, distance=distance, where=where)
-        own = {f"own_{figure}": value for figure, value in brought.observed.items()}
-        section = Section(
-            AttackSpec(
-                f"{_slug(where)}-{name}",
-                f"{attacker.name}, {where}",
-                "Ensembler24",
-                "the features that the client sends",
-            ),
-            brought.status,
-            knowledge.known(),
-            {**scored.metrics, **own, "success": scored.leak.share},
-            scored.leak,
-            cost=brought.cost,
-            notes=(scored.verdict.sentence, *_BOUND[: attacker.given_head]),
-        )
-        found[name] = Findings(section, scored.verdict, scored.evidence)
-    accuracy = pipeline.accuracy(parts.test.inputs, parts.test.labels)
-    return AttackedCut(where, accuracy, len(parts.test.classes), found)
+def names_for(bodies: int) -> tuple[str, ...]:
+    """Every attacker of a client that reads so many bodies; the last one knows its head."""
+    if bodies == 1:
+        return ("as-sent", "shadow", "lookalike", "matched", "likelihood", HEAD_KNOWN)
+    alone = tuple(f"body-{i + 1}" for i in range(bodies))
+    several = ("adaptive", "lookalike", "matched", "likelihood", "committee", "subsets")
+    return ("as-sent", *alone, *several, HEAD_KNOWN)
 
 
-_BOUND = (
-    "This adversary was given the client's head: a bound, which does not decide the verdict.",
-)
+def attacker_named(
+    name: str, settings: SplitSettings, pipeline: Pipeline, shape: tuple[int, ...]
+) -> Attacker:
+    """One of `names_for`, against any pipeline: one of several bodies becomes the same of a single one.
 
-
-def attackers_of(settings: SplitSettings, pipeline: Pipeline) -> list[Attacker]:
-    """A look, the paper's attacker, ours that also matches moments, subsets of several bodies, the bound."""
+    shape: of the inputs.
+    """
     schedule = Schedule(settings.attack_epochs, settings.batch, 3e-3, "adam", 0.0)
     head, decoder = ShadowHead(settings.channels), Decoder(settings.channels)
-    several = len(pipeline.bodies) > 1
-
-    def shadow(match: float) -> ShadowInversion:
-        reads = LEARNED if several else (0,)
-        return ShadowInversion(reads, head, decoder, schedule, schedule, match)
-
-    attackers = [
-        Attacker("as-sent", "What was sent, looked at", AsSent()),
-        Attacker("shadow", "Inverting a shadow of the head", shadow(0.0)),
-        Attacker("matched", "Inverting a shadow that matches moments", shadow(_MATCH)),
+    alone = [
+        ShadowInversion((i,), head, decoder, schedule, schedule)
+        for i in range(len(pipeline.bodies))
     ]
-    if several:
-        subsets = SubsetSearch(len(pipeline.client.selected), _SUBSETS, shadow(0.0))
-        attackers.append(Attacker("subsets", "Inverting the best of several selections", subsets))
-    bound = TrueHeadInversion(decoder, schedule)
-    return [*attackers, Attacker(HEAD_KNOWN, "Inverting the true head", bound)]
+    several = replace(alone[0], reads=LEARNED) if len(alone) > 1 else alone[0]
+    paper = "Ensembler24"
+    if name.startswith("body-"):
+        place = min(int(name.removeprefix("body-")), len(alone)) - 1
+        return Attacker(
+            name, f"Inverting a shadow of {name.replace('-', ' ')}", alone[place], paper
+        )
+    if name == "lookalike":
+        return _lookalike(settings, pipeline.client.head, shape, decoder, schedule)
+    members = (*alone, several) if len(alone) > 1 else (several, several)
+    size = len(pipeline.client.selected)
+    search = Likelihood(several, steps=_steps(_SEARCH, settings))
+    subsets = SubsetSearch(size, _SUBSETS, alone[0])
+    found = (
+        Attacker("as-sent", "What was sent, looked at", AsSent()),
+        Attacker("shadow", "Inverting a shadow of the head", several, paper),
+        Attacker("adaptive", "Inverting a shadow of all bodies", several, paper),
+        Attacker(
+            "matched", "Inverting a shadow that matches moments", replace(several, match=_MATCH)
+        ),
+        Attacker("likelihood", "Searching for inputs that a shadow sends alike", search),
+        Attacker("committee", "Inverting several shadows together", Committee(members)),
+        Attacker("subsets", "Inverting the best of several selections", subsets),
+        Attacker(HEAD_KNOWN, "Inverting the true head", TrueHeadInversion(decoder, schedule)),
+    )
+    return {one.id: one for one in found}[name]
 
 
-def _slug(where: str) -> str:
-    return "".join(c if c.isalnum() else "-" for c in where).strip("-")
+def _lookalike(
+    settings: SplitSettings,
+    head: nn.Module,
+    shape: tuple[int, ...],
+    decoder: Decoder,
+    schedule: Schedule,
+) -> Attacker:
+    kernel, why_not = 3, None
+    try:
+        kernel = _kernel(head, shape)
+    except NotApplicable as why:
+        why_not = why
+    attack = replace(_searching(settings, kernel), decoder=decoder, decoder_schedule=schedule)
+    name = "Inverting a lookalike of the first layer"
+    return Attacker("lookalike", name, attack, why_not=why_not)
+
+
+def _searching(settings: SplitSettings, kernel: int = 3) -> Lookalike:
+    own = Lookalike(kernel)
+
+    def shortened(part: Pass) -> Pass:
+        return replace(part, steps=_steps(part.steps, settings))
+
+    return replace(
+        own,
+        search=shortened(own.search),
+        compare=shortened(own.compare),
+        refine=shortened(own.refine),
+    )
+
+
+def _steps(usual: int, settings: SplitSettings) -> int:
+    """Of a search; fewer where shadows are trained for few epochs, too."""
+    return max(3, round(usual * min(1.0, settings.attack_epochs / _FULL)))
+
+
+@torch.no_grad()
+def _kernel(head: nn.Module, shape: tuple[int, ...]) -> int:
+    """Side of the one convolution that a head consists of, besides batch norm, ReLU and pooling."""
+    weighted = [part for part in head.modules() if list(part.parameters(recurse=False))]
+    layers = [part for part in weighted if isinstance(part, nn.Conv2d)]
+    others = [p for p in weighted if not isinstance(p, nn.Conv2d | nn.BatchNorm2d)]
+    needs = "a lookalike is one convolution of odd size with a ReLU, and the client's head "
+    if len(layers) != 1 or others:
+        count = f"{len(layers)} convolutions" if layers else "no convolution"
+        kinds = sorted({type(part).__name__ for part in others})
+        more = f" and {', '.join(kinds)}" if kinds else ""
+        raise NotApplicable(f"{needs}has {count}{more}", ever=True)
+    one = layers[0]
+    side = int(one.kernel_size[0])
+    plain = one.padding in ("same", (side // 2, side // 2)) and one.padding_mode == "zeros"
+    plain &= set(one.kernel_size) == {side} and {*one.stride, *one.dilation, one.groups} == {1}
+    if not plain or side % 2 == 0:
+        raise NotApplicable(f"{needs}has {one}", ever=True)
+    probe = torch.rand(8, *shape, generator=Key.from_seed(0).generator())
+    if float(head(probe).amin()) < 0:
+        raise NotApplicable(f"{needs}sends values below zero", ever=True)
+    return side
+
+
+# What they take
+
+
+def models_of(name: str, bodies: int, selected: int) -> int:
+    """Shadows and decoders that an attacker trains which no other one has trained."""
+    if name == "subsets":
+        return _subsets(bodies, selected) + 1
+    return {"as-sent": 0, "lookalike": 1, "likelihood": 0, "committee": 0, HEAD_KNOWN: 1}.get(
+        name, 2
+    )
+
+
+def rounds_of(name: str, bodies: int, selected: int) -> int:
+    """How often the records held pass one body in an epoch, roughly."""
+    if name == "subsets":
+        return _subsets(bodies, selected) * selected
+    if name in ("shadow", "adaptive", "matched"):
+        return bodies
+    return 0 if name in ("as-sent", "committee") else 1
+
+
+def lookalike_applies(pipeline: Pipeline, shape: tuple[int, ...]) -> bool:
+    try:
+        _kernel(pipeline.client.head, shape)
+    except NotApplicable:
+        return False
+    return True
+
+
+def lookalike_seconds(settings: SplitSettings, channels: int) -> float:
+    """Of its search for the first layer, which sorts projections of windows."""
+    own = _searching(settings)
+    starts = ((own.search, own.starts), (own.compare, _KEPT), (own.refine, _REFINED))
+    sorted_ = sum(n * part.steps * part.windows * part.directions for part, n in starts)
+    return sorted_ * (_SORTING + seconds_of(6.0 * _WINDOW * channels))
+
+
+def _subsets(bodies: int, selected: int) -> int:
+    return min(_SUBSETS, comb(bodies, selected))

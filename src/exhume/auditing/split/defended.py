@@ -36,6 +36,7 @@ class Defended:
     """The defended pipeline, and the plain one that was trained on the same records by the same schedule."""
 
     pipeline: Pipeline
+    plain: Pipeline
     job: SplitJob
     accuracy: float
     plain_accuracy: float
@@ -71,6 +72,7 @@ def defended(
     test, one = owned.parts.test, owned.parts.test.inputs[:1]
     return Defended(
         guarded,
+        plain,
         job,
         guarded.accuracy(test.inputs, test.labels),
         plain.accuracy(test.inputs, test.labels),

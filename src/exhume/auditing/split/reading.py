@@ -41,6 +41,12 @@ class LoadedSplit:
     def pipeline(self, first: str) -> Pipeline:
         return undefended(self.module, first, self.second, self.shape)
 
+    def shallower(self) -> tuple[str, ...]:
+        """Points before the split in use at which the network could be cut and attacked, shallowest first."""
+        legal = points(self.module)
+        before = legal[: legal.index(self.first[0])] if self.first[0] in legal else ()
+        return _invertible(self.module, self.second, self.shape, before)
+
     def fingerprint(self) -> str:
         """Of the weights and of the function that they are used in."""
         probe = torch.rand(2, *self.shape, generator=Key.from_seed(0).generator())

@@ -1,7 +1,8 @@
 """Features that the client of a split network sends: depths, attackers, a defence, and its fixes.
 
-The network is cut at several depths and attacked at each. A defence, where one is named, is trained at the
-depth in use, beside a plain network trained the same way, attacked again, and kept in the run folder.
+The network is cut at several depths and attacked at each, by everyone at the depth in use and by a few at
+the others. A defence, where one is named, is trained at the depth in use, beside a plain network trained the
+same way, attacked again, and kept in the run folder.
 """
 
 from __future__ import annotations
@@ -9,33 +10,54 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from exhume.auditing.controls import Ladder
 from exhume.auditing.estimate import network_seconds
 from exhume.auditing.fixes import Fix, Tried
 from exhume.auditing.plan import AttackOption
 from exhume.auditing.release import AuditedRelease, Inputs, Load
-from exhume.auditing.split.attackers import AttackedCut, attack_cut
+from exhume.auditing.split.attackers import (
+    FEW,
+    HEAD_KNOWN,
+    lookalike_applies,
+    lookalike_seconds,
+    models_of,
+    names_for,
+    rounds_of,
+)
+from exhume.auditing.split.cut import AttackedCut, CutAudit
 from exhume.auditing.split.defended import Defended, check_trainable, defended, keep, secret_key
+from exhume.auditing.split.ladder import (
+    fewer_targets,
+    shallower_cuts,
+    where_defended,
+    without_defence,
+)
 from exhume.auditing.split.reading import LoadedSplit, read_split
-from exhume.auditing.split.words import charts, depth_sentence, facts
+from exhume.auditing.split.words import charts, facts, notes_on
 from exhume.choices import threads_for
-from exhume.contract import Key, Progress, Records, Store
+from exhume.contract import Progress, Records, Store
 from exhume.data import Reading
 from exhume.models.lpips import perceptual
+from exhume.models.split.pipeline import Pipeline
 from exhume.report.folder import RunFolder
-from exhume.results import Chart, Findings, Verdict
+from exhume.results import Chart, Findings
 from exhume.score.features import Distance
+from exhume.score.verdict import verdict_on
 from exhume.settings import Brief, SplitSettings
 
 __all__ = ["SplitRelease", "read_split_release"]
 
 _THREAT = "sees the features; knows the server's part of the network and records like yours"
-_ATTACKERS = 3  # trained at every depth
+_HEAD = "the client's head"
+_CONTROLLED = ("shadow", "matched")  # what two attackers on an easier version take, roughly
 _FIXES = {
     "ensembler": "the Ensembler: {bodies} bodies, of which {selected} count",
     "single": "noise of {sigma:g} on the features, trained with",
 }
 _DEVIATIONS = (
     "The attackers' shadow and decoder are trained for a fixed number of epochs; longer ones may get more.",
+    "At fewer than 8 epochs the searches (the lookalike's, the likelihood's) take fewer steps, too.",
+    "At depths that are not in use only a look, two shadows and the adversary who knows the head are tried.",
     "A defended network is trained from scratch by our schedule, and compared with a plain one trained the "
     "same way; the owner's own training may do better.",
     "A defended network's key comes from the system's randomness and stays in the run folder: a selector "
@@ -73,16 +95,6 @@ class _Attacked:
         """What the verdict is about: the defended network, else the split in use."""
         return self.guarded or next(iter(self.depths.values()))
 
-    @property
-    def verdict(self) -> Verdict:
-        """That of the split in use, with what was found at other depths and what the defence costs."""
-        own = self.in_use.verdict
-        words = {name: cut.verdict.word for name, cut in self.depths.items()}
-        more = [own.detail, depth_sentence(words)]
-        if self.defence is not None:
-            more.append(self.defence.cost_sentence())
-        return Verdict(own.word, own.sentence, " ".join(more))
-
 
 @dataclass(eq=False)
 class SplitRelease(AuditedRelease):
@@ -115,15 +127,50 @@ class SplitRelease(AuditedRelease):
         return Inputs(given.data, given.seed, given.threads, tuple(self.records.classes))
 
     def options(self) -> list[AttackOption]:
-        defence = bool(self.settings.defend)
-        depths = len(self.owned.first) + defence
-        seconds = depths * self._attack_seconds() + defence * self._training_seconds()
-        name = "Inputs from a split network's features"
-        targets = len(self.owned.parts.target)
-        models = depths * _ATTACKERS
+        """One, with all attackers of the split in use; elsewhere only a few are tried."""
+        guarded, names = bool(self.settings.defend), _names(self.settings)
+        others = len(self.owned.first) - (not guarded)
+        bodies, selected = _bodies(self.settings)
+        seconds = self._attack_seconds(names) + others * self._attack_seconds(FEW)
+        models = sum(models_of(name, bodies, selected) for name in names)
+        models += others * sum(models_of(name, 1, 1) for name in FEW)
         return [
-            AttackOption("split", name, _THREAT, seconds, self._run, records=targets, models=models)
+            AttackOption(
+                "split",
+                "Inputs from a split network's features",
+                _THREAT,
+                seconds + guarded * self._training_seconds(),
+                self._run,
+                records=len(self.owned.parts.target),
+                models=models,
+                tests=len(names),
+            )
         ]
+
+    def ladder(self) -> Ladder | None:
+        """Shallower cuts of the same network; for a defended one the plain one trained beside it."""
+        few = replace(self.owned, parts=fewer_targets(self.owned.parts))
+        seconds = self._attack_seconds(_CONTROLLED)
+
+        def audit_of(folder: RunFolder, progress: Progress) -> CutAudit:
+            tests = len(_names(self.settings))
+            return CutAudit.of(
+                self.settings,
+                few.parts,
+                tests,
+                distance=None,
+                store=folder.store(),
+                progress=progress,
+            )
+
+        def plain() -> Pipeline:
+            assert self._attacked is not None  # controls come after the attacks
+            assert self._attacked.defence is not None
+            return self._attacked.defence.plain
+
+        if self.settings.defend:
+            return without_defence(self.settings, few, audit_of, plain, seconds)
+        return shallower_cuts(few, audit_of, seconds)
 
     def charts(self, found: Sequence[Findings]) -> list[Chart]:
         if self._attacked is None:
@@ -131,43 +178,47 @@ class SplitRelease(AuditedRelease):
         return charts(self._attacked.depths, self._attacked.guarded)
 
     def fixes(self) -> list[Fix]:
-        """Defences of the split in use; each is trained, and attacked as the split itself was."""
+        """Defences of the split in use; each is trained, and attacked by everyone who applies."""
         if self.settings.defend:
             return []
-        seconds = self._training_seconds() + self._attack_seconds()
-        return [self._fix(name, words, seconds) for name, words in _FIXES.items()]
+        return [self._fix(name, words) for name, words in _FIXES.items()]
 
     def _run(self, folder: RunFolder, progress: Progress) -> list[Findings]:
         attacked = self._attacked = _attack(self.settings, self.owned, folder, progress)
         about = facts(self.settings, self.owned, attacked.defence)
-        whole, in_use = attacked.verdict, attacked.in_use
-        best = in_use.strongest
+        in_use = attacked.in_use
+        first = in_use.strongest or next(iter(in_use.found.values()))
+        notes = notes_on(attacked.depths, in_use, attacked.defence)
         found = []
-        for one in (one for cut in attacked.cuts for one in cut.found.values()):
-            counts = one in in_use.real  # what the verdict is about
-            decides = one is best or (counts and whole.word != "leaks")
-            section = replace(one.section, counts=counts)
-            verdict = whole if decides else one.verdict
-            found.append(replace(one, section=section, verdict=verdict, facts=about))
+        for cut in attacked.cuts:
+            for name, one in cut.found.items():
+                own = replace(one, facts=about)
+                if one is first:
+                    section = replace(one.section, notes=(*one.section.notes, *notes))
+                    own = replace(own, section=section)
+                found.append(_deciding(own, name) if cut is in_use else _beside(own, name))
         return found
 
-    def _fix(self, name: str, words: str, seconds: float) -> Fix:
+    def _fix(self, name: str, words: str) -> Fix:
         settings = replace(
             self.settings, defend=name, first=self.owned.first[:1], second=self.owned.second
         )
+        guarded = replace(self, settings=settings)
+        seconds = guarded._training_seconds() + guarded._attack_seconds(_names(settings))
 
         def run(folder: RunFolder, progress: Progress) -> Tried:
             owned = read_split(settings, self.records)  # dealt anew: some are for training
             check_trainable(settings, owned)
             attacked = _attack(settings, owned, folder, progress)
             assert attacked.defence is not None  # the settings ask for one
-            leak = attacked.in_use.strongest.section.leak
-            assert leak is not None  # every attacker is scored
+            guarded = attacked.in_use
+            best = guarded.strongest
             return Tried(
-                leak,
-                attacked.in_use.verdict.word,
+                best.section.leak if best else None,
+                guarded.word,  # the system that leaks without the fix is its working control
                 attacked.defence.accuracy,
                 attacked.defence.plain_accuracy,
+                guarded.name_of(best) if best else "",
             )
 
         said = words.format(**vars(settings))
@@ -178,9 +229,15 @@ class SplitRelease(AuditedRelease):
             self.owned.module, self.owned.shape, threads_for(self.settings.threads)
         )
 
-    def _attack_seconds(self) -> float:
-        passes = 3 * _ATTACKERS * self.settings.attack_epochs * len(self.owned.parts.shadow)
-        return passes * self._forward_seconds()
+    def _attack_seconds(self, names: Sequence[str]) -> float:
+        bodies, selected = _bodies(self.settings)
+        rounds = sum(rounds_of(name, bodies, selected) for name in names)
+        passes = 3 * rounds * self.settings.attack_epochs * len(self.owned.parts.shadow)
+        searched = 0.0
+        plain = self.owned.pipeline(self.owned.first[0])
+        if "lookalike" in names and lookalike_applies(plain, self.owned.shape):
+            searched = lookalike_seconds(self.settings, plain.client.noise.shape[0])
+        return passes * self._forward_seconds() + searched
 
     def _training_seconds(self) -> float:
         """N bodies one after another, the client's part, and a plain network to compare with."""
@@ -189,39 +246,60 @@ class SplitRelease(AuditedRelease):
         return rounds * self._forward_seconds()
 
 
+def _deciding(one: Findings, name: str) -> Findings:
+    """At the split in use: all count, but for the one who knows more than the assumed adversary."""
+    known = name == HEAD_KNOWN
+    section = replace(one.section, counts=not known, knows_more=_HEAD if known else "")
+    return replace(one, section=section, verdict=verdict_on(section))
+
+
+def _beside(one: Findings, name: str) -> Findings:
+    """At another depth: shown, and no test of the audit."""
+    section = replace(one.section, counts=False)
+    if name != HEAD_KNOWN:
+        return replace(one, section=section, verdict=verdict_on(section))
+    verdict = verdict_on(replace(section, knows_more=_HEAD))
+    return replace(one, section=replace(section, lineup=None), verdict=verdict)  # this word stays
+
+
+def _bodies(settings: SplitSettings) -> tuple[int, int]:
+    """Of the split in use: how many there are, and how many count."""
+    if settings.defend == "ensembler":
+        return settings.bodies, settings.selected
+    return (settings.bodies, settings.bodies) if settings.defend == "dropout-ensemble" else (1, 1)
+
+
+def _names(settings: SplitSettings) -> tuple[str, ...]:
+    """Attackers of the split in use."""
+    return names_for(_bodies(settings)[0])
+
+
 def _attack(
     settings: SplitSettings, owned: LoadedSplit, folder: RunFolder, progress: Progress
 ) -> _Attacked:
-    key, store = Key.from_seed(settings.seed), folder.store()
+    """All attackers at the split in use; at other depths, and where a defence is, only a few."""
     distance: Distance | None = None
     if settings.lpips and owned.shape[0] == 3:
         distance = perceptual(progress=progress)
+    names = _names(settings)
+    audit = CutAudit.of(
+        settings,
+        owned.parts,
+        len(names),
+        distance=distance,
+        store=folder.store(),
+        progress=progress,
+    )
     depths = {}
     for place, first in enumerate(owned.first):
         progress("attacking depths", place, len(owned.first))
-        depths[first] = attack_cut(
-            settings,
-            owned.pipeline(first),
-            owned.parts,
-            f"after {first}",
-            distance=distance,
-            key=key,
-            store=store,
-            progress=progress,
-        )
+        tried = names if not (place or settings.defend) else FEW
+        depths[first] = audit.attack(owned.pipeline(first), f"after {first}", tried)
     progress("attacking depths", len(owned.first), len(owned.first))
     if not settings.defend:
         return _Attacked(depths, None, None)
-    made = defended(settings, owned, key=secret_key(folder), store=store, progress=progress)
+    key, store = secret_key(folder), folder.store()
+    made = defended(settings, owned, key=key, store=store, progress=progress)
     keep(made, folder)
-    guarded = attack_cut(
-        settings,
-        made.pipeline,
-        owned.parts,
-        f"after {owned.first[0]} with {settings.defend}",
-        distance=distance,
-        key=key,
-        store=store,
-        progress=progress,
-    )
+    guarded = audit.attack(made.pipeline, where_defended(settings, owned), names)
     return _Attacked(depths, guarded, made)

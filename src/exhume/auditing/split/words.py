@@ -1,28 +1,29 @@
-"""What an audit of a split says besides its verdict: depths in words, a chart, facts for the page."""
+"""What an audit of a split says besides its verdict: notes, depths in words, a chart, facts for the page."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from exhume.auditing.split.attackers import AttackedCut
+import torch
+
+from exhume.auditing.split.cut import AttackedCut
 from exhume.auditing.split.defended import Defended
 from exhume.auditing.split.reading import LoadedSplit
-from exhume.models.split.cost import request_cost
 from exhume.results import Chart, Facts, Point
 from exhume.settings import SplitSettings
 
-__all__ = ["charts", "depth_sentence", "facts"]
+__all__ = ["charts", "depth_sentence", "facts", "notes_on"]
 
 
 def depth_sentence(words: Mapping[str, str]) -> str:
-    """Which of the depths tried is enough. words: depth, from the one in use on, to its verdict."""
+    """What was found at which depth. words: depth, from the one in use on, to its word."""
     names = list(words)
     if len(names) == 1:
         return "No other depth was tried."
     said = {
         "leaks": "it leaks after",
         "at risk": "the head's secret alone protects after",
-        "no leak found": "nothing was found after",
+        "no leak found": "nothing came back, which alone proves nothing, after",
         "not audited": "nothing can be said after",
     }
     parts = [
@@ -33,6 +34,24 @@ def depth_sentence(words: Mapping[str, str]) -> str:
     return f"Without a defence, {'; '.join(parts)}."
 
 
+def notes_on(
+    depths: Mapping[str, AttackedCut], in_use: AttackedCut, defence: Defended | None
+) -> tuple[str, ...]:
+    """About the split in use, beside its strongest attacker."""
+    notes = [depth_sentence({name: cut.word for name, cut in depths.items()})]
+    if len(depths) > 1:
+        notes.append("Where the split is not in use, only a few of the attackers were tried.")
+    bound = in_use.bound
+    if bound is not None and bound.section.leak is not None:
+        notes.append(
+            f"An adversary who knew the client's head would get {bound.section.leak} back (SSIM "
+            f"{bound.metrics['ssim']:.2f})."
+        )
+    if defence is not None:
+        notes.append(defence.cost_sentence())
+    return tuple(notes)
+
+
 def charts(depths: Mapping[str, AttackedCut], guarded: AttackedCut | None) -> list[Chart]:
     """SSIM after an affine fit, attacker by attacker, and that of the mean image."""
     series: dict[str, list[Point]] = {}
@@ -41,9 +60,11 @@ def charts(depths: Mapping[str, AttackedCut], guarded: AttackedCut | None) -> li
         rows[f"{next(iter(depths))}, defended"] = guarded
     for name, cut in rows.items():
         for attacker, one in cut.found.items():
-            series.setdefault(attacker, []).append(Point(name, one.metrics["affine_ssim"]))
-        null = cut.bound.metrics["mean_image_affine_ssim"]
-        series.setdefault("mean image", []).append(Point(name, null))
+            if one.metrics:
+                series.setdefault(attacker, []).append(Point(name, one.metrics["affine_ssim"]))
+        null = next((m["mean_image_affine_ssim"] for m in cut.measured), None)
+        if null is not None:
+            series.setdefault("mean image", []).append(Point(name, null))
     title = "How much of an input comes back"
     return [Chart(title, "last layer of the client's head", "SSIM after an affine fit", series)]
 
@@ -51,13 +72,15 @@ def charts(depths: Mapping[str, AttackedCut], guarded: AttackedCut | None) -> li
 def facts(settings: SplitSettings, owned: LoadedSplit, defence: Defended | None) -> Facts:
     """About the network that was attacked."""
     test, pipeline = owned.parts.test, owned.pipeline(owned.first[0])
-    cost = request_cost(pipeline, test.inputs[:1])
+    with torch.no_grad():
+        sent = pipeline.released(test.inputs[:1])
+        answers = [body(sent) for body in pipeline.bodies]
     found: Facts = {
         "network": settings.model.rpartition(":")[2],
         "split_in_use": f"after {owned.first[0]} and after {owned.second}",
         "test_accuracy": pipeline.accuracy(test.inputs, test.labels),
-        "bytes_up_per_input": cost.bytes_up,
-        "bytes_down_per_input": cost.bytes_down,
+        "bytes_up_per_input": sent.nbytes,  # to the one body of a network as it is
+        "bytes_down_per_input": sum(answer.nbytes for answer in answers),
         "attacker_holds": len(owned.parts.shadow),
         "sent_before": len(owned.parts.public),
     }

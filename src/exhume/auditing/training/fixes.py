@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from exhume.auditing.fixes import Fix, Tried
+from exhume.auditing.judging import word_of_fix
 from exhume.auditing.training.game import (
     CLOSED_FORM,
     NOISE_AWARE,
@@ -151,7 +152,7 @@ def _measured(
     before = release.game(store, progress).facts.get("test_accuracy")
     return Tried(
         found.section.leak,
-        found.verdict.word,
+        word_of_fix([found]),
         _number(game.facts.get("test_accuracy")) if kept is None else kept,
         _number(before),
     )

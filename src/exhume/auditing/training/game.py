@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from exhume import data
@@ -31,7 +32,9 @@ from exhume.contract import (
     Weights,
     silent,
 )
+from exhume.evidence import LineupRow
 from exhume.results import AttackSpec, Facts, Findings, Section
+from exhume.score.places import line_up, places_for
 from exhume.score.targets import TargetScores, score_targets
 from exhume.score.verdict import not_audited
 from exhume.settings import Settings
@@ -53,6 +56,7 @@ __all__ = [
     "attack_first",
     "attack_targets",
     "informed_game",
+    "lined_up",
     "split_roles",
     "start_of",
 ]
@@ -82,6 +86,8 @@ class Game:
     knowledge: Knowledge
     key: Key
     rows: Tensor  # (t,) the targets' places in the data
+    strangers: Records  # in nothing that is released or held
+    doubt: str = ""  # why silence of any attack would say nothing
     pool: Records | None = None  # what it holds, where an attack uses less of it
 
 
@@ -141,7 +147,21 @@ def informed_game(
     )
     sizes = sizes_for(len(records), settings)
     rows = data.places(len(records), sizes, key.fold("split"))[1]  # the targets'
-    return Game(victim, facts, recipe, knowledge, key, rows)
+    doubt = _outside(recipe, initial, parts.fixed, key)
+    return Game(victim, facts, recipe, knowledge, key, rows, parts.test, doubt)
+
+
+def _outside(recipe: Recipe, initial: Tensor, fixed: Records, key: Key) -> str:
+    """Training of the owner's own may write into what no attack looks at."""
+    if not isinstance(recipe, OwnTraining):
+        return ""
+    changed = recipe.changed_outside(initial, fixed, key.fold("outside"))
+    if not changed:
+        return ""
+    return (
+        f"training changes {', '.join(changed)}, which is released beside the parameters and which no attack "
+        "looks into but for whole records"
+    )
 
 
 def start_of(settings: Settings, recipe: Recipe, key: Key) -> Tensor:
@@ -157,7 +177,8 @@ def attack_targets(
 ) -> Findings:
     """All targets, by an attack that is fitted on shadow models."""
     attack = _FITTED[spec.id](chunk=settings.machine.chunk)
-    return play(spec, attack, game, settings.data.targets, store=store, progress=progress)
+    targets = min(settings.data.targets, len(game.rows))
+    return play(spec, attack, game, targets, store=store, progress=progress)
 
 
 def attack_first(game: Game, targets: int, *, store: Store, progress: Progress) -> Findings:
@@ -194,14 +215,33 @@ def play(
     others = {_MEAN: mean, _SNAPPED: snap_to_holdings(found, known)}
     pool = holdings(known) if game.pool is None else game.pool
     scores = score_targets(secret, found, pool, game.key.fold("score"), baselines=others)
+    lineup, ranks = _lined_up(game, found, scores, pool)
     progress(f"scoring {spec.id}", 1, 1)
-    section = _section(spec, game, found, scores)
+    section = _section(spec, game, found, scores, lineup)
     if isinstance(prepared, FittedClosedForm) and known.public is not None:
         shadows = _accuracy("shadow_accuracy", game.recipe, prepared.sample, known.public)
         section.metrics.update(shadows)
     evidence = {**scores.evidence, **_factors(game, release, scores), "rows": game.rows[:targets]}
+    evidence["rank"] = ranks
     whole = evidence if targets == len(game.rows) else {}
-    return Findings(section, scores.verdict, evidence, game.facts, risk=whole)
+    return Findings(section, evidence=evidence, facts=game.facts, risk=whole)
+
+
+def _lined_up(
+    game: Game, found: Reconstruction, scores: TargetScores, pool: Records
+) -> tuple[LineupRow, Tensor]:
+    truth = scores.evidence
+    targets = Records(truth["targets"], truth["labels"], game.strangers.classes)
+    return lined_up(game, targets, [found.found(place) for place in range(len(targets))], pool)
+
+
+def lined_up(
+    game: Game, targets: Records, answers: Sequence[Tensor], pool: Records
+) -> tuple[LineupRow, Tensor]:
+    """Every target has a release of its own, so that other targets are strangers, too."""
+    key = game.key.fold("line-up")
+    places = places_for(targets, torch.arange(len(targets)), game.strangers, key, held=pool)
+    return line_up(places, answers, key, tests=_TESTS)
 
 
 def _factors(game: Game, release: Weights, scores: TargetScores) -> dict[str, Tensor]:
@@ -243,6 +283,7 @@ def _accuracy(name: str, recipe: Recipe, parameters: Tensor, records: Records) -
 
 # What goes into the run folder
 
+_TESTS = 4  # attacks on weights that are trained here, at most
 _DELTA = 1e-5  # at which epsilon is stated (Balle22)
 _MEAN = "mean record"
 _SNAPPED = "held record nearest to the reconstruction"
@@ -254,7 +295,13 @@ _FITTED: dict[str, Callable[..., Attack]] = {
 _KEYS = {"through-training": "through training"}  # attacks with randomness of their own
 
 
-def _section(spec: AttackSpec, game: Game, found: Reconstruction, scores: TargetScores) -> Section:
+def _section(
+    spec: AttackSpec,
+    game: Game,
+    found: Reconstruction,
+    scores: TargetScores,
+    lineup: LineupRow,
+) -> Section:
     notes = [f"The adversary held {scores.metrics['pool']:,.0f} records of its own."]
     if scores.metrics["duplicates"]:
         notes.append(
@@ -266,5 +313,18 @@ def _section(spec: AttackSpec, game: Game, found: Reconstruction, scores: Target
         "nearest_mse": float(scores.baselines[_SNAPPED].mse.mean()),
     }
     return targets_section(
-        spec, game.knowledge.known(), found, scores, metrics=simpler, notes=notes
+        spec,
+        game.knowledge.known(),
+        found,
+        scores,
+        metrics=simpler,
+        notes=notes,
+        lineup=lineup,
+        doubt=game.doubt or _unfinished(spec, found),
     )
+
+
+def _unfinished(spec: AttackSpec, found: Reconstruction) -> str:
+    if found.status.converged:
+        return ""
+    return f"{spec.name} did not arrive: {found.status.reason or 'it stopped early'}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.attacks.informed.residual import Residual
 from exhume.attacks.informed.through_training import ThroughTraining
+from exhume.auditing.controls import Ladder
 from exhume.auditing.estimate import network_seconds, seconds_per_model
 from exhume.auditing.fixes import Fix
 from exhume.auditing.plan import AttackOption
@@ -26,6 +27,7 @@ from exhume.auditing.training.game import (
     start_of,
 )
 from exhume.auditing.training.limits import PRIOR_AWARE, audit_limits
+from exhume.auditing.training.stored import attack_stored
 from exhume.choices import recipe_for, resolve, sized
 from exhume.contract import Key, NotApplicable, Progress, Recipe, Records, Store
 from exhume.data import Reading
@@ -37,6 +39,7 @@ from exhume.train.recipe import FullBatch
 
 __all__ = ["TrainingRelease", "read_training"]
 
+_STORED = 40  # targets of which what training stores is looked at
 _INFORMED = "sees the weights; knows the training, its start, and every record but one"
 _LISTED = "as above; is told ten records, one of which it is"
 
@@ -120,6 +123,11 @@ class TrainingRelease(AuditedRelease):
 
         return training_fixes(self)
 
+    def ladder(self) -> Ladder | None:
+        from exhume.auditing.training.ladder import training_ladder  # it goes on from this class
+
+        return training_ladder(self)
+
     def options(self) -> list[AttackOption]:
         sizes = self.settings.data
         both, fitted = sizes.targets + sizes.shadows, 5e-3 * sizes.shadows
@@ -144,7 +152,10 @@ class TrainingRelease(AuditedRelease):
             game = self.game(store, progress)
             found = attack_targets(spec, game, self.settings, store=store, progress=progress)
             self._found.append(found)
-            return [found]
+            if spec is not CLOSED_FORM or not game.doubt:
+                return [found]
+            targets = split_roles(self.settings, self.records).target[:_STORED]
+            return [found, attack_stored(game, targets, progress=progress)]
 
         targets = self.settings.data.targets
         return AttackOption(spec.id, spec.name, _INFORMED, seconds, run, records=targets)
@@ -218,6 +229,7 @@ class TrainingRelease(AuditedRelease):
             run,
             needs=CLOSED_FORM.id,
             records=targets,
+            tests=0,
         )
         if isinstance(self.claimed, NotApplicable):
             return replace(option, run=None, why_not=self.claimed.why)

@@ -10,12 +10,20 @@ from torch import Tensor
 from exhume.auditing.updates.attacks import Answer, UpdateAttack
 from exhume.contract import Key, Reconstruction, Records, Shard
 from exhume.models.own.text import TextModel
-from exhume.score.texts import score_texts, score_words
+from exhume.results import Verdict
+from exhume.score.lineup import Alike
+from exhume.score.texts import alike_lists, alike_texts, score_texts, score_words
 from exhume.score.updates import UpdateScores
-from exhume.score.verdict import Verdict
 from exhume.victims.updates import keep_secret
 
-__all__ = ["is_of_texts", "listed_words", "scored_texts", "with_words"]
+__all__ = [
+    "is_of_texts",
+    "listed_words",
+    "pooled_texts",
+    "scored_texts",
+    "text_measure",
+    "with_words",
+]
 
 
 def is_of_texts(answers: Sequence[Answer]) -> bool:
@@ -31,13 +39,21 @@ def scored_texts(
 ) -> UpdateScores:
     """Each client's texts against everything found in any of its updates."""
     pairs = [
-        (keep_secret(records), _pooled(ran, client, records.shape if attack.whole else (1,)))
+        (keep_secret(records), pooled_texts(ran, client, records.shape if attack.whole else (1,)))
         for client, records in private.items()
     ]
     padding = _net(ran).padding
     if attack.whole:
         return score_texts(pairs, others, key, padding=padding, ordered=_ordered(ran))
     return score_words(pairs, others, key, padding=padding)
+
+
+def text_measure(attack: UpdateAttack, ran: Sequence[Answer]) -> tuple[int | None, Alike]:
+    """Padding, and how alike a text is to what came back."""
+    padding = _net(ran).padding
+    if attack.whole:
+        return padding, alike_texts(padding, ordered=_ordered(ran))
+    return padding, alike_lists(padding)
 
 
 def listed_words(ran: Sequence[Answer]) -> Verdict:
@@ -80,7 +96,7 @@ def _ordered(ran: Sequence[Answer]) -> bool:
     return all(answer.found.observed.get("ordered", 1.0) > 0 for answer in ran)
 
 
-def _pooled(ran: Sequence[Answer], client: str, shape: tuple[int, ...]) -> Reconstruction:
+def pooled_texts(ran: Sequence[Answer], client: str, shape: tuple[int, ...]) -> Reconstruction:
     own = [answer.found for answer in ran if answer.case.client == client]
     tokens = [f.found().long() for f in own]
     whole = torch.unique(torch.cat([torch.zeros(0, *shape).long(), *tokens]), dim=0)[None]

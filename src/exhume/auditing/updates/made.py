@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from exhume.auditing.updates.found import Truth
+from exhume.auditing.updates.lineups import Truth
 from exhume.auditing.updates.proofs import Steps
 from exhume.auditing.updates.reading import Case
 from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records
@@ -14,9 +14,11 @@ from exhume.models.own.text import TextModel
 from exhume.settings import UpdateSettings
 from exhume.train.functional import own_gradients
 from exhume.train.local import LocalTraining
+from exhume.victims.gradient import release_batches
 
-__all__ = ["made_updates"]
+__all__ = ["cases_of", "made_updates"]
 
+_ONE = Steps()
 _DECOYS = 2000  # records of no update, at most
 
 
@@ -35,16 +37,28 @@ def made_updates(
             f"to compare with; there are {len(records)}"
         )
     order = torch.randperm(len(records), generator=key.fold("batches").generator())
-    private = records[order[:needed]]
     start = architecture.initial(key.fold("start"))
-    shape = (settings.made, settings.batch_size)
+    cases, theirs = cases_of(architecture, start, records[order[:needed]], settings.batch_size)
+    return cases, Truth(theirs, records[order[needed : needed + _DECOYS]])
+
+
+def cases_of(
+    architecture: Architecture,
+    start: Tensor,
+    private: Records,
+    size: int,
+    *,
+    steps: Steps = _ONE,
+) -> tuple[list[Case], dict[str, Records]]:
+    """The updates of batches of so many records each, one after another, and whose records they are."""
+    shape = (len(private) // size, size)
     batches = Records(
-        private.inputs.reshape(*shape, *records.shape),
+        private.inputs.reshape(*shape, *private.shape),
         private.labels.reshape(shape),
-        records.classes,
-        records.vocabulary,
+        private.classes,
+        private.vocabulary,
     )
-    values = _gradients(architecture, start, batches)
+    values = _gradients(architecture, start, batches, steps)
     simple = recognised(architecture)
     cases = [
         Case(
@@ -52,23 +66,25 @@ def made_updates(
             round=0,
             gradient=Gradient(values[place : place + 1].detach(), simple.layout, start),
             architecture=simple,
-            batch_size=settings.batch_size,
-            steps=Steps(1, 1.0),
+            batch_size=size,
+            steps=steps,
             averaged=True,
             checked=("made here",),
-            vocabulary=records.vocabulary,
+            vocabulary=private.vocabulary,
         )
-        for place in range(settings.made)
+        for place in range(len(values))
     ]
     theirs = {
-        case.client: private[place * settings.batch_size : (place + 1) * settings.batch_size]
-        for place, case in enumerate(cases)
+        case.client: private[place * size : (place + 1) * size] for place, case in enumerate(cases)
     }
-    return cases, Truth(theirs, records[order[needed : needed + _DECOYS]])
+    return cases, theirs
 
 
-def _gradients(architecture: Architecture, start: Tensor, batches: Records) -> Tensor:
+def _gradients(architecture: Architecture, start: Tensor, batches: Records, steps: Steps) -> Tensor:
     """(r, p) of the mean loss; of a text model one by one, as it may do what cannot be done side by side."""
+    if steps.count > 1:
+        made, _ = release_batches(architecture, start, batches, steps=steps.count, rate=steps.rate)
+        return made.values
     if isinstance(architecture, TextModel):
         return LocalTraining(architecture).updates(start, batches, Key.from_seed(0))
     count, size = batches.labels.shape

@@ -14,14 +14,15 @@ from exhume.auditing.fine_tuned import against_of
 from exhume.auditing.updates.proofs import Steps
 from exhume.auditing.updates.text import check_fits, is_text, text_model, vocabulary_of
 from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records, Vocabulary
-from exhume.data import Reading
+from exhume.data import Reading, file_names
 from exhume.models.own.factory import model_named
 from exhume.models.own.module import ModuleArchitecture, recognised
+from exhume.models.own.per_record_check import draws_numbers
 from exhume.models.own.text import TextModel
 from exhume.notation import rows_by_client
 from exhume.settings import UpdateSettings
 from exhume.store import digest
-from exhume.victims.payload import Said, check_payload
+from exhume.victims.payload import Checked, Said, check_payload
 from exhume.victims.updates import (
     Update,
     from_fine_tuning,
@@ -47,6 +48,12 @@ class Case:
     checked: tuple[str, ...]  # what could be checked about it
     notes: tuple[str, ...] = ()  # how it was read
     vocabulary: Vocabulary | None = None  # of a text model
+    doubts: tuple[str, ...] = ()  # sentences: what speaks against what is said about it
+    repeatable: bool = (
+        True  # training on the same records gives it again: no dropout, no unknown start
+    )
+    unexplained: float = 0.0  # of the update, by the client's own records: 1 - cosine
+    noise: float = 0.0  # beside what these records give, relative to it
 
     def start(self) -> Tensor:
         """(p,) the weights the client was sent."""
@@ -150,10 +157,10 @@ def _text_case(
 
 def _checked(
     update: Update, settings: UpdateSettings, shape: tuple[int, ...], vocabulary: int = 0
-) -> list[str]:
+) -> Checked:
     """Its module is left in the mode that it was trained in."""
     size = settings.batch_size or update.batch_size
-    said = Said(settings.reduction, settings.batch_norm, size, update.steps)
+    said = Said(settings.reduction, settings.batch_norm, size, update.steps, update.rate)
     update.module.train(settings.batch_norm == "train")
     return check_payload(update.payload, update.module, said, shape, vocabulary)
 
@@ -163,7 +170,7 @@ def _read(
     settings: UpdateSettings,
     architecture: Architecture,
     gradient: Gradient,
-    checked: list[str],
+    checked: Checked,
 ) -> Case:
     """A sum is made the mean that attacks take it for, where the number of records is known."""
     size, summed = settings.batch_size or update.batch_size, settings.reduction == "sum"
@@ -176,9 +183,20 @@ def _read(
         size,
         Steps(update.steps, (update.rate or 1.0) * share),
         averaged=not summed or bool(size),
-        checked=tuple(checked),
+        checked=checked.checked,
         notes=update.notes,
+        doubts=checked.doubts,
+        repeatable=_repeatable(update, settings, architecture),
     )
+
+
+def _repeatable(update: Update, settings: UpdateSettings, architecture: Architecture) -> bool:
+    """An adapter's A is known as it ended, not as it began; dropout draws numbers that nobody knows."""
+    if settings.adapter and update.steps > 1:
+        return False
+    kind = torch.long if isinstance(architecture, TextModel) else update.payload.at.dtype
+    probes = torch.ones(3, *architecture.input_shape, dtype=kind)
+    return settings.batch_norm == "eval" or not draws_numbers(update.module, probes)
 
 
 # Private records
@@ -189,21 +207,28 @@ def private_records(
 ) -> tuple[dict[str, Records], Records]:
     """Each client's records, and all others of the set.
 
-    `records` of the settings: as `rows_by_client` reads them. Empty: the whole set is the one client's batch.
+    `records` of the settings: as `rows_by_client` reads them, files of an image folder by name, too.
+    Empty: the whole set is the one client's batch.
     """
-    named = _indices(settings.records, len(records), clients)
+    named = _indices(settings, len(records), clients)
     used = torch.zeros(len(records), dtype=torch.bool)
     for index in named.values():
         used[index] = True
     return {client: records[index] for client, index in named.items()}, records[~used]
 
 
-def _indices(spec: str, count: int, clients: Sequence[str]) -> dict[str, Tensor]:
+def _indices(settings: UpdateSettings, count: int, clients: Sequence[str]) -> dict[str, Tensor]:
     different = list(dict.fromkeys(clients))
-    if not spec and len(different) == 1:
+    if not settings.records and len(different) == 1:
         return {different[0]: torch.arange(count)}
-    named = rows_by_client(spec, "records", different)
+    named = rows_by_client(settings.records, "records", different, _names(settings.data or ""))
     return {client: _within(index, count) for client, index in named.items()}
+
+
+def _names(source: str) -> dict[str, int]:
+    """Rows by the names of their files, counted from the folder or as the folder is written."""
+    rows = {name: row for row, name in enumerate(file_names(source) if source else [])}
+    return rows | {(Path(source) / name).as_posix(): row for name, row in rows.items()}
 
 
 def _within(index: list[int], count: int) -> Tensor:

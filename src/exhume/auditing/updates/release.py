@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from exhume.auditing.controls import Ladder
 from exhume.auditing.estimate import forward_operations, seconds_of, text_seconds
 from exhume.auditing.fixes import Fix, Tried
+from exhume.auditing.judging import word_of_fix
 from exhume.auditing.plan import AttackOption
 from exhume.auditing.release import AuditedRelease, Inputs, Load
+from exhume.auditing.updates.agreement import Agreement, agreements_of
 from exhume.auditing.updates.attacks import (
     Answer,
     UpdateAttack,
@@ -18,7 +22,8 @@ from exhume.auditing.updates.attacks import (
     attacks_on_records,
     attacks_on_texts,
 )
-from exhume.auditing.updates.found import Truth, found_by
+from exhume.auditing.updates.found import found_by
+from exhume.auditing.updates.lineups import Truth
 from exhume.auditing.updates.made import made_updates
 from exhume.auditing.updates.reading import (
     Case,
@@ -41,7 +46,6 @@ from exhume.defences.release import NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.models.own.text import TextModel
 from exhume.report.folder import RunFolder
 from exhume.results import Facts, Findings, strongest
-from exhume.score.verdict import gravest
 from exhume.settings import Brief, UpdateSettings
 from exhume.store import digest
 
@@ -86,7 +90,24 @@ def gathered(
     cases = cases_for(settings, records)
     if records is None:
         return cases, None
-    return cases, Truth(*private_records(settings, records, [case.client for case in cases]))
+    named, others = private_records(settings, records, [case.client for case in cases])
+    return agreed(cases, Truth(named, others, chosen=True))
+
+
+def agreed(cases: Sequence[Case], truth: Truth) -> tuple[list[Case], Truth]:
+    """What the named records give beside what was sent: its noise is known then, or that they are wrong."""
+    found = {one.client: one for one in agreements_of(cases, truth.private)}
+    wrong = [one.sentence for one in found.values() if one.wrong]
+    fits = {name for name, one in found.items() if one.exact or one.noise_like}
+    doubts = dict.fromkeys(d for case in cases if case.client not in fits for d in case.doubts)
+    truth = replace(truth, wrong=wrong[0].rstrip(".") if wrong else "", doubt="; ".join(doubts))
+    return [_with_noise(case, found.get(case.client)) for case in cases], truth
+
+
+def _with_noise(case: Case, found: Agreement | None) -> Case:
+    if found is None or found.exact or not found.noise_like or not math.isfinite(found.noise):
+        return case
+    return replace(case, noise=found.noise, unexplained=1 - found.cosine)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,8 +179,14 @@ class UpdateRelease(AuditedRelease):
                 run,
                 records=sum(case.batch_size or 0 for case in self.cases),
                 steps=self.settings.search_steps,
+                tests=len(self.attacks()),
             )
         ]
+
+    def ladder(self) -> Ladder | None:
+        from exhume.auditing.updates.ladder import update_ladder  # it goes on from this class
+
+        return update_ladder(self)
 
     def fixes(self) -> list[Fix]:
         if self.truth is None:
@@ -180,9 +207,16 @@ def _steps(settings: UpdateSettings, cases: Sequence[Case]) -> int:
     return max(_FEWEST, min(_MOST, int(within)))
 
 
-def attack_updates(release: UpdateRelease, folder: RunFolder, progress: Progress) -> list[Findings]:
-    """Every attack on every update, attack by attack."""
+def attack_updates(
+    release: UpdateRelease,
+    folder: RunFolder,
+    progress: Progress,
+    *,
+    only: Sequence[str] | None = None,
+) -> list[Findings]:
+    """Every attack on every update, attack by attack. only: their ids; None: all."""
     cases, attacks = release.cases, release.attacks()
+    attacks = [one for one in attacks if only is None or one.id in only]
     key = Key.from_seed(release.settings.seed)
     answers: list[dict[str, Answer]] = []
     for place, case in enumerate(cases):
@@ -255,10 +289,9 @@ def _protected(
     for place, case in enumerate(release.cases):
         safer = defence.protect(case.gradient, key.fold(place))
         assert isinstance(safer, Gradient)  # a defence keeps the kind of release
-        cases.append(replace(case, gradient=safer))
         pair = safer.values[0], case.gradient.values[0]
         alike.append(float(torch.cosine_similarity(*pair, dim=0)))
+        cases.append(replace(case, gradient=safer, unexplained=1 - alike[-1]))
     found = attack_updates(replace(release, cases=cases), folder, progress)
     best = strongest([one.section for one in found])
-    word = gravest([one.verdict for one in found]).word
-    return Tried(best.leak if best else None, word, sum(alike) / len(alike), 1.0)
+    return Tried(best.leak if best else None, word_of_fix(found), sum(alike) / len(alike), 1.0)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from exhume.contract import Key
 from exhume.naming import seeded_globals
 
-__all__ = ["keeps_statistics", "not_per_record"]
+__all__ = ["draws_numbers", "keeps_statistics", "not_per_record"]
 
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _NORM = nn.modules.batchnorm._NormBase
@@ -38,12 +38,17 @@ def not_per_record(module: nn.Module, input_shape: tuple[int, ...]) -> str:
         if layer.training and isinstance(layer, _DROPOUT) and layer.p:
             return f"{kind} drops inputs at random"
     probes = torch.rand(3, *input_shape, generator=Key.from_seed(0).fold("steady").generator())
-    first, second = (_outputs(module, probes, seed) for seed in (0, 1))
-    if not _same(first, second):
+    if draws_numbers(module, probes):
         return "its forward draws random numbers while it trains"
-    if not _same(first[:1], _outputs(module, probes[:1], 0)):
+    if not _same(_outputs(module, probes, 0)[:1], _outputs(module, probes[:1], 0)):
         return "its forward mixes the records of a batch"
     return ""
+
+
+def draws_numbers(module: nn.Module, probes: Tensor) -> bool:
+    """Whether its outputs for (n, *shape) differ from call to call in its present modes, as with dropout."""
+    first, second = (_outputs(module, probes, seed) for seed in (0, 1))
+    return not _same(first, second)
 
 
 def _outputs(module: nn.Module, inputs: Tensor, seed: int) -> Tensor:

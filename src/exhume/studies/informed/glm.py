@@ -101,7 +101,7 @@ def _fitted(run: Run[_Setting], parts: Split, tolerance: float) -> Findings:
         "nearest_mse": float(scores.baselines["held record nearest"].mse.mean()),
     }
     section = targets_section(_SPEC, knowledge.known(), found, scores, metrics=extra)
-    return Findings(section, scores.verdict, scores.evidence)
+    return Findings(section, evidence=scores.evidence)
 
 
 def _largest_errors(scores: TargetScores) -> Tensor:

@@ -1,0 +1,183 @@
+"""From what the attacks found to one verdict for each release: Holm, controls, words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from exhume.auditing.controls import Climbed, Ladder, climb, reach_chart
+from exhume.contract import Progress
+from exhume.evidence import ControlRow, Reach
+from exhume.report.folder import RunFolder
+from exhume.results import Chart, Findings, PlannedAttack, Section, Verdict
+from exhume.score.lineup import holm
+from exhume.score.verdict import (
+    broken,
+    found_something,
+    gravest,
+    not_audited,
+    noticed,
+    silent,
+    verdict_on,
+)
+
+__all__ = ["Judged", "adjusted", "controlled", "overall", "word_of_fix"]
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """Every finding with its word, and a verdict for each release."""
+
+    found: list[Findings]
+    verdicts: dict[str, Verdict]
+    controls: tuple[ControlRow, ...] = ()
+    reach: tuple[Reach, ...] = ()
+    charts: tuple[Chart, ...] = ()
+
+
+def adjusted(found: Sequence[Findings], planned: int) -> list[Findings]:
+    """p-values for all line-ups of the audit (Holm). planned: tests that were fixed before; all count."""
+    tested = [place for place, one in enumerate(found) if one.tested]
+    values = [row.p for place in tested if (row := found[place].section.lineup) is not None]
+    values += [1.0] * max(0, planned - len(values))
+    new = list(found)
+    for place, p in zip(tested, holm(values), strict=False):
+        section = found[place].section
+        assert section.lineup is not None  # it was tested
+        section = replace(section, lineup=replace(section.lineup, adjusted=p))
+        new[place] = replace(found[place], section=section)
+    return new
+
+
+def controlled(
+    found: Sequence[Findings],
+    ladders: Mapping[str, Ladder | None],
+    plan: Sequence[PlannedAttack],
+    *,
+    seconds: float | None,
+    folder: RunFolder,
+    progress: Progress,
+) -> Judged:
+    """The verdict on each release, by its name; where all attacks are silent, after controls.
+
+    ladders: of each release. seconds: that all controls may take; None: no limit. One attack that
+    succeeds is enough; where one did not do its work, silence of the others says nothing.
+    """
+    new, verdicts = list[Findings](), dict[str, Verdict]()
+    controls, reaches, charts = list[ControlRow](), list[Reach](), list[Chart]()
+    for release, ladder in ladders.items():
+        own = [one for one in found if one.section.release == release]
+        climbed, names = Climbed((), {}), _to_control(own)
+        rows = {o.section.spec.id: r for o in own if (r := o.section.lineup) is not None}
+        if names:
+            climbed = climb(
+                release, ladder, names, rows, seconds=seconds, folder=folder, progress=progress
+            )
+            controls += climbed.controls
+            reaches += climbed.reach.values()
+            chart = reach_chart(release, ladder, climbed, rows, names) if ladder else None
+            charts += [chart] if chart else []
+        own = [_worded(one, climbed.reach.get(one.section.spec.id)) for one in own]
+        verdicts[release] = _of_release(own, climbed.reach, plan, release)
+        new += own
+    return Judged(new, verdicts, tuple(controls), tuple(reaches), tuple(charts))
+
+
+def word_of_fix(found: Sequence[Findings]) -> str:
+    """Of the same attacks on a protected release: the unprotected one, which leaks, is their control."""
+    sections = [one.section for one in adjusted(found, 0)]
+    counted = [section for section in sections if section.counts and section.applies]
+    if any(found_something(section) for section in counted):
+        return "leaks"
+    if any(section.knows_more and found_something(section) for section in sections):
+        return "at risk"
+    if _doubts(counted) or not any(silent(section) for section in counted):
+        return "not audited"
+    return "no leak found"
+
+
+def _to_control(own: Sequence[Findings]) -> dict[str, str]:
+    """Attacks on a release on which all are silent, names by id; none: nothing to earn."""
+    counted = [one.section for one in own if one.counts]
+    deciding = [*counted, *(one.section for one in own if one.section.knows_more)]
+    if any(found_something(section) for section in deciding) or _doubts(counted):
+        return {}
+    return {section.spec.id: section.spec.name for section in counted if silent(section)}
+
+
+def _doubts(counted: Sequence[Section]) -> list[str]:
+    return [section.doubt for section in counted if section.doubt]
+
+
+def _worded(one: Findings, reach: Reach | None) -> Findings:
+    """With the verdict of its line-up; what was never lined up keeps the room's own words."""
+    section = one.section
+    if section.lineup is None and not section.proved:
+        return one
+    verdict = verdict_on(section, reach)
+    if (
+        section.leak is not None
+        and section.lineup is not None
+        and reach is not None
+        and reach.nearest
+    ):
+        power = replace(section.leak, detectable=noticed(section.lineup, reach))
+        section = replace(section, leak=power)
+    return replace(one, section=replace(section, verdict=verdict.word), verdict=verdict)
+
+
+def _of_release(
+    own: Sequence[Findings],
+    reach: Mapping[str, Reach],
+    plan: Sequence[PlannedAttack],
+    release: str,
+) -> Verdict:
+    deciding = [one for one in own if one.section.counts or one.section.knows_more]
+    if not deciding:
+        return not_audited(_left_out(plan, release))
+    deciding.sort(key=lambda one: (one.share, reach_low(one, reach)), reverse=True)
+    verdict = gravest([one.verdict for one in deciding])
+    if verdict.word == "not audited":
+        return _why_not(deciding)
+    return verdict
+
+
+def reach_low(one: Findings, reach: Mapping[str, Reach]) -> float:
+    found = reach.get(one.section.spec.id)
+    return found.low if found is not None else -1.0
+
+
+def _why_not(deciding: Sequence[Findings]) -> Verdict:
+    """The doubt about the attack that got furthest; else why nothing could be mounted."""
+    doubted = [one for one in deciding if one.section.doubt and one.section.applies]
+    ran = [one for one in deciding if one.section.applies]
+    return (doubted or ran or list(deciding))[0].verdict
+
+
+def _left_out(plan: Sequence[PlannedAttack], release: str) -> str:
+    """Why nothing was run."""
+    rows = [row for row in plan if row.release == release]
+    if len(rows) == 1:
+        return rows[0].why.removeprefix("does not apply: ")
+    return "; ".join(f"{row.name}: {row.why}" for row in rows)
+
+
+def overall(verdicts: Mapping[str, Verdict], alarm: str) -> Verdict:
+    """Of one release its own; of several the gravest word, and every sentence."""
+    several = list(verdicts.values())
+    if alarm:
+        return broken(alarm)
+    if len(several) == 1:
+        return several[0]
+    word = gravest(several).word
+    count = sum(verdict.word == word for verdict in several)
+    some = f"{count} of {len(several)} releases"
+    rest = "" if count == len(several) else "; the others were not audited"
+    sentences = {
+        "leaks": f"{some} leak.",
+        "at risk": f"{some} are at risk.",
+        "no leak found": f"No leak found in {some}{rest}.",
+        "not audited": "Not audited: no release could be judged.",
+    }
+    detail = " ".join(f"{name.capitalize()}: {one.sentence}" for name, one in verdicts.items())
+    return Verdict(word, sentences[word], detail)

@@ -1,0 +1,246 @@
+"""One cut of a network, met with its attackers: line-ups, figures, and doubts about their silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from scipy.stats import binom
+
+from exhume import data
+from exhume.auditing.split.attackers import HEAD_KNOWN, Attacker, attacker_named
+from exhume.contract import (
+    Key,
+    Knowledge,
+    NotApplicable,
+    Outcome,
+    Progress,
+    Reconstruction,
+    Records,
+    Release,
+    Store,
+)
+from exhume.models.split.pipeline import Pipeline
+from exhume.results import AttackSpec, Findings, Section, Word
+from exhume.score.features import Distance
+from exhume.score.lineup import LEVEL, holm
+from exhume.score.places import Places, line_up, places_for
+from exhume.score.recognised import Recognised, recognise
+from exhume.score.verdict import found_something, leak_of, silent
+from exhume.settings import SplitSettings
+from exhume.victims.split import release_features, server_knowledge
+
+__all__ = ["AttackedCut", "CutAudit", "slug", "untrained"]
+
+_LEARNED = (
+    0.5  # of the way from chance to the network's accuracy: less, and a shadow has not learned
+)
+_BOUND = (
+    "This adversary was given the client's head: its success means that a secret protects, not the split.",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class AttackedCut:
+    """The network cut at one depth, or with a defence there, and what every attacker got."""
+
+    where: str
+    found: dict[str, Findings]  # by attacker
+
+    @property
+    def real(self) -> list[Findings]:
+        """Those who do not know the head."""
+        return [one for name, one in self.found.items() if name != HEAD_KNOWN]
+
+    @property
+    def bound(self) -> Findings | None:
+        """The adversary who was given the head; None: it was not tried."""
+        return self.found.get(HEAD_KNOWN)
+
+    @property
+    def measured(self) -> list[dict[str, float]]:
+        """Figures of every attacker that could be mounted."""
+        return [one.metrics for one in self.found.values() if one.metrics]
+
+    @property
+    def strongest(self) -> Findings | None:
+        """The attacker without the head who brought most back; None: nothing could be scored."""
+        scored = [one for one in self.real if one.section.leak is not None]
+        return max(scored, key=lambda one: (one.share, one.metrics["affine_ssim"]), default=None)
+
+    @property
+    def word(self) -> Word:
+        """What these attackers say of this cut alone; silence is not checked on an easier version."""
+        sections = [one.section for one in self.real if one.section.applies]
+        if any(found_something(section) for section in sections):
+            return "leaks"
+        if self.bound is not None and found_something(self.bound.section):
+            return "at risk"
+        return "no leak found" if sections and all(map(silent, sections)) else "not audited"
+
+    def name_of(self, one: Findings) -> str:
+        """Of an attacker, without where it was met."""
+        return one.section.spec.name.removesuffix(f", {self.where}")
+
+
+@dataclass(frozen=True, eq=False)
+class CutAudit:
+    """What all cuts of one audit share."""
+
+    settings: SplitSettings
+    parts: data.Split
+    places: Places
+    tests: int  # attackers that decide
+    distance: Distance | None
+    key: Key
+    store: Store
+    progress: Progress
+
+    @staticmethod
+    def of(
+        settings: SplitSettings,
+        parts: data.Split,
+        tests: int,
+        *,
+        distance: Distance | None,
+        store: Store,
+        progress: Progress,
+    ) -> CutAudit:
+        """Every input is a release of its own, so that other targets are strangers, too."""
+        key = Key.from_seed(settings.seed)
+        release = torch.arange(len(parts.target))
+        held = _joined(parts.shadow, parts.public)
+        places = places_for(parts.target, release, parts.test, key.fold("places"), held=held)
+        return CutAudit(settings, parts, places, tests, distance, key, store, progress)
+
+    def attack(self, pipeline: Pipeline, where: str, names: Sequence[str]) -> AttackedCut:
+        """Every attacker named. where: completes "what is sent …"."""
+        parts, test = self.parts, self.parts.test
+        release, secret = release_features(pipeline, parts.target)
+        mean = parts.shadow.inputs.mean(0)
+
+        def score(found: Reconstruction) -> Recognised:
+            return recognise(secret, found, mean, distance=self.distance)
+
+        met = {}
+        for name in names:
+            attacker = attacker_named(name, self.settings, pipeline, parts.target.shape)
+            knowledge = server_knowledge(
+                pipeline, parts.shadow, earlier=parts.public, with_head=attacker.given_head
+            )
+            met[name] = attacker, self._meet(attacker, knowledge, release, score, where)
+        accuracy = pipeline.accuracy(test.inputs, test.labels)
+        general = untrained(pipeline, test, accuracy, where)
+        shadows = _unlearned([one for _, one in met.values()], accuracy, len(test.classes), where)
+        found = {}
+        for name, (attacker, one) in met.items():
+            doubt = general or (shadows if attacker.uses_shadow else "")
+            doubt = doubt if one.section.applies else ""
+            found[name] = replace(one, section=replace(one.section, doubt=doubt))
+        return AttackedCut(where, _adjusted(found))
+
+    def _meet(
+        self,
+        attacker: Attacker,
+        knowledge: Knowledge,
+        release: Release,
+        score: Callable[[Reconstruction], Recognised],
+        where: str,
+    ) -> Findings:
+        """One attacker; one that cannot be mounted is a finding, too. What several need is trained once."""
+        spec = AttackSpec(
+            f"{slug(where)}-{attacker.id}",
+            f"{attacker.name}, {where}",
+            attacker.paper,
+            "the features that the client sends",
+        )
+
+        def on_progress(stage: str, done: int, total: int) -> None:
+            self.progress(f"{where}, {attacker.id}: {stage}", done, total)
+
+        try:
+            if attacker.why_not is not None:
+                raise attacker.why_not
+            prepared = attacker.attack.prepare(
+                knowledge,
+                key=self.key.fold("attack", where),
+                store=self.store,
+                progress=on_progress,
+            )
+        except NotApplicable as why:
+            return Findings(Section.inapplicable(spec, why, knowledge.known()))
+        found = prepared.run(release)
+        if found.status.outcome is Outcome.NOT_APPLICABLE:
+            return Findings(Section(spec, found.status, knowledge.known()))
+        scored = score(found)
+        answers = [found.found(place) for place in range(len(self.parts.target))]
+        row, ranks = line_up(self.places, answers, self.key.fold("line-up"), tests=self.tests)
+        own = {f"own_{figure}": value for figure, value in found.observed.items()}
+        section = Section(
+            spec,
+            found.status,
+            knowledge.known(),
+            {**scored.metrics, **own, "success": row.share},
+            leak_of(row),
+            lineup=row,
+            cost=found.cost,
+            notes=(_likeness(scored.metrics), *_BOUND[: attacker.given_head]),
+        )
+        return Findings(section, evidence=scored.evidence | {"rank": ranks})
+
+
+def slug(where: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in where).strip("-")
+
+
+def untrained(pipeline: Pipeline, test: Records, accuracy: float, where: str) -> str:
+    """Why silence says nothing: the network names records no better than the most frequent class does."""
+    with torch.no_grad():
+        outputs = pipeline(test.inputs[:1]).shape[1]
+    guess = float(torch.bincount(test.labels).max()) / len(test)
+    if outputs != len(test.classes) or guess == 1:
+        return ""  # labels mean something else to it
+    right = round(accuracy * len(test))
+    if float(binom.sf(right - 1, len(test), guess)) <= LEVEL:
+        return ""
+    return (
+        f"{where}, the network names {accuracy:.0%} of held-out records, a guess {guess:.0%}: it was not "
+        "trained, so that what holds for it says nothing about one that is"
+    )
+
+
+def _unlearned(met: Sequence[Findings], accuracy: float, classes: int, where: str) -> str:
+    """Why silence of attackers with a shadow says nothing: not even the best one classifies."""
+    shadows = (one.metrics.get("own_shadow_accuracy") for one in met)
+    best = max((share for share in shadows if share is not None), default=1.0)
+    chance = 1 / classes
+    if best >= chance + _LEARNED * (accuracy - chance):
+        return ""
+    return (
+        f"{where}, the attackers' shadows name {best:.0%} of held-out records where the network names "
+        f"{accuracy:.0%}, so they are no attackers; raise --attack-epochs or --held"
+    )
+
+
+def _adjusted(found: dict[str, Findings]) -> dict[str, Findings]:
+    """p-values for all attackers of this cut; those of the cut in use are adjusted again for the audit."""
+    rows = {name: row for name, one in found.items() if (row := one.section.lineup) is not None}
+    values = dict(zip(rows, holm([row.p for row in rows.values()]), strict=True))
+    new = dict(found)
+    for name, row in rows.items():
+        section = replace(found[name].section, lineup=replace(row, adjusted=values[name]))
+        new[name] = replace(found[name], section=section)
+    return new
+
+
+def _likeness(metrics: dict[str, float]) -> str:
+    return (
+        f"Mean SSIM {metrics['ssim']:.2f}, after an affine fit {metrics['affine_ssim']:.2f}; the mean image "
+        f"has {metrics['mean_image_affine_ssim']:.2f}."
+    )
+
+
+def _joined(one: Records, other: Records) -> Records:
+    inputs = torch.cat([one.inputs, other.inputs])
+    return Records(inputs, torch.cat([one.labels, other.labels]), one.classes)

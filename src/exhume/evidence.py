@@ -1,0 +1,55 @@
+"""What a verdict rests on: the line-up of an attack, the controls that show that it works, their reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ControlRow", "LineupRow", "Reach"]
+
+
+@dataclass(frozen=True)
+class LineupRow:
+    """How often an attack's answers point at the private record among strangers of its class."""
+
+    identified: int
+    targets: int
+    strangers: int  # of every target, at least
+    chance: float  # share identified by chance, on average
+    p: float
+    needed: int  # identified targets from which p is at most the level; more than targets: none is enough
+    detectable: float  # share of targets; a smaller one may go unnoticed
+    left_out: int = 0  # targets with too few strangers, or with copies
+    among: str = "strangers of the same class"
+    adjusted: float = 1.0  # p, for all tests of the audit
+
+    @property
+    def share(self) -> float:
+        return self.identified / self.targets if self.targets else 0.0
+
+
+@dataclass(frozen=True)
+class ControlRow:
+    """One attack on an easier version of the system: a rung."""
+
+    release: str
+    attack: str  # its id
+    respect: str  # in which the version differs
+    value: str
+    words: str
+    identified: int = 0
+    targets: int = 0
+    p: float = 1.0
+    works: bool = False
+    note: str = ""  # why it could not be run
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far from an easy version towards the user's system an attack works."""
+
+    release: str
+    attack: str
+    respect: str
+    nearest: str  # working rung, in words; empty: none works
+    low: float  # 97.5% lower limit of its success there
+    sentence: str

@@ -1,0 +1,169 @@
+"""Who stands in a line-up: private records and strangers, in strata, each record once.
+
+A stratum is a class; of texts also a range of lengths, of records without labels everything. Near-duplicates
+and what the adversary practically holds leave the pool by rules that do not look at who is a target, so that
+within a stratum targets and strangers stay exchangeable. Where a class is a person of whom the adversary
+holds nothing, one record of each class stands among other people's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from exhume.contract import ExhumeError, Key, Records
+from exhume.evidence import LineupRow
+from exhume.score.lineup import FEWEST, Alike, Lineup, likeness, strangers_for
+
+__all__ = ["PEOPLE", "Places", "line_up", "places_for"]
+
+PEOPLE = "other people: the person is identified, not the photograph"
+_SAME = 0.01  # share of the pool's variance below which two records count as the same
+_LENGTHS = 3  # ranges of lengths of texts
+_ROWS = 512  # compared at once
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Records at their places. A target's place belongs to the release that its record was in."""
+
+    inputs: Tensor  # (n, *shape)
+    release: Tensor  # (n,) -1: a stranger's place
+    stratum: Tensor  # (n,)
+    target: Tensor  # (n,) which target sits there; -1: a stranger
+    left_out: int = 0  # targets that are copies of other records, or that the adversary holds
+    among: str = "strangers of the same class"
+
+    @property
+    def targets(self) -> int:
+        return int((self.target >= 0).sum())
+
+
+def places_for(
+    targets: Records,
+    release: Tensor,
+    strangers: Records,
+    key: Key,
+    *,
+    held: Records | None = None,
+    padding: int | None = None,
+) -> Places:
+    """targets: (t, …) and the release (t,) that each was in; strangers: in nothing that is released or held.
+
+    held: what the adversary has. padding: of texts.
+    """
+    if len(strangers) and strangers.shape != targets.shape:
+        raise ExhumeError(f"line-up: targets of shape {targets.shape}, strangers {strangers.shape}")
+    labels = torch.cat([targets.labels.cpu(), _labels_as(strangers, targets)])
+    inputs = torch.cat([targets.inputs, strangers.inputs.to(targets.inputs)])
+    alone = _distinct(inputs, held, key.fold("copies"))
+    release = torch.cat([release.cpu(), torch.full((len(strangers),), -1)])
+    number = torch.cat([torch.arange(len(targets)), torch.full((len(strangers),), -1)])
+    every = Places(inputs, release, _strata(inputs, labels, padding), number)
+    kept = _at(every, alone)
+    kept = replace(kept, left_out=len(targets) - kept.targets)
+    if _rankable(kept) >= kept.targets / 2 or held is None:
+        return kept
+    known = torch.isin(labels, _labels_as(held, targets))
+    people = _people(every, labels, alone & ~known, key.fold("people"))
+    people = replace(people, left_out=len(targets) - people.targets)
+    return people if _rankable(people) > _rankable(kept) else kept
+
+
+def line_up(
+    places: Places,
+    candidates: Sequence[Tensor],
+    key: Key,
+    *,
+    tests: int = 1,
+    alike: Alike | None = None,
+) -> tuple[LineupRow, Tensor]:
+    """The test, and the rank of every target (t,) among its strangers; 0: it was left out.
+
+    candidates: (k, *shape) that answer each release. tests: of the audit. alike: (k, *shape) candidates and
+    (n, *shape) records to (k, n); None: by what the records are.
+    """
+    similarity = likeness(candidates, places.inputs, alike)
+    strangers = strangers_for(places.targets, tests, len(similarity))
+    score = Lineup(similarity, places.release, places.stratum).score(key, strangers=strangers)
+    ranks = torch.zeros(places.targets + places.left_out, dtype=torch.long)
+    ranks[places.target[score.targets]] = score.ranks
+    return score.row(left_out=places.left_out, among=places.among), ranks
+
+
+def _at(places: Places, keep: Tensor) -> Places:
+    return replace(
+        places,
+        inputs=places.inputs[keep.to(places.inputs.device)],
+        release=places.release[keep],
+        stratum=places.stratum[keep],
+        target=places.target[keep],
+    )
+
+
+def _rankable(places: Places) -> int:
+    """Targets with enough strangers."""
+    count = 0
+    for place in (places.target >= 0).nonzero()[:, 0].tolist():
+        same = places.stratum == places.stratum[place]
+        count += int((same & (places.release != places.release[place])).sum()) >= FEWEST
+    return count
+
+
+def _people(places: Places, labels: Tensor, allowed: Tensor, key: Key) -> Places:
+    """One place for each class of which the adversary holds nothing: a target's before a stranger's."""
+    order = torch.randperm(len(labels), generator=key.generator())
+    first = order[places.target[order].lt(0).long().argsort(stable=True)]  # targets first
+    seen: set[int] = set()
+    keep = torch.zeros(len(labels), dtype=torch.bool)
+    for place in first.tolist():
+        label = int(labels[place])
+        if bool(allowed[place]) and label not in seen:
+            seen.add(label)
+            keep[place] = True
+    chosen = _at(places, keep)
+    return replace(chosen, stratum=torch.zeros_like(chosen.stratum), among=PEOPLE)
+
+
+def _labels_as(records: Records, other: Records) -> Tensor:
+    """(n,) labels by the other's numbers, where classes have names; those it does not know get new ones."""
+    if records.classes == other.classes or not records.classes or not other.classes:
+        return records.labels.cpu()
+    names = list(other.classes)
+    names += [name for name in records.classes if name not in names]
+    number = torch.tensor([names.index(name) for name in records.classes])
+    return number[records.labels.cpu().long()]
+
+
+def _strata(inputs: Tensor, labels: Tensor, padding: int | None) -> Tensor:
+    if inputs.is_floating_point():
+        return labels.long()
+    lengths = (inputs != (-1 if padding is None else padding)).sum(1).double().cpu()
+    cuts = torch.linspace(0, 1, _LENGTHS + 1, dtype=torch.float64)[1:-1]
+    longer = torch.bucketize(lengths, torch.quantile(lengths, cuts))
+    return labels.long() * _LENGTHS + longer
+
+
+def _distinct(inputs: Tensor, held: Records | None, key: Key) -> Tensor:
+    """(n,) bool: the first, in a random order, of records that are the same, and none that is held."""
+    keep = torch.ones(len(inputs), dtype=torch.bool)
+    if not len(inputs):
+        return keep
+    flat = inputs.flatten(1).double().cpu()
+    bar = _SAME * float(flat.var(0).mean()) * flat.shape[1] if inputs.is_floating_point() else 0.5
+    if held is not None and len(held):
+        theirs = held.inputs.flatten(1).double().cpu()
+        for start in range(0, len(flat), _ROWS):
+            near = torch.cdist(flat[start : start + _ROWS], theirs).square().amin(1)
+            keep[start : start + _ROWS] = near > bar
+    order = torch.randperm(len(flat), generator=key.generator())
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order))
+    for start in range(0, len(flat), _ROWS):
+        alike = torch.cdist(flat[start : start + _ROWS], flat).square() <= bar
+        earlier = rank[None] < rank[start : start + _ROWS, None]
+        keep[start : start + _ROWS] &= ~(alike & earlier).any(1)
+    return keep

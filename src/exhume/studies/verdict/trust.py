@@ -1,0 +1,237 @@
+"""Can a decision be staked on the four words? Whole audits of systems whose right verdict is known.
+
+null      nothing of the targets is in the release: "leaks" and "at risk" are false alarms
+certain   the records are there for the taking: anything else is a miss
+unknown   effort or system say nothing: anything but "not audited" claims what nobody knows
+defended  a defence holds and the attack works without it: a tool that never says "no leak found" is no tool
+average   only the mean of a batch can be had: no claimed record may be that mean
+
+Every audit draws its own system: records, weights, noise, seed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from exhume.auditing import Audit
+from exhume.results import Chart, Point
+from exhume.score.intervals import clopper_pearson
+from exhume.store import read_shard
+from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
+from exhume.studies.verdict import networks, systems, updates
+from exhume.studies.verdict.systems import Draw
+
+__all__ = ["STUDY"]
+
+WORDS = ("leaks", "at risk", "no leak found", "not audited")
+_SYSTEMS: dict[str, tuple[str, Callable[[Draw], Audit]]] = {
+    "drowned": ("null", systems.drowned),
+    "classes-only": ("null", systems.classes_only),
+    "many-classes": ("null", systems.many_classes),
+    "duplicates": ("null", systems.duplicates),
+    "constants": ("null", systems.constants),
+    "others-of-the-class": ("null", updates.others_of_the_class),
+    "other-batch": ("null", updates.other_batch),
+    "noise-alone": ("null", updates.noise_alone),
+    "linear-of-others": ("null", systems.linear_of_others),
+    "never-trained-on": ("null", networks.never_trained_on),
+    "class-head": ("null", networks.class_head),
+    "undefended": ("certain", systems.undefended),
+    "undefended-mnist": ("certain", systems.undefended_mnist),
+    "kept-in-a-buffer": ("certain", systems.kept_in_a_buffer),
+    "one-record": ("certain", updates.one_record),
+    "one-record-cnn": ("certain", updates.one_record_of_a_cnn),
+    "one-text": ("certain", updates.one_text),
+    "linear": ("certain", systems.linear),
+    "identity-head": ("certain", networks.identity_head),
+    "affine-head": ("certain", networks.affine_head),
+    "few-shadows": ("unknown", systems.few_shadows),
+    "unfinished": ("unknown", updates.unfinished),
+    "large-start": ("unknown", networks.from_a_large_start),
+    "five-steps": ("unknown", networks.five_steps),
+    "untrained": ("unknown", networks.untrained_network),
+    "private": ("defended", systems.private),
+    "noisy-updates": ("defended", updates.noisy),
+    "noisy-linear": ("defended", systems.noisy_linear),
+    "averaged": ("average", updates.averaged),
+}
+_AT_RISK: tuple[str, ...] = ()  # cells of which "at risk" was expected before anything was run
+
+
+@dataclass(frozen=True)
+class _Setting:
+    audits: dict[str, int]  # of each group's cells
+    source: str = "digits"
+
+
+_SCALES: dict[Scale, _Setting] = {
+    "smoke": _Setting({"null": 1, "certain": 1, "unknown": 1, "defended": 1, "average": 1}),
+    "cpu": _Setting({"null": 30, "certain": 6, "unknown": 9, "defended": 15, "average": 30}),
+    "paper": _Setting({"null": 100, "certain": 20, "unknown": 30, "defended": 50, "average": 100}),
+}
+
+
+def _run(run: Run[_Setting]) -> Outcome:
+    jobs = {
+        f"{name} {index}": (name, index)
+        for name, (group, _) in _SYSTEMS.items()
+        for index in range(run.setting.audits[group])
+    }
+    found = run.arms("auditing", _audited, jobs)
+    cells = {name: [row for job, row in found.items() if jobs[job][0] == name] for name in _SYSTEMS}
+    metrics = _metrics(cells)
+    return Outcome(
+        claims=_claims(metrics),
+        metrics=metrics,
+        charts=[_chart(cells)],
+        deviations=[
+            "Small systems on scikit-learn's digits (one-record updates: MNIST), so that hundreds fit.",
+            "Controls are part of every audit that finds nothing; each draws its own.",
+        ],
+    )
+
+
+def _audited(run: Run[_Setting], job: tuple[str, int]) -> Mapping[str, float]:
+    """One audit in a folder of its own, which is removed: the word, and what it took."""
+    name, index = job
+    place = run.folder.path / "audits" / f"{name}-{index}"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    key = run.key.fold("verdict", name, index)
+    records = run.records(run.setting.source)
+    order = torch.randperm(len(records), generator=key.fold("order").generator())
+    draw = Draw(place, key, records[order], seed=index + 1000 * run.seed)
+    before = torch.get_num_threads()
+    started = time.perf_counter()
+    try:
+        done = _SYSTEMS[name][1](draw)
+    finally:
+        torch.set_num_threads(before)
+    row = {
+        "word": float(WORDS.index(done.verdict.word)),
+        "seconds": time.perf_counter() - started,
+        "overclaims": float(_overclaims(done)),
+    }
+    shutil.rmtree(place, ignore_errors=True)
+    return row
+
+
+def _overclaims(done: Audit) -> int:
+    """Claimed records of made batches whose candidate is nearer to the batch's mean than to the record."""
+    if done.verdict.word != "leaks":
+        return 0
+    count = 0
+    for section in done.result.attacks:
+        if not section.evidence or section.lineup is None or "averages" not in section.metrics:
+            continue
+        kept = read_shard(done.folder / section.evidence)
+        size = 4
+        truth, found = kept["targets"].double(), kept["reconstructions"].double()
+        for place in (kept["rank"] == 1).nonzero()[:, 0].tolist():
+            batch = truth[place // size * size : (place // size + 1) * size]
+            own = (found[place] - truth[place]).norm()
+            count += bool((found[place] - batch.mean(0)).norm() < own)
+    return count
+
+
+def _metrics(cells: Mapping[str, list[dict[str, float]]]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for name, rows in cells.items():
+        group = _SYSTEMS[name][0]
+        for number, word in enumerate(WORDS):
+            count = sum(row["word"] == number for row in rows)
+            metrics[f"{group}.{name}.{word.replace(' ', '_')}"] = float(count)
+        seconds = sorted(row["seconds"] for row in rows)
+        metrics[f"{group}.{name}.seconds"] = seconds[len(seconds) // 2]
+    for group in ("null", "certain", "unknown", "defended", "average"):
+        own = {name: rows for name, rows in cells.items() if _SYSTEMS[name][0] == group}
+        metrics[f"{group}.audits"] = float(sum(map(len, own.values())))
+    words = {name: [WORDS[int(row["word"])] for row in rows] for name, rows in cells.items()}
+    alarms = {
+        name: sum(word in WORDS[:2] for word in said)
+        for name, said in words.items()
+        if _SYSTEMS[name][0] == "null"
+    }
+    audits = int(metrics["null.audits"])
+    metrics["null.alarms"] = float(sum(alarms.values()))
+    metrics["null.alarms_high"] = clopper_pearson(sum(alarms.values()), audits)[1]
+    metrics["null.worst_cell"] = float(max(alarms.values()))
+    metrics["certain.missed"] = float(
+        sum(
+            word != "leaks" and not (word == "at risk" and name in _AT_RISK)
+            for name, said in words.items()
+            if _SYSTEMS[name][0] == "certain"
+            for word in said
+        )
+    )
+    for group, word, key in (
+        ("unknown", "not audited", "unknown.not_audited"),
+        ("defended", "no leak found", "defended.no_leak"),
+    ):
+        said = [w for name, ws in words.items() if _SYSTEMS[name][0] == group for w in ws]
+        metrics[key] = float(sum(w == word for w in said))
+    metrics["defended.no_leak"] /= max(1.0, metrics["defended.audits"])
+    overclaims = [
+        row["overclaims"]
+        for n, rows in cells.items()
+        if _SYSTEMS[n][0] == "average"
+        for row in rows
+    ]
+    metrics["average.overclaims"] = float(sum(overclaims))
+    return metrics
+
+
+def _claims(m: dict[str, float]) -> Claims:
+    return {
+        "no-false-alarm": (
+            "Where nothing of a record is released, the verdict is not *leaks* or *at risk*",
+            "not in a paper",
+            f"{m['null.alarms']:.0f} of {m['null.audits']:.0f} audits, at most {m['null.alarms_high']:.1%}; "
+            f"worst cell {m['null.worst_cell']:.0f}",
+            m["null.alarms_high"] <= 0.05 and m["null.worst_cell"] <= 2,
+        ),
+        "no-miss": (
+            "Where the records are there for the taking, it leaks",
+            "not in a paper",
+            f"{m['certain.missed']:.0f} of {m['certain.audits']:.0f} missed",
+            m["certain.missed"] == 0,
+        ),
+        "no-false-reassurance": (
+            "Where nothing is known, nothing is claimed",
+            "not in a paper",
+            f"{m['unknown.not_audited']:.0f} of {m['unknown.audits']:.0f} not audited",
+            m["unknown.not_audited"] == m["unknown.audits"],
+        ),
+        "says-something": (
+            "Where a defence holds and the attack works without it, no leak is found",
+            "not in a paper",
+            f"{m['defended.no_leak']:.0%} of {m['defended.audits']:.0f}",
+            m["defended.no_leak"] >= 0.8,
+        ),
+        "no-average": (
+            "The mean of a batch is never claimed as a record",
+            "not in a paper",
+            f"{m['average.overclaims']:.0f} records in {m['average.audits']:.0f} audits",
+            m["average.overclaims"] == 0,
+        ),
+    }
+
+
+def _chart(cells: Mapping[str, list[dict[str, float]]]) -> Chart:
+    series = {
+        word: [
+            Point(name, sum(row["word"] == number for row in rows) / max(1, len(rows)))
+            for name, rows in cells.items()
+        ]
+        for number, word in enumerate(WORDS)
+    }
+    return Chart("What the audits say", "system", "share of audits", series)
+
+
+_TITLE = "Can a decision be staked on the verdict?"
+STUDY = Study("verdict", _TITLE, "ours", _SCALES, _run, spreads=True)

@@ -1,0 +1,168 @@
+"""Attackers of one cut, doubts about them, easier versions of it, and fixes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from exhume.auditing.controls import RUNG_TARGETS
+from exhume.auditing.split.attackers import attacker_named, models_of, names_for, rounds_of
+from exhume.auditing.split.cut import AttackedCut, untrained
+from exhume.auditing.split.ladder import fewer_targets
+from exhume.auditing.split.reading import read_split
+from exhume.auditing.split.release import SplitRelease
+from exhume.contract import Outcome, Status, silent
+from exhume.evidence import LineupRow
+from exhume.models.split.pipeline import Client, Pipeline
+from exhume.report.folder import RunFolder
+from exhume.results import AttackSpec, Findings, Section
+
+
+def pipeline_of(*layers, bodies=1):
+    head = nn.Sequential(*layers)
+    client = Client(head, torch.zeros(1), tuple(range(bodies)), nn.Flatten())
+    return Pipeline(client, (nn.Identity(),) * bodies, "head")
+
+
+def lookalike(settings, *layers):
+    return attacker_named("lookalike", settings, pipeline_of(*layers), (1, 8, 8))
+
+
+def conv(*more, **how):
+    return nn.Conv2d(1, 3, *more, **how)
+
+
+def test_a_lookalike_of_one_convolution(settings):
+    one = lookalike(
+        settings, conv(5, padding=2), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+    )
+    assert one.why_not is None
+    assert one.attack.kernel == 5
+    assert lookalike(settings, conv(3, padding="same"), nn.ReLU()).why_not is None
+
+
+@pytest.mark.parametrize(
+    ("layers", "reason"),
+    [
+        ((nn.Identity(),), "has no convolution"),
+        ((conv(3, padding=1), nn.ReLU(), nn.Conv2d(3, 3, 1)), "has 2 convolutions"),
+        ((conv(3, padding=1), nn.PReLU()), "has 1 convolutions and PReLU"),
+        ((conv(3, 2, 1), nn.ReLU()), r"has Conv2d\(1, 3, kernel_size=\(3, 3\), stride=\(2, 2\)"),
+        ((conv(2), nn.ReLU()), "has Conv2d"),
+        ((conv(3, padding=1),), "sends values below zero"),
+    ],
+)
+def test_where_a_lookalike_does_not_apply(layers, reason, settings):
+    why = lookalike(settings, *layers).why_not
+    assert why is not None
+    with pytest.raises(
+        type(why), match=f"a lookalike is one convolution .* the client's head {reason}"
+    ):
+        raise why
+
+
+def test_every_attacker_has_a_counterpart_of_one_body(settings):
+    """A plain network is the easier version of one with several bodies."""
+    plain = pipeline_of(nn.Identity())
+    for name in names_for(3):
+        assert attacker_named(name, settings, plain, (1, 8, 8)).id == name
+    assert attacker_named("body-3", settings, plain, (1, 8, 8)).attack.reads == (0,)
+    several = pipeline_of(nn.Identity(), bodies=3)
+    assert attacker_named("body-3", settings, several, (1, 8, 8)).attack.reads == (2,)
+    assert attacker_named("adaptive", settings, several, (1, 8, 8)).attack.reads == "learned"
+    assert len(attacker_named("committee", settings, several, (1, 8, 8)).attack.inversions) == 4
+
+
+def test_what_attackers_take():
+    assert [models_of(name, 4, 2) for name in ("as-sent", "body-1", "subsets")] == [0, 2, 7]
+    assert [rounds_of(name, 4, 2) for name in ("as-sent", "body-1", "adaptive", "subsets")] == [
+        *(0, 1, 4),
+        12,
+    ]
+
+
+def test_an_untrained_network_shows_in_its_accuracy(settings, records):
+    owned = read_split(settings, records)
+    pipeline, test = owned.pipeline("0"), owned.parts.test
+    assert untrained(pipeline, test, 1.0, "after 0") == ""
+    sentence = untrained(pipeline, test, 0.5, "after 0")
+    assert sentence.startswith("after 0, the network names 50% of held-out records, a guess ")
+    fewer = replace(test, classes=("a", "b", "c", "d"))
+    assert untrained(pipeline, fewer, 0.5, "after 0") == ""  # its outputs are no classes of these
+
+
+def cut_with(real, bound, doubt=""):
+    """A cut whose one attacker and whose bound have these p-values."""
+
+    def found(p, **more):
+        row = LineupRow(20, 30, 99, 0.02, p, 3, 0.2, adjusted=p)
+        status = Status(Outcome.CONVERGED)
+        return Findings(Section(AttackSpec("a", "A, after 0"), status, lineup=row, **more))
+
+    return AttackedCut("after 0", {"shadow": found(real, doubt=doubt), "head-known": found(bound)})
+
+
+def test_a_cut_in_one_word():
+    assert cut_with(0.001, 1.0).word == "leaks"
+    assert cut_with(0.001, 0.001, "weak").word == "leaks"
+    assert cut_with(0.5, 0.001).word == "at risk"
+    assert cut_with(0.5, 0.5, "weak").word == "not audited"
+    assert cut_with(0.5, 0.5).word == "no leak found"
+
+
+def test_fewer_targets_leave_strangers(settings, records):
+    parts = read_split(settings, records).parts
+    few = fewer_targets(parts)
+    assert len(few.target) == RUNG_TARGETS
+    assert len(few.test) == len(parts.test) + 30 - RUNG_TARGETS
+
+
+def test_an_easier_version_is_attacked_alike(settings, records, tmp_path):
+    hiding = settings.model.replace(":net", ":hiding")
+    deep = replace(settings, model=hiding, weights="", first=("1",))
+    ladder = SplitRelease(deep, records, read_split(deep, records)).ladder()
+    assert [rung.words for rung in ladder.rungs] == ["after 0"]
+    with RunFolder.claimed(tmp_path / "run", resume_anyway=False, progress=silent) as folder:
+        ids = ["after-1-as-sent", "after-1-lookalike"]
+        rows = ladder.rungs[0].run(ids, folder, silent)
+    assert list(rows) == ["after-1-as-sent"]  # the other does not apply
+    row = rows["after-1-as-sent"]
+    assert (row.identified, row.targets) == (16, 16)
+    assert row.p <= 0.01
+    first = replace(deep, first=("0",))
+    assert SplitRelease(first, records, read_split(first, records)).ladder() is None
+
+
+def test_a_fix_says_what_the_strongest_attacker_still_gets(settings, records, tmp_path):
+    one = replace(settings, first=("0",))
+    release = SplitRelease(one, records, read_split(one, records))
+    fix = next(fix for fix in release.fixes() if fix.id == "split-single")
+    with RunFolder.claimed(tmp_path / "run", resume_anyway=False, progress=silent) as folder:
+        tried = fix.run(folder, silent)
+    assert tried.verdict != "no leak found"  # one epoch trains nothing
+    assert tried.leak.trials == 30
+    assert tried.by in {
+        "What was sent, looked at",
+        "Inverting a shadow of the head",
+        "Inverting a lookalike of the first layer",
+        "Inverting a shadow that matches moments",
+        "Searching for inputs that a shadow sends alike",
+    }
+
+
+def test_the_easier_version_of_a_defended_network_has_no_defence(settings, records, tmp_path):
+    one = replace(settings, first=("0",), defend="ensembler")
+    release = SplitRelease(one, records, read_split(one, records))
+    (option,) = release.options()
+    assert option.tests == len(names_for(2))
+    with RunFolder.claimed(tmp_path / "run", resume_anyway=False, progress=silent) as folder:
+        found = option.run(folder, silent)
+        ladder = release.ladder()
+        ids = [f.section.spec.id for f in found if f.counts]
+        rows = ladder.rungs[0].run(ids[:2], folder, silent)
+    assert (ladder.words, ladder.rungs[0].words) == ("with ensembler", "without the defence")
+    assert list(rows) == ids[:2]
+    assert all(row.targets <= RUNG_TARGETS for row in rows.values())
