@@ -327,11 +327,14 @@ def strongest(sections: Sequence[Section]) -> Section | None:
 
 
 def lacking_power(result: Result, power: float | None) -> str:
-    """Why "no leak found" is not enough for who asks that so small a leak be noticed; empty: it is."""
+    """Why "no leak found" is not enough for who asks that so small a leak be noticed; empty: it is.
+
+    Of several releases every one counts; in one that was not audited any leak may go unnoticed.
+    """
     if power is None or result.verdict.word != "no leak found":
         return ""
-    leaks = [row.leak for row in result.releases if row.word == "no leak found"]
-    least = max((leak.detectable if leak else 1.0 for leak in leaks), default=1.0)
+    earned = [row.leak if row.word == "no leak found" else None for row in result.releases]
+    least = max((leak.detectable if leak else 1.0 for leak in earned), default=1.0)
     if least <= power:
         return ""
     return f"a leak below {least:.0%} of the records may go unnoticed, {power:.0%} is asked for"

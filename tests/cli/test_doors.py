@@ -11,10 +11,19 @@ from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
-from exhume import data
+from exhume import auditing, data
+from exhume.auditing import Audit
 from exhume.cli import app
-from exhume.contract import ExhumeError
-from exhume.results import read_result
+from exhume.contract import ExhumeError, Outcome, Status
+from exhume.results import (
+    AttackSpec,
+    Rate,
+    ReleaseRow,
+    Result,
+    Section,
+    Verdict,
+    read_result,
+)
 
 NET = """
 import torch
@@ -32,7 +41,7 @@ def conv():
     )
 """
 SHARED = ("seed", "threads", "budget", "try-fixes", "out", "junit", "fail-over", "redact", "json")
-SHARED += ("dry-run", "resume-anyway", "ray", "processes", "device")
+SHARED += ("fail-on", "require-power", "dry-run", "resume-anyway", "ray", "processes", "device")
 DOORS = {
     "audit": "audit --data digits --fixed 40 --targets 12 --shadows 60 --steps 10",
     "audit-update": "audit-update g.safetensors --model nets_of_doors.py:dense --data digits "
@@ -163,3 +172,61 @@ def test_a_device_that_cannot_be_used_is_refused(door, invoke):
     done = invoke(*DOORS[door].split(), "--device", "cuda")
     assert done.exit_code == 2
     assert "device: 'cuda' " in done.stderr
+
+
+def finished(folder, word, *, share, detectable):
+    """An audit of one release that ended with this word."""
+    folder.mkdir()
+    leak = Rate(round(100 * share), 100, 0.0, 1.0, 0.01, detectable)
+    section = Section(
+        AttackSpec("a", "An attack"), Status(Outcome.CONVERGED, ""), leak=leak, verdict=word
+    )
+    verdict = Verdict(word, f"In short: {word}.", "In detail.")
+    row = ReleaseRow("weights", "the weights", word, verdict.sentence, "", leak=leak)
+    result = Result("Title", "digits", 0, verdict, leak, attacks=(section,), releases=(row,))
+    (folder / "result.json").write_text(json.dumps(result.to_json()))
+    return Audit(result, folder, folder / "report.html")
+
+
+GATES = {
+    # verdict, share that leaks, share that would be noticed; options; exit code and what JUnit says
+    "none": ("leaks", 0.4, 0.1, "", 0, (1, 0)),
+    "fail over": ("leaks", 0.4, 0.1, "--fail-over 0.3", 1, (1, 0)),
+    "below": ("leaks", 0.4, 0.1, "--fail-over 0.5", 0, (0, 0)),
+    "at risk is no leak": ("at risk", 0.0, 0.1, "--fail-over 0", 0, (0, 0)),
+    "at risk": ("at risk", 0.0, 0.1, "--fail-on at-risk", 1, (1, 0)),
+    "leaks is worse": ("leaks", 0.4, 0.1, "--fail-on at-risk", 1, (1, 0)),
+    "not at risk": ("no leak found", 0.0, 0.1, "--fail-on at-risk", 0, (0, 0)),
+    "enough power": ("no leak found", 0.0, 0.1, "--require-power 0.1", 0, (0, 0)),
+    "too little power": ("no leak found", 0.0, 0.3, "--require-power 0.1", 2, (0, 1)),
+    "power of a leak": ("leaks", 0.4, 0.3, "--require-power 0.1", 0, (1, 0)),
+    "a leak comes first": ("leaks", 0.4, 0.3, "--require-power 0.1 --fail-over 0", 1, (1, 0)),
+    "not audited": ("not audited", 0.0, 1.0, "--require-power 0.1", 2, (0, 1)),
+    "never mind": ("not audited", 0.0, 1.0, "--fail-on at-risk", 2, (0, 1)),
+}
+
+
+@EVERY
+@pytest.mark.parametrize("gate", GATES)
+def test_gates(door, gate, invoke, place, tmp_path, monkeypatch):
+    word, share, detectable, options, code, counts = GATES[gate]
+    done = finished(tmp_path / "run", word, share=share, detectable=detectable)
+    monkeypatch.setattr(auditing, "audit", lambda *_, **__: done)
+    junit = tmp_path / "j.xml"
+    ended = invoke(*DOORS[door].split(), "--junit", junit, *options.split())
+    assert ended.exit_code == code, ended.output
+    suite = ET.parse(junit).getroot()
+    assert (int(suite.get("failures")), int(suite.get("errors"))) == counts
+
+
+def test_gates_say_why(invoke, tmp_path, monkeypatch):
+    done = finished(tmp_path / "a", "no leak found", share=0.0, detectable=0.3)
+    monkeypatch.setattr(auditing, "audit", lambda *_, **__: done)
+    weak = invoke(*DOORS["audit"].split(), "--require-power", "0.1")
+    why = "a leak below 30% of the records may go unnoticed, 10% is asked for"
+    assert f"exhume: --require-power: {why}" in weak.stderr.splitlines()
+    done = finished(tmp_path / "b", "at risk", share=0.0, detectable=0.3)
+    risky = invoke(*DOORS["audit"].split(), "--fail-on", "at-risk")
+    assert "exhume: --fail-on at-risk: the verdict is 'at risk'" in risky.stderr.splitlines()
+    for wrong in (["--require-power", "2"], ["--fail-on", "leaks"]):
+        assert invoke(*DOORS["audit"].split(), *wrong).exit_code == 2

@@ -66,7 +66,7 @@ def attack(**changes: Any) -> dict[str, Any]:
 
 def audit(**changes: Any) -> dict[str, Any]:
     return {
-        "schema": 2,
+        "schema": 3,
         "kind": "audit",
         "title": "An informed adversary",
         "data": "mnist",

@@ -12,10 +12,13 @@ from exhume.report.junit import write_junit
 from exhume.results import (
     AttackSpec,
     PlannedAttack,
+    Rate,
+    ReleaseRow,
     Result,
     Section,
     StudyResult,
     Verdict,
+    lacking_power,
     read_result,
 )
 from exhume.score.intervals import rate_of
@@ -116,6 +119,49 @@ def test_junit_of_what_was_not_audited_is_an_error(tmp_path):
         "Another": ["skipped"],
         "verdict": ["error"],
     }
+
+
+def audited(word: str, *releases: tuple[str, float]) -> Result:
+    """Of releases with their words and the shares that would have been noticed."""
+    rows = tuple(
+        ReleaseRow("weights", f"release {i}", own, "", "", leak=Rate(0, 9, 0.0, 0.3, 0.1, share))
+        for i, (own, share) in enumerate(releases)
+    )
+    return Result("An audit", "mnist", 0, Verdict(word, f"It is {word}.", ""), releases=rows)
+
+
+def test_junit_of_what_is_at_risk_fails_where_that_is_asked_for(tmp_path):
+    result = audited("at risk", ("at risk", 0.1))
+    write_junit(result, tmp_path / "j.xml", fail_over=0.0)
+    assert cases(tmp_path / "j.xml") == {}
+    write_junit(result, tmp_path / "j.xml", at_risk=True)
+    assert cases(tmp_path / "j.xml") == {"verdict": ["failure"]}
+    assert "It is at risk." in (tmp_path / "j.xml").read_text()
+
+
+def test_junit_of_too_little_power_is_an_error(tmp_path):
+    result = audited("no leak found", ("no leak found", 0.3))
+    write_junit(result, tmp_path / "j.xml", power=0.3)
+    assert cases(tmp_path / "j.xml") == {}
+    write_junit(result, tmp_path / "j.xml", power=0.2)
+    assert cases(tmp_path / "j.xml") == {"power": ["error"]}
+    assert ET.parse(tmp_path / "j.xml").getroot().get("errors") == "1"
+
+
+@pytest.mark.parametrize(
+    ("word", "releases", "power", "lacks"),
+    [
+        ("no leak found", [("no leak found", 0.1)], None, False),
+        ("no leak found", [("no leak found", 0.1)], 0.1, False),
+        ("no leak found", [("no leak found", 0.1), ("no leak found", 0.4)], 0.1, True),
+        ("no leak found", [("no leak found", 0.1), ("not audited", 0.1)], 0.5, True),
+        ("no leak found", [], 0.1, True),
+        ("leaks", [("leaks", 0.4)], 0.1, False),
+        ("not audited", [("not audited", 1.0)], 0.1, False),
+    ],
+)
+def test_power_is_asked_of_every_release_without_a_leak(word, releases, power, lacks):
+    assert bool(lacking_power(audited(word, *releases), power)) == lacks
 
 
 def test_attacks_of_other_releases_are_not_mixed(tmp_path):

@@ -99,6 +99,7 @@ class PlannedRelease:
     name: str
     inputs: Inputs
     attacks: tuple[PlannedAttack, ...]
+    control_seconds: float | None = None  # of the easiest control, estimated; None: there is none
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +123,9 @@ class Plan:
             lines.append(f"{one.name} ({where}, threads {one.inputs.threads})")
             lines += [f"  {_line(attack)}" for attack in one.attacks if attack.run]
             lines += [f"  left out: {a.name}: {a.why}" for a in one.attacks if not a.run]
+            if one.control_seconds is not None and any(a.run for a in one.attacks):
+                seconds = duration_of(one.control_seconds)
+                lines.append(f"  if nothing comes back: controls, the easiest about {seconds}")
         limit = "no limit" if self.budget is None else f"budget {duration_of(self.budget)}"
         return [*lines, f"about {duration_of(self.seconds)} in all ({limit})"]
 
@@ -135,6 +139,7 @@ class Plan:
                     "data": one.inputs.data,
                     "threads": one.inputs.threads,
                     "attacks": to_json(one.attacks),
+                    "control_seconds": one.control_seconds,
                 }
                 for one in self.releases
             ],

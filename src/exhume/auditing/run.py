@@ -12,6 +12,7 @@ import torch
 
 from exhume import data
 from exhume.auditing.at_risk import with_risk
+from exhume.auditing.controls import Ladder
 from exhume.auditing.findings import Audit
 from exhume.auditing.fixes import fix_charts, try_fixes
 from exhume.auditing.judging import Judged, adjusted, controlled, overall
@@ -38,6 +39,8 @@ from exhume.settings import Brief, Settings
 from exhume.store import NullStore
 
 __all__ = ["audit", "plan"]
+
+_KEPT_BACK = 0.3  # of a budget, at most, for controls
 
 
 def audit(
@@ -148,19 +151,28 @@ def plan_releases(brief: Brief, released: Sequence[Released]) -> Planned:
     every = [
         replace(option, release=one.name) for one in released for option in one.release.options()
     ]
-    options = plan_attacks(every, brief.budget.seconds)
+    controls = {one.name: _easiest(one.release.ladder()) for one in released}
+    budget = brief.budget.seconds
+    if budget is not None:  # what the controls take, should they be needed, is kept back
+        budget -= min(_KEPT_BACK * budget, sum(seconds or 0.0 for seconds in controls.values()))
+    options = plan_attacks(every, budget)
     rows = tuple(
         PlannedRelease(
             one.room.kind,
             one.name,
             one.release.inputs(),
             tuple(row for _, row in options if row.release == one.name),
+            controls[one.name],
         )
         for one in released
     )
     threads = {row.name: row.inputs.threads for row in rows}
     kinds = {row.name: row.kind for row in rows}
     return Planned(Plan(rows, brief.budget.seconds), options, threads, kinds)
+
+
+def _easiest(ladder: Ladder | None) -> float | None:
+    return round(ladder.rungs[0].seconds, 1) if ladder is not None and ladder.rungs else None
 
 
 # Attack

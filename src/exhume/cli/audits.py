@@ -28,7 +28,6 @@ from exhume.cli.frame import (
     with_exit_codes,
 )
 from exhume.cli.options import options_of, run_options, values_of
-from exhume.results import lacking_power
 from exhume.settings import (
     AttackSettings,
     Brief,
@@ -161,6 +160,7 @@ def _open(door: _Door) -> None:
 
 def _run(brief: Brief, given: dict[str, Any], more: str) -> int:
     from exhume import auditing
+    from exhume.results import lacking_power
 
     with progress_bars() as progress, run_on(given["ray"], given["processes"]):
         if given["dry_run"]:

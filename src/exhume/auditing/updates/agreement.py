@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from exhume.auditing.updates.proofs import labels_behind
 from exhume.auditing.updates.reading import Case
 from exhume.contract import ExhumeError, Key, Layout, Records
 from exhume.models.own.text import TextModel
@@ -32,6 +33,12 @@ from exhume.victims.gradient import release_updates
 
 __all__ = ["Agreement", "agreement_of", "agreements_of"]
 
+_CANNOT = (
+    RuntimeError,
+    ValueError,
+    IndexError,
+    ExhumeError,
+)  # batch norm of one record, unknown labels
 _EXACT = 1e-2  # relative: rounding, half precision
 _NEAR = 5e-2  # relative: bfloat16 training, whose errors depend on the values
 _DEVIATIONS = 4.0
@@ -52,6 +59,7 @@ class Agreement:
     kept: float = 0.0  # share of the sent values that are not zero
     known: bool = False  # whether it could be compared
     noise_like: bool = False  # what is left over looks like noise, or like rounding
+    renumbered: bool = False  # with other numbers of their classes than the data gives them
 
     @staticmethod
     def unknown(client: str) -> Agreement:
@@ -103,6 +111,7 @@ class Agreement:
             )
         some = f"the {self.kept:.1%} of this update that was sent"
         part = "this update" if self.kept > 0.1 else some
+        part += " if their classes are numbered otherwise" * self.renumbered
         if self.exact:
             return f"{named} give {part}."
         if self.scaled:
@@ -122,18 +131,44 @@ def agreements_of(cases: Sequence[Case], private: Mapping[str, Records]) -> list
 
 
 def agreement_of(case: Case, records: Records) -> Agreement:
-    """Of an update and all records that are named for it."""
+    """Of an update and all records that are named for it, whatever numbers its classes have here."""
     unknown = Agreement.unknown(case.client)
     if not len(records) or case.batch_size not in (None, len(records)):
         return unknown
+    first = found = _tried(case, records)
+    for labels in _other_labels(case, records):
+        if found.known and not found.wrong:
+            break
+        found = _tried(case, replace(records, labels=labels))
+    if not found.known or found.wrong:
+        some_only = case.steps.count > 1 and case.batch_size is None  # a step may have seen a part
+        return unknown if some_only or not case.repeatable else first
+    return found if found is first else replace(found, renumbered=True)
+
+
+def _tried(case: Case, records: Records) -> Agreement:
     own = _own_update(case, records)
     if own is None:
-        return unknown
-    found = _compared(case, case.gradient.values[0].double(), own.double())
-    open_batches = (
-        case.steps.count > 1 and case.batch_size is None
-    )  # a step may have seen some only
-    return unknown if found.wrong and (open_batches or not case.repeatable) else found
+        return Agreement.unknown(case.client)
+    return _compared(case, case.gradient.values[0].double(), own.double())
+
+
+def _other_labels(case: Case, records: Records) -> Iterator[Tensor]:
+    """(n,) labels as the sender may number them: as the names say, in torchvision's order, by the update."""
+    names = records.classes if int(records.labels.max()) < len(records.classes) else ()
+    if names and all(name.isdecimal() for name in names):
+        yield torch.tensor([int(name) for name in names])[records.labels]
+    if names:
+        yield torch.tensor([sorted(names).index(name) for name in names])[records.labels]
+    if isinstance(case.architecture, TextModel):
+        return
+    try:
+        inputs = records.inputs.to(case.gradient.values.dtype)
+        labels = labels_behind(case.gradient, case.architecture, inputs)
+    except _CANNOT:
+        return
+    if labels is not None:
+        yield labels
 
 
 def _own_update(case: Case, records: Records) -> Tensor | None:
@@ -145,8 +180,8 @@ def _own_update(case: Case, records: Records) -> Tensor | None:
         if isinstance(case.architecture, TextModel):
             return local.updates(case.start(), batch, Key.from_seed(0))[0]
         return release_updates(local, case.start(), batch)[0].values[0]
-    except (RuntimeError, ValueError, IndexError, ExhumeError):
-        return None  # batch norm of one record, labels that the network does not have
+    except _CANNOT:
+        return None
 
 
 def _compared(case: Case, sent: Tensor, own: Tensor) -> Agreement:

@@ -33,7 +33,7 @@ class Truth:
     others: Records
     chosen: bool = False  # by the user, not at random
     doubt: str = ""  # why silence of any attack would say nothing
-    wrong: str = ""  # that these are not the records of the update: then nothing can be scored
+    wrong: str = ""  # that these records do not give the update: then silence and proofs are not about them
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ def lined_up(attack: UpdateAttack, ran: Sequence[Answer], truth: Truth, key: Key
         answers.append(found[~mean])
     row, ranks = line_up(places, answers, key.fold("line-up"), tests=_TESTS, alike=alike)
     if truth.wrong:
-        return Lined(replace(row, p=1.0), ranks, averages, truth.wrong)
+        return Lined(row, ranks, averages, truth.wrong)
     if not truth.chosen or not row.targets:
         return Lined(row, ranks, averages)
     by_itself = placebo(places, key.fold("placebo"), alike if attack.whole else None)

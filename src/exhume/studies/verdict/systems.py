@@ -57,9 +57,9 @@ def of_class(records: Records, label: int) -> Records:
 def trained(
     draw: Draw, records: Records | str, *, sizes: dict[str, int] | None = None, **victim: Any
 ) -> Audit:
-    dealt = {"fixed": 100, "targets": 40, "shadows": 300, "public": 10, "test": 900}
+    dealt = {"fixed": 60, "targets": 40, "shadows": 200, "public": 10, "test": 900}
     source = records if isinstance(records, str) else draw.file("data", records)
-    usual = {"hidden": [20], "steps": 30, "rate": 0.1, "momentum": 0.9}
+    usual = {"hidden": [20], "steps": 20, "rate": 0.1, "momentum": 0.9}
     return exhume.audit(
         {
             "seed": draw.seed,
@@ -81,7 +81,7 @@ def undefended_mnist(draw: Draw) -> Audit:
 
 
 def private(draw: Draw) -> Audit:
-    return trained(draw, draw.digits, dp_clip=1.0, dp_noise=20.0)
+    return trained(draw, draw.digits, dp_clip=1.0, dp_noise=100.0)
 
 
 def drowned(draw: Draw) -> Audit:
@@ -91,7 +91,7 @@ def drowned(draw: Draw) -> Audit:
 
 def few_shadows(draw: Draw) -> Audit:
     """Private training, met with next to no effort."""
-    return trained(draw, draw.digits, sizes={"shadows": 30}, dp_clip=1.0, dp_noise=20.0)
+    return trained(draw, draw.digits, sizes={"shadows": 30}, dp_clip=1.0, dp_noise=100.0)
 
 
 def classes_only(draw: Draw) -> Audit:

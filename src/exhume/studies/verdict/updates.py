@@ -140,4 +140,4 @@ def unfinished(draw: Draw) -> Audit:
 def averaged(draw: Draw) -> Audit:
     """Batches of one class and no hidden layer: every number of the gradient is about a mean."""
     own = of_class(draw.digits, draw.number(10))
-    return _update(draw, own, made=8, batch_size=4, model=f"{NETS}:softmax", search_steps=100)
+    return _update(draw, own, made=4, batch_size=4, model=f"{NETS}:softmax", search_steps=100)
