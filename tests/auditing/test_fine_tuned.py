@@ -142,8 +142,8 @@ def test_a_difference_gives_its_records_away(place):
 def test_an_adapter_from_the_file_to_the_page(place, steps):
     fine_tuned(network(), place, steps=steps)
     done, result = audited(place, steps=steps)
-    assert done.verdict.word == "not audited"  # 20 steps of search explain too little of the update
-    assert "Gradient matching did not converge: it explains" in done.verdict.sentence
+    assert done.verdict.word == "not audited"  # 20 steps of search are no evidence
+    assert "gradient matching made only 20 steps; more --search-steps" in done.verdict.sentence
     applied = [a for a in result["attacks"] if a["status"]["outcome"] != "not applicable"]
     assert [a["id"] for a in applied] == ["matching"]
     assert all(a["status"]["reason"] for a in result["attacks"] if a not in applied)
@@ -158,7 +158,7 @@ def test_the_same_on_the_command_line(place):
     words += " --rate 0.1 --batch-size 2 --data digits --records 3,17 --search-steps 5 --out run"
     result = CliRunner().invoke(app, words.split())
     assert result.exit_code == 2, result.output
-    assert "Gradient matching did not converge: it explains" in result.stdout
+    assert "Not audited: gradient matching made only 5 steps; more --search-steps" in result.stdout
 
 
 def decoyed(place):

@@ -109,7 +109,7 @@ def test_a_brief_is_its_file():
         ({"update": {"made": 2, "update": "f"}}, "made: updates are given, or made here, not both"),
         ({"split": {"first": "a"}}, "split: no network is named; write model ="),
         ({"split": {"model": "a:b", "first": [1]}}, "first: a text or a list of texts is needed"),
-        ({"fitted": {"targets": 1}}, "targets: 1 given, at least 2 needed"),
+        ({"fitted": {"targets": -1}}, "targets: -1 given, at least 0 needed"),
         ({"update": {"budget": 9.0}}, "the key 'budget' is now called 'search_seconds'"),
         ({"budget": "soon"}, "'soon' is not a time"),
         ({"budget": {"fixes": 1}}, "fixes: true or false is needed, got 1"),

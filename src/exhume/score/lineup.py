@@ -178,7 +178,7 @@ class _Rivals:
         return won
 
     def _leads(self, roles: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
-        """(k, d) roles, the most alike first: whether the target is above all strangers, and if that is settled.
+        """(k, d) roles, the most alike first: is the target above all strangers, and is that settled?
 
         level: (n,) of the similarities; equal ones have the same.
         """

@@ -24,6 +24,10 @@ PEOPLE = "other people: the person is identified, not the photograph"
 _SAME = 0.01  # share of the pool's variance below which two records count as the same
 _LENGTHS = 3  # ranges of lengths of texts
 _ROWS = 512  # compared at once
+_SPARE, _TESTS = (
+    400,
+    10,
+)  # strangers of a class, at least; tests of an audit, for how many are enough
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +61,7 @@ def places_for(
     """
     if len(strangers) and strangers.shape != targets.shape:
         raise ExhumeError(f"line-up: targets of shape {targets.shape}, strangers {strangers.shape}")
+    strangers = strangers[_enough(targets, strangers, key.fold("enough"))]
     labels = torch.cat([targets.labels.cpu(), _labels_as(strangers, targets)])
     inputs = torch.cat([targets.inputs, strangers.inputs.to(targets.inputs)])
     alone = _distinct(inputs, held, key.fold("copies"))
@@ -126,6 +131,17 @@ def _people(places: Places, labels: Tensor, allowed: Tensor, key: Key) -> Places
             keep[place] = True
     chosen = _at(places, keep)
     return replace(chosen, stratum=torch.zeros_like(chosen.stratum), among=PEOPLE)
+
+
+def _enough(targets: Records, strangers: Records, key: Key) -> Tensor:
+    """Rows of as many strangers of each class, drawn at random, as a line-up can use; of all for texts."""
+    labels = _labels_as(strangers, targets)
+    if not targets.inputs.is_floating_point():
+        return torch.arange(len(labels))
+    most = max(_SPARE, strangers_for(len(targets), _TESTS, 2) + 1)
+    order = torch.randperm(len(labels), generator=key.generator())
+    kept = [order[labels[order] == label][:most] for label in torch.unique(labels)]
+    return torch.cat([torch.zeros(0, dtype=torch.long), *kept]).sort().values
 
 
 def _labels_as(records: Records, other: Records) -> Tensor:

@@ -105,6 +105,7 @@ def test_the_truth_changes_the_score_and_nothing_else(settings, given, tmp_path)
     np.save(tmp_path / "rows.npy", np.arange(0, LEFT, 4))
     other = replace(settings, trained_on=str(given / "other.npz"), rows=str(tmp_path / "rows.npy"))
     done = audit(Brief.of(other), tmp_path / "two")
+    print(done.verdict, done.result.controls)
     assert done.verdict.word == "no leak found"
     first, second = (
         {p.name: p.read_bytes() for p in (tmp_path / run / "shards").iterdir()}

@@ -150,9 +150,10 @@ def test_without_texts_the_update_proves_them(invoke, place):
     path, out = gradient_of(made("flat"), place / "g.safetensors"), place / "proved"
     done = invoke(path, "--shape", "5", "--vocabulary", "words.txt", "--out", out)
     assert done.exit_code == 0, done.output
-    assert "The update leaks: 2 records were reconstructed, and the update itself proves" in (
+    assert "The release leaks: 2 records were reconstructed, and the release itself proves it." in (
         done.stdout
     )
+    assert "Training on 2 reconstructions gives the update back" in done.stdout
     page = (out / "report.html").read_text()
     assert "There was no private text to compare with." in page
     assert "<span>word" in page

@@ -58,6 +58,8 @@ def found_by(
     if proved and proved > (leak.successes if leak else 0) and (not lineup or lineup.identified):
         records = sum(answer.case.batch_size or answer.proof.records for answer in answers)
         leak = rate_of(proved, max(records, proved))  # a proof counts like a match
+    if leak is not None and "success" not in metrics:  # nobody to compare with: by proof
+        metrics |= {"success": leak.share, "success_low": leak.low, "success_high": leak.high}
     if ran and is_of_texts(ran):
         evidence = with_words(evidence, ran, attack)
     metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}

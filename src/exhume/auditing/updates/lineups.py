@@ -6,7 +6,7 @@ What is nearer to a mean of the batch than to any of its records is an average, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from exhume.contract import Key, Reconstruction, Records
 from exhume.evidence import LineupRow
 from exhume.score.averages import averages_among
 from exhume.score.placebo import DIFFERENT, placebo
-from exhume.score.places import line_up, places_for
+from exhume.score.places import Places, line_up, places_for
 
 __all__ = ["Lined", "Truth", "lined_up", "pooled"]
 
@@ -33,7 +33,10 @@ class Truth:
     others: Records
     chosen: bool = False  # by the user, not at random
     doubt: str = ""  # why silence of any attack would say nothing
-    wrong: str = ""  # that these records do not give the update: then silence and proofs are not about them
+    wrong: str = (
+        ""  # that these records do not give the update: silence and proofs are not about them
+    )
+    places: dict[str, Places] = field(default_factory=dict, repr=False)  # once for all attacks
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,16 +56,8 @@ class Lined:
 
 def lined_up(attack: UpdateAttack, ran: Sequence[Answer], truth: Truth, key: Key) -> Lined:
     """Every record of a client against everything found in its updates."""
-    private = list(truth.private.values())
-    own = Records(
-        torch.cat([records.inputs for records in private]),
-        torch.cat([records.labels for records in private]),
-        private[0].classes,
-        private[0].vocabulary,
-    )
-    release = torch.cat([torch.full((len(r),), place) for place, r in enumerate(private)])
     padding, alike = text_measure(attack, ran) if is_of_texts(ran) else (None, None)
-    places = places_for(own, release, truth.others, key.fold("places"), padding=padding)
+    places = _places(truth, key.fold("places"), padding)
     answers, averages = [], 0
     for client, records in truth.private.items():
         if is_of_texts(ran):
@@ -82,6 +77,20 @@ def lined_up(attack: UpdateAttack, ran: Sequence[Answer], truth: Truth, key: Key
     if by_itself > _LEVEL:
         return Lined(row, ranks, averages)
     return Lined(replace(row, p=1.0), ranks, averages, DIFFERENT.format(by_itself))
+
+
+def _places(truth: Truth, key: Key, padding: int | None) -> Places:
+    private = list(truth.private.values())
+    if key.digest not in truth.places:
+        own = Records(
+            torch.cat([records.inputs for records in private]),
+            torch.cat([records.labels for records in private]),
+            private[0].classes,
+            private[0].vocabulary,
+        )
+        release = torch.cat([torch.full((len(r),), place) for place, r in enumerate(private)])
+        truth.places[key.digest] = places_for(own, release, truth.others, key, padding=padding)
+    return truth.places[key.digest]
 
 
 def pooled(ran: Sequence[Answer], client: str, shape: tuple[int, ...]) -> Reconstruction:

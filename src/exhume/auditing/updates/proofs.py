@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from exhume.attacks.gradient.span.signs_and_norms import odd
-from exhume.contract import Architecture, Gradient, Reconstruction, Records
+from exhume.contract import Architecture, Gradient, Key, Reconstruction, Records
 from exhume.models.mlp import MLP
+from exhume.models.own.text import TextModel
 from exhume.models.two_layer import TwoLayer
 from exhume.victims.gradient import release_batches
 
@@ -30,6 +31,8 @@ __all__ = ["Proof", "Steps", "labels_behind", "proof_of"]
 _EXPLAINED = 1e-3  # relative: rounding of fp32 states leaves 1e-5 to 1e-4
 _AGREEING = 3  # neurons
 _NUMBERS = 5e7  # of gradients that are weighed at once
+_CHANGES, _SMALL = 24, 1e-4  # of records, to see whether the update shows them, and how large
+_DETERMINED = 0.02  # residual over the least visible change: how far off the records may be
 _EQUAL = 0.02  # relative: weights of records
 
 
@@ -136,11 +139,46 @@ def _explained(
     enough = architecture.layout.size > len(records) * math.prod(architecture.input_shape)
     if not residual < _EXPLAINED or not enough:
         return Proof(0, "", residual)
+    seen = _visible(gradient, architecture, batch, steps)
+    if not residual < _DETERMINED * seen:
+        return Proof(0, "", residual)
     sentence = (
         f"Training on {len(records)} reconstructions gives the update back up to {residual:.1e}"
     )
+    if not isinstance(architecture, TextModel):
+        sentence += f"; every change of them that was tried would show (the least {seen:.0%} of the most)"
     sign = ", and so would the negative of each." if _sign_open(architecture) else "."
     return Proof(len(records), sentence + sign, residual, chosen, labels)
+
+
+def _visible(gradient: Gradient, architecture: Architecture, batch: Records, steps: Steps) -> float:
+    """How well the update sees the change of the records that it sees least, relative to the best seen.
+
+    Tried are random changes of single records, and opposite changes of two, which keep a mean: if some of
+    them do not show, other records would give the same update. 1 for tokens: these do not change a little.
+    """
+    if isinstance(architecture, TextModel):
+        return 1.0
+    start = _start(gradient).double()
+    exact = Records(batch.inputs.double(), batch.labels, batch.classes)
+    count = exact.inputs.shape[1]
+    generator = Key.from_seed(0).fold("directions").generator()
+    moved = []
+    for turn in range(_CHANGES):
+        change = torch.zeros_like(exact.inputs)
+        one = turn % count
+        drawn = torch.randn(exact.inputs.shape[2:], generator=generator, dtype=torch.float64)
+        change[0, one] = drawn
+        if count > 1 and turn % 2:
+            change[0, (one + 1 + turn // count % (count - 1)) % count] -= drawn
+        moved.append(exact.inputs + _SMALL * change / change.norm())
+    whole = torch.cat([exact.inputs, *moved])
+    labels = exact.labels.expand(len(whole), -1)
+    made, _ = release_batches(
+        architecture, start, Records(whole, labels, ()), steps=steps.count, rate=steps.rate
+    )
+    shown = (made.values[1:] - made.values[:1]).norm(dim=1)
+    return float(shown.min() / shown.max().clamp_min(1e-300))
 
 
 def _sign_open(architecture: Architecture) -> bool:
