@@ -48,7 +48,7 @@ class LocalTraining:
 
     def updates(self, initial: Tensor, batches: Records, key: Key, first: int = 0) -> Tensor:
         """(p,) parameters and (s, b, *shape) batches to (s, p) updates, in the dtype of the parameters."""
-        module, size = self.architecture.build(), self.architecture.layout.size
+        module, size = self.architecture.build().to(initial.dtype), self.architecture.layout.size
         found = []
         for i, (inputs, labels) in enumerate(
             zip(batches.inputs.to(initial.dtype), batches.labels, strict=True)

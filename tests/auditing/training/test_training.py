@@ -236,14 +236,21 @@ def test_records_the_adversary_already_holds_are_not_audited(tmp_path):
     settings = few(tmp_path, np.tile(base, (50, 1)), np.tile([0, 1, 0, 1], 50))
     done = exhume.audit(settings, tmp_path / "run")
     assert done.verdict.word == "not audited"
-    assert "already held a copy of every target" in done.verdict.sentence
+    assert "(20 left out: copies, held by the adversary, or" in done.verdict.sentence
 
 
-def test_two_targets_have_no_power(tmp_path):
-    settings = {**SMALL, "data": {**SMALL["data"], "targets": 2}}
+@pytest.mark.parametrize(
+    ("strangers", "word", "sentence"),
+    [
+        (80, "not audited", "without enough strangers of their class"),
+        (110, "leaks", "2 of 2 records"),
+    ],
+)
+def test_two_targets_among_few_strangers_or_enough(tmp_path, strangers, word, sentence):
+    settings = {**SMALL, "data": {**SMALL["data"], "targets": 2, "test": strangers}}
     done = exhume.audit(settings, tmp_path / "run")
-    assert done.verdict.word == "not audited"
-    assert "the test has no power" in done.verdict.sentence
+    assert done.verdict.word == word
+    assert sentence in done.verdict.sentence
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path):

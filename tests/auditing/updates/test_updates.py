@@ -51,6 +51,12 @@ def norm():
         nn.Flatten(), nn.Linear(64, 30), nn.BatchNorm1d(30), nn.ReLU(), nn.Linear(30, 10)
     )
 
+def wide():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 150), nn.BatchNorm1d(150), nn.ReLU(), nn.Linear(150, 10)
+    )
+
 def conv():
     torch.manual_seed(0)
     return nn.Sequential(
@@ -224,6 +230,15 @@ def test_batch_norm_in_either_mode(invoke, place, mode):
     assert "batch-norm mode" in result_of(out)["victim"]["checked"]
     assert section(out, "matching")["metrics"]["candidates"] == 4
     assert "TwoLayer and MLP" in section(out, "span")["status"]["reason"]
+
+
+def test_a_proof_of_a_network_with_buffers(invoke, place):
+    """Whether other records would give the same update is asked in double precision."""
+    path, out = gradient_of(made("wide").eval(), place / "w.safetensors"), place / "wide"
+    options = ["--shape", "1,8,8", "--batch-size", "4", "--batch-norm", "eval"]
+    done = invoke(path, *options, "--out", out, model="wide")
+    assert done.exit_code == 0, done.output
+    assert section(out, "bias-ratio")["metrics"]["certified"] == 4
 
 
 def test_a_summed_loss(invoke, place):
