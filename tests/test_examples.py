@@ -36,7 +36,7 @@ def put_back(monkeypatch):
 def follow(tmp_path, monkeypatch, capsys):
     """A function: do what the README of an example says, with options that make it quick."""
 
-    def run(name, *quick):
+    def run(name, *quick, codes=(0,)):
         shutil.copytree(EXAMPLES / name, tmp_path / name)
         monkeypatch.chdir(tmp_path / name)
         monkeypatch.syspath_prepend(str(tmp_path / name))
@@ -49,7 +49,7 @@ def follow(tmp_path, monkeypatch, capsys):
                 runpy.run_path(words[0], run_name="__main__")
             elif program == "exhume":
                 result = CliRunner().invoke(app, [*words, *quick])
-                assert result.exit_code == 0, result.output
+                assert result.exit_code in codes, result.output
                 said.append(result.stdout)
             else:
                 assert program in ("cd", "pip"), line
@@ -63,14 +63,14 @@ def test_a_checkpoint_to_be_audited(tmp_path, capsys):
     main("digits", tmp_path / "work", each=2, width=60, decoys=100)
     command = shlex.split(capsys.readouterr().out)
     assert command[:2] == ["exhume", "audit-weights"]
-    quick = ["--restarts", "2", "--steps", "30"]
+    quick = ["--restarts", "1", "--steps", "150"]
     result = CliRunner().invoke(app, [*command[1:], *quick])
     assert result.exit_code == 0, result.output
-    assert "training images" in result.stdout
+    assert "of 20 records" in result.stdout
     assert (tmp_path / "work" / "run" / "report.html").exists()
 
 
-QUICK = ("--fixed", "40", "--targets", "20", "--shadows", "120", "--steps", "40")
+QUICK = "--fixed 40 --targets 20 --shadows 120 --test 300 --steps 40".split()
 
 
 def test_an_own_network_and_own_images(follow):
@@ -90,11 +90,12 @@ def test_a_head_on_frozen_features(follow):
 
 def test_a_private_network_by_opacus(follow):
     pytest.importorskip("opacus", reason="opacus is not installed: pip install 'exhume[opacus]'")
+    quick = "--fixed 20 --targets 12 --shadows 12 --test 300".split()
     with pytest.warns(UserWarning, match="Secure RNG"):
-        said = follow("opacus_cnn", "--fixed", "20", "--targets", "12", "--shadows", "12")
-    assert "of 12 records" in said
+        follow("opacus_cnn", *quick, codes=(0, 2))  # 12 shadows are hardly an attack
     assert "train.py:train" in Path("run/result.json").read_text()
     result = json.loads(Path("run/result.json").read_text())
+    assert result["attacks"][0]["lineup"]["targets"] == 12
     said = "clip 1, noise multiplier 1, 40 steps, by Opacus"
     assert result["victim"]["privacy"] == said
     limits = next(a["limits"] for a in result["attacks"] if "limits" in a)

@@ -91,8 +91,8 @@ def _says_nothing(section: Section, row: LineupRow) -> str:
         return section.doubt
     if not row.targets:
         return (
-            f"no record could be lined up ({row.left_out} left out: copies, held by the adversary, or without "
-            "enough strangers of their class); give more records of the same kind"
+            f"no record could be lined up ({row.left_out} left out: copies, held by the adversary, or "
+            "without enough strangers of their class); give more records of the same kind"
         )
     if row.needed > row.targets:
         return (

@@ -305,7 +305,9 @@ def test_a_set_of_the_private_records_alone(invoke, place, net, code):
     path, out = gradient_of(made(net), place / "o.safetensors"), place / f"own-{net}"
     done = invoke(path, "--data", "own.npz", "--batch-size", "4", "--out", out, model=net)
     assert done.exit_code == code
-    said = "The release leaks: 4 records were" if net == "relu" else "Not audited: gradient matching"
+    said = (
+        "The release leaks: 4 records were" if net == "relu" else "Not audited: gradient matching"
+    )
     assert said in done.stdout
     lineups = [a["lineup"] for a in result_of(out)["attacks"] if a["lineup"]]
     assert {(one["targets"], one["left_out"]) for one in lineups} == {(0, 4)}  # nobody beside them

@@ -146,7 +146,9 @@ def _explained(
         f"Training on {len(records)} reconstructions gives the update back up to {residual:.1e}"
     )
     if not isinstance(architecture, TextModel):
-        sentence += f"; every change of them that was tried would show (the least {seen:.0%} of the most)"
+        sentence += (
+            f"; every change of them that was tried would show (the least {seen:.0%} of the most)"
+        )
     sign = ", and so would the negative of each." if _sign_open(architecture) else "."
     return Proof(len(records), sentence + sign, residual, chosen, labels)
 
