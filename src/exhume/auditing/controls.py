@@ -46,6 +46,7 @@ class Ladder:
 class Climbed:
     controls: tuple[ControlRow, ...]
     reach: dict[str, Reach]  # by attack
+    seconds: float = 0.0  # of what was tried, estimated
 
     @staticmethod
     def nothing(release: str, attacks: Mapping[str, str], why: str) -> Climbed:
@@ -99,7 +100,7 @@ def climb(
         a: _reach(release, ladder, (a, name), [c for c in controls if c.attack == a], own[a])
         for a, name in named.items()
     }
-    return Climbed(controls, reach)
+    return Climbed(controls, reach, sum(ladder.rungs[place].seconds for place in tried))
 
 
 def _strongest(attacks: Mapping[str, str], rows: Sequence[ControlRow]) -> dict[str, str]:

@@ -73,6 +73,7 @@ def controlled(
             climbed = climb(
                 release, ladder, names, rows, seconds=seconds, folder=folder, progress=progress
             )
+            seconds = None if seconds is None else max(0.0, seconds - climbed.seconds)
             controls += climbed.controls
             reaches += climbed.reach.values()
             chart = reach_chart(release, ladder, climbed, rows, names) if ladder else None

@@ -51,11 +51,11 @@ def _not_shown(section: Section, row: LineupRow, reach: Reach | None) -> str:
     """Why an attack that found nothing has not earned its word; empty: it has."""
     name = section.spec.name
     if reach is None:
-        return f"{name} found nothing and was not tried on an easier version of the system"
+        return f"{name} found no more than chance explains, and was not tried on an easier version"
     if not reach.nearest:
         return (
-            f"{name} found nothing, and was not shown to work on an easier version of the same system: "
-            f"{reach.sentence}"
+            f"{name} found no more than chance explains, and was not shown to work on an easier version of "
+            f"the same system: {reach.sentence}"
         )
     share = noticed(row, reach)
     if share > MOST_UNNOTICED:

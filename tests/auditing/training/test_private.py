@@ -49,7 +49,10 @@ def test_sound_training_is_shown_below_its_bound(tmp_path):
     assert 0.1 < every["low"] <= every["rate"] <= every["high"]  # it is attacked
     assert (done.alarm, limits["alarm"]) == ("", "")
     assert done.verdict.word == "not audited"  # naming is no reconstruction, and does not count
-    assert "reconstructor found nothing, and was not shown to work" in done.verdict.sentence
+    assert (
+        "reconstructor found no more than chance explains, and was not shown"
+        in done.verdict.sentence
+    )
     assert len(rows) == 6  # four attacks name, two of them reconstruct
     assert any("3 targets that fill no list of 10" in note for note in limits["notes"])
     page = done.report.read_text()

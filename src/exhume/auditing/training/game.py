@@ -148,7 +148,16 @@ def informed_game(
     sizes = sizes_for(len(records), settings)
     rows = data.places(len(records), sizes, key.fold("split"))[1]  # the targets'
     doubt = _outside(recipe, initial, parts.fixed, key)
-    return Game(victim, facts, recipe, knowledge, key, rows, parts.test, doubt)
+    strangers = _strangers(settings, records)
+    return Game(victim, facts, recipe, knowledge, key, rows, strangers, doubt)
+
+
+def _strangers(settings: Settings, records: Records) -> Records:
+    """Records that nobody holds or trains on: those the model is tested with, more where they are few."""
+    sizes, key = sizes_for(len(records), settings), Key.from_seed(settings.seed).fold("split")
+    spare = min(max(0, _STRANGERS - sizes.test), len(records) - sizes.total)
+    places = data.places(len(records), replace(sizes, test=sizes.test + spare), key)
+    return records[places[-1]].to(device_named(settings.machine.device))
 
 
 def _outside(recipe: Recipe, initial: Tensor, fixed: Records, key: Key) -> str:
@@ -283,6 +292,7 @@ def _accuracy(name: str, recipe: Recipe, parameters: Tensor, records: Records) -
 
 # What goes into the run folder
 
+_STRANGERS = 800  # at least, if there are so many
 _TESTS = 4  # attacks on weights that are trained here, at most
 _DELTA = 1e-5  # at which epsilon is stated (Balle22)
 _MEAN = "mean record"
