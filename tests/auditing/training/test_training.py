@@ -164,8 +164,8 @@ def test_a_device_that_is_not_there_is_named(tmp_path):
         exhume.audit({**SMALL, "machine": {"device": "warp"}}, tmp_path / "run2")
 
 
-def start(out: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "exhume", "audit", *ARGUMENTS, "--out", str(out)]
+def start(out: Path, *more: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "exhume", "audit", *ARGUMENTS, *more, "--out", str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
@@ -199,7 +199,7 @@ def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_bytes(tmp_pa
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
-    run = start(tmp_path / "run")
+    run = start(tmp_path / "run", "--steps", "4000")  # long enough to be stopped on a busy machine
     while shards(tmp_path / "run") < 1 and run.poll() is None:
         time.sleep(0.01)
     run.send_signal(signal.SIGINT)
