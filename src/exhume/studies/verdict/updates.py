@@ -119,7 +119,7 @@ def one_record(draw: Draw) -> Audit:
 
 
 def one_record_of_a_cnn(draw: Draw) -> Audit:
-    return _update(draw, "mnist", made=4, batch_size=1, model=f"{NETS}:conv", search_steps=600)
+    return _update(draw, "mnist", made=6, batch_size=1, model=f"{NETS}:conv", search_steps=600)
 
 
 def one_text(draw: Draw) -> Audit:
