@@ -136,14 +136,14 @@ def _of_release(
     deciding = [one for one in own if one.section.counts or one.section.knows_more]
     if not deciding:
         return not_audited(_left_out(plan, release))
-    deciding.sort(key=lambda one: (one.share, reach_low(one, reach)), reverse=True)
+    deciding.sort(key=lambda one: (one.share, _reach_low(one, reach)), reverse=True)
     verdict = gravest([one.verdict for one in deciding])
     if verdict.word == "not audited":
         return _why_not(deciding)
     return verdict
 
 
-def reach_low(one: Findings, reach: Mapping[str, Reach]) -> float:
+def _reach_low(one: Findings, reach: Mapping[str, Reach]) -> float:
     found = reach.get(one.section.spec.id)
     return found.low if found is not None else -1.0
 

@@ -7,6 +7,7 @@ afterwards, to score; without them there is a page of reconstructions and no ver
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -126,6 +127,20 @@ class CheckpointRelease(AuditedRelease):
     def title(self) -> str:
         return "the checkpoint"
 
+    @cached_property
+    def fit(self) -> Fit:
+        """Of a checkpoint that can be attacked, to the records that the owner gave."""
+        assert isinstance(self.checkpoint, Checkpoint)  # asked before
+        assert self.given is not None
+        return fit_of(self.checkpoint, self.given.trained, self.middle, self.head)
+
+    @property
+    def middle(self) -> Tensor:
+        """What inputs lose before they enter; where nobody says it, half of their range."""
+        assert isinstance(self.checkpoint, Checkpoint)
+        grey = torch.full(self.checkpoint.architecture.input_shape, 0.5)
+        return grey if self.centre is None else self.centre
+
     @property
     def deviations(self) -> tuple[str, ...]:
         return _DEVIATIONS
@@ -206,7 +221,7 @@ def _attack(
         "read_as": " ".join(checkpoint.inferred),
         "records_by_the_spectrum": found.observed["records"],
     }
-    centre = torch.full(mlp.input_shape, 0.5) if release.centre is None else release.centre
+    centre = release.middle
     if given is None:
         words = _CONFIDENCE[spec.id]
         return unscored_findings(
@@ -214,7 +229,7 @@ def _attack(
         )
     progress("scoring", 0, 1)
     scores = score_margin(secret_of(given.trained), found, given.decoys, centre)
-    fit = fit_of(checkpoint, given.trained, centre, head)
+    fit = release.fit
     lineup, ranks = _lined_up(found, given.trained, given.decoys, key.fold("line-up"))
     lineup, doubt = _doubted(release, lineup, fit)
     beside = {"rows": given.rows, "rank": ranks}
@@ -249,11 +264,8 @@ def _lined_up(
 
 def _like(release: CheckpointRelease, checkpoint: Checkpoint) -> MarginDescent:
     """The training of its controls."""
-    given, network = release.given, checkpoint.architecture
-    assert given is not None  # asked before
-    centre = torch.full(network.input_shape, 0.5) if release.centre is None else release.centre
-    fit = fit_of(checkpoint, given.trained, centre, release.head)
-    residual = fit.facts.get("residual_at_truth")
+    network = checkpoint.architecture
+    residual = release.fit.facts.get("residual_at_truth")
     knowledge = Knowledge(architecture=network, centre=release.centre)
     prepared = _strongest(release.settings, release.head).prepare(
         knowledge, key=Key.from_seed(release.settings.seed), store=NullStore()

@@ -9,6 +9,7 @@ import torch
 from scipy.stats import binom
 
 from exhume import data
+from exhume.auditing.judging import adjusted
 from exhume.auditing.split.attackers import HEAD_KNOWN, Attacker, attacker_named
 from exhume.contract import (
     Key,
@@ -24,7 +25,7 @@ from exhume.contract import (
 from exhume.models.split.pipeline import Pipeline
 from exhume.results import AttackSpec, Findings, Section, Word
 from exhume.score.features import Distance
-from exhume.score.lineup import LEVEL, holm
+from exhume.score.lineup import LEVEL
 from exhume.score.places import Places, line_up, places_for
 from exhume.score.recognised import Recognised, recognise
 from exhume.score.verdict import found_something, leak_of, silent
@@ -138,7 +139,8 @@ class CutAudit:
             doubt = general or (shadows if attacker.uses_shadow else "")
             doubt = doubt if one.section.applies else ""
             found[name] = replace(one, section=replace(one.section, doubt=doubt))
-        return AttackedCut(where, _adjusted(found))
+        for_this_cut = adjusted(list(found.values()), 0)  # those in use: again, for the audit
+        return AttackedCut(where, dict(zip(found, for_this_cut, strict=True)))
 
     def _meet(
         self,
@@ -221,17 +223,6 @@ def _unlearned(met: Sequence[Findings], accuracy: float, classes: int, where: st
         f"{where}, the attackers' shadows name {best:.0%} of held-out records where the network names "
         f"{accuracy:.0%}, so they are no attackers; raise --attack-epochs or --held"
     )
-
-
-def _adjusted(found: dict[str, Findings]) -> dict[str, Findings]:
-    """p-values for all attackers of this cut; those of the cut in use are adjusted again for the audit."""
-    rows = {name: row for name, one in found.items() if (row := one.section.lineup) is not None}
-    values = dict(zip(rows, holm([row.p for row in rows.values()]), strict=True))
-    new = dict(found)
-    for name, row in rows.items():
-        section = replace(found[name].section, lineup=replace(row, adjusted=values[name]))
-        new[name] = replace(found[name], section=section)
-    return new
 
 
 def _likeness(metrics: dict[str, float]) -> str:
