@@ -22,9 +22,6 @@ __all__ = ["checkpoint_ladder", "recipe_like"]
 _COUNTS = (16, 64, 256)
 _EPOCHS = 20_000
 _DECAY = 2e-3
-_SMALL_START = (
-    0.25  # residual at the truth; a small start ends at 0.1 to 0.15, torch's at 0.35 to 0.7
-)
 Attack = Callable[[MarginVictim, Records, Records, Store, Progress], LineupRow]
 
 
@@ -42,27 +39,15 @@ def checkpoint_ladder(
     return Ladder(respect, f"{own:,}, as it is", "in the checkpoint as it is", tuple(rungs))
 
 
-def recipe_like(
-    network: HomogeneousMLP, head: Head, residual: float | None, *, spans: bool
-) -> MarginDescent:
-    """The training that a checkpoint's condition suggests, as nobody says how it was trained.
-
-    residual: what its records leave unexplained of the first layer; None: not known. spans: weight decay
-    has removed its start.
-    """
+def recipe_like(network: HomogeneousMLP, head: Head, *, spans: bool) -> MarginDescent:
+    """A training that ends where the attack can read it. spans: by weight decay; else by a small start."""
     if spans:
         return MarginDescent(network, head, weight_decay=_DECAY, stop_loss=0.0)
-    if residual is not None and residual < _SMALL_START:
-        small = replace(network, first_scale=1e-4)
-        return MarginDescent(small, head, growing_steps=0.003)
-    return MarginDescent(network, head)
+    return MarginDescent(replace(network, first_scale=1e-4), head, growing_steps=0.003)
 
 
 def _how(recipe: MarginDescent) -> str:
-    if recipe.weight_decay:
-        return "with weight decay"
-    small = recipe.architecture.first_scale is not None
-    return "from a small start" if small else "from torch's own start, without decay"
+    return "with weight decay" if recipe.weight_decay else "from a small start"
 
 
 def _rung(recipe: MarginDescent, others: Records, count: int, key: Key, attack: Attack) -> Rung:

@@ -265,15 +265,12 @@ def _lined_up(
 def _like(release: CheckpointRelease, checkpoint: Checkpoint) -> MarginDescent:
     """The training of its controls."""
     network = checkpoint.architecture
-    residual = release.fit.facts.get("residual_at_truth")
     knowledge = Knowledge(architecture=network, centre=release.centre)
     prepared = _strongest(release.settings, release.head).prepare(
         knowledge, key=Key.from_seed(release.settings.seed), store=NullStore()
     )
     spans = isinstance(prepared.choice(checkpoint.release).config, HiddenSpan)
-    return recipe_like(
-        network, release.head, None if residual is None else float(residual), spans=spans
-    )
+    return recipe_like(network, release.head, spans=spans)
 
 
 def _doubted(release: CheckpointRelease, lineup: LineupRow, fit: Fit) -> tuple[LineupRow, str]:

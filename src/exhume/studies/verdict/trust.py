@@ -113,7 +113,7 @@ def _audited(run: Run[_Setting], job: tuple[str, int]) -> Mapping[str, float]:
     place = run.folder.path / "audits" / f"{name}-{index}"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    key = run.key.fold("verdict", name, index)
+    key = run.key.fold("trust", name, index)
     records = run.records(run.setting.source)
     order = torch.randperm(len(records), generator=key.fold("order").generator())
     draw = Draw(place, key, records[order], seed=index + 1000 * run.seed)
