@@ -110,12 +110,20 @@ class Running:
         raise AssertionError(self.log())
 
     def log(self) -> str:
-        return (self.folder / f"log-{self.port}").read_text()[-3000:]
+        return self.whole_log()[-3000:]
+
+    def whole_log(self) -> str:
+        return (self.folder / f"log-{self.port}").read_text(errors="replace")
 
     def resident(self) -> int:
         """Bytes of memory in use."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def processor(self) -> float:
+        """Seconds of processor time used so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> None:
         if self.process is not None and self.process.poll() is None:

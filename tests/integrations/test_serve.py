@@ -18,6 +18,8 @@ from exhume.contract import ExhumeError
 
 pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
 
+from tritonclient.grpc import service_pb2
+
 from exhume.integrations.exporting import export_parts
 from exhume.integrations.serve import Client, Server
 
@@ -94,9 +96,9 @@ def test_a_killed_server_is_an_error_in_time_and_comes_back_by_itself(running, k
         threads = [threading.Thread(target=load, args=(client, i)) for i in range(3)]
         for thread in threads:
             thread.start()
-        time.sleep(1.0)
+        _until(lambda: any(isinstance(found, torch.Tensor) for _, found, _ in list(results)))
         doomed.kill()
-        time.sleep(1.5)
+        _until(lambda: any(isinstance(found, str) for _, found, _ in list(results)))
         stop.set()
         for thread in threads:
             thread.join(20)
@@ -196,16 +198,42 @@ def test_rest_does_not_show_the_selector(running, key, tmp_path):
     assert not torch.allclose(found[0][1], found[1][1])
 
 
+def messages(stream):
+    """What one client sent over HTTP/2: lengths of headers, and every message without its random name."""
+    assert stream.startswith(b"PRI * HTTP/2.0")
+    at, headers, data = 24, [], {}
+    while at < len(stream):
+        size, kind = int.from_bytes(stream[at : at + 3], "big"), stream[at + 3]
+        place, body = stream[at + 5 : at + 9], stream[at + 9 : at + 9 + size]
+        if kind == 0:
+            data[place] = data.get(place, b"") + body
+        elif kind == 1:
+            headers.append(size)
+        at += 9 + size
+    found = []
+    for body in data.values():
+        assert len(body) == 5 + int.from_bytes(body[1:5], "big")
+        request = service_pb2.ModelInferRequest.FromString(body[5:])
+        assert not request.inputs or len(request.id) == 16
+        request.id = ""
+        found.append(request.SerializeToString(deterministic=True))
+    return headers, found
+
+
 def test_grpc_does_not_show_the_selector(running, key, tmp_path):
-    """One connection to a server: the order in which bodies are asked can be read off its bytes."""
+    """One connection to a server, so that its bytes are in order: the same messages, one after another."""
     found = captures(running, tmp_path, "grpc", SELECTIONS, inputs(2, key))
-    streams = [[b"".join(map(bytes, tap.sent)) for tap in taps] for taps, _ in found]
-    orders = [[re.findall(rb"body\d", stream) for stream in both] for both in streams]
-    assert orders[0] == orders[1] == orders[2]
-    assert orders[0][0].count(b"body0") >= 3  # once to find it, twice to ask it
-    sizes = [[len(stream) for stream in both] for both in streams]
-    for both in sizes[1:]:  # only the digits of timeouts and acknowledgements differ
-        assert both == pytest.approx(sizes[0], rel=0.01)
+    sent = [[messages(b"".join(map(bytes, tap.sent))) for tap in taps] for taps, _ in found]
+    for both in sent[1:]:
+        for (headers, asked), (first, wanted) in zip(both, sent[0], strict=True):
+            assert asked == wanted
+            assert len(headers) == len(first)
+            assert sum(headers) == pytest.approx(sum(first), abs=80)  # digits of timeouts differ
+    for server in range(2):
+        whole = b"".join(sent[0][server][1])
+        counts = [whole.count(f"body{i}".encode()) for i in range(4)]
+        assert counts == ([3, 3, 1, 1], [1, 1, 3, 3])[server]  # once to find it, twice to ask it
+    assert not torch.allclose(found[0][1], found[1][1])
 
 
 @pytest.mark.parametrize("selected", [(0, 1), (2, 3)])
@@ -334,7 +362,8 @@ def test_tls_and_a_server_with_too_much_to_do(running, key):
     )
     certificate = ("--certificate", str(folder / "cert.pem"))
     private = ("--private-key", str(folder / "key.pem"))
-    server = Running(folder, "0-3", (*certificate, *private, "--at-once", "3"))
+    few = ("--at-once", "3", "--seconds", "2")
+    server = Running(folder, "0-3", (*certificate, *private, *few))
     server.start()
     x = inputs(2, key)
     try:
@@ -346,6 +375,9 @@ def test_tls_and_a_server_with_too_much_to_do(running, key):
                 with ThreadPoolExecutor(4) as pool:  # 16 requests at once, of which it takes 3
                     for found in pool.map(client, [x] * 8):
                         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+        for port in (server.port, server.port + 1):  # a handshake that is never made
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as wire:
+                assert wire.recv(1) == b""
         plain = server.rest
         with (
             Client(folder / "client", [plain], deadline=5.0) as client,
@@ -354,6 +386,13 @@ def test_tls_and_a_server_with_too_much_to_do(running, key):
             client(x)
     finally:
         server.kill()
+
+
+def _until(true, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def _when_ready(client, x):

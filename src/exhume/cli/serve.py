@@ -49,23 +49,31 @@ def serve(
     ] = 8080,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     token_file: Annotated[
-        Path | None, typer.Option(help="A file with the bearer token that clients must send.")
+        Path | None,
+        typer.Option(
+            help="A file, readable by you alone, with the bearer token clients must send."
+        ),
     ] = None,
     certificate: Annotated[Path | None, typer.Option(help="TLS certificate, PEM.")] = None,
-    private_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
-    max_megabytes: Annotated[float, typer.Option(help="Of one message.")] = 16.0,
+    private_key: Annotated[
+        Path | None, typer.Option(help="Its key, readable by you alone.")
+    ] = None,
+    max_megabytes: Annotated[float, typer.Option(help="Of one message, at most.")] = 16.0,
     at_once: Annotated[int, typer.Option(help="Requests in work; more are refused.")] = 64,
     seconds: Annotated[float, typer.Option(help="For a client to send a whole message.")] = 10.0,
     threads: Annotated[int, typer.Option(help="Processor threads of a request.")] = 1,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen beyond this machine without token or TLS.")
+    ] = False,
 ) -> None:
     """Serve bodies with MLServer until stopped. Needs the extra `serve`."""
     from exhume.integrations.hosting import Hosting
     from exhume.integrations.hosting import host as run
-    from exhume.integrations.mlserver_guard import Limits
+    from exhume.integrations.serve_limits import Limits
     from exhume.notation import rows_in
 
     limits = Limits(_token(token_file), int(max_megabytes * 2**20), at_once, seconds)
-    hosting = Hosting(port, host, limits, certificate, private_key, threads)
+    hosting = Hosting(port, host, limits, certificate, private_key, threads, insecure)
     run(
         server,
         hosting,
@@ -75,13 +83,11 @@ def serve(
 
 def _token(path: Path | None) -> str:
     from exhume.contract import ExhumeError
+    from exhume.integrations.serve_limits import private_bytes
 
     if path is None:
         return ""
-    try:
-        token = path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ExhumeError(f"--token-file: {path} ({error.strerror})") from error
+    token = private_bytes(path, "--token-file").decode("utf-8", "replace").strip()
     if len(token) < 16 or not token.isascii() or not token.isprintable():
         raise ExhumeError(f"--token-file: {path} must hold 16 or more printable characters")
     return token

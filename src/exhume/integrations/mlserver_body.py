@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from exhume.contract import ExhumeError
+from exhume.integrations.serve_limits import MOST
 from exhume.models.split.parts import KeptBody, load_body
 
 try:
@@ -27,9 +28,7 @@ except ImportError as missing:
         f"MLServer is not installed ({missing}): pip install 'exhume[serve]'"
     ) from missing
 
-__all__ = ["MOST", "Body"]
-
-MOST = 256  # records of one request
+__all__ = ["Body"]
 
 
 class Body(MLModel):
@@ -44,8 +43,7 @@ class Body(MLModel):
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        features = features_of(payload, self.kept.feature)
-        answer = await asyncio.to_thread(self._answer, features)
+        answer = await asyncio.to_thread(self._answer, payload)
         output = ResponseOutput(
             name="answer",
             shape=list(answer.shape),
@@ -56,7 +54,8 @@ class Body(MLModel):
             id=payload.id, model_name=self.name, model_version=self.version, outputs=[output]
         )
 
-    def _answer(self, features: np.ndarray[Any, np.dtype[np.float32]]) -> Any:
+    def _answer(self, payload: InferenceRequest) -> Any:
+        features = features_of(payload, self.kept.feature)
         with torch.inference_mode():
             return self.kept.module(torch.from_numpy(features)).numpy()
 

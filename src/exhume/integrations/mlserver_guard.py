@@ -1,20 +1,22 @@
 """What stands between the network and MLServer: a token, few doors, small messages, no waiting for the slow.
 
 MLServer has no authentication, lets anybody unload models, unpacks gzip of any size and reads bodies of any
-length. In front of REST this is an ASGI layer, in front of gRPC an interceptor.
+length. In front of REST this is an ASGI layer, in front of gRPC an interceptor. Both decide on the headers
+alone whether a message is read, and take a place among those in work only once it is here.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from exhume.contract import ExhumeError
+from exhume.integrations.raw_requests import BadRequest, many_fields, read_json
+from exhume.integrations.serve_limits import Limits, Places, Served, Waiting
 
 try:
     import grpc
@@ -25,92 +27,155 @@ except ImportError as missing:
         f"MLServer is not installed ({missing}): pip install 'exhume[serve]'"
     ) from missing
 
-__all__ = ["CallGuard", "Limits", "RequestGuard"]
+__all__ = ["ASKED", "CallGuard", "MetricsGuard", "RequestGuard"]
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+ASKED = "exhume.asked"  # where a scope holds the features of its message
+
 _HEALTH = re.compile(r"/v2/health/(live|ready)")
-_DOORS = re.compile(r"/v2(/models/body\d+(/versions/\d+)?(/ready|/infer)?)?")
-_CALLS = "ServerLive ServerReady ModelReady ServerMetadata ModelMetadata ModelInfer"
+_DOORS = re.compile(r"/v2(/models/(body\d{1,9})(/versions/(\d{1,20}))?(/ready|/infer)?)?")
+_HEALTH_CALLS = ("ServerLive", "ServerReady")
+_CALLS = ("ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
+_LARGE = 65536  # bytes that the event loop does not unpack itself
+_LATE = "the message took longer than {:g} seconds"
+_FULL = "too many messages are awaited"
+_BUSY = "too many requests are in work"
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one server accepts."""
+class _Refused(Exception):  # noqa: N818 - a status
+    """With a status of HTTP and a sentence."""
 
-    token: str = ""  # without it nothing but health is answered; empty: everybody may ask
-    bytes: int = 16 * 1024 * 1024  # of one message
-    at_once: int = 64  # requests in work; more are refused, not queued
-    seconds: float = 10.0  # to send a whole message
-
-    def __post_init__(self) -> None:
-        if self.bytes < 1024 or self.at_once < 1 or not self.seconds > 0:
-            raise ExhumeError(f"limits: at least 1024 bytes, 1 at once and some seconds: {self}")
-
-    def admits(self, given: str) -> bool:
-        """Compared in a time that does not depend on where they differ."""
-        wanted = f"Bearer {self.token}"
-        return not self.token or hmac.compare_digest(given.encode(), wanted.encode())
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(status, why)
+        self.status, self.why = status, why
 
 
 class RequestGuard:
     """In front of the REST app: the whole message is here, small and admitted, before MLServer sees it."""
 
-    def __init__(self, app: App, limits: Limits) -> None:
-        self.app, self.limits = app, limits
+    def __init__(self, app: App, limits: Limits, served: Served, places: Places) -> None:
+        self.app, self.limits, self.served, self.places = app, limits, served, places
+        self.most = served.text_bytes(limits)
+        self.waiting = Waiting(limits.awaited)
+        self.reader = ThreadPoolExecutor(1, "json")  # one at a time: it holds the interpreter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http" or _HEALTH.fullmatch(str(scope["path"])):
             await self.app(scope, receive, send)
             return
-        headers = {name.lower(): value for name, value in scope["headers"]}
-        refused = self._refusal(str(scope["path"]), headers)
-        if refused is None:
+        try:
+            body = self._door(scope)
+            message = await self._message(scope, receive)
+            size = len(message)
+            if not self.places.take(size):
+                raise _Refused(503, _BUSY)
             try:
-                body = await asyncio.wait_for(self._read(receive), self.limits.seconds)
-            except TimeoutError:
-                refused = (408, f"the message took longer than {self.limits.seconds:g} seconds")
-            else:
-                if body is None:
-                    refused = (413, f"messages of at most {self.limits.bytes} bytes are accepted")
-        if refused is not None:
-            await _refuse(send, *refused)
-            return
-        await self.app(scope, _replayed(body or b"", receive), send)
+                if body:
+                    scope[ASKED] = await self._features(message, body)
+                del message
+                await self.app(scope, _replayed(receive), send)
+            finally:
+                self.places.give(size)
+        except _Refused as refused:
+            await _refuse(send, refused.status, refused.why)
 
-    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> tuple[int, str] | None:
-        if _HEALTH.fullmatch(path):
-            return None
+    def _door(self, scope: Scope) -> str:
+        """The body that is asked for its answer; "" for other questions."""
+        headers = {name.lower(): value for name, value in scope["headers"]}
         if not self.limits.admits(headers.get(b"authorization", b"").decode("latin-1")):
-            return 401, "a bearer token is needed"
-        if not _DOORS.fullmatch(path):
-            return 404, "there is nothing here"
+            raise _Refused(401, "a bearer token is needed")
+        found = _DOORS.fullmatch(str(scope["path"]))
+        if found is None:
+            raise _Refused(404, "there is nothing here")
+        name, version, what = found.group(2), found.group(4) or "", found.group(5)
+        if name and not self.served.has(name, version):
+            raise _Refused(404, "there is no such model")
+        if scope["method"] != ("POST" if what == "/infer" else "GET"):
+            raise _Refused(405, "not with this method")
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            return 415, "messages must not be compressed"
+            raise _Refused(415, "messages must not be compressed")
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > self.limits.bytes:
-            return 413, f"messages of at most {self.limits.bytes} bytes are accepted"
-        return None
+        if not length.isdigit() or len(length) > 12 or int(length) > self.most:
+            raise _Refused(413, f"messages of at most {self.most} bytes are accepted")
+        return str(name) if what == "/infer" else ""
 
-    async def _read(self, receive: Receive) -> bytes | None:
-        """The whole message; None if it is too large."""
-        parts, size = [], 0
+    async def _message(self, scope: Scope, receive: Receive) -> bytes:
+        address = str((scope.get("client") or ("", 0))[0])
+        found = await _awaited(
+            self._read(receive), self.waiting, address, self.limits.seconds, _rest_refusal
+        )
+        return bytes(found)
+
+    async def _read(self, receive: Receive) -> bytearray:
+        whole = bytearray()
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return b""
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self.limits.bytes:
-                return None
+                raise _Refused(400, "the message has no end")
+            whole += message.get("body", b"")
+            if len(whole) > self.most:
+                raise _Refused(413, f"messages of at most {self.most} bytes are accepted")
             if not message.get("more_body", False):
-                return b"".join(parts)
+                return whole
+
+    async def _features(self, message: bytes, body: str) -> Any:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(
+                self.reader, read_json, message, self.served.features[body]
+            )
+        except BadRequest as error:
+            raise _Refused(400, str(error)) from error
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
+class MetricsGuard:
+    """In front of the metrics: nothing else is there."""
+
+    def __init__(self, app: App, path: str) -> None:
+        self.app, self.path = app, path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (scope["path"], scope["method"]) != (self.path, "GET"):
+            await _refuse(send, 404, "there is nothing here")
+        elif scope["type"] != "websocket":
+            await self.app(scope, receive, send)
+
+
+async def _awaited(
+    reading: Coroutine[Any, Any, Any],
+    waiting: Waiting,
+    address: str,
+    seconds: float,
+    refusal: Callable[[str], Exception],
+) -> Any:
+    """What is read, unless its time is over or others need the place."""
+    task = asyncio.ensure_future(reading)
+    ticket = waiting.enter(address, task.cancel)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    finally:
+        waiting.leave(address, ticket)
+        task.cancel()
+    if not done:
+        raise refusal(_LATE.format(seconds))
+    if task.cancelled():
+        raise refusal(_FULL)
+    return task.result()
+
+
+def _rest_refusal(why: str) -> Exception:
+    return _Refused(503 if why == _FULL else 408, why)
+
+
+def _replayed(receive: Receive) -> Receive:
+    """An empty message: what was in it is in the scope."""
     given = False
 
     async def again() -> MutableMapping[str, Any]:
@@ -118,7 +183,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
         if given:
             return await receive()
         given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return {"type": "http.request", "body": b"", "more_body": False}
 
     return again
 
@@ -134,42 +199,104 @@ async def _refuse(send: Send, status: int, why: str) -> None:
     await send({"type": "http.response.body", "body": content})
 
 
-class CallGuard(aio.ServerInterceptor):
-    """The same for gRPC. The size of messages is the channel's own limit."""
+class _Aborted(Exception):  # noqa: N818 - a status
+    """With a status of gRPC and a sentence."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self, code: Any, why: str) -> None:
+        super().__init__(code, why)
+        self.code, self.why = code, why
+
+
+class CallGuard(aio.ServerInterceptor):
+    """The same for gRPC, where the size of messages is the channel's own limit.
+
+    Every call is handled as one whose messages come in a stream, though only one comes: such a handler
+    begins on the headers, while that of a single message begins when the message is here.
+    """
+
+    def __init__(self, limits: Limits, places: Places) -> None:
+        self.limits, self.places = limits, places
+        self.waiting = Waiting(limits.awaited)
+        self.reader = ThreadPoolExecutor(1, "protobuf")
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
     ) -> Any:
         service, _, method = handler_call_details.method.lstrip("/").partition("/")
-        if service != "inference.GRPCInferenceService" or method not in _CALLS.split():
+        if service != "inference.GRPCInferenceService" or method not in _HEALTH_CALLS + _CALLS:
             return _aborting(grpc.StatusCode.UNIMPLEMENTED, "there is nothing here")
-        if method not in ("ServerLive", "ServerReady"):
-            given = dict(handler_call_details.invocation_metadata or ())
-            if not self.limits.admits(str(given.get("authorization", ""))):
-                return _aborting(grpc.StatusCode.UNAUTHENTICATED, "a bearer token is needed")
-        return _reading(await continuation(handler_call_details))
+        if method in _HEALTH_CALLS:
+            return _on_headers(await continuation(handler_call_details))
+        given = dict(handler_call_details.invocation_metadata or ())
+        if not self.limits.admits(str(given.get("authorization", ""))):
+            return _aborting(grpc.StatusCode.UNAUTHENTICATED, "a bearer token is needed")
+        return self._guarded(await continuation(handler_call_details))
 
+    def _guarded(self, handler: Any) -> Any:
+        async def call(_: Any, context: Any) -> Any:
+            try:
+                raw = await self._message(context)
+                size = len(raw)
+                if not self.places.take(size):
+                    raise _Aborted(grpc.StatusCode.RESOURCE_EXHAUSTED, _BUSY)
+                try:
+                    request = await self._unpacked(handler, raw)
+                    del raw
+                    return await handler.unary_unary(request, context)
+                finally:
+                    self.places.give(size)
+            except _Aborted as refused:
+                await context.abort(refused.code, refused.why)
 
-def _reading(handler: Any) -> Any:
-    """The same handler; bytes that are no message are the sender's fault, and are called so."""
+        return _streamed(call, handler)
 
-    async def read(raw: bytes, context: Any) -> Any:
+    async def _unpacked(self, handler: Any, raw: bytes) -> Any:
+        if len(raw) <= _LARGE:
+            return self._request(handler, raw)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.reader, self._request, handler, raw)
+
+    async def _message(self, context: Any) -> bytes:
+        address = str(context.peer()).rpartition(":")[0]
+        found = await _awaited(
+            context.read(), self.waiting, address, self.limits.seconds, _grpc_refusal
+        )
+        if not isinstance(found, bytes):
+            raise _Aborted(grpc.StatusCode.INVALID_ARGUMENT, "there is no message")
+        return found
+
+    def _request(self, handler: Any, raw: bytes) -> Any:
+        """The message, unpacked; bytes that are none are the sender's fault, and are called so."""
         try:
-            request = handler.request_deserializer(raw)
+            if not many_fields(raw):
+                return handler.request_deserializer(raw)
         except DecodeError:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the message cannot be read")
-        return await handler.unary_unary(request, context)
+            pass
+        raise _Aborted(grpc.StatusCode.INVALID_ARGUMENT, "the message cannot be read")
 
-    return grpc.unary_unary_rpc_method_handler(
-        read, response_serializer=handler.response_serializer
-    )
+
+def _grpc_refusal(why: str) -> Exception:
+    codes = grpc.StatusCode
+    return _Aborted(codes.RESOURCE_EXHAUSTED if why == _FULL else codes.DEADLINE_EXCEEDED, why)
+
+
+def _on_headers(handler: Any) -> Any:
+    """Health is answered whatever the message: it says nothing."""
+
+    async def call(_: Any, context: Any) -> Any:
+        return await handler.unary_unary(handler.request_deserializer(b""), context)
+
+    return _streamed(call, handler)
 
 
 def _aborting(code: Any, why: str) -> Any:
-    async def abort(_: bytes, context: Any) -> None:
+    async def abort(_: Any, context: Any) -> None:
         await context.abort(code, why)
 
-    return grpc.unary_unary_rpc_method_handler(abort)
+    return _streamed(abort, None)
+
+
+def _streamed(call: Callable[[Any, Any], Awaitable[Any]], handler: Any) -> Any:
+    return grpc.stream_unary_rpc_method_handler(
+        call, response_serializer=handler.response_serializer if handler else None
+    )

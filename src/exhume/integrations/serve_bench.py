@@ -35,7 +35,7 @@ from exhume.models.split.pipeline import Client as Own
 from exhume.models.split.pipeline import Pipeline
 from exhume.models.split.resnet import ResNet18
 
-__all__ = ["Load", "measure", "run"]
+__all__ = ["Load", "measure", "percentile", "run"]
 
 
 @dataclass(frozen=True)
@@ -124,12 +124,12 @@ def _measured(load: Load, pipeline: Pipeline, folder: Path, urls: Sequence[str])
     return {
         "case": f"N = {count}, ResNet-18 of width {load.width}, two servers on this machine, "
         f"{load.scheme}, one input a request",
-        "p50_seconds": _at(alone, 0.5),
-        "p99_seconds": _at(alone, 0.99),
+        "p50_seconds": percentile(alone, 0.5),
+        "p99_seconds": percentile(alone, 0.99),
         "clients": load.clients,
         "throughput": load.clients * load.each / elapsed,
-        "loaded_p50_seconds": _at(loaded, 0.5),
-        "loaded_p99_seconds": _at(loaded, 0.99),
+        "loaded_p50_seconds": percentile(loaded, 0.5),
+        "loaded_p99_seconds": percentile(loaded, 0.99),
         "requests": load.alone + load.clients * load.each,
         "wrong_answers": wrong + sum(bad for _, bad in found),
         "cores": os.cpu_count() or 0,
@@ -149,7 +149,8 @@ def _asked(client: Client, pipeline: Pipeline, count: int, key: Key) -> tuple[li
     return seconds, wrong
 
 
-def _at(ordered: Sequence[float], share: float) -> float:
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value below which this share of the ordered values lies."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 

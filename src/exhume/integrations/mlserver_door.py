@@ -1,0 +1,109 @@
+"""Connections over HTTP before they are requests: a time for headers, and not too many from one place.
+
+uvicorn times out a connection that is idle after an answer, but not one that never sends a whole header, and
+counts all alike. Here a connection that is not being answered may be hung up when others need its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from exhume.contract import ExhumeError
+from exhume.integrations.serve_limits import Limits, Waiting
+
+try:
+    import h11
+    from uvicorn import Config
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+except ImportError as missing:
+    raise ExhumeError(
+        f"MLServer is not installed ({missing}): pip install 'exhume[serve]'"
+    ) from missing
+
+__all__ = ["guard_connections"]
+
+_LATE = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+def guard_connections(config: Config, limits: Limits) -> None:
+    """Have a server of uvicorn take its connections through our door, and no websockets.
+
+    h11 rather than httptools: it is always there, and refuses headers of more than 16 kB.
+    """
+
+    class Door(_Door):
+        waiting = Waiting(limits.connections)
+        seconds = limits.seconds
+
+    config.http = Door
+    config.ws = "none"
+    config.proxy_headers = False  # anybody can write them
+    config.limit_concurrency = None
+    config.timeout_keep_alive = int(limits.seconds) + 1
+
+
+class _Door(H11Protocol):
+    waiting: Waiting
+    seconds: float
+    _ticket: object | None = None
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._settle(begun=True)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        self._settle(begun=True)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._settle(begun=False)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave()
+        super().connection_lost(exc)
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.transport.abort()  # and not wait for somebody who does not read
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # nobody is to answer there any more
+            self.cycle.message_event.set()
+            self.transport.abort()
+        elif self.conn.our_state is h11.IDLE:
+            super().send_400_response(msg)
+        else:
+            self.transport.abort()
+
+    def _settle(self, *, begun: bool) -> None:
+        """Waiting for a header, for a while; or with the application, which has limits of its own."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._leave()
+            return
+        if self._ticket is None:
+            self._ticket = self.waiting.enter(self._address, self.transport.abort)
+        if begun and self._timer is None:
+            self._timer = self.loop.call_later(self.seconds, self._late)
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    def _leave(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._ticket is not None:
+            self.waiting.leave(self._address, self._ticket)
+            self._ticket = None
+
+    def _late(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(_LATE)
+            self.transport.close()
