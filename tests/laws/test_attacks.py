@@ -14,6 +14,8 @@ from torch import nn
 from exhume import contract, data
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.gradient.analytic import BiasRatio
+from exhume.attacks.gradient.gated.attack import GateAttack
+from exhume.attacks.gradient.gated.decoding import FeatureDecoding
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.attacks.gradient.tensor.attack import TensorAttack
@@ -58,6 +60,7 @@ from exhume.contract import (
 from exhume.data import Sizes
 from exhume.data.synthetic import synthetic_pairs
 from exhume.defences.split.single import Noise
+from exhume.models.cnn import CNN
 from exhume.models.drawing import he_normal
 from exhume.models.glm import softmax_regression
 from exhume.models.homogeneous import HomogeneousMLP
@@ -248,8 +251,8 @@ def gradients_of(
         parts = data.split(data.load("digits"), Sizes(0, 4 * batch, 0, 50, 0), key)
         even_or_odd = Records(parts.target.inputs, parts.target.labels % 2, ("even", "odd"))
         target = parts.target if network.outputs == 10 else even_or_odd
-        start = SpanAttack(spread=0.3).query(network, key)
-        parameters = start if queried else network.initial(key)
+        query = SpanAttack(spread=0.3).query
+        parameters = query(network, key) if queried else network.initial(key)
         release, secret = release_batches(network, parameters, cut_batches(target, batch))
         knowledge = Knowledge(architecture=network, public=parts.public, batch_size=batch)
         return knowledge, release, secret
@@ -375,6 +378,16 @@ CASES = {
         0.5,
     ),
     "bias ratio": Case(BiasRatio(), gradients_of(MLP((1, 8, 8), (20,), 10), 1), 1e-6),
+    "gates": Case(
+        GateAttack(),
+        gradients_of(MLP((1, 8, 8), (60, 40), 10, "relu"), 4, queried=False),
+        1e-6,
+    ),
+    "features": Case(
+        FeatureDecoding(steps=300),
+        gradients_of(CNN((1, 8, 8), (8,), (3,), (1,), (60,), activation="relu"), 3, queried=False),
+        0.1,
+    ),
     "text, attention": Case(TextAttack(), text_game(Attending), 1e-6),
     "texts": Case(TextAttack(), text_game(Pairs), 1e-6),
     "matching": Case(

@@ -27,3 +27,11 @@ def test_client(tmp_path):
     assert metrics["dp.noise1.epsilon"] < metrics["dp.noise1e-2.epsilon"]
     assert metrics["larger_batch.2.recovered"] <= metrics["none.recovered"]
     assert run("gradient-client", tmp_path)[0] == metrics
+
+
+def test_networks(tmp_path):
+    metrics, _ = run("update-networks", tmp_path)
+    assert metrics["small.b4.recovered"] == metrics["small.b8.recovered"] == 1
+    assert metrics["small.b8.counted"] == metrics["small_conv.b3.counted"] == 1
+    assert metrics["small_conv.b3.psnr"] > 15
+    assert run("update-networks", tmp_path)[0] == metrics

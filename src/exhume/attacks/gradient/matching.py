@@ -36,7 +36,7 @@ from exhume.contract import (
     silent,
 )
 
-__all__ = ["GradientMatching", "PreparedMatching"]
+__all__ = ["GradientMatching", "PreparedMatching", "total_variation"]
 
 _BETAS = (0.9, 0.999)
 _EXPLAINED = 0.05  # mismatch above which a search has not converged: 10% of the squared gradient
@@ -186,7 +186,7 @@ class PreparedMatching:
                 value: Tensor = 1 - (own @ values) / (own.norm() * scale).clamp_min(1e-30)
             else:
                 value = ((own - values) / scale).square().sum()
-            return value if plain else value + self.attack.variation * _variation(records)
+            return value if plain else value + self.attack.variation * total_variation(records)
 
         return cost
 
@@ -206,7 +206,7 @@ class _Adam:
         return first / (second.sqrt() + 1e-12)
 
 
-def _variation(records: Tensor) -> Tensor:
+def total_variation(records: Tensor) -> Tensor:
     """() mean absolute difference of neighbouring pixels; 0 for records that are no images."""
     if records.ndim < 4:
         return records.new_zeros(())

@@ -8,6 +8,8 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.decoder import decode
+from exhume.attacks.gradient.gated.attack import GateAttack
+from exhume.attacks.gradient.gated.decoding import FeatureDecoding
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.attacks.gradient.tensor.attack import TensorAttack
@@ -33,7 +35,9 @@ from exhume.store import address
 
 __all__ = ["Answer", "UpdateAttack", "attack_all", "attacks_on_records", "attacks_on_texts"]
 
-_IF_NEEDED = ("tolerant-ratio", "tensor", "matching")
+_IF_NEEDED = ("gates", "features", "tolerant-ratio", "tensor", "matching")
+_DECODING = FeatureDecoding()
+_FEW = 100  # steps of a search that is asked to be short: decoding follows it
 _AFTER_STEPS = 0.1  # relative misfit of a text's vector after several local steps
 
 
@@ -64,6 +68,8 @@ def attacks_on_records(
         restarts=settings.restarts,
         variation=1e-3 if images else 0.0,
     )
+    few = settings.search_steps < _FEW
+    decoding = replace(_DECODING, steps=settings.search_steps) if few else _DECODING
     return [
         UpdateAttack(
             AttackSpec(
@@ -82,6 +88,24 @@ def attacks_on_records(
                 "the gradients of the last two layers",
             ),
             SpanAttack(nonnegative=images, averaged=averaged),
+        ),
+        UpdateAttack(
+            AttackSpec(
+                "gates",
+                "Gates of the fully connected layers",
+                "ours, after Dimitrov24",
+                "the gradients of the fully connected layers",
+            ),
+            GateAttack(),
+        ),
+        UpdateAttack(
+            AttackSpec(
+                "features",
+                "Features first, then decoded",
+                "ours",
+                "the gradients of the fully connected layers",
+            ),
+            decoding,
         ),
         UpdateAttack(
             AttackSpec(

@@ -1,9 +1,19 @@
 """Gradients and updates (Wang23)."""
 
-from exhume.studies.gradient import batch, client, deep, defences, query, start, tensor, tokens
+from exhume.studies.gradient import (
+    batch,
+    client,
+    deep,
+    defences,
+    networks,
+    query,
+    start,
+    tensor,
+    tokens,
+)
 
 __all__ = ["STUDIES"]
 
 STUDIES = tuple(
-    study.STUDY for study in (tensor, batch, start, query, defences, deep, client, tokens)
+    study.STUDY for study in (tensor, batch, start, query, defences, deep, client, tokens, networks)
 )

@@ -1,0 +1,1 @@
+"""Whole batches behind a fully connected layer with gates, at honest weights."""

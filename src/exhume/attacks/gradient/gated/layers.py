@@ -1,0 +1,127 @@
+"""The fully connected layers at the end of a network, and the gates between them, whoever wrote it.
+
+Found by running it on probes: which `nn.Linear` takes what another one gave, through an activation that keeps
+what is positive and multiplies the rest by one number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from exhume.contract import Architecture, Key
+
+__all__ = ["Chain", "Layer", "chain_of", "features_of", "lowest_of"]
+
+_PROBES = 8
+_SAME = 1e-5  # relative
+
+
+@dataclass(frozen=True)
+class Layer:
+    name: str
+    biased: bool
+    leak: float = 0.0  # of the gate behind it
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Layers in a row with gates between them, lowest first; the last has none behind it."""
+
+    layers: tuple[Layer, ...]
+    whole: bool  # what enters the lowest one is the record itself
+
+    @property
+    def gated(self) -> bool:
+        return len(self.layers) > 1
+
+
+def chain_of(architecture: Architecture, parameters: Tensor) -> Chain | None:
+    """The longest chain that ends with the last fully connected layer; None: there is no such layer."""
+    return _chain(architecture, parameters, alone=False)
+
+
+def lowest_of(architecture: Architecture, parameters: Tensor) -> Chain | None:
+    """The first fully connected layer that takes one vector a record, whatever comes behind it."""
+    return _chain(architecture, parameters, alone=True)
+
+
+def _chain(architecture: Architecture, parameters: Tensor, *, alone: bool) -> Chain | None:
+    generator = Key.from_seed(0).fold("chain").generator()
+    shape = (_PROBES, *architecture.input_shape)
+    probes = (4 * torch.rand(shape, generator=generator) - 2).to(parameters.dtype)
+    known = set(architecture.layout.names)
+    seen = [
+        one
+        for one in _seen(architecture, parameters, probes)
+        if f"{one.name}.weight" in known and one.inputs.ndim == 2
+    ]
+    if not seen:
+        return None
+    lowest = seen[0] if alone else seen[-1]
+    found = [Layer(lowest.name, f"{lowest.name}.bias" in known)]
+    for lower in [] if alone else reversed(seen[:-1]):
+        leak = _leak(lower.outputs, lowest.inputs)
+        if leak is None:
+            break
+        found.insert(0, Layer(lower.name, f"{lower.name}.bias" in known, leak))
+        lowest = lower
+    flat = probes.flatten(1)
+    whole = lowest.inputs.shape == flat.shape and bool(torch.equal(lowest.inputs, flat))
+    return Chain(tuple(found), whole)
+
+
+def features_of(module: nn.Module, named: dict[str, Tensor], layer: str, records: Tensor) -> Tensor:
+    """(n, f) what enters a layer; a gradient flows back to the records."""
+    kept: list[Tensor] = []
+    hook = module.get_submodule(layer).register_forward_pre_hook(
+        lambda _, inputs: kept.append(inputs[0])
+    )
+    try:
+        functional_call(module, named, (records,))
+    finally:
+        hook.remove()
+    return kept[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    name: str
+    inputs: Tensor
+    outputs: Tensor
+
+
+def _seen(architecture: Architecture, parameters: Tensor, probes: Tensor) -> list[_Seen]:
+    """Every `nn.Linear`, in the order of use; one that is used twice is none of ours."""
+    module, found = architecture.build(), list[_Seen]()
+    hooks = [
+        layer.register_forward_hook(
+            lambda _, inputs, outputs, name=name: found.append(
+                _Seen(name, inputs[0].detach(), outputs.detach())
+            )
+        )
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.Linear)
+    ]
+    functional_call(module, architecture.layout.split(parameters), (probes,))
+    for hook in hooks:
+        hook.remove()
+    names = [one.name for one in found]
+    return [one for one in found if names.count(one.name) == 1]
+
+
+def _leak(before: Tensor, after: Tensor) -> float | None:
+    """The slope below zero, if what is behind the gate is what a gate makes of what is before it."""
+    if before.shape != after.shape:
+        return None
+    shut = before < 0
+    if not bool(shut.any()):
+        return None
+    leak = float((after[shut] / before[shut]).median())
+    made = torch.where(shut, leak * before, before)
+    if float((made - after).norm()) > _SAME * float(before.norm()):
+        return None
+    return leak if 0 <= leak < 1 else None
