@@ -22,12 +22,17 @@ CONF = BeartypeConf(
 )
 beartype_packages(tuple(f"exhume.{room}" for room in CHECKED.split()), conf=CONF)
 
+import hypothesis
 import pytest
 import torch
 
 from exhume.contract import Key, Records, Shard
 
 torch.set_num_threads(1)
+
+# How long an example takes says nothing on a busy machine.
+hypothesis.settings.register_profile("exhume", deadline=None)
+hypothesis.settings.load_profile("exhume")
 
 
 @pytest.fixture(autouse=True)

@@ -1,16 +1,28 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from exhume.contract import ExhumeError, Key, Layout, Records, Shard
-from exhume.store import FolderStore, NullStore, address, describe, digest, write_atomically
+from exhume.store import (
+    FolderStore,
+    NullStore,
+    address,
+    describe,
+    digest,
+    remove_leftovers,
+    write_atomically,
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,37 @@ def test_a_shard_keeps_notes_beside_its_tensors(tmp_path):
     loaded = store.load(ADDRESS)
     assert loaded is not None
     assert loaded.notes == {}
+
+
+def test_tensors_come_back_in_the_order_in_which_they_were_made(tmp_path):
+    """Otherwise a resumed study lists its numbers in another order than one that was never stopped."""
+    store = FolderStore(tmp_path)
+    for names in (["b", "a", "c"], ["a", "b", "c"], ["c", "ü", "b"]):
+        store.save(ADDRESS, {name: torch.zeros(1, dtype=torch.float64) for name in names})
+        assert list(store.load(ADDRESS)) == names
+
+
+@pytest.mark.parametrize("order", ["3", '["a"]', "[[]]", "{", '["a", "a"]'])
+def test_an_order_that_cannot_be_is_passed_over(tmp_path, order):
+    store, tensors = FolderStore(tmp_path), {"b": torch.zeros(1), "a": torch.zeros(1)}
+    store.save(ADDRESS, tensors)
+    (path,) = tmp_path.iterdir()
+    with safe_open(path, framework="pt") as file:
+        about = file.metadata()
+    save_file(tensors, path, about | {"order": order})
+    loaded = store.load(ADDRESS)
+    assert loaded is None or list(loaded) == ["a", "b"]
+
+
+def test_the_same_shard_is_the_same_bytes(tmp_path):
+    """safetensors writes what is said about a file in any order."""
+    shard = Shard({"b": torch.arange(3), "a": torch.rand(2)}, {"why": 'übermäßig\n"', "n": 1})
+    found = set()
+    for _ in range(30):
+        FolderStore(tmp_path).save(ADDRESS, shard)
+        found.add((tmp_path / f"{ADDRESS}.safetensors").read_bytes())
+    assert len(found) == 1
+    assert FolderStore(tmp_path).load(ADDRESS).notes == shard.notes
 
 
 def test_notes_that_json_cannot_say_are_refused(tmp_path):
@@ -156,4 +199,73 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(ExhumeError, match="cannot write .*file: No space left on device"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def part_of(path: Path, token: str = "0123abcd") -> Path:
+    partial = path.with_name(f".{path.name}.{token}.part")
+    partial.write_bytes(b"half")
+    return partial
+
+
+def test_what_a_killed_write_left_is_removed_by_the_next(tmp_path):
+    left, other = part_of(tmp_path / "file"), part_of(tmp_path / "another")
+    mine = tmp_path / ".file.part"  # not of the form
+    mine.write_text("mine")
+    write_atomically(tmp_path / "file", b"new")
+    assert not left.exists()
+    assert other.exists()
+    assert mine.exists()
+    remove_leftovers(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".file.part", "file"]
+
+
+def test_a_store_begins_without_leftovers(tmp_path):
+    left = part_of(tmp_path / f"{ADDRESS}.safetensors")
+    FolderStore(tmp_path)
+    assert not left.exists()
+
+
+WRITER = """
+import os, sys
+from pathlib import Path
+from exhume.store import write_atomically
+wait = os.fsync
+def fsync(descriptor):
+    print("writing", flush=True)
+    sys.stdin.readline()
+    wait(descriptor)
+os.fsync = fsync
+write_atomically(Path(sys.argv[1]), b"theirs")
+"""
+
+
+def test_a_write_that_is_under_way_elsewhere_is_left_alone(tmp_path):
+    path = tmp_path / "file"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    other = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], text=True, **pipes)
+    assert other.stdout.readline() == "writing\n"
+    remove_leftovers(tmp_path)
+    write_atomically(path, b"ours")
+    assert len(list(tmp_path.glob(".*.part"))) == 1
+    other.communicate("\n")
+    assert other.returncode == 0
+    assert path.read_bytes() == b"theirs"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_part_that_was_taken_away_before_it_was_held_is_begun_again(tmp_path, monkeypatch):
+    real, made = os.open, []
+
+    def snatched(path, flags, *more):
+        descriptor = real(path, flags, *more)
+        if flags & os.O_EXCL and not made:
+            Path(path).unlink()
+            made.append(path)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", snatched)
+    write_atomically(tmp_path / "file", b"new")
+    assert made
+    assert (tmp_path / "file").read_bytes() == b"new"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]

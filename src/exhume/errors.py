@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-__all__ = ["ExhumeError", "NotApplicable"]
+import re
+
+__all__ = ["ExhumeError", "NotApplicable", "printable"]
+
+# Control characters, ends of lines and pages, changes of direction, bytes that are no text.
+_RAW = re.compile(
+    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """The text as one line that any terminal can be given: what would steer it is written as an escape."""
+    return _RAW.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 class ExhumeError(Exception):
-    """Something the user can act on, said in one sentence. The command line prints it and exits 2."""
+    """Something the user can act on, said in one sentence. The command line prints it and exits 2.
+
+    The sentence may name files and classes of somebody else's, so that it is made printable.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class NotApplicable(ExhumeError):  # noqa: N818 - a result as much as an error

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from exhume.errors import ExhumeError
 
-__all__ = ["duration_of", "numbers_in", "rows_by_client", "rows_in", "seconds_in"]
+__all__ = ["BROKEN_ARRAYS", "duration_of", "numbers_in", "rows_by_client", "rows_in", "seconds_in"]
+
+BROKEN_ARRAYS = (
+    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError, SyntaxError, EOFError, OSError),
+    *(MemoryError, LookupError, TypeError, ValueError, ArithmeticError, RuntimeError),
+)
+"""What numpy raises on a file of arrays that is damaged, or that nobody has written with it."""
 
 _MOST = 10**8  # rows of one range
 _NAMELESS: Mapping[str, int] = {}
@@ -131,7 +140,7 @@ def _rows_in_json(
 ) -> dict[str, list[int]]:
     try:
         content = json.loads(Path(text).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as damage:
+    except (OSError, ValueError, RecursionError) as damage:
         raise ExhumeError(f"{where}: {text} is not readable as JSON ({damage})") from None
     if not isinstance(content, dict) or not set(clients) <= set(content):
         raise ExhumeError(
@@ -156,9 +165,10 @@ def _rows_in_array(text: str, where: str) -> list[int]:
     import numpy as np  # late: the command line's help does not need it
 
     try:
-        found = np.load(text, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ExhumeError(f"{where}: cannot read {text} ({error})") from error
-    if found.ndim != 1 or found.dtype.kind not in "iu":
+        # not read but mapped: an array that promises more than the file holds is refused unread
+        found = np.load(text, mmap_mode="r", allow_pickle=False)
+    except BROKEN_ARRAYS as error:
+        raise ExhumeError(f"{where}: cannot read {text} ({str(error)[:300]})") from error
+    if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype.kind not in "iu":
         raise ExhumeError(f"{where}: {text} must hold one list of whole numbers")
     return [int(row) for row in found]

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -27,22 +29,102 @@ __all__ = [
     "cached",
     "describe",
     "digest",
+    "leftover_of",
     "read_shard",
+    "remove_leftovers",
     "write_atomically",
     "write_shard",
 ]
 
 
+_PART = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")
+
+
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Readers see the old file or the whole new one, even across a power cut."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    """Readers see the old file or the whole new one, even across a power cut.
+
+    What an earlier write of this file left behind when it was killed is removed.
+    """
+    remove_leftovers(path.parent, of=path.name)
+    _write(path, content, mode)
+
+
+def leftover_of(path: Path) -> str:
+    """The name of the file that was being written there; empty if it is no part of ours."""
+    found = _PART.fullmatch(path.name)
+    return found[1] if found else ""
+
+
+def remove_leftovers(folder: Path, *, of: str = "", below: bool = False) -> None:
+    """Parts whose writers are gone. of: a file's name, for its parts alone; below: also in its folders.
+
+    A writer holds its part by a lock, which ends with the writer however that ends.
+    """
     try:
+        found = [
+            path for path in folder.iterdir() if leftover_of(path) or (below and path.is_dir())
+        ]
+    except OSError:  # whoever writes there says what is wrong with the folder
+        return
+    for path in found:
+        if path.is_dir():
+            if below and not path.is_symlink():
+                remove_leftovers(path, of=of, below=True)
+        elif not of or leftover_of(path) == of:
+            _remove_left(path)
+
+
+def _remove_left(partial: Path) -> None:
+    try:
+        descriptor = os.open(partial, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+    except OSError:  # gone, or not ours to remove
+        return
+    try:
+        if _hold(descriptor):
+            partial.unlink(missing_ok=True)
+    except OSError:  # it may not be locked or removed here
+        return
+    finally:
+        os.close(descriptor)
+
+
+def _hold(descriptor: int) -> bool:
+    """Lock a part as long as it is open; False: another process has it, or has removed it."""
+    if sys.platform == "win32":  # where an open file cannot be removed
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return os.fstat(descriptor).st_nlink > 0
+
+
+def _held_part(path: Path, mode: int) -> tuple[Path, int]:
+    """A new file beside the path, held by this process, and its descriptor."""
+    while True:
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            if _hold(descriptor):
+                return partial, descriptor
+        except OSError:  # a file system without locks: nobody can take the part for a leftover
+            return partial, descriptor
+        os.close(descriptor)  # somebody cleaned up in the moment before
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    try:
+        partial, descriptor = _held_part(path, mode)
+    except OSError as error:
+        raise ExhumeError(f"cannot write {path}: {error.strerror or error}") from error
+    try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
+            partial.replace(path)  # while it is still held
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise ExhumeError(f"cannot write {path}: {error.strerror or error}") from error
@@ -118,6 +200,7 @@ class FolderStore:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise ExhumeError(f"cannot create {self.folder}: {error.strerror or error}") from error
+        remove_leftovers(self.folder)
 
     def _path(self, address: str) -> Path:
         return self.folder / f"{address}.safetensors"
@@ -128,9 +211,9 @@ class FolderStore:
             return None
         try:
             shard, expected = _read(path)
-        except (SafetensorError, OSError, ValueError):
+            return shard if _content(shard) == expected else None
+        except (SafetensorError, OSError, ValueError, TypeError, RecursionError):
             return None
-        return shard if _content(shard) == expected else None
 
     def save(self, address: str, shard: Mapping[str, Tensor]) -> None:
         write_shard(self._path(address), shard)
@@ -141,7 +224,19 @@ def write_shard(path: Path, shard: Mapping[str, Tensor]) -> None:
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in shard.items()}
     whole = Shard(plain, shard.notes if isinstance(shard, Shard) else None)
     about = {"notes": json.dumps(whole.notes)} if whole.notes else {}
-    write_atomically(path, save(plain, about | {"digest": _content(whole)}))
+    if list(plain) != sorted(plain):  # safetensors sorts names
+        about["order"] = json.dumps(list(plain))
+    _write(path, _settled(save(plain, about | {"digest": _content(whole)})), 0o600)
+
+
+def _settled(content: bytes) -> bytes:
+    """The same file with its metadata in order, which safetensors leaves to chance."""
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that the numbers stay aligned
+    return len(text).to_bytes(8, "little") + text + content[8 + size :]
 
 
 def read_shard(path: Path) -> Shard:
@@ -153,6 +248,9 @@ def _read(path: Path) -> tuple[Shard, str | None]:
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         about = file.metadata() or {}
+    order = json.loads(about.get("order", "null"))
+    if isinstance(order, list) and sorted(map(str, order)) == sorted(tensors):
+        tensors = {str(name): tensors[str(name)] for name in order}
     return Shard(tensors, json.loads(about.get("notes", "{}"))), about.get("digest")
 
 

@@ -68,7 +68,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         _check_one_of([one.value for one in kind], value, where)
         read = kind(value)
     elif kind is float and type(value) is int:
-        read = float(value)
+        read = _as_float(value, where)
     elif kind is float and value is None:
         read = math.nan
     elif kind is not Any and type(value) is not kind:
@@ -76,9 +76,18 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     return read
 
 
+def _as_float(value: int, where: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ExhumeError(f"{where} is a number too large") from None
+
+
 def _check_one_of(legal: Sequence[Any], value: Any, where: str) -> None:
     if value not in legal:
-        raise ExhumeError(f"{where}: {value!r} is not one of {', '.join(map(str, legal))}")
+        raise ExhumeError(
+            f"{where}: {str(value)[:80]!r} is not one of {', '.join(map(str, legal))}"
+        )
 
 
 def _one_of(kinds: Sequence[Any], value: Any, where: str) -> Any:

@@ -155,4 +155,4 @@ def test_decompression_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lim
 def test_more_than_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     picture(tmp_path / "1.png", np.zeros((8, 8)))
     monkeypatch.setattr("os.sysconf", lambda _: 10)
-    assert "1 records of 1x8x8 need 0 GB" in says(lambda: load(tmp_path))
+    assert "1 records of 1x8x8 need 0.0 MB" in says(lambda: load(tmp_path))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -75,7 +77,7 @@ def test_other_marks_and_numbered_classes(written):
         ('a,b\n"1,2\n', "not a table in UTF-8"),
         (
             "a,b\n" + "".join(f"name{i},u\n" for i in range(65)),
-            "column 'a' holds 65 different texts, 64 are the most",
+            "column 'a' holds more than 64 different texts; leave it out",
         ),
     ],
 )
@@ -95,3 +97,44 @@ def test_ten_gigabytes_are_refused_unread(written):
     path = written(PEOPLE)
     os.truncate(path, 10 << 30)  # sparse
     assert "10,737,418,240 bytes, tables up to 536,870,912 are read" in says(lambda: load(path))
+
+
+def test_a_column_that_changes_its_mind_is_named_at_its_first_text(written):
+    text = "a,b\nx,u\ny,u\n3,v\n"
+    assert "column 'a' is of numbers, but record 1 has 'x'" in says(lambda: load(written(text)))
+
+
+def test_blocks_do_not_show(written, monkeypatch):
+    rows = "".join(f"{i % 7},{'uvw'[i % 3]},{i % 2}\n" for i in range(50))
+    whole = load(written(f"a,b,y\n{rows}"))
+    monkeypatch.setattr(sys.modules["exhume.data.table"], "_CELLS", 12)
+    cut = load(written(f"a,b,y\n{rows}"))
+    assert torch.equal(whole.inputs, cut.inputs)
+    assert torch.equal(whole.labels, cut.labels)
+    assert "record 51 has 1 cells" in says(lambda: load(written(f"a,b,y\n{rows}1\n")))
+
+
+def test_more_inputs_than_the_memory_holds_are_refused_before_they_are_made(written, monkeypatch):
+    monkeypatch.setattr("exhume.data.memory_guard.memory_here", lambda: 1e6)
+    rows = "".join(f"t{i % 60},{i % 2}\n" for i in range(3000))
+    text = says(lambda: load(written(f"a,y\n{rows}")))
+    assert "3,000 records of 60 inputs need 1.4 MB, this process may use 1.0 MB" in text
+
+
+def test_an_endless_line(written):
+    text = says(lambda: load(written("a," * (1 << 22))))
+    assert "a line of more than 4,194,304 characters" in text
+
+
+def test_a_table_takes_little_more_than_its_inputs(written):
+    """A few bytes a cell, and no Python object for each: 10 MB of text."""
+    path = written("a,b,c,y\n" + "1.25,3.5,2.75,0\n0.25,4.5,7.75,1\n" * 300_000)
+    code = (
+        "import resource, sys\n"
+        "from exhume.data.table import table\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "assert len(table(__import__('pathlib').Path(sys.argv[1])).records.labels) == 600_000\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, check=True)
+    assert int(done.stdout) < 60_000  # KiB; 7 MB of inputs, 10 of labels

@@ -109,7 +109,7 @@ def test_a_grey_picture_in_python():
         ("nan", "holds NaN or infinity, first in record 2"),
         ("wide", "holds float images from 2.5 to 2.5; legal is [0, 1], or uint8"),
         ("empty", "holds no records"),
-        ("huge", "10000000000000 records need 240000 GB"),
+        ("huge", "10000000000000 records need 240000.0 GB"),
         ("stream", "gives a Stream, not a dataset with a length and items"),
         ("number", "sets.py:number is a int, which cannot be called"),
         ("absent", "data: sets.py has no absent"),

@@ -10,7 +10,7 @@ import pytest
 
 from exhume.contract import ExhumeError
 from exhume.report import folder as folders
-from exhume.report.folder import MARKER, RunFolder
+from exhume.report.folder import LOCK, MARKER, RunFolder
 from exhume.report.versions import version_now
 
 
@@ -73,9 +73,42 @@ def test_a_second_process_waits_for_the_first(tmp_path):
     with RunFolder.claimed(tmp_path / "run"):
         process = context.Process(target=second, args=(tmp_path / "run", said))
         process.start()
-        stage, done = said.get(timeout=120)
+        stage, done = said.get(timeout=600)
         assert (stage.startswith("waiting for another process"), done) == (True, 0)
         assert said.empty()
-    assert said.get(timeout=120)[1] == 1  # the wait is over
-    assert said.get(timeout=120) == ("in", process.pid)
+    assert said.get(timeout=600)[1] == 1  # the wait is over
+    assert said.get(timeout=600) == ("in", process.pid)
     process.join()
+
+
+@pytest.mark.parametrize(
+    "left", [(f".{MARKER}.0123abcd.part",), (LOCK,), (LOCK, f".{MARKER}.0123abcd.part")]
+)
+def test_a_folder_killed_while_its_marker_was_written_is_taken_up(left, tmp_path):
+    (tmp_path / "run").mkdir()
+    for name in left:
+        (tmp_path / "run" / name).touch()
+    with RunFolder.claimed(tmp_path / "run") as folder:
+        assert sorted(p.name for p in folder.path.iterdir()) == sorted([MARKER, LOCK])
+
+
+@pytest.mark.parametrize("name", ["notes.txt", ".notes.0123abcd.part", f".{MARKER}.part"])
+def test_a_folder_with_anything_else_is_left_as_it_is(name, tmp_path):
+    (tmp_path / f".{MARKER}.0123abcd.part").touch()
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ExhumeError, match="it holds other files"), RunFolder.claimed(tmp_path):
+        pass
+    assert (tmp_path / name).read_text() == "mine"
+    assert not (tmp_path / LOCK).exists()
+
+
+def test_leftovers_go_once_the_folder_is_ours(tmp_path):
+    with RunFolder.claimed(tmp_path / "run") as folder:
+        folder.write_json("result.json", {})
+    for place in (tmp_path / "run", tmp_path / "run" / "shards" / "deep"):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / ".result.json.0123abcd.part").touch()
+    with RunFolder.claimed(tmp_path / "run"):
+        assert not list((tmp_path / "run").rglob("*.part"))
+        for path in (tmp_path / "run").iterdir():
+            assert path.is_dir() or path.stat().st_mode & 0o777 == 0o600, path

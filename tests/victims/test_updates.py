@@ -139,7 +139,7 @@ def test_what_is_no_recording(tmp_path):
     path = tmp_path / "round-1-client-a.json"
     for content, message in (
         ("{", "not the record of an update"),
-        (json.dumps(told), "not the record of an update"),
+        (json.dumps(told), "steps is missing"),
         (json.dumps(told | {"schema": 2}), "not of schema 1"),
         (json.dumps(told | {"steps": 1, "batch_size": 0}), "'../b' lies outside the folder"),
     ):

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, ParamSpec
 
 import typer
 
+from exhume.errors import printable
+
 if TYPE_CHECKING:
     from exhume.auditing import Audit
     from exhume.contract import Progress
@@ -68,7 +70,7 @@ def with_exit_codes(command: Callable[P, int | None]) -> Callable[P, None]:
             say("stopped; finished work is kept, and the same command goes on from there")
             code = INTERRUPTED
         except Exception:  # noqa: BLE001 - exit code 1 means a leak, so a bug must not end in it
-            traceback.print_exc()
+            typer.echo(_lines_of(traceback.format_exc().rstrip()), err=True)
             say("this is a defect of exhume; nothing was audited")
             code = FAILED
         raise typer.Exit(code or 0)
@@ -77,13 +79,17 @@ def with_exit_codes(command: Callable[P, int | None]) -> Callable[P, None]:
 
 
 def say(text: str) -> None:
-    typer.echo(f"exhume: {text}", err=True)
+    typer.echo(f"exhume: {printable(text)}", err=True)
+
+
+def _lines_of(text: str) -> str:
+    return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def tell(text: str) -> None:
     """To standard output. The work is done and on disk: whoever closed the pipe does not undo it."""
     try:
-        typer.echo(text)
+        typer.echo(_lines_of(text))
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -196,7 +202,7 @@ def _bars(console: object) -> Iterator[Progress]:
 
     assert isinstance(console, Console)
     columns = (
-        TextColumn("{task.description:32}"),
+        TextColumn("{task.description:32}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -208,7 +214,7 @@ def _bars(console: object) -> Iterator[Progress]:
 
         def show(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
+                tasks[stage] = bars.add_task(printable(stage), total=total)
             bars.update(tasks[stage], completed=done, total=total)
 
         yield show

@@ -7,7 +7,6 @@ Vectors keep their values. An array called tokens or input_ids holds token seque
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor
 from exhume.contract import ExhumeError, Records
 from exhume.data.memory_guard import check_memory
 from exhume.data.tokens import Reading, tokens_of
+from exhume.notation import BROKEN_ARRAYS
 
 __all__ = ["MOST_CLASSES", "Array", "checked_inputs", "named_labels", "npz"]
 
@@ -30,8 +30,6 @@ MOST_CLASSES = 100_000
 _TOKENS = (("tokens",), ("input_ids",))
 _INPUTS = (("x",), ("inputs",), ("images",), ("x_train", "x_test"), *_TOKENS)
 _LABELS = (("y",), ("labels",), ("y_train", "y_test"))
-
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, MemoryError, KeyError)
 
 Array = NDArray[Any]
 
@@ -50,7 +48,7 @@ def npz(path: Path, reading: Reading = Reading()) -> Records:  # noqa: B008 - fr
         x, y = _pick(path, file.files, _INPUTS), _pick(path, file.files, _LABELS)
         inputs = _joined({name: file[name] for name in x}, path)
         labels = _joined({name: file[name] for name in y}, path)
-        names = file["classes"] if "classes" in file.files else None
+        names = np.asarray(file["classes"]) if "classes" in file.files else None
     if len(inputs) != len(labels):
         raise ExhumeError(f"{path}: {len(inputs)} inputs but {len(labels)} labels")
     if inputs.size == 0:
@@ -72,8 +70,10 @@ def _pick(path: Path, found: list[str], choices: tuple[tuple[str, ...], ...]) ->
     raise ExhumeError(f"{path}: holds the arrays {', '.join(found) or 'none'}; needed is {legal}")
 
 
-def _joined(arrays: Mapping[str, Array], path: Path) -> Array:
+def _joined(arrays: Mapping[str, Any], path: Path) -> Array:
     parts = list(arrays.values())
+    if not all(isinstance(part, np.ndarray) for part in parts):
+        raise ExhumeError(f"{path}: {next(iter(arrays))} is no array")
     if any(part.ndim == 0 or part.shape[1:] != parts[0].shape[1:] for part in parts):
         shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
         raise ExhumeError(f"{path}: shapes do not fit: {shapes}")
@@ -175,10 +175,10 @@ def _reading(path: Path) -> Iterator[None]:
     """Turns what numpy raises on a damaged or unsafe file into one sentence."""
     try:
         yield
-    except (*_DAMAGE, ValueError) as error:
+    except BROKEN_ARRAYS as error:
         if isinstance(error, ValueError) and "pickle" in str(error).lower():
             raise ExhumeError(
                 f"{path}: holds pickled Python objects, which are never loaded; "
                 "save plain arrays of numbers with numpy.savez"
             ) from error
-        raise ExhumeError(f"{path}: truncated or damaged .npz file ({error})") from error
+        raise ExhumeError(f"{path}: truncated or damaged .npz file ({str(error)[:300]})") from error

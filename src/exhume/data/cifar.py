@@ -111,7 +111,7 @@ def from_strips(package: Path) -> Pixels:
 
 def _strip(package: Path, png: bytes) -> NDArray[np.uint8]:
     """(rows, 1024, 3) on disk to (rows, 3, 32, 32)."""
-    with Image.open(io.BytesIO(png)) as image:
+    with Image.open(io.BytesIO(png), formats=("PNG",)) as image:
         if image.mode != "RGB" or image.width != 1024:
             raise ExhumeError(f"{package.name}: a strip is {image.mode}, {image.width} wide")
         rows = np.asarray(image)

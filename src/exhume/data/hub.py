@@ -19,6 +19,7 @@ import torch
 from exhume.contract import ExhumeError, Progress, Records, silent
 from exhume.data.arrays import Array, checked_inputs, named_labels
 from exhume.data.images import Blob, stack
+from exhume.data.memory_guard import check_memory
 from exhume.data.tokens import Reading, tokenised, tokens_of
 
 __all__ = ["hub_folder", "is_hub_folder"]
@@ -26,6 +27,7 @@ __all__ = ["hub_folder", "is_hub_folder"]
 _LABELS = ("label", "labels", "y")
 _INPUTS = ("image", "pixel_values", "input_ids", "features", "x")
 _TEXTS = ("text", "sentence")
+_LARGEST_JSON = 1 << 26  # bytes; names of classes stand in it
 
 
 def is_hub_folder(path: Path) -> bool:
@@ -81,6 +83,12 @@ def _split(path: Path, split: str | None) -> Path:
     splits = _json(path / "dataset_dict.json").get("splits")
     if not _texts(splits):
         raise ExhumeError(f"{path / 'dataset_dict.json'}: missing or damaged (it names no splits)")
+    strange = [name for name in splits if not _is_name(name)]
+    if strange:
+        raise ExhumeError(
+            f"{path / 'dataset_dict.json'}: {strange[0][:80]!r} is no name of a split, which is a folder "
+            "beside this file"
+        )
     chosen = split or (splits[0] if len(splits) == 1 else "train")
     if chosen not in splits:
         raise ExhumeError(
@@ -88,6 +96,11 @@ def _split(path: Path, split: str | None) -> Path:
             f"name one as {path.name}:SPLIT"
         )
     return path / chosen
+
+
+def _is_name(name: str) -> bool:
+    """Of something in this very folder, on any system."""
+    return name not in ("", ".", "..") and not set("/\\\0") & set(name) and len(name) < 256
 
 
 def _texts(value: object) -> TypeGuard[list[str]]:
@@ -105,9 +118,13 @@ def _features(about: Mapping[str, Any], where: Path) -> dict[str, dict[str, Any]
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ExhumeError(f"{path}: missing or damaged ({error})") from error
+        with path.open("rb") as file:
+            text = file.read(_LARGEST_JSON + 1)
+        if len(text) > _LARGEST_JSON:
+            raise ExhumeError(f"{path}: more than {_LARGEST_JSON:,} bytes say nothing of a set")
+        content = json.loads(text.decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ExhumeError(f"{path}: missing or damaged ({str(error)[:300]})") from error
     if not isinstance(content, dict):
         raise ExhumeError(f"{path}: missing or damaged (it holds no object)")
     return content
@@ -148,21 +165,49 @@ def _table(part: Path, state: Mapping[str, Any], names: list[str]) -> Any:
     listed = state.get("_data_files")
     entries = listed if isinstance(listed, list) else []
     names_given = [entry.get("filename") for entry in entries if isinstance(entry, dict)]
-    files = [part / name for name in names_given if isinstance(name, str)]
-    if not files or any(file.resolve().parent != part.resolve() for file in files):
+    whole = [name for name in names_given if isinstance(name, str) and _is_name(name)]
+    files = [part / name for name in whole]
+    if (
+        not files
+        or len(files) < len(entries)
+        or any(file.resolve().parent != part.resolve() for file in files)
+    ):
         raise ExhumeError(f"{part}: its state.json names no data file in this folder")
-    pieces = []
-    for file in files:
-        try:
-            with arrow.memory_map(str(file)) as source, arrow.ipc.open_stream(source) as stream:
-                pieces.append(stream.read_all().select(names))
-        except (arrow.ArrowException, OSError, KeyError) as error:
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ExhumeError(f"{file}: missing, truncated or damaged ({first})") from error
+    pieces = [_piece(file, names) for file in files]
+    if any(piece.schema != pieces[0].schema for piece in pieces):
+        raise ExhumeError(f"{part}: its files hold columns of different types")
     table = arrow.concat_tables(pieces)
     if not table.num_rows:
         raise ExhumeError(f"{part}: holds no records")
+    kinds = arrow.types
+    needed = (
+        0  # as Python's values, numbers take up to sixteen times as much; files of images do not
+    )
+    for column in table.columns:
+        whole = kinds.is_struct(column.type) or kinds.is_string(column.type)
+        needed += (3 if whole else 16) * column.nbytes
+    check_memory(needed, f"{part}: {table.num_rows:,} records")
     return table
+
+
+def _piece(file: Path, names: list[str]) -> Any:
+    """The columns of one file. What it promises is checked before anything is believed."""
+    arrow = _pyarrow()
+    try:
+        room = 8 * file.stat().st_size  # a record of a bit at least
+        with arrow.memory_map(str(file)) as source, arrow.ipc.open_stream(source) as stream:
+            batches, rows = [], 0
+            for batch in stream:
+                rows += batch.num_rows
+                if rows > room:
+                    raise ExhumeError(f"{file}: promises {rows:,} records in {room // 8:,} bytes")
+                batches.append(batch)
+            piece = arrow.Table.from_batches(batches, stream.schema).select(names)
+            piece.validate(full=True)
+            return piece
+    except (arrow.ArrowException, OSError, KeyError, ValueError, MemoryError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ExhumeError(f"{file}: missing, truncated or damaged ({first[:300]})") from error
 
 
 def _pyarrow() -> Any:

@@ -26,11 +26,14 @@ from exhume.contract import ExhumeError, Progress, silent
 from exhume.data.memory_guard import check_memory
 from exhume.data.pixels import Pixels
 
-__all__ = ["SUFFIXES", "Blob", "files_in", "folder", "images_in", "natural", "stack"]
+__all__ = ["FORMATS", "SUFFIXES", "Blob", "files_in", "folder", "images_in", "natural", "stack"]
 
 SUFFIXES = frozenset(
     {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"}
 )
+FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""The decoders that may see a file, whatever its name: among Pillow's others are some that start programs."""
+
 _GREY = frozenset({"1", "L", "LA"})
 _COLOUR = frozenset({"RGB", "RGBA", "RGBX", "P", "PA", "CMYK", "YCbCr", "LAB", "HSV"})
 
@@ -115,7 +118,8 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def _opened(file: Path | Blob) -> Image.Image:
-    return Image.open(io.BytesIO(file.data) if isinstance(file, Blob) else file)
+    source = io.BytesIO(file.data) if isinstance(file, Blob) else file
+    return Image.open(source, formats=FORMATS)
 
 
 def _agree(files: Sequence[Path | Blob], size: int | None) -> tuple[str, tuple[int, int]]:

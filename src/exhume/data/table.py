@@ -11,21 +11,27 @@ The rule, column by column:
 from __future__ import annotations
 
 import csv
-import io
 import math
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import TextIO
 
 import torch
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Records
 from exhume.data.arrays import MOST_CLASSES
+from exhume.data.memory_guard import check_memory
 
 __all__ = ["Column", "Table", "table"]
 
-_LARGEST = 1 << 29  # bytes; a table takes some ten times as much memory while it is read
+_LARGEST = 1 << 29  # bytes; what a table takes in memory is its inputs, which are counted first
+_LONGEST = 1 << 22  # characters of a line
+_CELLS = 1 << 17  # read at a time
 _MOST_TEXTS = 64  # different texts in one column: beyond this it names its records
 
 
@@ -77,48 +83,97 @@ class Table:
 
 
 def table(path: Path, label: str | None = None) -> Table:
-    """The records of a file, and how they were made."""
-    header, lines = _cells(path)
-    if label is not None and label not in header:
-        raise ExhumeError(f"{path}: no column {label!r}; there are {', '.join(header)}")
-    chosen = header[-1] if label is None else label
-    by_name = dict(zip(header, zip(*lines, strict=True), strict=True))
-    numbers, classes = _labels(by_name.pop(chosen), f"{path}: label column {chosen!r}")
-    columns = tuple(_column(name, cells, str(path)) for name, cells in by_name.items())
+    """The records of a file, and how they were made.
+
+    The file is read twice, a block of lines at a time: once for what its columns hold, once for the inputs.
+    """
+    with _lines_of(path) as lines:
+        header = _header(next(lines, []), path)
+        if label is not None and label not in header:
+            raise ExhumeError(f"{path}: no column {label!r}; there are {', '.join(header)[:300]}")
+        chosen = header[-1] if label is None else label
+        kinds = {name: _Cells(name, str(path)) for name in header if name != chosen}
+        labels = _Labels(f"{path}: label column {chosen!r}")
+        for block in _blocks(lines, header, path):
+            labels.take(block.pop(chosen))
+            for name, cells in block.items():
+                kinds[name].take(cells)
+    numbers, classes = labels.found()
+    columns = tuple(kind.column() for kind in kinds.values())
     if not columns:
         raise ExhumeError(
             f"{path}: the one column {chosen!r} is the label; nothing is left as input"
         )
-    encoded = [column.encode(by_name[column.name]) for column in columns]
-    return Table(Records(torch.cat(encoded, 1), numbers, classes), columns, chosen)
+    width = sum(column.width for column in columns)
+    check_memory(8 * len(numbers) * width, f"{path}: {len(numbers):,} records of {width:,} inputs")
+    inputs = torch.empty(len(numbers), width)
+    done = 0
+    with _lines_of(path) as lines:
+        next(lines)
+        for block in _blocks(lines, header, path):
+            try:
+                rows = torch.cat([column.encode(block[column.name]) for column in columns], 1)
+                inputs[done : done + len(rows)] = rows
+            except (LookupError, ValueError, RuntimeError):
+                raise ExhumeError(f"{path}: was changed while it was read") from None
+            done += len(rows)
+    return Table(Records(inputs, numbers, classes), columns, chosen)
 
 
-def _cells(path: Path) -> tuple[list[str], list[list[str]]]:
+@contextmanager
+def _lines_of(path: Path) -> Iterator[Iterator[list[str]]]:
+    """The lines of a file that are not empty, as cells."""
     size = path.stat().st_size
     if size > _LARGEST:
         raise ExhumeError(f"{path}: {size:,} bytes, tables up to {_LARGEST:,} are read")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-        first = text.split("\n", 1)[0]
-        mark = max(",;\t", key=first.count)
-        lines = [
-            line for line in csv.reader(io.StringIO(text), delimiter=mark, strict=True) if line
-        ]
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline(_LONGEST)
+            mark = max(",;\t", key=first.count)
+            file.seek(0)
+            reader = csv.reader(_short_lines(file, path), delimiter=mark, strict=True)
+            yield (line for line in reader if line)
     except (UnicodeDecodeError, csv.Error) as error:
         raise ExhumeError(f"{path}: not a table in UTF-8 ({error})") from error
-    if len(lines) < 2:
+
+
+def _short_lines(file: TextIO, path: Path) -> Iterator[str]:
+    while line := file.readline(_LONGEST):
+        if len(line) == _LONGEST:
+            raise ExhumeError(f"{path}: a line of more than {_LONGEST:,} characters")
+        yield line
+
+
+def _header(line: list[str], path: Path) -> list[str]:
+    header = [name.strip() for name in line]
+    if not header:
         raise ExhumeError(f"{path}: a line of column names and one line a record are needed")
-    header = [name.strip() for name in lines[0]]
     if all(_number(name) is not None for name in header):
         raise ExhumeError(f"{path}: the first line holds numbers; it must name the columns")
     if len(set(header)) < len(header) or "" in header:
-        raise ExhumeError(f"{path}: column names must be there and differ, got {', '.join(header)}")
-    for index, line in enumerate(lines[1:], 1):
-        if len(line) != len(header):
-            raise ExhumeError(
-                f"{path}: record {index} has {len(line)} cells, the header has {len(header)}"
-            )
-    return header, [[cell.strip() for cell in line] for line in lines[1:]]
+        raise ExhumeError(
+            f"{path}: column names must be there and differ, got {', '.join(header)[:300]}"
+        )
+    return header
+
+
+def _blocks(
+    lines: Iterator[list[str]], header: list[str], path: Path
+) -> Iterator[dict[str, tuple[str, ...]]]:
+    """Cells by column, a few thousand records at a time."""
+    done = 0
+    many = max(1, _CELLS // max(1, len(header)))
+    while block := list(islice(lines, many)):
+        for index, line in enumerate(block, done + 1):
+            if len(line) != len(header):
+                raise ExhumeError(
+                    f"{path}: record {index} has {len(line)} cells, the header has {len(header)}"
+                )
+        done += len(block)
+        stripped = (tuple(map(str.strip, cells)) for cells in zip(*block, strict=True))
+        yield dict(zip(header, stripped, strict=True))
+    if not done:
+        raise ExhumeError(f"{path}: a line of column names and one line a record are needed")
 
 
 def _number(cell: str) -> float | None:
@@ -128,40 +183,103 @@ def _number(cell: str) -> float | None:
         return None
 
 
-def _column(name: str, cells: Sequence[str], where: str) -> Column:
-    numbers = [_number(cell) for cell in cells]
-    if all(number is None for number in numbers):
-        texts = tuple(sorted(set(cells)))
-        if len(texts) > _MOST_TEXTS:
+class _Cells:
+    """What the cells of a column are, as they come by: numbers between two ends, or a few texts."""
+
+    def __init__(self, name: str, where: str) -> None:
+        self.name, self.where = name, where
+        self.seen, self.first = 0, ""
+        self.low, self.high = math.inf, -math.inf
+        self.texts: set[str] = set()
+
+    def take(self, cells: Sequence[str]) -> None:
+        if not (self._all_numbers(cells) or self.texts.issuperset(cells)):
+            self._take_one_by_one(cells)
+        self.seen += len(cells)
+
+    def _all_numbers(self, cells: Sequence[str]) -> bool:
+        try:
+            numbers = [] if self.texts else [float(cell) for cell in cells]
+        except ValueError:
+            return False
+        if not numbers or not all(map(math.isfinite, numbers)):
+            return False
+        self.low, self.high = min(self.low, *numbers), max(self.high, *numbers)
+        return True
+
+    def _take_one_by_one(self, cells: Sequence[str]) -> None:
+        for index, cell in enumerate(cells, self.seen + 1):
+            number = _number(cell)
+            if index == 1:
+                self.first = cell
+            if number is None and self.low == math.inf:
+                self._add_text(cell)
+            elif self.texts:  # numbers after all, so that the first record is the odd one
+                self._refuse(1, self.first)
+            elif number is None or not math.isfinite(number):
+                self._refuse(index, cell)
+            else:
+                self.low, self.high = min(self.low, number), max(self.high, number)
+
+    def column(self) -> Column:
+        if self.texts:
+            return Column(self.name, texts=tuple(sorted(self.texts)))
+        if not math.isfinite(self.high - self.low):
             raise ExhumeError(
-                f"{where}: column {name!r} holds {len(texts)} different texts, {_MOST_TEXTS} are the most; "
+                f"{self.where}: column {self.name!r} goes from {self.low:g} to {self.high:g}, too far apart"
+            )
+        return Column(self.name, self.low, self.high)
+
+    def _add_text(self, cell: str) -> None:
+        self.texts.add(cell)
+        if len(self.texts) > _MOST_TEXTS:
+            raise ExhumeError(
+                f"{self.where}: column {self.name!r} holds more than {_MOST_TEXTS} different texts; "
                 "leave it out, or group them"
             )
-        return Column(name, texts=texts)
-    for index, (cell, number) in enumerate(zip(cells, numbers, strict=True), 1):
-        if number is None or not math.isfinite(number):
-            raise ExhumeError(
-                f"{where}: column {name!r} is of numbers, but record {index} has {cell!r}; fill it in, "
-                "or leave the record out"
-            )
-    real = [number for number in numbers if number is not None]
-    return Column(name, min(real), max(real))
+
+    def _refuse(self, index: int, cell: str) -> None:
+        raise ExhumeError(
+            f"{self.where}: column {self.name!r} is of numbers, but record {index} has {cell[:80]!r}; "
+            "fill it in, or leave the record out"
+        )
 
 
-def _labels(cells: Sequence[str], where: str) -> tuple[Tensor, tuple[str, ...]]:
+class _Labels:
     """Classes are the texts that occur, in the order of numbers where they are such."""
-    if "" in cells:
-        raise ExhumeError(f"{where}: record {cells.index('') + 1} has none")
-    numbers = {cell: _number(cell) for cell in set(cells)}
-    values = [number for number in numbers.values() if number is not None]
-    if len(values) == len(numbers):
-        odd = [value for value in values if not math.isfinite(value) or value % 1]
-        if odd:
-            raise ExhumeError(f"{where}: {odd[0]:g} is no class; whole numbers or texts are needed")
-        classes = sorted(numbers, key=lambda cell: (float(cell), cell))
-    else:
-        classes = sorted(numbers)
-    if len(classes) >= min(MOST_CLASSES, max(3, len(cells))):
-        raise ExhumeError(f"{where}: every record has a class of its own; name another column")
-    place = {name: index for index, name in enumerate(classes)}
-    return torch.tensor([place[cell] for cell in cells]), tuple(classes)
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.places: dict[str, int] = {}  # in the order of their first record
+        self.rows = array("q")
+
+    def take(self, cells: Sequence[str]) -> None:
+        if self.places.keys() >= set(cells):
+            self.rows.extend(self.places[cell] for cell in cells)
+            return
+        for cell in cells:
+            if not cell:
+                raise ExhumeError(f"{self.where}: record {len(self.rows) + 1} has none")
+            self.rows.append(self.places.setdefault(cell, len(self.places)))
+            if len(self.places) >= MOST_CLASSES:
+                self._refuse_names()
+
+    def found(self) -> tuple[Tensor, tuple[str, ...]]:
+        numbers = [number for cell in self.places if (number := _number(cell)) is not None]
+        classes = sorted(self.places)
+        if len(numbers) == len(classes):
+            odd = [value for value in numbers if not math.isfinite(value) or value % 1]
+            if odd:
+                raise ExhumeError(
+                    f"{self.where}: {odd[0]:g} is no class; whole numbers or texts are needed"
+                )
+            classes = sorted(classes, key=float)
+        if len(classes) >= max(3, len(self.rows)):
+            self._refuse_names()
+        order = torch.empty(len(classes), dtype=torch.int64)
+        for index, name in enumerate(classes):
+            order[self.places[name]] = index
+        return order[torch.tensor(self.rows)], tuple(classes)
+
+    def _refuse_names(self) -> None:
+        raise ExhumeError(f"{self.where}: every record has a class of its own; name another column")

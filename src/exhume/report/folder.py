@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,13 @@ from exhume.contract import ExhumeError, Progress, silent
 from exhume.report.versions import MIXED, other_version, version_now
 from exhume.results import Findings
 from exhume.scale import place
-from exhume.store import FolderStore, write_atomically, write_shard
+from exhume.store import (
+    FolderStore,
+    leftover_of,
+    remove_leftovers,
+    write_atomically,
+    write_shard,
+)
 
 __all__ = ["RunFolder", "environment"]
 
@@ -40,10 +46,11 @@ class RunFolder:
         path: Path, *, resume_anyway: bool = False, progress: Progress = silent
     ) -> Iterator[RunFolder]:
         """The folder, for this process alone: a second one waits, then finds the first one's work done."""
-        folder = RunFolder.create(path, resume_anyway=resume_anyway)
-        with (path / LOCK).open("w") as lock:
+        _make(path)
+        with _private(path / LOCK) as lock:
             _lock(lock.fileno(), f"waiting for another process that works in {path}", progress)
-            yield folder
+            remove_leftovers(path, below=True)
+            yield RunFolder.create(path, resume_anyway=resume_anyway)
 
     @staticmethod
     def create(path: Path, *, resume_anyway: bool = False) -> RunFolder:
@@ -52,20 +59,7 @@ class RunFolder:
         A folder that holds anything else is left as it is, and so is the work of another version, unless
         that is asked for.
         """
-        try:
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            ours = (path / MARKER).exists()
-            if not ours and any(path.iterdir()):
-                raise ExhumeError(
-                    f"cannot use {path} as run folder: it holds other files; choose a new or empty one"
-                )
-            path.chmod(0o700)
-        except OSError as error:
-            raise ExhumeError(
-                f"cannot use {path} as run folder: {error.strerror or error}"
-            ) from error
-        if not os.access(path, os.W_OK):
-            raise ExhumeError(f"cannot use {path} as run folder: it is read-only")
+        ours = _make(path)
         folder = RunFolder(path)
         before = other_version(path / MARKER) if ours and folder.has_work() else ""
         if before and not resume_anyway and not before.startswith(MIXED):
@@ -110,6 +104,37 @@ class RunFolder:
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         write_shard(self.path / name, tensors)
+
+
+def _make(path: Path) -> bool:
+    """Make the folder, for its owner alone; whether an earlier run is in it. Other folders are refused."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        ours = (path / MARKER).exists()
+        if not ours and not all(_begun(inside) for inside in path.iterdir()):
+            raise ExhumeError(
+                f"cannot use {path} as run folder: it holds other files; choose a new or empty one"
+            )
+        path.chmod(0o700)
+    except OSError as error:
+        raise ExhumeError(f"cannot use {path} as run folder: {error.strerror or error}") from error
+    if not os.access(path, os.W_OK):
+        raise ExhumeError(f"cannot use {path} as run folder: it is read-only")
+    return ours
+
+
+def _begun(path: Path) -> bool:
+    """What a run leaves that was killed before its marker was there."""
+    return leftover_of(path) == MARKER or (path.name == LOCK and path.stat().st_size == 0)
+
+
+def _private(path: Path) -> IO[str]:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        path.chmod(0o600)
+    except OSError as error:
+        raise ExhumeError(f"cannot write {path}: {error.strerror or error}") from error
+    return os.fdopen(descriptor, "w")
 
 
 def _lock(descriptor: int, waiting: str, progress: Progress) -> None:

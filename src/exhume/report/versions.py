@@ -31,7 +31,7 @@ def other_version(marker: Path) -> str:
     try:
         content = json.loads(marker.read_text(encoding="utf-8"))
         found, before = str(content["version"]), str(content.get("before", ""))
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return "an earlier one that left no name"
     if found == version_now():
         return f"{MIXED}{before}" if before else ""

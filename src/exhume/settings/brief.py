@@ -29,7 +29,7 @@ from exhume.settings.releases import (
     SplitSettings,
     UpdateSettings,
 )
-from exhume.settings.schema import filled, made_of, settings_of, toml_at, toml_of
+from exhume.settings.schema import filled, in_short, made_of, settings_of, toml_at, toml_of
 from exhume.settings.sections import BudgetSettings, DataSettings, Settings
 
 __all__ = ["RELEASES", "Brief", "ReleaseSettings"]
@@ -67,7 +67,9 @@ class Brief:
             budget = {"time": budget}
         for name, section in {"budget": budget, **given}.items():
             if not isinstance(section, Mapping):
-                raise ExhumeError(f"{where}: {name}: a section is needed here, got {section!r}")
+                raise ExhumeError(
+                    f"{where}: {name}: a section is needed here, got {in_short(section)}"
+                )
         settings = Settings.from_mapping(rest, where=where)
         sections = {}
         for name, said in given.items():

@@ -22,6 +22,7 @@ __all__ = [
     "SharedNumber",
     "SharedText",
     "filled",
+    "in_short",
     "made_of",
     "setting",
     "settings_of",
@@ -41,6 +42,11 @@ if TYPE_CHECKING:
 else:
     SharedNumber = int | None
     SharedText = str | None
+
+
+_LARGEST_FILE = 1 << 20  # bytes of a brief
+_LARGEST_NUMBER = 10**9  # of steps, records, threads: more is a slip, and no machine could do it
+_LONGEST = 80  # characters of a value in a sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +69,7 @@ class Setting:
     def check(self, name: str, value: Any, prefix: str) -> None:
         """Raise what is wrong with a value."""
         if self.choices and value not in self.choices:
-            raise ExhumeError(f"{name}: {value!r} is not one of {', '.join(self.choices)}")
+            raise ExhumeError(f"{name}: {in_short(value)} is not one of {', '.join(self.choices)}")
         ends = (self.least, self.above, self.most, self.below)
         if not isinstance(value, int | float) or ends == (None,) * 4:
             return
@@ -74,8 +80,14 @@ class Setting:
             and (self.below is None or value < self.below)
         )
         finite = isinstance(value, int) or math.isfinite(value)
+        if inside and isinstance(value, int) and value > _LARGEST_NUMBER:
+            raise ExhumeError(
+                f"{prefix}{name}: {in_short(value)} given, at most {_LARGEST_NUMBER:,} are possible"
+            )
         if not (inside and finite):
-            raise ExhumeError(f"{prefix}{name}: {value} given, {self._legal(finite)} needed")
+            raise ExhumeError(
+                f"{prefix}{name}: {in_short(value)} given, {self._legal(finite)} needed"
+            )
 
     @property
     def legal(self) -> str:
@@ -132,11 +144,25 @@ class Section:
 def toml_at(path: Path) -> dict[str, Any]:
     """What a TOML file says."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_FILE + 1)
+        if len(content) > _LARGEST_FILE:
+            raise ExhumeError(f"{path}: more than {_LARGEST_FILE:,} bytes are no brief")
+        return tomllib.loads(content.decode("utf-8").replace("\r\n", "\n"))
     except OSError as error:
         raise ExhumeError(f"cannot read {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ExhumeError(f"{path} is not a TOML file: {error}") from error
+    except RecursionError:
+        raise ExhumeError(f"{path} is not a TOML file of ours: brackets within brackets") from None
+    except ValueError as error:  # also a number of more digits than Python reads
+        raise ExhumeError(f"{path} is not a TOML file: {str(error)[:300]}") from error
+
+
+def in_short(value: object) -> str:
+    """A value in a sentence; one of another's choosing may have no end."""
+    if isinstance(value, int) and abs(value) >= 10**_LONGEST:
+        return f"a number of more than {_LONGEST} digits"
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def filled(default: Any, content: Mapping[str, Any], where: str) -> Any:
@@ -158,7 +184,9 @@ def made_of(kind: type[Any], content: Mapping[str, Any], where: str, **said: Any
             raise ExhumeError(f"{where}: {_unknown(name, kind, list(usual))}")
         if is_dataclass(hints[name]):
             if not isinstance(value, Mapping):
-                raise ExhumeError(f"{where}: {name}: a section is needed here, got {value!r}")
+                raise ExhumeError(
+                    f"{where}: {name}: a section is needed here, got {in_short(value)}"
+                )
             values[name] = filled({**usual, **said}[name], value, f"{where}: {name}")
         else:
             values[name] = _fitting(hints[name], value, f"{where}: {name}")
@@ -171,7 +199,7 @@ def _unknown(name: str, kind: type[Any], known: list[str]) -> str:
         return f"the key {name!r} is now called {renamed[name]!r}"
     close = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-    return f"unknown key {name!r}; {hint}"
+    return f"unknown key {in_short(name)}; {hint}"
 
 
 _WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
@@ -181,19 +209,21 @@ def _fitting(kind: Any, value: Any, where: str) -> Any:
     if kind == tuple[str, ...]:
         several = (value,) if isinstance(value, str) else value
         if not isinstance(several, list | tuple) or not all(isinstance(i, str) for i in several):
-            raise ExhumeError(f"{where}: a text or a list of texts is needed, got {value!r}")
+            raise ExhumeError(
+                f"{where}: a text or a list of texts is needed, got {in_short(value)}"
+            )
         return tuple(several)
     if kind == tuple[int, ...]:
         if not isinstance(value, list | tuple) or not all(type(item) is int for item in value):
-            raise ExhumeError(f"{where}: a list of whole numbers is needed, got {value!r}")
+            raise ExhumeError(f"{where}: a list of whole numbers is needed, got {in_short(value)}")
         return tuple(value)
     if kind is float and type(value) is int:
         try:
             return float(value)
         except OverflowError:
-            raise ExhumeError(f"{where}: {value} is too large") from None
+            raise ExhumeError(f"{where}: {in_short(value)} is too large") from None
     if type(value) is not kind:
-        raise ExhumeError(f"{where}: {_WORDS[kind]} is needed, got {value!r}")
+        raise ExhumeError(f"{where}: {_WORDS[kind]} is needed, got {in_short(value)}")
     return value
 
 

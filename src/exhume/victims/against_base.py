@@ -194,7 +194,7 @@ def _scaling(path: Path, first: Mapping[str, Tensor], what: str) -> float:
     try:
         content: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
         alpha = float(content["lora_alpha"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ExhumeError(
             f"scaling: {config} with lora_alpha is needed, or the number itself ({type(error).__name__})"
         ) from error

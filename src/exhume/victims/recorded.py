@@ -19,6 +19,7 @@ from torch import Tensor
 
 from exhume.contract import ExhumeError
 from exhume.store import write_atomically
+from exhume.typed_json import from_json
 
 __all__ = ["Recorded", "Recording", "recorded_in"]
 
@@ -107,8 +108,8 @@ def _read(path: Path) -> Recorded:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if content.pop("schema", None) != _SCHEMA:
             raise ExhumeError(f"{path}: not of schema {_SCHEMA}, which this version reads")
-        record = Recorded(**content)
-    except (OSError, ValueError, TypeError, AttributeError) as damage:
+        record = from_json(Recorded, content, str(path))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as damage:
         raise ExhumeError(f"{path}: not the record of an update ({damage})") from None
     for name in (record.before, record.after):
         if Path(name).name != name:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,12 +22,17 @@ from exhume.train.glm import Optimum, Penalty
 
 __all__ = ["release_of_sklearn", "release_one_sklearn_each"]
 
+_SAID = (
+    *("penalty", "l1_ratio", "fit_intercept", "intercept_scaling", "class_weight"),
+    *("solver", "multi_class"),
+)  # settings that decide what was minimised
+
 
 def release_of_sklearn(
     model: LogisticRegression, input_shape: tuple[int, ...]
 ) -> tuple[Weights, Optimum]:
     """One release (1, p) and how it was trained. Label i of any records stands for `model.classes_[i]`."""
-    settings = model.get_params()
+    settings = _settings_of(model)
     if not hasattr(model, "coef_"):
         raise ExhumeError("model: this LogisticRegression is not fitted; call fit first")
     if not settings["fit_intercept"]:
@@ -35,6 +41,7 @@ def release_of_sklearn(
             "not its length",
             ever=True,
         )
+    _check_numbers(model)
     outputs, inputs = model.coef_.shape
     if inputs != prod(input_shape):
         raise ExhumeError(f"input_shape: {input_shape} does not hold the model's {inputs} inputs")
@@ -75,6 +82,39 @@ def release_one_sklearn_each(
     if recipe is None:
         raise ExhumeError("targets: 0 given, at least 1 needed")
     return Weights(torch.cat(rows), recipe.architecture.layout), recipe, Secret(targets)
+
+
+def _settings_of(model: LogisticRegression) -> dict[str, Any]:
+    """What was minimised; a model that came in a file may say anything."""
+    try:
+        settings: dict[str, Any] = model.get_params()
+    except AttributeError as error:
+        raise ExhumeError(f"model: a setting is missing ({error})") from error
+    for name in _SAID:
+        if not isinstance(settings.get(name), str | int | float | dict | None):
+            raise ExhumeError(f"model: {name} is neither a text nor a number")
+    for name in ("C", "tol"):
+        value = settings[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise ExhumeError(
+                f"model: {name}: {str(value)[:80]!r} given, a number above 0 is needed"
+            )
+    return settings
+
+
+def _check_numbers(model: LogisticRegression) -> None:
+    """A model that came in a file may never have been fitted."""
+    for name in ("coef_", "intercept_"):
+        values = np.asarray(getattr(model, name, None))
+        if values.dtype.kind not in "fiu":
+            raise ExhumeError(f"model: {name} is no array of numbers")
+        if not np.isfinite(values).all():
+            raise ExhumeError(f"model: {name} holds NaN or infinite values")
+    weights, biases = np.shape(model.coef_), np.shape(model.intercept_)
+    if len(weights) != 2:
+        raise ExhumeError(f"model: coef_ has shape {weights}, (outputs, inputs) is needed")
+    if biases != weights[:1]:
+        raise ExhumeError(f"model: intercept_ has shape {biases}, {weights[:1]} is needed")
 
 
 def _one_softmax(settings: dict[str, object], outputs: int) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
+import struct
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from exhume.contract import ExhumeError
+from exhume.data.memory_guard import memory_here, size_of
 
 __all__ = ["bare_name", "read_tensors"]
 
@@ -24,8 +25,18 @@ _HOLDERS = ("base_model.", "model.")  # of PEFT, Lightning and others: also a na
 _EXPORTED = ("/archive_format", "serialized_exported_program.json")  # members that tell the kind
 _SCRIPTED = ("/constants.pkl",)
 _BROKEN_ARCHIVE = (zipfile.BadZipFile, OSError, ValueError, NotImplementedError)
+_ODD_TENSORS = (
+    *(RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError, AttributeError),
+    *(AssertionError, ArithmeticError, ImportError, MemoryError, struct.error),
+)  # what readers of tensors raise on files that nobody has written with them
 _LONGEST = 300  # characters of a tensor's name
 _NESTED = ("state_dict", "model_state_dict", "model")  # where training loops put the weights
+_READ = frozenset(
+    {
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
+        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    }
+)
 
 
 def read_tensors(
@@ -50,6 +61,8 @@ def read_tensors(
     else:
         loaded = _trusted(path, what) if trust else _pickled(path, what)
     tensors, notes = _state(loaded, path, what)
+    _check_plain(tensors, what)
+    _check_total(sum(tensor.nbytes for tensor in tensors.values()), path, what)
     return _without_prefixes(tensors, what), notes
 
 
@@ -64,7 +77,7 @@ def _safe(path: Path, what: str) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, *_ODD_TENSORS) as error:
         raise _damaged(path, error, what) from error
 
 
@@ -108,7 +121,7 @@ def _pickled(path: Path, what: str) -> Any:
                 "trust it; save model.state_dict() or a .safetensors file instead"
             ) from error
         raise _damaged(path, ValueError("no pickle of tensors"), what) from error
-    except (RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError) as error:
+    except _ODD_TENSORS as error:
         raise _damaged(path, error, what) from error
 
 
@@ -134,17 +147,16 @@ def _refuse_flood(path: Path, what: str) -> None:
                 size = max(size, sum(member.file_size for member in archive.infolist()))
     except _BROKEN_ARCHIVE as error:
         raise _damaged(path, error, what) from error
-    if 2 * size > _memory():
+    _check_total(size, path, what)
+
+
+def _check_total(size: int, path: Path, what: str) -> None:
+    memory = memory_here()
+    if 2 * size > memory:
         raise ExhumeError(
-            f"{what}: {path} holds {size / 1e9:.1f} GB, which needs twice as much memory; this machine "
-            f"has {_memory() / 1e9:.1f} GB"
+            f"{what}: {path} holds {size_of(size)}, which needs twice as much memory; this process may use "
+            f"{size_of(memory)}"
         )
-
-
-def _memory() -> float:
-    if not hasattr(os, "sysconf"):
-        return float("inf")
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def _damaged(path: Path, error: Exception, what: str) -> ExhumeError:
@@ -174,15 +186,41 @@ def _state(loaded: Any, path: Path, what: str) -> tuple[dict[str, Tensor], list[
     return tensors, notes
 
 
-def _without_prefixes(named: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
-    bare: dict[str, Tensor] = {}
+def _check_plain(named: Mapping[str, Tensor], what: str) -> None:
+    """Tensors whose numbers are all there: a few bytes can promise more than any memory holds."""
     for name, tensor in named.items():
         if len(name) > _LONGEST:
             raise ExhumeError(
                 f"{what}: a tensor's name has {len(name)} characters ({name[:40]}...)"
             )
+        odd = _odd_kind(tensor)
+        if odd:
+            raise ExhumeError(f"{what}: {name} is a {odd} tensor, a plain one is needed")
         if tensor.is_complex():
             raise ExhumeError(f"{what}: {name} holds complex numbers, which no attack reads")
+        if tensor.dtype not in _READ:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise ExhumeError(f"{what}: {name} holds {kind} values, which no attack reads")
+        stored = tensor.untyped_storage().nbytes() // tensor.element_size()
+        if tensor.numel() > stored:
+            raise ExhumeError(
+                f"{what}: {name} has {tensor.numel():,} numbers, its storage {stored:,}; save "
+                "tensor.contiguous()"
+            )
+
+
+def _odd_kind(tensor: Tensor) -> str:
+    if tensor.is_nested:
+        return "nested"
+    if tensor.layout is not torch.strided:
+        return "sparse"
+    if tensor.is_quantized:
+        return "quantised"
+    return "" if tensor.device.type == "cpu" else tensor.device.type
+
+
+def _without_prefixes(named: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
+    bare: dict[str, Tensor] = {}
     holder = "model." if all(name.startswith("model.") for name in named) else ""
     for name, tensor in named.items():
         short = name.removeprefix(holder)

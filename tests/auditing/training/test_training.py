@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +26,7 @@ SMALL = {
     "victim": {"steps": 40},
     "machine": {"threads": 1, "chunk": 16},
 }
-ARGUMENTS = "--data digits --fixed 120 --targets 20 --shadows 300 --steps 400 --threads 1".split()
+ARGUMENTS = "--data digits --fixed 120 --targets 20 --shadows 300 --steps 40 --threads 1".split()
 
 
 @pytest.fixture(scope="module")
@@ -164,49 +162,76 @@ def test_a_device_that_is_not_there_is_named(tmp_path):
         exhume.audit({**SMALL, "machine": {"device": "warp"}}, tmp_path / "run2")
 
 
-def start(out: Path, *more: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "exhume", "audit", *ARGUMENTS, *more, "--out", str(out)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
-    )
+HELD = """
+import sys
+import exhume.store
+from exhume.cli import main
+
+write = exhume.store.write_shard
+
+def held(path, shard):
+    write(path, shard)
+    print("saved", flush=True)
+    sys.stdin.readline()
+
+exhume.store.write_shard = held
+main()
+"""
+
+
+class HeldRun:
+    """A run in a process of its own that waits after each shard until it is let go on."""
+
+    def __init__(self, out: Path) -> None:
+        command = [sys.executable, "-c", HELD, "audit", *ARGUMENTS, "--out", str(out)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, text=True
+        )
+
+    def after(self, shards: int) -> subprocess.Popen[str]:
+        """The process, once it has saved so many and stands still."""
+        for index in range(shards):
+            if index:
+                self.process.stdin.write("\n")
+                self.process.stdin.flush()
+            assert self.process.stdout.readline() == "saved\n"
+        return self.process
+
+
+def start(out: Path) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "exhume", "audit", *ARGUMENTS, "--out", str(out)]
+    return subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
 
 
 def shards(out: Path) -> int:
-    return len(list((out / "shards").glob("*.safetensors"))) if (out / "shards").exists() else 0
+    return len(list((out / "shards").glob("*.safetensors")))
 
 
-def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_bytes(tmp_path):
-    whole = start(tmp_path / "whole")
-    assert whole.wait() == 0
+def test_killed_between_shards_and_resumed_it_ends_with_the_same_bytes(tmp_path):
+    """At moments within a write: `tests/fuzz/test_kills.py`."""
+    assert start(tmp_path / "whole").returncode == 0
     assert shards(tmp_path / "whole") == 6
-    dice, out, kills = random.Random(0), tmp_path / "killed", 0
-    for until in (1, 3, 5):
-        run = start(out)
-        while shards(out) < until and run.poll() is None:
-            time.sleep(0.01)
-        time.sleep(dice.uniform(0, 0.15))
-        if run.poll() is None:
-            run.send_signal(signal.SIGKILL)
-            kills += 1
-        run.wait()
-    assert kills >= 2
-    assert start(out).wait() == 0
+    out = tmp_path / "killed"
+    for saved in (1, 2, 2):
+        before = shards(out)
+        run = HeldRun(out).after(saved)
+        run.send_signal(signal.SIGKILL)
+        run.communicate()
+        assert shards(out) == before + saved
+    assert start(out).returncode == 0
     assert content(out) == content(tmp_path / "whole")
-    assert (
-        not list(out.rglob("*.part")) or kills
-    )  # a killed write may leave a part file, never a shard
+    assert not list(out.rglob("*.part"))
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
-    run = start(tmp_path / "run", "--steps", "4000")  # long enough to be stopped on a busy machine
-    while shards(tmp_path / "run") < 1 and run.poll() is None:
-        time.sleep(0.01)
+    run = HeldRun(tmp_path / "run").after(1)
     run.send_signal(signal.SIGINT)
     _, errors = run.communicate()
     assert run.returncode == 130
-    assert b"the same command goes on from there" in errors
-    assert b"Traceback" not in errors
+    assert "the same command goes on from there" in errors
+    assert "Traceback" not in errors
 
 
 def few(tmp_path, x, y):

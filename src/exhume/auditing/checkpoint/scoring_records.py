@@ -5,7 +5,6 @@ The mean is part of the released preprocessing. The records serve scoring only.
 
 from __future__ import annotations
 
-import zipfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from torch import Tensor
 from exhume import data
 from exhume.auditing.release import Load
 from exhume.contract import ExhumeError, Key, Records
-from exhume.notation import rows_in
+from exhume.notation import BROKEN_ARRAYS, rows_in
 from exhume.settings import CheckpointSettings
 from exhume.store import digest
 
@@ -166,8 +165,10 @@ def _from_file(path: Path) -> Tensor:
                     f"--mean: {path} holds {', '.join(names)}; an array mean is needed"
                 )
             found = file[name]
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise ExhumeError(f"--mean: cannot read {path} ({error})") from error
+    except BROKEN_ARRAYS as error:
+        raise ExhumeError(f"--mean: cannot read {path} ({str(error)[:300]})") from error
+    if not isinstance(found, np.ndarray):
+        raise ExhumeError(f"--mean: {path} holds no array of numbers")
     if found.dtype.kind not in "fiu":
         raise ExhumeError(f"--mean: {path} holds {found.dtype}, numbers are needed")
     return torch.from_numpy(found.astype(np.float32))
