@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from exhume.attacks.gradient.gated.decoding import FeatureDecoding
 from exhume.auditing.controls import Ladder
 from exhume.auditing.estimate import forward_operations, seconds_of, text_seconds
 from exhume.auditing.fixes import Fix, Tried
@@ -43,7 +44,9 @@ from exhume.contract import (
     Store,
 )
 from exhume.defences.release import NoiseRelease, PruneRelease, QuantiseRelease
+from exhume.models.mlp import MLP
 from exhume.models.own.text import TextModel
+from exhume.models.two_layer import TwoLayer
 from exhume.report.folder import RunFolder
 from exhume.results import Facts, Findings, strongest
 from exhume.settings import Brief, UpdateSettings
@@ -164,7 +167,7 @@ class UpdateRelease(AuditedRelease):
         if isinstance(net, TextModel):
             return sum(text_seconds(net, case.batch_size or 1) for case in self.cases)
         steps = self.settings.search_steps * _step_seconds(self.settings, self.cases)
-        return (steps + 5.0) * len(self.cases)
+        return (steps + _decoding_seconds(self.cases) + 5.0) * len(self.cases)
 
     def options(self) -> list[AttackOption]:
         def run(folder: RunFolder, progress: Progress) -> list[Findings]:
@@ -199,6 +202,15 @@ def _step_seconds(settings: UpdateSettings, cases: Sequence[Case]) -> float:
     batch = max(case.batch_size or 1 for case in cases)
     forward = forward_operations(cases[0].architecture)
     return settings.restarts * (seconds_of(9 * batch * forward) + 2e-3)
+
+
+def _decoding_seconds(cases: Sequence[Case]) -> float:
+    """Of features, behind convolutions: a pass forward and back a step."""
+    net = cases[0].architecture
+    if isinstance(net, MLP | TwoLayer):
+        return 0.0
+    batch = max(case.batch_size or 1 for case in cases)
+    return seconds_of(3 * FeatureDecoding.steps * batch * forward_operations(net))
 
 
 def _steps(settings: UpdateSettings, cases: Sequence[Case]) -> int:

@@ -100,7 +100,7 @@ _SCALES: dict[Scale, _Setting] = {
     "cpu": _Setting(
         8,
         {
-            "mlp": (8, 16, 24, 32, 48),
+            "mlp": (8, 16, 24, 32, 48, 64),
             "mlp_wide": (32,),
             "mlp_deep": (16,),
             "mlp_trained": (8, 16),
@@ -112,7 +112,7 @@ _SCALES: dict[Scale, _Setting] = {
     "paper": _Setting(
         32,
         {
-            "mlp": (8, 16, 24, 32, 48, 64),
+            "mlp": (8, 16, 24, 32, 48, 64, 80),
             "mlp_wide": (32, 64, 128),
             "mlp_deep": (16, 32),
             "mlp_trained": (8, 16, 32),

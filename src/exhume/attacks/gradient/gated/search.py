@@ -86,7 +86,7 @@ def records_behind(neurons: Neurons, key: Key, rounds: int) -> Found:
         before = len(found)
         starts = torch.randn(_STARTS, b, generator=generator, dtype=torch.float64)
         suited = _by_gates(neurons, found, starts[1::2])
-        found = _joined(found, _exact(neurons, *suited))
+        found = _joined(found, _exact(neurons, *_promising(neurons, *suited)))
         starts = torch.cat([starts[::2], suited[0]])
         found = _joined(found, _exact(neurons, *_rough(neurons, starts)))
         idle = 0 if len(found) > before else idle + 1
@@ -141,8 +141,13 @@ def _rough(neurons: Neurons, starts: Tensor) -> tuple[Tensor, Tensor]:
         r = (gain @ q[:, :, None])[:, :, 0]
         along = q @ left.T
         level = level * _FALLS
-    kept = _explained(neurons, q.double(), r.double(), _ROUGH) >= _PROMISING
-    return q[kept].double(), r[kept].double()
+    return _promising(neurons, q.double(), r.double())
+
+
+def _promising(neurons: Neurons, q: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    """Those that explain enough to be worth an exact solution."""
+    kept = _explained(neurons, q, r, _ROUGH) >= _PROMISING
+    return q[kept], r[kept]
 
 
 def _exact(neurons: Neurons, q: Tensor, r: Tensor) -> Found:
