@@ -63,6 +63,12 @@ def test_web_with_other_bytes(site: str, target: Path) -> None:
     assert text.startswith("file.bin: the download does not match its pinned checksum")
 
 
+def test_web_that_does_not_end(site: str, target: Path) -> None:
+    endless = Web(site, (File("file.bin", SHA, most=300_000),))
+    assert "more than 300,000 bytes" in says(lambda: endless.bring(target, silent))
+    assert not list(target.iterdir())
+
+
 @pytest.mark.parametrize("path", ["absent.bin", "file.bin"])
 def test_web_that_does_not_deliver(
     site: str, target: Path, path: str, monkeypatch: pytest.MonkeyPatch

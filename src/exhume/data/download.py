@@ -46,6 +46,9 @@ class Origin(Protocol):
 class File:
     name: str
     sha256: str
+    most: int = (
+        256 << 20
+    )  # bytes: a longer download cannot be it, and is given up before it fills the disk
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Web:
 
     def bring(self, folder: Path, progress: Progress) -> None:
         for file in self.files:
-            _get(self.base + file.name, folder / file.name, progress)
+            _get(self.base + file.name, folder / file.name, file.most, progress)
             verify(folder / file.name, file.sha256)
 
 
@@ -121,7 +124,7 @@ def verify(path: Path, sha256: str) -> None:
         raise _corrupt(path.name, f"sha256 {found[:16]}... instead of {sha256[:16]}...")
 
 
-def _get(url: str, target: Path, progress: Progress) -> None:
+def _get(url: str, target: Path, most: int, progress: Progress) -> None:
     """Download one file; a first, short question finds out quickly that nobody is there.
 
     The addresses are those of the table of sets, never a user's.
@@ -137,7 +140,7 @@ def _get(url: str, target: Path, progress: Progress) -> None:
             total = int(response.headers.get("Content-Length", 0))
             done = 0
             progress(stage, done, total)
-            while block := response.read(1 << 18):
+            while done <= most and (block := response.read(1 << 18)):
                 out.write(block)
                 done += len(block)
                 progress(stage, done, max(total, done))
@@ -145,6 +148,9 @@ def _get(url: str, target: Path, progress: Progress) -> None:
         raise Unreachable(f"{url}: {error.reason}") from error
     except (http.client.HTTPException, OSError) as error:
         raise Unreachable(f"{url}: {error}") from error
+    if done > most:
+        target.unlink(missing_ok=True)
+        raise _corrupt(target.name, f"more than {most:,} bytes")
     if done < total:
         raise Unreachable(f"{url}: the connection closed after {done:,} of {total:,} bytes")
 
