@@ -81,8 +81,12 @@ def payload_from_states(
     layout = Layout.of(module)
     for state in (before, after):
         _check_numbers(state, layout)
-    difference = {n: (before[n] - after[n]) / (rate * steps) for n in names}
-    start = layout.join({n: before[n] for n in names})
+    kind = next(
+        module.parameters()
+    ).dtype  # states in half precision are differenced in the module's
+    begun, ended = ({n: state[n].to(kind) for n in names} for state in (before, after))
+    difference = {n: (begun[n] - ended[n]) / (rate * steps) for n in names}
+    start = layout.join(begun)
     return Gradient(layout.join(difference)[None], layout, start)
 
 
@@ -95,8 +99,8 @@ def payload_from_named(named: Mapping[str, Tensor], module: nn.Module) -> Gradie
     if lost:
         raise ExhumeError(f"payload: the tensors {', '.join(lost)} are missing")
     _check_numbers(named, layout)
-    flat = layout.join(named)
     at = layout.join({n: p.detach() for n, p in module.named_parameters()})
+    flat = layout.join({n: named[n].to(at.dtype) for n in layout.names})
     return Gradient(flat[None], layout, at)
 
 

@@ -201,6 +201,19 @@ def test_without_a_batch_size_matching_says_what_it_lacks(invoke, place):
     assert section(out, "matching")["status"]["reason"] == "gradient matching needs the batch size"
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_files_of_another_precision(invoke, place, kind):
+    def cast(named):
+        return {name: tensor.to(kind) for name, tensor in named.items()}
+
+    name = str(kind).removeprefix("torch.")
+    path = gradient_of(made("relu"), place / f"{name}.safetensors", change=cast)
+    out, options = place / name, ["--data", "digits", "--records", "3,17,40,41"]
+    done = invoke(path, *options, "--batch-size", "4", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "The release leaks: 4 of 4 records" in done.stdout
+
+
 @pytest.mark.parametrize("steps", [1, 4])
 def test_states_before_and_after_local_steps(invoke, place, steps):
     torch.save(made("relu").state_dict(), place / "before.pt")

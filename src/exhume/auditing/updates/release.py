@@ -55,7 +55,7 @@ from exhume.store import digest
 __all__ = ["UpdateRelease", "attack_updates", "read_updates"]
 
 _THREAT = "sees a client's update; knows the weights it was sent"
-_RECORDS = "Records from updates: ratios, span, tensor, gradient matching"
+_RECORDS = "Records from updates: ratios, span, gates, features, tensor, gradient matching"
 _TEXTS = "Texts from updates: rows of the embedding, ratios, sentences that fit"
 _FEWEST, _MOST = 50, 2000  # steps of gradient matching
 _DEVIATIONS = (

@@ -26,7 +26,7 @@ def span_of_slopes(slopes: Tensor, key: Key) -> tuple[Tensor, Tensor]:
     The number of columns is the batch size: nobody has to give it. Randomised, in fp64. Pixels that are zero
     throughout are left out first: pruning would otherwise make them the end of the spectrum.
     """
-    rounding = torch.finfo(slopes.dtype).eps
+    rounding = _rounding(slopes)
     live = slopes.abs().amax(0) > 0
     matrix = slopes[:, live].double()
     most = min(_MOST, *matrix.shape)
@@ -45,6 +45,14 @@ def span_of_slopes(slopes: Tensor, key: Key) -> tuple[Tensor, Tensor]:
     basis = matrix.new_zeros(slopes.shape[1], rank)
     basis[live] = inner[:, :rank]
     return basis, values
+
+
+def _rounding(values: Tensor) -> float:
+    """Relative: of the release, which may have passed through half precision."""
+    for kind in (torch.bfloat16, torch.float16):
+        if torch.equal(values.to(kind).to(values.dtype), values):
+            return torch.finfo(kind).eps
+    return torch.finfo(values.dtype).eps
 
 
 def _leading(matrix: Tensor, columns: int, key: Key) -> tuple[Tensor, Tensor]:
