@@ -600,9 +600,13 @@ def test_a_budget_becomes_steps(place, monkeypatch):
         chosen = read_updates(brief, lambda source, reading: data.load(source)).choose(
             brief, NullStore()
         )
-        return chosen.update.search_steps
+        ready = read_updates(brief, lambda source, reading: data.load(source)).chosen(
+            chosen, NullStore()
+        )
+        decoding = next(one.attack for one in ready.attacks() if one.id == "features")
+        return chosen.update.search_steps, decoding.steps
 
     assert steps_of("1s") == steps_of("1s") < steps_of("10s")
-    assert (steps_of("0.01s"), steps_of("10h")) == (50, 2000)
+    assert (steps_of("0.01s"), steps_of("10h")) == ((50, 50), (2000, 1000))
     with pytest.raises(ExhumeError, match="restarts: 0 given, at least 1 needed"):
         UpdateSettings("m", "u", restarts=0)

@@ -36,8 +36,6 @@ from exhume.store import address
 __all__ = ["Answer", "UpdateAttack", "attack_all", "attacks_on_records", "attacks_on_texts"]
 
 _IF_NEEDED = ("gates", "features", "tolerant-ratio", "tensor", "matching")
-_DECODING = FeatureDecoding()
-_FEW = 100  # steps of a search that is asked to be short: decoding follows it
 _AFTER_STEPS = 0.1  # relative misfit of a text's vector after several local steps
 
 
@@ -60,16 +58,17 @@ class Answer:
 
 
 def attacks_on_records(
-    settings: UpdateSettings, *, images: bool, averaged: bool
+    settings: UpdateSettings, *, images: bool, averaged: bool, decoding: int
 ) -> list[UpdateAttack]:
-    """Cheap and exact ones first. The later ones run only where the earlier have left something."""
+    """Cheap and exact ones first. The later ones run only where the earlier have left something.
+
+    decoding: steps for features.
+    """
     matching = GradientMatching(
         steps=settings.search_steps,
         restarts=settings.restarts,
         variation=1e-3 if images else 0.0,
     )
-    few = settings.search_steps < _FEW
-    decoding = replace(_DECODING, steps=settings.search_steps) if few else _DECODING
     return [
         UpdateAttack(
             AttackSpec(
@@ -105,7 +104,7 @@ def attacks_on_records(
                 "ours",
                 "the gradients of the fully connected layers",
             ),
-            decoding,
+            FeatureDecoding(steps=decoding),
         ),
         UpdateAttack(
             AttackSpec(

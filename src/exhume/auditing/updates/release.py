@@ -58,6 +58,7 @@ _THREAT = "sees a client's update; knows the weights it was sent"
 _RECORDS = "Records from updates: ratios, span, gates, features, tensor, gradient matching"
 _TEXTS = "Texts from updates: rows of the embedding, ratios, sentences that fit"
 _FEWEST, _MOST = 50, 2000  # steps of gradient matching
+_FEW = 100  # steps of a search that is asked to be short: decoding follows it
 _DEVIATIONS = (
     "An update of several local steps is attacked as the average of its gradients; of an adapter, with A as "
     "it ended.",
@@ -158,7 +159,12 @@ class UpdateRelease(AuditedRelease):
         if self.of_texts:
             return attacks_on_texts(max(case.steps.count for case in self.cases))
         images = len(self.cases[0].architecture.input_shape) == 3
-        return attacks_on_records(self.settings, images=images, averaged=self.cases[0].averaged)
+        return attacks_on_records(
+            self.settings,
+            images=images,
+            averaged=self.cases[0].averaged,
+            decoding=_decoding_steps(self.settings, self.cases),
+        )
 
     @property
     def seconds(self) -> float:
@@ -167,7 +173,7 @@ class UpdateRelease(AuditedRelease):
         if isinstance(net, TextModel):
             return sum(text_seconds(net, case.batch_size or 1) for case in self.cases)
         steps = self.settings.search_steps * _step_seconds(self.settings, self.cases)
-        return (steps + _decoding_seconds(self.cases) + 5.0) * len(self.cases)
+        return (steps + _decoding_seconds(self.settings, self.cases) + 5.0) * len(self.cases)
 
     def options(self) -> list[AttackOption]:
         def run(folder: RunFolder, progress: Progress) -> list[Findings]:
@@ -204,13 +210,24 @@ def _step_seconds(settings: UpdateSettings, cases: Sequence[Case]) -> float:
     return settings.restarts * (seconds_of(9 * batch * forward) + 2e-3)
 
 
-def _decoding_seconds(cases: Sequence[Case]) -> float:
-    """Of features, behind convolutions: a pass forward and back a step."""
-    net = cases[0].architecture
-    if isinstance(net, MLP | TwoLayer):
+def _decoding_seconds(settings: UpdateSettings, cases: Sequence[Case]) -> float:
+    """Of features, behind convolutions."""
+    if isinstance(cases[0].architecture, MLP | TwoLayer):
         return 0.0
+    return _decoding_steps(settings, cases) * _decoding_step(cases)
+
+
+def _decoding_step(cases: Sequence[Case]) -> float:
+    """Seconds of a pass forward and back of the largest batch."""
     batch = max(case.batch_size or 1 for case in cases)
-    return seconds_of(3 * FeatureDecoding.steps * batch * forward_operations(net))
+    return seconds_of(3 * batch * forward_operations(cases[0].architecture)) + 2e-3
+
+
+def _decoding_steps(settings: UpdateSettings, cases: Sequence[Case]) -> int:
+    """As many as decoding wants, within the budget of a search; few where few are asked for."""
+    within = int(settings.search_seconds / len(cases) / _decoding_step(cases))
+    wanted = FeatureDecoding.steps if settings.search_steps >= _FEW else settings.search_steps
+    return max(1, min(wanted, max(_FEWEST, within)))
 
 
 def _steps(settings: UpdateSettings, cases: Sequence[Case]) -> int:

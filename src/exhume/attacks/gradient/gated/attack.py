@@ -106,6 +106,8 @@ class Features:
 
 @dataclass(frozen=True, eq=False)
 class Layers:
+    """A gradient and the parameters it was taken at, layer by layer, in double precision."""
+
     architecture: Architecture
     gradient: Tensor  # (p,)
     parameters: Tensor  # (p,)
