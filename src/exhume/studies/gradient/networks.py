@@ -85,7 +85,7 @@ _NETWORKS = {
     ),
     "lenet": _Network(_lenet, "cifar10", FeatureDecoding()),
     "small": _Network(_mlp(64, 96, 10), "digits", GateAttack()),
-    "small_conv": _Network(lambda: _convnet(1, 8, 8, 16), "digits", FeatureDecoding(steps=300)),
+    "small_conv": _Network(lambda: _convnet(1, 8, 16, 32), "digits", FeatureDecoding(steps=300)),
 }
 
 
