@@ -172,6 +172,8 @@ class Gradient:
     values: Tensor  # (r, p)
     layout: Layout
     at: Tensor  # (p,) or (r, p)
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)
+    """What batch norm saw, where it is sent: `layer.mean` and `layer.var` to (r, c)."""
 
 
 @dataclass(frozen=True, eq=False)

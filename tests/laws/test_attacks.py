@@ -17,6 +17,7 @@ from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.gated.attack import GateAttack
 from exhume.attacks.gradient.gated.decoding import FeatureDecoding
 from exhume.attacks.gradient.matching import GradientMatching
+from exhume.attacks.gradient.patches import PatchAttack
 from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.attacks.gradient.tensor.attack import TensorAttack
 from exhume.attacks.gradient.text.attack import TextAttack
@@ -65,6 +66,7 @@ from exhume.models.drawing import he_normal
 from exhume.models.glm import softmax_regression
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.mlp import MLP
+from exhume.models.own.module import ModuleArchitecture
 from exhume.models.own.text import TextModel
 from exhume.models.reconstructors import Dense
 from exhume.models.split.inverter import Decoder, ShadowHead
@@ -74,6 +76,7 @@ from exhume.models.two_layer import TwoLayer
 from exhume.naming import seeded_globals
 from exhume.score.batches import score_batches
 from exhume.store import NullStore
+from exhume.studies.gradient.zoo import VisionTransformer
 from exhume.train.dp import Privacy
 from exhume.train.glm import Optimum, Penalty
 from exhume.train.margin import MarginDescent
@@ -250,7 +253,8 @@ def gradients_of(
     def game(key: Key) -> tuple[Knowledge, Release, Secret]:
         parts = data.split(data.load("digits"), Sizes(0, 4 * batch, 0, 50, 0), key)
         even_or_odd = Records(parts.target.inputs, parts.target.labels % 2, ("even", "odd"))
-        target = parts.target if network.outputs == 10 else even_or_odd
+        many = not queried or network.outputs == 10
+        target = parts.target if many else even_or_odd
         query = SpanAttack(spread=0.3).query
         parameters = query(network, key) if queried else network.initial(key)
         release, secret = release_batches(network, parameters, cut_batches(target, batch))
@@ -258,6 +262,13 @@ def gradients_of(
         return knowledge, release, secret
 
     return game
+
+
+def seeing() -> ModuleArchitecture:
+    """A vision transformer of a user's own."""
+    with seeded_globals(Key.from_seed(0)):
+        module = VisionTransformer(width=32, blocks=1, heads=2, patch=2, side=8, inputs=1)
+    return ModuleArchitecture.of(module, (1, 8, 8))
 
 
 class Pairs(nn.Module):
@@ -388,6 +399,7 @@ CASES = {
         gradients_of(CNN((1, 8, 8), (8,), (3,), (1,), (60,), activation="relu"), 3, queried=False),
         0.1,
     ),
+    "patches": Case(PatchAttack(), gradients_of(seeing(), 1, queried=False), 1e-6),
     "text, attention": Case(TextAttack(), text_game(Attending), 1e-6),
     "texts": Case(TextAttack(), text_game(Pairs), 1e-6),
     "matching": Case(

@@ -149,6 +149,13 @@ class UpdateSettings(Section):
         -1, "Of texts: the number that fills up; -1: as vocabulary or model say.", example=0
     )
     restarts: int = setting(4, "Of gradient matching.", least=1)
+    search_rate: float = setting(
+        0.1, "Of gradient matching: its largest step.", above=0, noun="a rate"
+    )
+    tv: float = setting(
+        0.03, "Weight of the images' total variation in gradient matching; it falls.", least=0
+    )
+    polish: int = setting(0, "Steps of L-BFGS after gradient matching.", least=0)
     search_steps: int = setting(
         0, "Of gradient matching; 0: what --search-seconds allows.", least=0
     )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from exhume.contract import ExhumeError, Gradient, Layout
 from exhume.victims.last_bias import last_bias_of
+from exhume.victims.norm_statistics import batch_statistics
 from exhume.victims.tensor_file import read_tensors
 
 __all__ = [
@@ -87,7 +88,9 @@ def payload_from_states(
     begun, ended = ({n: state[n].to(kind) for n in names} for state in (before, after))
     difference = {n: (begun[n] - ended[n]) / (rate * steps) for n in names}
     start = layout.join(begun)
-    return Gradient(layout.join(difference)[None], layout, start)
+    seen = batch_statistics(before, after, module) if steps == 1 else {}
+    statistics = {name: values[None] for name, values in seen.items()}
+    return Gradient(layout.join(difference)[None], layout, start, statistics)
 
 
 def payload_from_named(named: Mapping[str, Tensor], module: nn.Module) -> Gradient:

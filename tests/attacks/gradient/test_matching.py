@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from planted_gradients import unit_batches
+from torch import nn
 
 from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.labels import infer_labels
@@ -11,10 +14,12 @@ from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.contract import ExhumeError, Gradient, Knowledge, NotApplicable, Outcome, Weights
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
+from exhume.models.own.module import ModuleArchitecture
 from exhume.models.two_layer import TwoLayer
 from exhume.score.batches import score_batches
 from exhume.store import NullStore
 from exhume.victims.gradient import release_batches
+from exhume.victims.norm_statistics import batch_statistics
 
 SMALL = MLP((1, 5, 5), (30,), 4, "tanh")
 
@@ -143,3 +148,79 @@ def test_bias_ratio_refuses_and_finds_nothing_where_records_share_neurons(key):
     found, _ = run(BiasRatio(), SMALL, unit_batches(1, 3, (1, 5, 5), 4, key), key)
     assert found.status.outcome is Outcome.NOT_APPLICABLE
     assert "no two neurons agree" in found.status.reason
+
+
+CONVOLUTIONS = CNN((1, 8, 8), (4,), (3,), (1,), (16,), 4, "relu")
+
+
+def test_restarts_of_convolutions_run_in_turn_to_the_same_end(key):
+    """Side by side or in turn: two restarts end where each ends alone, the better of them."""
+    batches = unit_batches(1, 1, (1, 8, 8), 4, key)
+    both, _ = run(GradientMatching(steps=8, restarts=2), CONVOLUTIONS, batches, key, batch_size=1)
+    first, _ = run(GradientMatching(steps=8, restarts=1), CONVOLUTIONS, batches, key, batch_size=1)
+    assert both.observed["mismatch"] <= first.observed["mismatch"] + 1e-6
+
+
+def test_signs_and_a_falling_variation_find_an_image(key):
+    batches = unit_batches(1, 1, (1, 8, 8), 4, key)
+    start, end = (
+        run(
+            GradientMatching(steps=n, restarts=1, signed=True, variation=0.1, falls=1e-3),
+            CONVOLUTIONS,
+            batches,
+            key,
+            batch_size=1,
+        )
+        for n in (1, 120)
+    )
+    before, after = (score_batches(one[1], one[0]).metrics()["psnr"] for one in (start, end))
+    assert after > before + 5
+
+
+def test_a_polish_never_makes_the_mismatch_larger(key):
+    batches = unit_batches(1, 2, (1, 5, 5), 4, key)
+    rough, fine = (
+        run(GradientMatching(steps=30, restarts=1, polish=n), SMALL, batches, key, batch_size=2)[0]
+        for n in (0, 30)
+    )
+    assert fine.observed["mismatch"] < 0.5 * rough.observed["mismatch"]
+
+
+def test_restarts_can_be_held_together(key):
+    batches = unit_batches(1, 1, (1, 5, 5), 4, key)
+    apart, near = (
+        run(
+            GradientMatching(steps=60, restarts=2, group=weight, rate=0.05),
+            SMALL,
+            batches,
+            key,
+            batch_size=1,
+        )[0].candidates
+        for weight in (0.0, 100.0)
+    )
+    assert not torch.allclose(apart, near)
+
+
+def test_batch_norm_statistics_are_used(key):
+    """Of two records in train mode: with the statistics that the client sends back the search ends nearer."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = nn.Sequential(
+            *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()),
+            nn.Linear(8 * 36, 4),
+        ).train()
+    network = ModuleArchitecture.of(module, (1, 6, 6), "train")
+    batches = unit_batches(1, 2, (1, 6, 6), 4, key)
+    plain, secret = release_batches(network, network.initial(key), batches)
+    before = {n: t.clone() for n, t in module.state_dict().items()}
+    module(batches.inputs[0])
+    seen = batch_statistics(before, module.state_dict(), module)
+    assert set(seen) == {"1.mean", "1.var"}
+    told = replace(plain, statistics={name: values[None] for name, values in seen.items()})
+    known = Knowledge(architecture=network, batch_size=2)
+    attack = GradientMatching(steps=120, restarts=1, rate=0.05, statistics=1.0)
+    ends = [
+        score_batches(secret, attack.prepare(known, key=key, store=NullStore()).run(release))
+        for release in (plain, told)
+    ]
+    assert ends[1].metrics()["psnr"] > ends[0].metrics()["psnr"]

@@ -3,28 +3,33 @@
     min_X  || G - grad L(X) ||^2          DLG (Zhu et al. 2019)
     min_X  1 - cos(G, grad L(X)) + tv(X)    inverting gradients (Geiping et al. 2020)
 
-Works on whatever `Architecture.build` returns, through `torch.func`. All restarts run at once under vmap;
-the one whose own mismatch is smallest is kept. Labels are read off the last layer where that is possible,
-else searched for along with the records, as DLG does.
+Works on whatever `Architecture.build` returns, through `torch.func`. Restarts run together; the one whose own
+mismatch is smallest is kept. Labels are read off the last layer where that is possible, else searched for
+along with the records, as DLG does.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torch.func import functional_call, grad, vmap
+from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.attacks.gradient.labels import infer_labels
+from exhume.attacks.gradient.objective import Objective, Weights
 from exhume.contract import (
     Architecture,
     Attack,
     ExhumeError,
+    Gradient,
     Key,
     Knowledge,
     NotApplicable,
@@ -36,29 +41,38 @@ from exhume.contract import (
     silent,
 )
 
-__all__ = ["GradientMatching", "PreparedMatching", "total_variation"]
+__all__ = ["GradientMatching", "PreparedMatching"]
 
 _BETAS = (0.9, 0.999)
 _EXPLAINED = 0.05  # mismatch above which a search has not converged: 10% of the squared gradient
 _SETTLED = 1e-3  # mismatch below which it has, and need not stand still
 _LAST, _FALLING = 0.75, 0.9  # what it loses in the last quarter of its steps, if it still falls
+_EVERY = 10  # steps between two reports of progress
+_SLOW_TOGETHER = (nn.Conv2d, nn.Conv1d, nn.MultiheadAttention)  # under vmap: one after another
 
 
 @dataclass(frozen=True)
 class GradientMatching:
     """Search for the batch whose gradient matches.
 
-    Sees: `Gradient`, all layers.
+    Sees: `Gradient`, all layers; what batch norm saw, where the client sends it.
     Assumes: the architecture, the mean loss, the batch size (or an attack to start from, which finds it).
-    Guarantees: none: the search may stop in a local minimum. Confidence is minus its own mismatch.
-    Reference: Zhu et al. 2019, Geiping et al. 2020; Wang23 starts it from the tensor estimate.
+    Guarantees: none: the search may stop in a local minimum. Confidence is minus its own mismatch;
+    `explained` is the share of the squared update that the answer accounts for.
+    Reference: Zhu et al. 2019, Geiping et al. 2020 (signs, total variation), Yin et al. 2021 (batch-norm
+    statistics, restarts that hold together); Wang23 starts it from the tensor estimate.
     """
 
     mismatch: str = "cosine"  # or "l2"
     variation: float = 0.0  # weight of the total variation of images; Geiping et al.: 1e-4 to 1e-1
+    falls: float = 1.0  # what is left of that weight at the end; published: 1
     steps: int = 300
-    rate: float = 0.1  # of Adam, falling to a tenth
+    rate: float = 0.1  # of Adam, falling to a tenth; of signs, to nothing
+    signed: bool = False  # Adam on the signs of the slopes: better for images behind deep networks
     restarts: int = 4  # from noise; one, if there is an attack to start from
+    group: float = 0.0  # weight of a restart's distance from the mean of all of them
+    statistics: float = 0.1  # weight of the mismatch of batch-norm statistics, where they are seen
+    polish: int = 0  # steps of L-BFGS at the end, kept where they lower the mismatch
     start: Attack | None = None
     low: float = 0.0  # records are kept within [low, high]
     high: float = 1.0
@@ -85,6 +99,10 @@ class GradientMatching:
         size = knowledge.batch_size
         return PreparedMatching(self, architecture, size, started, key, progress)
 
+    def weights(self, done: float) -> Weights:
+        """When so much of the search is done."""
+        return Weights(self.variation * self.falls**done, self.group, self.statistics)
+
 
 @dataclass(frozen=True, eq=False)
 class PreparedMatching:
@@ -100,11 +118,36 @@ class PreparedMatching:
 
         def invert(values: Tensor, at: Tensor, index: int) -> Batch:
             guess = self._starts(index, before(), values)
-            labels = infer_labels(values, at, self.architecture, guess.shape[1])
-            return self._search(values, at, guess, labels)
+            assert isinstance(releases, Gradient)  # or it would not have come here
+            seen = {name: known[index].to(values) for name, known in releases.statistics.items()}
+            with sdpa_kernel(SDPBackend.MATH):  # the other kernels have no second derivative
+                return self._search(values, at, guess, seen)
 
         shape, stage = tuple(self.architecture.input_shape), "matching gradients"
         return EachGradient(shape, invert, "gradient matching", stage, self.progress).run(releases)
+
+    def _search(self, values: Tensor, at: Tensor, guess: Tensor, seen: dict[str, Tensor]) -> Batch:
+        labels = infer_labels(values, at, self.architecture, guess.shape[1])
+        shape = (*guess.shape[:2], Objective.outputs(self.architecture, at))
+        soft = guess.new_zeros(shape)
+        if labels is not None:
+            soft = _targets(labels, shape[2]).to(guess.dtype).expand(shape)
+        objective = Objective(
+            self.architecture.build(),
+            self.architecture.layout,
+            values,
+            at,
+            self.attack.mismatch == "cosine",
+            labels is None,
+            seen,
+        )
+        records, soft, observed = _Search(self.attack, objective, self.progress).run(guess, soft)
+        mismatch = observed["mismatch"]
+        settled = mismatch <= _SETTLED or observed["fell"] < 1 - _FALLING
+        complete = mismatch <= _EXPLAINED and settled
+        confidence = torch.full((len(records),), -mismatch, dtype=torch.float64)
+        found = labels if labels is not None else _hard(soft)
+        return Batch(records, confidence, observed, found, complete=complete)
 
     def _starts(self, index: int, before: Reconstruction | None, like: Tensor) -> Tensor:
         """(restarts, b, *shape)"""
@@ -126,79 +169,100 @@ class PreparedMatching:
         )
         return (low + (high - low) * noise).to(like.dtype)
 
-    def _search(self, values: Tensor, at: Tensor, guess: Tensor, labels: Tensor | None) -> Batch:
-        outputs = self._outputs(at)
-        if labels is None:
-            soft = guess.new_zeros(*guess.shape[:2], outputs)
-        else:
-            soft = _targets(labels, outputs).to(guess.dtype).expand(*guess.shape[:2], outputs)
-        cost = self._cost(values, at, searched=labels is None)
-        slopes = vmap(grad(cost, argnums=(0, 1)))
-        state = [_Adam(guess), _Adam(soft)]
-        records = guess.clone()
-        plain = vmap(self._cost(values, at, searched=labels is None, plain=True))
-        earlier = plain(records, soft)
-        for step in range(self.attack.steps):
-            if step == int(_LAST * self.attack.steps):
-                earlier = plain(records, soft)
-            rate = self.attack.rate * 0.1 ** (step / self.attack.steps)
-            along, across = slopes(records, soft)
-            records = (records - rate * state[0].move(along)).clamp(
-                self.attack.low, self.attack.high
-            )
-            if labels is None:
-                soft = soft - rate * state[1].move(across)
-        ends = plain(records, soft)
-        best = int(ends.argmin())
-        found = labels if labels is not None else _hard(soft[best])
-        confidence = (-ends[best]).double().expand(guess.shape[1])
-        mismatch, before = float(ends[best]), float(earlier[best])
-        settled = mismatch <= _SETTLED or mismatch > _FALLING * before
-        complete = mismatch <= _EXPLAINED and settled
-        observed = {"mismatch": mismatch, "fell": 1 - mismatch / max(before, 1e-30)}
-        return Batch(records[best], confidence, observed, found, complete=complete)
 
-    def _outputs(self, at: Tensor) -> int:
-        """Classes: the last trained layer need not be the last one."""
-        zeros = at.new_zeros(2, *self.architecture.input_shape)
-        named = self.architecture.layout.split(at)
-        found: int = functional_call(self.architecture.build(), named, (zeros,)).shape[1]
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """The search behind one gradient."""
+
+    attack: GradientMatching
+    objective: Objective
+    progress: Progress
+
+    def run(self, guess: Tensor, soft: Tensor) -> tuple[Tensor, Tensor, dict[str, float]]:
+        """(restarts, b, *shape) and (restarts, b, outputs) to the best one's, and how it went."""
+        records, soft, earlier = self._descended(guess, soft)
+        ends = self._mismatches(records, soft)
+        best = int(ends.argmin())
+        found, left = records[best], float(ends[best])
+        if self.attack.polish:
+            found, left = self._polished(found, soft[best], left)
+        observed = {
+            "mismatch": left,
+            "fell": 1 - left / max(float(earlier[best]), 1e-30),
+            "explained": max(0.0, 1 - left) ** (2 if self.objective.cosine else 1),
+        }
+        return found, soft[best], observed
+
+    def _descended(self, guess: Tensor, soft: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Records and labels of all restarts, and their mismatches before the last quarter."""
+        attack = self.attack
+        state = [_Adam(guess, signed=attack.signed), _Adam(soft)]
+        records, earlier = guess.clone(), self._mismatches(guess, soft)
+        for step in range(attack.steps):
+            done = step / attack.steps
+            if step % _EVERY == 0:
+                self.progress("searching", step, attack.steps)
+            if step == int(_LAST * attack.steps):
+                earlier = self._mismatches(records, soft)
+            middle = records.mean(0).expand_as(records)
+            along, across = self._slopes(records, soft, middle, attack.weights(done))
+            rate = attack.rate * (
+                (1 + math.cos(math.pi * done)) / 2 if attack.signed else 0.1**done
+            )
+            records = (records - rate * state[0].move(along)).clamp(attack.low, attack.high)
+            if self.objective.searched:
+                soft = soft - rate * state[1].move(across)
+        self.progress("searching", attack.steps, attack.steps)
+        return records, soft, earlier
+
+    def _polished(self, records: Tensor, soft: Tensor, left: float) -> tuple[Tensor, float]:
+        """L-BFGS from there, unless the mismatch grows."""
+        moved = records.clone().requires_grad_(True)
+        solver = torch.optim.LBFGS(
+            [moved], max_iter=self.attack.polish, history_size=20, line_search_fn="strong_wolfe"
+        )
+
+        def closure() -> float:
+            value = self.objective.cost(moved, soft, records, self.attack.weights(1.0))
+            moved.grad = torch.autograd.grad(value, moved)[0]
+            return float(value.detach())
+
+        solver.step(closure)  # type: ignore[no-untyped-call]
+        ended = moved.detach().clamp(self.attack.low, self.attack.high)
+        after = float(self.objective.mismatch(ended, soft))
+        return (ended, after) if after < left else (records, left)  # NaN is not less
+
+    def _slopes(
+        self, records: Tensor, soft: Tensor, middle: Tensor, weights: Weights
+    ) -> tuple[Tensor, Tensor]:
+        def cost(one: Tensor, targets: Tensor, mean: Tensor) -> Tensor:
+            return self.objective.cost(one, targets, mean, weights)
+
+        found: tuple[Tensor, Tensor] = self._together(grad(cost, argnums=(0, 1)))(
+            records, soft, middle
+        )
         return found
 
-    def _cost(
-        self, values: Tensor, at: Tensor, *, searched: bool, plain: bool = False
-    ) -> Callable[[Tensor, Tensor], Tensor]:
-        module, layout = self.architecture.build(), self.architecture.layout
-        scale = values.norm().clamp_min(1e-30)
+    def _mismatches(self, records: Tensor, soft: Tensor) -> Tensor:
+        found: Tensor = self._together(self.objective.mismatch)(records, soft)
+        return found
 
-        def loss(flat: Tensor, records: Tensor, targets: Tensor) -> Tensor:
-            outputs = functional_call(module, layout.split(flat), (records,))
-            if outputs.shape[1] == 1:
-                share = torch.sigmoid(targets) if searched else targets
-                return F.binary_cross_entropy_with_logits(outputs, share)
-            share = torch.softmax(targets, 1) if searched else targets
-            value: Tensor = -(share * torch.log_softmax(outputs, 1)).sum(1).mean()
-            return value
-
-        def cost(records: Tensor, targets: Tensor) -> Tensor:
-            own = grad(loss)(at, records, targets)
-            if self.attack.mismatch == "cosine":
-                value: Tensor = 1 - (own @ values) / (own.norm() * scale).clamp_min(1e-30)
-            else:
-                value = ((own - values) / scale).square().sum()
-            return value if plain else value + self.attack.variation * total_variation(records)
-
-        return cost
+    def _together(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Of one restart to of all: side by side, or in turn where that is faster."""
+        slow = any(isinstance(part, _SLOW_TOGETHER) for part in self.objective.module.modules())
+        return _in_turn(function) if slow else vmap(function)
 
 
 class _Adam:
     """Directions of Adam for one tensor."""
 
-    def __init__(self, like: Tensor) -> None:
+    def __init__(self, like: Tensor, *, signed: bool = False) -> None:
         self.first, self.second, self.steps = torch.zeros_like(like), torch.zeros_like(like), 0
+        self.signed = signed
 
     def move(self, slope: Tensor) -> Tensor:
         self.steps += 1
+        slope = slope.sign() if self.signed else slope
         self.first = _BETAS[0] * self.first + (1 - _BETAS[0]) * slope
         self.second = _BETAS[1] * self.second + (1 - _BETAS[1]) * slope.square()
         first = self.first / (1 - _BETAS[0] ** self.steps)
@@ -206,13 +270,16 @@ class _Adam:
         return first / (second.sqrt() + 1e-12)
 
 
-def total_variation(records: Tensor) -> Tensor:
-    """() mean absolute difference of neighbouring pixels; 0 for records that are no images."""
-    if records.ndim < 4:
-        return records.new_zeros(())
-    down = (records[..., 1:, :] - records[..., :-1, :]).abs().mean()
-    right = (records[..., 1:] - records[..., :-1]).abs().mean()
-    return down + right
+def _in_turn(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What vmap does, one after another."""
+
+    def each(*stacked: Tensor) -> Any:
+        found = [function(*one) for one in zip(*stacked, strict=True)]
+        if isinstance(found[0], tuple):
+            return tuple(torch.stack(part) for part in zip(*found, strict=True))
+        return torch.stack(found)
+
+    return each
 
 
 def _targets(labels: Tensor, outputs: int) -> Tensor:

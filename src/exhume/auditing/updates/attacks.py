@@ -11,6 +11,7 @@ from exhume.attacks.gradient.decoder import decode
 from exhume.attacks.gradient.gated.attack import GateAttack
 from exhume.attacks.gradient.gated.decoding import FeatureDecoding
 from exhume.attacks.gradient.matching import GradientMatching
+from exhume.attacks.gradient.patches import PatchAttack
 from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.attacks.gradient.tensor.attack import TensorAttack
 from exhume.attacks.gradient.text.attack import TextAttack
@@ -35,7 +36,7 @@ from exhume.store import address
 
 __all__ = ["Answer", "UpdateAttack", "attack_all", "attacks_on_records", "attacks_on_texts"]
 
-_IF_NEEDED = ("gates", "features", "tolerant-ratio", "tensor", "matching")
+_IF_NEEDED = ("gates", "patches", "features", "tolerant-ratio", "tensor", "matching")
 _AFTER_STEPS = 0.1  # relative misfit of a text's vector after several local steps
 
 
@@ -66,8 +67,12 @@ def attacks_on_records(
     """
     matching = GradientMatching(
         steps=settings.search_steps,
+        rate=settings.search_rate,
         restarts=settings.restarts,
-        variation=1e-3 if images else 0.0,
+        variation=settings.tv if images else 0.0,
+        falls=1e-3,
+        signed=images,
+        polish=settings.polish,
     )
     return [
         UpdateAttack(
@@ -96,6 +101,15 @@ def attacks_on_records(
                 "the gradients of the fully connected layers",
             ),
             GateAttack(),
+        ),
+        UpdateAttack(
+            AttackSpec(
+                "patches",
+                "Patches at their places",
+                "ours, after Lu22",
+                "the gradients of the patches' layer and of the places' vectors",
+            ),
+            PatchAttack(),
         ),
         UpdateAttack(
             AttackSpec(

@@ -153,7 +153,7 @@ def _unfinished(attack: UpdateAttack, ran: Sequence[Answer], metrics: Mapping[st
         return ""
     why = f"{attack.spec.name} did not converge"
     if "own_mismatch" in metrics:
-        explained = max(0.0, 1 - metrics["own_mismatch"]) ** 2
+        explained = metrics["own_explained"]
         why += f": it explains {explained:.0%} of the update; more --search-steps may help"
     return why
 

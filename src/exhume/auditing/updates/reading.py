@@ -68,7 +68,8 @@ class Case:
             drawn = (drawn * self.architecture.vocabulary).floor()
         named = self.architecture.layout.split(self.start())
         outputs = functional_call(self.architecture.build(), named, (drawn.to(self.start()),))
-        parts = (self.gradient.values, self.gradient.at, outputs)
+        seen = [values for _, values in sorted(self.gradient.statistics.items())]
+        parts = (self.gradient.values, self.gradient.at, outputs, *seen)
         return " ".join(digest(part) for part in parts)
 
 
@@ -139,7 +140,7 @@ def _case(update: Update, settings: UpdateSettings, shape: tuple[int, ...]) -> C
     own = ModuleArchitecture.of(update.module, shape, settings.batch_norm)
     checked = _checked(update, settings, shape)
     architecture = recognised(own)
-    gradient = Gradient(update.payload.values, architecture.layout, update.payload.at)
+    gradient = replace(update.payload, layout=architecture.layout)
     return _read(update, settings, architecture, gradient, checked)
 
 

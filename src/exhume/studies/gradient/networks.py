@@ -1,7 +1,8 @@
 """Whole batches from the updates of ordinary networks: honest weights, nothing chosen by the server.
 
 A record is *recovered* if its own candidate is at most 1% away, *identified* if it is more like what came
-back than 99 strangers of its class. Candidates are matched one to one; the batch size is not given.
+back than 99 strangers of its class. Candidates are matched one to one; the batch size is not given, but to
+gradient matching.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,50 +19,38 @@ from torch import Tensor, nn
 from exhume.attacks.gradient.gated.attack import GateAttack
 from exhume.attacks.gradient.gated.decoding import FeatureDecoding
 from exhume.attacks.gradient.matching import GradientMatching
-from exhume.contract import Attack, Key, Reconstruction, Records
+from exhume.attacks.gradient.patches import PatchAttack
+from exhume.contract import Attack, Gradient, Key, Reconstruction, Records, Status
+from exhume.contract import Outcome as Ended
 from exhume.models.own.module import ModuleArchitecture
 from exhume.naming import seeded_globals
-from exhume.results import Chart, Point
+from exhume.results import AttackSpec, Chart, Findings, Point, Section
 from exhume.score.lineup import Lineup, likeness
 from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
 from exhume.studies.gradient.batches import attacked
+from exhume.studies.gradient.zoo import (
+    ResNet,
+    VisionTransformer,
+    convnet,
+    fully_connected,
+    lenet,
+)
+from exhume.studies.split.pictures import mosaic
 from exhume.victims.gradient import cut_batches, release_batches
+from exhume.victims.norm_statistics import batch_statistics
 
 __all__ = ["STUDY"]
 
 DEVIATIONS = (
     "Gradients of one step at the network's own weights; no augmentation, no noise.",
-    "Gradient matching is given the batch size; its steps take about as long as ours; see the seconds.",
+    "Gradient matching is given the batch size. Rows that end with `.old` are Adam with a constant weight of "
+    "the total variation, for as many steps and so as many seconds as the row above them.",
 )
 _RECOVERED = 0.01  # relative error
 _POOL = 4000  # records that strangers come from
 _TRAINING = 60  # steps of Adam on other records, for the trained network
-
-
-def _mlp(*widths: int) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
-        layers: list[nn.Module] = [nn.Flatten()]
-        for fan_in, fan_out in pairwise(widths):
-            layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
-        return nn.Sequential(*layers[:-1])
-
-    return build
-
-
-def _convnet(inputs: int, side: int, first: int = 32, second: int = 64) -> nn.Module:
-    return nn.Sequential(
-        *(nn.Conv2d(inputs, first, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(first, second, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(second * (side // 4) ** 2, 256), nn.ReLU(), nn.Linear(256, 10)),
-    )
-
-
-def _lenet() -> nn.Module:
-    return nn.Sequential(
-        *(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU()),
-        *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84)),
-        *(nn.ReLU(), nn.Linear(84, 10)),
-    )
+_SEARCHED = ("recovered", "identified", "psnr", "seconds", "counted")
+_NOTE = "Every card is one row of the result, under its label: one client's records, and what came back."
 
 
 @dataclass(frozen=True)
@@ -69,23 +58,44 @@ class _Network:
     build: Callable[[], nn.Module]
     source: str
     attack: Attack
+    alone: Attack | None = None  # on a batch of one; None: the same
     trained: bool = False
+    batch_norm: str = "eval"
+
+    def attack_on(self, size: int) -> Attack:
+        return self.alone if self.alone is not None and size == 1 else self.attack
 
 
+def _matching(steps: int) -> GradientMatching:
+    """As `audit-update` runs it."""
+    return GradientMatching(steps=steps, restarts=1, signed=True, variation=0.03, falls=1e-3)
+
+
+def _plainly(steps: int) -> GradientMatching:
+    return GradientMatching(steps=steps, restarts=1, variation=1e-3)
+
+
+_TINY = partial(VisionTransformer, width=32, blocks=1, heads=2, patch=2, side=8, inputs=1)
 _NETWORKS = {
-    "mlp": _Network(_mlp(784, 256, 10), "mnist", GateAttack()),
-    "mlp_wide": _Network(_mlp(784, 2048, 10), "mnist", GateAttack()),
-    "mlp_deep": _Network(_mlp(784, 256, 256, 10), "mnist", GateAttack()),
-    "mlp_trained": _Network(_mlp(784, 256, 10), "mnist", GateAttack(), trained=True),
-    "convnet": _Network(lambda: _convnet(3, 32), "cifar10", FeatureDecoding()),
-    "convnet.matching": _Network(
-        lambda: _convnet(3, 32),
-        "cifar10",
-        GradientMatching(steps=200, restarts=1, variation=1e-3),
+    "mlp": _Network(partial(fully_connected, 784, 256, 10), "mnist", GateAttack()),
+    "mlp_wide": _Network(partial(fully_connected, 784, 2048, 10), "mnist", GateAttack()),
+    "mlp_deep": _Network(partial(fully_connected, 784, 256, 256, 10), "mnist", GateAttack()),
+    "mlp_trained": _Network(
+        partial(fully_connected, 784, 256, 10), "mnist", GateAttack(), trained=True
     ),
-    "lenet": _Network(_lenet, "cifar10", FeatureDecoding()),
-    "small": _Network(_mlp(64, 96, 10), "digits", GateAttack()),
-    "small_conv": _Network(lambda: _convnet(1, 8, 16, 32), "digits", FeatureDecoding(steps=300)),
+    "convnet": _Network(partial(convnet, 3, 32), "cifar10", FeatureDecoding()),
+    "convnet.matching": _Network(partial(convnet, 3, 32), "cifar10", _matching(200)),
+    "convnet.old": _Network(partial(convnet, 3, 32), "cifar10", _plainly(200)),
+    "lenet": _Network(lenet, "cifar10", FeatureDecoding()),
+    "resnet": _Network(ResNet, "cifar10", _matching(120)),
+    "resnet.old": _Network(ResNet, "cifar10", _plainly(120)),
+    "resnet_train": _Network(ResNet, "cifar10", _matching(120), batch_norm="train"),
+    "vit": _Network(VisionTransformer, "cifar10", _matching(120), alone=PatchAttack()),
+    "vit.old": _Network(VisionTransformer, "cifar10", _plainly(120)),
+    "small": _Network(partial(fully_connected, 64, 96, 10), "digits", GateAttack()),
+    "small_conv": _Network(partial(convnet, 1, 8, 16, 32), "digits", FeatureDecoding(steps=300)),
+    "small_vit": _Network(_TINY, "digits", _matching(20), alone=PatchAttack()),
+    "small_resnet": _Network(partial(ResNet, 4, 1), "digits", _matching(10), batch_norm="train"),
 }
 
 
@@ -93,10 +103,23 @@ _NETWORKS = {
 class _Setting:
     batches: int
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of batches, for each network
+    fewer: dict[str, int] = field(default_factory=dict)  # batches of slow rows
+
+    def jobs(self) -> dict[str, tuple[str, int, int]]:
+        return {
+            f"{name}.b{size} {index}": (name, size, index)
+            for name, sizes in self.sizes.items()
+            for size in sizes
+            for index in range(self.fewer.get(f"{name}.b{size}", self.batches))
+        }
 
 
 _SCALES: dict[Scale, _Setting] = {
-    "smoke": _Setting(2, {"small": (4, 8), "small_conv": (1, 3)}),
+    "smoke": _Setting(
+        2,
+        {"small": (4, 8), "small_conv": (1, 3), "small_vit": (1, 2), "small_resnet": (2,)},
+        {"small_vit.b2": 1, "small_resnet.b2": 1},
+    ),
     "cpu": _Setting(
         8,
         {
@@ -106,7 +129,18 @@ _SCALES: dict[Scale, _Setting] = {
             "mlp_trained": (8, 16),
             "convnet": (1, 8),
             "convnet.matching": (1, 8),
+            "convnet.old": (1, 8),
             "lenet": (1, 4),
+            "resnet": (1, 4),
+            "resnet.old": (1, 4),
+            "resnet_train": (1, 4),
+            "vit": (1, 4),
+            "vit.old": (1, 4),
+        },
+        {
+            **{"resnet.b4": 2, "resnet.old.b1": 4, "resnet.old.b4": 2},
+            **{"resnet_train.b1": 4, "resnet_train.b4": 2},
+            **{"vit.b4": 2, "vit.old.b1": 4, "vit.old.b4": 2},
         },
     ),
     "paper": _Setting(
@@ -118,48 +152,58 @@ _SCALES: dict[Scale, _Setting] = {
             "mlp_trained": (8, 16, 32),
             "convnet": (1, 4, 8, 16, 32),
             "convnet.matching": (1, 4, 8),
+            "convnet.old": (1, 4, 8),
             "lenet": (1, 4, 8),
+            "resnet": (1, 4, 8),
+            "resnet.old": (1, 4, 8),
+            "resnet_train": (1, 4, 8),
+            "vit": (1, 4, 8),
+            "vit.old": (1, 4, 8),
         },
     ),
 }
 
 
 def _run(run: Run[_Setting]) -> Outcome:
-    jobs = {
-        f"{name}.b{size} {index}": (name, size, index)
-        for name, sizes in run.setting.sizes.items()
-        for size in sizes
-        for index in range(run.setting.batches)
-    }
-    found = run.tensors("attacking updates", _one, jobs)
+    found = run.tensors("attacking updates", _one, run.setting.jobs())
     rows: dict[str, list[dict[str, Tensor]]] = {}
     for job, kept in found.items():
         rows.setdefault(job.split(" ")[0], []).append(kept)
     metrics = {
         f"{row}.{number}": float(torch.cat([one[number] for one in kept]).mean())
         for row, kept in rows.items()
-        for number in ("recovered", "identified", "psnr", "seconds", "counted")
+        for number in _SEARCHED
     }
-    return Outcome(_claims(metrics), metrics, charts=[_chart(metrics)], deviations=list(DEVIATIONS))
+    shown, names = _pictured(rows)
+    return Outcome(
+        _claims(metrics),
+        metrics,
+        attacks=shown,
+        classes=names,
+        charts=[_chart(metrics)],
+        deviations=list(DEVIATIONS),
+    )
 
 
 def _one(run: Run[_Setting], job: tuple[str, int, int]) -> Mapping[str, Tensor]:
     """One client's batch: its own records, its own weights."""
     name, size, index = job
     network, key = _NETWORKS[name], run.key.fold("networks", name.split(".")[0], size, index)
-    records = run.records(network.source)
+    attack, records = network.attack_on(size), run.records(network.source)
     order = torch.randperm(len(records), generator=key.fold("records").generator())
     private, others = records[order[:size]], records[order[size : size + _POOL]]
     with seeded_globals(key.fold("weights")):
         module = network.build()
     if network.trained:
         _train(module, others)
-    architecture = ModuleArchitecture.of(module, records.shape)
+    architecture = ModuleArchitecture.of(module, records.shape, network.batch_norm)
     at, batch = architecture.initial(key), cut_batches(private, size)
     release, _ = release_batches(architecture, at, batch)
-    known = size if isinstance(network.attack, GradientMatching) else None
+    if network.batch_norm == "train":
+        release = _with_statistics(release, module, batch.inputs[0])
+    known = size if isinstance(attack, GradientMatching) else None
     began = time.perf_counter()
-    found, scores = attacked(network.attack, architecture, release, batch, key, size=known)
+    found, scores = attacked(attack, architecture, release, batch, key, size=known)
     seconds = time.perf_counter() - began
     truth, got = private.inputs.flatten(1).double(), scores.matched[0].flatten(1).double()
     error = (got - truth).norm(dim=1) / truth.norm(dim=1)
@@ -169,6 +213,7 @@ def _one(run: Run[_Setting], job: tuple[str, int, int]) -> Mapping[str, Tensor]:
         "psnr": scores.psnr[0].double().clamp_max(100),
         "seconds": torch.tensor([seconds], dtype=torch.float64),
         "counted": (scores.sizes == size).double(),
+        **({"private": private.inputs, "back": scores.matched[0]} if index == 0 else {}),
     }
 
 
@@ -178,6 +223,16 @@ def _train(module: nn.Module, records: Records) -> None:
         adam.zero_grad()
         F.cross_entropy(module(records.inputs.float()), records.labels).backward()  # type: ignore[no-untyped-call]
         adam.step()
+
+
+def _with_statistics(release: Gradient, module: nn.Module, inputs: Tensor) -> Gradient:
+    """What a client sends besides: the running statistics of batch norm, after its step."""
+    before = {name: values.clone() for name, values in module.state_dict().items()}
+    with torch.no_grad():
+        module.train()(inputs.float())
+    seen = batch_statistics(before, module.state_dict(), module)
+    statistics = {name: values[None] for name, values in seen.items()}
+    return Gradient(release.values, release.layout, release.at, statistics)
 
 
 def _identified(found: Reconstruction, private: Records, others: Records, key: Key) -> Tensor:
@@ -190,6 +245,32 @@ def _identified(found: Reconstruction, private: Records, others: Records, key: K
     return lineup.score(key.fold("lineup"), draws=1).identified.double()
 
 
+def _pictured(rows: Mapping[str, list[dict[str, Tensor]]]) -> tuple[list[Findings], list[str]]:
+    """One section for each data set, a card a row."""
+    shown: list[Findings] = []
+    names: list[str] = []
+    for source in dict.fromkeys(network.source for network in _NETWORKS.values()):
+        own = {row: kept[0] for row, kept in rows.items() if _source(row) == source}
+        if not own:
+            continue
+        errors = [(kept["back"] - kept["private"]).square().mean() for kept in own.values()]
+        evidence = {
+            "targets": torch.stack([mosaic(kept["private"]) for kept in own.values()]),
+            "reconstructions": torch.stack([mosaic(kept["back"]) for kept in own.values()]),
+            "mse": torch.stack(errors).double(),
+            "labels": torch.arange(len(own)) + len(names),
+        }
+        names += own
+        spec = AttackSpec(source, f"Records of {source}", "ours", "a client's update")
+        section = Section(spec, Status(Ended.CONVERGED), notes=(_NOTE,))
+        shown.append(Findings(section, evidence=evidence))
+    return shown, names
+
+
+def _source(row: str) -> str:
+    return _NETWORKS[row.rpartition(".b")[0]].source
+
+
 def _claims(m: dict[str, float]) -> Claims:
     """Of the rows that were run."""
     wanted = {
@@ -197,6 +278,8 @@ def _claims(m: dict[str, float]) -> Claims:
         "beyond": ("mlp.b32", "recovered", 0.5, "the same for batches of 32"),
         "wide": ("mlp_wide.b32", "recovered", 0.5, "batches of 32 at width 2,048"),
         "images": ("convnet.b8", "identified", 0.95, "images of a CNN's batch of 8"),
+        "resnet": ("resnet.b1", "identified", 0.8, "a ResNet's single image"),
+        "transformer": ("vit.b1", "recovered", 0.95, "a vision transformer's single image"),
     }
     return {
         claim: (

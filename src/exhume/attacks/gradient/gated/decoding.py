@@ -5,26 +5,33 @@
 phi_i, what entered the first fully connected layer, is exact (`attack.py`), so that every record is decoded
 on its own and nothing of the batch gets mixed up. Absolute differences: with ReLU and max pooling most
 numbers can be met exactly, and squares would spread the error of those that are not yet.
+
+What comes back to phi_i is exact too. So the gradient of the convolution just below is a function of the
+records alone, linear in what enters it while gates and maxima stay; where it has several equations for every
+pixel of the batch, all records are polished together against it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from exhume.attacks.gradient.gated.attack import ROUNDS, Layers, chain_for, features_behind
-from exhume.attacks.gradient.gated.layers import features_of
+from exhume.attacks.gradient.gated.layers import convolution_below, features_of
 from exhume.attacks.gradient.gathering import Batch, EachGradient
-from exhume.attacks.gradient.matching import total_variation
+from exhume.attacks.gradient.objective import total_variation
 from exhume.contract import Architecture, Key, Knowledge, NotApplicable, Progress, Store, silent
 
 __all__ = ["FeatureDecoding"]
 
 _FITS = 0.05  # relative misfit of the features, below which a record counts as decoded
 _EVERY = 25  # steps between two reports of progress
+_EQUATIONS = 4  # of the convolution below, for every pixel, or polishing leads astray
 
 
 @dataclass(frozen=True)
@@ -76,43 +83,115 @@ class _Decoding:
             found = features_behind(seen, chain, self.attack.rounds, key)
         except NotApplicable as why:
             return Batch(gradient.new_zeros(0, *shape), torch.zeros(0), {}, refused=why)
-        wanted = found.inputs.to(gradient.dtype)
-        records, misfit = self._decoded(parameters, chain.layers[0].name, wanted, key)
-        confidence = torch.where(found.explained > 0, -misfit.double(), -1.0)
-        observed = {"batch_size": float(found.rank), "misfit": float(misfit.mean())}
+        layer = chain.layers[0]
+        wanted = _Wanted(
+            self.architecture,
+            parameters,
+            gradient,
+            layer.name,
+            found.inputs.to(gradient.dtype),
+            (found.deltas @ seen.weights(layer)[:, : found.inputs.shape[1]]).to(gradient.dtype),
+        )
+        records = self._decoded(wanted, key)
+        observed = {"batch_size": float(found.rank)}
+        if wanted.below is not None:
+            records, observed["left_over"] = self._polished(wanted, records)
+        with torch.no_grad():
+            misfit = wanted.misfits(records)
+        observed["misfit"] = float(misfit.mean())
         complete = found.complete and bool((misfit < _FITS).all())
-        return Batch(records, confidence, observed, complete=complete)
+        return Batch(records, -misfit.double(), observed, complete=complete)
 
-    def _decoded(
-        self, parameters: Tensor, layer: str, wanted: Tensor, key: Key
-    ) -> tuple[Tensor, Tensor]:
-        """(n, f) features to (n, *shape) records and (n,) relative misfits."""
-        module = self.architecture.build().requires_grad_(False)
-        named = self.architecture.layout.split(parameters)
-        size = wanted.abs().sum(1).clamp_min(1e-30)
+    def _decoded(self, wanted: _Wanted, key: Key) -> Tensor:
+        """(n, *shape) one record for each features."""
         attack = self.attack
-
-        def misfits(records: Tensor) -> Tensor:
-            return (features_of(module, named, layer, records) - wanted).abs().sum(1) / size
-
         drawn = torch.randn(
-            len(wanted), *self.architecture.input_shape, generator=key.fold("start").generator()
+            len(wanted.features),
+            *self.architecture.input_shape,
+            generator=key.fold("start").generator(),
         )
         middle, width = (attack.low + attack.high) / 2, attack.high - attack.low
-        records = (middle + 0.05 * width * drawn).to(wanted.dtype).requires_grad_(True)
-        adam = torch.optim.Adam([records], lr=attack.rate * width)
+        start = (middle + 0.05 * width * drawn).to(wanted.features.dtype)
+        return self._descended(
+            start, lambda records: wanted.misfits(records).sum(), attack.rate, attack.variation
+        )
+
+    def _polished(self, wanted: _Wanted, records: Tensor) -> tuple[Tensor, float]:
+        """With the convolution below, unless it explains its gradient no better or the features less."""
+        attack, count = self.attack, len(records)
+
+        def cost(moved: Tensor) -> Tensor:
+            misfits, left_over = wanted.both(moved)
+            return misfits.sum() + count * left_over
+
+        moved = self._descended(records, cost, attack.rate / 2, 0.4 * attack.variation)
+        before, (misfits, left) = float(wanted.both(records)[1].detach()), wanted.both(moved)
+        after = float(left.detach())
+        better = bool((misfits < _FITS).all()) and after < before
+        return (moved, after) if better else (records, before)
+
+    def _descended(
+        self, start: Tensor, cost: Callable[[Tensor], Tensor], rate: float, variation: float
+    ) -> Tensor:
+        """Adam with falling rate and total variation, within the range of records."""
+        attack, width = self.attack, self.attack.high - self.attack.low
+        records = start.clone().requires_grad_(True)
+        adam = torch.optim.Adam([records], lr=rate * width)
         for step in range(attack.steps):
             done = step / attack.steps
             if step % _EVERY == 0:
                 self.progress("decoding features", step, attack.steps)
             for group in adam.param_groups:
-                group["lr"] = attack.rate * width * (1 + math.cos(math.pi * done)) / 2
-            weight = attack.variation * attack.falls**done / width
-            smooth = sum(total_variation(one[None]) for one in records)
+                group["lr"] = rate * width * (1 + math.cos(math.pi * done)) / 2
+            weight = variation * attack.falls**done / width
             adam.zero_grad()
-            (misfits(records).sum() + weight * smooth).backward()
+            (cost(records) + weight * len(records) * total_variation(records)).backward()
             adam.step()
             with torch.no_grad():
                 records.clamp_(attack.low, attack.high)
-        with torch.no_grad():
-            return records.detach(), misfits(records)
+        return records.detach()
+
+
+@dataclass(frozen=True, eq=False)
+class _Wanted:
+    """What the records must give: their features, and the gradient of the convolution below these."""
+
+    architecture: Architecture
+    parameters: Tensor
+    gradient: Tensor
+    layer: str  # takes the features
+    features: Tensor  # (n, f)
+    back: Tensor  # (n, f) what comes back to them
+
+    @cached_property
+    def module(self) -> nn.Module:
+        return self.architecture.build().requires_grad_(False)
+
+    @cached_property
+    def named(self) -> dict[str, Tensor]:
+        return self.architecture.layout.split(self.parameters)
+
+    @cached_property
+    def below(self) -> str | None:
+        """The convolution below, if its gradient has equations enough."""
+        name = convolution_below(self.architecture, self.parameters, self.layer)
+        unknowns = len(self.features) * math.prod(self.architecture.input_shape)
+        enough = name is not None and self.named[name].numel() >= _EQUATIONS * unknowns
+        return name if enough else None
+
+    def misfits(self, records: Tensor) -> Tensor:
+        """(n,) relative, of the features."""
+        return self._apart(features_of(self.module, self.named, self.layer, records))
+
+    def both(self, records: Tensor) -> tuple[Tensor, Tensor]:
+        """The misfits, and () what is left over of the gradient of the convolution below, relative."""
+        assert self.below is not None  # asked before
+        weight = self.named[self.below].detach().clone().requires_grad_(True)
+        given = features_of(self.module, self.named | {self.below: weight}, self.layer, records)
+        own = torch.autograd.grad((given * self.back).sum(), weight, create_graph=True)[0]
+        seen = self.architecture.layout.split(self.gradient)[self.below]
+        left_over = (own - seen).abs().sum() / seen.abs().sum().clamp_min(1e-30)
+        return self._apart(given), left_over
+
+    def _apart(self, given: Tensor) -> Tensor:
+        return (given - self.features).abs().sum(1) / self.features.abs().sum(1).clamp_min(1e-30)

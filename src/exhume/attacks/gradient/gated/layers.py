@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from exhume.contract import Architecture, Key
 
-__all__ = ["Chain", "Layer", "chain_of", "features_of", "lowest_of"]
+__all__ = ["Chain", "Layer", "chain_of", "convolution_below", "features_of", "lowest_of"]
 
 _PROBES = 8
 _SAME = 1e-5  # relative
@@ -85,6 +85,23 @@ def features_of(module: nn.Module, named: dict[str, Tensor], layer: str, records
     finally:
         hook.remove()
     return kept[-1]
+
+
+def convolution_below(architecture: Architecture, parameters: Tensor, layer: str) -> str | None:
+    """The trained weight of the last convolution that runs before a layer does."""
+    module, order = architecture.build(), list[str]()
+    hooks = [
+        part.register_forward_pre_hook(lambda _, __, name=name: order.append(name))
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Conv2d) or name == layer
+    ]
+    probe = parameters.new_zeros(2, *architecture.input_shape)
+    functional_call(module, architecture.layout.split(parameters), (probe,))
+    for hook in hooks:
+        hook.remove()
+    before = [f"{name}.weight" for name in order[: order.index(layer)]]
+    known = [name for name in before if name in architecture.layout.names]
+    return known[-1] if known else None
 
 
 @dataclass(frozen=True, eq=False)

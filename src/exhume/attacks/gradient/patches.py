@@ -1,0 +1,192 @@
+"""A picture from the update of a vision transformer: every patch at its place, exactly, for a batch of one.
+
+    z_t = W p_t + b + e_t       dL/dW = sum_t g_t p_t^T       dL/de_t = g_t
+
+e_t is the trained vector of place t, so that its gradient is what comes back to the patch there. With no more
+places than numbers in a vector the g_t are independent, and the patches p_t solve a linear system with more
+equations than unknowns: what is left over says whether the answer is right. Of a batch the g_t are sums over
+its records, and nothing is solved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vjp
+
+from exhume.attacks.gradient.gathering import Batch, EachGradient
+from exhume.attacks.gradient.tensor.least_squares import least_squares
+from exhume.contract import Architecture, Key, Knowledge, NotApplicable, Progress, Store, silent
+
+__all__ = ["PatchAttack"]
+
+_SAME = 1e-4  # relative: two gradients that are one
+_EXPLAINED = 0.005  # of dL/dW left over, at most: rounding to half precision leaves less
+
+
+@dataclass(frozen=True)
+class PatchAttack:
+    """Read all patches of one picture off the gradients of their projection and of their places.
+
+    Sees: `Gradient` of the layer that takes the patches and of the places' vectors.
+    Assumes: the architecture; trained vectors of places, added to what the layer gives; no more places than
+    numbers in such a vector; a batch of one.
+    Guarantees: exact; confidence is minus the share of dL/dW that is left over, and a batch of several is
+    refused by it.
+    Reference: after APRIL (Lu et al. 2022), which solves for the input of the first attention; the patches
+    themselves, and finding the two parameters by a probe, are ours.
+    """
+
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> EachGradient:
+        architecture = knowledge.architecture
+        if architecture is None:
+            raise NotApplicable("reading patches needs the architecture", ever=True)
+        shape, stage = tuple(architecture.input_shape), "reading patches"
+        return EachGradient(shape, _Reading(architecture, key).one, stage, stage, progress)
+
+
+@dataclass(frozen=True, eq=False)
+class _Reading:
+    architecture: Architecture
+    key: Key
+
+    def one(self, gradient: Tensor, parameters: Tensor, index: int) -> Batch:
+        try:
+            return self._read(gradient, parameters)
+        except NotApplicable as why:
+            nothing = gradient.new_zeros(0, *self.architecture.input_shape)
+            return Batch(nothing, torch.zeros(0), {}, refused=why)
+
+    def _read(self, gradient: Tensor, parameters: Tensor) -> Batch:
+        seen = {n: g.double() for n, g in self.architecture.layout.split(gradient).items()}
+        places = _places(self.architecture, parameters, self.key)
+        slopes = seen[f"{places.layer}.weight"].flatten(1)  # (d, q)
+        back = seen[places.vectors].reshape(-1, len(slopes))[places.rows]  # (t, d)
+        if len(back) > len(slopes):
+            raise NotApplicable(
+                f"{len(back)} places, but {places.vectors} has only {len(slopes)} numbers for each",
+                ever=False,
+            )
+        patches = least_squares(back.T, slopes)
+        left = float((slopes - back.T @ patches).norm() / slopes.norm().clamp_min(1e-300))
+        if left > _EXPLAINED:
+            raise NotApplicable(
+                f"the places' gradients leave {left:.0%} of {places.layer}'s unexplained: there are several "
+                "records behind the update, and places tell a batch of one",
+                ever=False,
+            )
+        record = _pasted(self.architecture, parameters.double(), places.layer, patches)
+        observed = {"batch_size": 1.0, "left_over": left}
+        return Batch(record.to(gradient.dtype), torch.tensor([-left]), observed)
+
+
+@dataclass(frozen=True)
+class _Places:
+    layer: str  # takes patches
+    vectors: str  # parameter that is added at every place
+    rows: Tensor  # (t,) its row at each place
+
+
+def _places(architecture: Architecture, parameters: Tensor, key: Key) -> _Places:
+    """The layer and the parameter whose gradients are one and the same, for a random record and loss."""
+    module, known = architecture.build(), architecture.layout.split(parameters.detach())
+    named = {n: p.clone().requires_grad_(True) for n, p in known.items()}
+    probe = torch.rand(1, *architecture.input_shape, generator=key.fold("probe").generator())
+    caught: dict[str, Tensor] = {}
+    hooks = [
+        layer.register_forward_hook(lambda _, __, out, name=name: caught.setdefault(name, out))
+        for name, layer in module.named_modules()
+        if _takes_patches(layer) and f"{name}.weight" in named
+    ]
+    outputs = functional_call(module, named, (probe.to(parameters.dtype),))
+    for hook in hooks:
+        hook.remove()
+    drawn = torch.randn(outputs.shape, generator=key.fold("loss").generator()).to(outputs)
+    wanted = {
+        **{("given", n): t for n, t in caught.items()},
+        **{("own", n): t for n, t in named.items()},
+    }
+    slopes = torch.autograd.grad((outputs * drawn).sum(), list(wanted.values()), allow_unused=True)
+    by_name = {name: slope for name, slope in zip(wanted, slopes, strict=True) if slope is not None}
+    for (kind, layer), given in by_name.items():
+        if kind != "given":
+            continue
+        back = _by_place(given)
+        for (other, name), slope in by_name.items():
+            if (
+                other == "own"
+                and slope.numel() >= back.numel()
+                and slope.shape[-1] == back.shape[1]
+            ):
+                rows = _rows(back, slope.reshape(-1, back.shape[1]))
+                if rows is not None:
+                    return _Places(layer, name, rows)
+    raise NotApplicable(
+        f"{architecture}: no trained vectors of places are added to what a layer makes of patches",
+        ever=False,
+    )
+
+
+def _takes_patches(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.Conv2d):
+        return layer.stride == layer.kernel_size and layer.groups == 1 and layer.dilation == (1, 1)
+    return isinstance(layer, nn.Linear)
+
+
+def _by_place(given: Tensor) -> Tensor:
+    """(t, d) of what a convolution (1, d, h, w) or a layer (1, t, d) gives."""
+    return given[0].flatten(1).T if given.ndim == 4 else given.reshape(-1, given.shape[-1])
+
+
+def _rows(back: Tensor, slopes: Tensor) -> Tensor | None:
+    """(t,) the row of the parameter's gradient that each place's is, if all are."""
+    if len(back) < 2:
+        return None
+    apart = torch.cdist(back.double(), slopes.double())
+    least, rows = apart.min(1)
+    size = back.norm(dim=1).double()
+    same = bool((least <= _SAME * size.mean()).all()) and bool((size > 0).any())
+    return rows if same and len(set(rows.tolist())) == len(rows) else None
+
+
+def _pasted(architecture: Architecture, parameters: Tensor, layer: str, patches: Tensor) -> Tensor:
+    """(1, *shape) the record whose patches these are; what is done to it before (a scale, a shift) undone.
+
+    A pixel is in one patch, so that A of patches = A x + shift has orthogonal columns.
+    """
+    taken = _patches_of(architecture, parameters, layer, patches)
+    zeros = torch.zeros(1, *architecture.input_shape, dtype=torch.float64)
+    shift, pull = vjp(taken, zeros)[:2]
+    size = pull(taken(zeros + 1) - shift)[0]
+    if not bool((size > 0).all()):
+        raise NotApplicable(f"{layer} does not see every pixel", ever=False)
+    record: Tensor = pull(patches - shift)[0] / size
+    if float((taken(record) - patches).norm()) > _SAME * float(patches.norm()):
+        raise NotApplicable(f"{layer} takes no plain patches of the record", ever=False)
+    return record
+
+
+def _patches_of(
+    architecture: Architecture, parameters: Tensor, layer: str, like: Tensor
+) -> Callable[[Tensor], Tensor]:
+    """From a record (1, *shape) to the patches (t, q) that the layer takes."""
+    module, named = architecture.build().double(), architecture.layout.split(parameters)
+    own = module.get_submodule(layer)
+
+    def taken(record: Tensor) -> Tensor:
+        caught: list[Tensor] = []
+        hook = own.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+        functional_call(module, named, (record,))
+        hook.remove()
+        if isinstance(own, nn.Conv2d):
+            unfolded = F.unfold(caught[0], own.weight.shape[2:], stride=own.weight.shape[2:])
+            return unfolded[0].T
+        return caught[0].reshape(like.shape)
+
+    return taken
