@@ -132,6 +132,19 @@ def study_run(
     tell(f"report: {folder / 'report.html'}")
 
 
+@study_app.command("figures")
+@with_exit_codes
+def study_figures(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished study.")],
+    out: Annotated[Path, typer.Option(help="Where to write them.")] = Path("docs/figures"),
+) -> None:
+    """Write what a study brought back as pictures: private records above, what came back below."""
+    from exhume.report.sheet import write_sheets
+
+    for path in write_sheets(run, out):
+        tell(f"wrote: {path}")
+
+
 @app.command()
 @with_exit_codes
 def bench(

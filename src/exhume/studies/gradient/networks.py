@@ -35,7 +35,6 @@ from exhume.studies.gradient.zoo import (
     fully_connected,
     lenet,
 )
-from exhume.studies.split.pictures import mosaic
 from exhume.victims.gradient import cut_batches, release_batches
 from exhume.victims.norm_statistics import batch_statistics
 
@@ -48,6 +47,7 @@ DEVIATIONS = (
 )
 _RECOVERED = 0.01  # relative error
 _POOL = 4000  # records that strangers come from
+_SHOWN = 8  # records of a row
 _TRAINING = 60  # steps of Adam on other records, for the trained network
 _SEARCHED = ("recovered", "identified", "psnr", "seconds", "counted")
 _NOTE = "Every card is one row of the result, under its label: one client's records, and what came back."
@@ -255,8 +255,8 @@ def _pictured(rows: Mapping[str, list[dict[str, Tensor]]]) -> tuple[list[Finding
             continue
         errors = [(kept["back"] - kept["private"]).square().mean() for kept in own.values()]
         evidence = {
-            "targets": torch.stack([mosaic(kept["private"]) for kept in own.values()]),
-            "reconstructions": torch.stack([mosaic(kept["back"]) for kept in own.values()]),
+            "targets": torch.stack([_strip(kept["private"]) for kept in own.values()]),
+            "reconstructions": torch.stack([_strip(kept["back"]) for kept in own.values()]),
             "mse": torch.stack(errors).double(),
             "labels": torch.arange(len(own)) + len(names),
         }
@@ -265,6 +265,13 @@ def _pictured(rows: Mapping[str, list[dict[str, Tensor]]]) -> tuple[list[Finding
         section = Section(spec, Status(Ended.CONVERGED), notes=(_NOTE,))
         shown.append(Findings(section, evidence=evidence))
     return shown, names
+
+
+def _strip(images: Tensor) -> Tensor:
+    """(b, c, h, w): the first eight side by side, white if fewer, with a pixel between."""
+    shown = F.pad(images[:_SHOWN].float(), [0, 1], value=1.0)
+    shown = F.pad(shown, [0, 0, 0, 0, 0, 0, 0, _SHOWN - len(shown)], value=1.0)
+    return torch.cat(list(shown), dim=2)
 
 
 def _source(row: str) -> str:
