@@ -23,6 +23,9 @@ from exhume.models.split.resnet import ResNet18
 
 SRC = str(Path(__file__).parents[2] / "src")
 TOKEN = "a token of enough characters"
+INFER = "/v2/models/body0/infer"
+SERVICE = "/inference.GRPCInferenceService"
+ADMITTED = (("authorization", f"Bearer {TOKEN}"),)
 PLAN = Blueprint(ResNet18((3, 16, 16), 5, 4), "conv1", "pool")
 
 

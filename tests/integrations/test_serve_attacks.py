@@ -22,10 +22,7 @@ import tritonclient.grpc as triton
 from exhume.integrations.serve import Client
 
 served = pytest.importorskip("served")
-TOKEN = served.TOKEN
-INFER = "/v2/models/body0/infer"
-SERVICE = "/inference.GRPCInferenceService"
-ADMITTED = (("authorization", f"Bearer {TOKEN}"),)
+TOKEN, INFER, SERVICE, ADMITTED = served.TOKEN, served.INFER, served.SERVICE, served.ADMITTED
 pytestmark = [pytest.mark.serve, pytest.mark.xdist_group("serve")]
 
 

@@ -29,10 +29,7 @@ from exhume.integrations.serve import Client
 from exhume.integrations.serve_bench import percentile
 
 served = pytest.importorskip("served")
-TOKEN = served.TOKEN
-INFER = "/v2/models/body0/infer"
-SERVICE = "/inference.GRPCInferenceService"
-ADMITTED = (("authorization", f"Bearer {TOKEN}"),)
+TOKEN, INFER, SERVICE, ADMITTED = served.TOKEN, served.INFER, served.SERVICE, served.ADMITTED
 SEEDS = {"rest": 20_250, "grpc": 20_251, "raw": 20_252}
 MEMORY = 2**26  # bytes that a server may hold more afterwards
 pytestmark = [pytest.mark.serve, pytest.mark.xdist_group("serve")]

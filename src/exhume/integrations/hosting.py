@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import resource
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ __all__ = ["Hosting", "host"]
 
 _AGE = 600_000  # milliseconds until a gRPC connection is opened anew; clients do so by themselves
 _IDLE = 60_000
+_TURN = 0.001  # seconds that a thread which unpacks a message keeps the interpreter from the others
 _FILES = 65536  # connections and files that may be open, if the system allows so many
 
 
@@ -100,6 +102,7 @@ def host(server: Path, hosting: Hosting, *, only: Sequence[int] | None = None) -
     served = _served(server, indices, models)
     _allow_files()
     torch.set_num_threads(hosting.threads)
+    sys.setswitchinterval(_TURN)
     settings = Settings(
         debug=False,
         host=hosting.address,
