@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from dataclasses import dataclass, field
@@ -132,3 +134,36 @@ class Running:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
+
+
+class Health:
+    """Asks for health all the time; how long it took at most."""
+
+    def __init__(self, server):
+        self.server, self.slowest, self.times = server, 0.0, 0
+        self.failed, self.stop = None, threading.Event()
+        self.thread = threading.Thread(target=self._ask, daemon=True)
+
+    def _ask(self):
+        while not self.stop.is_set():
+            started = time.monotonic()
+            connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=20)
+            try:
+                connection.request("GET", "/v2/health/ready")
+                if connection.getresponse().status != 200:
+                    self.failed = "not ready"
+            except OSError as error:
+                self.failed = str(error)
+            finally:
+                connection.close()
+            self.slowest = max(self.slowest, time.monotonic() - started)
+            self.times += 1
+            self.stop.wait(0.05)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop.set()
+        self.thread.join()

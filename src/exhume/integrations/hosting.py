@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from exhume.contract import ExhumeError
+from exhume.integrations.connection_limit import keep_few_connections
 from exhume.integrations.exporting import RUNTIME
 from exhume.integrations.mlserver_door import guard_connections
 from exhume.integrations.mlserver_guard import ASKED, CallGuard, MetricsGuard, RequestGuard
@@ -238,6 +239,14 @@ class _Grpc(GRPCServer):
     hosting: Hosting
     served: Served
     places: Places
+
+    async def start(self) -> None:
+        port, most = self._settings.grpc_port, self.hosting.limits.connections
+        limited = asyncio.create_task(keep_few_connections(port, most))
+        try:
+            await super().start()
+        finally:
+            limited.cancel()
 
     def _create_server(self) -> Any:
         limits = self.hosting.limits
