@@ -101,12 +101,12 @@ class Running:
                 env={**os.environ, "PYTHONPATH": SRC, "OMP_NUM_THREADS": "1"},
             )
 
-    def wait(self, seconds: float = 120.0) -> None:
+    def wait(self, seconds: float = 600.0) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             assert self.process.poll() is None, self.log()
             try:
-                urllib.request.urlopen(f"{self.rest}/v2/health/ready", timeout=1).close()
+                urllib.request.urlopen(f"{self.rest}/v2/health/ready", timeout=20).close()
             except OSError:
                 time.sleep(0.1)
             else:

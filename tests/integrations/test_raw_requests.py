@@ -87,12 +87,12 @@ def test_large_messages_are_read_in_pieces_so_that_others_have_their_turn():
 
     async def read():
         ticks, reading = (
-            [time.monotonic()],
+            [time.process_time()],
             asyncio.create_task(asyncio.to_thread(read_json, body, (600,))),
         )
         while not reading.done():
             await asyncio.sleep(0)
-            ticks.append(time.monotonic())
+            ticks.append(time.process_time())  # not the wall's: others may be busy too
         return await reading, max(np.diff(ticks))
 
     found, pause = asyncio.run(read())
