@@ -273,6 +273,26 @@ def test_names_of_files_reach_no_terminal_raw(tmp_path):
         assert len(result.output.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        (EVIL,),
+        ("audit", EVIL, EVIL, EVIL),
+        ("audit", "--fixed", EVIL),
+        ("audit", f"--{EVIL}"),
+        ("audit", f"-{EVIL}"),
+        ("study", EVIL),
+        ("study", "run", "informed-mnist", EVIL),
+        ("data", "list", EVIL),
+    ],
+)
+def test_arguments_reach_no_terminal_raw(given):
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 2
+    assert result.output
+    assert not set("\x1b\x9b\x07") & set(result.output)
+
+
 def test_an_error_shows_control_characters_as_text():
     assert str(ExhumeError("a\x1bb\nc\u202ed\udcffe")) == r"a\u001bb\u000ac\u202ed\udcffe"
     assert str(ExhumeError("größer – 名前\tok")) == "größer – 名前\tok"

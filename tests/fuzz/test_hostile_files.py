@@ -47,7 +47,8 @@ def sound(tmp_path_factory) -> Path:
 
 
 def given(parts: tuple[str, ...], room: Path, sound: Path) -> list[dict]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+    places = os.pathsep.join((str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": places}
     command = [sys.executable, str(HERE / "run_hostile.py"), str(room / "case"), str(sound), *parts]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-300:] + done.stderr[-2000:]

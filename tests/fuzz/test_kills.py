@@ -24,7 +24,8 @@ MANY = {  # 115 cases, of one or two kills each
 
 
 def ended(parts: tuple[str, ...], folder: Path) -> list[dict]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+    places = os.pathsep.join((str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": places}
     command = [sys.executable, str(HERE / "run_kills.py"), str(folder), *parts]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

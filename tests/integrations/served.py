@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from dataclasses import dataclass, field
@@ -23,6 +25,9 @@ from exhume.models.split.resnet import ResNet18
 
 SRC = str(Path(__file__).parents[2] / "src")
 TOKEN = "a token of enough characters"
+INFER = "/v2/models/body0/infer"
+SERVICE = "/inference.GRPCInferenceService"
+ADMITTED = (("authorization", f"Bearer {TOKEN}"),)
 PLAN = Blueprint(ResNet18((3, 16, 16), 5, 4), "conv1", "pool")
 
 
@@ -96,12 +101,12 @@ class Running:
                 env={**os.environ, "PYTHONPATH": SRC, "OMP_NUM_THREADS": "1"},
             )
 
-    def wait(self, seconds: float = 120.0) -> None:
+    def wait(self, seconds: float = 600.0) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             assert self.process.poll() is None, self.log()
             try:
-                urllib.request.urlopen(f"{self.rest}/v2/health/ready", timeout=1).close()
+                urllib.request.urlopen(f"{self.rest}/v2/health/ready", timeout=20).close()
             except OSError:
                 time.sleep(0.1)
             else:
@@ -129,3 +134,36 @@ class Running:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
+
+
+class Health:
+    """Asks for health all the time; how long it took at most."""
+
+    def __init__(self, server):
+        self.server, self.slowest, self.times = server, 0.0, 0
+        self.failed, self.stop = None, threading.Event()
+        self.thread = threading.Thread(target=self._ask, daemon=True)
+
+    def _ask(self):
+        while not self.stop.is_set():
+            started = time.monotonic()
+            connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=20)
+            try:
+                connection.request("GET", "/v2/health/ready")
+                if connection.getresponse().status != 200:
+                    self.failed = "not ready"
+            except OSError as error:
+                self.failed = str(error)
+            finally:
+                connection.close()
+            self.slowest = max(self.slowest, time.monotonic() - started)
+            self.times += 1
+            self.stop.wait(0.05)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop.set()
+        self.thread.join()

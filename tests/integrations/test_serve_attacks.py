@@ -22,10 +22,7 @@ import tritonclient.grpc as triton
 from exhume.integrations.serve import Client
 
 served = pytest.importorskip("served")
-TOKEN = served.TOKEN
-INFER = "/v2/models/body0/infer"
-SERVICE = "/inference.GRPCInferenceService"
-ADMITTED = (("authorization", f"Bearer {TOKEN}"),)
+TOKEN, INFER, SERVICE, ADMITTED = served.TOKEN, served.INFER, served.SERVICE, served.ADMITTED
 pytestmark = [pytest.mark.serve, pytest.mark.xdist_group("serve")]
 
 
@@ -179,6 +176,44 @@ def test_connections_that_say_nothing_to_grpc_and_metrics(running):
     other = http.client.HTTPConnection("127.0.0.1", server.port + 2, timeout=5)
     other.request("GET", "/openapi.json")
     assert other.getresponse().status == 404
+
+
+def test_one_address_has_no_more_than_half_of_the_grpc_connections(running):
+    """600 that have shaken hands and then say nothing; another's stays, and so do 256 of them."""
+    server, hello = running[0], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"")
+    with grpc.insecure_channel(f"127.0.0.1:{server.port + 1}") as channel:
+        live = channel.unary_unary(f"{SERVICE}/ServerLive")
+        live(b"", timeout=20)
+        seen = []
+        channel.subscribe(seen.append)
+        with connections(server.port + 1, 600, hello, "127.0.0.2") as made:
+            assert gone(made, 600 - 256) == 600 - 256
+            healthy(server)
+            answers(running)
+            live(b"", timeout=20)
+        assert grpc.ChannelConnectivity.TRANSIENT_FAILURE not in seen  # it was never hung up
+
+
+def gone(made, count, within=30.0):
+    """How many of some connections are hung up, once so many are, or none for a while."""
+    until, open_ = time.monotonic() + within, list(made)
+    while len(made) - len(open_) < count and time.monotonic() < until:
+        open_ = [wire for wire in open_ if not hung_up(wire)]
+        time.sleep(0.1)
+    time.sleep(1.5)  # two more looks of the server: it goes no further
+    return len(made) - sum(not hung_up(wire) for wire in open_)
+
+
+def hung_up(wire):
+    wire.setblocking(False)
+    try:
+        while wire.recv(65536):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def sent(server, raw, method="ModelInfer", **more):

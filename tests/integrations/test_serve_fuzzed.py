@@ -29,46 +29,10 @@ from exhume.integrations.serve import Client
 from exhume.integrations.serve_bench import percentile
 
 served = pytest.importorskip("served")
-TOKEN = served.TOKEN
-INFER = "/v2/models/body0/infer"
-SERVICE = "/inference.GRPCInferenceService"
-ADMITTED = (("authorization", f"Bearer {TOKEN}"),)
+TOKEN, INFER, SERVICE, ADMITTED = served.TOKEN, served.INFER, served.SERVICE, served.ADMITTED
 SEEDS = {"rest": 20_250, "grpc": 20_251, "raw": 20_252}
 MEMORY = 2**26  # bytes that a server may hold more afterwards
 pytestmark = [pytest.mark.serve, pytest.mark.xdist_group("serve")]
-
-
-class Health:
-    """Asks for health all the time; how long it took at most."""
-
-    def __init__(self, server):
-        self.server, self.slowest, self.times = server, 0.0, 0
-        self.failed, self.stop = None, threading.Event()
-        self.thread = threading.Thread(target=self._ask, daemon=True)
-
-    def _ask(self):
-        while not self.stop.is_set():
-            started = time.monotonic()
-            connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=20)
-            try:
-                connection.request("GET", "/v2/health/ready")
-                if connection.getresponse().status != 200:
-                    self.failed = "not ready"
-            except OSError as error:
-                self.failed = str(error)
-            finally:
-                connection.close()
-            self.slowest = max(self.slowest, time.monotonic() - started)
-            self.times += 1
-            self.stop.wait(0.05)
-
-    def __enter__(self):
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.stop.set()
-        self.thread.join()
 
 
 def bent(draw, whole):
@@ -210,7 +174,7 @@ def tell(capsys):
 def fuzz(server, rest, grpcs, raw, tell):
     """Statuses of all; nothing in the log, memory and health as they should be."""
     length, before = len(server.whole_log()), server.resident()
-    with Health(server) as health:
+    with served.Health(server) as health:
         seen = {
             "rest": fuzz_rest(server, rest, SEEDS["rest"]),
             "grpc": fuzz_grpc(server, grpcs, SEEDS["grpc"]),

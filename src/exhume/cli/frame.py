@@ -9,9 +9,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
+import click
 import typer
+from typer.core import TyperGroup
 
 from exhume.errors import printable
 
@@ -38,8 +40,39 @@ __all__ = [
 
 AUDITED, LEAKS, FAILED, INTERRUPTED = 0, 1, 2, 130
 
+
+class _Group(TyperGroup):
+    """Typer's own complaints quote the arguments; those too are made printable."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **more: Any,
+    ) -> click.Context:
+        with _printable_complaints():
+            return super().make_context(info_name, args, parent, **more)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _printable_complaints():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _printable_complaints() -> Iterator[None]:
+    try:
+        yield
+    except click.UsageError as error:
+        said = error.format_message()
+        if _lines_of(said) == said:
+            raise
+        raise click.UsageError(_lines_of(said), error.ctx) from error
+
+
 app = typer.Typer(
     name="exhume",
+    cls=_Group,
     help="Which private records can be dug back out of what you release, how well, and what stops it.",
     no_args_is_help=True,
     add_completion=False,

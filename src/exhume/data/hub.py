@@ -18,6 +18,7 @@ import torch
 
 from exhume.contract import ExhumeError, Progress, Records, silent
 from exhume.data.arrays import Array, checked_inputs, named_labels
+from exhume.data.arrow_messages import any_compressed
 from exhume.data.images import Blob, stack
 from exhume.data.memory_guard import check_memory
 from exhume.data.tokens import Reading, tokenised, tokens_of
@@ -195,6 +196,11 @@ def _piece(file: Path, names: list[str]) -> Any:
     arrow = _pyarrow()
     try:
         room = 8 * file.stat().st_size  # a record of a bit at least
+        with arrow.memory_map(str(file)) as source:
+            if any_compressed(arrow.ipc.MessageReader.open_stream(source)):
+                raise ExhumeError(
+                    f"{file}: its data are compressed, which save_to_disk does not do"
+                )
         with arrow.memory_map(str(file)) as source, arrow.ipc.open_stream(source) as stream:
             batches, rows = [], 0
             for batch in stream:

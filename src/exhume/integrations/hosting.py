@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import resource
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from exhume.contract import ExhumeError
+from exhume.integrations.connection_limit import keep_few_connections
 from exhume.integrations.exporting import RUNTIME
 from exhume.integrations.mlserver_door import guard_connections
 from exhume.integrations.mlserver_guard import ASKED, CallGuard, MetricsGuard, RequestGuard
@@ -45,6 +47,7 @@ __all__ = ["Hosting", "host"]
 
 _AGE = 600_000  # milliseconds until a gRPC connection is opened anew; clients do so by themselves
 _IDLE = 60_000
+_TURN = 0.001  # seconds that a thread which unpacks a message keeps the interpreter from the others
 _FILES = 65536  # connections and files that may be open, if the system allows so many
 
 
@@ -100,6 +103,7 @@ def host(server: Path, hosting: Hosting, *, only: Sequence[int] | None = None) -
     served = _served(server, indices, models)
     _allow_files()
     torch.set_num_threads(hosting.threads)
+    sys.setswitchinterval(_TURN)
     settings = Settings(
         debug=False,
         host=hosting.address,
@@ -235,6 +239,14 @@ class _Grpc(GRPCServer):
     hosting: Hosting
     served: Served
     places: Places
+
+    async def start(self) -> None:
+        port, most = self._settings.grpc_port, self.hosting.limits.connections
+        limited = asyncio.create_task(keep_few_connections(port, most))
+        try:
+            await super().start()
+        finally:
+            limited.cancel()
 
     def _create_server(self) -> Any:
         limits = self.hosting.limits

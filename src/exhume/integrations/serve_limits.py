@@ -46,7 +46,7 @@ class Limits:
 
     @property
     def connections(self) -> int:
-        """Open at once over REST."""
+        """Open at once, over REST and over gRPC."""
         return 8 * self.awaited
 
     def admits(self, given: str) -> bool:
