@@ -1,8 +1,8 @@
 """Time to the PSNR that gradient matching ends with: exact features and decoding, on a CNN's update.
 
 Matching takes its steps once and is given the batch size; the PSNR it ends with is the bar. Ours decodes with
-growing numbers of steps, each tried afresh, until it is there: the time of that try counts, `ours_all_tries` is
-that of all. The truth decides which time counts; neither attack sees it. The weights are torch's own start.
+growing numbers of steps, each tried afresh, until it is there: the time of that try counts, `ours_all_tries`
+is that of all. The truth decides which time counts; neither attack sees it. Weights: torch's own start.
 """
 
 from __future__ import annotations
