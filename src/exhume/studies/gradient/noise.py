@@ -15,7 +15,7 @@ from torch import Tensor
 from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.attacks.gradient.tensor.attack import TensorAttack
 from exhume.attacks.gradient.tensor.rows import DrawnRows, blocks
-from exhume.contract import Attack, Key, Reconstruction, Records, Status
+from exhume.contract import Attack, Key, NotApplicable, Reconstruction, Records, Status
 from exhume.contract import Outcome as Ended
 from exhume.defences.release import NoiseRelease
 from exhume.models.two_layer import TwoLayer
@@ -160,7 +160,10 @@ def _of_images(run: Run[_Setting], noise: float) -> _Row:
     drawn = torch.randn(seen.shape, dtype=seen.dtype, generator=key.fold("defence").generator())
     seen = seen + noise * seen.square().mean().sqrt() * drawn
     attack = TensorAttack(largest=2 * images.batch)
-    records_found = attack.records_behind(network, rows, seen[None], key)
+    try:
+        records_found = attack.records_behind(network, rows, seen[None], key)
+    except NotApplicable:  # nothing stands out from the noise
+        records_found = torch.zeros(0, *network.input_shape)
     found = Reconstruction(
         records_found[None], torch.zeros(1, len(records_found)), Status(Ended.CONVERGED)
     )
