@@ -142,6 +142,7 @@ class Section:
     doubt: str = (
         ""  # why silence of this attack says nothing, such as a search that did not converge
     )
+    beside: str = ""  # sentence on an adversary who changes what is sent: no part of the verdict
     knows_more: str = ""  # than the adversary that is assumed: success means at risk
     baselines: tuple[dict[str, str | float], ...] = ()
     cost: Cost = Cost()

@@ -168,6 +168,15 @@ def test_release_defences_do_what_they_say(release, key):
     assert float(noise.std() / release.values.square().mean().sqrt()) == pytest.approx(2, rel=0.25)
 
 
+def test_noise_on_one_layer_leaves_the_others(release, key):
+    protected = NoiseRelease(2.0, ("fc2",)).protect(release, key).values
+    before, after = (release.layout.split(values) for values in (release.values, protected))
+    layers = {name: torch.equal(before[name], after[name]) for name in before}
+    assert layers == {name: not name.startswith("fc2.") for name in before}
+    with pytest.raises(ExhumeError, match="layers: fc7 not in this update; it has fc1, fc2"):
+        NoiseRelease(1.0, ("fc7",)).protect(release, key)
+
+
 def test_release_defences_refuse_nonsense():
     for make in (NoiseRelease, ClipRelease):
         with pytest.raises(ExhumeError, match="strength: must be at least 0, got -1.0"):

@@ -20,6 +20,7 @@ class Audit:
     leak        of the strongest attack: successes, trials, low, high
     metrics     of that attack, by name; where nothing could be scored, of the first that ran
     advice      fixes that were tried, best first, in words
+    beside      sentences on adversaries who change what is sent: no part of the verdict
     alarm       in words, where an attack did better than the claimed privacy allows
     result      everything in result.json: attacks, plan, fixes, releases, charts, …
     folder, report, redacted    paths
@@ -51,6 +52,10 @@ class Audit:
     def advice(self) -> tuple[str, ...]:
         return tuple(row.sentence for row in self.result.fixes)
 
+    @property
+    def beside(self) -> tuple[str, ...]:
+        return tuple(one.beside for one in self.result.attacks if one.beside)
+
     def __str__(self) -> str:
         rows = [
             (s.spec.name, str(s.leak) if s.leak else s.status.outcome.value)
@@ -58,7 +63,7 @@ class Audit:
         ]
         width = max((len(name) for name, _ in rows), default=0)
         table = [f"  {name:{width}}  {came_back}" for name, came_back in rows]
-        return "\n".join([self.verdict.sentence, *table, f"report: {self.report}"])
+        return "\n".join([self.verdict.sentence, *self.beside, *table, f"report: {self.report}"])
 
     def _repr_html_(self) -> str:
         page = html.escape(self.report.read_text(encoding="utf-8"), quote=True)

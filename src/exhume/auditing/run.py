@@ -216,7 +216,8 @@ def judge(
 ) -> Judged:
     """The verdict on each released thing; where nothing came back, after controls."""
     tests = sum(option.tests for option, row in planned.options if row.run)
-    tests -= sum(not one.section.applies for one in found)  # which depends on the release alone
+    judging = [one.section for one in found if not one.section.beside]
+    tests -= sum(not section.applies for section in judging)  # which depends on the release alone
     ladders = {one.name: one.release.ladder() for one in released}
     budget = brief.budget.seconds
     judged = controlled(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from exhume.bench import ensembler, glm, gradient, margin, shadows
+from exhume.bench import ensembler, glm, gradient, margin, shadows, update
 from exhume.contract import ExhumeError, Progress, silent
 
 __all__ = ["BENCHES", "run_benches"]
@@ -17,6 +17,7 @@ BENCHES: dict[str, Bench] = {
     "glm": glm.run,
     "margin": margin.run,
     "gradient": gradient.run,
+    "update": update.run,
     "ensembler": ensembler.run,
 }
 

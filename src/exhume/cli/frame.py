@@ -162,6 +162,8 @@ def report_verdict(done: Audit, fail_over: float | None, *, more: str, quiet: bo
     if not quiet:
         tell(done.verdict.sentence)
         tell(done.verdict.detail)
+        for line in done.beside:
+            tell(f"Beside the verdict: {line}")
         for line in done.advice:
             tell(f"  {line}")
         if done.redacted:

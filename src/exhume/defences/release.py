@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Gradient, Key, NotApplicable, Release
+from exhume.contract import ExhumeError, Gradient, Key, Layout, NotApplicable, Release
 
 __all__ = ["ClipRelease", "NoiseRelease", "PruneRelease", "QuantiseRelease", "gradient_of"]
 
@@ -36,7 +37,10 @@ class NoiseRelease:
     Reference: Zhu et al. 2019; Wang23 says that it does not help.
     """
 
-    strength: float = 0.0  # deviation of the noise, over the root mean square of the update
+    strength: float = (
+        0.0  # deviation of the noise, over the root mean square of what it is added to
+    )
+    layers: tuple[str, ...] = ()  # that get noise, such as "fc2"; none named: the whole update
 
     def __post_init__(self) -> None:
         _not_negative(self.strength)
@@ -45,8 +49,25 @@ class NoiseRelease:
         seen = gradient_of(release)
         if not self.strength:
             return seen
-        rows = [self._one(row, key.fold("noise", i)) for i, row in enumerate(seen.values)]
-        return replace(seen, values=torch.stack(rows))
+        covered = self._covered(seen.layout)
+        values = seen.values.clone()
+        for i, row in enumerate(values):
+            row[covered] = self._one(row[covered], key.fold("noise", i))
+        return replace(seen, values=values)
+
+    def _covered(self, layout: Layout) -> slice | Tensor:
+        """The places of a row that get noise."""
+        if not self.layers:
+            return slice(None)
+        owners = [name.rpartition(".")[0] for name in layout.names]
+        if unknown := set(self.layers) - set(owners):
+            raise ExhumeError(
+                f"layers: {', '.join(sorted(unknown))} not in this update; it has "
+                f"{', '.join(dict.fromkeys(owners))}"
+            )
+        chosen = [owner in self.layers for owner in owners]
+        sizes = [prod(shape) for shape in layout.shapes]
+        return torch.repeat_interleave(torch.tensor(chosen), torch.tensor(sizes))
 
     def _one(self, row: Tensor, key: Key) -> Tensor:
         noise = torch.randn(row.shape, generator=key.generator(), dtype=row.dtype)

@@ -120,7 +120,13 @@ def _view(run: Path, *, redact: bool) -> dict[str, Any]:
 def _of_audit(result: Result) -> dict[str, Any]:
     facts = [Row(words.humanise(k), words.measured(k, v)) for k, v in result.victim.items()]
     names = {attack.spec.id: attack.spec.name for attack in result.attacks}
-    return {"tone": TONES[result.verdict.word], "victim": facts, "metrics": [], "names": names}
+    return {
+        "tone": TONES[result.verdict.word],
+        "victim": facts,
+        "metrics": [],
+        "names": names,
+        "beside": [attack.beside for attack in result.attacks if attack.beside],
+    }
 
 
 def _of_study(result: StudyResult) -> dict[str, Any]:

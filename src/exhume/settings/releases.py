@@ -124,6 +124,11 @@ class UpdateSettings(Section):
     delta: str = setting(*_DELTA, file=True)
     scaling: float = setting(*_SCALING, example=2.0)
     made: int = setting(0, "Instead of files: updates to make here, of --data.", least=0)
+    server: str = setting(
+        "honest",
+        "chooses: also make updates at weights that a malicious server chose; beside the verdict.",
+        choices=("honest", "chooses"),
+    )
     rate: float = setting(0.0, "Learning rate of the client's SGD.")
     steps: int = setting(1, "Its local steps.", least=1)
     loss: str = setting(
@@ -204,6 +209,10 @@ class UpdateSettings(Section):
             raise ExhumeError("made: updates are given, or made here, not both")
         if self.made and (self.data == "" or not self.batch_size):
             raise ExhumeError("made: say with --data and --batch-size what updates are made of")
+        if self.server == "chooses" and not self.made:
+            raise ExhumeError(
+                "server: an update that was sent has its weights; chooses needs --made"
+            )
         if not (self.after or self.update or self.made or tuned):
             raise ExhumeError("update: give a gradient, a recorded folder, or --before and --after")
         if self.steps > 1 and not (self.after or tuned):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.attacks.gradient.span.basis import deflate, span_of_slopes
+from exhume.attacks.gradient.span.basis import span_of_slopes
 from exhume.attacks.gradient.span.gates import CERTAIN
 from exhume.attacks.gradient.span.polish import polish
 from exhume.attacks.gradient.span.recurring import recurring_gates
@@ -11,6 +11,7 @@ from exhume.attacks.gradient.span.regression import Samples
 from exhume.attacks.gradient.span.solve import EXACT, solve_gates, solve_smooth
 from exhume.attacks.gradient.tensor.cp import have_tensorly
 from exhume.attacks.gradient.tensor.decompose import METHODS, decompose
+from exhume.attacks.gradient.tensor.spans import deflate
 from exhume.contract import ExhumeError, Key, NotApplicable
 from exhume.models.activations import activation
 

@@ -7,6 +7,7 @@ from planted_gradients import attacked, unit_batches
 from exhume.attacks.gradient.decoder import decode, features_below
 from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.attacks.gradient.tensor.attack import TensorAttack
+from exhume.attacks.gradient.tensor.rows import DrawnRows, blocks
 from exhume.contract import (
     ExhumeError,
     Gradient,
@@ -16,6 +17,7 @@ from exhume.contract import (
     QueryingAttack,
     Weights,
 )
+from exhume.defences.release import NoiseRelease
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.models.two_layer import TwoLayer
@@ -171,3 +173,59 @@ def test_too_few_neurons_are_said_to_be_too_few(key):
     found, _ = attacked(TensorAttack(), network, unit_batches(1, 8, (30,), 2, key), key)
     assert found.status.outcome is Outcome.NOT_APPLICABLE
     assert "too few neurons" in found.status.reason
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_several_outputs_are_decomposed_jointly(activation, key):
+    """Each output has noise of its own, so that ten tell more than their combination."""
+    batches = unit_batches(1, 3, (16,), 10, key, positive=activation == "tanh")
+    network = TwoLayer((16,), 6000, 10, activation)
+    release, secret = release_batches(network, TensorAttack().query(network, key), batches)
+    noisy = NoiseRelease(1.0, ("fc2",)).protect(release, key)
+    known = Knowledge(architecture=network)
+    errors = {}
+    for jointly in (False, True):
+        attack = TensorAttack(jointly=jointly, largest=6, nonnegative=activation == "tanh")
+        found = attack.prepare(known, key=key, store=NullStore()).run(noisy)
+        errors[jointly] = float(score_batches(secret, found).errors.mean())
+        assert int(found.real.sum()) == 3 or not jointly
+    assert errors[True] < 0.2
+    assert errors[True] < 0.8 * errors[False]
+
+
+def test_joint_outputs_need_no_pattern_of_outer_weights(key):
+    batches = unit_batches(1, 3, (16,), 10, key)
+    network = TwoLayer((16,), 8000, 10, "relu")
+    named = {
+        n: p.clone() for n, p in network.layout.split(TensorAttack().query(network, key)).items()
+    }
+    drawn = torch.randn(named["fc2.weight"].shape, generator=key.fold("outer").generator())
+    release, secret = release_batches(
+        network, network.layout.join(named | {"fc2.weight": drawn / 8000}), batches
+    )
+    known = Knowledge(architecture=network)
+    with pytest.raises(NotApplicable, match="weigh the neurons differently"):
+        TensorAttack().prepare(known, key=key, store=NullStore()).run(release)
+    found = TensorAttack(jointly=True).prepare(known, key=key, store=NullStore()).run(release)
+    assert float(score_batches(secret, found).errors.max()) < 0.2
+
+
+def test_weights_that_are_drawn_block_by_block(key):
+    """The same rows whenever they are read, in parts and as a whole; the same records as from a tensor."""
+    rows = DrawnRows(key, 6000, 16)
+    whole = torch.cat(list(blocks(rows)))
+    assert whole.shape == rows.shape == (6000, 16)
+    assert torch.equal(torch.cat(list(blocks(rows[2048:5000]))), whole[2048:5000])
+    with pytest.raises(ExhumeError, match="a part begins at a multiple of 2048, not at 5"):
+        rows[5:]
+    network = TwoLayer((16,), 6000, 1, "relu")
+    records = unit_batches(1, 3, (16,), 2, key).inputs[0]
+    outputs = torch.tensor([[0.5, -0.7, 0.4]]) @ torch.relu(records @ whole.T)
+    drawn, held = (
+        TensorAttack().records_behind(network, each, outputs.double(), key)
+        for each in (rows, whole)
+    )
+    assert torch.allclose(drawn, held, atol=1e-5)
+    assert float((drawn @ records.T).max(0).values.min()) > 0.98
+    with pytest.raises(NotApplicable, match="stands out from noise"):
+        TensorAttack().records_behind(network, rows, torch.ones(1, 6000).double(), key)

@@ -57,6 +57,17 @@ def test_defences(tmp_path):
     assert metrics["prune.0.9.span.recovered"] < 1
 
 
+def test_noise(tmp_path):
+    metrics, holds = run("gradient-noise", tmp_path)
+    assert holds["span.relu"]  # dL/dW is as it was
+    for name in ("relu", "tanh"):
+        row = f"{name}.m8192.b2"
+        assert metrics[f"{row}.none.fitted_error"] < 1e-3 < metrics[f"{row}.none.error"]
+        assert metrics[f"{row}.none.error"] < metrics[f"{row}.last.error"]
+    assert metrics["relu.m32768.b2.last.error"] < metrics["relu.m8192.b2.last.error"]
+    assert metrics["images.digits.m8192.last.worst_error"] <= 2**0.5
+
+
 def test_deep(tmp_path):
     metrics, holds = run("gradient-deep", tmp_path)
     assert holds == {"features": True, "records": True}

@@ -9,6 +9,7 @@ queried a_cj = alpha_c / m, into one function F with values sum_c alpha_c dL/da_
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -40,15 +41,27 @@ class TwoLast:
         whole = math.prod(self.architecture.input_shape) == self.inputs and self.first == "fc1"
         return tuple(self.architecture.input_shape) if whole else (self.inputs,)
 
+    def last(self, gradient: Tensor, parameters: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        """(m, d) hidden weights and (c, m) dL/da of one release, whatever the outer weights are."""
+        at, got = (self.architecture.layout.split(flat) for flat in (parameters, gradient))
+        outputs = got[f"{self.second}.weight"].double()
+        if not bool(torch.isfinite(outputs).all()):
+            raise ExhumeError(f"release {index}: the gradient holds NaN or infinite values")
+        return self._with_bias(at), outputs
+
+    def _with_bias(self, named: Mapping[str, Tensor]) -> Tensor:
+        """(m, d) of the first of the two layers; the last column is its bias, where there is one."""
+        weights = named[f"{self.first}.weight"]
+        if not self.biased:
+            return weights
+        return torch.cat([weights, named[f"{self.first}.bias"][:, None]], 1)
+
     def observe(self, gradient: Tensor, parameters: Tensor, index: int) -> Observation:
         """One release (p,) and the parameters (p,) it was taken at, in fp64."""
         at, got = (self.architecture.layout.split(flat) for flat in (parameters, gradient))
         if not bool(torch.isfinite(gradient).all()):
             raise ExhumeError(f"release {index}: the gradient holds NaN or infinite values")
-        weights, slopes = at[f"{self.first}.weight"], got[f"{self.first}.weight"]
-        if self.biased:
-            weights = torch.cat([weights, at[f"{self.first}.bias"][:, None]], 1)
-            slopes = torch.cat([slopes, got[f"{self.first}.bias"][:, None]], 1)
+        weights, slopes = self._with_bias(at), self._with_bias(got)
         outer = at[f"{self.second}.weight"].double()
         alpha, pattern = _split_outer(outer)
         values = got[f"{self.second}.weight"].double()

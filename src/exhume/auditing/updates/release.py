@@ -33,6 +33,7 @@ from exhume.auditing.updates.reading import (
     private_records,
     reading_of,
 )
+from exhume.auditing.updates.server import SERVER, chosen_weights
 from exhume.choices import recipe_for, threads_for
 from exhume.contract import (
     Architecture,
@@ -179,7 +180,7 @@ class UpdateRelease(AuditedRelease):
         def run(folder: RunFolder, progress: Progress) -> list[Findings]:
             return attack_updates(self, folder, progress)
 
-        return [
+        options = [
             AttackOption(
                 "updates",
                 _TEXTS if self.of_texts else _RECORDS,
@@ -191,6 +192,20 @@ class UpdateRelease(AuditedRelease):
                 tests=len(self.attacks()),
             )
         ]
+        return options + ([self._server()] if self.settings.server == "chooses" else [])
+
+    def _server(self) -> AttackOption:
+        """Beside the verdict: no line-up that it is judged by."""
+
+        def run(folder: RunFolder, progress: Progress) -> list[Findings]:
+            assert self.truth is not None  # updates are made here, of records
+            key = Key.from_seed(self.settings.seed).fold("server")
+            network = self.cases[0].architecture
+            return [chosen_weights(network, self.truth, key, folder, progress)]
+
+        records, seconds = sum(case.batch_size or 0 for case in self.cases), 5.0 * len(self.cases)
+        threat = "sees a client's update at weights that it chose itself"
+        return AttackOption(SERVER.id, SERVER.name, threat, seconds, run, records=records, tests=0)
 
     def ladder(self) -> Ladder | None:
         from exhume.auditing.updates.ladder import update_ladder  # it goes on from this class

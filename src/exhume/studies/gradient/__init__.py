@@ -6,6 +6,7 @@ from exhume.studies.gradient import (
     deep,
     defences,
     networks,
+    noise,
     query,
     start,
     tensor,
@@ -15,5 +16,6 @@ from exhume.studies.gradient import (
 __all__ = ["STUDIES"]
 
 STUDIES = tuple(
-    study.STUDY for study in (tensor, batch, start, query, defences, deep, client, tokens, networks)
+    study.STUDY
+    for study in (tensor, batch, start, query, defences, noise, deep, client, tokens, networks)
 )

@@ -10,7 +10,7 @@ from exhume.score.intervals import clopper_pearson
 from exhume.studies.arms import mounted
 from exhume.victims.gradient import cut_batches, keep_batches
 
-__all__ = ["attacked", "even_odd_batches", "recovered_range", "utility"]
+__all__ = ["attacked", "even_odd_batches", "recovered_range", "unit_vectors", "utility"]
 
 
 def even_odd_batches(
@@ -23,6 +23,14 @@ def even_odd_batches(
         norms = inputs.flatten(1).norm(dim=1)
         inputs = inputs / norms.reshape(-1, *([1] * (inputs.ndim - 1)))
     return cut_batches(Records(inputs, records.labels[picked] % 2, ("even", "odd")), size)
+
+
+def unit_vectors(d: int, batch: int, key: Key, *, classes: int = 2) -> Records:
+    """(1, batch, d) of unit norm, uniform."""
+    draws = torch.randn(1, batch, d, generator=key.fold("records").generator())
+    labels = torch.randint(classes, (1, batch), generator=key.fold("labels").generator())
+    names = tuple(str(i) for i in range(classes))
+    return Records(draws / draws.norm(dim=2, keepdim=True), labels, names)
 
 
 def attacked(

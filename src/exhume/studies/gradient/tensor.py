@@ -23,7 +23,7 @@ from exhume.contract import Key, Records
 from exhume.models.two_layer import TwoLayer
 from exhume.studies.claims import flattened, mean_of
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
-from exhume.studies.gradient.batches import attacked, even_odd_batches
+from exhume.studies.gradient.batches import attacked, even_odd_batches, unit_vectors
 from exhume.victims.gradient import release_batches
 
 __all__ = ["STUDY"]
@@ -110,14 +110,7 @@ def _run(run: Run[_Setting]) -> Outcome:
 def _place(run: Run[_Setting], job: tuple[int, int, int]) -> _Row:
     """One number of neurons and of inputs, with one seed."""
     (m, d, i), batch = job, run.setting.batch
-    return _both(_vectors(d, batch, run.key.fold(i)), m, run.key.fold(i))
-
-
-def _vectors(d: int, batch: int, key: Key) -> Records:
-    """(1, batch, d) of unit norm, uniform."""
-    draws = torch.randn(1, batch, d, generator=key.fold("records").generator())
-    labels = torch.randint(2, (1, batch), generator=key.fold("labels").generator())
-    return Records(draws / draws.norm(dim=2, keepdim=True), labels, ("0", "1"))
+    return _both(unit_vectors(d, batch, run.key.fold(i)), m, run.key.fold(i))
 
 
 def _both(records: Records, m: int, key: Key) -> _Row:
@@ -185,7 +178,7 @@ def _method(run: Run[_Setting], method: str) -> dict[str, float]:
     for batch, name in product((setting.batch, 2 * setting.batch), _ORDERS):
         rows = []
         for key in (run.key.fold("methods", i) for i in range(2)):
-            records = _vectors(setting.inputs[0], batch, key)
+            records = unit_vectors(setting.inputs[0], batch, key)
             at = TensorAttack().query(TwoLayer(records.shape, m), key)
             rows.append(_one(name, records, m, at, key, method=method))
         mean = mean_of(rows)

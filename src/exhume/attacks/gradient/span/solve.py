@@ -24,6 +24,7 @@ __all__ = ["EXACT", "directions_of", "moment_of", "solve_gates", "solve_smooth"]
 EXACT = 1e-4  # misfit below which a fit is the answer: rounding of fp32 leaves 1e-7 to 1e-6
 _ROUNDS = 6
 _LARGEST = 40  # records for which moments of order 4 are formed: B^4 numbers
+_SIGNS = 16  # records whose signs are all tried
 _NO_SECOND = 1e-6  # c_2 of an odd activation, up to quadrature
 _FEWEST, _EACH = 320, 20  # neurons used as equations, at least and a record, of B^2 + B unknowns
 
@@ -101,23 +102,50 @@ def moment_of(activation: Activation, records: Tensor, strengths: Tensor, order:
     return found.sum(0).reshape((records.shape[1],) * order)
 
 
-def directions_of(activation: Activation, terms: Terms, moments: list[Tensor]) -> Tensor:
-    """(b, q) with the signs that the decomposed moment leaves open.
+def directions_of(activation: Activation, terms: Terms, *outputs: list[Tensor]) -> Tensor:
+    """(b, q) with the signs that the decomposed moments leave open. outputs: the moments of each.
 
     Order 4 gives the sign of r_i, and T_1 = sum_i r_i c_1 u_i then that of u_i. Order 3 gives the sign of
     r_i u_i, and T_2 = sum_i r_i c_2 u_i u_i^T that of r_i; an odd activation has no T_2 and leaves it
-    open: (x, r) and (-x, -r) are the same function.
+    open: (x, r) and (-x, -r) are the same function. With a constant, as the sigmoid's half, they are not:
+    T_0 = c_0 sum_i r_i.
     """
-    order, c, units = len(moments) - 1, coefficients(activation), terms.directions
-    if order == 4:
-        other = least_squares(units.T, moments[1][:, None])[:, 0]
-        agree = c[1] * c[4]
-    else:
-        gram = (units @ units.T).square()
-        values = ((units @ moments[2]) * units).sum(1)
-        other = least_squares(gram, values[:, None])[:, 0]
-        agree = c[2] * c[3]
-        if abs(c[2]) < _NO_SECOND:
+    order, c, units = len(outputs[0]) - 1, coefficients(activation), terms.directions
+    if order == 3 and abs(c[2]) < _NO_SECOND:
+        if abs(c[0]) < _NO_SECOND or len(units) > _SIGNS:
             return units
-    signs = torch.sign(other * terms.weights) * (1.0 if agree > 0 else -1.0)
+        third = terms.weights.reshape(len(outputs), -1) / c[3]
+        first = torch.stack([_first_weights(units, moments) for moments in outputs]) / c[1]
+        # c_1 grows as the norm and c_3 as its cube: their ratio is the square of the usual norm
+        norm = float((third / first).abs().median().sqrt())
+        constants = torch.stack([moments[0] for moments in outputs]) / c[0]
+        return units * _signs_by_constant(first / norm, constants)[:, None]
+    agree = c[1] * c[4] if order == 4 else c[2] * c[3]
+    votes = torch.zeros_like(units[:, 0])
+    for weights, moments in zip(terms.weights.reshape(len(outputs), -1), outputs, strict=True):
+        votes += weights * _other_weights(units, moments)
+    signs = torch.sign(votes) * (1.0 if agree > 0 else -1.0)
     return units * torch.where(signs == 0, torch.ones_like(signs), signs)[:, None]
+
+
+def _signs_by_constant(strengths: Tensor, constants: Tensor) -> Tensor:
+    """(b,) the signs s for which sum_i s_i r_ki of all outputs (c, b) comes closest to (c,) constants."""
+    count = strengths.shape[1]
+    bits = torch.arange(2**count)[:, None] >> torch.arange(count)
+    signs = 1.0 - 2.0 * (bits & 1).to(strengths)
+    away = (signs @ strengths.T - constants).square().sum(1)
+    return signs[int(away.argmin())]
+
+
+def _first_weights(units: Tensor, moments: list[Tensor]) -> Tensor:
+    """(b,) of the directions in T_1."""
+    return least_squares(units.T, moments[1][:, None])[:, 0]
+
+
+def _other_weights(units: Tensor, moments: list[Tensor]) -> Tensor:
+    """(b,) of the directions in T_1, beside order 4, or in T_2, beside order 3."""
+    if len(moments) == 5:
+        return _first_weights(units, moments)
+    gram = (units @ units.T).square()
+    values = ((units @ moments[2]) * units).sum(1)
+    return least_squares(gram, values[:, None])[:, 0]

@@ -18,16 +18,36 @@ from torch import Tensor
 
 from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.attacks.gradient.reading import TwoLast, query_parameters, two_last
-from exhume.attacks.gradient.span.basis import deflate, deviation, project, span_of_moments
+from exhume.attacks.gradient.span.polish import polish
 from exhume.attacks.gradient.span.regression import Samples, fit_moments
 from exhume.attacks.gradient.span.signs_and_norms import odd
 from exhume.attacks.gradient.span.solve import directions_of
-from exhume.attacks.gradient.tensor.decompose import decompose
+from exhume.attacks.gradient.tensor.decompose import Terms, decompose, decompose_jointly
 from exhume.attacks.gradient.tensor.hermite import coefficients, order_for
-from exhume.contract import Architecture, Key, Knowledge, NotApplicable, Progress, Store, silent
+from exhume.attacks.gradient.tensor.rows import Rows
+from exhume.attacks.gradient.tensor.spans import (
+    deflate,
+    deviation,
+    project,
+    span_of_joint_moments,
+    span_of_moments,
+)
+from exhume.contract import (
+    Architecture,
+    ExhumeError,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Progress,
+    Store,
+    silent,
+)
 
 __all__ = ["TensorAttack"]
 
+_OUTPUTS = 16  # functions that are decomposed jointly, at most
+_NUMBERS = 1 << 25  # of the Jacobian of the fit, at most
+_EQUATIONS, _STEPS = 4, 30  # neurons an unknown of the fit, at least; and its steps
 _FEWEST = 2  # neurons an input: with fewer, taking out order 1 leaves nothing to go by
 
 
@@ -47,9 +67,28 @@ class TensorAttack:
     largest: int = 16  # batch size that can be found
     method: str = "joint"  # see decompose.METHODS
     nonnegative: bool = True  # records are images: the sign where nothing else gives it
+    jointly: bool = False  # C outputs are C tensors with common parts; else made one function
+    refined: bool = False  # go on from the estimate with a fit of dL/da (Wang23's last step)
+
+    def __post_init__(self) -> None:
+        if self.jointly and self.refined:
+            raise ExhumeError("jointly, refined: the fit is of one function; say one of the two")
 
     def query(self, architecture: Architecture, key: Key) -> Tensor:
         return query_parameters(architecture, self.spread, key)
+
+    def records_behind(
+        self, architecture: Architecture, weights: Rows, outputs: Tensor, key: Key
+    ) -> Tensor:
+        """(b, *shape) from (c, m) dL/da at hidden weights of N(0, 1), which may be drawn block by block.
+
+        For networks whose weights fill the memory; raises `NotApplicable`.
+        """
+        found = _Inversion(self, two_last(architecture), key)
+        batch = found.behind(weights, outputs, self.norm, weights.dtype)
+        if batch.refused is not None:
+            raise batch.refused
+        return batch.records
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
@@ -67,12 +106,19 @@ class _Inversion:
     key: Key
 
     def one(self, gradient: Tensor, parameters: Tensor, index: int) -> Batch:
-        """What one gradient gives: all records, or what can be identified and why not more."""
-        seen, dtype = self.view.observe(gradient, parameters, index), gradient.dtype
-        spread = deviation(seen.weights)
-        weights = seen.weights if spread == 1 else seen.weights / spread
-        size = spread * self.attack.norm
-        values, slope = deflate(weights, seen.values)
+        weights, outputs = self._functions(gradient, parameters, index)
+        spread = deviation(weights)
+        weights = weights if spread == 1 else weights / spread
+        return self.behind(weights, outputs, spread * self.attack.norm, gradient.dtype)
+
+    def behind(self, weights: Rows, outputs: Tensor, size: float, dtype: torch.dtype) -> Batch:
+        """What (c, m) outputs give: all records, or what can be identified and why not more."""
+        fits = [deflate(weights, each) for each in outputs]
+        values, slopes = (torch.stack(parts) for parts in zip(*fits, strict=True))
+        means = outputs.mean(1)
+        if len(outputs) > 1:
+            axes = _principal(values)
+            values, slopes, means = axes.T @ values, axes.T @ slopes, axes.T @ means
         m, d = weights.shape
         observed = {"expected_error": math.sqrt(d / m)}
         c = coefficients(self.view.activation, size)
@@ -80,19 +126,23 @@ class _Inversion:
         try:
             order = order_for(self.view.activation, size)
         except NotApplicable as why:
-            rows = slope[None] if not even else self._span(weights, values, slope, even).T
+            rows = slopes[:1] if not even else self._span(weights, values, slopes, even).T
             return self._batch(rows, dtype, observed, why)
         try:
             if m < _FEWEST * d:
                 raise NotApplicable(f"{m} neurons for {d} inputs: too few neurons", ever=True)
-            basis = self._span(weights, values, slope, even)
+            basis = self._span(weights, values, slopes, even)
         except NotApplicable as why:
-            return self._batch(slope.new_zeros(0, d), dtype, observed, why)
+            return self._batch(slopes.new_zeros(0, d), dtype, observed, why)
         points = project(weights, basis)
-        samples = Samples(points, values + points @ (basis.T @ slope))
-        moments = fit_moments(samples, order)
-        terms = decompose(moments[order], method=self.attack.method, key=self.key.fold("terms"))
-        units = directions_of(self.view.activation, terms, moments) @ basis.T
+        moments = [
+            fit_moments(Samples(points, mean + each + points @ (basis.T @ slope)), order)
+            for mean, each, slope in zip(means, values, slopes, strict=True)
+        ]
+        terms = self._decomposed([each[order] for each in moments])
+        units = directions_of(self.view.activation, terms, *moments) @ basis.T
+        if self.attack.refined:
+            units = self._refined(weights, outputs[0], size * units) / size
         if self.view.biased:
             units = units / units[:, -1:]
         elif odd(self.view.activation) and self.attack.nonnegative:
@@ -100,11 +150,34 @@ class _Inversion:
         observed |= {"batch_size": float(len(units)), "order": float(order), "misfit": terms.misfit}
         return self._batch(units, dtype, observed, None, -terms.misfit)
 
-    def _span(self, weights: Tensor, values: Tensor, slope: Tensor, even: bool) -> Tensor:
-        key = self.key.fold("span")
-        return span_of_moments(
-            weights, values, slope, even=even, largest=self.attack.largest, key=key
-        )
+    def _refined(self, weights: Rows, values: Tensor, start: Tensor) -> Tensor:
+        """(b, d) where dL/da fits best, its slopes r_i fitted along; the start, where equations are few."""
+        rows = min(len(weights), _NUMBERS // start.numel())
+        if not isinstance(weights, Tensor) or rows < _EQUATIONS * start.numel():
+            return start
+        samples = Samples(weights[:rows].double(), values[:rows])
+        return polish(self.view.activation, samples, start, _STEPS).records
+
+    def _functions(self, gradient: Tensor, parameters: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        """(m, d) weights, and (c, m) what is seen of them: each output, or all combined into one."""
+        if self.attack.jointly:
+            return self.view.last(gradient, parameters, index)
+        seen = self.view.observe(gradient, parameters, index)
+        return seen.weights, seen.values[None]
+
+    def _decomposed(self, tensors: list[Tensor]) -> Terms:
+        key = self.key.fold("terms")
+        if len(tensors) > 1:
+            return decompose_jointly(torch.stack(tensors), key=key)
+        return decompose(tensors[0], method=self.attack.method, key=key)
+
+    def _span(self, weights: Rows, values: Tensor, slopes: Tensor, even: bool) -> Tensor:
+        key, largest = self.key.fold("span"), self.attack.largest
+        if len(values) > 1:
+            return span_of_joint_moments(
+                weights, values, slopes, even=even, largest=largest, key=key
+            )
+        return span_of_moments(weights, values[0], slopes[0], even=even, largest=largest, key=key)
 
     def _batch(
         self,
@@ -118,3 +191,9 @@ class _Inversion:
         records = (scale * rows[:, : self.view.inputs]).to(dtype).reshape(-1, *self.view.shape)
         sure = torch.full((len(rows),), confidence, dtype=torch.float64)
         return Batch(records, sure, observed, refused=why)
+
+
+def _principal(values: Tensor) -> Tensor:
+    """(c, k) axes along which functions (c, m) are uncorrelated, the largest first."""
+    axes: Tensor = torch.linalg.eigh(values @ values.T)[1].flip(1)[:, :_OUTPUTS]
+    return axes

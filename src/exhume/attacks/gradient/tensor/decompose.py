@@ -23,7 +23,7 @@ from exhume.attacks.gradient.tensor.least_squares import least_squares
 from exhume.attacks.gradient.tensor.newton import refine_terms
 from exhume.contract import ExhumeError, Key
 
-__all__ = ["METHODS", "Terms", "decompose"]
+__all__ = ["METHODS", "Terms", "decompose", "decompose_jointly"]
 
 METHODS = ("joint", "newton", "jennrich", "power", "cp")
 _DRAWS = 12  # of random contractions, for "joint"
@@ -36,7 +36,7 @@ _POWER_STEPS = 60
 @dataclass(frozen=True, eq=False)
 class Terms:
     directions: Tensor  # (b, q) unit rows
-    weights: Tensor  # (b,) lambda
+    weights: Tensor  # (b,) lambda; of several tensors (c, b)
     misfit: float  # norm of what is left, over the tensor's
 
 
@@ -61,13 +61,40 @@ def decompose(tensor: Tensor, *, method: str = "joint", key: Key) -> Terms:
     return min(draws, key=lambda terms: terms.misfit)
 
 
+def decompose_jointly(tensors: Tensor, *, key: Key) -> Terms:
+    """(c, q, ..., q), the same directions in all: T_k = sum_i lambda_ki u_i^{(p)}.
+
+    Alternating least squares: row i of every tensor's half step is a multiple of u_i, their common direction.
+    """
+    draws = []
+    for i in range(_DRAWS):
+        mix = torch.randn(
+            len(tensors), dtype=tensors.dtype, generator=key.fold("mix", i).generator()
+        )
+        directions = _eigenvectors(torch.tensordot(mix, tensors, 1), key.fold("draw", i))
+        for _ in range(_SWEEPS):
+            directions = _half_step(tensors, directions)
+        each = [_fitted(tensor, directions) for tensor in tensors]
+        left = sum((t.misfit * float(x.norm())) ** 2 for t, x in zip(each, tensors, strict=True))
+        misfit = (left / float(tensors.square().sum())) ** 0.5
+        draws.append(Terms(directions, torch.stack([t.weights for t in each]), misfit))
+    return min(draws, key=lambda terms: terms.misfit)
+
+
+def _half_step(tensors: Tensor, directions: Tensor) -> Tensor:
+    gram = (directions @ directions.T) ** (tensors.ndim - 2)
+    rows = [least_squares(gram, _apply(tensor, directions)) for tensor in tensors]
+    fresh: Tensor = torch.linalg.svd(torch.stack(rows, 1), full_matrices=False)[2][:, 0]
+    return fresh
+
+
 def _fitted(tensor: Tensor, directions: Tensor) -> Terms:
     """The weights by least squares: the Gram matrix of the rank-one tensors is (U U^T)^p."""
     p = tensor.ndim
     gram = (directions @ directions.T) ** p
     weights = least_squares(gram, _evaluate(tensor, directions)[:, None])[:, 0]
     left = tensor - _compose(weights, directions, p)
-    return Terms(directions, weights, float(left.norm() / tensor.norm()))
+    return Terms(directions, weights, float(left.norm() / tensor.norm().clamp_min(1e-300)))
 
 
 def _powers(vectors: Tensor, power: int) -> Tensor:

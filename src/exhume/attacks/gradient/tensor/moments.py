@@ -16,18 +16,16 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from exhume.attacks.gradient.tensor.rows import BLOCK, Rows, blocks
+
 __all__ = ["first", "second_on", "third_on"]
 
-_BLOCK = 1 << 11
+
+def _blocks(weights: Rows, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(blocks(weights), torch.split(values.to(weights.dtype), BLOCK), strict=True)
 
 
-def _blocks(weights: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    for start in range(0, len(weights), _BLOCK):
-        cut = slice(start, start + _BLOCK)
-        yield weights[cut], values[cut].to(weights.dtype)
-
-
-def first(weights: Tensor, values: Tensor) -> Tensor:
+def first(weights: Rows, values: Tensor) -> Tensor:
     """(d,) T_1, from weights (m, d) and g (m,)."""
     total = torch.zeros(weights.shape[1], dtype=values.dtype)
     for w, g in _blocks(weights, values):
@@ -35,7 +33,7 @@ def first(weights: Tensor, values: Tensor) -> Tensor:
     return total / len(values)
 
 
-def second_on(weights: Tensor, values: Tensor, basis: Tensor) -> Tensor:
+def second_on(weights: Rows, values: Tensor, basis: Tensor) -> Tensor:
     """(d, q) T_2 V for V (d, q)."""
     total = torch.zeros_like(basis)
     for w, g in _blocks(weights, values):
@@ -43,7 +41,7 @@ def second_on(weights: Tensor, values: Tensor, basis: Tensor) -> Tensor:
     return total / len(values) - values.mean() * basis
 
 
-def third_on(weights: Tensor, values: Tensor, basis: Tensor) -> Tensor:
+def third_on(weights: Rows, values: Tensor, basis: Tensor) -> Tensor:
     """(d, q, q) T_3(I, V, V) for an orthonormal V (d, q)."""
     d, q = basis.shape
     total = basis.new_zeros(d, q * q)
