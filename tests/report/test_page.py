@@ -360,3 +360,20 @@ def test_intervals_join_their_metric() -> None:
         ("Odd", "3"),
         ("Low", "1"),
     ]
+
+
+def test_what_does_not_apply_is_one_line_and_the_strongest_comes_first(make_run: MakeRun) -> None:
+    status = {"outcome": "not applicable", "reason": "No patches.", "ever": False}
+    weak = {"successes": 1, "trials": 10, "share": 0.1, "low": 0.0, "high": 0.4}
+    strong = weak | {"successes": 9, "share": 0.9}
+    attacks = [
+        attack(name="Refused", status=status, metrics={}, baselines=[], cost={}, evidence=None),
+        attack(name="Weak", leak=weak, evidence=None),
+        attack(name="Strong", leak=strong, evidence=None),
+    ]
+    text = drawn(make_run(audit(attacks=attacks)))
+    assert "1 attack does not apply here" in text
+    assert "No patches. No further knowledge would change this." in text
+    assert text.count("The adversary") == 1
+    assert text.index(">Strong</h2>") < text.index(">Weak</h2>")
+    assert ">Refused</h2>" not in text

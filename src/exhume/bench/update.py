@@ -55,7 +55,9 @@ def _measure(case: Case) -> dict[str, Any]:
         )
         return seconds, score_batches(secret, found).metrics()["psnr"]
 
-    matching = GradientMatching(steps=case.matching, restarts=1, variation=1e-3)
+    matching = GradientMatching(
+        steps=case.matching, restarts=1, signed=True, variation=0.03, falls=1e-3
+    )
     baseline, bar = attacked(matching, case.batch)
     tries: list[tuple[float, float]] = []
     for steps in case.decoding:

@@ -63,6 +63,15 @@ def draw(run: Path, *, redact: bool = False) -> Path:
 
 
 @dataclass(frozen=True)
+class Adversary:
+    """What one adversary knew, and what its attacks saw."""
+
+    attacks: list[str]
+    sees: list[str]
+    knows: list[str]
+
+
+@dataclass(frozen=True)
 class AttackView:
     """One attack: what its result says, and what its evidence shows."""
 
@@ -100,11 +109,17 @@ def _view(run: Path, *, redact: bool) -> dict[str, Any]:
         )
     ]
     limits = next((attack.limits for attack in result.attacks if attack.limits), None)
+    refused = [section for section in sections if not section.attack.applies]
+    sections = [section for section in sections if section.attack.applies]
+    if isinstance(result, Result):
+        sections.sort(key=_strength, reverse=True)
     return {
         "result": result,
         "redact": redact,
         "shows_records": any(section.gallery or section.texts for section in sections),
         "sections": sections,
+        "refused": refused,
+        "adversaries": _adversaries(sections or refused),
         "charts": [(chart.title, draw_chart(chart)) for chart in result.charts],
         "tiles": key_figures(result),
         "limits": limits,
@@ -115,6 +130,23 @@ def _view(run: Path, *, redact: bool) -> dict[str, Any]:
         **(_of_audit(result) if isinstance(result, Result) else _of_study(result)),
         "environment": [Row(k, show(v)) for k, v in _flat(environment)],
     }
+
+
+def _strength(section: AttackView) -> float:
+    leak = section.attack.leak
+    return leak.share if leak is not None and section.attack.counts else -1.0
+
+
+def _adversaries(sections: list[AttackView]) -> list[Adversary]:
+    """Attacks that know the same are one adversary's."""
+    found: dict[tuple[str, ...], Adversary] = {}
+    for section in sections:
+        one = found.setdefault(tuple(section.knows), Adversary([], [], section.knows))
+        one.attacks.append(section.attack.spec.name)
+        sees = section.attack.spec.sees
+        if sees and sees not in one.sees:
+            one.sees.append(sees)
+    return [one for one in found.values() if one.sees or one.knows]
 
 
 def _of_audit(result: Result) -> dict[str, Any]:
