@@ -66,6 +66,7 @@ from exhume.models.drawing import he_normal
 from exhume.models.glm import softmax_regression
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.mlp import MLP
+from exhume.models.ordinary import VisionTransformer
 from exhume.models.own.module import ModuleArchitecture
 from exhume.models.own.text import TextModel
 from exhume.models.reconstructors import Dense
@@ -76,7 +77,6 @@ from exhume.models.two_layer import TwoLayer
 from exhume.naming import seeded_globals
 from exhume.score.batches import score_batches
 from exhume.store import NullStore
-from exhume.studies.gradient.zoo import VisionTransformer
 from exhume.train.dp import Privacy
 from exhume.train.glm import Optimum, Penalty
 from exhume.train.margin import MarginDescent

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from exhume import data
 from exhume.attacks.gradient.gated.decoding import FeatureDecoding
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.bench.entries import each_case, entry, timed
 from exhume.contract import Attack, Key, Knowledge, Progress, Records
+from exhume.models.ordinary import convnet
 from exhume.models.own.module import ModuleArchitecture
 from exhume.naming import seeded_globals
 from exhume.score.batches import score_batches
@@ -82,13 +82,7 @@ def _client(case: Case, key: Key) -> tuple[ModuleArchitecture, Records]:
     """A network at torch's start, and one batch of the set."""
     records = data.load(case.source)
     picked = torch.randperm(len(records), generator=key.generator())[: case.batch]
-    inputs, side = records.shape[0], records.shape[-1]
-    first, second = case.channels
     with seeded_globals(key.fold("weights")):
-        module = nn.Sequential(
-            *(nn.Conv2d(inputs, first, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(first, second, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-            *(nn.Linear(second * (side // 4) ** 2, 256), nn.ReLU(), nn.Linear(256, 10)),
-        )
+        module = convnet(records.shape[0], records.shape[-1], *case.channels)
     network = ModuleArchitecture.of(module, records.shape)
     return network, cut_batches(records[picked], case.batch)

@@ -22,19 +22,19 @@ from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.patches import PatchAttack
 from exhume.contract import Attack, Gradient, Key, Reconstruction, Records, Status
 from exhume.contract import Outcome as Ended
-from exhume.models.own.module import ModuleArchitecture
-from exhume.naming import seeded_globals
-from exhume.results import AttackSpec, Chart, Findings, Point, Section
-from exhume.score.lineup import Lineup, likeness
-from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
-from exhume.studies.gradient.batches import attacked
-from exhume.studies.gradient.zoo import (
+from exhume.models.ordinary import (
     ResNet,
     VisionTransformer,
     convnet,
     fully_connected,
     lenet,
 )
+from exhume.models.own.module import ModuleArchitecture
+from exhume.naming import seeded_globals
+from exhume.results import AttackSpec, Chart, Findings, Point, Section
+from exhume.score.lineup import Lineup, likeness
+from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
+from exhume.studies.gradient.batches import attacked
 from exhume.victims.gradient import cut_batches, release_batches
 from exhume.victims.norm_statistics import batch_statistics
 
