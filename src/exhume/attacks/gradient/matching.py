@@ -24,6 +24,7 @@ from exhume.attacks.gradient.labels import infer_labels
 from exhume.contract import (
     Architecture,
     Attack,
+    ClientTraining,
     ExhumeError,
     Key,
     Knowledge,
@@ -83,7 +84,7 @@ class GradientMatching:
         elif knowledge.batch_size is None:
             raise NotApplicable("gradient matching needs the batch size", ever=True)
         size = knowledge.batch_size
-        return PreparedMatching(self, architecture, size, started, key, progress)
+        return PreparedMatching(self, architecture, size, started, key, progress, knowledge.local)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,13 +95,16 @@ class PreparedMatching:
     start: Prepared | None
     key: Key
     progress: Progress
+    local: ClientTraining | None = None
 
     def run(self, releases: Release) -> Reconstruction:
         before = cache(lambda: None if self.start is None else self.start.run(releases))
 
         def invert(values: Tensor, at: Tensor, index: int) -> Batch:
             guess = self._starts(index, before(), values)
-            labels = infer_labels(values, at, self.architecture, guess.shape[1])
+            labels = None
+            if not self._squared:
+                labels = infer_labels(values, at, self.architecture, guess.shape[1])
             return self._search(values, at, guess, labels)
 
         shape, stage = tuple(self.architecture.input_shape), "matching gradients"
@@ -150,7 +154,9 @@ class PreparedMatching:
                 soft = soft - rate * state[1].move(across)
         ends = plain(records, soft)
         best = int(ends.argmin())
-        found = labels if labels is not None else _hard(soft[best])
+        found = labels
+        if found is None and not self._squared:
+            found = _hard(soft[best])
         confidence = (-ends[best]).double().expand(guess.shape[1])
         mismatch, before = float(ends[best]), float(earlier[best])
         settled = mismatch <= _SETTLED or mismatch > _FALLING * before
@@ -158,12 +164,28 @@ class PreparedMatching:
         observed = {"mismatch": mismatch, "fell": 1 - mismatch / max(before, 1e-30)}
         return Batch(records[best], confidence, observed, found, complete=complete)
 
+    @property
+    def _squared(self) -> bool:
+        return self.local is not None and self.local.squared
+
     def _outputs(self, at: Tensor) -> int:
         """Classes: the last trained layer need not be the last one."""
         zeros = at.new_zeros(2, *self.architecture.input_shape)
         named = self.architecture.layout.split(at)
         found: int = functional_call(self.architecture.build(), named, (zeros,)).shape[1]
         return found
+
+    def _update(
+        self,
+        gradient: Callable[[Tensor, Tensor, Tensor], Tensor],
+        at: Tensor,
+        records: Tensor,
+        targets: Tensor,
+    ) -> Tensor:
+        """(p,) what a client sends that trains on the records."""
+        if self.local is None:
+            return gradient(at, records, targets)
+        return self.local.simulated(gradient, at, records, targets)
 
     def _cost(
         self, values: Tensor, at: Tensor, *, searched: bool, plain: bool = False
@@ -173,6 +195,8 @@ class PreparedMatching:
 
         def loss(flat: Tensor, records: Tensor, targets: Tensor) -> Tensor:
             outputs = functional_call(module, layout.split(flat), (records,))
+            if self._squared:
+                return F.mse_loss(outputs, targets)
             if outputs.shape[1] == 1:
                 share = torch.sigmoid(targets) if searched else targets
                 return F.binary_cross_entropy_with_logits(outputs, share)
@@ -181,7 +205,7 @@ class PreparedMatching:
             return value
 
         def cost(records: Tensor, targets: Tensor) -> Tensor:
-            own = grad(loss)(at, records, targets)
+            own = self._update(grad(loss), at, records, targets)
             if self.attack.mismatch == "cosine":
                 value: Tensor = 1 - (own @ values) / (own.norm() * scale).clamp_min(1e-30)
             else:
