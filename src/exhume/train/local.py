@@ -2,7 +2,7 @@
 
     u = (theta_0 - theta_K) / (K · rate),     theta_{k+1} = theta_k - rate · g(theta_k)
 
-u is the gradient itself for one step. Epochs over smaller batches, momentum, weight decay, Adam and schedules:
+u is the gradient itself for one step. Epochs over smaller batches, momentum, weight decay, Adam, schedules:
 `routine.py`. Private: every record's gradient is clipped to norm C and N(0, (sigma C)^2) added to their
 sum, in every step (train/dp.py).
 """
@@ -74,6 +74,10 @@ class Steps:
     def several(self) -> bool:
         """More than one step, as far as that is known without the records."""
         return max(self.count, self.routine.epochs) > 1 or bool(self.routine.local_batch)
+
+    def rates(self, records: int | None) -> list[float]:
+        """Of the steps on so many records."""
+        return self.routine.rates(self.rate, self.routine.steps(self.count, records))
 
     def of(self, architecture: Architecture, reduction: str = "mean") -> LocalTraining:
         return LocalTraining(
@@ -181,9 +185,9 @@ class LocalTraining:
     ) -> Tensor:
         """(p,) the update that training on the records gives; differentiable.
 
-        gradient: (p,) of the mean loss, of parameters, records and targets. Every step sees all records, also
-        where a client's sees a batch of them: who searches for records knows no order, and all orders have the
-        same mean up to the rate.
+        gradient: (p,) of the mean loss, of parameters, records and targets. Every step sees all records,
+        also where a client's sees a batch of them: who searches for records knows no order, and all orders
+        have the same mean up to the rate.
         """
         rates = self.rates(len(records))
         live = None if self.live is None else self.live.to(at)

@@ -5,8 +5,8 @@ Plain SGD with momentum mu and weight decay lambda is linear in the gradients g_
     theta_K = D theta_0 - sum_k c_k g_k,        u = (D theta_0 - theta_K) / sum_k c_k
 
 D and the c_k are numbers that follow from the rates: the decay is subtracted exactly, and u is the average
-gradient, the later ones of less weight under momentum. Adam's first step is rate · g / (|g| + eps), which gives g
-back wherever eps is not lost in the rounding of the weights.
+gradient, the later ones of less weight under momentum. Adam's first step is rate · g / (|g| + eps), which
+gives g back wherever eps is not lost in the rounding of the weights.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Routine:
             raise ExhumeError("local_batch: say with epochs how often the client sees its records")
         if not 0 <= self.momentum < 1 or not self.weight_decay >= 0 or not self.eps > 0:
             raise ExhumeError(
-                f"momentum, weight_decay, eps: must be in [0, 1), at least 0 and above 0, got {self.momentum:g}, "
-                f"{self.weight_decay:g} and {self.eps:g}"
+                f"momentum, weight_decay, eps: must be in [0, 1), at least 0 and above 0, got "
+                f"{self.momentum:g}, {self.weight_decay:g} and {self.eps:g}"
             )
         if self.momentum and self.optimiser == "adam":
             raise ExhumeError("momentum: Adam has none besides its betas")
@@ -182,9 +182,9 @@ class Routine:
         lost = float((moved & (left < _CLEAR * rounding)).sum() / moved.sum().clamp_min(1))
         if lost > _LOST:
             raise ExhumeError(
-                f"optimiser: Adam's first step keeps the signs of the gradient, and {lost:.0%} of its sizes are "
-                f"lost in the rounding of the weights (eps {self.eps:g}, rate {rate:g}), so that nothing can be "
-                "read off it; send states of double precision"
+                f"optimiser: Adam's first step keeps the signs of the gradient, but {lost:.0%} of its sizes "
+                f"are lost in the rounding of the weights (eps {self.eps:g}, rate {rate:g}): only states in "
+                "double precision could be read"
             )
         slope = self.eps * step / left.clamp_min(_CLEAR * rounding.clamp_min(1e-300))
         return slope - self.weight_decay * start

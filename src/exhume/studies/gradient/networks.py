@@ -27,10 +27,10 @@ from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
 from exhume.studies.gradient.batches import attacked
 from exhume.victims.gradient import cut_batches, release_batches
 
-__all__ = ["STUDY"]
+__all__ = ["STUDY", "convnet", "identified_of", "mlp"]
 
 DEVIATIONS = (
-    "Gradients of one step at the network's own weights; no augmentation, no noise.",
+    "Gradients of one step at the network's own weights (fedavg: of several); no augmentation, no noise.",
     "Gradient matching is given the batch size; its steps take about as long as ours; see the seconds.",
 )
 _RECOVERED = 0.01  # relative error
@@ -38,7 +38,7 @@ _POOL = 4000  # records that strangers come from
 _TRAINING = 60  # steps of Adam on other records, for the trained network
 
 
-def _mlp(*widths: int) -> Callable[[], nn.Module]:
+def mlp(*widths: int) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         layers: list[nn.Module] = [nn.Flatten()]
         for fan_in, fan_out in pairwise(widths):
@@ -48,7 +48,7 @@ def _mlp(*widths: int) -> Callable[[], nn.Module]:
     return build
 
 
-def _convnet(inputs: int, side: int, first: int = 32, second: int = 64) -> nn.Module:
+def convnet(inputs: int, side: int, first: int = 32, second: int = 64) -> nn.Module:
     return nn.Sequential(
         *(nn.Conv2d(inputs, first, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(first, second, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
@@ -73,19 +73,19 @@ class _Network:
 
 
 _NETWORKS = {
-    "mlp": _Network(_mlp(784, 256, 10), "mnist", GateAttack()),
-    "mlp_wide": _Network(_mlp(784, 2048, 10), "mnist", GateAttack()),
-    "mlp_deep": _Network(_mlp(784, 256, 256, 10), "mnist", GateAttack()),
-    "mlp_trained": _Network(_mlp(784, 256, 10), "mnist", GateAttack(), trained=True),
-    "convnet": _Network(lambda: _convnet(3, 32), "cifar10", FeatureDecoding()),
+    "mlp": _Network(mlp(784, 256, 10), "mnist", GateAttack()),
+    "mlp_wide": _Network(mlp(784, 2048, 10), "mnist", GateAttack()),
+    "mlp_deep": _Network(mlp(784, 256, 256, 10), "mnist", GateAttack()),
+    "mlp_trained": _Network(mlp(784, 256, 10), "mnist", GateAttack(), trained=True),
+    "convnet": _Network(lambda: convnet(3, 32), "cifar10", FeatureDecoding()),
     "convnet.matching": _Network(
-        lambda: _convnet(3, 32),
+        lambda: convnet(3, 32),
         "cifar10",
         GradientMatching(steps=200, restarts=1, variation=1e-3),
     ),
     "lenet": _Network(_lenet, "cifar10", FeatureDecoding()),
-    "small": _Network(_mlp(64, 96, 10), "digits", GateAttack()),
-    "small_conv": _Network(lambda: _convnet(1, 8, 16, 32), "digits", FeatureDecoding(steps=300)),
+    "small": _Network(mlp(64, 96, 10), "digits", GateAttack()),
+    "small_conv": _Network(lambda: convnet(1, 8, 16, 32), "digits", FeatureDecoding(steps=300)),
 }
 
 
@@ -140,6 +140,9 @@ def _run(run: Run[_Setting]) -> Outcome:
         for row, kept in rows.items()
         for number in ("recovered", "identified", "psnr", "seconds", "counted")
     }
+    from exhume.studies.gradient.networks_fedavg import fedavg_metrics  # it goes on from this file
+
+    metrics |= fedavg_metrics(run, run.setting.batches)
     return Outcome(_claims(metrics), metrics, charts=[_chart(metrics)], deviations=list(DEVIATIONS))
 
 
@@ -165,7 +168,7 @@ def _one(run: Run[_Setting], job: tuple[str, int, int]) -> Mapping[str, Tensor]:
     error = (got - truth).norm(dim=1) / truth.norm(dim=1)
     return {
         "recovered": (error <= _RECOVERED).double(),
-        "identified": _identified(found, private, others, key),
+        "identified": identified_of(found, private, others, key),
         "psnr": scores.psnr[0].double().clamp_max(100),
         "seconds": torch.tensor([seconds], dtype=torch.float64),
         "counted": (scores.sizes == size).double(),
@@ -180,7 +183,7 @@ def _train(module: nn.Module, records: Records) -> None:
         adam.step()
 
 
-def _identified(found: Reconstruction, private: Records, others: Records, key: Key) -> Tensor:
+def identified_of(found: Reconstruction, private: Records, others: Records, key: Key) -> Tensor:
     """(b,) 1 for records that lead the line-up of what came back."""
     pool = torch.cat([private.inputs, others.inputs])
     labels = torch.cat([private.labels, others.labels])
@@ -196,6 +199,12 @@ def _claims(m: dict[str, float]) -> Claims:
         "batch": ("mlp.b16", "recovered", 0.95, "honest weights, batches of 16 at width 256"),
         "beyond": ("mlp.b32", "recovered", 0.5, "the same for batches of 32"),
         "wide": ("mlp_wide.b32", "recovered", 0.5, "batches of 32 at width 2,048"),
+        "fedavg": (
+            "fedavg.mlp.rate0.01",
+            "recovered",
+            0.8,
+            "clients' 16 after two epochs of batches of 8",
+        ),
         "images": ("convnet.b8", "identified", 0.95, "images of a CNN's batch of 8"),
     }
     return {

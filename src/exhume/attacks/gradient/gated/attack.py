@@ -119,6 +119,12 @@ class Layers:
         if not bool(torch.isfinite(self.gradient).all()):
             raise ExhumeError("release: the gradient holds NaN or infinite values")
 
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Parameters without a gradient."""
+        named = self.architecture.layout.split(self.gradient)
+        return tuple(name for name, part in named.items() if not bool(part.any()))
+
     def slopes(self, layer: Layer) -> Tensor:
         """(m, f + 1) dL/dW with dL/db behind it."""
         return self._joined(layer, self.gradient).double()
@@ -144,7 +150,7 @@ class Layers:
 
 def chain_for(seen: Layers, key: Key) -> Chain:
     """The layers to read: for a batch of one the lowest, whatever is behind it; else those with gates."""
-    lowest = lowest_of(seen.architecture, seen.parameters)
+    lowest = lowest_of(seen.architecture, seen.parameters, seen.frozen)
     if lowest is None:
         raise NotApplicable(
             f"{seen.architecture}: no fully connected layer takes one vector a record", ever=False
@@ -152,7 +158,7 @@ def chain_for(seen: Layers, key: Key) -> Chain:
     first = lowest.layers[0]
     if first.biased and seen.span(first, key).shape[1] == 1:
         return lowest
-    found = chain_of(seen.architecture, seen.parameters)
+    found = chain_of(seen.architecture, seen.parameters, seen.frozen)
     assert found is not None  # there is a layer
     return found
 
@@ -171,7 +177,7 @@ def features_behind(
             ever=True,
         )
     *below, first, second = chain.layers
-    found = _searched(seen, first, second, rounds, key, search)
+    found = _searched(seen, (first, second), rounds, key, search)
     above = first
     for layer in reversed(below):
         found = _below(seen, layer, above, found)
@@ -190,9 +196,10 @@ def _alone(slopes: Tensor, layer: Layer) -> Features:
 
 
 def _searched(
-    seen: Layers, first: Layer, second: Layer, rounds: int, key: Key, search: Search
+    seen: Layers, pair: tuple[Layer, Layer], rounds: int, key: Key, search: Search
 ) -> Features:
     """What enters the first of two layers with a gate between them."""
+    first, second = pair
     if not first.biased:
         raise NotApplicable(f"{first.name} has no bias, so that the size is open", ever=False)
     slopes, weights = seen.slopes(first), seen.weights(first)

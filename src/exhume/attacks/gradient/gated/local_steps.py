@@ -1,9 +1,9 @@
 """Every record of a client that made several local steps, batches and epochs included, at honest weights.
 
-An average gradient is nearly the gradient at the middle of the way that the weights went: both ends are known. There
-the gates are searched for as in one gradient (`search.py`), only less strictly. That is a start; then all records are
-fitted to the whole update through the simulated steps (`through_steps.py`), and with them which record was in
-which batch.
+An average gradient is nearly the gradient at the middle of the way that the weights went: both ends are
+known. There the gates are searched for as in one gradient (`search.py`), only less strictly. That is a start;
+then all records are fitted to the whole update through the simulated steps (`through_steps.py`), and with
+them which record was in which batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from exhume.attacks.gradient.tensor.least_squares import least_squares
 from exhume.contract import Architecture, Key, Knowledge, NotApplicable, Progress, Store, silent
 from exhume.train.local import LocalTraining
 
-__all__ = ["LocalStepsAttack", "labels_at"]
+__all__ = ["LocalStepsAttack", "halfway", "labels_at"]
 
 _EXPLAINED = 1e-3  # residual of the whole update, below which the records are its records
 
@@ -34,7 +34,7 @@ class LocalStepsAttack:
     Sees: `Gradient`, all layers of a fully connected network with ReLU or leaky gates.
     Assumes: the architecture; how the client trained (SGD, with momentum, decay and schedule as they are),
     but not the order of its records; biases; linearly independent records, fewer than neurons.
-    Guarantees: the number of records is the rank of the first layer's update, which local steps leave as it is;
+    Guarantees: the number of records is the rank of the first layer's update, however many the steps;
     `residual`, of the update that training on the answers gives, certifies them without the truth.
     Reference: ours; gates after SPEAR (Dimitrov et al. 2024).
     """
@@ -122,8 +122,7 @@ class _Inversion:
         seen = Layers(self.architecture, gradient, parameters)
         basis = seen.span(chain.layers[0], key)
         count = basis.shape[1]
-        end = self.local.routine.ended(parameters, gradient, self.local.rates(count))
-        middle = Layers(self.architecture, gradient, (parameters + end) / 2, count)
+        middle = halfway(seen, self.local, count)
         best: tuple[Tensor, Tensor, Trial] | None = None
         refused = NotApplicable("no record's gates were found", ever=True)
         for attempt in range(self.attack.attempts):
@@ -150,6 +149,12 @@ class _Inversion:
                 f"the gates of {len(found.inputs)} of {found.rank} records were found", ever=True
             )
         return found
+
+
+def halfway(seen: Layers, local: LocalTraining, records: int) -> Layers:
+    """The average step of so many records, taken for a gradient at the middle of the weights' way."""
+    end = local.routine.ended(seen.parameters, seen.gradient, local.rates(records))
+    return Layers(seen.architecture, seen.gradient, (seen.parameters + end) / 2, records)
 
 
 def labels_at(seen: Layers, chain: Chain, inputs: Tensor) -> Tensor:

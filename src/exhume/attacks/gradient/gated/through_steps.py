@@ -3,9 +3,10 @@
     min_{x, a}  sum_j rho(|u_j - U_j(x, a)|)
 
 U simulates the local training, step k on the records' losses with weights a_k; u_j is what the update says
-of neuron j. The records lie in the row span of the first layer's update, exactly: every step adds delta x^T. So
-they have b - 1 unknowns each, and the network is simulated on that span. Gates are jumps: a neuron with a gate on
-the wrong side fits badly, and rho (bounded, after Geman and McClure) lets it wait until its record is right.
+of neuron j. The records lie in the row span of the first layer's update, exactly: every step adds delta x^T.
+So they have b - 1 unknowns each, and the network is simulated on that span. Gates are jumps: a neuron with a
+gate on the wrong side fits badly, and rho (bounded, after Geman and McClure) lets it wait until its record is
+right.
 
 Which records a step saw is not known: a_k starts even. Once the records are right, a is 0 or 1 by itself,
 and is rounded.
@@ -18,14 +19,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from scipy.optimize import linear_sum_assignment
+import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad, jvp, vmap
+from torch.func import jvp, vmap
 
 from exhume.attacks.gradient.gated.attack import Layers
 from exhume.attacks.gradient.gated.layers import Chain
 from exhume.contract import NotApplicable
-from exhume.train.local import LocalTraining, record_losses
+from exhume.train.local import LocalTraining
+from exhume.train.order import rounded
 
 __all__ = ["ThroughSteps", "Trial"]
 
@@ -74,11 +76,12 @@ class ThroughSteps:
         last = torch.full_like(slopes[-1], count).long()  # its columns belong to the neurons below
         below = len(slopes[-2])
         last[:, :below] = torch.arange(count - below, count)
-        parts = slopes, weights, [*groups, last]
-        joined = (torch.cat([part.flatten() for part in some]) for some in parts)
-        return ThroughSteps(
-            chain, local, labels, basis, *joined, tuple(len(slope) for slope in slopes)
+        wanted, sent, owners = (
+            torch.cat([part.flatten() for part in some])
+            for some in (slopes, weights, [*groups, last])
         )
+        rows = tuple(len(slope) for slope in slopes)
+        return ThroughSteps(chain, local, labels, basis, wanted, sent, owners, rows)
 
     @property
     def count(self) -> int:
@@ -112,26 +115,42 @@ class ThroughSteps:
     # The update
 
     def _update(self, inside: Tensor, weights: Tensor) -> Tensor:
+        """(q,) what training gives: the records' losses with these weights in each step."""
         routine, rates = self.local.routine, self.local.rates(self.count)
         inputs = self._offset + inside @ self._free
 
-        def loss(flat: Tensor, k: int) -> Tensor:
-            return (weights[k] * record_losses(self._outputs(flat, inputs), self.labels)).sum()
+        def gradient(here: Tensor, k: int) -> Tensor:
+            return self._gradient(here, inputs, weights[k])
 
-        end = routine.trained(self.sent, lambda here, k: grad(loss)(here, k), rates)
-        return routine.average(self.sent, end, rates)
+        return routine.average(self.sent, routine.trained(self.sent, gradient, rates), rates)
 
-    def _outputs(self, flat: Tensor, inputs: Tensor) -> Tensor:
-        here, used = inputs, 0
+    def _gradient(self, flat: Tensor, inputs: Tensor, weights: Tensor) -> Tensor:
+        """(q,) of the weighted losses, written out: it is differentiated many times."""
+        layers, entered, gates, used = [], [], [], 0
+        here = inputs
         for place, (layer, rows) in enumerate(zip(self.chain.layers, self.rows, strict=True)):
-            if place:
-                here = torch.where(here > 0, here, self.chain.layers[place - 1].leak * here)
-                if layer.biased:
-                    here = torch.cat([here, torch.ones_like(here[:, :1])], 1)
+            if place and layer.biased:
+                here = torch.cat([here, torch.ones_like(here[:, :1])], 1)
             size = rows * here.shape[1]
-            here = here @ flat[used : used + size].reshape(rows, here.shape[1]).T
+            layers.append(flat[used : used + size].reshape(rows, here.shape[1]))
             used += size
-        return here
+            entered.append(here)
+            here = here @ layers[-1].T
+            gates.append(torch.where(here > 0, 1.0, layer.leak))
+            if place + 1 < len(self.rows):
+                here = gates[-1] * here
+        back = weights[:, None] * self._errors(here)
+        slopes = [back.T @ entered[-1]]
+        for place in range(len(layers) - 2, -1, -1):
+            back = (back @ layers[place + 1])[:, : self.rows[place]] * gates[place]
+            slopes.insert(0, back.T @ entered[place])
+        return torch.cat([slope.flatten() for slope in slopes])
+
+    def _errors(self, outputs: Tensor) -> Tensor:
+        """(b, c) p - y"""
+        if outputs.shape[1] == 1:
+            return torch.sigmoid(outputs) - self.labels[:, None]
+        return torch.softmax(outputs, 1) - F.one_hot(self.labels, outputs.shape[1])
 
     # Fitting
 
@@ -144,27 +163,14 @@ class ThroughSteps:
         for _ in range(_CYCLES):
             for even in _EVEN:
                 trial = self._descended(trial, even)
-            whole = self._descended(replace(trial, weights=self._rounded(trial.weights)), None)
+            whole = self._descended(
+                replace(trial, weights=rounded(trial.weights, self.local.routine)), None
+            )
             best = min(best, whole, key=lambda one: one.residual)
             if best.residual < _EXACT * 10 or whole.residual > trial.residual * 2:
                 break
             trial = whole
         return min(best, trial, key=lambda one: one.residual)
-
-    def _rounded(self, weights: Tensor) -> Tensor:
-        """Every record in one batch of each epoch, as the weights prefer."""
-        rows = self.local.routine.batches(1, self.count)
-        each = len(rows) // self.local.routine.epochs
-        found = torch.zeros_like(weights)
-        sizes = [len(row) for row in rows[:each]]
-        slots = torch.arange(each).repeat_interleave(torch.tensor(sizes))
-        for first in range(0, len(rows), each):
-            cost = -weights[first : first + each][slots].T
-            records, places = linear_sum_assignment(cost.numpy())
-            for record, place in zip(records, places, strict=True):
-                step = int(slots[place])
-                found[first + step, record] = 1 / sizes[step]
-        return found
 
     def _descended(self, trial: Trial, even: float | None) -> Trial:
         """even: how strongly weights are held to their present values; None: they stay."""
@@ -240,4 +246,5 @@ def _robust(
 def _sizes(error: Tensor, groups: Tensor) -> Tensor:
     """(g,) norms of the groups' parts."""
     total = error.new_zeros(int(groups.max()) + 1).index_add(0, groups, error.square())
-    return total.sqrt()
+    sizes: Tensor = total.sqrt()
+    return sizes
