@@ -28,6 +28,7 @@ __all__ = [
     "Activations",
     "Architecture",
     "Attack",
+    "ClientTraining",
     "Cost",
     "ExhumeError",
     "Gradient",
@@ -225,6 +226,26 @@ class Recipe(Protocol):
         ...
 
 
+@runtime_checkable
+class ClientTraining(Protocol):
+    """How a client of federated learning makes its update, as a value."""
+
+    def simulated(
+        self,
+        gradient: Callable[[Tensor, Tensor, Tensor], Tensor],
+        at: Tensor,
+        records: Tensor,
+        targets: Tensor,
+    ) -> Tensor:
+        """(p,) the update of these records; gradient: of parameters (p,), records and targets."""
+        ...
+
+    @property
+    def squared(self) -> bool:
+        """The loss is the squared error, so that labels are numbers."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Knowledge:
     """What the adversary has besides the release. A threat model is which fields are set."""
@@ -240,6 +261,7 @@ class Knowledge:
     public: Records | None = None  # further records of the same distribution
     candidates: Records | None = None  # records among which the unknown one is, each as likely
     batch_size: int | None = None  # records behind one gradient
+    local: ClientTraining | None = None  # how they became an update; None: one plain step
     labels: Tensor | None = None  # labels of the unknown records
     centre: Tensor | None = None  # (*shape) what the released preprocessing subtracts from inputs
     features: tuple[int, ...] | None = None  # shape of what a split network's client sends

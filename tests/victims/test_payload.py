@@ -194,15 +194,11 @@ def test_nothing_but_zeros_is_refused(tmp_path):
 
 def test_missing_and_nan_and_other_models(tmp_path):
     module = network()
-    with pytest.raises(ExhumeError, match="the tensors 3.bias are missing"):
-        check(
-            tmp_path, module, Said(), change=lambda n: {k: v for k, v in n.items() if k != "3.bias"}
-        )
     with pytest.raises(ExhumeError, match="1.weight holds NaN"):
         check(
             tmp_path, module, Said(), change=lambda n: n | {"1.weight": n["1.weight"] * torch.nan}
         )
-    with pytest.raises(ExhumeError, match="shape .* given, .* expected"):
+    with pytest.raises(ExhumeError, match=r"has 1.bias \(3,\), the model wants 1.bias \(12,\)"):
         check(tmp_path, module, Said(), change=lambda n: n | {"1.bias": n["1.bias"][:3].clone()})
     path = file_of(tmp_path, module)
     with pytest.raises(ExhumeError, match="it comes from another model"):
@@ -235,5 +231,5 @@ def test_state_dict_difference():
     )
     with pytest.raises(ExhumeError, match="rate, steps: must be positive"):
         payload_from_states(before.state_dict(), after.state_dict(), before, rate=0.0)
-    with pytest.raises(ExhumeError, match="the state dicts lack 1.weight"):
+    with pytest.raises(ExhumeError, match=r"the state before lacks 1.weight \(12, 36\)"):
         payload_from_states({}, after.state_dict(), before, rate=1.0)

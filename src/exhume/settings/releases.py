@@ -129,10 +129,26 @@ class UpdateSettings(Section):
         "chooses: also make updates at weights that a malicious server chose; beside the verdict.",
         choices=("honest", "chooses"),
     )
-    rate: float = setting(0.0, "Learning rate of the client's SGD.")
-    steps: int = setting(1, "Its local steps.", least=1)
+    rate: float = setting(0.0, "Learning rate of the client's training.")
+    steps: int = setting(1, "Its local steps, each on all records.", least=1)
+    epochs: int = setting(0, "Instead of --steps: over its records, in batches.", least=0)
+    local_batch: int = setting(
+        0, "Records of a step within an epoch; 0: all of --batch-size.", least=0
+    )
+    shuffle: bool = setting(True, "Records are shuffled before every epoch, nobody knows how.")
+    optimiser: str = setting("sgd", "sgd or adam.", choices=("sgd", "adam"))
+    momentum: float = setting(0.0, "Of SGD.", least=0, below=1)
+    weight_decay: float = setting(0.0, "Added to the gradient, as torch does.", least=0)
+    eps: float = setting(1e-8, "Of Adam.", above=0, noun="a number")
+    schedule: str = setting(
+        "constant",
+        "Of the rate over the local steps; step: a tenth after each third.",
+        choices=("constant", "linear", "cosine", "step"),
+    )
     loss: str = setting(
-        "cross-entropy", "cross-entropy (one output: logistic).", choices=("cross-entropy",)
+        "cross-entropy",
+        "cross-entropy (one output: logistic), logistic, or mse.",
+        choices=("cross-entropy", "logistic", "mse"),
     )
     reduction: str = setting(
         "mean", "Of the loss over the batch: mean or sum.", choices=("mean", "sum")
@@ -195,7 +211,7 @@ class UpdateSettings(Section):
         tuned = bool(self.adapter or self.delta)
         if tuned and not self.rate:
             raise ExhumeError("rate: an adapter or a difference needs the rate of its SGD")
-        if bool(self.after) != (self.rate != 0) and not tuned:
+        if bool(self.after) != (self.rate != 0) and not tuned and not self.made:
             raise ExhumeError("rate: --after and --rate belong together")
         if tuned and (self.update or self.before or self.after):
             raise ExhumeError(
@@ -215,7 +231,26 @@ class UpdateSettings(Section):
             )
         if not (self.after or self.update or self.made or tuned):
             raise ExhumeError("update: give a gradient, a recorded folder, or --before and --after")
-        if self.steps > 1 and not (self.after or tuned):
+        self._check_training(bool(self.after or tuned))
+
+    def _check_training(self, of_states: bool) -> None:
+        """Several steps, of what can be several steps."""
+        several = "epochs" if self.epochs else "steps" if self.steps > 1 else ""
+        if self.steps > 1 and self.epochs:
+            raise ExhumeError("epochs: give --steps on all records, or --epochs, not both")
+        if self.local_batch and not self.epochs:
+            raise ExhumeError(
+                "local-batch: say with --epochs how often the client sees its records"
+            )
+        if self.local_batch and of_states and not self.batch_size:
+            raise ExhumeError(
+                "local-batch: say with --batch-size how many records the client has: the steps of an epoch"
+            )
+        if self.momentum and self.optimiser == "adam":
+            raise ExhumeError("momentum: Adam has none besides its betas")
+        if several and self.made and not self.rate:
+            raise ExhumeError(f"rate: {several} of updates that are made here need it")
+        if self.steps > 1 and not (of_states or self.made):
             raise ExhumeError("steps: several local steps need --before, --after and --rate")
 
 

@@ -6,6 +6,8 @@ a server computes from the weights it gets back (FedAvg).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records, Secret
@@ -50,13 +52,20 @@ def release_batches(
 
 
 def release_updates(
-    local: LocalTraining, parameters: Tensor, batches: Records, key: Key | None = None
+    local: LocalTraining,
+    parameters: Tensor,
+    batches: Records,
+    key: Key | None = None,
+    order: Sequence[Tensor] | None = None,
 ) -> tuple[Gradient, Secret]:
-    """Updates made in any way, private ones included; their noise derives from the key."""
+    """Updates made in any way, private ones included; noise and the order of records derive from the key.
+
+    order: the rows that each step sees, where it is given.
+    """
     layout = local.architecture.layout
-    if layout.shapes[-1][0] == 1 and int(batches.labels.max()) > 1:
+    if layout.shapes[-1][0] == 1 and not local.squared and int(batches.labels.max()) > 1:
         raise ExhumeError("labels: a network with one output takes labels 0 and 1")
     if local.privacy.noise and key is None:
         raise ExhumeError("key: private training draws noise, so it needs a key")
-    values = local.updates(parameters, batches, key or Key.from_seed(0))
+    values = local.updates(parameters, batches, key or Key.from_seed(0), order=order)
     return Gradient(values, layout, parameters), Secret(batches)

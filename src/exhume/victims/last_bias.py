@@ -29,6 +29,7 @@ _ALIKE = 0.2  # relative deviation of the probabilities from probe to probe
 _LEAST_ERROR = 0.05  # relative: an estimate is not better, even if it seems so
 _ERRORS = 4.0  # times the error seen in absent classes is allowed in the others
 _WHOLE = 0.05  # records: what counts as whole besides
+_NOT_SCALED = 0.5  # how far a gradient may be from the estimate, as a factor
 _SINGLE = 1e-6  # absolute error of a softmax in single precision
 
 
@@ -61,6 +62,28 @@ class LastBias:
                 "cross-entropy, or the update was changed"
             )
         return doubts
+
+    def scale_doubts(self, reduction: str, size: int | None) -> list[str]:
+        """Whether classes that are not in the batch have the size of a gradient, where it is known.
+
+        They show p_c of an untrained network; a difference of weights shows the rate times that.
+        """
+        shares = self.shares.mean(0)
+        alike = float((self.shares.std(0) / shares).max()) <= _ALIKE
+        if len(self.slope) <= _ABSENT or not alike or (reduction == "sum" and not size):
+            return []
+        ratio = self.slope / (shares * (size or 1 if reduction == "sum" else 1))
+        sign = 1.0 if int((ratio > 0).sum()) > int((ratio < 0).sum()) else -1.0
+        absent = (sign * ratio)[sign * ratio > 0]
+        factor = sign * float(absent.median())
+        even = float(((absent / abs(factor)) - 1).abs().median()) <= _CONFIRMED
+        if len(absent) < _ABSENT or not even or _NOT_SCALED < factor < 1 / _NOT_SCALED:
+            return []
+        sent = "after - before" if factor < 0 else "before - after"
+        return [
+            f"payload: {self.name} is {factor:.2g} times what a gradient would be: it looks like {sent}, not "
+            "divided by the learning rate; give --before, --after and --rate"
+        ]
 
     def count_doubts(self, reduction: str, size: int) -> list[str]:
         """Whether it can be the gradient of so many records."""

@@ -15,14 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from exhume.contract import ExhumeError, Gradient, Layout
+from exhume.train.routine import PLAIN, Routine
 from exhume.victims.last_bias import last_bias_of
 from exhume.victims.norm_statistics import batch_statistics
 from exhume.victims.tensor_file import read_tensors
+from exhume.victims.tensor_names import check_names
 
 __all__ = [
     "Checked",
     "Said",
     "check_payload",
+    "frozen_in",
     "payload_from_file",
     "payload_from_named",
     "payload_from_states",
@@ -41,6 +44,7 @@ class Said:
     batch_size: int | None = None
     steps: int = 1  # local steps; what holds for one gradient only is not checked for an average
     rate: float | None = None  # of an update that is the difference of two states; None: a gradient
+    loss: str = "cross-entropy"  # or the logistic loss, or mse
 
     def __post_init__(self) -> None:
         if self.reduction not in ("mean", "sum"):
@@ -71,52 +75,54 @@ def payload_from_states(
     module: nn.Module,
     rate: float,
     steps: int = 1,
+    *,
+    routine: Routine = PLAIN,
+    records: int | None = None,
 ) -> Gradient:
-    """The average gradient (before - after) / (rate · steps) of plain SGD between two state dicts."""
+    """The average gradient between two state dicts of a client that trained so; of plain SGD
+
+        (before - after) / (rate · steps).
+
+    Tensors that `after` lacks or has unchanged are frozen. records: that it has, where a step sees a batch.
+    """
     if not rate > 0 or steps < 1:
         raise ExhumeError(f"rate, steps: must be positive, got {rate} and {steps}")
-    names = Layout.of(module).names
-    lost = [n for n in names if n not in before or n not in after]
-    if lost:
-        raise ExhumeError(f"payload: the state dicts lack {', '.join(lost)}")
     layout = Layout.of(module)
-    for state in (before, after):
-        _check_numbers(state, layout)
+    check_names(before, module, "the state before")
+    check_names(after, module, "the state after", partial=True)
+    rates = routine.rates(rate, routine.steps(steps, records))
     kind = next(
         module.parameters()
     ).dtype  # states in half precision are differenced in the module's
-    begun, ended = ({n: state[n].to(kind) for n in names} for state in (before, after))
-    difference = {n: (begun[n] - ended[n]) / (rate * steps) for n in names}
-    start = layout.join(begun)
-    seen = batch_statistics(before, after, module) if steps == 1 else {}
-    statistics = {name: values[None] for name, values in seen.items()}
-    return Gradient(layout.join(difference)[None], layout, start, statistics)
+    begun = {n: before[n].to(kind) for n in layout.names}
+    ended = begun | {n: after[n].to(kind) for n in layout.names if n in after}
+    still = {n: 0.0 if torch.equal(begun[n], ended[n]) else 1.0 for n in layout.names}
+    live = layout.join({n: torch.full_like(begun[n], still[n]) for n in layout.names})
+    start, end = layout.join(begun), layout.join(ended)
+    values = routine.average(start, end, rates, live)
+    seen = batch_statistics(before, after, module) if len(rates) == 1 else {}
+    statistics = {name: one[None] for name, one in seen.items()}
+    return Gradient(values[None] * live, layout, start, statistics)
 
 
 def payload_from_named(named: Mapping[str, Tensor], module: nn.Module) -> Gradient:
     """Tensors by name, the gradient at the module's present weights; frozen ones may be missing."""
     layout = Layout.of(module)
-    still = {n: torch.zeros_like(p) for n, p in module.named_parameters() if not p.requires_grad}
-    named = still | dict(named)
-    lost = sorted(set(layout.names) - set(named))
-    if lost:
-        raise ExhumeError(f"payload: the tensors {', '.join(lost)} are missing")
-    _check_numbers(named, layout)
+    check_names(named, module, "the file", partial=True)
+    still = {n: torch.zeros_like(p) for n, p in module.named_parameters()}
     at = layout.join({n: p.detach() for n, p in module.named_parameters()})
-    flat = layout.join({n: named[n].to(at.dtype) for n in layout.names})
+    flat = layout.join({n: {**still, **named}[n].to(at.dtype) for n in layout.names})
     return Gradient(flat[None], layout, at)
 
 
-def _check_numbers(named: Mapping[str, Tensor], layout: Layout) -> None:
-    for name, shape in zip(layout.names, layout.shapes, strict=True):
-        tensor = named[name]
-        if not tensor.is_floating_point():
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise ExhumeError(f"payload: {name} holds {kind} values, not floating-point numbers")
-        if tuple(tensor.shape) != shape:
-            raise ExhumeError(
-                f"parameter {name}: shape {tuple(tensor.shape)} given, {shape} expected"
-            )
+def frozen_in(payload: Gradient) -> tuple[str, ...]:
+    """A sentence on the tensors whose update is zero, if there are such; none where all are."""
+    parts = payload.layout.split(payload.values[0])
+    names = [name for name, part in parts.items() if not bool(part.any())]
+    if not names or len(names) == len(parts):
+        return ()
+    some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return (f"Taken as frozen, since their update is zero or absent: {some}.",)
 
 
 @dataclass(frozen=True)
@@ -158,7 +164,8 @@ def check_payload(
         if said.steps == 1:
             found.append(_batch_norm(module, parts, parameters, said))
             found.append(_homogeneity(module, parts, parameters, said))
-        found.append(_reduction(module, parts, parameters, said, (input_shape, vocabulary)))
+        if said.loss != "mse":
+            found.append(_reduction(module, parts, parameters, said, (input_shape, vocabulary)))
         checked += [name for one in found for name in one.checked]
         doubts += [sentence for one in found for sentence in one.doubts]
     return Checked(tuple(dict.fromkeys(checked)), tuple(dict.fromkeys(doubts)))
@@ -205,6 +212,8 @@ def _homogeneity(
         both = (f"{name}.weight", f"{above}.weight")
         if not set(both) <= set(parts):
             continue  # not trained
+        if not all(bool(parts[name].any()) for name in both):
+            continue  # frozen
         low = _along(name, parts, at, with_bias=True)
         high = _along(above, parts, at, with_bias=False)
         size = sum(float(at[n].double().norm() * parts[n].double().norm()) for n in both)
@@ -239,12 +248,16 @@ def _reduction(
 ) -> Checked:
     """The gradient of the last bias: of a cross-entropy, reduced as said, of as many records as said."""
     name = list(parts)[-1]
+    if not bool(parts[name].any()):
+        return Checked(())  # frozen
     precision = _precision(parts[name])
     rounding = said.rounding(at[name])
     bias = last_bias_of(module, parts, at, *inputs, precision=precision, rounding=rounding)
     if bias is None:
         return Checked(())
     size, doubts = said.batch_size, bias.reduction_doubts(said.reduction)
+    if said.steps == 1 and said.rate is None and not doubts:
+        doubts = bias.scale_doubts(said.reduction, said.batch_size)
     if size is None or said.steps > 1 or doubts:
         return Checked(("size of the last bias",), tuple(doubts))
     counted = bias.counts(said.reduction, size)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from exhume.contract import ExhumeError
 from exhume.store import write_atomically
+from exhume.train.routine import PLAIN, Routine
 from exhume.typed_json import from_json
 
 __all__ = ["Recorded", "Recording", "recorded_in"]
@@ -37,6 +38,12 @@ class Recorded:
     rate: float  # learning rate of the client's SGD
     steps: int  # local steps
     batch_size: int  # records behind the update; 0: unknown
+    epochs: int = 0  # over the records, in place of `steps`; 0: not said
+    local_batch: int = 0  # records of a step within an epoch; 0: not said
+    momentum: float | None = None  # None: not said
+    weight_decay: float | None = None
+    optimiser: str = ""  # empty: not said
+    schedule: str = ""
 
     def __post_init__(self) -> None:
         if not self.rate > 0:
@@ -45,8 +52,21 @@ class Recorded:
             raise ExhumeError(
                 f"steps, batch_size: must be at least 1 and 0, got {self.steps} and {self.batch_size}"
             )
+        self.routine(PLAIN)  # complains of what cannot be
         if not re.fullmatch(r"[\w-]+", self.client):
             raise ExhumeError(f"client: {self.client!r} must be of letters, digits, - and _")
+
+    def routine(self, usual: Routine) -> Routine:
+        """How the client trained: as is said here, else as usual."""
+        said: dict[str, Any] = {
+            "epochs": self.epochs or None,
+            "local_batch": self.local_batch or None,
+            "momentum": self.momentum,
+            "weight_decay": self.weight_decay,
+            "optimiser": self.optimiser or None,
+            "schedule": self.schedule or None,
+        }
+        return replace(usual, **{name: value for name, value in said.items() if value is not None})
 
 
 @dataclass(frozen=True)
@@ -74,14 +94,34 @@ class Recording:
         rate: float,
         steps: int = 1,
         batch_size: int = 0,
+        routine: Routine | None = None,
     ) -> Recorded:
-        """The states first, then the JSON that names them: what is listed is there in full."""
+        """The states first, then the JSON that names them: what is listed is there in full.
+
+        routine: how the client trained, if it is known.
+        """
         name = f"round-{round}-client-{client}"
         content = _bytes(before)
         start = f"sent-{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
         record = Recorded(
-            round, client, start, f"{name}.safetensors", float(rate), steps, batch_size
+            round,
+            client,
+            start,
+            f"{name}.safetensors",
+            float(rate),
+            steps,
+            batch_size,
         )
+        if routine is not None:
+            record = replace(
+                record,
+                epochs=routine.epochs,
+                local_batch=routine.local_batch,
+                momentum=routine.momentum,
+                weight_decay=routine.weight_decay,
+                optimiser=routine.optimiser,
+                schedule=routine.schedule,
+            )
         if not (self.folder / start).exists():  # its name is its content
             write_atomically(self.folder / start, content)
         write_atomically(self.folder / record.after, _bytes(after))

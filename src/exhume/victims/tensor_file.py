@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -44,9 +45,9 @@ def read_tensors(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """The tensors by name, and sentences on what was done to find them. what: begins every complaint.
 
-    A `.safetensors` file, or whatever `torch.load(weights_only=True)` accepts: that reads tensors and plain
-    containers and refuses a pickle that would import anything. Prefixes of wrapped modules are taken off,
-    and `model.` where every name has it.
+    A `.safetensors` or `.npz` file, or whatever `torch.load(weights_only=True)` accepts: that reads tensors
+    and plain containers and refuses a pickle that would import anything. Prefixes of wrapped modules are
+    taken off, and `model.` where every name has it.
     trust: also read what runs code while it is loaded: a pickled module, a `torch.export` program.
     """
     if not path.exists():
@@ -58,6 +59,8 @@ def read_tensors(
     _refuse_flood(path, what)
     if path.suffix == ".safetensors":
         loaded: Any = _safe(path, what)
+    elif path.suffix == ".npz":
+        loaded = _arrays(path, what)
     else:
         loaded = _trusted(path, what) if trust else _pickled(path, what)
     tensors, notes = _state(loaded, path, what)
@@ -78,6 +81,21 @@ def _safe(path: Path, what: str) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, *_ODD_TENSORS) as error:
+        raise _damaged(path, error, what) from error
+
+
+def _arrays(path: Path, what: str) -> dict[str, Tensor]:
+    """The arrays of an .npz file; none of Python objects, which only a pickle could hold."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: torch.from_numpy(np.array(file[name])) for name in file.files}
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise _damaged(path, error, what) from error
+        raise ExhumeError(
+            f"{what}: {path} holds Python objects, which are not loaded; save arrays of numbers"
+        ) from error
+    except (*_BROKEN_ARCHIVE, *_ODD_TENSORS) as error:
         raise _damaged(path, error, what) from error
 
 
@@ -108,6 +126,11 @@ def _pickled(path: Path, what: str) -> Any:
                 f"{what}: {path} is a {kind}, which holds code and is not run unless you trust it; "
                 "save model.state_dict() or a .safetensors file instead"
             )
+    if members := _members(path):
+        more = f" and {len(members) - 1} more" if len(members) > 1 else ""
+        raise ExhumeError(
+            f"{what}: {path} is a zip archive with {members[0]}{more}; unpack it and name the file of weights"
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch guesses at causes; ours is the sentence below
@@ -136,6 +159,16 @@ def _holds(path: Path, marks: tuple[str, ...]) -> bool:
         return False
     with zipfile.ZipFile(path) as archive:
         return any(name.endswith(marks) for name in archive.namelist())
+
+
+def _members(path: Path) -> list[str]:
+    """Files of a zip archive that torch has not written; none: it is no such archive."""
+    if not zipfile.is_zipfile(path):
+        return []
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+    torch_wrote = any(name.endswith("/data.pkl") for name in names)
+    return [] if torch_wrote else [name[:_LONGEST] for name in names if not name.endswith("/")]
 
 
 def _refuse_flood(path: Path, what: str) -> None:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from exhume.contract import ExhumeError, Gradient, Layout, Records, Secret
+from exhume.contract import ExhumeError, Gradient, Records, Secret
 from exhume.models.own.adapted import adapted
+from exhume.train.local import Steps
+from exhume.train.routine import PLAIN, Routine
 from exhume.victims.against_base import Adapter, Against, read_against
-from exhume.victims.payload import payload_from_named, payload_from_states
+from exhume.victims.payload import frozen_in, payload_from_named, payload_from_states
 from exhume.victims.recorded import recorded_in
 from exhume.victims.tensor_file import bare_name, read_tensors
+from exhume.victims.tensor_names import check_names
 
 __all__ = [
     "Update",
@@ -33,6 +36,9 @@ __all__ = [
 ]
 
 
+_ONE = Steps()
+
+
 @dataclass(frozen=True, eq=False)
 class Update:
     """One client's update, and the module at the weights it was taken at."""
@@ -41,32 +47,68 @@ class Update:
     module: nn.Module
     client: str = "client"
     round: int = 1
-    rate: float | None = None  # None: a plain gradient
-    steps: int = 1
+    rate: float | None = None  # how far one step moves on the average; None: a plain gradient
+    steps: Steps = _ONE
     batch_size: int | None = None
     notes: tuple[str, ...] = ()  # how it was read
+    count: int = 1  # steps behind it
 
 
-def from_gradient(path: Path, module: nn.Module, before: Path | None = None) -> Update:
+def from_gradient(
+    path: Path, module: nn.Module, before: Path | None = None, loss: str = PLAIN.loss
+) -> Update:
     """A gradient in a file, taken at `before` or at the module's present weights."""
     here = module if before is None else with_state(module, read_state(before))
-    return Update(payload_from_named(read_state(path), here), here)
+    payload = payload_from_named(read_state(path), here)
+    steps = Steps(routine=Routine(loss=loss))
+    return Update(payload, here, steps=steps, notes=frozen_in(payload))
 
 
 def from_states(
-    before: Path, after: Path, module: nn.Module, *, rate: float, steps: int = 1
+    before: Path,
+    after: Path,
+    module: nn.Module,
+    *,
+    rate: float,
+    steps: int = 1,
+    routine: Routine = PLAIN,
+    records: int | None = None,
 ) -> Update:
-    """The states before and after a client's plain SGD."""
+    """The states before and after a client's training. records: that it has; None: not said."""
     start = read_state(before)
     here = with_state(module, start)
-    payload = payload_from_states(start, read_state(after), here, rate, steps)
-    return Update(payload, here, rate=rate, steps=steps)
+    return _between(start, read_state(after), here, Steps(steps, rate, routine), records)
+
+
+def _between(
+    start: Mapping[str, Tensor],
+    end: Mapping[str, Tensor],
+    module: nn.Module,
+    steps: Steps,
+    records: int | None,
+) -> Update:
+    payload = payload_from_states(
+        start, end, module, steps.rate, steps.count, routine=steps.routine, records=records
+    )
+    rates = steps.rates(records)
+    mean = steps.routine.scale(rates) / len(rates)
+    notes = frozen_in(payload)
+    if said := str(steps.routine):
+        notes = (f"The update is the average step of the client's training ({said}).", *notes)
+    return Update(payload, module, rate=mean, steps=steps, notes=notes, count=len(rates))
 
 
 def from_fine_tuning(
-    path: Path, against: Against, module: nn.Module, *, rate: float, steps: int = 1
+    path: Path,
+    against: Against,
+    module: nn.Module,
+    *,
+    rate: float,
+    steps: int = 1,
+    routine: Routine = PLAIN,
+    records: int | None = None,
 ) -> Update:
-    """A difference or a LoRA adapter, made by plain SGD from the base.
+    """A difference or a LoRA adapter, made by the client's training from the base.
 
     Of an adapter, B is the update, from 0. A is taken as it ended: after one step, as it began.
     """
@@ -84,8 +126,8 @@ def from_fine_tuning(
     else:
         here, end = _adapted(here, states.adapter, names)
         start = {name: tensor.detach() for name, tensor in here.named_parameters()}
-    payload = payload_from_states(start, end, here, rate, steps)
-    return Update(payload, here, rate=rate, steps=steps, notes=states.notes)
+    made = _between(start, end, here, Steps(steps, rate, routine), records)
+    return replace(made, notes=(*states.notes, *made.notes))
 
 
 def _adapted(
@@ -101,15 +143,15 @@ def _adapted(
     return own, {**second, **saved}
 
 
-def from_recording(folder: Path, module: nn.Module) -> list[Update]:
-    """All updates of a folder that a `Recording` has written."""
+def from_recording(folder: Path, module: nn.Module, usual: Routine = PLAIN) -> list[Update]:
+    """All updates of a folder that a `Recording` has written. usual: what it does not say of the training."""
     updates = []
     for one in recorded_in(folder):
         start, end = (read_state(folder / name) for name in (one.before, one.after))
         here = with_state(module, start)
-        payload = payload_from_states(start, end, here, one.rate, one.steps)
-        size = one.batch_size or None
-        updates.append(Update(payload, here, one.client, one.round, one.rate, one.steps, size))
+        size, steps = one.batch_size or None, Steps(one.steps, one.rate, one.routine(usual))
+        update = _between(start, end, here, steps, size)
+        updates.append(replace(update, client=one.client, round=one.round, batch_size=size))
     return updates
 
 
@@ -126,10 +168,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
 def with_state(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     """A copy at these weights; buffers that the state lacks stay as they are."""
     own = copy.deepcopy(module)
-    layout = Layout.of(own)
-    lost = [name for name in layout.names if name not in state]
-    if lost:
-        raise ExhumeError(f"payload: the state dicts lack {', '.join(lost)}")
+    check_names(state, own, "the state before")
     targets = dict(own.named_parameters()) | dict(own.named_buffers())
     with torch.no_grad():
         for name, target in targets.items():

@@ -28,6 +28,7 @@ from exhume.attacks.gradient.objective import Objective, Weights
 from exhume.contract import (
     Architecture,
     Attack,
+    ClientTraining,
     ExhumeError,
     Gradient,
     Key,
@@ -97,7 +98,7 @@ class GradientMatching:
         elif knowledge.batch_size is None:
             raise NotApplicable("gradient matching needs the batch size", ever=True)
         size = knowledge.batch_size
-        return PreparedMatching(self, architecture, size, started, key, progress)
+        return PreparedMatching(self, architecture, size, started, key, progress, knowledge.local)
 
     def weights(self, done: float) -> Weights:
         """When so much of the search is done."""
@@ -112,6 +113,7 @@ class PreparedMatching:
     start: Prepared | None
     key: Key
     progress: Progress
+    local: ClientTraining | None = None
 
     def run(self, releases: Release) -> Reconstruction:
         before = cache(lambda: None if self.start is None else self.start.run(releases))
@@ -127,7 +129,10 @@ class PreparedMatching:
         return EachGradient(shape, invert, "gradient matching", stage, self.progress).run(releases)
 
     def _search(self, values: Tensor, at: Tensor, guess: Tensor, seen: dict[str, Tensor]) -> Batch:
-        labels = infer_labels(values, at, self.architecture, guess.shape[1])
+        squared = self.local is not None and self.local.squared  # labels are numbers then
+        labels = None
+        if not squared:
+            labels = infer_labels(values, at, self.architecture, guess.shape[1])
         shape = (*guess.shape[:2], Objective.outputs(self.architecture, at))
         soft = guess.new_zeros(shape)
         if labels is not None:
@@ -139,6 +144,7 @@ class PreparedMatching:
             at,
             self.attack.mismatch == "cosine",
             labels is None,
+            self.local,
             seen,
         )
         records, soft, observed = _Search(self.attack, objective, self.progress).run(guess, soft)
@@ -146,7 +152,7 @@ class PreparedMatching:
         settled = mismatch <= _SETTLED or observed["fell"] < 1 - _FALLING
         complete = mismatch <= _EXPLAINED and settled
         confidence = torch.full((len(records),), -mismatch, dtype=torch.float64)
-        found = labels if labels is not None else _hard(soft)
+        found = labels if labels is not None or squared else _hard(soft)
         return Batch(records, confidence, observed, found, complete=complete)
 
     def _starts(self, index: int, before: Reconstruction | None, like: Tensor) -> Tensor:

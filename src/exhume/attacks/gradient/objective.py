@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from exhume.contract import Architecture, Layout
+from exhume.contract import Architecture, ClientTraining, Layout
 
 __all__ = ["Objective", "Weights", "total_variation"]
 
@@ -36,6 +36,7 @@ class Objective:
     at: Tensor  # (p,)
     cosine: bool  # else squared distance
     searched: bool  # targets are logits of labels that nobody knows
+    local: ClientTraining | None = None  # how records became an update; None: one plain step
     statistics: dict[str, Tensor] = field(
         default_factory=dict
     )  # of batch norm, as `Gradient` has them
@@ -47,7 +48,7 @@ class Objective:
     def cost(self, records: Tensor, targets: Tensor, middle: Tensor, weights: Weights) -> Tensor:
         """() the mismatch and all else. middle: the mean of all restarts' records."""
         value, seen = self._compared(records, targets)
-        for name, wanted in self.statistics.items():
+        for name, wanted in (self.statistics if seen else {}).items():
             gap = (seen[name] - wanted).square().sum() / wanted.square().sum().clamp_min(1e-30)
             value = value + weights.statistics / len(self.statistics) * gap
         if weights.group:
@@ -57,7 +58,11 @@ class Objective:
         return value
 
     def _compared(self, records: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        own, seen = grad(self._loss, has_aux=True)(self.at, records, targets)
+        if self.local is None:
+            own, seen = grad(self._loss, has_aux=True)(self.at, records, targets)
+        else:  # what batch norm saw is known of one plain step only
+            slope = grad(lambda *given: self._loss(*given)[0])
+            own, seen = self.local.simulated(slope, self.at, records, targets), {}
         size = self.values.norm().clamp_min(1e-30)
         if self.cosine:
             return 1 - (own @ self.values) / (own.norm() * size).clamp_min(1e-30), seen
@@ -68,6 +73,8 @@ class Objective:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         with _watched(self.module, self.statistics) as seen:
             outputs = functional_call(self.module, self.layout.split(flat), (records,))
+        if self.local is not None and self.local.squared:
+            return F.mse_loss(outputs, targets), seen
         if outputs.shape[1] == 1:
             share = torch.sigmoid(targets) if self.searched else targets
             return F.binary_cross_entropy_with_logits(outputs, share), seen

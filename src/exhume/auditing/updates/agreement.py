@@ -11,7 +11,8 @@ is not zero (a pruned update is zero elsewhere). What they leave over is
   those above come out too large. Rounding the records' own update to these levels must then give the update;
 - something else: these are not its records.
 
-An update that was clipped record by record, or came from momentum or weight decay, is something else, too.
+An update that was clipped record by record, or came from momentum or weight decay that nobody named, is
+something else, too.
 """
 
 from __future__ import annotations
@@ -24,11 +25,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from exhume.auditing.updates.proofs import labels_behind
+from exhume.auditing.updates.proofs import labels_behind, order_behind
 from exhume.auditing.updates.reading import Case
 from exhume.contract import ExhumeError, Key, Layout, Records
 from exhume.models.own.text import TextModel
-from exhume.train.local import LocalTraining
 from exhume.victims.gradient import release_updates
 
 __all__ = ["Agreement", "agreement_of", "agreements_of"]
@@ -141,7 +141,7 @@ def agreement_of(case: Case, records: Records) -> Agreement:
             break
         found = _tried(case, replace(records, labels=labels))
     if not found.known or found.wrong:
-        some_only = case.steps.count > 1 and case.batch_size is None  # a step may have seen a part
+        some_only = case.steps.several and case.batch_size is None  # a step may have seen a part
         return unknown if some_only or not case.repeatable else first
     return found if found is first else replace(found, renumbered=True)
 
@@ -160,7 +160,7 @@ def _other_labels(case: Case, records: Records) -> Iterator[Tensor]:
         yield torch.tensor([int(name) for name in names])[records.labels]
     if names:
         yield torch.tensor([sorted(names).index(name) for name in names])[records.labels]
-    if isinstance(case.architecture, TextModel):
+    if isinstance(case.architecture, TextModel) or case.steps.routine.loss == "mse":
         return
     try:
         inputs = records.inputs.to(case.gradient.values.dtype)
@@ -175,11 +175,12 @@ def _own_update(case: Case, records: Records) -> Tensor | None:
     """(p,) what training on these records gives; None where that cannot be computed."""
     batch = Records(records.inputs[None], records.labels[None], records.classes)
     reduction = "mean" if case.averaged else "sum"
-    local = LocalTraining(case.architecture, case.steps.count, case.steps.rate, reduction)
+    local = case.steps.of(case.architecture, reduction)
     try:
+        order = order_behind(case.gradient, case.architecture, batch, case.steps)
         if isinstance(case.architecture, TextModel):
-            return local.updates(case.start(), batch, Key.from_seed(0))[0]
-        return release_updates(local, case.start(), batch)[0].values[0]
+            return local.updates(case.start(), batch, Key.from_seed(0), order=order)[0]
+        return release_updates(local, case.start(), batch, order=order)[0].values[0]
     except _CANNOT:
         return None
 

@@ -10,6 +10,7 @@ from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.decoder import decode
 from exhume.attacks.gradient.gated.attack import GateAttack
 from exhume.attacks.gradient.gated.decoding import FeatureDecoding
+from exhume.attacks.gradient.gated.local_steps import LocalStepsAttack
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.patches import PatchAttack
 from exhume.attacks.gradient.span.attack import SpanAttack
@@ -33,10 +34,15 @@ from exhume.models.mlp import MLP
 from exhume.results import AttackSpec
 from exhume.settings import UpdateSettings
 from exhume.store import address
+from exhume.train.local import Steps
 
 __all__ = ["Answer", "UpdateAttack", "attack_all", "attacks_on_records", "attacks_on_texts"]
 
-_IF_NEEDED = ("gates", "patches", "features", "tolerant-ratio", "tensor", "matching")
+_IF_NEEDED = (
+    *("gates", "local-steps", "patches", "features"),
+    *("tolerant-ratio", "tensor", "matching"),
+)
+_ONE = Steps()
 _AFTER_STEPS = 0.1  # relative misfit of a text's vector after several local steps
 
 
@@ -59,12 +65,21 @@ class Answer:
 
 
 def attacks_on_records(
-    settings: UpdateSettings, *, images: bool, averaged: bool, decoding: int
+    settings: UpdateSettings, *, images: bool, averaged: bool, decoding: int, steps: Steps = _ONE
 ) -> list[UpdateAttack]:
     """Cheap and exact ones first. The later ones run only where the earlier have left something.
 
-    decoding: steps for features.
+    decoding: steps for features; steps: how the clients trained.
     """
+    every = _on_records(settings, images=images, averaged=averaged, decoding=decoding)
+    if steps.several and steps.routine.optimiser == "adam":
+        return [one for one in every if one.id == "matching"]  # the mean step is no gradient
+    return [one for one in every if one.id != "local-steps" or steps.several]
+
+
+def _on_records(
+    settings: UpdateSettings, *, images: bool, averaged: bool, decoding: int
+) -> list[UpdateAttack]:
     matching = GradientMatching(
         steps=settings.search_steps,
         rate=settings.search_rate,
@@ -104,6 +119,15 @@ def attacks_on_records(
         ),
         UpdateAttack(
             AttackSpec(
+                "local-steps",
+                "Gates of averaged gradients, fitted through the local steps",
+                "ours",
+                "the gradients of the fully connected layers",
+            ),
+            LocalStepsAttack(),
+        ),
+        UpdateAttack(
+            AttackSpec(
                 "patches",
                 "Patches at their places",
                 "ours, after Lu22",
@@ -140,9 +164,9 @@ def attacks_on_records(
     ]
 
 
-def attacks_on_texts(steps: int) -> list[UpdateAttack]:
+def attacks_on_texts(steps: Steps) -> list[UpdateAttack]:
     """Of a text model. After several local steps the vectors are averages, and fit less closely."""
-    tolerance = TextAttack.tolerance if steps == 1 else _AFTER_STEPS
+    tolerance = _AFTER_STEPS if steps.several else TextAttack.tolerance
     return [
         UpdateAttack(
             AttackSpec(
@@ -218,10 +242,14 @@ def _kept(
     case: Case, attack: UpdateAttack, *, key: Key, store: Store, progress: Progress
 ) -> Reconstruction:
     size = case.batch_size or 0
-    place = address(f"audit-update {attack.id} 1", attack.attack, (case.fingerprint(),), key, size)
+    local = case.steps.of(case.architecture) if case.steps != Steps() else None
+    said = (case.fingerprint(),) + ((repr(case.steps),) if local else ())
+    place = address(f"audit-update {attack.id} 1", attack.attack, said, key, size)
 
     def run() -> Reconstruction:
-        knowledge = Knowledge(architecture=case.architecture, batch_size=case.batch_size)
+        knowledge = Knowledge(
+            architecture=case.architecture, batch_size=case.batch_size, local=local
+        )
         prepared = attack.attack.prepare(
             knowledge, key=key.fold(attack.id), store=store, progress=progress
         )

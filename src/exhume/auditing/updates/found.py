@@ -45,7 +45,7 @@ def found_by(
         evidence, verdict = _listed(ran), listed_words(ran)
         leak = rate_of(len(ran), len(ran))  # of every update all words are known
     elif truth is None:
-        evidence, verdict = _unscored(ran), _UNKNOWN
+        evidence, verdict = _unscored(ran), _unknown(ran)
     else:
         scores = _scores(attack, ran, truth, key)
         metrics |= scores.metrics
@@ -135,6 +135,14 @@ _UNKNOWN = Verdict(
     "no reconstruction proves itself.",
     "The report shows what the attacks brought back; whether it is right is not known.",
 )
+
+
+def _unknown(ran: Sequence[Answer]) -> Verdict:
+    """With what speaks against what is said about the updates: that may be why nothing proves itself."""
+    doubts = dict.fromkeys(doubt for answer in ran for doubt in answer.case.doubts)
+    if not doubts:
+        return _UNKNOWN
+    return replace(_UNKNOWN, detail=f"{_UNKNOWN.detail} What was found: {'; '.join(doubts)}.")
 
 
 def _unfinished(attack: UpdateAttack, ran: Sequence[Answer], metrics: Mapping[str, float]) -> str:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from exhume.auditing.updates.lineups import Truth
-from exhume.auditing.updates.proofs import Steps
-from exhume.auditing.updates.reading import Case
+from exhume.auditing.updates.reading import Case, steps_of
 from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records
 from exhume.models.own.module import recognised
 from exhume.models.own.text import TextModel
 from exhume.settings import UpdateSettings
 from exhume.train.functional import own_gradients
-from exhume.train.local import LocalTraining
-from exhume.victims.gradient import release_batches
+from exhume.train.local import Steps
+from exhume.victims.gradient import release_updates
 
 __all__ = ["cases_of", "made_updates"]
 
@@ -25,7 +26,7 @@ _DECOYS = 2000  # records of no update, at most
 def made_updates(
     settings: UpdateSettings, architecture: Architecture, records: Records, key: Key
 ) -> tuple[list[Case], Truth]:
-    """One gradient of the mean loss for each of `made` batches, at the model's first weights."""
+    """What the clients of `made` batches send that train as is said, at the model's first weights."""
     if records.vocabulary is not None and not isinstance(architecture, TextModel):
         raise ExhumeError(
             'update: texts need a model of your own that takes them; write model = "model.py:build"'
@@ -38,7 +39,14 @@ def made_updates(
         )
     order = torch.randperm(len(records), generator=key.fold("batches").generator())
     start = architecture.initial(key.fold("start"))
-    cases, theirs = cases_of(architecture, start, records[order[:needed]], settings.batch_size)
+    cases, theirs = cases_of(
+        architecture,
+        start,
+        records[order[:needed]],
+        settings.batch_size,
+        steps=steps_of(settings),
+        key=key.fold("local"),
+    )
     return cases, Truth(theirs, records[order[needed : needed + _DECOYS]])
 
 
@@ -49,6 +57,7 @@ def cases_of(
     size: int,
     *,
     steps: Steps = _ONE,
+    key: Key | None = None,
 ) -> tuple[list[Case], dict[str, Records]]:
     """The updates of batches of so many records each, one after another, and whose records they are."""
     shape = (len(private) // size, size)
@@ -58,7 +67,7 @@ def cases_of(
         private.classes,
         private.vocabulary,
     )
-    values = _gradients(architecture, start, batches, steps)
+    values = _gradients(architecture, start, batches, steps, key or Key.from_seed(0))
     simple = recognised(architecture)
     cases = [
         Case(
@@ -80,12 +89,14 @@ def cases_of(
     return cases, theirs
 
 
-def _gradients(architecture: Architecture, start: Tensor, batches: Records, steps: Steps) -> Tensor:
+def _gradients(
+    architecture: Architecture, start: Tensor, batches: Records, steps: Steps, key: Key
+) -> Tensor:
     """(r, p) of the mean loss; of a text model one by one, as it may do what cannot be done side by side."""
-    if steps.count > 1:
-        made, _ = release_batches(architecture, start, batches, steps=steps.count, rate=steps.rate)
-        return made.values
+    local = steps.of(architecture)
     if isinstance(architecture, TextModel):
-        return LocalTraining(architecture).updates(start, batches, Key.from_seed(0))
+        return local.updates(start, batches, key)
+    if steps != replace(_ONE, rate=steps.rate):
+        return release_updates(local, start, batches, key)[0].values
     count, size = batches.labels.shape
     return own_gradients(architecture, start.expand(count, -1), batches) / size

@@ -24,9 +24,11 @@ from exhume.contract import Architecture, Gradient, Key, Reconstruction, Records
 from exhume.models.mlp import MLP
 from exhume.models.own.text import TextModel
 from exhume.models.two_layer import TwoLayer
-from exhume.victims.gradient import release_batches
+from exhume.train.local import Steps
+from exhume.train.order import rows_behind
+from exhume.victims.gradient import release_updates
 
-__all__ = ["Proof", "Steps", "labels_behind", "proof_of"]
+__all__ = ["Proof", "Steps", "labels_behind", "order_behind", "proof_of"]
 
 _EXPLAINED = 1e-3  # relative: rounding of fp32 states leaves 1e-5 to 1e-4
 _AGREEING = 3  # neurons
@@ -45,14 +47,6 @@ class Proof:
         None  # (k,) bool: those that explain the whole update; no other is a record
     )
     labels: Tensor | None = None  # (c,) of the chosen
-
-
-@dataclass(frozen=True)
-class Steps:
-    """How the client trained."""
-
-    count: int = 1
-    rate: float = 1.0
 
 
 def proof_of(
@@ -87,7 +81,7 @@ def _weighed(
     """(k,) bool candidates whose mean gradient is the update, and (1, k) their labels; none: no such."""
     candidates, start = found.found().to(gradient.values.dtype), _start(gradient)
     chosen, labels = torch.zeros_like(found.real[0]), torch.full(found.real.shape, -1)
-    if steps.count > 1 or not len(candidates) or not isinstance(architecture, MLP | TwoLayer):
+    if steps.several or not len(candidates) or not isinstance(architecture, MLP | TwoLayer):
         return chosen, labels  # the mean of several gradients is known of these alone
     classes = _classes(gradient, architecture)
     count = len(classes) * len(candidates)
@@ -95,7 +89,7 @@ def _weighed(
         return chosen, labels
     every = classes.repeat(len(candidates))
     tried = Records(candidates.repeat_interleave(len(classes), 0), every, ())
-    each, _ = release_batches(architecture, start, tried.one_each())
+    each, _ = release_updates(steps.of(architecture), start, tried.one_each())
     basis, inside = torch.linalg.qr(each.values.double().T)
     solved, _ = nnls(inside.numpy(), (basis.T @ gradient.values[0].double()).numpy())
     weights = torch.from_numpy(solved)
@@ -113,6 +107,8 @@ def _classes(gradient: Gradient, architecture: Architecture) -> Tensor:
     if len(layout.shapes[-1]) != 1:
         return torch.zeros(0, dtype=torch.long)
     slopes = layout.split(gradient.values[0])[layout.names[-1]]
+    if not bool(slopes.any()):  # frozen
+        return torch.arange(max(2, len(slopes)))
     return torch.arange(2) if len(slopes) == 1 else (slopes < 0).nonzero()[:, 0]
 
 
@@ -126,20 +122,20 @@ def _explained(
     """Whether training on the chosen candidates (k,) gives the update back."""
     records = found.candidates[0][chosen].to(gradient.values.dtype)
     labels = None if found.labels is None else found.labels[0][chosen]
-    if labels is None or int(labels.min()) < 0:
-        labels = labels_behind(gradient, architecture, records)
+    if labels is None or int(labels.min()) < 0 or steps.routine.loss == "mse":
+        labels = labels_behind(gradient, architecture, records, steps.routine.loss)
     if labels is None:
         return Proof(0)
     batch = Records(records[None], labels[None], ())
-    again, _ = release_batches(
-        architecture, _start(gradient), batch, steps=steps.count, rate=steps.rate
-    )
+    order = order_behind(gradient, architecture, batch, steps)
+    local, start = steps.of(architecture), _start(gradient)
+    again, _ = release_updates(local, start, batch, order=order)
     size = gradient.values.norm().clamp_min(1e-30)
     residual = float((again.values - gradient.values).norm() / size)
     enough = architecture.layout.size > len(records) * math.prod(architecture.input_shape)
     if not residual < _EXPLAINED or not enough:
         return Proof(0, "", residual)
-    seen = _visible(gradient, architecture, batch, steps)
+    seen = _visible(gradient, architecture, batch, steps, order)
     if not residual < _DETERMINED * seen:
         return Proof(0, "", residual)
     sentence = (
@@ -150,10 +146,26 @@ def _explained(
             f"; every change of them that was tried would show (the least {seen:.0%} of the most)"
         )
     sign = ", and so would the negative of each." if _sign_open(architecture) else "."
-    return Proof(len(records), sentence + sign, residual, chosen, labels)
+    known = labels if labels.ndim == 1 else None  # numbers are no classes
+    return Proof(len(records), sentence + sign, residual, chosen, known)
 
 
-def _visible(gradient: Gradient, architecture: Architecture, batch: Records, steps: Steps) -> float:
+def order_behind(
+    gradient: Gradient, architecture: Architecture, batch: Records, steps: Steps
+) -> list[Tensor] | None:
+    """Rows of one batch (1, n, *shape) that each step saw; None: all, or in their order."""
+    local = steps.of(architecture)
+    start, sent = _start(gradient), gradient.values[0]
+    return rows_behind(local, start, batch.inputs[0], batch.labels[0], sent)
+
+
+def _visible(
+    gradient: Gradient,
+    architecture: Architecture,
+    batch: Records,
+    steps: Steps,
+    order: list[Tensor] | None = None,
+) -> float:
     """How well the update sees the change of the records that it sees least, relative to the best seen.
 
     Tried are random changes of single records, and opposite changes of two, which keep a mean: if some of
@@ -175,10 +187,9 @@ def _visible(gradient: Gradient, architecture: Architecture, batch: Records, ste
             change[0, (one + 1 + turn // count % (count - 1)) % count] -= drawn
         moved.append(exact.inputs + _SMALL * change / change.norm())
     whole = torch.cat([exact.inputs, *moved])
-    labels = exact.labels.expand(len(whole), -1)
-    made, _ = release_batches(
-        architecture, start, Records(whole, labels, ()), steps=steps.count, rate=steps.rate
-    )
+    labels = exact.labels.expand(len(whole), *exact.labels.shape[1:])
+    local = steps.of(architecture)
+    made, _ = release_updates(local, start, Records(whole, labels, ()), order=order)
     shown = (made.values[1:] - made.values[:1]).norm(dim=1)
     return float(shown.min() / shown.max().clamp_min(1e-300))
 
@@ -189,8 +200,13 @@ def _sign_open(architecture: Architecture) -> bool:
     return odd(architecture.sigma)
 
 
-def labels_behind(gradient: Gradient, architecture: Architecture, records: Tensor) -> Tensor | None:
-    """(b,) labels, given all records: dL/dW of the last layer is 1/b sum_i (p_i - y_i) h_i^T."""
+def labels_behind(
+    gradient: Gradient, architecture: Architecture, records: Tensor, loss: str = "cross-entropy"
+) -> Tensor | None:
+    """(b,) labels, given all records: dL/dW of the last layer is 1/b sum_i (p_i - y_i) h_i^T.
+
+    Of the squared error (b, c) numbers.
+    """
     module, layout = architecture.build(), architecture.layout
     seen: list[tuple[str, Tensor]] = []  # in the order of use
     hooks = [
@@ -212,6 +228,9 @@ def labels_behind(gradient: Gradient, architecture: Architecture, records: Tenso
     residuals: Tensor = (
         len(records) * torch.linalg.lstsq(heights.T, slope.T, driver="gelsd").solution
     )
+    if loss == "mse":
+        numbers: Tensor = outputs - outputs.shape[1] / 2 * residuals
+        return numbers.to(records.dtype)
     if outputs.shape[1] == 1:
         found = (torch.sigmoid(outputs) - residuals > 0.5).long()[:, 0]
     else:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from exhume.auditing.fine_tuned import against_of
-from exhume.auditing.updates.proofs import Steps
 from exhume.auditing.updates.text import check_fits, is_text, text_model, vocabulary_of
 from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records, Vocabulary
 from exhume.data import Reading, file_names
@@ -22,6 +21,8 @@ from exhume.models.own.text import TextModel
 from exhume.notation import rows_by_client
 from exhume.settings import UpdateSettings
 from exhume.store import digest
+from exhume.train.local import Steps
+from exhume.train.routine import Routine
 from exhume.victims.payload import Checked, Said, check_payload
 from exhume.victims.updates import (
     Update,
@@ -31,7 +32,7 @@ from exhume.victims.updates import (
     from_states,
 )
 
-__all__ = ["Case", "cases_for", "model_for", "private_records", "reading_of"]
+__all__ = ["Case", "cases_for", "model_for", "private_records", "reading_of", "steps_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,19 +122,53 @@ def _shape(
     return found
 
 
+def steps_of(settings: UpdateSettings) -> Steps:
+    """How the client trained, as it is said."""
+    routine = Routine(
+        settings.epochs,
+        settings.local_batch,
+        settings.shuffle,
+        settings.optimiser,
+        settings.momentum,
+        settings.weight_decay,
+        eps=settings.eps,
+        schedule=settings.schedule,
+        loss=settings.loss,
+    )
+    return Steps(settings.steps, settings.rate or 1.0, routine)
+
+
 def _updates(settings: UpdateSettings, module: nn.Module) -> list[Update]:
     before = Path(settings.before) if settings.before else None
+    routine, size = steps_of(settings).routine, settings.batch_size or None
     if tuned := against_of(settings):
-        return [from_fine_tuning(*tuned, module, rate=settings.rate, steps=settings.steps)]
+        return [
+            from_fine_tuning(
+                *tuned,
+                module,
+                rate=settings.rate,
+                steps=settings.steps,
+                routine=routine,
+                records=size,
+            )
+        ]
     if settings.after:
         assert before is not None  # the settings see to it
         return [
             from_states(
-                before, Path(settings.after), module, rate=settings.rate, steps=settings.steps
+                before,
+                Path(settings.after),
+                module,
+                rate=settings.rate,
+                steps=settings.steps,
+                routine=routine,
+                records=size,
             )
         ]
     path = Path(settings.update)
-    return from_recording(path, module) if path.is_dir() else [from_gradient(path, module, before)]
+    if path.is_dir():
+        return from_recording(path, module, routine)
+    return [from_gradient(path, module, before, loss=settings.loss)]
 
 
 def _case(update: Update, settings: UpdateSettings, shape: tuple[int, ...]) -> Case:
@@ -161,7 +196,14 @@ def _checked(
 ) -> Checked:
     """Its module is left in the mode that it was trained in."""
     size = settings.batch_size or update.batch_size
-    said = Said(settings.reduction, settings.batch_norm, size, update.steps, update.rate)
+    said = Said(
+        settings.reduction,
+        settings.batch_norm,
+        size,
+        update.count,
+        update.rate,
+        update.steps.routine.loss,
+    )
     update.module.train(settings.batch_norm == "train")
     return check_payload(update.payload, update.module, said, shape, vocabulary)
 
@@ -175,14 +217,20 @@ def _read(
 ) -> Case:
     """A sum is made the mean that attacks take it for, where the number of records is known."""
     size, summed = settings.batch_size or update.batch_size, settings.reduction == "sum"
-    share = size if summed and size else 1
+    share, steps = 1, update.steps
+    if summed and size:
+        share = min(size, steps.routine.local_batch or size)
+        steps = steps.of_mean(share)
+    values = gradient.values / (share if steps.routine.optimiser == "sgd" else 1)
+    parts = gradient.layout.split(gradient.values[0])
+    frozen = tuple(name for name, part in parts.items() if not bool(part.any()))
     return Case(
         update.client,
         update.round,
-        replace(gradient, values=gradient.values / share),
+        replace(gradient, values=values),
         architecture,
         size,
-        Steps(update.steps, (update.rate or 1.0) * share),
+        replace(steps, frozen=frozen),
         averaged=not summed or bool(size),
         checked=checked.checked,
         notes=update.notes,
@@ -193,7 +241,7 @@ def _read(
 
 def _repeatable(update: Update, settings: UpdateSettings, architecture: Architecture) -> bool:
     """An adapter's A is known as it ended, not as it began; dropout draws numbers that nobody knows."""
-    if settings.adapter and update.steps > 1:
+    if settings.adapter and update.count > 1:
         return False
     kind = torch.long if isinstance(architecture, TextModel) else update.payload.at.dtype
     probes = torch.ones(3, *architecture.input_shape, dtype=kind)

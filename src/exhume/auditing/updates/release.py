@@ -52,6 +52,7 @@ from exhume.report.folder import RunFolder
 from exhume.results import Facts, Findings, strongest
 from exhume.settings import Brief, UpdateSettings
 from exhume.store import digest
+from exhume.train.local import Steps
 
 __all__ = ["UpdateRelease", "attack_updates", "read_updates"]
 
@@ -61,8 +62,8 @@ _TEXTS = "Texts from updates: rows of the embedding, ratios, sentences that fit"
 _FEWEST, _MOST = 50, 2000  # steps of gradient matching
 _FEW = 100  # steps of a search that is asked to be short: decoding follows it
 _DEVIATIONS = (
-    "An update of several local steps is attacked as the average of its gradients; of an adapter, with A as "
-    "it ended.",
+    "Of several local steps most attacks see the average of their gradients; local-steps and gradient "
+    "matching simulate them. Of an adapter, A is taken as it ended.",
     "Records are taken to lie in [0, 1] by gradient matching: put the client's normalisation into the model.",
 )
 
@@ -158,13 +159,14 @@ class UpdateRelease(AuditedRelease):
 
     def attacks(self) -> list[UpdateAttack]:
         if self.of_texts:
-            return attacks_on_texts(max(case.steps.count for case in self.cases))
+            return attacks_on_texts(_steps_of(self.cases))
         images = len(self.cases[0].architecture.input_shape) == 3
         return attacks_on_records(
             self.settings,
             images=images,
             averaged=self.cases[0].averaged,
             decoding=_decoding_steps(self.settings, self.cases),
+            steps=_steps_of(self.cases),
         )
 
     @property
@@ -292,15 +294,28 @@ def _facts(release: UpdateRelease, spared: Sequence[str]) -> Facts:
         "loss": f"{settings.loss}, {settings.reduction} over the batch",
         "updates": len(cases),
         "clients": len({case.client for case in cases}),
-        "local_steps": max(case.steps.count for case in cases),
+        "local_steps": max(_count(case) for case in cases),
         "batch_size": ", ".join(map(str, sizes)) or "not given",
         "checked": ", ".join(dict.fromkeys(name for case in cases for name in case.checked)),
     }
+    if how := str(_steps_of(cases).routine):
+        facts["local_training"] = how
     if cases[0].notes:
         facts["read_as"] = " ".join(cases[0].notes)
     if spared:
         facts["not_run"] = f"{', '.join(spared)}: every record is proved already"
     return facts
+
+
+def _steps_of(cases: Sequence[Case]) -> Steps:
+    """How the clients trained: of one that made several steps, if there is such."""
+    return next((case.steps for case in cases if case.steps.several), cases[0].steps)
+
+
+def _count(case: Case) -> int:
+    """Local steps behind an update, as far as the number of records is known."""
+    known = case.batch_size or max(1, case.steps.routine.local_batch)
+    return len(case.steps.rates(known))
 
 
 # Fixes

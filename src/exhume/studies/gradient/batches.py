@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from exhume.contract import Architecture, Attack, Gradient, Key, Knowledge, Reconstruction, Records
 from exhume.score.batches import BatchScores, score_batches
 from exhume.score.intervals import clopper_pearson
+from exhume.score.lineup import Lineup, likeness
 from exhume.studies.arms import mounted
 from exhume.victims.gradient import cut_batches, keep_batches
 
-__all__ = ["attacked", "even_odd_batches", "recovered_range", "unit_vectors", "utility"]
+__all__ = [
+    "attacked",
+    "came_back",
+    "even_odd_batches",
+    "recovered_range",
+    "unit_vectors",
+    "utility",
+]
+
+_RECOVERED = 0.01  # relative error
 
 
 def even_odd_batches(
@@ -46,6 +57,27 @@ def attacked(
     """What an attack finds in gradients, scored with the batches behind. size: as far as it is known."""
     found = mounted(attack, Knowledge(architecture=network, batch_size=size), seen, key)
     return found, score_batches(keep_batches(private), found, up_to_sign=up_to_sign)
+
+
+def came_back(
+    found: Reconstruction, scores: BatchScores, private: Records, others: Records, key: Key
+) -> dict[str, Tensor]:
+    """Of each record of one batch: whether it is recovered (at most 1% away), leads the line-up of 99 others
+    of its class, and its PSNR; and whether the records were counted.
+    """
+    truth, got = private.inputs.flatten(1).double(), scores.matched[0].flatten(1).double()
+    error = (got - truth).norm(dim=1) / truth.norm(dim=1)
+    pool = torch.cat([private.inputs, others.inputs])
+    release = torch.full((len(pool),), -1)
+    release[: len(private)] = 0
+    labels = torch.cat([private.labels, others.labels])
+    lineup = Lineup(likeness([found.found()], pool), release, labels)
+    return {
+        "recovered": (error <= _RECOVERED).double(),
+        "identified": lineup.score(key.fold("lineup"), draws=1).identified.double(),
+        "psnr": scores.psnr[0].double().clamp_max(100),
+        "counted": (scores.sizes == len(private)).double(),
+    }
 
 
 def utility(seen: Gradient, plain: Gradient) -> float:

@@ -20,7 +20,7 @@ from exhume.attacks.gradient.gated.attack import GateAttack
 from exhume.attacks.gradient.gated.decoding import FeatureDecoding
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.patches import PatchAttack
-from exhume.contract import Attack, Gradient, Key, Reconstruction, Records, Status
+from exhume.contract import Attack, Gradient, Records, Status
 from exhume.contract import Outcome as Ended
 from exhume.models.ordinary import (
     ResNet,
@@ -32,20 +32,19 @@ from exhume.models.ordinary import (
 from exhume.models.own.module import ModuleArchitecture
 from exhume.naming import seeded_globals
 from exhume.results import AttackSpec, Chart, Findings, Point, Section
-from exhume.score.lineup import Lineup, likeness
 from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
-from exhume.studies.gradient.batches import attacked
+from exhume.studies.gradient.batches import attacked, came_back
+from exhume.studies.gradient.networks_fedavg import fedavg_metrics
 from exhume.victims.gradient import cut_batches, release_batches
 from exhume.victims.norm_statistics import batch_statistics
 
 __all__ = ["STUDY"]
 
 DEVIATIONS = (
-    "Gradients of one step at the network's own weights; no augmentation, no noise.",
+    "Gradients of one step at the network's own weights (fedavg: of several); no augmentation, no noise.",
     "Gradient matching is given the batch size. Rows that end with `.old` are Adam with a constant weight of "
     "the total variation, for as many steps and so as many seconds as the row above them.",
 )
-_RECOVERED = 0.01  # relative error
 _POOL = 4000  # records that strangers come from
 _SHOWN = 8  # records of a row
 _TRAINING = 60  # steps of Adam on other records, for the trained network
@@ -174,6 +173,7 @@ def _run(run: Run[_Setting]) -> Outcome:
         for row, kept in rows.items()
         for number in _SEARCHED
     }
+    metrics |= fedavg_metrics(run, run.setting.batches)
     shown, names = _pictured(rows)
     return Outcome(
         _claims(metrics),
@@ -205,14 +205,9 @@ def _one(run: Run[_Setting], job: tuple[str, int, int]) -> Mapping[str, Tensor]:
     began = time.perf_counter()
     found, scores = attacked(attack, architecture, release, batch, key, size=known)
     seconds = time.perf_counter() - began
-    truth, got = private.inputs.flatten(1).double(), scores.matched[0].flatten(1).double()
-    error = (got - truth).norm(dim=1) / truth.norm(dim=1)
     return {
-        "recovered": (error <= _RECOVERED).double(),
-        "identified": _identified(found, private, others, key),
-        "psnr": scores.psnr[0].double().clamp_max(100),
+        **came_back(found, scores, private, others, key),
         "seconds": torch.tensor([seconds], dtype=torch.float64),
-        "counted": (scores.sizes == size).double(),
         **({"private": private.inputs, "back": scores.matched[0]} if index == 0 else {}),
     }
 
@@ -233,16 +228,6 @@ def _with_statistics(release: Gradient, module: nn.Module, inputs: Tensor) -> Gr
     seen = batch_statistics(before, module.state_dict(), module)
     statistics = {name: values[None] for name, values in seen.items()}
     return Gradient(release.values, release.layout, release.at, statistics)
-
-
-def _identified(found: Reconstruction, private: Records, others: Records, key: Key) -> Tensor:
-    """(b,) 1 for records that lead the line-up of what came back."""
-    pool = torch.cat([private.inputs, others.inputs])
-    labels = torch.cat([private.labels, others.labels])
-    release = torch.full((len(pool),), -1)
-    release[: len(private)] = 0
-    lineup = Lineup(likeness([found.found()], pool), release, labels)
-    return lineup.score(key.fold("lineup"), draws=1).identified.double()
 
 
 def _pictured(rows: Mapping[str, list[dict[str, Tensor]]]) -> tuple[list[Findings], list[str]]:
@@ -284,6 +269,12 @@ def _claims(m: dict[str, float]) -> Claims:
         "batch": ("mlp.b16", "recovered", 0.95, "honest weights, batches of 16 at width 256"),
         "beyond": ("mlp.b32", "recovered", 0.5, "the same for batches of 32"),
         "wide": ("mlp_wide.b32", "recovered", 0.5, "batches of 32 at width 2,048"),
+        "fedavg": (
+            "fedavg.mlp.rate0.01",
+            "recovered",
+            0.8,
+            "clients' 16 after two epochs of batches of 8",
+        ),
         "images": ("convnet.b8", "identified", 0.95, "images of a CNN's batch of 8"),
         "resnet": ("resnet.b1", "identified", 0.8, "a ResNet's single image"),
         "transformer": ("vit.b1", "recovered", 0.95, "a vision transformer's single image"),

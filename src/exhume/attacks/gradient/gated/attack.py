@@ -7,13 +7,14 @@ what it gave, so that its deltas are known and its inputs are a linear system.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from exhume.attacks.gradient.gated.layers import Chain, Layer, chain_of, lowest_of
-from exhume.attacks.gradient.gated.search import EXPLAINED, Neurons, records_behind
+from exhume.attacks.gradient.gated.search import EXPLAINED, Found, Neurons, records_behind
 from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.attacks.gradient.span.basis import span_of_slopes
 from exhume.attacks.gradient.tensor.least_squares import least_squares
@@ -31,6 +32,7 @@ from exhume.contract import (
 __all__ = ["ROUNDS", "Features", "GateAttack", "Layers", "chain_for", "features_behind"]
 
 ROUNDS = 100  # of 256 starts, at most
+Search = Callable[[Neurons, Key, int], Found]
 
 _NOTHING = 1e-6  # relative: singular values of rounding
 _FIRMER = 12  # rounds until neurons with a wrong gate have lost their weight
@@ -111,10 +113,17 @@ class Layers:
     architecture: Architecture
     gradient: Tensor  # (p,)
     parameters: Tensor  # (p,)
+    records: int | None = None  # of the batch; None: the spectrum says it
 
     def __post_init__(self) -> None:
         if not bool(torch.isfinite(self.gradient).all()):
             raise ExhumeError("release: the gradient holds NaN or infinite values")
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Parameters without a gradient."""
+        named = self.architecture.layout.split(self.gradient)
+        return tuple(name for name, part in named.items() if not bool(part.any()))
 
     def slopes(self, layer: Layer) -> Tensor:
         """(m, f + 1) dL/dW with dL/db behind it."""
@@ -122,7 +131,11 @@ class Layers:
 
     def span(self, layer: Layer, key: Key) -> Tensor:
         """(f + 1, b) a basis of what enters the layer; the release's own precision says where it ends."""
-        return span_of_slopes(self._joined(layer, self.gradient), key.fold("span"))[0]
+        slopes = self._joined(layer, self.gradient)
+        if self.records is None:
+            return span_of_slopes(slopes, key.fold("span"))[0]
+        rows: Tensor = torch.linalg.svd(slopes.double(), full_matrices=False)[2]
+        return rows[: self.records].T
 
     def weights(self, layer: Layer) -> Tensor:
         return self._joined(layer, self.parameters).double()
@@ -137,7 +150,7 @@ class Layers:
 
 def chain_for(seen: Layers, key: Key) -> Chain:
     """The layers to read: for a batch of one the lowest, whatever is behind it; else those with gates."""
-    lowest = lowest_of(seen.architecture, seen.parameters)
+    lowest = lowest_of(seen.architecture, seen.parameters, seen.frozen)
     if lowest is None:
         raise NotApplicable(
             f"{seen.architecture}: no fully connected layer takes one vector a record", ever=False
@@ -145,13 +158,15 @@ def chain_for(seen: Layers, key: Key) -> Chain:
     first = lowest.layers[0]
     if first.biased and seen.span(first, key).shape[1] == 1:
         return lowest
-    found = chain_of(seen.architecture, seen.parameters)
+    found = chain_of(seen.architecture, seen.parameters, seen.frozen)
     assert found is not None  # there is a layer
     return found
 
 
-def features_behind(seen: Layers, chain: Chain, rounds: int, key: Key) -> Features:
-    """What enters the lowest layer of the chain."""
+def features_behind(
+    seen: Layers, chain: Chain, rounds: int, key: Key, search: Search = records_behind
+) -> Features:
+    """What enters the lowest layer of the chain. search: for the gates of the last two."""
     lowest = chain.layers[0]
     if seen.span(lowest, key).shape[1] == 1:
         return _alone(seen.slopes(lowest), lowest)
@@ -162,7 +177,7 @@ def features_behind(seen: Layers, chain: Chain, rounds: int, key: Key) -> Featur
             ever=True,
         )
     *below, first, second = chain.layers
-    found = _searched(seen, first, second, rounds, key)
+    found = _searched(seen, (first, second), rounds, key, search)
     above = first
     for layer in reversed(below):
         found = _below(seen, layer, above, found)
@@ -180,8 +195,11 @@ def _alone(slopes: Tensor, layer: Layer) -> Features:
     return Features(inputs[None], deltas[None], one, 1)
 
 
-def _searched(seen: Layers, first: Layer, second: Layer, rounds: int, key: Key) -> Features:
+def _searched(
+    seen: Layers, pair: tuple[Layer, Layer], rounds: int, key: Key, search: Search
+) -> Features:
     """What enters the first of two layers with a gate between them."""
+    first, second = pair
     if not first.biased:
         raise NotApplicable(f"{first.name} has no bias, so that the size is open", ever=False)
     slopes, weights = seen.slopes(first), seen.weights(first)
@@ -195,7 +213,7 @@ def _searched(seen: Layers, first: Layer, second: Layer, rounds: int, key: Key) 
             f"{basis.shape[1]} records are too many for {len(neurons.left)} neurons of {first.name}",
             ever=False,
         )
-    found = records_behind(neurons, key, rounds)
+    found = search(neurons, key, rounds)
     if not len(found):
         raise NotApplicable(f"no record's gates were found in {rounds} rounds", ever=True)
     inputs = torch.linalg.pinv(found.duals.T) @ rows  # x delta^T, up to the size of either

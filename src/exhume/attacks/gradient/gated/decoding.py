@@ -23,9 +23,21 @@ from torch import Tensor, nn
 
 from exhume.attacks.gradient.gated.attack import ROUNDS, Layers, chain_for, features_behind
 from exhume.attacks.gradient.gated.layers import convolution_below, features_of
+from exhume.attacks.gradient.gated.local_steps import halfway
+from exhume.attacks.gradient.gated.search import likely_records, records_behind
 from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.attacks.gradient.objective import total_variation
-from exhume.contract import Architecture, Key, Knowledge, NotApplicable, Progress, Store, silent
+from exhume.contract import (
+    Architecture,
+    ClientTraining,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Progress,
+    Store,
+    silent,
+)
+from exhume.train.local import LocalTraining
 
 __all__ = ["FeatureDecoding"]
 
@@ -39,7 +51,8 @@ class FeatureDecoding:
     """Decode what entered the first fully connected layer, record by record.
 
     Sees: `Gradient`, the fully connected layers at the end of the network.
-    Assumes: the architecture; as `GateAttack`, or a batch of one; records within [low, high].
+    Assumes: the architecture; as `GateAttack`, or a batch of one; records within [low, high]. Of several
+    local steps, how they were made and the batch size: features are those at the middle of the way.
     Guarantees: the features are certified as by `GateAttack`; confidence is minus the misfit of a record's.
     Reference: Geiping et al. 2020 for total variation; features first is ours.
     """
@@ -58,7 +71,8 @@ class FeatureDecoding:
         architecture = knowledge.architecture
         if architecture is None:
             raise NotApplicable("decoding features needs the architecture", ever=True)
-        invert = _Decoding(self, architecture, key, progress).one
+        known = knowledge.local, knowledge.batch_size
+        invert = _Decoding(self, architecture, key, progress, *known).one
         shape = tuple(architecture.input_shape)
         return EachGradient(shape, invert, "decoding features", "decoding features", progress)
 
@@ -69,24 +83,29 @@ class _Decoding:
     architecture: Architecture
     key: Key
     progress: Progress
+    local: ClientTraining | None = None
+    batch_size: int | None = None
 
     def one(self, gradient: Tensor, parameters: Tensor, index: int) -> Batch:
         shape = tuple(self.architecture.input_shape)
         key = self.key.fold(index)
-        seen = Layers(self.architecture, gradient, parameters)
+        seen, search = Layers(self.architecture, gradient, parameters), records_behind
+        local, count = self.local, self.batch_size
+        if isinstance(local, LocalTraining) and count and len(local.rates(count)) > 1:
+            seen, search = halfway(seen, local, count), likely_records
         try:
             chain = chain_for(seen, key)
             if chain.whole:
                 raise NotApplicable(
                     "what enters the first fully connected layer is the record", ever=False
                 )
-            found = features_behind(seen, chain, self.attack.rounds, key)
+            found = features_behind(seen, chain, self.attack.rounds, key, search)
         except NotApplicable as why:
             return Batch(gradient.new_zeros(0, *shape), torch.zeros(0), {}, refused=why)
         layer = chain.layers[0]
         wanted = _Wanted(
             self.architecture,
-            parameters,
+            seen.parameters,
             gradient,
             layer.name,
             found.inputs.to(gradient.dtype),
@@ -94,7 +113,7 @@ class _Decoding:
         )
         records = self._decoded(wanted, key)
         observed = {"batch_size": float(found.rank)}
-        if wanted.below is not None:
+        if search is records_behind and wanted.below is not None:  # of one step
             records, observed["left_over"] = self._polished(wanted, records)
         with torch.no_grad():
             misfit = wanted.misfits(records)

@@ -6,6 +6,7 @@ what is positive and multiplies the rest by one number.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -39,21 +40,30 @@ class Chain:
         return len(self.layers) > 1
 
 
-def chain_of(architecture: Architecture, parameters: Tensor) -> Chain | None:
-    """The longest chain that ends with the last fully connected layer; None: there is no such layer."""
-    return _chain(architecture, parameters, alone=False)
+def chain_of(
+    architecture: Architecture, parameters: Tensor, frozen: Collection[str] = ()
+) -> Chain | None:
+    """The longest chain that ends with the last fully connected layer; None: there is no such layer.
+
+    frozen: parameters without a gradient; a layer with such weights is passed over.
+    """
+    return _chain(architecture, parameters, frozen, alone=False)
 
 
-def lowest_of(architecture: Architecture, parameters: Tensor) -> Chain | None:
+def lowest_of(
+    architecture: Architecture, parameters: Tensor, frozen: Collection[str] = ()
+) -> Chain | None:
     """The first fully connected layer that takes one vector a record, whatever comes behind it."""
-    return _chain(architecture, parameters, alone=True)
+    return _chain(architecture, parameters, frozen, alone=True)
 
 
-def _chain(architecture: Architecture, parameters: Tensor, *, alone: bool) -> Chain | None:
+def _chain(
+    architecture: Architecture, parameters: Tensor, frozen: Collection[str], *, alone: bool
+) -> Chain | None:
     generator = Key.from_seed(0).fold("chain").generator()
     shape = (_PROBES, *architecture.input_shape)
     probes = (4 * torch.rand(shape, generator=generator) - 2).to(parameters.dtype)
-    known = set(architecture.layout.names)
+    known = set(architecture.layout.names) - set(frozen)
     seen = [
         one
         for one in _seen(architecture, parameters, probes)

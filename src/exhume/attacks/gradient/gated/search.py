@@ -21,7 +21,7 @@ from torch import Tensor
 
 from exhume.contract import Key
 
-__all__ = ["EXPLAINED", "Found", "Neurons", "records_behind"]
+__all__ = ["EXPLAINED", "Found", "Neurons", "likely_records", "records_behind"]
 
 EXPLAINED = 0.95  # share of the neurons that an answer must explain
 _PROMISING = 0.6  # share after the rough search that is worth an exact one
@@ -34,6 +34,9 @@ _MARGIN = 1.25  # equations for each unknown, at least
 _PATIENCE = 20  # rounds that find nothing new
 _WORK = 6e12  # operations of a search: some two minutes on a core
 _FEWEST = 4  # rounds, whatever they cost
+_FLOOR = 0.1  # of the size of delta: how firmly a neuron decides where deltas are averages
+_NEARLY = 0.3  # of the size of delta: an equation of averages that is fulfilled
+_APART = 0.9  # cosine of two answers of averages that are one
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +96,26 @@ def records_behind(neurons: Neurons, key: Key, rounds: int) -> Found:
     return found
 
 
+def likely_records(neurons: Neurons, key: Key, rounds: int) -> Found:
+    """The b answers that explain most, where no equation holds exactly: deltas are averages over steps."""
+    generator, b = key.fold("likely").generator(), neurons.left.shape[1]
+    answers = [
+        _descended(
+            neurons, torch.randn(_STARTS, b, generator=generator, dtype=torch.float64), _FLOOR
+        )
+        for _ in range(min(rounds, neurons.affordable))
+    ]
+    q, r = (torch.cat(parts) for parts in zip(*answers, strict=True))
+    share = _explained(neurons, q, r, _NEARLY)
+    picked: list[int] = []
+    for place in share.argsort(descending=True).tolist():
+        if len(picked) == b:
+            break
+        if not picked or float((q[picked] @ q[place]).abs().max()) <= _APART:
+            picked.append(place)
+    return Found(q[picked], r[picked], share[picked])
+
+
 def _by_gates(neurons: Neurons, found: Found, drawn: Tensor) -> tuple[Tensor, Tensor]:
     """(s, b), (s, k) the answers that best suit the gates of drawn records.
 
@@ -120,7 +143,12 @@ def _solutions(neurons: Neurons, opened: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rough(neurons: Neurons, starts: Tensor) -> tuple[Tensor, Tensor]:
-    """(s, b) and (s, k) answers in single precision; those that explain little are left out."""
+    """(s, b) and (s, k) answers; those that explain little are left out."""
+    return _promising(neurons, *_descended(neurons, starts))
+
+
+def _descended(neurons: Neurons, starts: Tensor, floor: float = 0.0) -> tuple[Tensor, Tensor]:
+    """(s, b) and (s, k) answers in single precision. floor: of the size of delta, where firmness ends."""
     left, outer = neurons.left.float(), neurons.outer.float()
     squares = [_products(one, two) for one, two in ((left, left), (left, outer), (outer, outer))]
     q = torch.nn.functional.normalize(starts.float(), dim=1)
@@ -140,8 +168,8 @@ def _rough(neurons: Neurons, starts: Tensor) -> tuple[Tensor, Tensor]:
         q = _smallest(inside - across @ gain, q)
         r = (gain @ q[:, :, None])[:, :, 0]
         along = q @ left.T
-        level = level * _FALLS
-    return _promising(neurons, q.double(), r.double())
+        level = torch.maximum(level * _FALLS, floor * along.square().mean(1, keepdim=True).sqrt())
+    return q.double(), r.double()
 
 
 def _promising(neurons: Neurons, q: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
