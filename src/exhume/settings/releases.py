@@ -127,7 +127,9 @@ class UpdateSettings(Section):
     rate: float = setting(0.0, "Learning rate of the client's SGD.")
     steps: int = setting(1, "Its local steps.", least=1)
     loss: str = setting(
-        "cross-entropy", "cross-entropy (one output: logistic).", choices=("cross-entropy",)
+        "cross-entropy",
+        "cross-entropy (one output: logistic); of language models next-token or masked.",
+        choices=("cross-entropy", "next-token", "masked"),
     )
     reduction: str = setting(
         "mean", "Of the loss over the batch: mean or sum.", choices=("mean", "sum")
@@ -147,6 +149,11 @@ class UpdateSettings(Section):
     length: int = setting(0, "Of texts: tokens of a record; 0: the longest.", example=64)
     padding: int = setting(
         -1, "Of texts: the number that fills up; -1: as vocabulary or model say.", example=0
+    )
+    mask: int = setting(
+        -1,
+        "Of a masked loss: the number that hides a token; -1: as the vocabulary says.",
+        example=103,
     )
     restarts: int = setting(4, "Of gradient matching.", least=1)
     search_steps: int = setting(
@@ -171,10 +178,13 @@ class UpdateSettings(Section):
             raise ExhumeError("records: say with --data which set they belong to")
         if self.data == "" and self.length:
             raise ExhumeError("length: say with --data which texts are meant")
-        if self.length < 0 or self.padding < -1:
+        if self.length < 0 or min(self.padding, self.mask) < -1:
             raise ExhumeError(
-                f"length, padding: at least 0 and -1 are needed, got {self.length} and {self.padding}"
+                f"length, padding, mask: at least 0, -1 and -1 are needed, got {self.length}, {self.padding} "
+                f"and {self.mask}"
             )
+        if self.mask >= 0 and self.loss != "masked":
+            raise ExhumeError("mask: only together with --loss masked")
         self._check_sources()
 
     def _check_sources(self) -> None:

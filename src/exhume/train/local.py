@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from exhume.contract import Architecture, ExhumeError, Key, Records
+from exhume.models.own.language import LanguageModel
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy
 
 __all__ = ["LocalTraining", "batch_loss"]
@@ -98,6 +99,8 @@ class LocalTraining:
 
         def loss(point: Tensor) -> Tensor:
             outputs: Tensor = functional_call(module, layout.split(point), (inputs,))
+            if isinstance(self.architecture, LanguageModel):
+                return self.architecture.batch_loss(outputs, inputs, reduction)
             return batch_loss(outputs, labels, reduction)
 
         found: Tensor = grad(loss)(at)

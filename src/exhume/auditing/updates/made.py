@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from exhume.auditing.updates.lineups import Truth
 from exhume.auditing.updates.proofs import Steps
 from exhume.auditing.updates.reading import Case
 from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records
+from exhume.models.own.language import LanguageModel
 from exhume.models.own.module import recognised
 from exhume.models.own.text import TextModel
 from exhume.settings import UpdateSettings
@@ -51,9 +54,14 @@ def cases_of(
     steps: Steps = _ONE,
 ) -> tuple[list[Case], dict[str, Records]]:
     """The updates of batches of so many records each, one after another, and whose records they are."""
+    trained = private
+    if isinstance(architecture, LanguageModel) and architecture.loss == "masked":
+        hidden = architecture.masked(private.inputs, Key.from_seed(0).fold("masks"))
+        trained = replace(private, inputs=hidden)
+        private = replace(private, inputs=architecture.fed(hidden))  # what can come back
     shape = (len(private) // size, size)
     batches = Records(
-        private.inputs.reshape(*shape, *private.shape),
+        trained.inputs.reshape(*shape, *private.shape),
         private.labels.reshape(shape),
         private.classes,
         private.vocabulary,

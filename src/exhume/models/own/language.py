@@ -70,7 +70,9 @@ class LanguageModel(TextModel):
         if loss not in LOSSES:
             raise ExhumeError(f"loss: {loss!r} is not one of {', '.join(LOSSES)}")
         if length < 2:
-            raise ExhumeError(f"length: a language model's text has at least 2 tokens, not {length}")
+            raise ExhumeError(
+                f"length: a language model's text has at least 2 tokens, not {length}"
+            )
         own = copy.deepcopy(module).eval()
         keep = _Plainly()
         handle = own.register_forward_pre_hook(keep, with_kwargs=True)
@@ -102,7 +104,7 @@ class LanguageModel(TextModel):
         """What its layers see, by running it on drawn tokens."""
         shape = (_RECORDS, self.length)
         drawn = drawn_tokens(shape, self.vocabulary, self.padding, _PROBE)
-        outputs, calls = called(self.module, drawn)
+        outputs, _ = called(self.module, drawn)
         wanted = (*shape, self.vocabulary)
         if not isinstance(outputs, Tensor) or outputs.ndim != 3 or outputs.shape[:2] != shape:
             found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
@@ -211,9 +213,7 @@ def writes_text(module: nn.Module, length: int) -> bool:
         outputs, _ = called(own, tokens)
     except ExhumeError:
         return False
-    return (
-        isinstance(outputs, Tensor) and outputs.ndim == 3 and outputs.shape[:2] == tokens.shape
-    )
+    return isinstance(outputs, Tensor) and outputs.ndim == 3 and outputs.shape[:2] == tokens.shape
 
 
 # How it is called

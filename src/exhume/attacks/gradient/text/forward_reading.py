@@ -21,7 +21,7 @@ _AT_ONCE = 400_000  # continuations of one place that are tried
 
 
 def read_forward(traces: Traces, allowed: Sequence[Tensor], places: int) -> list[Tensor]:
-    """Token sequences of so many places at most; where the next token is asked for, the last leaves no trace."""
+    """Token sequences, as far as their places leave a trace; at most so many places."""
     prefixes, ended = torch.zeros(1, 0, dtype=torch.int64), []
     for place in range(places):
         options = allowed[place]

@@ -1,7 +1,7 @@
 """Whole texts from the gradient of a language model: by the spans of its layers.
 
-1. *Tokens.* The first attention layer sees one vector a token and place; those of the batch span the rows of its
-   gradient (queries, keys and values: the first place of a causal model leaves nothing in the queries).
+1. *Tokens.* The first attention layer sees one vector a token and place; those of the batch span the rows of
+   its gradient (queries, keys and values: the first place of a causal model leaves nothing in the queries).
 2. *Texts.* What later layers see depends on the places before (a causal model is read from left to right,
    forward_reading.py) or on all places (an encoder's texts are searched for, whole_reading.py).
 3. *What the loss asked for* beyond the texts as fed: the last token of a text, or what a mask hides
@@ -45,11 +45,11 @@ class LanguageAttack:
     Sees: `Gradient`: the linear layers up to the last attention, and the output weight.
     Assumes: the architecture (`LanguageModel`) with its loss; attention; fewer places in the batch than its
     layers are wide. One gradient: after several local steps the spans are those of several models.
-    Guarantees: every candidate lies in the spans of all layers at every place, and where the recomputed update
-    is the one seen (`residual`), the candidates are its texts. Texts as fed: masks are left as they are.
-    Equal texts of a batch are found once.
-    Reference: Petrov et al. 2024 (DAGER) for the spans of two layers; all layers, any module, encoders by sums
-    and assignment, the last token and the hidden ones from the outputs: ours.
+    Guarantees: every candidate lies in the spans of all layers at every place, and where the recomputed
+    update is the one seen (`explained`), the candidates are its texts. Texts as fed: masks are left as they
+    are. Equal texts of a batch are found once.
+    Reference: Petrov et al. 2024 (DAGER) for the spans of two layers; all layers, any module, encoders by
+    sums and assignment, the last token and the hidden ones from the outputs: ours.
     """
 
     search: Search = Search()
@@ -86,13 +86,15 @@ class PreparedLanguage:
         except NotApplicable as why:
             return Batch(nothing, torch.zeros(0), {}, refused=why)
         if not len(texts):
-            why = NotApplicable("no text lies in the spans of all layers", ever=True)
-            return Batch(nothing, torch.zeros(0), {}, refused=why)
+            none = NotApplicable("no text lies in the spans of all layers", ever=True)
+            return Batch(nothing, torch.zeros(0), {}, refused=none)
         texts, real, asked = self._explained(traces, texts, real, values, at)
         worst = traces.worst(texts, traces.mixed).masked_fill(~real, 0).amax(1)
         proved = asked.residual < self.attack.explained
         sure = asked.sure | proved
-        if self.net.loss == "next-token":  # the last token of a text is the target of the one before
+        if (
+            self.net.loss == "next-token"
+        ):  # the last token of a text is the target of the one before
             texts = _with_last(texts, real, asked, self.net.padding)
             if not proved:
                 texts, worst = texts[sure], worst[sure]
@@ -139,7 +141,7 @@ class PreparedLanguage:
             opened = torch.zeros_like(real)
             opened[torch.arange(len(texts)), last] = True
             targets = targets.masked_fill(~real, -100)
-        return asked_for(self.net, values, at, texts, targets, opened)
+        return asked_for(self.net, values, at, texts, targets, opened=opened)
 
 
 def language_model(knowledge: Knowledge) -> LanguageModel:

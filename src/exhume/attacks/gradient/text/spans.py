@@ -19,6 +19,8 @@ __all__ = ["Span", "precision_of", "span_of"]
 
 _NOISE = 2.0  # roundings, over the largest singular value: what lies below is rounding
 _SPARE = 4  # directions that must be left over: norms take away one or two
+_GAP = 8.0  # ratio of neighbouring singular values that separates vectors from noise
+_WIDEST = 0.1  # of the tolerance, with such noise
 _LEAST, _MOST = 3e-5, 3e-3  # of the tolerance, in single precision
 _COARSE = (5.0, 20.0)  # the same in roundings, where values are coarser
 
@@ -37,7 +39,8 @@ class Span:
         basis = self.basis.to(vectors.dtype)
         left = vectors - (vectors @ basis) @ basis.T
         sizes = vectors.norm(dim=-1).clamp_min(1e-30)
-        return left.norm(dim=-1) / sizes / self.tolerance
+        found: Tensor = left.norm(dim=-1) / sizes / self.tolerance
+        return found
 
 
 def span_of(slopes: Sequence[Tensor]) -> Span | None:
@@ -47,19 +50,38 @@ def span_of(slopes: Sequence[Tensor]) -> Span | None:
     """
     rows = torch.cat([slope.double() for slope in slopes])
     sizes = rows.norm(dim=1)
-    rows = rows[sizes > 0] / sizes[sizes > 0, None]
+    rows = rows[sizes > 0]
     if not len(rows):
         return None
-    _, values, right = torch.linalg.svd(rows, full_matrices=False)
     rounding = max(precision_of(slope) for slope in slopes)
+    found = _cut(rows / sizes[sizes > 0, None], rounding)
+    return found if found is not None else _cut(rows, rounding, gap=_GAP)
+
+
+def _cut(rows: Tensor, rounding: float, gap: float = 0.0) -> Span | None:
+    """The span of the singular values above rounding; gap: above the largest gap, if it is so large.
+
+    The difference of two states has an error of its own, the same in every row.
+    """
+    _, values, right = torch.linalg.svd(rows, full_matrices=False)
+    most = min(rows.shape) - _SPARE
+    if most < 1:
+        return None
     floor = _NOISE * rounding * float(values[0])
     rank = int((values > floor).sum())
-    if rank > min(rows.shape) - _SPARE:
+    if gap:
+        ratios = values[:most] / values[1 : most + 1].clamp_min(floor)
+        rank = int(ratios.argmax()) + 1
+        if float(ratios.max()) < gap:
+            return None
+    if not 0 < rank <= most:
         return None
     noise = max(float(values[rank]), rounding * float(values[0]) / 4)
-    least, most = max(_LEAST, _COARSE[0] * rounding), max(_MOST, _COARSE[1] * rounding)
-    tolerance = noise / float(values[rank - 1])  # what rounding turns the weakest vector by
-    return Span(right[:rank].T.contiguous(), min(most, max(least, tolerance)))
+    tolerance = noise / float(values[rank - 1])  # what noise turns the weakest vector by
+    least, widest = max(_LEAST, _COARSE[0] * rounding), max(_MOST, _COARSE[1] * rounding)
+    if gap:
+        widest = _WIDEST
+    return Span(right[:rank].T.contiguous(), min(widest, max(least, tolerance)))
 
 
 def precision_of(values: Tensor) -> float:

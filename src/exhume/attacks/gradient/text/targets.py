@@ -2,9 +2,9 @@
 
     L = 1/N sum_i log sum_v exp z_iv - z_iy(i)
 
-is linear in what each place i is asked for. Of a place whose target is open, the row y of the output weight has
-the gradient -h_i/N, h_i being what that weight is multiplied with. Where the weight is the embedding too, the
-tokens that were fed have another gradient there; so the answer is put in, and what is left is read again.
+is linear in what each place i is asked for. Of a place whose target is open, the row y of the output weight
+has the gradient -h_i/N, h_i being what that weight is multiplied with. Where the weight is the embedding too,
+the tokens that were fed have another gradient there; so the answer is put in, and what is left is read again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from exhume.models.own.language import NO_TARGET, LanguageModel
 
-__all__ = ["Asked", "asked_for", "heights"]
+__all__ = ["Asked", "as_trained", "asked_for", "heights"]
 
 _ROUNDS = 8
 _SURE = 0.5  # weight of a token, 1 where it was asked for
@@ -32,7 +32,7 @@ class Asked:
 
 
 def asked_for(
-    net: LanguageModel, values: Tensor, at: Tensor, fed: Tensor, targets: Tensor, opened: Tensor
+    net: LanguageModel, values: Tensor, at: Tensor, fed: Tensor, targets: Tensor, *, opened: Tensor
 ) -> Asked:
     """One gradient (p,) and all its texts (n, l), with their targets where `opened` (n, l) is False."""
     targets = targets.masked_fill(opened, NO_TARGET)
@@ -50,7 +50,9 @@ def asked_for(
         for _ in range(_ROUNDS):
             loss = _summed(outputs, _filled(targets, places, found), opened) / count
             (slope,) = torch.autograd.grad(loss, named[net.output], retain_graph=True)
-            left = count * (slope - wanted).double()  # sum of h_i at the rows that are not yet right
+            left = (
+                count * (slope - wanted).double()
+            )  # sum of h_i at the rows that are not yet right
             weights = torch.linalg.lstsq(basis.T, left.T).solution[:, : len(wanted)]
             weights += F.one_hot(found.clamp_min(0), len(wanted)) * (found >= 0)[:, None]
             better = weights[:, : net.vocabulary].index_fill(1, never, -1.0).argmax(1)
@@ -75,6 +77,17 @@ def asked_for(
     return Asked(targets, sure, float((again - values).norm() / size))
 
 
+def as_trained(net: LanguageModel, values: Tensor, at: Tensor, fed: Tensor) -> Tensor:
+    """(n, l) texts as fed to those that were trained on: with what their masks hide."""
+    texts = fed.long()
+    if net.loss != "masked":
+        return fed
+    opened = torch.isin(texts, torch.tensor([net.mask]))
+    asked = asked_for(net, values, at, texts, torch.full_like(texts, NO_TARGET), opened=opened)
+    hidden = torch.where(asked.targets >= 0, asked.targets + net.vocabulary, texts)
+    return hidden.to(fed.dtype)
+
+
 def _summed(outputs: Tensor, targets: Tensor, opened: Tensor) -> Tensor:
     """() the loss of all places that have a target, and of open ones what does not depend on it."""
     flat, goals = outputs.flatten(0, 1), targets.flatten()
@@ -91,7 +104,7 @@ def _filled(targets: Tensor, places: Tensor, found: Tensor) -> Tensor:
 
 
 def heights(outputs: Tensor, weight: Tensor, places: Tensor, fed: Tensor) -> Tensor:
-    """(u, d) what the output weight is multiplied with at these places: the slope of a row of no fed token."""
+    """(u, d) what the output weight is multiplied with at places (u, 2): the slope of an unused row."""
     used = set(fed.flatten().tolist())
     row = next((v for v in range(outputs.shape[2]) if v not in used), 0)
     found = []

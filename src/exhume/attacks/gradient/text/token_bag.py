@@ -2,9 +2,9 @@
 
     dL/dw_v = 1/N (sum_i p_iv h_i - sum_{i: y(i) = v} h_i)
 
-The row of a token that was asked for n times is as long as a sum of n vectors h_i. Their length and their mean
-cosine c are the network's own, seen on drawn texts: |sum|^2 = |h|^2 (n + n (n - 1) c). N is the number at which
-the counts add up to N.
+The row of a token that was asked for n times is as long as a sum of n vectors h_i. Their length and their
+mean cosine c are the network's own, seen on drawn texts: |sum|^2 = |h|^2 (n + n (n - 1) c). N is the number
+at which the counts add up to N.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from torch.func import functional_call
 
 from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.attacks.gradient.text.language import language_model
-from exhume.attacks.gradient.text.spans import span_of
 from exhume.attacks.gradient.text.targets import heights
-from exhume.attacks.gradient.text.traces import Traces
 from exhume.attacks.gradient.text.word_rows import gradient_of, words_in
 from exhume.contract import (
     Key,
@@ -46,11 +44,10 @@ _CLEAR = 4.0  # times the median row: one that stands out
 class TokenBag:
     """The tokens behind a language model's update, each about as often as it occurs, in no order.
 
-    Sees: `Gradient`, the rows of the output weight, of the embedding, and the first attention layer.
+    Sees: `Gradient`, the rows of the output weight and of the embedding.
     Assumes: the architecture (`LanguageModel`); a trained output weight (tied or not) or embedding.
-    Guarantees: where the batch has fewer different tokens than the first layer is wide, no token is listed that
-    does not lie in its span. Counts are estimates. It needs no width: batches of any size.
-    Candidates are single tokens (1,). With a masked loss each is listed once.
+    Guarantees: nothing; tokens and counts are estimates. It needs no width: batches of any size.
+    Candidates are single tokens (1,), each as often as it seems to occur; with a masked loss once.
     Reference: Melis et al. 2019 for the rows; Geng et al. 2021 for labels and their counts.
     """
 
@@ -75,9 +72,11 @@ class PreparedBag:
             why = "neither the embedding nor the outputs tell which tokens occur: both are frozen"
             nothing = torch.zeros(0, 1, dtype=torch.int64)
             return Batch(nothing, torch.zeros(0), {}, refused=NotApplicable(why, ever=False))
-        counts = counts.round().long() * self._possible(values, at)
+        counts = counts.round().long()
         tokens = torch.arange(len(counts)).repeat_interleave(counts)
-        return Batch(tokens[:, None], counts[tokens].double(), {"occurring": float((counts > 0).sum())})
+        return Batch(
+            tokens[:, None], counts[tokens].double(), {"occurring": float((counts > 0).sum())}
+        )
 
     def _counts(self, values: Tensor, at: Tensor) -> Tensor | None:
         """(v,) how often each token occurs."""
@@ -91,7 +90,7 @@ class PreparedBag:
 
     @staticmethod
     def _standing_out(rows: Tensor) -> Tensor:
-        sizes = rows.norm(dim=1)
+        sizes: Tensor = rows.norm(dim=1)
         return (sizes > _CLEAR * sizes.median()).float()
 
     def _asked(self, rows: Tensor, at: Tensor) -> Tensor:
@@ -110,7 +109,9 @@ class PreparedBag:
         for _ in range(_STEPS):
             middle = (low * high) ** 0.5
             found = counts(middle)
-            high, low = (middle, low) if float(found[found > _HALF].sum()) > middle else (high, middle)
+            high, low = (
+                (middle, low) if float(found[found > _HALF].sum()) > middle else (high, middle)
+            )
         found = counts(low)
         return torch.where(found > _HALF, found.clamp_min(1.0), 0.0)
 
@@ -118,7 +119,9 @@ class PreparedBag:
         """Mean |h|^2 of what the output weight is multiplied with, and the mean cosine of two."""
         shape = (_DRAWN, self.net.length)
         drawn = drawn_tokens(shape, self.net.vocabulary, self.net.padding, self.key.fold("drawn"))
-        named = {n: t.detach().clone().requires_grad_() for n, t in self.net.layout.split(at).items()}
+        named = {
+            n: t.detach().clone().requires_grad_() for n, t in self.net.layout.split(at).items()
+        }
         outputs = functional_call(self.net.module, named, (drawn,))
         places = torch.stack(
             [torch.arange(_DRAWN), torch.arange(_DRAWN) % (self.net.length - 1)], 1
@@ -128,15 +131,3 @@ class PreparedBag:
         products = found @ found.T
         others = float((products.sum() - products.diagonal().sum()) / (_DRAWN * (_DRAWN - 1)))
         return square, max(0.0, others / square)
-
-    def _possible(self, values: Tensor, at: Tensor) -> Tensor:
-        """(v,) bool: in the span of the first layer at some place. The last token of a text need not be."""
-        parts = self.net.layout.split(values)
-        told = [(site, span_of(site.slopes(parts))) for site in self.net.sites if site.local]
-        local = tuple((site, span) for site, span in told if span is not None)
-        found = torch.zeros(self.net.vocabulary, dtype=torch.bool)
-        if not local or self.net.loss == "next-token":
-            return ~found
-        for allowed in Traces(self.net, at, local, ()).allowed():
-            found[allowed] = True
-        return found

@@ -99,4 +99,3 @@ def traces_of(net: LanguageModel, values: Tensor, at: Tensor) -> Traces:
         local,
         tuple((site, span) for site, span in mixed if span.rank >= most - most // _LOST),
     )
-

@@ -1,10 +1,10 @@
 """Texts of a model in which every place sees every other.
 
 What attention has mixed is nearly a sum over the places. From any text, every change of one token is run
-through the network; the changes that together bring the sum into the span are then found without it, from many
-starts. That gives the tokens of a text, hardly their order: which token belongs to which place is told by what
-the layers behind the attention see there. Where this ends near a text, single tokens are changed and exchanged.
-Each answer is a text that lies in the spans of all sites, at every place.
+through the network; the changes that together bring the sum into the span are then found without it, from
+many starts. That gives the tokens of a text, hardly their order: which token belongs to which place is told
+by what the layers behind the attention see there. Where this ends near a text, single tokens are changed and
+exchanged. Each answer is a text that lies in the spans of all sites, at every place.
 """
 
 from __future__ import annotations
