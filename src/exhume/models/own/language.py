@@ -342,15 +342,17 @@ def _traced(net: LanguageModel, tokens: Tensor) -> set[str]:
 
 def _output(net: LanguageModel, tokens: Tensor) -> str:
     """The weight whose row of a token is what gives that token's output."""
-    unused = next((v for v in range(net.vocabulary) if v not in set(tokens.flatten().tolist())), -1)
+    used = set(tokens.flatten().tolist())
+    unused = [v for v in range(net.vocabulary) if v not in used]
     own = {n: p for n, p in net.module.named_parameters() if n in net.layout.names}
     wide = {n: p for n, p in own.items() if p.ndim == 2 and len(p) >= net.vocabulary}
-    if unused < 0 or not wide:
+    if len(unused) < 2 or not wide:
         return ""
-    logit = net.module(tokens)[0, 0, unused]
+    one, other = unused[:2]
+    logit = net.module(tokens)[0, 0, one]
     slopes = torch.autograd.grad(logit, list(wide.values()), allow_unused=True)
     for name, slope in zip(wide, slopes, strict=True):
-        if slope is not None and bool(slope[unused].any()):
+        if slope is not None and bool(slope[one].any()) and not bool(slope[other].any()):
             return name
     return ""
 

@@ -17,7 +17,8 @@ from exhume.contract import NotApplicable
 __all__ = ["read_forward"]
 
 _STAGES = (1, 4, None)  # sites: what lies behind them is run for what is left
-_AT_ONCE = 400_000  # continuations of one place that are tried
+_FITTING = 1000  # beginnings that may fit
+_AT_ONCE = 200_000  # continuations of one place that are tried
 
 
 def read_forward(traces: Traces, allowed: Sequence[Tensor], places: int) -> list[Tensor]:
@@ -40,6 +41,11 @@ def read_forward(traces: Traces, allowed: Sequence[Tensor], places: int) -> list
         alone = ~torch.isin(torch.arange(len(prefixes)), parents)
         ended += [row for row in prefixes[alone] if len(row)]
         prefixes = grown
+        if len(prefixes) > _FITTING:
+            raise NotApplicable(
+                f"{len(prefixes)} beginnings fit place {place + 1}: the update is too noisy to tell them apart",
+                ever=True,
+            )
         if not len(prefixes):
             break
     return [*ended, *prefixes]

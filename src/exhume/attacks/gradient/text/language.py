@@ -17,6 +17,7 @@ from torch import Tensor
 
 from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.attacks.gradient.text.forward_reading import read_forward
+from exhume.attacks.gradient.text.spans import precision_of
 from exhume.attacks.gradient.text.targets import Asked, asked_for
 from exhume.attacks.gradient.text.traces import Traces, traces_of
 from exhume.attacks.gradient.text.whole_reading import Search, read_whole
@@ -35,6 +36,7 @@ from exhume.models.own.language import LanguageModel
 
 __all__ = ["LanguageAttack", "PreparedLanguage", "language_model"]
 
+_FINE = 1e-5  # relative rounding with which a span alone certifies a text
 _SAME = 1e-4  # relative: vectors of the same place
 
 
@@ -90,14 +92,13 @@ class PreparedLanguage:
             return Batch(nothing, torch.zeros(0), {}, refused=none)
         texts, real, asked = self._explained(traces, texts, real, values, at)
         worst = traces.worst(texts, traces.mixed).masked_fill(~real, 0).amax(1)
-        proved = asked.residual < self.attack.explained
-        sure = asked.sure | proved
-        if (
-            self.net.loss == "next-token"
-        ):  # the last token of a text is the target of the one before
+        rounding = precision_of(values)
+        proved = asked.residual < max(self.attack.explained, rounding)
+        if self.net.loss == "next-token":
             texts = _with_last(texts, real, asked, self.net.padding)
-            if not proved:
-                texts, worst = texts[sure], worst[sure]
+        if not proved:  # coarse spans hold what was never seen
+            sure = asked.sure & (rounding < _FINE)
+            texts, worst = texts[sure], worst[sure]
         observed = {"explained": max(0.0, 1 - asked.residual), "rank": float(_rank(traces))}
         return Batch(texts, -worst.double(), observed, complete=proved)
 

@@ -21,7 +21,7 @@ from exhume.models.own.language import NO_TARGET, LanguageModel
 __all__ = ["Asked", "as_trained", "asked_for", "heights"]
 
 _ROUNDS = 8
-_SURE = 0.5  # weight of a token, 1 where it was asked for
+_SURE = 0.8  # weight of a token, 1 where it was asked for
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,6 +23,7 @@ __all__ = ["Search", "read_whole"]
 
 _NEAR = 4  # sites by which the order is chosen
 _SWEEPS = 24  # over the places of a sum, which cost nearly nothing
+_NEARLY = 5.0  # times the least distance of a sum: what is farther off is none
 _ORDERINGS = 3  # of the tokens of a text, one after the other
 
 
@@ -47,6 +48,7 @@ def read_whole(traces: Traces, allowed: Sequence[Tensor], search: Search, key: K
         state = own.drawn(own.ends, [], key.generator())
         return list(state[None][own.proved(state[None])])
     for turn in range(search.rounds):
+        before = len(found)
         for length in own.lengths():
             generator = key.fold(turn, length).generator()
             states = own.sums(length, list(found.values()), search, generator)
@@ -57,8 +59,11 @@ def read_whole(traces: Traces, allowed: Sequence[Tensor], search: Search, key: K
                 states = states[~good][: search.changed]
                 if own.filled(list(found.values())):
                     return list(found.values())
-                if sweep < search.sweeps and len(states):
-                    states = own.swept(states, generator)
+                if sweep == search.sweeps or not len(states):
+                    break
+                states = own.swept(states, generator)
+        if len(found) == before:
+            break
     return list(found.values())
 
 
@@ -128,7 +133,10 @@ class _Changes:
         states = base.repeat(len(chosen), 1)
         for place in range(length):
             states[:, place] = self.options[place][chosen[:, place]]
-        return self._different(states[total.norm(dim=1).argsort()], search.sums)
+        apart = total.norm(dim=1)
+        order = apart.argsort()
+        order = order[apart[order] <= _NEARLY * float(apart.min())]
+        return self._different(states[order], search.sums)
 
     def _off(self, states: Tensor, length: int) -> Tensor:
         """(n, l) to (n, d): what lies outside the span of the first site, the mean over the places."""
