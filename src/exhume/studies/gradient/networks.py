@@ -25,6 +25,12 @@ from exhume.results import Chart, Point
 from exhume.score.lineup import Lineup, likeness
 from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
 from exhume.studies.gradient.batches import attacked
+from exhume.studies.gradient.networks_language import (
+    LANGUAGE,
+    LanguageSetting,
+    language_claims,
+    language_metrics,
+)
 from exhume.victims.gradient import cut_batches, release_batches
 
 __all__ = ["STUDY"]
@@ -93,10 +99,11 @@ _NETWORKS = {
 class _Setting:
     batches: int
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of batches, for each network
+    language: LanguageSetting = LanguageSetting()
 
 
 _SCALES: dict[Scale, _Setting] = {
-    "smoke": _Setting(2, {"small": (4, 8), "small_conv": (1, 3)}),
+    "smoke": _Setting(2, {"small": (4, 8), "small_conv": (1, 3)}, LANGUAGE["smoke"]),
     "cpu": _Setting(
         8,
         {
@@ -108,6 +115,7 @@ _SCALES: dict[Scale, _Setting] = {
             "convnet.matching": (1, 8),
             "lenet": (1, 4),
         },
+        LANGUAGE["cpu"],
     ),
     "paper": _Setting(
         32,
@@ -120,6 +128,7 @@ _SCALES: dict[Scale, _Setting] = {
             "convnet.matching": (1, 4, 8),
             "lenet": (1, 4, 8),
         },
+        LANGUAGE["paper"],
     ),
 }
 
@@ -140,7 +149,10 @@ def _run(run: Run[_Setting]) -> Outcome:
         for row, kept in rows.items()
         for number in ("recovered", "identified", "psnr", "seconds", "counted")
     }
-    return Outcome(_claims(metrics), metrics, charts=[_chart(metrics)], deviations=list(DEVIATIONS))
+    chart = _chart(metrics)
+    metrics |= language_metrics(run, run.setting.language)
+    claims = {**_claims(metrics), **language_claims(metrics)}
+    return Outcome(claims, metrics, charts=[chart], deviations=list(DEVIATIONS))
 
 
 def _one(run: Run[_Setting], job: tuple[str, int, int]) -> Mapping[str, Tensor]:

@@ -31,7 +31,7 @@ _ORDERINGS = 3  # of the tokens of a text, one after the other
 class Search:
     """Effort of the search for texts."""
 
-    rounds: int = 4  # from another text, until the span is filled
+    rounds: int = 8  # from another text, until the span is filled
     starts: int = 2048  # of a sum, each round
     sums: int = 12  # that are put in order, each round
     sweeps: int = 1  # of single changes, where the order leaves something
@@ -47,6 +47,7 @@ def read_whole(traces: Traces, allowed: Sequence[Tensor], search: Search, key: K
     if own.single:
         state = own.drawn(own.ends, [], key.generator())
         return list(state[None][own.proved(state[None])])
+    idle = 0  # rounds without a new text
     for turn in range(search.rounds):
         before = len(found)
         for length in own.lengths():
@@ -62,7 +63,8 @@ def read_whole(traces: Traces, allowed: Sequence[Tensor], search: Search, key: K
                 if sweep == search.sweeps or not len(states):
                     break
                 states = own.swept(states, generator)
-        if len(found) == before:
+        idle = idle + 1 if len(found) == before else 0
+        if idle > 1:
             break
     return list(found.values())
 
