@@ -18,12 +18,14 @@ from exhume.attacks.gradient.text.attack import TextAttack
 from exhume.attacks.gradient.text.pooling import pooling_of
 from exhume.contract import Architecture, Key, Recipe, Records, Store
 from exhume.models.own.architecture import fully_connected
+from exhume.models.own.language import LanguageModel
 from exhume.models.own.text import TextModel
 from exhume.store import address, cached, digest
 from exhume.train.recipe import FullBatch, MiniBatch
 
 __all__ = [
     "forward_operations",
+    "language_seconds",
     "network_seconds",
     "seconds_of",
     "seconds_per_model",
@@ -53,6 +55,12 @@ def network_seconds(network: nn.Module, shape: tuple[int, ...], threads: int) ->
 def seconds_of(operations: float, threads: int = 1) -> float:
     """At the nominal speed of any module but a stack of MLPs."""
     return operations / (_GENERAL * threads)
+
+
+def language_seconds(net: LanguageModel, batch: int) -> float:
+    """Of one update of a language model: each token after each beginning, through its first layers."""
+    tried = (batch * net.length) ** 2 / 32
+    return seconds_of(forward_operations(net) * (tried + 3 * batch)) + 2.0
 
 
 def text_seconds(net: TextModel, batch: int) -> float:

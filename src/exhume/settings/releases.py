@@ -147,8 +147,8 @@ class UpdateSettings(Section):
     )
     loss: str = setting(
         "cross-entropy",
-        "cross-entropy (one output: logistic), logistic, or mse.",
-        choices=("cross-entropy", "logistic", "mse"),
+        "cross-entropy (one output: logistic), logistic, mse; of language models next-token or masked.",
+        choices=("cross-entropy", "logistic", "mse", "next-token", "masked"),
     )
     reduction: str = setting(
         "mean", "Of the loss over the batch: mean or sum.", choices=("mean", "sum")
@@ -168,6 +168,11 @@ class UpdateSettings(Section):
     length: int = setting(0, "Of texts: tokens of a record; 0: the longest.", example=64)
     padding: int = setting(
         -1, "Of texts: the number that fills up; -1: as vocabulary or model say.", example=0
+    )
+    mask: int = setting(
+        -1,
+        "Of a masked loss: the number that hides a token; -1: as the vocabulary says.",
+        example=103,
     )
     restarts: int = setting(4, "Of gradient matching.", least=1)
     search_rate: float = setting(
@@ -199,10 +204,13 @@ class UpdateSettings(Section):
             raise ExhumeError("records: say with --data which set they belong to")
         if self.data == "" and self.length:
             raise ExhumeError("length: say with --data which texts are meant")
-        if self.length < 0 or self.padding < -1:
+        if self.length < 0 or min(self.padding, self.mask) < -1:
             raise ExhumeError(
-                f"length, padding: at least 0 and -1 are needed, got {self.length} and {self.padding}"
+                f"length, padding, mask: at least 0, -1 and -1 are needed, got {self.length}, {self.padding} "
+                f"and {self.mask}"
             )
+        if self.mask >= 0 and self.loss != "masked":
+            raise ExhumeError("mask: only together with --loss masked")
         self._check_sources()
 
     def _check_sources(self) -> None:

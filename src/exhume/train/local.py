@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from exhume.contract import Architecture, ExhumeError, Key, Records
+from exhume.models.own.language import LanguageModel
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy
 from exhume.train.routine import PLAIN, Routine
 
@@ -244,6 +245,8 @@ class LocalTraining:
 
         def loss(point: Tensor) -> Tensor:
             outputs: Tensor = functional_call(module, layout.split(point), (inputs,))
+            if isinstance(self.architecture, LanguageModel):
+                return self.architecture.batch_loss(outputs, inputs, reduction)
             return batch_loss(outputs, labels, reduction, self.routine.loss)
 
         found: Tensor = grad(loss)(at)

@@ -24,7 +24,7 @@ __all__ = ["LOSSES", "OPTIMISERS", "PLAIN", "SCHEDULES", "Routine"]
 
 OPTIMISERS = ("sgd", "adam")
 SCHEDULES = ("constant", "linear", "cosine", "step")
-LOSSES = ("cross-entropy", "logistic", "mse")
+LOSSES = ("cross-entropy", "logistic", "mse", "next-token", "masked")  # the last two: of texts
 
 _TENTHS = 3  # parts of a schedule by steps, each with a tenth of the rate of the one before
 _LOST = 0.01  # share of Adam's values that may have lost their size

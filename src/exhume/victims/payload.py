@@ -44,7 +44,7 @@ class Said:
     batch_size: int | None = None
     steps: int = 1  # local steps; what holds for one gradient only is not checked for an average
     rate: float | None = None  # of an update that is the difference of two states; None: a gradient
-    loss: str = "cross-entropy"  # or the logistic loss, or mse
+    loss: str = "cross-entropy"  # what is checked by the last bias holds for classes only
 
     def __post_init__(self) -> None:
         if self.reduction not in ("mean", "sum"):
@@ -164,7 +164,7 @@ def check_payload(
         if said.steps == 1:
             found.append(_batch_norm(module, parts, parameters, said))
             found.append(_homogeneity(module, parts, parameters, said))
-        if said.loss != "mse":
+        if said.loss in ("cross-entropy", "logistic"):
             found.append(_reduction(module, parts, parameters, said, (input_shape, vocabulary)))
         checked += [name for one in found for name in one.checked]
         doubts += [sentence for one in found for sentence in one.doubts]

@@ -16,6 +16,8 @@ from exhume.attacks.gradient.patches import PatchAttack
 from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.attacks.gradient.tensor.attack import TensorAttack
 from exhume.attacks.gradient.text.attack import TextAttack
+from exhume.attacks.gradient.text.language import LanguageAttack
+from exhume.attacks.gradient.text.token_bag import TokenBag
 from exhume.attacks.gradient.text.word_rows import WordRows
 from exhume.auditing.cached import cached_reconstruction
 from exhume.auditing.updates.proofs import Proof, proof_of
@@ -36,7 +38,14 @@ from exhume.settings import UpdateSettings
 from exhume.store import address
 from exhume.train.local import Steps
 
-__all__ = ["Answer", "UpdateAttack", "attack_all", "attacks_on_records", "attacks_on_texts"]
+__all__ = [
+    "Answer",
+    "UpdateAttack",
+    "attack_all",
+    "attacks_on_language",
+    "attacks_on_records",
+    "attacks_on_texts",
+]
 
 _IF_NEEDED = (
     *("gates", "local-steps", "patches", "features"),
@@ -51,10 +60,20 @@ class UpdateAttack:
     spec: AttackSpec
     attack: Attack
     whole: bool = True  # records come back, and not parts of them: training on them can prove them
+    certain: bool = True  # of parts: they need no further proof
 
     @property
     def id(self) -> str:
         return self.spec.id
+
+
+_WORDS = UpdateAttack(
+    AttackSpec(
+        "words", "Words that occur", "Melis19", "which rows of the embedding have a gradient"
+    ),
+    WordRows(),
+    whole=False,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,15 +196,33 @@ def attacks_on_texts(steps: Steps) -> list[UpdateAttack]:
             ),
             TextAttack(tolerance=tolerance),
         ),
+        _WORDS,
+    ]
+
+
+def attacks_on_language() -> list[UpdateAttack]:
+    """Of a model that answers for every place of a text."""
+    return [
         UpdateAttack(
             AttackSpec(
-                "words",
-                "Words that occur",
-                "Melis19",
-                "which rows of the embedding have a gradient",
+                "language",
+                "Texts from the spans of the layers",
+                "ours, after Petrov24",
+                "the gradients of all linear layers",
             ),
-            WordRows(),
+            LanguageAttack(),
+        ),
+        _WORDS,
+        UpdateAttack(
+            AttackSpec(
+                "bag",
+                "Tokens that occur, and about how often",
+                "ours, after Geng21",
+                "the rows of the outputs' gradient",
+            ),
+            TokenBag(),
             whole=False,
+            certain=False,
         ),
     ]
 

@@ -42,8 +42,10 @@ def found_by(
     doubt = ""
     if truth is None and not attack.whole:
         metrics |= {"listed": float(sum(answer.found.candidates.shape[1] for answer in ran))}
-        evidence, verdict = _listed(ran), listed_words(ran)
-        leak = rate_of(len(ran), len(ran))  # of every update all words are known
+        evidence, verdict = _listed(ran), _UNKNOWN
+        if attack.certain:
+            verdict = listed_words(ran)
+            leak = rate_of(len(ran), len(ran))  # of every update all words are known
     elif truth is None:
         evidence, verdict = _unscored(ran), _unknown(ran)
     else:

@@ -10,6 +10,7 @@ from torch import Tensor
 from exhume.auditing.updates.lineups import Truth
 from exhume.auditing.updates.reading import Case, steps_of
 from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records
+from exhume.models.own.language import LanguageModel
 from exhume.models.own.module import recognised
 from exhume.models.own.text import TextModel
 from exhume.settings import UpdateSettings
@@ -60,9 +61,14 @@ def cases_of(
     key: Key | None = None,
 ) -> tuple[list[Case], dict[str, Records]]:
     """The updates of batches of so many records each, one after another, and whose records they are."""
+    trained = private
+    if isinstance(architecture, LanguageModel) and architecture.loss == "masked":
+        hidden = architecture.masked(private.inputs, Key.from_seed(0).fold("masks"))
+        trained = replace(private, inputs=hidden)
+        private = replace(private, inputs=architecture.fed(hidden))  # what can come back
     shape = (len(private) // size, size)
     batches = Records(
-        private.inputs.reshape(*shape, *private.shape),
+        trained.inputs.reshape(*shape, *private.shape),
         private.labels.reshape(shape),
         private.classes,
         private.vocabulary,

@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from exhume.attacks.gradient.span.signs_and_norms import odd
+from exhume.attacks.gradient.text.targets import as_trained
 from exhume.contract import Architecture, Gradient, Key, Reconstruction, Records
 from exhume.models.mlp import MLP
+from exhume.models.own.language import LanguageModel
 from exhume.models.own.text import TextModel
 from exhume.models.two_layer import TwoLayer
 from exhume.train.local import Steps
@@ -122,6 +124,9 @@ def _explained(
     """Whether training on the chosen candidates (k,) gives the update back."""
     records = found.candidates[0][chosen].to(gradient.values.dtype)
     labels = None if found.labels is None else found.labels[0][chosen]
+    if isinstance(architecture, LanguageModel):  # its texts are their own labels, or hide them
+        records = as_trained(architecture, gradient.values[0], _start(gradient), records)
+        labels = torch.zeros(len(records), dtype=torch.int64)
     if labels is None or int(labels.min()) < 0 or steps.routine.loss == "mse":
         labels = labels_behind(gradient, architecture, records, steps.routine.loss)
     if labels is None:

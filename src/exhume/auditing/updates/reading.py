@@ -15,6 +15,7 @@ from exhume.auditing.updates.text import check_fits, is_text, text_model, vocabu
 from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records, Vocabulary
 from exhume.data import Reading, file_names
 from exhume.models.own.factory import model_named
+from exhume.models.own.language import LanguageModel
 from exhume.models.own.module import ModuleArchitecture, recognised
 from exhume.models.own.per_record_check import draws_numbers
 from exhume.models.own.text import TextModel
@@ -102,7 +103,7 @@ def model_for(settings: UpdateSettings, records: Records) -> Architecture:
     shape = _shape(settings, made, records)
     check_fits(made, shape, records)
     if isinstance(made, nn.Module) and is_text(made, shape):
-        return text_model(made, shape[0], records, settings.padding)
+        return text_model(made, shape[0], records, settings)
     if isinstance(made, nn.Module):
         return ModuleArchitecture.of(made, shape, settings.batch_norm)
     return made
@@ -182,7 +183,7 @@ def _case(update: Update, settings: UpdateSettings, shape: tuple[int, ...]) -> C
 def _text_case(
     update: Update, settings: UpdateSettings, length: int, records: Records | None
 ) -> Case:
-    net = text_model(update.module, length, records, settings.padding)
+    net = text_model(update.module, length, records, settings)
     checked = _checked(update, settings, (length,), net.vocabulary)
     at = net.trained(update.payload.at)
     at = at if at.dtype == torch.float64 else at.float()
@@ -245,7 +246,10 @@ def _repeatable(update: Update, settings: UpdateSettings, architecture: Architec
         return False
     kind = torch.long if isinstance(architecture, TextModel) else update.payload.at.dtype
     probes = torch.ones(3, *architecture.input_shape, dtype=kind)
-    return settings.batch_norm == "eval" or not draws_numbers(update.module, probes)
+    module = update.module
+    if isinstance(architecture, LanguageModel):  # it may return its outputs by name
+        module = architecture.build().train(update.module.training)
+    return settings.batch_norm == "eval" or not draws_numbers(module, probes)
 
 
 # Private records

@@ -10,7 +10,12 @@ import torch
 
 from exhume.attacks.gradient.gated.decoding import FeatureDecoding
 from exhume.auditing.controls import Ladder
-from exhume.auditing.estimate import forward_operations, seconds_of, text_seconds
+from exhume.auditing.estimate import (
+    forward_operations,
+    language_seconds,
+    seconds_of,
+    text_seconds,
+)
 from exhume.auditing.fixes import Fix, Tried
 from exhume.auditing.judging import word_of_fix
 from exhume.auditing.plan import AttackOption
@@ -20,6 +25,7 @@ from exhume.auditing.updates.attacks import (
     Answer,
     UpdateAttack,
     attack_all,
+    attacks_on_language,
     attacks_on_records,
     attacks_on_texts,
 )
@@ -46,6 +52,7 @@ from exhume.contract import (
 )
 from exhume.defences.release import NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.models.mlp import MLP
+from exhume.models.own.language import LanguageModel
 from exhume.models.own.text import TextModel
 from exhume.models.two_layer import TwoLayer
 from exhume.report.folder import RunFolder
@@ -158,6 +165,8 @@ class UpdateRelease(AuditedRelease):
         return Inputs(given.data, given.seed, given.threads, self.classes)
 
     def attacks(self) -> list[UpdateAttack]:
+        if isinstance(self.cases[0].architecture, LanguageModel):
+            return attacks_on_language()
         if self.of_texts:
             return attacks_on_texts(_steps_of(self.cases))
         images = len(self.cases[0].architecture.input_shape) == 3
@@ -173,6 +182,8 @@ class UpdateRelease(AuditedRelease):
     def seconds(self) -> float:
         """Of all attacks on all updates, estimated: gradient matching, and the exact ones."""
         net = self.cases[0].architecture
+        if isinstance(net, LanguageModel):
+            return sum(language_seconds(net, case.batch_size or 1) for case in self.cases)
         if isinstance(net, TextModel):
             return sum(text_seconds(net, case.batch_size or 1) for case in self.cases)
         steps = self.settings.search_steps * _step_seconds(self.settings, self.cases)

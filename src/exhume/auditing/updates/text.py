@@ -6,10 +6,13 @@ from torch import nn
 
 from exhume.contract import Architecture, ExhumeError, Records, Vocabulary
 from exhume.data import dictionary_at
+from exhume.models.own.language import LOSSES, LanguageModel, writes_text
 from exhume.models.own.text import TextModel, takes_tokens
 from exhume.settings import UpdateSettings
 
 __all__ = ["check_fits", "is_text", "text_model", "vocabulary_of"]
+
+_MASKS = ("[MASK]", "<mask>")
 
 
 def is_text(made: nn.Module | Architecture, shape: tuple[int, ...]) -> bool:
@@ -33,12 +36,23 @@ def check_fits(
         raise ExhumeError("data: it holds texts, but the model takes numbers")
 
 
-def text_model(module: nn.Module, length: int, records: Records | None, padding: int) -> TextModel:
-    """padding: -1: as the records' vocabulary says, or the model."""
-    filler = None if padding < 0 else padding
-    if filler is None and records is not None and records.vocabulary is not None:
-        filler = records.vocabulary.padding
-    net = TextModel.of(module, length, filler)
+def text_model(
+    module: nn.Module, length: int, records: Records | None, settings: UpdateSettings
+) -> TextModel:
+    """Padding and mask as the settings say, or the vocabulary, or the model."""
+    filler = None if settings.padding < 0 else settings.padding
+    known = records.vocabulary if records is not None else None
+    if filler is None and known is not None:
+        filler = known.padding
+    if settings.loss in LOSSES:
+        mask = _mask(settings, known) if settings.loss == "masked" else None
+        net: TextModel = LanguageModel.of(module, length, filler, settings.loss, mask)
+    elif writes_text(module, length):
+        raise ExhumeError(
+            "loss: the model answers for every place of a text: say --loss next-token or --loss masked"
+        )
+    else:
+        net = TextModel.of(module, length, filler)
     if records is not None and int(records.inputs.max()) >= net.vocabulary:
         odd = int((records.inputs >= net.vocabulary).any(1).nonzero()[0, 0])
         raise ExhumeError(
@@ -46,6 +60,15 @@ def text_model(module: nn.Module, length: int, records: Records | None, padding:
             f"{net.vocabulary} rows"
         )
     return net
+
+
+def _mask(settings: UpdateSettings, known: Vocabulary | None) -> int | None:
+    if settings.mask >= 0:
+        return settings.mask
+    if (known is None or not known.words) and settings.vocabulary:
+        known = dictionary_at(settings.vocabulary).vocabulary(None)
+    words = known.words if known is not None else ()
+    return next((words.index(name) for name in _MASKS if name in words), None)
 
 
 def vocabulary_of(settings: UpdateSettings, records: Records | None) -> Vocabulary:

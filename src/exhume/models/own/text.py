@@ -20,7 +20,15 @@ from torch.func import functional_call
 
 from exhume.contract import ExhumeError, Key, Layout
 
-__all__ = ["TextModel", "drawn_tokens", "takes_tokens"]
+__all__ = [
+    "Call",
+    "TextModel",
+    "called",
+    "drawn_tokens",
+    "embedding_of",
+    "layer_input",
+    "takes_tokens",
+]
 
 _RECORDS = 3  # of a probe
 _SAME = 1e-4  # relative: fp32 outputs of the same function
@@ -51,7 +59,7 @@ class TextModel:
         """
         own = copy.deepcopy(module).eval()
         own.register_forward_pre_hook(_as_numbers)
-        embedding = _embedding(own, length)
+        embedding = embedding_of(own, length)
         if embedding is None:
             raise ExhumeError(
                 "model: it takes no token sequences: no nn.Embedding of it is given its inputs"
@@ -61,12 +69,12 @@ class TextModel:
         if padding is not None and padding >= rows:
             raise ExhumeError(f"padding: {padding} given, the model's embedding has {rows} rows")
         drawn = drawn_tokens((_RECORDS, length), rows, padding, _PROBE)
-        outputs, calls = _called(own, drawn)
+        outputs, calls = called(own, drawn)
         if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != _RECORDS:
             found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
             raise ExhumeError(
                 f"model: for {_RECORDS} sequences it must return ({_RECORDS}, classes) numbers, it "
-                f"returns {found}; a model that writes text is not covered"
+                f"returns {found}; of a model that writes text, say --loss next-token or masked"
             )
         weight = f"{name}.weight" if name else "weight"
         return TextModel(
@@ -114,7 +122,7 @@ class TextModel:
         found: list[Tensor] = []
         owner = self.module.get_submodule(layer)
         hook = owner.register_forward_pre_hook(
-            lambda m, args, kwargs: found.append(_input(m, args, kwargs)), with_kwargs=True
+            lambda m, args, kwargs: found.append(layer_input(m, args, kwargs)), with_kwargs=True
         )
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # clients train on the other path
@@ -138,7 +146,7 @@ def takes_tokens(module: nn.Module, length: int) -> bool:
     if not any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in module.modules()):
         return False
     try:
-        return _embedding(copy.deepcopy(module).eval(), length) is not None
+        return embedding_of(copy.deepcopy(module).eval(), length) is not None
     except ExhumeError:
         return False
 
@@ -151,23 +159,25 @@ def _as_numbers(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Call:
+class Call:
+    """What a layer was given."""
+
     name: str
     layer: nn.Module
     seen: Tensor
 
 
-def _called(module: nn.Module, tokens: Tensor) -> tuple[Any, list[_Call]]:
+def called(module: nn.Module, tokens: Tensor) -> tuple[Any, list[Call]]:
     """The outputs, and what every layer was given, in the order of use."""
-    calls: list[_Call] = []
+    calls: list[Call] = []
     hooks = []
     for name, layer in module.named_modules():
         if layer is not module or not list(module.children()):
 
             def note(m: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-                seen = _input(m, args, kwargs)
+                seen = layer_input(m, args, kwargs)
                 if isinstance(seen, Tensor):
-                    calls.append(_Call(name, m, seen.detach()))
+                    calls.append(Call(name, m, seen.detach()))
 
             hooks.append(layer.register_forward_pre_hook(note, with_kwargs=True))
     try:
@@ -183,7 +193,7 @@ def _called(module: nn.Module, tokens: Tensor) -> tuple[Any, list[_Call]]:
     return outputs, calls
 
 
-def _input(layer: nn.Module, args: Any, kwargs: Any) -> Any:
+def layer_input(layer: nn.Module, args: Any, kwargs: Any) -> Any:
     """The first input; of attention, with the records first."""
     values = [*args, *kwargs.values()]
     seen = values[0] if values else None
@@ -191,10 +201,10 @@ def _input(layer: nn.Module, args: Any, kwargs: Any) -> Any:
     return seen.transpose(0, 1) if turned and isinstance(seen, Tensor) and seen.ndim == 3 else seen
 
 
-def _embedding(module: nn.Module, length: int) -> tuple[str, int, int | None] | None:
+def embedding_of(module: nn.Module, length: int) -> tuple[str, int, int | None] | None:
     """The embedding of tokens: its name, rows and padding. Small numbers, so that any table has them."""
     tokens = torch.randint(2, (_RECORDS, length), generator=_PROBE.generator())
-    _, calls = _called(module, tokens)
+    _, calls = called(module, tokens)
     for call in calls:
         if isinstance(call.layer, nn.Embedding | nn.EmbeddingBag) and torch.equal(
             call.seen.long(), tokens
@@ -211,7 +221,7 @@ def drawn_tokens(shape: tuple[int, int], vocabulary: int, padding: int | None, k
     return torch.where(tokens == padding, (tokens + 1) % vocabulary, tokens)
 
 
-def _head(calls: Sequence[_Call]) -> str:
+def _head(calls: Sequence[Call]) -> str:
     names = [call.name for call in calls]
     for call in calls:
         linear = isinstance(call.layer, nn.Linear) and _trained(call.layer, "weight", "bias")
@@ -220,12 +230,12 @@ def _head(calls: Sequence[_Call]) -> str:
     return ""
 
 
-def _local(module: nn.Module, calls: Sequence[_Call], tokens: Tensor) -> tuple[str, ...]:
+def _local(module: nn.Module, calls: Sequence[Call], tokens: Tensor) -> tuple[str, ...]:
     """Weights of the first layers that see the places one by one, and see the same."""
     other = (tokens + 1) % (int(tokens.max()) + 1)
     mixed = torch.where(torch.arange(tokens.shape[1]) % 2 == 0, tokens, other)
-    again = _called(module, mixed)[1]
-    found: list[tuple[_Call, str]] = []
+    again = called(module, mixed)[1]
+    found: list[tuple[Call, str]] = []
     if len(again) != len(calls):
         return ()
     for call, twin in zip(calls, again, strict=True):
@@ -239,7 +249,7 @@ def _local(module: nn.Module, calls: Sequence[_Call], tokens: Tensor) -> tuple[s
     return tuple(dict.fromkeys(name for _, name in found))
 
 
-def _weight(call: _Call) -> str:
+def _weight(call: Call) -> str:
     attention = isinstance(call.layer, nn.MultiheadAttention)
     name = "in_proj_weight" if attention else "weight"
     known = attention or isinstance(call.layer, nn.Linear)

@@ -35,6 +35,12 @@ from exhume.results import AttackSpec, Chart, Findings, Point, Section
 from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
 from exhume.studies.gradient.batches import attacked, came_back
 from exhume.studies.gradient.networks_fedavg import fedavg_metrics
+from exhume.studies.gradient.networks_language import (
+    LANGUAGE,
+    LanguageSetting,
+    language_claims,
+    language_metrics,
+)
 from exhume.victims.gradient import cut_batches, release_batches
 from exhume.victims.norm_statistics import batch_statistics
 
@@ -103,6 +109,7 @@ class _Setting:
     batches: int
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of batches, for each network
     fewer: dict[str, int] = field(default_factory=dict)  # batches of slow rows
+    language: LanguageSetting = LanguageSetting()
 
     def jobs(self) -> dict[str, tuple[str, int, int]]:
         return {
@@ -118,6 +125,7 @@ _SCALES: dict[Scale, _Setting] = {
         2,
         {"small": (4, 8), "small_conv": (1, 3), "small_vit": (1, 2), "small_resnet": (2,)},
         {"small_vit.b2": 1, "small_resnet.b2": 1},
+        LANGUAGE["smoke"],
     ),
     "cpu": _Setting(
         8,
@@ -141,6 +149,7 @@ _SCALES: dict[Scale, _Setting] = {
             **{"resnet_train.b1": 4, "resnet_train.b4": 2},
             **{"vit.b4": 2, "vit.old.b1": 4, "vit.old.b4": 2},
         },
+        LANGUAGE["cpu"],
     ),
     "paper": _Setting(
         32,
@@ -159,6 +168,7 @@ _SCALES: dict[Scale, _Setting] = {
             "vit": (1, 4, 8),
             "vit.old": (1, 4, 8),
         },
+        language=LANGUAGE["paper"],
     ),
 }
 
@@ -174,13 +184,15 @@ def _run(run: Run[_Setting]) -> Outcome:
         for number in _SEARCHED
     }
     metrics |= fedavg_metrics(run, run.setting.batches)
+    chart = _chart(metrics)
+    metrics |= language_metrics(run, run.setting.language)
     shown, names = _pictured(rows)
     return Outcome(
-        _claims(metrics),
+        {**_claims(metrics), **language_claims(metrics)},
         metrics,
         attacks=shown,
         classes=names,
-        charts=[_chart(metrics)],
+        charts=[chart],
         deviations=list(DEVIATIONS),
     )
 

@@ -1,0 +1,243 @@
+"""Texts of a model in which every place sees every other.
+
+What attention has mixed is nearly a sum over the places. From any text, every change of one token is run
+through the network; the changes that together bring the sum into the span are then found without it, from
+many starts. That gives the tokens of a text, hardly their order: which token belongs to which place is told
+by what the layers behind the attention see there. Where this ends near a text, single tokens are changed and
+exchanged. Each answer is a text that lies in the spans of all sites, at every place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from exhume.attacks.gradient.text.traces import Traces
+from exhume.contract import Key
+
+__all__ = ["Search", "read_whole"]
+
+_NEAR = 4  # sites by which the order is chosen
+_SWEEPS = 24  # over the places of a sum, which cost nearly nothing
+_NEARLY = 5.0  # times the least distance of a sum: what is farther off is none
+_ORDERINGS = 3  # of the tokens of a text, one after the other
+
+
+@dataclass(frozen=True)
+class Search:
+    """Effort of the search for texts."""
+
+    rounds: int = 8  # from another text, until the span is filled
+    starts: int = 2048  # of a sum, each round
+    sums: int = 12  # that are put in order, each round
+    sweeps: int = 1  # of single changes, where the order leaves something
+    changed: int = 2  # texts of a round that are swept: the nearest sums
+
+
+def read_whole(traces: Traces, allowed: Sequence[Tensor], search: Search, key: Key) -> list[Tensor]:
+    """Every text (l,) whose vectors lie in all spans, filled up with padding."""
+    own = _Changes(traces, allowed)
+    found: dict[tuple[int, ...], Tensor] = {}
+    if not own.ends:
+        return []
+    if own.single:
+        state = own.drawn(own.ends, [], key.generator())
+        return list(state[None][own.proved(state[None])])
+    idle = 0  # rounds without a new text
+    for turn in range(search.rounds):
+        before = len(found)
+        for length in own.lengths():
+            generator = key.fold(turn, length).generator()
+            states = own.sums(length, list(found.values()), search, generator)
+            states = torch.stack([own.ordered(state) for state in states])
+            for sweep in range(search.sweeps + 1):
+                good = own.proved(states)
+                found |= {tuple(row.tolist()): row for row in states[good]}
+                states = states[~good][: search.changed]
+                if own.filled(list(found.values())):
+                    return list(found.values())
+                if sweep == search.sweeps or not len(states):
+                    break
+                states = own.swept(states, generator)
+        idle = idle + 1 if len(found) == before else 0
+        if idle > 1:
+            break
+    return list(found.values())
+
+
+@dataclass(frozen=True, eq=False)
+class _Changes:
+    traces: Traces
+    options: Sequence[Tensor]  # tokens for each place
+
+    @property
+    def ends(self) -> int:
+        """Places that have any token."""
+        empty = (i for i, place in enumerate(self.options) if not len(place))
+        ends = next(empty, len(self.options))
+        return ends if self.traces.net.padding is not None or ends == len(self.options) else 0
+
+    @property
+    def single(self) -> bool:
+        return all(len(place) == 1 for place in self.options[: self.ends])
+
+    def lengths(self) -> list[int]:
+        if self.traces.net.padding is None:
+            return [self.ends]
+        return list(range(self.ends, 0, -1))
+
+    def drawn(self, length: int, found: Sequence[Tensor], generator: torch.Generator) -> Tensor:
+        """(l,) a text of tokens that no text found has, as far as there are such."""
+        covered = torch.cat([torch.tensor([-1]), *found])
+        state = torch.full((self.traces.net.length,), self.traces.net.padding or 0)
+        for place, every in enumerate(self.options[:length]):
+            fresh = every[~torch.isin(every, covered)]
+            some = fresh if len(fresh) else every
+            state[place] = some[int(torch.randint(len(some), (1,), generator=generator))]
+        return state
+
+    # Tokens, by the sum
+
+    def sums(
+        self, length: int, found: Sequence[Tensor], search: Search, generator: torch.Generator
+    ) -> Tensor:
+        """(k, l) texts whose changes from a drawn one add up to what the first site has seen."""
+        base = self.drawn(length, found, generator)
+        tried = [base]
+        for place in range(length):
+            rows = base.repeat(len(self.options[place]), 1)
+            rows[:, place] = self.options[place]
+            tried += list(rows)
+        off = self._off(torch.stack(tried), length)
+        changes = torch.split(off[1:] - off[0], [len(place) for place in self.options[:length]])
+        chosen = torch.stack(
+            [
+                torch.randint(len(place), (search.starts,), generator=generator)
+                for place in self.options[:length]
+            ],
+            1,
+        )
+        total = off[0] + sum(change[chosen[:, i]] for i, change in enumerate(changes))
+        for _ in range(_SWEEPS):
+            before = chosen.clone()
+            for place in torch.randperm(length, generator=generator).tolist():
+                change = changes[place]
+                rest = total - change[chosen[:, place]]
+                costs = 2 * rest @ change.T + change.square().sum(1)
+                chosen[:, place] = costs.argmin(1)
+                total = rest + change[chosen[:, place]]
+            if torch.equal(before, chosen):
+                break
+        states = base.repeat(len(chosen), 1)
+        for place in range(length):
+            states[:, place] = self.options[place][chosen[:, place]]
+        apart = total.norm(dim=1)
+        order = apart.argsort()
+        order = order[apart[order] <= _NEARLY * float(apart.min())]
+        return self._different(states[order], search.sums)
+
+    def _off(self, states: Tensor, length: int) -> Tensor:
+        """(n, l) to (n, d): what lies outside the span of the first site, the mean over the places."""
+        site, span = self.traces.mixed[0]
+        basis = span.basis.float()
+        parts = []
+        for part in torch.split(states, 1024):
+            (seen,) = self.traces.net.seen(self.traces.at, part, [site])
+            mean = seen[:, :length].float().mean(1)
+            parts.append(mean - (mean @ basis) @ basis.T)
+        return torch.cat(parts)
+
+    @staticmethod
+    def _different(states: Tensor, most: int) -> Tensor:
+        """The first ones with other tokens, in any order."""
+        kept: dict[tuple[int, ...], Tensor] = {}
+        for row in states:
+            kept.setdefault(tuple(sorted(row.tolist())), row)
+            if len(kept) == most:
+                break
+        return torch.stack(list(kept.values()))
+
+    # Their order
+
+    def ordered(self, state: Tensor) -> Tensor:
+        """(l,) the same tokens, each at the place where the layers behind see it least outside."""
+        length = self._length(state)
+        for _ in range(_ORDERINGS):
+            tried = state.repeat(length * length, 1)
+            places = torch.arange(length).repeat_interleave(length)
+            others = torch.arange(length).repeat(length)
+            rows = torch.arange(len(tried))
+            tried[rows, places], tried[rows, others] = state[others], state[places]
+            here = self._squares(tried)[:, rows, places].reshape(-1, length, length)
+            scale = here.flatten(1).mean(1).clamp_min(1e-12)
+            costs = (here / scale[:, None, None]).sum(0)
+            better = state.clone()
+            better[:length] = state[torch.as_tensor(linear_sum_assignment(costs.numpy())[1])]
+            if torch.equal(better, state):
+                break
+            state = better
+        return state
+
+    # Single changes
+
+    def swept(self, states: Tensor, generator: torch.Generator) -> Tensor:
+        """Every place once: the best token for it, then the best place to exchange it with."""
+        scale = self._means(states).mean(1).clamp_min(1e-12)
+        order = torch.randperm(self.ends, generator=generator).tolist()
+        for change in (self._replaced, self._exchanged):
+            for place in order:
+                tried = torch.stack([change(state, place) for state in states])
+                costs = (self._means(tried.flatten(0, 1)) / scale[:, None]).sum(0)
+                best = costs.reshape(tried.shape[:2]).argmin(1)
+                states = tried[torch.arange(len(tried)), best]
+        return states
+
+    def _replaced(self, state: Tensor, place: int) -> Tensor:
+        """(o, l): the state first, then with every token here."""
+        tried = state.repeat(len(self.options[place]) + 1, 1)
+        if place < self._length(state):
+            tried[1:, place] = self.options[place]
+        return tried
+
+    def _exchanged(self, state: Tensor, place: int) -> Tensor:
+        tried = state.repeat(self.ends + 1, 1)
+        length = self._length(state)
+        for row, other in zip(tried[1:], range(self.ends), strict=True):
+            if max(place, other) < length:
+                row[place], row[other] = state[other], state[place]
+        return tried
+
+    def _length(self, state: Tensor) -> int:
+        fill = self.traces.net.padding
+        return len(state) if fill is None else int((state != fill).sum())
+
+    def _real(self, states: Tensor) -> Tensor:
+        fill = self.traces.net.padding
+        return torch.ones_like(states).bool() if fill is None else states != fill
+
+    def _squares(self, states: Tensor) -> Tensor:
+        """(n, l) to (s, n, l): squared distances from the spans of the first sites."""
+        near = self.traces.mixed[:_NEAR]
+        tolerances = torch.tensor([span.tolerance for _, span in near])
+        return (self.traces.outside(states, near) * tolerances[:, None, None]).square()
+
+    def _means(self, states: Tensor) -> Tensor:
+        """(s, n): over the places that are there."""
+        real = self._real(states)
+        return (self._squares(states) * real).sum(2) / real.sum(1).clamp_min(1)
+
+    # Certificates
+
+    def proved(self, states: Tensor) -> Tensor:
+        """(n,) bool: in every span, at every place."""
+        worst = self.traces.worst(states, self.traces.mixed)
+        if self.traces.local:
+            worst = torch.maximum(worst, self.traces.worst(states, self.traces.local))
+        return worst.masked_fill(~self._real(states), 0.0).amax(1) <= 1
+
+    def filled(self, found: Sequence[Tensor]) -> bool:
+        return bool(found) and self.traces.filled(torch.stack(list(found)))

@@ -1,0 +1,265 @@
+"""Texts from the updates of language models: rows of `update-networks`.
+
+Shapes of GPT-2, BERT and Llama as plain modules with GPT-2's start. Texts are sentences end to end, cut into
+blocks, as in pre-training; the rarest words have one number in common. *Exact*: the share of texts that come
+back whole; *false*: texts claimed that were in no batch; *tokens*: the share of the tokens asked for that a
+list of tokens has, each as often; its null has every word as often as other texts do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from exhume import data
+from exhume.attacks.gradient.text.language import LanguageAttack
+from exhume.attacks.gradient.text.token_bag import TokenBag
+from exhume.contract import Attack, Key, Knowledge, Reconstruction, Records
+from exhume.data.synthetic import synthetic_pairs
+from exhume.data.tokens import Reading, tokenised
+from exhume.models.own.language import LanguageModel
+from exhume.naming import seeded_globals
+from exhume.score.texts import token_shares
+from exhume.studies.arms import mounted
+from exhume.studies.framework import Claims, Run, Scale
+from exhume.victims.gradient import keep_batches, release_batches
+
+__all__ = ["LANGUAGE", "LanguageSetting", "language_claims", "language_metrics"]
+
+_SENTENCES = 12_000
+_DECOYS = 200
+
+
+@dataclass(frozen=True)
+class LanguageSetting:
+    """Of all language models of the study."""
+
+    vocabulary: int = 2000
+    length: int = 16  # places
+    width: int = 256
+    layers: int = 4
+    heads: int = 4
+    batches: int = 8
+    corpus: str = "en-fr"  # the English half; "": synthetic sentences
+    sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of batches, for each shape
+
+
+LANGUAGE: dict[Scale, LanguageSetting] = {
+    "smoke": LanguageSetting(
+        *(120, 6, 48, 2, 2, 1, ""), {"gpt": (1, 3), "bert": (1, 2), "llama": (2,), "gpt.bag": (12,)}
+    ),
+    "cpu": LanguageSetting(
+        sizes={"gpt": (1, 8, 15), "gpt.bag": (32,), "bert": (1, 4, 8), "llama": (8,)}
+    ),
+    "paper": LanguageSetting(
+        *(20_000, 32, 768, 12, 12, 16),
+        sizes={"gpt": (1, 8, 16, 23), "gpt.bag": (32, 128), "bert": (1, 4, 8), "llama": (8,)},
+    ),
+}
+
+
+# Networks
+
+
+class _Block(nn.Module):
+    def __init__(self, own: LanguageSetting, kind: str) -> None:
+        super().__init__()
+        self.heads, self.kind, width = own.heads, kind, own.width
+        norm: Any = nn.RMSNorm if kind == "llama" else nn.LayerNorm
+        bias = kind != "llama"
+        self.first, self.second = norm(width), norm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias), nn.Linear(width, width, bias)
+        self.up, self.down = nn.Linear(width, 4 * width, bias), nn.Linear(4 * width, width, bias)
+        self.gate = nn.Linear(width, 4 * width, bias) if kind == "llama" else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "bert":  # norms behind
+            x = self.first(x + self._mixed(x))
+            normed: Tensor = self.second(x + self._fed_forward(x))
+            return normed
+        x = x + self._mixed(self.first(x))
+        return x + self._fed_forward(self.second(x))
+
+    def _mixed(self, x: Tensor) -> Tensor:
+        n, length, width = x.shape
+        q, k, v = (
+            part.view(n, length, self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, 2)
+        )
+        if self.kind == "llama":
+            q, k = _rotated(q), _rotated(k)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.kind != "bert")
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(n, length, width))
+        return out
+
+    def _fed_forward(self, x: Tensor) -> Tensor:
+        inner = F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
+        out: Tensor = self.down(inner)
+        return out
+
+
+def _rotated(x: Tensor) -> Tensor:
+    """Rotary positions."""
+    half = x.shape[3] // 2
+    angles = torch.arange(x.shape[2])[:, None] / 10_000 ** (torch.arange(half) / half)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], 3)
+
+
+class _Transformer(nn.Module):
+    """GPT-2 and BERT tie their outputs to the embedding; Llama does not, and rotates instead of adding."""
+
+    def __init__(self, own: LanguageSetting, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.token = nn.Embedding(own.vocabulary, own.width)
+        self.place = None if kind == "llama" else nn.Embedding(own.length + 1, own.width)
+        self.blocks = nn.ModuleList(_Block(own, kind) for _ in range(own.layers))
+        self.norm: nn.Module = nn.RMSNorm(own.width) if kind == "llama" else nn.LayerNorm(own.width)
+        self.outputs = nn.Linear(own.width, own.vocabulary, bias=False)
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear | nn.Embedding):
+                nn.init.normal_(layer.weight, std=0.02)
+        if kind != "llama":
+            self.outputs.weight = self.token.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens)
+        if self.place is not None:
+            x = x + self.place(torch.arange(tokens.shape[1]))
+        if self.kind == "bert":
+            x = self.norm(x)
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.outputs(x if self.kind == "bert" else self.norm(x))
+        return logits
+
+
+def _network(own: LanguageSetting, kind: str, key: Key) -> LanguageModel:
+    with seeded_globals(key.fold("weights")):
+        module = _Transformer(own, kind)
+    if kind == "bert":
+        return LanguageModel.of(module, own.length, None, "masked", own.vocabulary - 1)
+    return LanguageModel.of(module, own.length + 1)
+
+
+# Texts
+
+
+@lru_cache(maxsize=2)  # once in each process
+def _tokens(corpus: str, vocabulary: int, key: Key) -> Tensor:
+    """All words one after the other; 0 is not used, and the last number is that of the mask."""
+    if corpus:
+        texts = list(dict.fromkeys(data.pairs(corpus).source))
+    else:
+        texts = list(synthetic_pairs(600, words=vocabulary - 3, length=6, key=key).source)
+    order = torch.randperm(len(texts), generator=key.fold("order").generator())[:_SENTENCES]
+    rows, words = tokenised([texts[i] for i in order.tolist()], Reading(), "sentences")
+    return rows[rows != words.padding].clamp_max(vocabulary - 2)
+
+
+def _blocks(own: LanguageSetting, length: int, key: Key) -> Tensor:
+    """(n, l), in random order."""
+    stream = _tokens(own.corpus, own.vocabulary, key.fold("corpus"))
+    blocks = stream[: len(stream) // length * length].reshape(-1, length)
+    return blocks[torch.randperm(len(blocks), generator=key.fold("blocks").generator())]
+
+
+# Rows
+
+
+def language_metrics(run: Run[Any], own: LanguageSetting) -> dict[str, float]:
+    jobs = {
+        f"{name}.b{size} {index}": (own, name, size, index)
+        for name, sizes in own.sizes.items()
+        for size in sizes
+        for index in range(own.batches)
+    }
+    found = run.tensors("attacking language models", _one, jobs) if jobs else {}
+    rows: dict[str, list[dict[str, Tensor]]] = {}
+    for job, kept in found.items():
+        rows.setdefault(job.split(" ")[0].replace(".bag", ""), []).append(kept)
+    return {
+        f"{row}.{number}": float(torch.stack([one[number] for one in kept]).mean())
+        for row, kept in rows.items()
+        for number in kept[0]
+    }
+
+
+def _one(run: Run[Any], job: tuple[LanguageSetting, str, int, int]) -> Mapping[str, Tensor]:
+    """One client's batch: its own texts, its own weights."""
+    own, name, size, index = job
+    kind = name.split(".")[0]
+    key = run.key.fold("language", name, size, index)
+    net = _network(own, kind, key)
+    blocks = _blocks(own, net.length, run.key)
+    first = index * size  # no text in two batches of a row
+    private, others = blocks[first : first + size], blocks[first + size :]
+    trained = net.masked(private, key.fold("masks")) if kind == "bert" else private
+    batch = Records(trained[None], torch.zeros(1, size, dtype=torch.int64), ("text",))
+    release, _ = release_batches(net, net.initial(key), batch)
+    known = Knowledge(architecture=net)
+    attack: Attack = TokenBag() if name.endswith(".bag") else LanguageAttack()
+    began = time.perf_counter()
+    found = mounted(attack, known, release, key)
+    seconds = time.perf_counter() - began
+    measured = (
+        _bag(found, private[:, 1:], others)
+        if name.endswith(".bag")
+        else _texts(found, net.fed(trained), others)
+    )
+    measured |= {"seconds": seconds}
+    return {name: torch.tensor(value, dtype=torch.float64) for name, value in measured.items()}
+
+
+def _texts(found: Reconstruction, fed: Tensor, others: Tensor) -> dict[str, float]:
+    batch = Records(fed[None], torch.zeros(1, len(fed), dtype=torch.int64), ("text",))
+    scores = token_shares(keep_batches(batch), found, others[:_DECOYS], padding=None)
+    claimed = found.found().long()
+    true = (claimed[:, None] == fed).all(2).any(1) if len(claimed) else torch.zeros(0).bool()
+    return {
+        "exact": scores["exact"],
+        "tokens_in_place": scores["token_accuracy"],
+        "false": float((~true).sum()),
+        "null": scores["null_token_accuracy"],
+    }
+
+
+def _bag(found: Reconstruction, asked: Tensor, others: Tensor) -> dict[str, float]:
+    truth = Counter(asked.flatten().tolist())
+    total = sum(truth.values())
+    usual = torch.bincount(others.flatten()).double()
+    expected = (usual / usual.sum() * total).round().long()
+    null = Counter({token: int(n) for token, n in enumerate(expected.tolist()) if n})
+    listed = Counter(found.found().long().flatten().tolist())
+    return {
+        "tokens": sum((truth & listed).values()) / total,
+        "tokens_null": sum((truth & null).values()) / total,
+        "listed": sum(listed.values()) / total,
+    }
+
+
+def language_claims(m: dict[str, float]) -> Claims:
+    """Of the rows that were run."""
+    wanted = {
+        "gpt": ("gpt.b15", "exact", 0.95, "GPT-2's shape, 15 texts of 16 places at width 256"),
+        "bert": ("bert.b4", "tokens_in_place", 0.8, "BERT's shape, 4 texts as fed, masks included"),
+        "beyond": ("gpt.b32", "tokens", 0.3, "tokens of 512 places, twice the width"),
+    }
+    return {
+        claim: (
+            f"Texts of language models come back: {words}",
+            "DAGER: whole batches while B·T is below the width",
+            f"{m[f'{row}.{number}']:.0%} {number}",
+            m[f"{row}.{number}"] >= bar,
+        )
+        for claim, (row, number, bar, words) in wanted.items()
+        if f"{row}.{number}" in m
+    }
