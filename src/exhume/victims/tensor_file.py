@@ -46,8 +46,8 @@ def read_tensors(
     """The tensors by name, and sentences on what was done to find them. what: begins every complaint.
 
     A `.safetensors` or `.npz` file, or whatever `torch.load(weights_only=True)` accepts: that reads tensors
-    and plain containers and refuses a pickle that would import anything. Prefixes of wrapped modules are taken off,
-    and `model.` where every name has it.
+    and plain containers and refuses a pickle that would import anything. Prefixes of wrapped modules are
+    taken off, and `model.` where every name has it.
     trust: also read what runs code while it is loaded: a pickled module, a `torch.export` program.
     """
     if not path.exists():
