@@ -1,25 +1,31 @@
 """Which records each of a client's steps saw, found out from its update and all its records.
 
 Every step gives each record's loss a weight, 1/B in a batch of B and 0 outside of it. The weights that
-explain the update best are found by Gauss and Newton from even ones, and rounded: a record is in one batch an
+explain the update best are found from even ones, and rounded: a record is in one batch an
 epoch.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from itertools import combinations
+
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
-from torch.func import functional_call, grad, jvp, vmap
+from torch.func import functional_call, grad
 
-from exhume.contract import Key
+from exhume.contract import Key, Layout
 from exhume.train.local import LocalTraining, record_losses
+from exhume.train.robust_fit import EXACT, robust_fit
 from exhume.train.routine import Routine
 
-__all__ = ["rounded", "rows_behind"]
+__all__ = ["free_directions", "rounded", "rows_behind"]
 
-_TURNS = 6
-_RIDGE = 1e-9  # relative: what the update does not say stays even
+_PULLS = (1e-4, 1e-8)  # how strongly weights are held to what they start from, stage by stage
+_SWAPS = 300  # tried, at most
+_BETTER = 0.999  # of the misfit before
 _NUMBERS = 5e7  # of a Jacobian; of a larger update some values do
 
 
@@ -43,26 +49,69 @@ def rows_behind(
         outputs = functional_call(module, layout.split(flat), (records,))
         return (weight * record_losses(outputs, labels, routine.loss)).sum()
 
-    def made(flat: Tensor) -> Tensor:
+    def misfit(flat: Tensor) -> Tensor:
         weights = flat.reshape(len(rates), count)
         end = routine.trained(at, lambda here, k: grad(loss)(here, weights[k]), rates, live)
-        found: Tensor = routine.average(at, end, rates, live)[some]
-        return found
+        left: Tensor = (routine.average(at, end, rates, live) - wanted)[some] / size
+        return left
 
-    unknowns = len(rates) * count
-    some = _sample(len(at), int(_NUMBERS / unknowns))
-    here = torch.full((unknowns,), 1 / count, dtype=torch.float64)
-    every = torch.eye(unknowns, dtype=torch.float64)
-    for _ in range(_TURNS):
-        jacobian = vmap(lambda along, at=here: jvp(made, (at,), (along,))[1], chunk_size=16)(every)
-        normal = jacobian @ jacobian.T
-        ridge = _RIDGE * normal.diagonal().mean() * torch.eye(unknowns, dtype=torch.float64)
-        move = torch.linalg.solve(normal + ridge, jacobian @ (made(here) - wanted[some]))
-        here = here - move
-        if not bool(torch.isfinite(here).all()):
-            return None
-    weights = rounded(here.reshape(len(rates), count), routine)
+    directions = free_directions(routine, count)
+    groups = _rows(layout)
+    some = _sample(len(at), int(_NUMBERS / len(directions)))
+    size = wanted[some].norm().clamp_min(1e-300)
+    even, along = at.new_full((len(rates) * count,), 1 / count), at.new_zeros(len(directions))
+    for pull in _PULLS:
+        held = torch.full_like(along, pull)
+        along = robust_fit(lambda y: misfit(even + y @ directions), along, groups[some], held)
+    weights = rounded((even + along @ directions).reshape(len(rates), count), routine)
+    weights = _swapped(weights, routine, misfit)
     return [row.nonzero()[:, 0] for row in weights]
+
+
+def free_directions(routine: Routine, records: int) -> Tensor:
+    """(f, K · n) an orthonormal basis of the changes of weights that orders can make.
+
+    A step's weights sum to 1, and every record is in one batch of an epoch: sum_k B_k a_ki = 1.
+    """
+    sizes = [len(row) for row in routine.batches(1, records)]
+    each = len(sizes) // routine.epochs
+    steps = torch.eye(each, dtype=torch.float64).repeat_interleave(records, 1)
+    own = torch.eye(records, dtype=torch.float64)
+    once = torch.cat([size * own for size in sizes[:each]], 1)
+    constraints = torch.cat([steps, once])
+    values, rows = torch.linalg.svd(constraints)[1:]
+    free = rows[int((values > 1e-9 * values[0]).sum()) :]
+    return torch.kron(torch.eye(routine.epochs, dtype=torch.float64), free)
+
+
+def _rows(layout: Layout) -> Tensor:
+    """(p,) a number for each output of each layer: its values fail together."""
+    found, count = [], 0
+    for shape in layout.shapes:
+        rows, size = (shape[0], math.prod(shape)) if shape else (1, 1)
+        found.append(count + torch.arange(rows).repeat_interleave(size // rows))
+        count += rows
+    return torch.cat(found)
+
+
+def _swapped(weights: Tensor, routine: Routine, misfit: Callable[[Tensor], Tensor]) -> Tensor:
+    """Two records of one epoch change places as long as the update is explained better so."""
+    best = float(misfit(weights.flatten()).norm())
+    each, left = len(weights) // routine.epochs, _SWAPS
+    improved = True
+    while improved and best > EXACT:
+        improved = False
+        for first in range(0, len(weights), each):
+            for one, other in combinations(range(weights.shape[1]), 2):
+                epoch = weights[first : first + each]
+                if left == 0 or torch.equal(epoch[:, one], epoch[:, other]):
+                    continue
+                tried, left = weights.clone(), left - 1
+                tried[first : first + each, [one, other]] = epoch[:, [other, one]]
+                size = float(misfit(tried.flatten()).norm())
+                if size < _BETTER * best:
+                    weights, best, improved = tried, size, True
+    return weights
 
 
 def _sample(size: int, most: int) -> Tensor:

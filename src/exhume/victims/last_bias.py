@@ -29,7 +29,7 @@ _ALIKE = 0.2  # relative deviation of the probabilities from probe to probe
 _LEAST_ERROR = 0.05  # relative: an estimate is not better, even if it seems so
 _ERRORS = 4.0  # times the error seen in absent classes is allowed in the others
 _WHOLE = 0.05  # records: what counts as whole besides
-_NOT_SCALED = 0.5  # how far a gradient may be from the estimate, as a factor
+_NOT_SCALED = 0.2  # how far a gradient may be from the estimate, as a factor
 _SINGLE = 1e-6  # absolute error of a softmax in single precision
 
 
@@ -69,8 +69,7 @@ class LastBias:
         They show p_c of an untrained network; a difference of weights shows the rate times that.
         """
         shares = self.shares.mean(0)
-        alike = float((self.shares.std(0) / shares).max()) <= _ALIKE
-        if len(self.slope) <= _ABSENT or not alike or (reduction == "sum" and not size):
+        if len(self.slope) <= _ABSENT or (reduction == "sum" and not size):
             return []
         ratio = self.slope / (shares * (size or 1 if reduction == "sum" else 1))
         sign = 1.0 if int((ratio > 0).sum()) > int((ratio < 0).sum()) else -1.0

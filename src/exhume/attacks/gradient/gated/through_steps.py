@@ -15,26 +15,21 @@ and is rounded.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import jvp, vmap
 
 from exhume.attacks.gradient.gated.attack import Layers
 from exhume.attacks.gradient.gated.layers import Chain
 from exhume.contract import NotApplicable
 from exhume.train.local import LocalTraining
-from exhume.train.order import rounded
+from exhume.train.order import free_directions, rounded
+from exhume.train.robust_fit import EXACT, robust_fit
 
 __all__ = ["ThroughSteps", "Trial"]
 
-_STEPS = 40  # of Levenberg and Marquardt, in each stage
-_TRIES = 8  # dampings
-_STALLED, _PATIENCE = 1e-4, 3  # relative gain of a step that counts as none; how many end a stage
-_EXACT = 3e-6  # residual at which rounding is all that is left
 _EVEN = (1e-4, 1e-8)  # how strongly weights are held to what they start from, stage by stage
 _CYCLES = 3  # of rounding weights and freeing them again
 _MOST = 1.5e8  # numbers of a Jacobian
@@ -167,84 +162,35 @@ class ThroughSteps:
                 replace(trial, weights=rounded(trial.weights, self.local.routine)), None
             )
             best = min(best, whole, key=lambda one: one.residual)
-            if best.residual < _EXACT * 10 or whole.residual > trial.residual * 2:
+            if best.residual < EXACT * 10 or whole.residual > trial.residual * 2:
                 break
             trial = whole
         return min(best, trial, key=lambda one: one.residual)
 
     def _descended(self, trial: Trial, even: float | None) -> Trial:
         """even: how strongly weights are held to their present values; None: they stay."""
-        held = trial.inside.numel()
-        size = self.wanted.norm()
-        at = trial.inside.flatten()
+        held, size = trial.inside.numel(), self.wanted.norm()
+        routine = self.local.routine
+        free = trial.weights.new_zeros(0, trial.weights.numel())
         if even is not None:
-            at = torch.cat([at, trial.weights.flatten()])
+            free = free_directions(routine, self.count)
+        at = torch.cat([trial.inside.flatten(), free.new_zeros(len(free))])
         if len(self.wanted) * len(at) > _MOST:
             raise NotApplicable(
                 f"{self.count} records in {len(trial.weights)} steps have too many unknowns",
                 ever=True,
             )
 
+        def weights(point: Tensor) -> Tensor:
+            return trial.weights + (point[held:] @ free).reshape(trial.weights.shape)
+
         def misfit(point: Tensor) -> Tensor:
-            weights = trial.weights
-            if even is not None:
-                weights = point[held:].reshape(trial.weights.shape)
-            update = self._update(point[:held].reshape(trial.inside.shape), weights)
-            apart: Tensor = (update - self.wanted) / size
-            return apart
+            made = self._update(point[:held].reshape(trial.inside.shape), weights(point))
+            left: Tensor = (made - self.wanted) / size
+            return left
 
         pull = torch.zeros_like(at)
         pull[held:] = even or 0.0
-        found = _robust(misfit, at, self.groups, pull)
-        weights = trial.weights if even is None else found[held:].reshape(trial.weights.shape)
+        found = robust_fit(misfit, at, self.groups, pull)
         inside = found[:held].reshape(trial.inside.shape)
-        return Trial(inside, weights, float(misfit(found).norm()))
-
-
-def _robust(
-    misfit: Callable[[Tensor], Tensor], start: Tensor, groups: Tensor, pull: Tensor
-) -> Tensor:
-    """Levenberg and Marquardt on sum_j m_j^2 / (m_j^2 + s^2) + sum pull (at - start)^2 / s^2."""
-    here, error = start, misfit(start)
-    damping, idle = 1e-3, 0
-    every = torch.eye(len(start), dtype=start.dtype)
-    for _ in range(_STEPS):
-        if float(error.norm()) < _EXACT or idle == _PATIENCE:
-            break
-        jacobian = vmap(lambda along: jvp(misfit, (here,), (along,))[1], chunk_size=64)(every)  # noqa: B023
-        sizes = _sizes(error, groups)
-        scale = 2 * sizes.median().clamp_min(1e-12)
-        weight = (1 / (1 + (sizes / scale).square()).square())[groups]
-        normal = (jacobian * weight) @ jacobian.T + torch.diag(pull)
-        slope = jacobian @ (weight * error) + pull * (here - start)
-
-        def cost(point: Tensor, left: Tensor, scale: Tensor = scale) -> float:
-            square = (_sizes(left, groups) / scale).square()
-            return float(
-                (square / (1 + square)).sum()
-                + (pull * (point - start).square()).sum() / scale.square()
-            )
-
-        before = cost(here, error)
-        for _ in range(_TRIES):
-            diagonal = normal.diagonal()
-            added = damping * (diagonal + 1e-9 * diagonal.max())
-            there = here - torch.linalg.solve(normal + torch.diag(added), slope)
-            left = misfit(there)
-            after = cost(there, left)
-            if after < before:
-                break
-            damping *= 4
-        else:
-            break
-        damping = max(damping / 5, 1e-12)
-        idle = idle + 1 if after > (1 - _STALLED) * before else 0
-        here, error = there, left
-    return here
-
-
-def _sizes(error: Tensor, groups: Tensor) -> Tensor:
-    """(g,) norms of the groups' parts."""
-    total = error.new_zeros(int(groups.max()) + 1).index_add(0, groups, error.square())
-    sizes: Tensor = total.sqrt()
-    return sizes
+        return Trial(inside, weights(found), float(misfit(found).norm()))
