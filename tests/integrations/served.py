@@ -28,6 +28,7 @@ TOKEN = "a token of enough characters"
 INFER = "/v2/models/body0/infer"
 SERVICE = "/inference.GRPCInferenceService"
 ADMITTED = (("authorization", f"Bearer {TOKEN}"),)
+PATIENCE = 60.0  # seconds until something counts as hanging, however busy the machine is
 PLAN = Blueprint(ResNet18((3, 16, 16), 5, 4), "conv1", "pool")
 
 

@@ -126,7 +126,7 @@ def test_what_is_not_served(tmp_path):
         capture_output=True,
         env=environment,
         check=True,
-        timeout=120,
+        timeout=600,
     )
     found = json.loads(done.stdout.splitlines()[-1])
     for (code, said), sentence in zip(found, [*cases.values(), "holds no body"], strict=True):

