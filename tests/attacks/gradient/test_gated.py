@@ -94,6 +94,26 @@ def test_a_trained_network():
     assert float(errors(run(network, records), records).max()) < 0.01
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_trained_batch_norm_in_eval_mode_is_part_of_the_layer(bias):
+    layers = (nn.Flatten, dense(64, 128, bias=bias), lambda: nn.BatchNorm1d(128), nn.ReLU)
+    network = drawn(*layers, dense(128, 10))
+    module, rest = network.module.train(), digits(400, seed=1)
+    adam = torch.optim.Adam(module.parameters(), 1e-2)
+    for _ in range(10):
+        adam.zero_grad()
+        nn.functional.cross_entropy(module(rest.inputs), rest.labels).backward()
+        adam.step()
+    network = ModuleArchitecture.of(module, (1, 8, 8), "eval")
+    chain = chain_of(network, network.initial(Key.from_seed(0)))
+    assert [layer.norm for layer in chain.layers] == ["2", ""]
+    records = digits(8)
+    found = run(network, records)
+    assert found.status.outcome is Outcome.CONVERGED
+    assert float(errors(found, records).max()) < 0.01
+    assert float(errors(run(network, digits(1)), digits(1)).max()) < 1e-3
+
+
 def test_the_same_seed_gives_the_same_bits():
     records, network = digits(8), drawn(*TWO)
     first, second = run(network, records), run(network, records)

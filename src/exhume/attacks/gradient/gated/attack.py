@@ -7,10 +7,11 @@ what it gave, so that its deltas are known and its inputs are a linear system.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from exhume.attacks.gradient.gated.layers import Chain, Layer, chain_of, lowest_of
 from exhume.attacks.gradient.gated.search import EXPLAINED, Neurons, records_behind
@@ -111,6 +112,7 @@ class Layers:
     architecture: Architecture
     gradient: Tensor  # (p,)
     parameters: Tensor  # (p,)
+    spans: dict[str, Tensor] = field(default_factory=dict, repr=False)  # by layer, each once
 
     def __post_init__(self) -> None:
         if not bool(torch.isfinite(self.gradient).all()):
@@ -118,21 +120,56 @@ class Layers:
 
     def slopes(self, layer: Layer) -> Tensor:
         """(m, f + 1) dL/dW with dL/db behind it."""
-        return self._joined(layer, self.gradient).double()
+        return self._slopes(layer).double()
 
     def span(self, layer: Layer, key: Key) -> Tensor:
         """(f + 1, b) a basis of what enters the layer; the release's own precision says where it ends."""
-        return span_of_slopes(self._joined(layer, self.gradient), key.fold("span"))[0]
+        if layer.name not in self.spans:
+            self.spans[layer.name] = span_of_slopes(self._slopes(layer), key.fold("span"))[0]
+        return self.spans[layer.name]
 
     def weights(self, layer: Layer) -> Tensor:
-        return self._joined(layer, self.parameters).double()
+        """(m, f + 1) of the layer and its norm in one."""
+        named = self.architecture.layout.split(self.parameters)
+        if not layer.norm:
+            return _joined(layer, named).double()
+        scale, shift = self._norm(layer)
+        bias = named.get(f"{layer.name}.bias")
+        shift = shift if bias is None else shift + scale * bias.double()
+        return torch.cat([scale[:, None] * named[f"{layer.name}.weight"], shift[:, None]], 1)
 
-    def _joined(self, layer: Layer, flat: Tensor) -> Tensor:
-        named = self.architecture.layout.split(flat)
-        parts = [named[f"{layer.name}.weight"]]
-        if layer.biased:
-            parts.append(named[f"{layer.name}.bias"][:, None])
-        return torch.cat(parts, 1)
+    def _slopes(self, layer: Layer) -> Tensor:
+        named = self.architecture.layout.split(self.gradient)
+        if not layer.norm:
+            return _joined(layer, named)
+        scale = self._norm(layer)[0].to(self.gradient.dtype)
+        back = torch.where(scale == 0, 0.0, 1 / scale)[:, None]  # W of the two in one is scale · W
+        rows = back * named[f"{layer.name}.weight"]
+        if f"{layer.norm}.bias" in named:
+            return torch.cat([rows, named[f"{layer.norm}.bias"][:, None]], 1)
+        return torch.cat([rows, back * named[f"{layer.name}.bias"][:, None]], 1)
+
+    def _norm(self, layer: Layer) -> tuple[Tensor, Tensor]:
+        """(m,) what a batch norm in eval mode multiplies each neuron by, and adds."""
+        norm = self.architecture.build().get_submodule(layer.norm)
+        assert isinstance(norm, nn.BatchNorm1d)  # or `chain_of` would not name it
+        assert norm.running_mean is not None  # it is in eval mode
+        assert norm.running_var is not None
+        named = self.architecture.layout.split(self.parameters)
+        scale = 1 / (norm.running_var.double() + norm.eps).sqrt()
+        if f"{layer.norm}.weight" in named:
+            scale = scale * named[f"{layer.norm}.weight"].double()
+        shift = -scale * norm.running_mean.double()
+        if f"{layer.norm}.bias" in named:
+            shift = shift + named[f"{layer.norm}.bias"].double()
+        return scale, shift
+
+
+def _joined(layer: Layer, named: Mapping[str, Tensor]) -> Tensor:
+    parts = [named[f"{layer.name}.weight"]]
+    if layer.biased:
+        parts.append(named[f"{layer.name}.bias"][:, None])
+    return torch.cat(parts, 1)
 
 
 def chain_for(seen: Layers, key: Key) -> Chain:
