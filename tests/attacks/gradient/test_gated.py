@@ -127,9 +127,20 @@ def test_too_many_records_are_refused_in_words():
     assert "12 records are too many for" in found.status.reason
 
 
-def test_without_a_bias_the_size_is_open():
-    network = drawn(nn.Flatten, dense(64, 80, bias=False), nn.ReLU, dense(80, 10))
-    found = run(network, digits(4))
+@pytest.mark.parametrize("count", [1, 6])
+@pytest.mark.parametrize("bias", [True, False])
+def test_without_a_bias_the_slopes_of_the_loss_tell_the_size(bias, count):
+    layers = (dense(64, 128, bias=False), nn.ReLU, dense(128, 10, bias=bias))
+    records = digits(count)
+    found = run(drawn(nn.Flatten, *layers), records)
+    assert found.status.outcome is Outcome.CONVERGED
+    assert float(errors(found, records).max()) < 0.01
+
+
+def test_without_a_bias_and_with_two_outputs_the_size_is_open():
+    network = drawn(nn.Flatten, dense(64, 80, bias=False), nn.ReLU, dense(80, 2))
+    records = digits(4)
+    found = run(network, Records(records.inputs, records.labels % 2, ("even", "odd")))
     assert found.status.outcome is Outcome.NOT_APPLICABLE
     assert "has no bias" in found.status.reason
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from exhume.attacks.gradient.gated.layers import Chain, Layer, chain_of, lowest_of
 from exhume.attacks.gradient.gated.search import EXPLAINED, Neurons, records_behind
+from exhume.attacks.gradient.gated.sizes import sizes_of
 from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.attacks.gradient.span.basis import span_of_slopes
 from exhume.attacks.gradient.tensor.least_squares import least_squares
@@ -42,8 +43,8 @@ class GateAttack:
     """Reconstruct all records behind a gradient of fully connected layers with ReLU or leaky gates.
 
     Sees: `Gradient`, all fully connected layers.
-    Assumes: the architecture; two such layers or more at its end with a gate between them; biases; linearly
-    independent features, fewer than neurons; a gradient of one step.
+    Assumes: the architecture; two such layers or more at its end with a gate between them; biases, or a
+    cross-entropy of three outputs; linearly independent features, fewer than neurons; a gradient of one step.
     Guarantees: the batch size is read off the spectrum; `explained`, the share of neurons whose gates fit an
     answer, certifies it without the truth.
     Reference: the low rank and the sparsity of dL/dW are SPEAR's (Dimitrov et al. 2024); the regression on
@@ -190,7 +191,7 @@ def chain_for(seen: Layers, key: Key) -> Chain:
 def features_behind(seen: Layers, chain: Chain, rounds: int, key: Key) -> Features:
     """What enters the lowest layer of the chain."""
     lowest = chain.layers[0]
-    if seen.span(lowest, key).shape[1] == 1:
+    if seen.span(lowest, key).shape[1] == 1 and (lowest.biased or not chain.gated):
         return _alone(seen.slopes(lowest), lowest)
     if not chain.gated:
         raise NotApplicable(
@@ -219,13 +220,12 @@ def _alone(slopes: Tensor, layer: Layer) -> Features:
 
 def _searched(seen: Layers, first: Layer, second: Layer, rounds: int, key: Key) -> Features:
     """What enters the first of two layers with a gate between them."""
-    if not first.biased:
-        raise NotApplicable(f"{first.name} has no bias, so that the size is open", ever=False)
     slopes, weights = seen.slopes(first), seen.weights(first)
     basis = seen.span(first, key)
     left, size = torch.linalg.qr(slopes @ basis)  # slopes = left @ rows
     rows = size @ basis.T
-    outer = seen.weights(second)[:, : len(weights)].T @ _returning(seen.slopes(second))
+    returning = _returning(seen.slopes(second))
+    outer = seen.weights(second)[:, : len(weights)].T @ returning
     neurons = Neurons.of(left, outer, weights @ rows.T, first.leak)
     if not neurons.enough:
         raise NotApplicable(
@@ -236,14 +236,21 @@ def _searched(seen: Layers, first: Layer, second: Layer, rounds: int, key: Key) 
     if not len(found):
         raise NotApplicable(f"no record's gates were found in {rounds} rounds", ever=True)
     inputs = torch.linalg.pinv(found.duals.T) @ rows  # x delta^T, up to the size of either
-    last = inputs[:, -1:]
+    if first.biased:
+        last = inputs[:, -1:]
+    else:
+        hidden = inputs @ weights.T
+        last = 1 / sizes_of(
+            hidden, first, second, seen.weights(second), found.returned @ returning.T
+        )
     inputs = inputs / last
     along = left @ found.duals.T * last.T  # (m, n) delta
     back = outer @ found.returned.T * last.T
     opened = (along - back).abs() < (along - first.leak * back).abs()
     live = left.norm(dim=1) > 0
     agree = (opened == (weights @ inputs.T > 0))[live].double().mean(0)
-    return Features(inputs[:, :-1], along.T, agree, basis.shape[1])
+    inputs = inputs[:, :-1] if first.biased else inputs
+    return Features(inputs, along.T, agree, basis.shape[1])
 
 
 def _returning(slopes: Tensor) -> Tensor:
