@@ -244,4 +244,4 @@ def _interval(name: str, metrics: dict[str, float]) -> str:
 
 
 _TITLE = "Noise on an update against the tensor method"
-STUDY = Study("gradient-noise", _TITLE, "Wang23", _SCALES, _run)
+STUDY = Study("gradient-noise", _TITLE, "Wang23", _SCALES, _run, threads={"smoke": 1, "cpu": 1})

@@ -119,4 +119,4 @@ def _claim(name: str, metrics: dict[str, float]) -> Stated:
 
 
 _TITLE = "Gradient matching from noise and from the tensor estimate"
-STUDY = Study("gradient-start", _TITLE, "Wang23", _SCALES, _run)
+STUDY = Study("gradient-start", _TITLE, "Wang23", _SCALES, _run, threads={"smoke": 1, "cpu": 1})
