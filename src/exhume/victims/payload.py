@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from exhume.contract import ExhumeError, Gradient, Layout
+from exhume.train.precision import half_precision
 from exhume.train.routine import PLAIN, Routine
 from exhume.victims.last_bias import last_bias_of
 from exhume.victims.norm_statistics import batch_statistics
@@ -267,7 +268,4 @@ def _reduction(
 
 def _precision(values: Tensor) -> float:
     """Relative: of what should vanish; coarser where the values have passed through half precision."""
-    for kind in (torch.bfloat16, torch.float16):
-        if torch.equal(values.to(kind).to(values.dtype), values):
-            return max(_ZERO, 4 * torch.finfo(kind).eps)
-    return _ZERO
+    return max(_ZERO, 4 * (half_precision(values) or 0.0))

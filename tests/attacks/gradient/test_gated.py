@@ -94,6 +94,26 @@ def test_a_trained_network():
     assert float(errors(run(network, records), records).max()) < 0.01
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_trained_batch_norm_in_eval_mode_is_part_of_the_layer(bias):
+    layers = (nn.Flatten, dense(64, 128, bias=bias), lambda: nn.BatchNorm1d(128), nn.ReLU)
+    network = drawn(*layers, dense(128, 10))
+    module, rest = network.module.train(), digits(400, seed=1)
+    adam = torch.optim.Adam(module.parameters(), 1e-2)
+    for _ in range(10):
+        adam.zero_grad()
+        nn.functional.cross_entropy(module(rest.inputs), rest.labels).backward()
+        adam.step()
+    network = ModuleArchitecture.of(module, (1, 8, 8), "eval")
+    chain = chain_of(network, network.initial(Key.from_seed(0)))
+    assert [layer.norm for layer in chain.layers] == ["2", ""]
+    records = digits(8)
+    found = run(network, records)
+    assert found.status.outcome is Outcome.CONVERGED
+    assert float(errors(found, records).max()) < 0.01
+    assert float(errors(run(network, digits(1)), digits(1)).max()) < 1e-3
+
+
 def test_the_same_seed_gives_the_same_bits():
     records, network = digits(8), drawn(*TWO)
     first, second = run(network, records), run(network, records)
@@ -107,9 +127,20 @@ def test_too_many_records_are_refused_in_words():
     assert "12 records are too many for" in found.status.reason
 
 
-def test_without_a_bias_the_size_is_open():
-    network = drawn(nn.Flatten, dense(64, 80, bias=False), nn.ReLU, dense(80, 10))
-    found = run(network, digits(4))
+@pytest.mark.parametrize("count", [1, 6])
+@pytest.mark.parametrize("bias", [True, False])
+def test_without_a_bias_the_slopes_of_the_loss_tell_the_size(bias, count):
+    layers = (dense(64, 128, bias=False), nn.ReLU, dense(128, 10, bias=bias))
+    records = digits(count)
+    found = run(drawn(nn.Flatten, *layers), records)
+    assert found.status.outcome is Outcome.CONVERGED
+    assert float(errors(found, records).max()) < 0.01
+
+
+def test_without_a_bias_and_with_two_outputs_the_size_is_open():
+    network = drawn(nn.Flatten, dense(64, 80, bias=False), nn.ReLU, dense(80, 2))
+    records = digits(4)
+    found = run(network, Records(records.inputs, records.labels % 2, ("even", "odd")))
     assert found.status.outcome is Outcome.NOT_APPLICABLE
     assert "has no bias" in found.status.reason
 

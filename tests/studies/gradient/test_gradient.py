@@ -40,7 +40,8 @@ def test_batch(tmp_path):
 
 def test_start(tmp_path):
     metrics, holds = run("gradient-start", tmp_path)
-    assert set(holds) == {"better-start", "polish"}
+    assert set(holds) == {"better-start", "polish", "fit"}
+    assert metrics["fitted.mean_cosine"] == pytest.approx(1, abs=1e-4)
     assert metrics["tensor.mean_cosine"] > metrics["noise_start.mean_cosine"]
 
 
@@ -61,10 +62,10 @@ def test_noise(tmp_path):
     metrics, holds = run("gradient-noise", tmp_path)
     assert holds["span.relu"]  # dL/dW is as it was
     for name in ("relu", "tanh"):
-        row = f"{name}.m8192.b2"
+        row = f"{name}.m4096.b2"
         assert metrics[f"{row}.none.fitted_error"] < 1e-3 < metrics[f"{row}.none.error"]
         assert metrics[f"{row}.none.error"] < metrics[f"{row}.last.error"]
-    assert metrics["relu.m32768.b2.last.error"] < metrics["relu.m8192.b2.last.error"]
+    assert metrics["relu.m16384.b2.last.error"] < metrics["relu.m4096.b2.last.error"]
     assert metrics["images.digits.m8192.last.worst_error"] <= 2**0.5
 
 

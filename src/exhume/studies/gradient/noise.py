@@ -35,7 +35,6 @@ DEVIATIONS = (
     "Fitted: from the tensor estimate, dL/da is fitted by Levenberg-Marquardt, the slopes r_i in place of "
     "labels.",
 )
-_ACTIVATIONS = ("relu", "leaky-relu", "tanh", "sigmoid")
 _NOISE = {"none": NoiseRelease(), "last": NoiseRelease(1.0, ("fc2",)), "whole": NoiseRelease(1.0)}
 _Row = dict[str, float]
 _CLOSE = 0.25  # error of unit vectors: a cosine of .97
@@ -59,6 +58,7 @@ class _Setting:
     seeds: int
     images: _Images
     inputs: int = 50  # d
+    activations: tuple[str, ...] = ("relu", "leaky-relu", "tanh", "sigmoid")
 
     @property
     def batch(self) -> int:
@@ -83,7 +83,9 @@ def _powers(first: int, last: int) -> tuple[int, ...]:
 
 
 _SCALES: dict[Scale, _Setting] = {
-    "smoke": _Setting(_powers(13, 15), 2**13, (1, 2), 3, 1, _Images("digits", 2**13), 10),
+    "smoke": _Setting(
+        _powers(12, 14), 2**12, (1, 2), 3, 1, _Images("digits", 2**13), 10, ("relu", "tanh")
+    ),
     "cpu": _Setting(_powers(14, 18), 2**16, (2, 4, 8), 10, 5, _Images("mnist", 2**20)),
     "paper": _Setting(_powers(14, 22), 2**18, (2, 4, 8), 10, 20, _Images("mnist", 2**22)),
 }
@@ -112,7 +114,7 @@ def _arms(setting: _Setting) -> dict[str, _Arm]:
     """All, by name and seed."""
     fixed, batch, inputs = setting.fixed_width, setting.batch, setting.inputs
     found: dict[str, _Arm] = {}
-    for name, seed in product(_ACTIVATIONS, range(setting.seeds)):
+    for name, seed in product(setting.activations, range(setting.seeds)):
         for m, noise in product(setting.widths, _NOISE):
             if noise == "whole" and m == max(setting.widths):
                 continue  # it is a small part of this noise that falls on dL/da
@@ -189,7 +191,10 @@ def _last_layer(rows: DrawnRows, private: Records, network: TwoLayer) -> Tensor:
 
 def _joint(setting: _Setting, rows: dict[str, list[_Row]], key: Key) -> Stated:
     def errors(way: str) -> Tensor:
-        names = [f"{name}.{_first(setting)}.last.c{setting.outputs}.{way}" for name in _ACTIVATIONS]
+        names = [
+            f"{name}.{_first(setting)}.last.c{setting.outputs}.{way}"
+            for name in setting.activations
+        ]
         return torch.tensor([one["error"] for name in names for one in rows[name]])
 
     apart = paired(errors("joint"), errors("combined"), key.fold("joint"), "error")
@@ -199,7 +204,7 @@ def _joint(setting: _Setting, rows: dict[str, list[_Row]], key: Key) -> Stated:
 
 def _claims(setting: _Setting, metrics: dict[str, float]) -> Claims:
     most, claims = max(setting.widths), Claims()
-    for name in _ACTIVATIONS:
+    for name in setting.activations:
         row = f"{name}.m{most}.b{setting.batch}"
         after = f"error {_interval(f'{row}.last.error', metrics)}"
         claims[f"tensor.{name}"] = (
@@ -223,7 +228,7 @@ def _chart(setting: _Setting, metrics: dict[str, float]) -> Chart:
         f"{name}{words}": line(
             {m: f"{name}.m{m}.b{setting.batch}.{noise}" for m in setting.widths}, "error", metrics
         )
-        for name in _ACTIVATIONS
+        for name in setting.activations
         for noise, words in (("none", ""), ("last", ", noise on dL/da"))
     }
     title = f"The tensor method under noise, {setting.inputs} inputs, {setting.batch} records"
@@ -239,4 +244,4 @@ def _interval(name: str, metrics: dict[str, float]) -> str:
 
 
 _TITLE = "Noise on an update against the tensor method"
-STUDY = Study("gradient-noise", _TITLE, "Wang23", _SCALES, _run)
+STUDY = Study("gradient-noise", _TITLE, "Wang23", _SCALES, _run, threads={"smoke": 1, "cpu": 1})

@@ -7,14 +7,15 @@ what it gave, so that its deltas are known and its inputs are a linear system.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from exhume.attacks.gradient.gated.layers import Chain, Layer, chain_of, lowest_of
 from exhume.attacks.gradient.gated.search import EXPLAINED, Found, Neurons, records_behind
+from exhume.attacks.gradient.gated.sizes import sizes_of
 from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.attacks.gradient.span.basis import span_of_slopes
 from exhume.attacks.gradient.tensor.least_squares import least_squares
@@ -43,8 +44,8 @@ class GateAttack:
     """Reconstruct all records behind a gradient of fully connected layers with ReLU or leaky gates.
 
     Sees: `Gradient`, all fully connected layers.
-    Assumes: the architecture; two such layers or more at its end with a gate between them; biases; linearly
-    independent features, fewer than neurons; a gradient of one step.
+    Assumes: the architecture; two such layers or more at its end with a gate between them; biases, or a
+    cross-entropy of three outputs; linearly independent features, fewer than neurons; a gradient of one step.
     Guarantees: the batch size is read off the spectrum; `explained`, the share of neurons whose gates fit an
     answer, certifies it without the truth.
     Reference: the low rank and the sparsity of dL/dW are SPEAR's (Dimitrov et al. 2024); the regression on
@@ -114,6 +115,7 @@ class Layers:
     gradient: Tensor  # (p,)
     parameters: Tensor  # (p,)
     records: int | None = None  # of the batch; None: the spectrum says it
+    spans: dict[str, Tensor] = field(default_factory=dict, repr=False)  # by layer, each once
 
     def __post_init__(self) -> None:
         if not bool(torch.isfinite(self.gradient).all()):
@@ -127,25 +129,62 @@ class Layers:
 
     def slopes(self, layer: Layer) -> Tensor:
         """(m, f + 1) dL/dW with dL/db behind it."""
-        return self._joined(layer, self.gradient).double()
+        return self._slopes(layer).double()
 
     def span(self, layer: Layer, key: Key) -> Tensor:
         """(f + 1, b) a basis of what enters the layer; the release's own precision says where it ends."""
-        slopes = self._joined(layer, self.gradient)
+        if layer.name not in self.spans:
+            self.spans[layer.name] = self._span(self._slopes(layer), key.fold("span"))
+        return self.spans[layer.name]
+
+    def _span(self, slopes: Tensor, key: Key) -> Tensor:
         if self.records is None:
-            return span_of_slopes(slopes, key.fold("span"))[0]
+            return span_of_slopes(slopes, key)[0]
         rows: Tensor = torch.linalg.svd(slopes.double(), full_matrices=False)[2]
         return rows[: self.records].T
 
     def weights(self, layer: Layer) -> Tensor:
-        return self._joined(layer, self.parameters).double()
+        """(m, f + 1) of the layer and its norm in one."""
+        named = self.architecture.layout.split(self.parameters)
+        if not layer.norm:
+            return _joined(layer, named).double()
+        scale, shift = self._norm(layer)
+        bias = named.get(f"{layer.name}.bias")
+        shift = shift if bias is None else shift + scale * bias.double()
+        return torch.cat([scale[:, None] * named[f"{layer.name}.weight"], shift[:, None]], 1)
 
-    def _joined(self, layer: Layer, flat: Tensor) -> Tensor:
-        named = self.architecture.layout.split(flat)
-        parts = [named[f"{layer.name}.weight"]]
-        if layer.biased:
-            parts.append(named[f"{layer.name}.bias"][:, None])
-        return torch.cat(parts, 1)
+    def _slopes(self, layer: Layer) -> Tensor:
+        named = self.architecture.layout.split(self.gradient)
+        if not layer.norm:
+            return _joined(layer, named)
+        scale = self._norm(layer)[0].to(self.gradient.dtype)
+        back = torch.where(scale == 0, 0.0, 1 / scale)[:, None]  # W of the two in one is scale · W
+        rows = back * named[f"{layer.name}.weight"]
+        if f"{layer.norm}.bias" in named:
+            return torch.cat([rows, named[f"{layer.norm}.bias"][:, None]], 1)
+        return torch.cat([rows, back * named[f"{layer.name}.bias"][:, None]], 1)
+
+    def _norm(self, layer: Layer) -> tuple[Tensor, Tensor]:
+        """(m,) what a batch norm in eval mode multiplies each neuron by, and adds."""
+        norm = self.architecture.build().get_submodule(layer.norm)
+        assert isinstance(norm, nn.BatchNorm1d)  # or `chain_of` would not name it
+        assert norm.running_mean is not None  # it is in eval mode
+        assert norm.running_var is not None
+        named = self.architecture.layout.split(self.parameters)
+        scale = 1 / (norm.running_var.double() + norm.eps).sqrt()
+        if f"{layer.norm}.weight" in named:
+            scale = scale * named[f"{layer.norm}.weight"].double()
+        shift = -scale * norm.running_mean.double()
+        if f"{layer.norm}.bias" in named:
+            shift = shift + named[f"{layer.norm}.bias"].double()
+        return scale, shift
+
+
+def _joined(layer: Layer, named: Mapping[str, Tensor]) -> Tensor:
+    parts = [named[f"{layer.name}.weight"]]
+    if layer.biased:
+        parts.append(named[f"{layer.name}.bias"][:, None])
+    return torch.cat(parts, 1)
 
 
 def chain_for(seen: Layers, key: Key) -> Chain:
@@ -168,7 +207,7 @@ def features_behind(
 ) -> Features:
     """What enters the lowest layer of the chain. search: for the gates of the last two."""
     lowest = chain.layers[0]
-    if seen.span(lowest, key).shape[1] == 1:
+    if seen.span(lowest, key).shape[1] == 1 and (lowest.biased or not chain.gated):
         return _alone(seen.slopes(lowest), lowest)
     if not chain.gated:
         raise NotApplicable(
@@ -200,13 +239,12 @@ def _searched(
 ) -> Features:
     """What enters the first of two layers with a gate between them."""
     first, second = pair
-    if not first.biased:
-        raise NotApplicable(f"{first.name} has no bias, so that the size is open", ever=False)
     slopes, weights = seen.slopes(first), seen.weights(first)
     basis = seen.span(first, key)
     left, size = torch.linalg.qr(slopes @ basis)  # slopes = left @ rows
     rows = size @ basis.T
-    outer = seen.weights(second)[:, : len(weights)].T @ _returning(seen.slopes(second))
+    returning = _returning(seen.slopes(second))
+    outer = seen.weights(second)[:, : len(weights)].T @ returning
     neurons = Neurons.of(left, outer, weights @ rows.T, first.leak)
     if not neurons.enough:
         raise NotApplicable(
@@ -217,14 +255,21 @@ def _searched(
     if not len(found):
         raise NotApplicable(f"no record's gates were found in {rounds} rounds", ever=True)
     inputs = torch.linalg.pinv(found.duals.T) @ rows  # x delta^T, up to the size of either
-    last = inputs[:, -1:]
+    if first.biased:
+        last = inputs[:, -1:]
+    else:
+        hidden = inputs @ weights.T
+        last = 1 / sizes_of(
+            hidden, first, second, seen.weights(second), found.returned @ returning.T
+        )
     inputs = inputs / last
     along = left @ found.duals.T * last.T  # (m, n) delta
     back = outer @ found.returned.T * last.T
     opened = (along - back).abs() < (along - first.leak * back).abs()
     live = left.norm(dim=1) > 0
     agree = (opened == (weights @ inputs.T > 0))[live].double().mean(0)
-    return Features(inputs[:, :-1], along.T, agree, basis.shape[1])
+    inputs = inputs[:, :-1] if first.biased else inputs
+    return Features(inputs, along.T, agree, basis.shape[1])
 
 
 def _returning(slopes: Tensor) -> Tensor:

@@ -1,13 +1,14 @@
 """The fully connected layers at the end of a network, and the gates between them, whoever wrote it.
 
 Found by running it on probes: which `nn.Linear` takes what another one gave, through an activation that keeps
-what is positive and multiplies the rest by one number.
+what is positive and multiplies the rest by one number. A batch norm in eval mode between layer and gate is
+part of the layer: it scales and shifts each neuron.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ class Layer:
     name: str
     biased: bool
     leak: float = 0.0  # of the gate behind it
+    norm: str = ""  # the batch norm in eval mode that takes what it gives; "": none
 
 
 @dataclass(frozen=True)
@@ -64,24 +66,37 @@ def _chain(
     shape = (_PROBES, *architecture.input_shape)
     probes = (4 * torch.rand(shape, generator=generator) - 2).to(parameters.dtype)
     known = set(architecture.layout.names) - set(frozen)
+    used = _seen(architecture, parameters, probes)
+    norms = [one for one in used if one.norm]
     seen = [
         one
-        for one in _seen(architecture, parameters, probes)
-        if f"{one.name}.weight" in known and one.inputs.ndim == 2
+        for one in used
+        if not one.norm and f"{one.name}.weight" in known and one.inputs.ndim == 2
     ]
     if not seen:
         return None
     lowest = seen[0] if alone else seen[-1]
-    found = [Layer(lowest.name, f"{lowest.name}.bias" in known)]
+    found = [_layer(lowest, norms, known)[0]]
     for lower in [] if alone else reversed(seen[:-1]):
-        leak = _leak(lower.outputs, lowest.inputs)
+        layer, outputs = _layer(lower, norms, known)
+        leak = _leak(outputs, lowest.inputs)
         if leak is None:
             break
-        found.insert(0, Layer(lower.name, f"{lower.name}.bias" in known, leak))
+        found.insert(0, replace(layer, leak=leak))
         lowest = lower
     flat = probes.flatten(1)
     whole = lowest.inputs.shape == flat.shape and bool(torch.equal(lowest.inputs, flat))
     return Chain(tuple(found), whole)
+
+
+def _layer(one: _Seen, norms: Sequence[_Seen], known: set[str]) -> tuple[Layer, Tensor]:
+    """The layer with the norm behind it, if the gradient of either's shift is there; and what it gives."""
+    biased = f"{one.name}.bias" in known
+    for norm in norms:
+        shifted = biased or f"{norm.name}.bias" in known
+        if shifted and torch.equal(norm.inputs, one.outputs):
+            return Layer(one.name, True, norm=norm.name), norm.outputs
+    return Layer(one.name, biased), one.outputs
 
 
 def features_of(module: nn.Module, named: dict[str, Tensor], layer: str, records: Tensor) -> Tensor:
@@ -119,25 +134,31 @@ class _Seen:
     name: str
     inputs: Tensor
     outputs: Tensor
+    norm: bool = False
 
 
 def _seen(architecture: Architecture, parameters: Tensor, probes: Tensor) -> list[_Seen]:
-    """Every `nn.Linear`, in the order of use; one that is used twice is none of ours."""
+    """Every `nn.Linear` and settled norm, in the order of use; one that is used twice is none of ours."""
     module, found = architecture.build(), list[_Seen]()
     hooks = [
         layer.register_forward_hook(
-            lambda _, inputs, outputs, name=name: found.append(
-                _Seen(name, inputs[0].detach(), outputs.detach())
+            lambda layer, inputs, outputs, name=name: found.append(
+                _Seen(name, inputs[0].detach(), outputs.detach(), not isinstance(layer, nn.Linear))
             )
         )
         for name, layer in module.named_modules()
-        if isinstance(layer, nn.Linear)
+        if isinstance(layer, nn.Linear) or _is_settled_norm(layer)
     ]
     functional_call(module, architecture.layout.split(parameters), (probes,))
     for hook in hooks:
         hook.remove()
     names = [one.name for one in found]
     return [one for one in found if names.count(one.name) == 1]
+
+
+def _is_settled_norm(layer: nn.Module) -> bool:
+    """It scales and shifts by numbers that no batch changes."""
+    return isinstance(layer, nn.BatchNorm1d) and not layer.training and layer.track_running_stats
 
 
 def _leak(before: Tensor, after: Tensor) -> float | None:

@@ -193,7 +193,7 @@ def _exact(neurons: Neurons, q: Tensor, r: Tensor) -> Found:
 
 
 def _joined(known: Found, more: Found) -> Found:
-    """Different answers, each once; none that the others already span."""
+    """Different answers, each once, those that explain most first."""
     rows, returned, shares = list(known.duals), list(known.returned), known.explained.tolist()
     for place in more.explained.argsort(descending=True).tolist():
         q = more.duals[place]

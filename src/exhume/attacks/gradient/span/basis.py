@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from exhume.contract import Key, NotApplicable
+from exhume.train.precision import half_precision
 
 __all__ = ["span_of_slopes"]
 
@@ -19,7 +20,7 @@ def span_of_slopes(slopes: Tensor, key: Key) -> tuple[Tensor, Tensor]:
     The number of columns is the batch size: nobody has to give it. Randomised, in fp64. Pixels that are zero
     throughout are left out first: pruning would otherwise make them the end of the spectrum.
     """
-    rounding = _rounding(slopes)
+    rounding = half_precision(slopes) or torch.finfo(slopes.dtype).eps
     live = slopes.abs().amax(0) > 0
     matrix = slopes[:, live].double()
     most = min(_MOST, *matrix.shape)
@@ -38,14 +39,6 @@ def span_of_slopes(slopes: Tensor, key: Key) -> tuple[Tensor, Tensor]:
     basis = matrix.new_zeros(slopes.shape[1], rank)
     basis[live] = inner[:, :rank]
     return basis, values
-
-
-def _rounding(values: Tensor) -> float:
-    """Relative: of the release, which may have passed through half precision."""
-    for kind in (torch.bfloat16, torch.float16):
-        if torch.equal(values.to(kind).to(values.dtype), values):
-            return torch.finfo(kind).eps
-    return torch.finfo(values.dtype).eps
 
 
 def _leading(matrix: Tensor, columns: int, key: Key) -> tuple[Tensor, Tensor]:
