@@ -43,7 +43,7 @@ def read_forward(traces: Traces, allowed: Sequence[Tensor], places: int) -> list
         prefixes = grown
         if len(prefixes) > _FITTING:
             raise NotApplicable(
-                f"{len(prefixes)} beginnings fit place {place + 1}: there is too much noise to tell them apart",
+                f"{len(prefixes)} beginnings fit place {place + 1}: too much noise to tell them apart",
                 ever=True,
             )
         if not len(prefixes):
