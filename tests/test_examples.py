@@ -129,7 +129,7 @@ def test_a_client_that_trains_on_notes(follow):
 
 
 def test_a_client_that_fine_tunes_a_language_model(follow):
-    said = follow("language_client")
+    said = follow("language_client", "--threads", "1")
     assert "4 of 4 records" in said
     attacks = {a["id"]: a for a in json.loads(Path("run/result.json").read_text())["attacks"]}
     assert attacks["language"]["metrics"]["whole_texts"] == 1

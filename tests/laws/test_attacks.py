@@ -21,7 +21,6 @@ from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.attacks.gradient.tensor.attack import TensorAttack
 from exhume.attacks.gradient.text.attack import TextAttack
 from exhume.attacks.gradient.text.language import LanguageAttack
-from exhume.attacks.gradient.text.token_bag import TokenBag
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.attacks.informed.learner import Training
@@ -425,7 +424,6 @@ CASES = {
     "text, attention": Case(TextAttack(), text_game(Attending), 1e-6),
     "texts": Case(TextAttack(), text_game(Pairs), 1e-6),
     "language": Case(LanguageAttack(), language_game, 1e-6),
-    "token bag": Case(TokenBag(), language_game, None),
     "matching": Case(
         GradientMatching(steps=40, rate=0.2, restarts=1),
         gradients_of(MLP((1, 8, 8), (20,), 10), 1, queried=False),

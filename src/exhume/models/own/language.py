@@ -280,7 +280,7 @@ def _sites(net: LanguageModel, tokens: Tensor) -> tuple[Site, ...]:
         weight = _linear_weight(call.layer, call.seen)
         if weight is None or id(weight[0]) not in names or call.name not in traced:
             continue
-        if max(weight[0].shape) >= net.vocabulary > call.seen.shape[2]:
+        if weight[0].shape[int(weight[1])] == net.vocabulary:
             continue  # the outputs
         one = (names[id(weight[0])], weight[1])
         local = _alike(call.seen[:, 1::2], twin.seen[:, 1::2])
