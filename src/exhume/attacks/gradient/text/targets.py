@@ -22,7 +22,7 @@ __all__ = ["Asked", "as_trained", "asked_for", "heights"]
 
 _ROUNDS = 8
 _ENOUGH = 1e-3  # relative: what may be left of the output weight's gradient
-_TRIALS = 2000  # gradients of the last resort
+_LIKELY = 8  # tokens of a place that are tried last
 _SURE = 0.8  # weight of a token, 1 where it was asked for
 
 
@@ -96,7 +96,8 @@ class _Known:
             if torch.equal(better, found):
                 break
             found = better
-        found = self._refined(found, (~clear).nonzero()[:, 0], used[~torch.isin(used, never)])
+        likely = weights.index_fill(1, never, -1.0).topk(min(_LIKELY, weights.shape[1]), 1).indices
+        found = self._refined(found, (~clear).nonzero()[:, 0], likely)
         certain = self._weights(basis, found).gather(1, found[:, None])[:, 0] > _SURE
         return found, certain
 
@@ -114,14 +115,14 @@ class _Known:
         weights: Tensor = (solved + own)[:, : self.net.vocabulary]
         return weights
 
-    def _refined(self, found: Tensor, doubtful: Tensor, options: Tensor) -> Tensor:
-        """Single answers changed while that leaves less of the gradient, where that is few trials."""
+    def _refined(self, found: Tensor, doubtful: Tensor, likely: Tensor) -> Tensor:
+        """Single answers changed to another likely one (u, k), while that leaves less of the gradient."""
         left = float(self._left(found).norm())
         enough = _ENOUGH * self.count * float(self.wanted.double().norm())
-        if left < enough or len(doubtful) * len(options) > _TRIALS:
-            return found
         for place in doubtful.tolist():
-            for token in options.tolist():
+            for token in likely[place].tolist():
+                if left < enough:
+                    return found
                 tried = found.clone()
                 tried[place] = token
                 apart = float(self._left(tried).norm())
