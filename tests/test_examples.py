@@ -128,6 +128,17 @@ def test_a_client_that_trains_on_notes(follow):
     assert "exhume" not in Path("client.py").read_text()
 
 
+def test_a_client_that_fine_tunes_a_language_model(follow):
+    said = follow("language_client", "--threads", "1")
+    assert "4 of 4 records" in said
+    attacks = {a["id"]: a for a in json.loads(Path("run/result.json").read_text())["attacks"]}
+    assert attacks["language"]["metrics"]["whole_texts"] == 1
+    assert attacks["language"]["metrics"]["certified"] == 4
+    assert "not applicable" in json.dumps(attacks["words"]["status"])  # tied to the outputs
+    assert "<mark>passport</mark>" in Path("run/report.html").read_text()
+    assert "exhume" not in Path("client.py").read_text()
+
+
 def test_the_notebook(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     notebook = json.loads((EXAMPLES / "audit.ipynb").read_text())

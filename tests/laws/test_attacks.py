@@ -21,6 +21,7 @@ from exhume.attacks.gradient.patches import PatchAttack
 from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.attacks.gradient.tensor.attack import TensorAttack
 from exhume.attacks.gradient.text.attack import TextAttack
+from exhume.attacks.gradient.text.language import LanguageAttack
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.attacks.informed.learner import Training
@@ -68,6 +69,7 @@ from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.mlp import MLP
 from exhume.models.ordinary import VisionTransformer
 from exhume.models.own.module import ModuleArchitecture
+from exhume.models.own.language import LanguageModel
 from exhume.models.own.text import TextModel
 from exhume.models.reconstructors import Dense
 from exhume.models.split.inverter import Decoder, ShadowHead
@@ -320,6 +322,37 @@ def text_game(
     return game
 
 
+class Writing(nn.Module):
+    """A user's own: two layers of causal attention, outputs tied to the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(50, 32), nn.Embedding(6, 32)
+        self.mix = nn.ModuleList(nn.Linear(32, 96) for _ in range(2))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        seen = self.embed(tokens) + self.place(torch.arange(tokens.shape[1]))
+        for layer in self.mix:
+            asked, offered, given = layer(nn.functional.layer_norm(seen, (32,))).chunk(3, 2)
+            mixed = nn.functional.scaled_dot_product_attention(
+                asked, offered, given, is_causal=True
+            )
+            seen = seen + mixed
+        return seen @ self.embed.weight.T / 32
+
+
+def language_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """Gradients of single texts of a model that writes them."""
+    with seeded_globals(Key.from_seed(0)):
+        net = LanguageModel.of(Writing(), 6)
+    tokens = torch.randint(50, (54, 6), generator=key.generator()).float()
+    labels = torch.zeros(54, dtype=torch.int64)
+    target = Records(tokens[:4].clone(), labels[:4].clone(), ("text",))
+    release, secret = release_batches(net, net.initial(key), cut_batches(target, 1))
+    public = Records(tokens[4:], labels[4:], ("text",))
+    return Knowledge(architecture=net, public=public, batch_size=1), release, secret
+
+
 @dataclass(frozen=True)
 class Case:
     attack: Attack
@@ -402,6 +435,7 @@ CASES = {
     "patches": Case(PatchAttack(), gradients_of(seeing(), 1, queried=False), 1e-6),
     "text, attention": Case(TextAttack(), text_game(Attending), 1e-6),
     "texts": Case(TextAttack(), text_game(Pairs), 1e-6),
+    "language": Case(LanguageAttack(), language_game, 1e-6),
     "matching": Case(
         GradientMatching(steps=40, rate=0.2, restarts=1),
         gradients_of(MLP((1, 8, 8), (20,), 10), 1, queried=False),

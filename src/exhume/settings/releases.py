@@ -173,6 +173,7 @@ class UpdateSettings(Section):
         -1,
         "Of a masked loss: the number that hides a token; -1: as the vocabulary says.",
         example=103,
+        least=-1,
     )
     restarts: int = setting(4, "Of gradient matching.", least=1)
     search_rate: float = setting(
@@ -204,12 +205,11 @@ class UpdateSettings(Section):
             raise ExhumeError("records: say with --data which set they belong to")
         if self.data == "" and self.length:
             raise ExhumeError("length: say with --data which texts are meant")
-        if self.length < 0 or min(self.padding, self.mask) < -1:
+        if self.length < 0 or self.padding < -1:
             raise ExhumeError(
-                f"length, padding, mask: at least 0, -1 and -1 are needed, got {self.length}, {self.padding} "
-                f"and {self.mask}"
+                f"length, padding: at least 0 and -1 are needed, got {self.length} and {self.padding}"
             )
-        if self.mask >= 0 and self.loss != "masked":
+        if self.mask != -1 and self.loss != "masked":
             raise ExhumeError("mask: only together with --loss masked")
         self._check_sources()
 

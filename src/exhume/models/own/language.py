@@ -268,7 +268,7 @@ def _sites(net: LanguageModel, tokens: Tensor) -> tuple[Site, ...]:
     """All that are traced, in the order of use."""
     names = {id(p): n for n, p in net.module.named_parameters() if n in net.layout.names}
     other = (tokens + 1) % net.vocabulary
-    mixed = torch.where(torch.arange(tokens.shape[1]) % 2 == 0, tokens, other)
+    mixed = torch.where(torch.arange(tokens.shape[1]) % 2 == 1, tokens, other)
     calls, again = (called(net.module, some)[1] for some in (tokens, mixed))
     traced = _traced(net, tokens)
     found: list[tuple[Tensor, Site]] = []
@@ -280,10 +280,10 @@ def _sites(net: LanguageModel, tokens: Tensor) -> tuple[Site, ...]:
         weight = _linear_weight(call.layer, call.seen)
         if weight is None or id(weight[0]) not in names or call.name not in traced:
             continue
-        if max(weight[0].shape) >= net.vocabulary > call.seen.shape[2]:
+        if weight[0].shape[int(weight[1])] == net.vocabulary:
             continue  # the outputs
         one = (names[id(weight[0])], weight[1])
-        local = _alike(call.seen[:, ::2], twin.seen[:, ::2])
+        local = _alike(call.seen[:, 1::2], twin.seen[:, 1::2])
         if found and _alike(found[-1][0], call.seen):
             seen, site = found[-1]
             found[-1] = (seen, Site(site.layer, (*site.weights, one), site.local))

@@ -74,7 +74,7 @@ class TextModel:
             found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
             raise ExhumeError(
                 f"model: for {_RECORDS} sequences it must return ({_RECORDS}, classes) numbers, it "
-                f"returns {found}; of a model that writes text, say --loss next-token or masked"
+                f"returns {found}; a model that writes text needs --loss next-token or masked"
             )
         weight = f"{name}.weight" if name else "weight"
         return TextModel(

@@ -17,7 +17,7 @@ from exhume.contract import NotApplicable
 __all__ = ["read_forward"]
 
 _STAGES = (1, 4, None)  # sites: what lies behind them is run for what is left
-_FITTING = 1000  # beginnings that may fit
+_FITTING = 300  # beginnings that may fit
 _AT_ONCE = 200_000  # continuations of one place that are tried
 
 

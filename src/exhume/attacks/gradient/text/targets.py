@@ -21,6 +21,8 @@ from exhume.models.own.language import NO_TARGET, LanguageModel
 __all__ = ["Asked", "as_trained", "asked_for", "heights"]
 
 _ROUNDS = 8
+_ENOUGH = 1e-3  # relative: what may be left of the output weight's gradient
+_LIKELY = 8  # tokens of a place that are tried last
 _SURE = 0.8  # weight of a token, 1 where it was asked for
 
 
@@ -42,29 +44,14 @@ def asked_for(
     wanted = net.layout.split(values).get(net.output)
     places = opened.nonzero()
     sure = ~opened.any(1)
-    if wanted is not None and 0 < len(places) <= wanted.shape[1]:
-        basis = heights(outputs, named[net.output], places, fed)
-        found = torch.full((len(places),), -1)
-        never = torch.tensor([n for n in (net.mask, net.padding) if n is not None]).long()
-        weights = torch.zeros(len(places), len(wanted), dtype=torch.float64)
-        for _ in range(_ROUNDS):
-            loss = _summed(outputs, _filled(targets, places, found), opened) / count
-            (slope,) = torch.autograd.grad(loss, named[net.output], retain_graph=True)
-            left = (
-                count * (slope - wanted).double()
-            )  # sum of h_i at the rows that are not yet right
-            weights = torch.linalg.lstsq(basis.T, left.T).solution[:, : len(wanted)]
-            weights += F.one_hot(found.clamp_min(0), len(wanted)) * (found >= 0)[:, None]
-            better = weights[:, : net.vocabulary].index_fill(1, never, -1.0).argmax(1)
-            if torch.equal(better, found):
-                break
-            found = better
+    if len(places):
+        if wanted is None or len(places) > wanted.shape[1]:
+            return Asked(targets, sure, float("inf"))
+        known = _Known(net, fed, targets, opened, outputs, named[net.output], wanted, count)
+        found, certain = known.solved()
         targets = _filled(targets, places, found)
-        certain = weights.gather(1, found[:, None])[:, 0] > _SURE
         sure = torch.ones(len(fed), dtype=torch.bool)
         sure[places[~certain, 0]] = False
-    elif len(places):
-        return Asked(targets, sure, float("inf"))
     loss = _summed(outputs, targets, torch.zeros_like(opened)) / count
     slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     again = torch.cat(
@@ -75,6 +62,73 @@ def asked_for(
     )
     size = values.norm().clamp_min(1e-30)
     return Asked(targets, sure, float((again - values).norm() / size))
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """Everything but what the open places are asked for."""
+
+    net: LanguageModel
+    fed: Tensor  # (n, l)
+    targets: Tensor
+    opened: Tensor
+    outputs: Tensor  # (n, l, v)
+    weight: Tensor  # (v, d) of the outputs
+    wanted: Tensor  # (v, d) its gradient
+    count: int  # places that are asked for a token
+
+    def solved(self) -> tuple[Tensor, Tensor]:
+        """(u,) tokens, and whether each stands out."""
+        places = self.opened.nonzero()
+        basis = heights(self.outputs, self.weight, places, self.fed)
+        never = torch.tensor([n for n in (self.net.mask, self.net.padding) if n is not None]).long()
+        shared = self.net.output == self.net.embedding
+        used = torch.unique(self.fed) if shared else never
+        nobody = torch.full((len(places),), -1)
+        weights = self._weights(basis, nobody)
+        rest = weights.index_fill(1, torch.cat([used, never]), -1.0)  # exact where nothing was fed
+        clear = rest.amax(1) > _SURE
+        found = torch.where(clear, rest.argmax(1), nobody)
+        for _ in range(_ROUNDS):
+            weights = self._weights(basis, found)
+            better = weights.index_fill(1, never, -1.0).argmax(1)
+            better = torch.where(clear, found, better)
+            if torch.equal(better, found):
+                break
+            found = better
+        likely = weights.index_fill(1, never, -1.0).topk(min(_LIKELY, weights.shape[1]), 1).indices
+        found = self._refined(found, (~clear).nonzero()[:, 0], likely)
+        certain = self._weights(basis, found).gather(1, found[:, None])[:, 0] > _SURE
+        return found, certain
+
+    def _left(self, found: Tensor) -> Tensor:
+        """(v, d) what the rows lack with these answers; -1: none yet."""
+        goals = _filled(self.targets, self.opened.nonzero(), found)
+        loss = _summed(self.outputs, goals, self.opened) / self.count
+        (slope,) = torch.autograd.grad(loss, self.weight, retain_graph=True)
+        return self.count * (slope - self.wanted).double()
+
+    def _weights(self, basis: Tensor, found: Tensor) -> Tensor:
+        """(u, v) how much of each token every open place was asked for: 1 or 0."""
+        solved = torch.linalg.lstsq(basis.T, self._left(found).T).solution
+        own = F.one_hot(found.clamp_min(0), len(self.weight)) * (found >= 0)[:, None]
+        weights: Tensor = (solved + own)[:, : self.net.vocabulary]
+        return weights
+
+    def _refined(self, found: Tensor, doubtful: Tensor, likely: Tensor) -> Tensor:
+        """Single answers changed to another likely one (u, k), while that leaves less of the gradient."""
+        left = float(self._left(found).norm())
+        enough = _ENOUGH * self.count * float(self.wanted.double().norm())
+        for place in doubtful.tolist():
+            for token in likely[place].tolist():
+                if left < enough:
+                    return found
+                tried = found.clone()
+                tried[place] = token
+                apart = float(self._left(tried).norm())
+                if apart < left:
+                    found, left = tried, apart
+        return found
 
 
 def as_trained(net: LanguageModel, values: Tensor, at: Tensor, fed: Tensor) -> Tensor:

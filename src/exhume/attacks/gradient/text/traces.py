@@ -85,6 +85,10 @@ def traces_of(net: LanguageModel, values: Tensor, at: Tensor) -> Traces:
         raise NotApplicable(
             f"{net}: no trained linear layer sees what attention has mixed", ever=False
         )
+    if not any(bool(one.any()) for site in net.sites for one in site.slopes(parts)):
+        raise NotApplicable(
+            "every value of the update is zero at the layers that see texts", ever=False
+        )
     if not mixed:
         width = min(site.slopes(parts)[0].shape[1] for site in net.sites)
         raise NotApplicable(

@@ -24,6 +24,7 @@ __all__ = ["Search", "read_whole"]
 _NEAR = 4  # sites by which the order is chosen
 _SWEEPS = 24  # over the places of a sum, which cost nearly nothing
 _NEARLY = 5.0  # times the least distance of a sum: what is farther off is none
+_FAR = 0.3  # of what drawn texts are off: no text of this length is nearer
 _ORDERINGS = 3  # of the tokens of a text, one after the other
 
 
@@ -53,6 +54,8 @@ def read_whole(traces: Traces, allowed: Sequence[Tensor], search: Search, key: K
         for length in own.lengths():
             generator = key.fold(turn, length).generator()
             states = own.sums(length, list(found.values()), search, generator)
+            if not len(states):
+                continue
             states = torch.stack([own.ordered(state) for state in states])
             for sweep in range(search.sweeps + 1):
                 good = own.proved(states)
@@ -122,6 +125,7 @@ class _Changes:
             1,
         )
         total = off[0] + sum(change[chosen[:, i]] for i, change in enumerate(changes))
+        usual = float(total.norm(dim=1).median())
         for _ in range(_SWEEPS):
             before = chosen.clone()
             for place in torch.randperm(length, generator=generator).tolist():
@@ -138,6 +142,8 @@ class _Changes:
         apart = total.norm(dim=1)
         order = apart.argsort()
         order = order[apart[order] <= _NEARLY * float(apart.min())]
+        if float(apart.min()) > _FAR * usual:
+            return states[:0]
         return self._different(states[order], search.sums)
 
     def _off(self, states: Tensor, length: int) -> Tensor:
