@@ -68,8 +68,8 @@ from exhume.models.glm import softmax_regression
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.mlp import MLP
 from exhume.models.ordinary import VisionTransformer
-from exhume.models.own.module import ModuleArchitecture
 from exhume.models.own.language import LanguageModel
+from exhume.models.own.module import ModuleArchitecture
 from exhume.models.own.text import TextModel
 from exhume.models.reconstructors import Dense
 from exhume.models.split.inverter import Decoder, ShadowHead
