@@ -98,6 +98,7 @@ def _places(architecture: Architecture, parameters: Tensor, key: Key) -> _Places
     module, known = architecture.build(), architecture.layout.split(parameters.detach())
     named = {n: p.clone().requires_grad_(True) for n, p in known.items()}
     probe = torch.rand(1, *architecture.input_shape, generator=key.fold("probe").generator())
+    probe = probe.repeat_interleave(2, 0)  # batch norm in train mode does not take a single one
     caught: dict[str, Tensor] = {}
     hooks = [
         layer.register_forward_hook(lambda _, __, out, name=name: caught.setdefault(name, out))
@@ -140,8 +141,9 @@ def _takes_patches(layer: nn.Module) -> bool:
 
 
 def _by_place(given: Tensor) -> Tensor:
-    """(t, d) of what a convolution (1, d, h, w) or a layer (1, t, d) gives."""
-    return given[0].flatten(1).T if given.ndim == 4 else given.reshape(-1, given.shape[-1])
+    """(t, d) of what a convolution (n, d, h, w) or a layer (n, t, d) gives, of all records together."""
+    whole = given.sum(0)
+    return whole.flatten(1).T if given.ndim == 4 else whole.reshape(-1, given.shape[-1])
 
 
 def _rows(back: Tensor, slopes: Tensor) -> Tensor | None:
@@ -182,11 +184,11 @@ def _patches_of(
     def taken(record: Tensor) -> Tensor:
         caught: list[Tensor] = []
         hook = own.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
-        functional_call(module, named, (record,))
+        functional_call(module, named, (record.repeat_interleave(2, 0),))
         hook.remove()
         if isinstance(own, nn.Conv2d):
             unfolded = F.unfold(caught[0], own.weight.shape[2:], stride=own.weight.shape[2:])
             return unfolded[0].T
-        return caught[0].reshape(like.shape)
+        return caught[0][0].reshape(like.shape)
 
     return taken
