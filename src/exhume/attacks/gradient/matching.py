@@ -26,6 +26,7 @@ from exhume.contract import (
     Attack,
     ClientTraining,
     ExhumeError,
+    GradientOf,
     Key,
     Knowledge,
     NotApplicable,
@@ -175,13 +176,7 @@ class PreparedMatching:
         found: int = functional_call(self.architecture.build(), named, (zeros,)).shape[1]
         return found
 
-    def _update(
-        self,
-        gradient: Callable[[Tensor, Tensor, Tensor], Tensor],
-        at: Tensor,
-        records: Tensor,
-        targets: Tensor,
-    ) -> Tensor:
+    def _update(self, gradient: GradientOf, at: Tensor, records: Tensor, targets: Tensor) -> Tensor:
         """(p,) what a client sends that trains on the records."""
         if self.local is None:
             return gradient(at, records, targets)
