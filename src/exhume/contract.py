@@ -32,6 +32,7 @@ __all__ = [
     "Cost",
     "ExhumeError",
     "Gradient",
+    "GradientOf",
     "Key",
     "Knowledge",
     "Layout",
@@ -226,16 +227,16 @@ class Recipe(Protocol):
         ...
 
 
+GradientOf = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(p,) parameters, records and targets to the (p,) gradient of their mean loss."""
+
+
 @runtime_checkable
 class ClientTraining(Protocol):
     """How a client of federated learning makes its update, as a value."""
 
     def simulated(
-        self,
-        gradient: Callable[[Tensor, Tensor, Tensor], Tensor],
-        at: Tensor,
-        records: Tensor,
-        targets: Tensor,
+        self, gradient: GradientOf, at: Tensor, records: Tensor, targets: Tensor
     ) -> Tensor:
         """(p,) the update of these records; gradient: of parameters (p,), records and targets."""
         ...

@@ -16,6 +16,7 @@ from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.gated.attack import GateAttack
 from exhume.attacks.gradient.gated.decoding import FeatureDecoding
+from exhume.attacks.gradient.gated.local_steps import LocalStepsAttack
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.patches import PatchAttack
 from exhume.attacks.gradient.span.attack import SpanAttack
@@ -81,12 +82,14 @@ from exhume.score.batches import score_batches
 from exhume.store import NullStore
 from exhume.train.dp import Privacy
 from exhume.train.glm import Optimum, Penalty
+from exhume.train.local import LocalTraining
 from exhume.train.margin import MarginDescent
 from exhume.train.recipe import FullBatch
+from exhume.train.routine import Routine
 from exhume.train.single import Schedule as SplitSchedule
 from exhume.train.split import SplitJob
 from exhume.train.stacked import Descent
-from exhume.victims.gradient import cut_batches, release_batches
+from exhume.victims.gradient import cut_batches, release_batches, release_updates
 from exhume.victims.informed import release_one_each
 from exhume.victims.margin import release_margin
 from exhume.victims.pairs import pair_corpus
@@ -273,6 +276,17 @@ def seeing() -> ModuleArchitecture:
     return ModuleArchitecture.of(module, (1, 8, 8))
 
 
+def fedavg_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """Updates of clients with four digits each, two epochs of batches of two."""
+    parts = data.split(data.load("digits"), Sizes(0, 8, 0, 50, 0), key)
+    network = MLP((1, 8, 8), (60,), 10, "relu")
+    local = LocalTraining(network, rate=0.02, routine=Routine(epochs=2, local_batch=2))
+    batches = cut_batches(parts.target, 4)
+    release, secret = release_updates(local, network.initial(key), batches, key.fold("client"))
+    knowledge = Knowledge(architecture=network, public=parts.public, local=local)
+    return knowledge, release, secret
+
+
 class Pairs(nn.Module):
     """A user's own: embeddings side by side, two fully connected layers."""
 
@@ -427,6 +441,7 @@ CASES = {
         gradients_of(MLP((1, 8, 8), (60, 40), 10, "relu"), 4, queried=False),
         1e-6,
     ),
+    "local steps": Case(LocalStepsAttack(rounds=2), fedavg_game, 1e-3),
     "features": Case(
         FeatureDecoding(steps=300),
         gradients_of(CNN((1, 8, 8), (8,), (3,), (1,), (60,), activation="relu"), 3, queried=False),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from exhume.contract import ExhumeError
+from exhume.train.routine import PLAIN, Routine
 from exhume.victims.recorded import Recording
 
 try:
@@ -39,6 +40,10 @@ class FactNames:
     steps: int | str = 1  # local steps
     batch_size: int | str = "num-examples"  # records behind the update; 0: unknown
     client: str = ""  # a metric that names the client; empty: its node id
+    epochs: int | str = 0  # local epochs, in place of steps; 0: not said
+    local_batch: int | str = 0  # records of a step within an epoch; 0: not said
+    momentum: float | str = 0.0
+    weight_decay: float | str = 0.0
 
 
 USUAL = FactNames()  # the names that Flower's own examples use
@@ -139,6 +144,12 @@ def _write(
         return found
 
     client = fact("client", facts.client) if facts.client else None
+    routine = Routine(
+        int(fact("epochs", facts.epochs)),
+        int(fact("local_batch", facts.local_batch)),
+        momentum=fact("momentum", facts.momentum),
+        weight_decay=fact("weight_decay", facts.weight_decay),
+    )
     recording.write(
         _state(before),
         _state(after),
@@ -147,6 +158,7 @@ def _write(
         rate=fact("rate", facts.rate),
         steps=int(fact("steps", facts.steps)),
         batch_size=int(fact("batch_size", facts.batch_size)),
+        routine=None if routine == PLAIN else routine,
     )
 
 

@@ -9,7 +9,7 @@ sum, in every step (train/dp.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from exhume.contract import Architecture, ExhumeError, Key, Records
+from exhume.contract import Architecture, ExhumeError, GradientOf, Key, Records
 from exhume.models.own.language import LanguageModel
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy
 from exhume.train.routine import PLAIN, Routine
@@ -178,11 +178,7 @@ class LocalTraining:
         )
 
     def simulated(
-        self,
-        gradient: Callable[[Tensor, Tensor, Tensor], Tensor],
-        at: Tensor,
-        records: Tensor,
-        targets: Tensor,
+        self, gradient: GradientOf, at: Tensor, records: Tensor, targets: Tensor
     ) -> Tensor:
         """(p,) the update that training on the records gives; differentiable.
 

@@ -81,7 +81,7 @@ def free_directions(routine: Routine, records: int) -> Tensor:
     constraints = torch.cat([steps, once])
     values, rows = torch.linalg.svd(constraints)[1:]
     free = rows[int((values > 1e-9 * values[0]).sum()) :]
-    return torch.kron(torch.eye(routine.epochs, dtype=torch.float64), free)
+    return torch.kron(torch.eye(routine.epochs, dtype=torch.float64), free.contiguous())
 
 
 def _rows(layout: Layout) -> Tensor:

@@ -29,7 +29,7 @@ _ALIKE = 0.2  # relative deviation of the probabilities from probe to probe
 _LEAST_ERROR = 0.05  # relative: an estimate is not better, even if it seems so
 _ERRORS = 4.0  # times the error seen in absent classes is allowed in the others
 _WHOLE = 0.05  # records: what counts as whole besides
-_NOT_SCALED = 0.2  # how far a gradient may be from the estimate, as a factor
+_NOT_SCALED = 0.1  # of the estimate: a gradient is not as small, a rate times it is
 _SINGLE = 1e-6  # absolute error of a softmax in single precision
 
 
@@ -77,7 +77,7 @@ class LastBias:
         absent = (sign * ratio)[sign * ratio > 0]
         factor = sign * float(absent.median())
         even = float(((absent / abs(factor)) - 1).abs().median()) <= _CONFIRMED
-        if len(absent) < _ABSENT or not even or _NOT_SCALED < factor < 1 / _NOT_SCALED:
+        if 2 * len(absent) <= len(ratio) or not even or abs(factor) > _NOT_SCALED:
             return []
         sent = "after - before" if factor < 0 else "before - after"
         return [

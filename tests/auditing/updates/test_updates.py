@@ -237,7 +237,7 @@ def test_batch_norm_in_either_mode(invoke, place, mode):
     done = invoke(path, *options, "--batch-norm", mode, "--out", out, model="norm")
     if mode == "train":  # three steps of search are no evidence
         assert done.exit_code == 2
-        assert "Not audited: gradient matching made only 3 steps" in done.stdout
+        assert "Not audited: gradient matching made only 3 steps" in done.stdout, done.stderr
         assert section(out, "matching")["metrics"]["candidates"] == 4
     else:  # a norm that was never trained passes everything on, so that gates lie behind the layer
         assert done.exit_code == 0, done.output
@@ -358,14 +358,36 @@ def nan(named):
     return named | {"1.weight": named["1.weight"] * torch.nan}
 
 
-def short(named):
-    return {n: t for n, t in named.items() if n != "3.bias"}
+def zero(named):
+    return {n: torch.zeros_like(t) for n, t in named.items()}
+
+
+def renamed(named):
+    return {f"net{n}": t for n, t in named.items()}
 
 
 PROBLEMS = {
     "nan": ("relu", {"change": nan}, [], "1.weight holds NaN"),
-    "missing": ("relu", {"change": short}, [], "the tensors 3.bias are missing"),
-    "other model": ("conv", {}, [], "are missing"),
+    "zero": (
+        "relu",
+        {"change": zero},
+        [],
+        "every value is zero, so that there is nothing to attack",
+    ),
+    "renamed": (
+        "relu",
+        {"change": renamed},
+        [],
+        "the file has net1.bias (150,), net1.weight (150, 64) and 2 more, the model wants 1.weight "
+        "(150, 64), 1.bias (150,) and 2 more: the same shapes under other names; rename them",
+    ),
+    "other model": (
+        "conv",
+        {},
+        [],
+        "the file has 0.bias (4,), 0.weight (4, 1, 3, 3), the model wants 1.weight (150, 64), 1.bias "
+        "(150,): it comes from another model",
+    ),
 }
 
 
@@ -452,7 +474,7 @@ def test_records_by_the_names_of_their_files(tmp_path):
     ("arguments", "message"),
     [
         ([], "give a gradient, a recorded folder, or --before and --after"),
-        (["g", "--loss", "mse"], "loss: 'mse' is not one of cross-entropy"),
+        (["g", "--loss", "hinge"], "loss: 'hinge' is not one of cross-entropy, logistic, mse"),
         (["g", "--reduction", "max"], "'max' is not one of mean, sum"),
         (["--after", "b"], "--after and --rate belong together"),
         (["--after", "b", "--rate", "1"], "--after needs the state before it"),

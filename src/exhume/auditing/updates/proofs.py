@@ -58,7 +58,10 @@ def proof_of(
     residuals = []
     for chosen, labelled in _selections(gradient, architecture, found, steps, by):
         if bool(chosen.any()):
-            tried = _explained(gradient, architecture, labelled, chosen, steps)
+            try:
+                tried = _explained(gradient, architecture, labelled, chosen, steps)
+            except ValueError:  # batch norm of one record, in train mode
+                continue
             if tried.records:
                 return tried
             residuals += [] if tried.residual is None else [tried.residual]

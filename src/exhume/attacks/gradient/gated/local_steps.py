@@ -133,9 +133,10 @@ class _Inversion:
                 continue
             labels = labels_at(middle, chain, found.inputs)
             fit = ThroughSteps.of(seen, chain, self.local, labels, basis)
+            fit = fit.relabelled(fit.start(found.inputs))
             trial = fit.fitted(fit.start(found.inputs))
             if best is None or trial.residual < best[2].residual:
-                best = fit.records(trial), labels, trial
+                best = fit.records(trial), fit.labels, trial
             if trial.residual < _EXPLAINED:
                 break
         if best is None:

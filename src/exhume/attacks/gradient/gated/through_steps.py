@@ -31,6 +31,7 @@ from exhume.train.robust_fit import EXACT, robust_fit
 __all__ = ["ThroughSteps", "Trial"]
 
 _EVEN = (1e-4, 1e-8)  # how strongly weights are held to what they start from, stage by stage
+_CLEARER = 0.95  # of what was left over: what another label must leave at most
 _CYCLES = 3  # of rounding weights and freeing them again
 _MOST = 1.5e8  # numbers of a Jacobian
 
@@ -149,6 +150,25 @@ class ThroughSteps:
 
     # Fitting
 
+    def relabelled(self, trial: Trial) -> ThroughSteps:
+        """The same with labels that explain the update better, changed one after the other."""
+        fit, best = self, self._left(trial)
+        while True:
+            others = [
+                replace(fit, labels=_with(fit.labels, record, label))
+                for record in range(self.count)
+                for label in range(max(2, self.rows[-1]))
+                if label != int(fit.labels[record])
+            ]
+            left, place = min((one._left(trial), place) for place, one in enumerate(others))
+            if left > _CLEARER * best:
+                return fit
+            fit, best = others[place], left
+
+    def _left(self, trial: Trial) -> float:
+        made = self._update(trial.inside, trial.weights)
+        return float((made - self.wanted).norm() / self.wanted.norm())
+
     def fitted(self, trial: Trial) -> Trial:
         """The nearest best fit: with free weights where no order is known, then with whole ones."""
         cut = self.local.routine.cuts(self.count)
@@ -194,3 +214,9 @@ class ThroughSteps:
         found = robust_fit(misfit, at, self.groups, pull)
         inside = found[:held].reshape(trial.inside.shape)
         return Trial(inside, weights(found), float(misfit(found).norm()))
+
+
+def _with(labels: Tensor, record: int, label: int) -> Tensor:
+    changed = labels.clone()
+    changed[record] = label
+    return changed

@@ -1,0 +1,183 @@
+"""Clients that train as FedAvg does, partial updates and odd files, from files to verdict."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from exhume import data
+from exhume.cli import app
+from exhume.settings import UpdateSettings
+from exhume.train.routine import LOSSES, OPTIMISERS, SCHEDULES, Routine
+from exhume.victims.recorded import Recording, recorded_in
+from exhume.victims.updates import from_recording
+
+MODEL = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 10))
+"""
+INDEX = [3, 17, 40, 41]
+RECORDS = ["--data", "digits", "--records", "3,17,40,41"]
+QUICK = ["--threads", "1", "--search-steps", "3", "--restarts", "1", "--shape", "1,8,8"]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    (tmp_path / "net.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def made():
+    namespace = {}
+    exec(MODEL, namespace)
+    return namespace["make"]()
+
+
+def gradient(index=INDEX):
+    module, digits = made(), data.load("digits")
+    loss = F.cross_entropy(module(digits.inputs[index].float()), digits.labels[index])
+    loss.backward()
+    return {n: p.grad for n, p in module.named_parameters()}
+
+
+def audit(*arguments, out="out"):
+    words = [str(a) for a in (*arguments, "--model", "net.py:make", *QUICK, "--out", out)]
+    return CliRunner().invoke(app, ["audit-update", *words])
+
+
+def result(place):
+    return json.loads((place / "out" / "result.json").read_text())
+
+
+def trained(order, **options):
+    """Weights after epochs of batches of two, by torch."""
+    module, digits = made(), data.load("digits")
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.05, **options)
+    for row in order:
+        optimiser.zero_grad()
+        some = [INDEX[i] for i in row]
+        F.cross_entropy(module(digits.inputs[some].float()), digits.labels[some]).backward()
+        optimiser.step()
+    return module
+
+
+def test_epochs_of_batches_in_an_unknown_order_are_proved(place):
+    torch.save(made().state_dict(), "before.pt")
+    after = trained([[2, 0], [1, 3], [3, 2], [0, 1]], momentum=0.5, weight_decay=0.01)
+    torch.save(after.state_dict(), "after.pt")
+    states = ["--before", "before.pt", "--after", "after.pt", "--rate", "0.05", "--batch-size", "4"]
+    how = ["--epochs", "2", "--local-batch", "2", "--momentum", "0.5", "--weight-decay", "0.01"]
+    done = audit(*states, *how)
+    assert done.exit_code == 0, done.output
+    assert "4 records were reconstructed, and the release itself proves it" in done.stdout
+    victim = result(place)["victim"]
+    assert victim["local_steps"] == 4
+    assert victim["local_training"] == "batches of 2, momentum 0.5, weight decay 0.01"
+    again = audit(
+        *states, *how, *RECORDS, out="out2"
+    )  # these records, in some order, give the update
+    assert "4 of 4 records" in again.stdout
+
+
+def test_made_updates_train_as_is_said(place):
+    done = audit(
+        *("--made", "2", "--batch-size", "4", "--data", "digits", "--rate", "0.05"),
+        *("--epochs", "1", "--local-batch", "2", "--schedule", "linear"),
+    )
+    assert done.exit_code == 0, done.output
+    assert result(place)["victim"]["local_training"] == "batches of 2, linear schedule"
+    assert result(place)["victim"]["local_steps"] == 2
+
+
+def test_a_recording_says_how_the_client_trained(place):
+    recording = Recording(place / "run")
+    said = Routine(epochs=2, local_batch=2, momentum=0.5)
+    states = made().state_dict(), trained([[0, 1], [2, 3]] * 2, momentum=0.5).state_dict()
+    for client, routine in (("1", said), ("2", None)):
+        recording.write(
+            *states, round=1, client=client, rate=0.05, steps=4, batch_size=4, routine=routine
+        )
+    assert recorded_in(place / "run")[0].routine(Routine()) == said
+    one, two = from_recording(place / "run", made(), Routine(momentum=0.9))
+    assert one.steps.routine == said
+    assert two.steps.routine == Routine(momentum=0.9)
+    assert (one.count, two.count) == (4, 4)
+
+
+def test_a_part_of_an_update_is_read_and_the_rest_taken_as_frozen(place):
+    first = {n: t for n, t in gradient([3, 17]).items() if n.startswith("1.")}
+    save_file(first, "first.safetensors")
+    done = audit("first.safetensors", "--batch-size", "2")
+    assert done.exit_code == 0, done.output
+    assert "2 records were reconstructed" in done.stdout
+    assert (
+        "Taken as frozen, since their update is zero or absent: 3.weight, 3.bias."
+        in result(place)["victim"]["read_as"]
+    )
+
+
+def test_an_npz_is_read_and_a_zip_is_not(place):
+    arrays = {n: t.numpy() for n, t in gradient([3, 17]).items()}
+    np.savez("update.npz", **arrays)
+    assert audit("update.npz", "--batch-size", "2").exit_code == 0
+    np.savez("objects.npz", **{"1.weight": np.array([{}], dtype=object)})
+    with zipfile.ZipFile("update.zip", "w") as archive:
+        archive.write("update.npz")
+    for name, message in (
+        ("objects.npz", "objects.npz holds Python objects, which are not loaded"),
+        ("update.zip", "update.zip is a zip archive with update.npz; unpack it"),
+    ):
+        done = audit(name)
+        assert done.exit_code == 2
+        assert message in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("factor", [0.01, -0.01])
+def test_an_update_that_was_not_divided_by_the_rate(place, factor):
+    save_file({n: factor * t for n, t in gradient().items()}, "u.safetensors")
+    done = audit("u.safetensors")
+    assert done.exit_code == 2
+    sent = "before - after" if factor > 0 else "after - before"
+    assert f"times what a gradient would be: it looks like {sent}" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "2", "--epochs", "2"], "epochs: give --steps on all records, or --epochs"),
+        (["--local-batch", "2"], "local-batch: say with --epochs"),
+        (["--epochs", "2", "--local-batch", "2"], "say with --batch-size how many records"),
+        (["--optimiser", "adam", "--momentum", "0.5"], "momentum: Adam has none"),
+        (["--optimiser", "adam"], "Adam's first step keeps the signs of the gradient"),
+    ],
+)
+def test_what_cannot_be_is_said(place, arguments, message):
+    torch.save(made().state_dict(), "before.pt")
+    module = made()
+    optimiser = torch.optim.Adam(module.parameters(), 0.05)
+    for name, parameter in module.named_parameters():
+        parameter.grad = gradient()[name]
+    optimiser.step()
+    torch.save(module.state_dict(), "after.pt")
+    done = audit("--before", "before.pt", "--after", "after.pt", "--rate", "0.05", *arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+def test_settings_and_training_have_the_same_choices():
+    fields = UpdateSettings.__dataclass_fields__
+    for name, legal in (("optimiser", OPTIMISERS), ("schedule", SCHEDULES), ("loss", LOSSES)):
+        assert fields[name].metadata["setting"].choices == legal
