@@ -48,6 +48,7 @@ _BETAS = (0.9, 0.999)
 _EXPLAINED = 0.05  # mismatch above which a search has not converged: 10% of the squared gradient
 _SETTLED = 1e-3  # mismatch below which it has, and need not stand still
 _LAST, _FALLING = 0.75, 0.9  # what it loses in the last quarter of its steps, if it still falls
+_LABELLING = 40  # steps for the labels of a start
 _EVERY = 10  # steps between two reports of progress
 _SLOW_TOGETHER = (nn.Conv2d, nn.Conv1d, nn.MultiheadAttention)  # under vmap: one after another
 
@@ -202,6 +203,8 @@ class _Search:
     def _descended(self, guess: Tensor, soft: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Records and labels of all restarts, and their mismatches before the last quarter."""
         attack = self.attack
+        if attack.start is not None and self.objective.searched:
+            soft = self._labelled(guess, soft)
         state = [_Adam(guess, signed=attack.signed), _Adam(soft)]
         records, earlier = guess.clone(), self._mismatches(guess, soft)
         for step in range(attack.steps):
@@ -220,6 +223,14 @@ class _Search:
                 soft = soft - rate * state[1].move(across)
         self.progress("searching", attack.steps, attack.steps)
         return records, soft, earlier
+
+    def _labelled(self, guess: Tensor, soft: Tensor) -> Tensor:
+        """Labels that suit a good start. While they are wrong, other records fit better than the true ones."""
+        adam, none = _Adam(soft), Weights()
+        for step in range(_LABELLING):
+            slope = self._slopes(guess, soft, guess, none)[1]
+            soft = soft - 0.5 * 0.1 ** (step / _LABELLING) * adam.move(slope)
+        return soft
 
     def _polished(self, records: Tensor, soft: Tensor, left: float) -> tuple[Tensor, float]:
         """L-BFGS from there, unless the mismatch grows."""
