@@ -225,7 +225,7 @@ class _Search:
         return records, soft, earlier
 
     def _labelled(self, guess: Tensor, soft: Tensor) -> Tensor:
-        """Labels that suit a good start. While they are wrong, other records fit better than the true ones."""
+        """Labels that suit a good start: while they are wrong, other records fit better than the true."""
         adam, none = _Adam(soft), Weights()
         for step in range(_LABELLING):
             slope = self._slopes(guess, soft, guess, none)[1]
