@@ -233,7 +233,7 @@ def test_files_of_another_kind(place):
         audited(place, base="gone.pt")
     some = {n: t for n, t in network().state_dict().items() if n != "3.bias"}
     save_file(some, place / "short.safetensors")
-    with pytest.raises(ExhumeError, match="the state dicts lack 3.bias"):
+    with pytest.raises(ExhumeError, match="the state before lacks 3.bias"):
         audited(place, base="short.safetensors")
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from exhume.contract import ExhumeError
+from exhume.train.routine import PLAIN, Routine
 from exhume.victims.recorded import Recording, recorded_in
 from exhume.victims.updates import from_recording
 
@@ -103,6 +104,17 @@ def test_a_strategy_goes_on_as_before_and_is_recorded(tmp_path):
     gradients = [u.payload.layout.split(u.payload.values)["weight"][0] for u in updates]
     assert gradients[0].flatten().tolist() == pytest.approx([11.0, 11.0])  # (11 - 0) / (0.5 · 2)
     assert gradients[1].flatten().tolist() == pytest.approx([14.0, 14.0])  # (12 - 5) / 0.5
+
+
+def test_how_clients_trained_is_recorded_where_it_is_said(tmp_path):
+    facts = FactNames(epochs="local-epochs", local_batch=2, momentum="momentum")
+    strategy = RecordingStrategy(Plain(), Recording(tmp_path), facts)
+    first, *_ = strategy.configure_train(1, *ASKED)
+    strategy.aggregate_train(1, [answer(first, 0.0, **{"local-epochs": 3, "momentum": 0.9})])
+    (told,) = recorded_in(tmp_path)
+    assert told.routine(PLAIN) == Routine(epochs=3, local_batch=2, momentum=0.9)
+    (update,) = from_recording(tmp_path, nn.Linear(2, 1))
+    assert update.count == 6  # 3 epochs over 3 records
 
 
 def test_a_mod_records_training_and_nothing_else(tmp_path):

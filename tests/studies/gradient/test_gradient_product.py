@@ -34,4 +34,5 @@ def test_networks(tmp_path):
     assert metrics["small.b4.recovered"] == metrics["small.b8.recovered"] == 1
     assert metrics["small.b8.counted"] == metrics["small_conv.b3.counted"] == 1
     assert metrics["small_conv.b3.psnr"] > 20
+    assert metrics["fedavg.small.rate0.01.recovered"] == 1
     assert run("update-networks", tmp_path)[0] == metrics

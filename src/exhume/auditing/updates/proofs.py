@@ -137,7 +137,10 @@ def _explained(
     if labels is None:
         return Proof(0)
     batch = Records(records[None], labels[None], ())
-    order = order_behind(gradient, architecture, batch, steps)
+    drawn = replace(
+        steps, routine=replace(steps.routine, shuffled=True)
+    )  # candidates have no order
+    order = order_behind(gradient, architecture, batch, drawn)
     local, start = steps.of(architecture), _start(gradient)
     again, _ = release_updates(local, start, batch, order=order)
     size = gradient.values.norm().clamp_min(1e-30)
