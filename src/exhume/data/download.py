@@ -84,6 +84,8 @@ class Pip:
             name = self.requirement.partition("==")[0]
             command += ["--only-binary" if self.wheel else "--no-binary", name]
             command += ["--dest", str(folder), "--requirement", str(wanted)]
+            if self.build:  # in an environment of its own, whatever setuptools is installed here
+                command.append("--use-pep517")
             # Older versions of pip read the first for isolated builds, newer ones the second.
             names = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT") if self.build else ()
             environment = {**os.environ, **dict.fromkeys(names, str(limits))}

@@ -66,13 +66,12 @@ class LastBias:
     def scale_doubts(self, reduction: str, size: int | None) -> list[str]:
         """Whether classes that are not in the batch have the size of a gradient, where it is known.
 
-        They show p_c of an untrained network; a difference of weights shows the rate times that. Asked only
-        where so few records leave most classes out.
+        They show p_c of an untrained network; a difference of weights shows the rate times that.
         """
-        shares, classes = self.shares.mean(0), len(self.slope)
-        if size is None or classes - size < max(_ABSENT, classes // 2 + 1):
+        shares = self.shares.mean(0)
+        if len(self.slope) <= _ABSENT or (reduction == "sum" and not size):
             return []
-        ratio = self.slope / (shares * (size if reduction == "sum" else 1))
+        ratio = self.slope / (shares * (size or 1 if reduction == "sum" else 1))
         sign = 1.0 if int((ratio > 0).sum()) > int((ratio < 0).sum()) else -1.0
         absent = (sign * ratio)[sign * ratio > 0]
         factor = sign * float(absent.median())

@@ -50,7 +50,7 @@ def likeness(found, made, pictures=None):
 def test_planted_records_come_back_with_their_labels(head, key):
     mlp, made = victim(key, decay=0.01, head=head)
     knowledge = Knowledge(architecture=mlp, centre=made.centre)
-    attack = replace(TINY, head=head)
+    attack = replace(TINY, head=head, starts=24.0)
     found = attack.prepare(knowledge, key=key, store=NullStore()).run(made.release)
     assert found.status.outcome == Outcome.CONVERGED
     others = torch.rand(50, *SHAPE, generator=key.fold("others").generator())

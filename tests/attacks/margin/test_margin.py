@@ -240,7 +240,7 @@ def test_eq6_lowers_the_residual(multipliers, key):
     knowledge = Knowledge(architecture=mlp, centre=made.centre)
 
     def residual(steps):
-        descent = replace(Equation6().descent, steps=steps, rate=1e-4, multiplier_rate=0.02)
+        descent = replace(Equation6().descent, steps=steps, rate=5e-5, multiplier_rate=0.01)
         attack = Equation6(16, multipliers=multipliers, descent=descent)
         found = attack.prepare(knowledge, key=key, store=NullStore()).run(made.release)
         assert found.status.outcome == Outcome.CONVERGED
