@@ -279,7 +279,7 @@ def _claims(m: dict[str, float]) -> Claims:
     """Of the rows that were run."""
     wanted = {
         "batch": ("mlp.b16", "recovered", 0.95, "honest weights, batches of 16 at width 256"),
-        "beyond": ("mlp.b32", "recovered", 0.5, "the same for batches of 32"),
+        "larger": ("mlp.b32", "recovered", 0.5, "the same for batches of 32"),
         "wide": ("mlp_wide.b32", "recovered", 0.5, "batches of 32 at width 2,048"),
         "fedavg": (
             "fedavg.mlp.rate0.01",
