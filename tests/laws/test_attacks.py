@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import pytest
 import torch
@@ -35,6 +36,7 @@ from exhume.attacks.informed.residual import Residual
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.attacks.margin.descent import Descent as KktDescent
 from exhume.attacks.margin.eq6 import Equation6
+from exhume.attacks.margin.feature_span import FeatureSpan
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.search import BlindSearch
@@ -239,6 +241,24 @@ def decayed_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     return knowledge, contract.Weights(weights, mlp.layout), made[0].secret
 
 
+@lru_cache(maxsize=1)
+def convolved_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """Two convolutional networks, trained with weight decay on the same six random pictures."""
+    pictures = torch.rand(6, 1, 8, 8, generator=key.fold("pictures").generator())
+    classes = ("a", "b", "c")
+    records = Records(pictures, torch.arange(6) % 3, classes)
+    centre = pictures.mean(0)
+    centred = Records(pictures - centre, records.labels, classes)
+    cnn = CNN((1, 8, 8), (12,), (3,), (1,), (40,), 3, "relu", "torch")
+    start = torch.stack([cnn.initial(key.fold(index)) for index in range(2)])
+    recipe = FullBatch(cnn, Descent(500, 0.1, 0.9, 0.02))
+    weights = recipe.fit(start, centred, centred.none_for(2), key)
+    others = torch.rand(20, 1, 8, 8, generator=key.fold("others").generator())
+    public = Records(others, torch.arange(20) % 3, classes)
+    known = Knowledge(architecture=cnn, centre=centre, public=public)
+    return known, contract.Weights(weights, cnn.layout), Secret(records)
+
+
 def first_error(candidates: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     """One record behind each release, answered by the first candidate: (r, k, *shape), (r, *shape)."""
     return (candidates[:, 0] - truth).square().mean()
@@ -385,6 +405,14 @@ SHORT = FirstLayer(restarts=2, descent=KktDescent(steps=120), contrast=0.28, lar
 SPANNED = HiddenSpan(
     restarts=3, starts=12.0, widen=1.0, largest=0.3, descent=KktDescent(steps=120, rate=0.5)
 )
+CONVOLVED = FeatureSpan(
+    restarts=2,
+    starts=4.0,
+    contrast=0.3,
+    largest=0.35,
+    variation=0.1,
+    descent=KktDescent(steps=80, rate=0.1),
+)
 SMALL = RecoNN(Dense((64, 64)), Training(batch=32, epochs=12), chunk=32)
 
 QUICK = SplitSchedule(2, 90, 1e-2, "adam", 0.0)
@@ -427,6 +455,7 @@ CASES = {
         BlindSearch(SHORT, trials=2, steps=10), margin_game, 0.45, nearest_error
     ),
     "margin, hidden span": Case(SPANNED, decayed_game, 0.25, nearest_error),
+    "margin, feature span": Case(CONVOLVED, convolved_game, 0.35, nearest_error),
     "margin, strongest": Case(Strongest(SHORT, SPANNED), margin_game, 0.35, nearest_error),
     "margin, eq. (6)": Case(SIXTH, margin_game, 0.85, nearest_error),
     "span": Case(SpanAttack(), gradients_of(TwoLayer((1, 8, 8), 600, 1, "tanh"), 3), 1e-6),

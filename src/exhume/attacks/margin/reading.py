@@ -14,8 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from exhume.attacks.margin.known import centre_of
 from exhume.attacks.margin.residual import Span, span_of
-from exhume.contract import Architecture, ExhumeError, Knowledge, NotApplicable, Release, Weights
+from exhume.contract import Architecture, ExhumeError, Knowledge, NotApplicable
 from exhume.models.cnn import CNN
 from exhume.models.heads import Head, check_head
 from exhume.models.homogeneous import HomogeneousMLP
@@ -44,14 +45,11 @@ class Reader:
     def of(knowledge: Knowledge, head: Head) -> Reader:
         mlp = dense(knowledge.architecture)
         check_head(head, mlp.outputs)
-        centre = knowledge.centre
-        if centre is None:
-            centre = torch.full(mlp.input_shape, 0.5)
-        if tuple(centre.shape) != mlp.input_shape:
-            raise ExhumeError(
-                f"centre: shape {tuple(centre.shape)} given, the network takes {mlp.input_shape}"
-            )
-        return Reader(mlp, head, knowledge.labels, centre)
+        return Reader(mlp, head, knowledge.labels, centre_of(knowledge, mlp))
+
+    @property
+    def architecture(self) -> Dense:
+        return self.mlp
 
     def span(self, parameters: Tensor, rank: int | None) -> Span:
         """(p,) to the span of its first layer; rank 0: all of it, None: where the spectrum ends."""
@@ -65,14 +63,6 @@ class Reader:
             read = partial(rank_of, aspect=full / long)
             self._spans[known] = span_of(network, read if rank is None else min(rank, full) or full)
         return self._spans[known]
-
-    def released(self, releases: Release) -> Tensor:
-        """(r, p)."""
-        if not isinstance(releases, Weights):
-            raise NotApplicable(
-                "the margin attack reads trained weights, not gradients or features", ever=False
-            )
-        return releases.parameters
 
 
 def rank_of(values: Tensor, aspect: float = 1.0) -> int:

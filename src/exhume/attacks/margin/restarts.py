@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.margin.descent import Descent
+from exhume.attacks.margin.known import Background, weights_of
 from exhume.attacks.margin.pool import Run, pooled, to_images
-from exhume.attacks.margin.reading import Reader
 from exhume.contract import (
     FILLED_UP,
     Cost,
@@ -48,7 +48,7 @@ class Restarts:
     """A margin attack ready to run: restarts one after the other, each kept, all pooled."""
 
     config: Config  # part of the address of its work
-    reader: Reader
+    reader: Background
     once: Once
     key: Key
     store: Store
@@ -57,9 +57,9 @@ class Restarts:
 
     def run(self, releases: Release) -> Reconstruction:
         try:
-            return self._all(self.reader.released(releases))
+            return self._all(weights_of(releases))
         except NotApplicable as why:
-            return Reconstruction.none(0, self.reader.mlp.input_shape, why)
+            return Reconstruction.none(0, tuple(self.reader.architecture.input_shape), why)
 
     def _all(self, parameters: Tensor) -> Reconstruction:
         pools, losses, records, stops, seconds = [], [], [], list[float](), 0.0
@@ -96,7 +96,7 @@ class Restarts:
     def _restart(self, row: Tensor, index: int, earlier: list[Run]) -> Run:
         """One restart, loaded if it was done before. Same release, same key: same numbers."""
         stage = f"restart {index + 1} of {self.config.restarts}"
-        inputs: tuple[str, ...] = (digest(row), str(self.reader.mlp))
+        inputs: tuple[str, ...] = (digest(row), str(self.reader.architecture))
         if self.reader.labels is not None:
             inputs = (*inputs, digest(self.reader.labels))
         name = address("margin restart", self.config, inputs, self.key, index)

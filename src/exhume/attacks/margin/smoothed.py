@@ -51,9 +51,9 @@ class Smoothed:
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> PreparedSmoothed:
         prepared = self.attack.prepare(knowledge, key=key, store=store, progress=progress)
-        if len(prepared.reader.mlp.input_shape) != 3:
+        if len(prepared.reader.architecture.input_shape) != 3:
             raise NotApplicable(
-                f"input: records of shape {prepared.reader.mlp.input_shape} cannot be smoothed; "
+                f"input: records of shape {prepared.reader.architecture.input_shape} cannot be smoothed; "
                 "images can",
                 ever=False,
             )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.hidden_span import HiddenSpan, second_layer
+from exhume.attacks.margin.reading import Reader
 from exhume.attacks.margin.restarts import Restarts, joined
 from exhume.contract import (
     Key,
@@ -48,7 +49,7 @@ class Strongest:
     ) -> PreparedStrongest:
         first = self.first.prepare(knowledge, key=key, store=store, progress=progress)
         hidden = None
-        if len(first.reader.mlp.hidden) > 1:
+        if len(Reader.of(knowledge, self.first.head).mlp.hidden) > 1:
             hidden = self.hidden.prepare(knowledge, key=key, store=store, progress=progress)
         return PreparedStrongest(first, hidden)
 
@@ -72,6 +73,7 @@ class PreparedStrongest:
 
     def _lost_its_start(self, hidden: Restarts, release: Weights) -> bool:
         assert isinstance(hidden.config, HiddenSpan)
+        assert isinstance(hidden.reader, Reader)
         try:
             second_layer(hidden.reader.span(release.parameters[0], None), hidden.config.widen)
         except NotApplicable:
