@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from exhume.attacks.margin.descent import Descent as Steps
+from exhume.attacks.margin.feature_span import FeatureSpan
 from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.pool import distinct
 from exhume.attacks.margin.strongest import Strongest, met
@@ -19,19 +21,22 @@ from exhume.auditing import margin_findings
 from exhume.contract import Key, Knowledge, Reconstruction, Records, Shard
 from exhume.contract import Outcome as Ended
 from exhume.evidence import LineupRow
+from exhume.models.cnn import CNN
 from exhume.models.heads import Head
 from exhume.models.lpips import perceptual
 from exhume.models.mlp import MLP
 from exhume.results import AttackSpec, Findings
+from exhume.score.lineup import LEVEL
 from exhume.score.margin import above_bar, score_margin
 from exhume.score.places import line_up, places_for
 from exhume.store import address, digest
 from exhume.studies.arms import mounted
 from exhume.studies.claims import line, prefixed
 from exhume.studies.framework import Chart, Claims, Outcome, Run, Scale, Stated, Study
+from exhume.studies.margin.convolutional import Convolutional, convolutional
 from exhume.studies.margin.game import quick
 from exhume.train.margin import MarginDescent
-from exhume.train.optimisers import Adam
+from exhume.train.optimisers import Adam, Descent
 from exhume.train.recipe import FullBatch
 from exhume.victims.margin import MarginVictim, choose, release_margin
 
@@ -80,6 +85,7 @@ class _Setting:
     source: str
     arms: dict[str, Ordinary]
     embedded: Ordinary | None = None  # the head on frozen features
+    convolved: Convolutional | None = None
     strangers: int = 100  # of each class, for the head's line-up
     attack: Strongest = field(default_factory=Strongest)
     decoys: int = 1000
@@ -107,6 +113,13 @@ _LARGE = {
 }
 _GELU = Ordinary("gelu", rate=0.4, schedule="constant", decay=0.001, epochs=4500)
 _TINY = Ordinary(mix=(3,) * 3, width=60, decay=0.01, epochs=800)
+_CONVOLVED = Convolutional(
+    CNN((1, 8, 8), (12,), (3,), (1,), (40,), 3, "relu", "torch"),
+    2,
+    Descent(400, 0.1, 0.9, 0.02),
+    FeatureSpan(restarts=1, starts=4.0, variation=0.3, descent=Steps(steps=60, rate=0.1)),
+    20,
+)
 _SCALES: dict[Scale, _Setting] = {
     "smoke": _Setting(
         "digits",
@@ -115,12 +128,18 @@ _SCALES: dict[Scale, _Setting] = {
             "gelu": replace(_TINY, activation="gelu"),
             "minibatch": replace(_TINY, batch=4),
         },
+        convolved=_CONVOLVED,
         attack=quick(2, 60),
         decoys=60,
     ),
-    "cpu": _Setting("cifar10", _LARGE | _GRID | {"gelu": _GELU}, Ordinary(mix=(20,) * 10)),
+    "cpu": _Setting(
+        "cifar10", _LARGE | _GRID | {"gelu": _GELU}, Ordinary(mix=(20,) * 10), Convolutional()
+    ),
     "paper": _Setting(
-        "cifar10", _LARGE | _GRID | {"gelu": _GELU}, Ordinary(mix=(20,) * 10, epochs=20_000)
+        "cifar10",
+        _LARGE | _GRID | {"gelu": _GELU},
+        Ordinary(mix=(20,) * 10, epochs=20_000),
+        Convolutional(),
     ),
 }
 
@@ -134,6 +153,8 @@ def _run(run: Run[_Setting]) -> Outcome:
             sections.append(shown)
     if setting.embedded is not None:
         metrics |= prefixed("head", _embedded(run, setting.embedded))
+    if setting.convolved is not None:
+        metrics |= prefixed("cnn", convolutional(run, setting.source, setting.convolved))
     names = {name: name for name in setting.arms}
     return Outcome(
         claims=_claims(setting, metrics),
@@ -261,6 +282,14 @@ def _claims(setting: _Setting, metrics: dict[str, float]) -> Claims:
             "none; Oz et al. 2024 reconstruct from such heads",
             f"{metrics['head.identified']:.0%} of {metrics['head.records']:.0f}",
             metrics["head.identified"] >= 0.8,
+        )
+    if "cnn.p" in metrics:
+        claims["cnn"] = (
+            "Behind convolutions, more images are identified than chance explains",
+            "none",
+            f"{metrics['cnn.identified']:.0%} of {metrics['cnn.records']:.0f}, chance "
+            f"{metrics['cnn.chance']:.1%}, p = {metrics['cnn.p']:.4f}",
+            metrics["cnn.p"] <= LEVEL,
         )
     lucky = max(metrics[f"{name}.decoy_rate"] for name in setting.arms)
     claims["decoys"] = (
