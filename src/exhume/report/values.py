@@ -60,7 +60,7 @@ def values_of(evidence: Shard, ranked_by: str) -> list[Values]:
     order = torch.argsort(RANKED[ranked_by][0] * evidence[ranked_by].double(), stable=True)
     found = []
     for rank, index in enumerate(order[:_RECORDS].tolist(), start=1):
-        parts = [evidence[side][index].float().split(widths) for side in sides]
+        parts = [torch.split(evidence[side][index].float(), widths) for side in sides]
         rows = [
             ValueRow(column.name, [_cell(column, part[place]) for part in parts])
             for place, column in enumerate(columns)

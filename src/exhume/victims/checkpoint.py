@@ -136,8 +136,8 @@ def _check_kinds(named: Mapping[str, Tensor]) -> None:
         layer, _, last = name.rpartition(".")
         if last in _STATISTICS:
             raise NotApplicable(
-                f"{layer or name}: a batch norm leaves the length of the weights before it free, so that weight "
-                f"decay never brings them to the point the attack needs; {_TRAINING}; {_HEAD}",
+                f"{layer or name}: a batch norm leaves the length of the weights before it free, so that "
+                f"weight decay never brings them to the point the attack needs; {_TRAINING}; {_HEAD}",
                 ever=True,
             )
     for name, tensor in named.items():
@@ -205,7 +205,8 @@ def _no_chain(order: list[str], named: Mapping[str, Tensor], inputs: int) -> Exh
         if len(named[before]) != named[after].shape[1]:
             return NotApplicable(
                 f"{after}: takes {named[after].shape[1]} inputs where {before} gives "
-                f"{len(named[before])}; only chains of fully connected layers are covered; {_TRAINING}; {_HEAD}",
+                f"{len(named[before])}; only chains of fully connected layers are covered; {_TRAINING}; "
+                f"{_HEAD}",
                 ever=True,
             )
     return NotApplicable(

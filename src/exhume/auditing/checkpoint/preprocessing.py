@@ -5,7 +5,8 @@ Both are part of what is released: without them the network is of no use.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,10 @@ from exhume.attacks.margin.pool import stretched
 from exhume.contract import ExhumeError
 from exhume.notation import BROKEN_ARRAYS
 
-__all__ = ["Preprocessing", "preprocessing_given"]
+__all__ = ["CONTRAST", "Preprocessing", "preprocessing_given"]
 
-_CONTRAST = 0.25  # of an image's pixels about the mean image, as a root mean square
+CONTRAST = 0.25  # of an image's pixels about the mean image, as a root mean square
+_LENGTH = 192.0  # squared, of a CIFAR image of that contrast
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +37,10 @@ class Preprocessing:
         return len(self.shape) == 3
 
     @property
+    def noun(self) -> str:
+        return "images" if self.images else "records"
+
+    @property
     def middle(self) -> Tensor:
         """(*shape) what is subtracted; where nobody says it, half of an image's range and 0 of a vector."""
         if self.mean is not None:
@@ -46,7 +52,7 @@ class Preprocessing:
         """Of a record as it enters, as a root mean square; about 0."""
         if not self.images:
             return self.spread
-        return _CONTRAST if self.std is None else _CONTRAST / float(self.std.mean())
+        return CONTRAST if self.std is None else CONTRAST / float(self.std.mean())
 
     @property
     def centre(self) -> Tensor | None:
@@ -54,6 +60,20 @@ class Preprocessing:
         if not self.images:
             return torch.zeros(self.shape)  # they are brought back by `records`
         return self.mean if self.std is None or self.mean is None else self.mean / self.std
+
+    def scaled_by(self, others: Tensor) -> Preprocessing:
+        """With the spread of other records (n, *shape) of the kind, which nobody keeps secret."""
+        entering = self.entering(others).double()
+        return replace(self, spread=float(entering.square().mean().sqrt().clamp_min(1e-12)))
+
+    def for_control(self) -> Preprocessing:
+        """That of a network trained here: no mean, and records as long as those of small colour images."""
+        wanted = math.sqrt(_LENGTH / math.prod(self.shape))
+        plain = replace(self, mean=torch.zeros(self.shape))
+        if self.images and self.std is None:
+            return plain
+        std = torch.ones(self.shape) if self.std is None else self.std
+        return replace(plain, std=std * (self.size / wanted), spread=wanted)
 
     def entering(self, inputs: Tensor) -> Tensor:
         """(n, *shape) records as the network takes them."""
@@ -79,7 +99,9 @@ def preprocessing_given(mean: str, std: str, shape: tuple[int, ...]) -> Preproce
     if len(shape) == 3 and given[0] is not None and float(given[0].abs().max()) > 1:
         raise ExhumeError(f"--mean: {mean} has values beyond [-1, 1]; images lie in [0, 1]")
     if given[1] is not None and float(given[1].min()) <= 0:
-        raise ExhumeError(f"--std: {std} has values that are not above 0, which nothing is divided by")
+        raise ExhumeError(
+            f"--std: {std} has values that are not above 0, which nothing is divided by"
+        )
     return Preprocessing(shape, *given)
 
 
