@@ -144,7 +144,7 @@ def _missing(path: Path, error: ImportError | AttributeError, what: str) -> Exhu
     if found is None:
         return _damaged(path, error, what)
     name, module = found.groups()
-    if module == "__main__":
+    if module.rpartition(".")[2] == "__main__":
         return ExhumeError(
             f"{what}: {path} needs the class {name}, which was defined in the script that saved it; move it "
             f"into a module and save again, {instead}"

@@ -23,9 +23,9 @@ from exhume.models.matrices import Dense
 from exhume.models.mlp import MLP
 from exhume.store import digest
 
-__all__ = ["Reader", "check_gates", "check_homogeneous", "labels_for", "rank_of"]
+__all__ = ["GAP", "Reader", "check_gates", "check_homogeneous", "labels_for", "rank_of"]
 
-_GAP = 1.5  # factor between neighbouring singular values that ends the span
+GAP = 1.5  # factor between neighbouring singular values that ends the span
 _CLEAR = 1.05  # times the edge of a floor: above it
 _ROUNDING = 1e-6  # share of the largest singular value below which one is rounding
 
@@ -87,7 +87,7 @@ def rank_of(values: Tensor, aspect: float = 1.0) -> int:
     half = max(2, len(values) // 2)
     if len(kept) <= half:
         return len(kept)
-    gaps = (kept[: half - 1] / kept[1:half] >= _GAP).nonzero()
+    gaps = (kept[: half - 1] / kept[1:half] >= GAP).nonzero()
     if len(gaps):
         return int(gaps[-1]) + 1
     above = int((kept > _CLEAR * noise_edge(values, aspect)).sum())

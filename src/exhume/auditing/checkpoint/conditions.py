@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from exhume.attacks.margin.premises import LEFT, Premises
+from exhume.attacks.margin.reading import GAP
 from exhume.auditing.checkpoint.fit import Fit
 from exhume.evidence import Condition
 
@@ -18,7 +19,7 @@ _LEFT_FIRST = 0.05  # of the first layer's
 _COUNTED = 0.8  # of the records given
 _RIGHT = 0.9  # of the training records
 _FAR = 0.25  # residual at the truth: 0.1 to 0.15 from a small start, 0.35 to 0.7 from torch's own
-_WHOLE = 0.999
+_LITTLE, _MOST = 1e-5, 0.1  # shares that are said in another way
 
 
 def conditions_of(premises: Premises, fit: Fit | None) -> tuple[Condition, ...]:
@@ -43,12 +44,16 @@ def _counted(premises: Premises, fit: Fit | None) -> Condition:
             why=f"the first layer uses all of its {premises.unknowns} directions, so that records cannot be "
             "counted: there are as many records as inputs or neurons, or its random start is still there",
         )
-    fall = (
-        "then only rounding"
-        if math.isinf(premises.fall)
-        else f"then a fall {premises.fall:.2g}-fold"
-    )
-    found = f"{count} by the first layer's spectrum, {fall}"
+    if premises.fall < GAP:
+        return Condition(
+            needs,
+            f"no: {count} by the first layer's spectrum, which then runs on without a gap",
+            holds=False,
+            why="the first layer's spectrum runs into the noise of its random start without a gap, so that "
+            "records cannot be counted",
+        )
+    fall = "rounding" if math.isinf(premises.fall) else f"{_times(premises.fall)} less"
+    found = f"{count} by the first layer's spectrum, behind them {fall}"
     if fit is not None and count < _COUNTED * fit.records:
         return Condition(
             needs,
@@ -64,14 +69,21 @@ def _start_gone(premises: Premises) -> Condition:
     """The layer that the attack reads, if it has lost its start; where no layer has, the second."""
     needs = "Nothing is left of the random start"
     first, second = premises.left_first, premises.left_second
-    if premises.spans or (second is not None and first > _LEFT_FIRST):
-        left, most, layer = second if second is not None else first, LEFT, "second"
+    if second is None and not premises.gates:
+        return Condition(
+            needs,
+            "only a second hidden layer, or ReLU, would show it",
+            holds=False,
+            why="the attack needs two hidden layers, or one with ReLU",
+        )
+    if second is not None and (premises.spans or not premises.gates or first > _LEFT_FIRST):
+        left, most, layer = second, LEFT, "second"
     else:
         left, most, layer = first, _LEFT_FIRST, "first"
     found = f"{_share(left)} of the {layer} layer lies outside what the records span, at most {most:.1%}"
     why = (
-        f"the network keeps its random start ({_share(left)} of the {layer} layer), which weight decay "
-        "removes in the course of training, and without which the weights are no sum over the records"
+        f"the network keeps its random start ({_share(left)} of the {layer} layer), and only training with "
+        "weight decay until that is gone makes the weights a sum over the records"
     )
     holds = left <= most
     return Condition(needs, found, holds=holds, why="" if holds else why)
@@ -118,8 +130,10 @@ def _of_the_owner(fit: Fit) -> list[Condition]:
 
 def _share(value: float) -> str:
     """In percent, as exactly as it matters."""
-    if value <= 0:
-        return "0%"
-    if value > _WHOLE and value < 1:
-        return f"{100 * value:.4g}%"
-    return f"{100 * value:.2g}%" if value < 1 else f"{value:.0%}"
+    if value < _LITTLE:
+        return f"less than {_LITTLE:.3%}"
+    return f"{100 * value:.2g}%" if value < _MOST else f"{value:.0%}"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:,.0f} times" if factor >= 10 else f"{factor:.1f} times"
