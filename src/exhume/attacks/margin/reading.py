@@ -27,6 +27,7 @@ __all__ = ["GAP", "Reader", "check_gates", "check_homogeneous", "labels_for", "r
 
 GAP = 1.5  # factor between neighbouring singular values that ends the span
 _CLEAR = 1.05  # times the edge of a floor: above it
+_CLIFF = 30.0  # factor down to rounding that ends it wherever it is: no floor is that low
 _ROUNDING = 1e-6  # share of the largest singular value below which one is rounding
 
 
@@ -85,7 +86,8 @@ def rank_of(values: Tensor, aspect: float = 1.0) -> int:
     """
     kept = values[values > _ROUNDING * values[0]]
     half = max(2, len(values) // 2)
-    if len(kept) <= half:
+    cliff = len(kept) < len(values) and bool(kept[-1] > _CLIFF * values[len(kept)])
+    if cliff or len(kept) <= half:
         return len(kept)
     gaps = (kept[: half - 1] / kept[1:half] >= GAP).nonzero()
     if len(gaps):
