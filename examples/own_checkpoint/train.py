@@ -1,4 +1,4 @@
-"""Train a plain network on a few pictures and save it, as one does: python train.py [WEIGHT_DECAY]
+"""Train a plain network on a few pictures and save it, as one does: python train.py [WEIGHT_DECAY [EPOCHS]]
 
 It leaves net.pt, a state dict, and photos.npz, in which the first 100 pictures are those it was trained on.
 """
@@ -16,6 +16,7 @@ from exhume.data import load
 def main(
     decay: float,
     folder: Path,
+    *,
     source: str = "cifar10",
     records: int = 100,
     width: int = 1000,
@@ -50,4 +51,7 @@ def main(
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 5e-3, Path())
+    given = sys.argv[1:]
+    main(
+        float(given[0]) if given else 5e-3, Path(), epochs=int(given[1]) if len(given) > 1 else 4000
+    )

@@ -10,7 +10,7 @@ import math
 
 from exhume.attacks.margin.premises import LEFT, Premises
 from exhume.attacks.margin.reading import GAP
-from exhume.auditing.checkpoint.fit import Fit
+from exhume.auditing.checkpoint.fit import FAR, Fit
 from exhume.evidence import Condition
 
 __all__ = ["conditions_of", "doubt_of"]
@@ -18,7 +18,6 @@ __all__ = ["conditions_of", "doubt_of"]
 _LEFT_FIRST = 0.05  # of the first layer's
 _COUNTED = 0.8  # of the records given
 _RIGHT = 0.9  # of the training records
-_FAR = 0.25  # residual at the truth: 0.1 to 0.15 from a small start, 0.35 to 0.7 from torch's own
 _LITTLE, _MOST = 1e-5, 0.1  # shares that are said in another way
 
 
@@ -119,12 +118,12 @@ def _of_the_owner(fit: Fit) -> list[Condition]:
         return [right]
     if fit.residual is None:
         return [right, Condition(needs, fit.unfit, holds=False, why=fit.unfit)]
-    holds = fit.residual <= _FAR
+    holds = fit.residual <= FAR
     why = (
         "this network is not at the point the attack needs: its training records leave "
         f"{fit.residual:.0%} of the first layer unexplained"
     )
-    found = f"{_share(1 - fit.residual)} of the first layer, at least {1 - _FAR:.0%}"
+    found = f"{_share(1 - fit.residual)} of the first layer, at least {1 - FAR:.0%}"
     return [right, Condition(needs, found, holds=holds, why="" if holds else why)]
 
 
