@@ -383,7 +383,7 @@ SIXTH = Equation6(
 )
 SHORT = FirstLayer(restarts=2, descent=KktDescent(steps=120), contrast=0.28, largest=0.32)
 SPANNED = HiddenSpan(
-    restarts=3, starts=12.0, widen=1.0, largest=0.3, descent=KktDescent(steps=120, rate=0.5)
+    restarts=3, starts=12.0, widen=1.0, largest=0.3, descent=KktDescent(steps=120, rate=0.2)
 )
 SMALL = RecoNN(Dense((64, 64)), Training(batch=32, epochs=12), chunk=32)
 

@@ -83,7 +83,14 @@ class LPIPS(nn.Module):
             total = total + ((one - other).square() * weight).sum(1).mean((1, 2))
         return total
 
+    def embedded(self, images: Tensor) -> Tensor:
+        """(n, 3, h, w) images in [0, 1] to the last activations, averaged over places: (n, 512) of VGG16."""
+        return self._activations(images)[-1].mean((2, 3))
+
     def _features(self, images: Tensor) -> list[Tensor]:
+        return [_unit(signal) for signal in self._activations(images)]
+
+    def _activations(self, images: Tensor) -> list[Tensor]:
         signal = (2 * images - 1 - self.get_buffer("shift")) / self.get_buffer("scale")
         found = []
         for index, (stride, padding, pool, compared) in enumerate(_STEPS[self.net]):
@@ -92,7 +99,7 @@ class LPIPS(nn.Module):
             kernel, bias = self.get_buffer(f"kernel{index}"), self.get_buffer(f"bias{index}")
             signal = F.relu(F.conv2d(signal, kernel, bias, stride, padding))
             if compared:
-                found.append(_unit(signal))
+                found.append(signal)
         return found
 
 

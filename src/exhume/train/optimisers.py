@@ -52,7 +52,7 @@ class Descent:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam as `torch.optim.Adam` has it; weight decay is added to the gradient."""
+    """Adam as `torch.optim.Adam` has it; weight decay is added to the gradient, or decoupled as in AdamW."""
 
     steps: int = 100
     rate: float = 1e-3
@@ -60,6 +60,7 @@ class Adam:
     beta2: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 0.0
+    decoupled: bool = False  # the decay shrinks the weights by themselves, past the moments
 
     def __post_init__(self) -> None:
         _check_steps(self.steps)
@@ -79,7 +80,9 @@ class Adam:
             unbias = math.sqrt(1 - self.beta2**done)
             for tensor, mean, square, total in zip(parameters, means, squares, sums, strict=True):
                 gradient = total.div_(count)
-                if self.weight_decay:
+                if self.decoupled:
+                    tensor.mul_(1 - self.rate * self.weight_decay)
+                elif self.weight_decay:
                     gradient.add_(tensor, alpha=self.weight_decay)
                 mean.lerp_(gradient, 1 - self.beta1)
                 square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
@@ -88,7 +91,8 @@ class Adam:
         return update
 
     def __str__(self) -> str:
-        decay = f", weight decay {self.weight_decay:g}" if self.weight_decay else ""
+        kind = "decoupled weight decay" if self.decoupled else "weight decay"
+        decay = f", {kind} {self.weight_decay:g}" if self.weight_decay else ""
         return (
             f"{self.steps} steps, rate {self.rate:g}, Adam ({self.beta1:g}, {self.beta2:g}){decay}"
         )

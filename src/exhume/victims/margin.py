@@ -1,37 +1,59 @@
-"""Buzaglo23's victim: a homogeneous network trained on a few images of each class until its loss is tiny."""
+"""Buzaglo23's victim: a network trained on a few images of each class until its loss is tiny."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Key, Progress, Records, Secret, Store, Weights, silent
+from exhume.contract import (
+    ExhumeError,
+    Key,
+    Progress,
+    Records,
+    Secret,
+    Shard,
+    Store,
+    Weights,
+    silent,
+)
 from exhume.defences.margin import ProtectedDescent
-from exhume.train.margin import MarginDescent, train_to_margin
+from exhume.models.heads import Head, pulls
+from exhume.models.matrices import Dense
+from exhume.store import address, digest
+from exhume.train.margin import MarginDescent, Trained, train_to_margin
+from exhume.train.recipe import FullBatch
 from exhume.train.stationarity import stationarity
 
 __all__ = ["MarginVictim", "choose", "release_margin"]
 
 
 def choose(
-    records: Records, classes: int, each: int, decoys: int, key: Key
+    records: Records, classes: int, each: int | Sequence[int], decoys: int, key: Key
 ) -> tuple[Records, Records]:
-    """`each` images of the first `classes` classes to train on, and about `decoys` others of them."""
+    """`each` images of the first `classes` classes to train on, and about `decoys` others of them.
+
+    each: one number, or one for each class.
+    """
+    counts = [each] * classes if isinstance(each, int) else list(each)
+    if len(counts) != classes:
+        raise ExhumeError(f"each: {len(counts)} numbers given for {classes} classes")
     order = torch.randperm(len(records), generator=key.generator())
     labels = records.labels[order]
     per_class = -(-decoys // classes)
     chosen, left = [], []
     for label in range(classes):
         members = order[labels == label]
-        if len(members) < each + per_class:
+        own = counts[label]
+        if len(members) < own + per_class:
             raise ExhumeError(
                 f"class {records.classes[label]!r}: {len(members)} records, "
-                f"{each} + {per_class} decoys needed"
+                f"{own} + {per_class} decoys needed"
             )
-        chosen.append(members[:each])
-        left.append(members[each : each + per_class])
+        chosen.append(members[:own])
+        left.append(members[own : own + per_class])
     names = records.classes[:classes]
     train, others = records[torch.cat(chosen)], records[torch.cat(left)]
     return (
@@ -52,7 +74,7 @@ class MarginVictim:
 
 
 def release_margin(
-    recipe: MarginDescent | ProtectedDescent,
+    recipe: MarginDescent | ProtectedDescent | FullBatch,
     records: Records,
     *,
     key: Key,
@@ -62,19 +84,12 @@ def release_margin(
     """Subtract the training mean, train one network, and release its weights."""
     centre = records.inputs.mean(0)
     centred = Records(records.inputs - centre, records.labels, records.classes)
-    if isinstance(recipe, ProtectedDescent):
-        mlp = recipe.network
-        start, own = mlp.initial(key.fold("victim")), key.fold("defence")
-        trained = recipe.train(start, centred, key=own, store=store, progress=progress)
-    else:
-        mlp = recipe.architecture
-        start = mlp.initial(key.fold("victim"))
-        own = key.fold("order")
-        trained = train_to_margin(recipe, start, centred, key=own, store=store, progress=progress)
+    mlp, trained = _trained(recipe, centred, key=key, store=store, progress=progress)
+    head: Head = "multiclass" if isinstance(recipe, FullBatch) else recipe.head
     network = mlp.matrices(trained.parameters)
     flat = centred.inputs.flatten(1)
-    soft = stationarity(network, flat, records.labels, recipe.head)
-    hard = stationarity(network, flat, records.labels, recipe.head, "max")
+    soft = stationarity(network, flat, records.labels, head)
+    hard = stationarity(network, flat, records.labels, head, "max")
     smallest = soft.margins.min()
     report = {
         "epochs": float(trained.epochs),
@@ -89,3 +104,34 @@ def release_margin(
     }
     release = Weights(trained.parameters[None], mlp.layout)
     return MarginVictim(release, Secret(records), centre, report, soft.margins)
+
+
+def _trained(
+    recipe: MarginDescent | ProtectedDescent | FullBatch,
+    centred: Records,
+    *,
+    key: Key,
+    store: Store,
+    progress: Progress,
+) -> tuple[Dense, Trained]:
+    if isinstance(recipe, ProtectedDescent):
+        start, own = recipe.network.initial(key.fold("victim")), key.fold("defence")
+        return recipe.network, recipe.train(start, centred, key=own, store=store, progress=progress)
+    start = recipe.architecture.initial(key.fold("victim"))
+    if isinstance(recipe, MarginDescent):
+        own = key.fold("order")
+        trained = train_to_margin(recipe, start, centred, key=own, store=store, progress=progress)
+        return recipe.architecture, trained
+    mlp = recipe.architecture
+    if not isinstance(mlp, Dense):
+        raise ExhumeError(f"architecture: {mlp} is not fully connected")
+    name = address("release_margin", recipe, (digest(start), digest(centred)), key, 0)
+    saved = store.load(name)
+    if saved is None:
+        saved = Shard({"parameters": recipe.fit(start, centred, centred.none_for(1), key)})
+        store.save(name, saved)
+    flat = saved["parameters"][0]
+    losses, _ = pulls(
+        "multiclass", mlp.matrices(flat).forward(centred.inputs.flatten(1))[1], centred.labels
+    )
+    return mlp, Trained(flat, recipe.descent.steps, float(losses.mean()), torch.zeros(0))

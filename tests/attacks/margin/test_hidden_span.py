@@ -22,7 +22,7 @@ from exhume.victims.margin import release_margin
 
 SHAPE = (1, 6, 6)
 TINY = HiddenSpan(
-    restarts=4, starts=12.0, widen=1.0, largest=0.3, descent=Descent(steps=150, rate=0.5)
+    restarts=4, starts=12.0, widen=1.0, largest=0.3, descent=Descent(steps=150, rate=0.2)
 )
 SHORT = FirstLayer(restarts=1, descent=Descent(steps=20))
 

@@ -1,15 +1,20 @@
-"""Training images one by one, from the row span of the second layer.
+"""Training records one by one, from the row span of the second layer.
 
 Weight decay removes what a layer was at the start. What is left of the second layer is a sum over the
-training records, W2 = sum_i s_i h(x_i)ᵀ with h(x) = relu(W1 x + b), so the hidden activations of every
-training record lie in its row span Q, n directions of k. That is a condition on one input at a time:
+training records, W2 = sum_i s_i h(x_i)ᵀ with h(x) = act(W1 x + b), whatever the activation and the biases
+behind it, so the hidden activations of every training record lie in its row span, n directions of k:
 
-    f(x) = ||h(x) - QᵀQ h(x)||² / ||h(x) - FᵀF h(x)||²          F: nothing in the first round
+    f(x) = sum_j w_j (v_jᵀ h(x))² / ||h(x) - FᵀF h(x)||²,     w_j = e² / (s_j² + e²)     W2 = U diag(s) V
 
-k - n equations for the r = n - 1 coordinates of x in the row span of the first layer; no multipliers, no
-labels, no other candidates. Many random starts go down together, at a tenth of the cost of eq. (6).
-Records attract unequally, so there are rounds: F spans the activations of what is found, which
-takes those records out of reach and leaves the others.
+Activations drift while training, and decay forgets where they were: the sum has a tail whose singular
+values s_j fall without a gap, and what training records have along v_j falls with s_j. So every direction is
+weighted by the noise that is there, down to the floor e that rounding or the start makes. Where h is nearly
+linear (GELU), only the far tail tells training records from others.
+
+About k - n equations for the r = n - 1 coordinates of x in the row span of the first layer; no multipliers,
+no labels, no other candidates. Many random starts go down log f together, at a tenth of the cost of eq. (6).
+Records attract unequally, so there are rounds: F (nothing in the first) spans the activations of what is
+found, which takes those records out of reach and leaves the others.
 
 Memory: m·k numbers for m starts; it does not grow with the rounds.
 """
@@ -26,18 +31,19 @@ from torch import Tensor
 
 from exhume.attacks.margin.descent import Descent, fall, stepper
 from exhume.attacks.margin.pool import Run, by_own_confidence, distinct
-from exhume.attacks.margin.reading import Reader
+from exhume.attacks.margin.reading import Reader, noise_edge
 from exhume.attacks.margin.residual import Span
 from exhume.attacks.margin.restarts import Restarts
 from exhume.contract import Key, Knowledge, NotApplicable, Progress, Store, silent
 from exhume.models.heads import Head
 from exhume.models.matrices import Matrices
 
-__all__ = ["HiddenSpan", "second_layer"]
+__all__ = ["HiddenSpan", "Rows", "scale_of", "second_layer"]
 
 _OFTEN = 3  # starts that end at the same image make it certain
 _LEFT = 1e-3  # share of the second layer's square that may lie outside the span
-_TINY = 1e-12  # the distances are as small as 1e-7, their gradients too
+_TINY = 1e-12  # added to Adam's root mean squares
+_LONGER = 1.7  # inputs over the first layer's norm per its bias's, whose terms cancel less
 
 
 @dataclass(frozen=True)
@@ -45,8 +51,8 @@ class HiddenSpan:
     """Reconstruct training records whose hidden activations span the second layer.
 
     Sees: `Weights`, r networks, each trained on its own unknown records with weight decay.
-    Assumes: the architecture, with two hidden layers or more; optionally the mean that the released
-    preprocessing subtracts.
+    Assumes: the architecture, fully connected with two hidden layers or more, any activation, any biases;
+    optionally the mean that the released preprocessing subtracts.
     Guarantees: nothing about the truth is used. Every round is a piece of work of its own: a killed run
     goes on where it was and ends with the same bits. A second layer that keeps its start is refused.
     Reference: ours; Buzaglo23 for the victims and the first layer's share in the idea.
@@ -55,12 +61,12 @@ class HiddenSpan:
     head: Head = "multiclass"
     restarts: int = 6  # rounds
     starts: float = 2.5  # of a round, per training record
-    widen: float = 1.5  # directions of Q per training record: activations drift while training
-    contrast: float = 0.22  # standard deviation of a start's pixels
-    largest: float = 0.29  # and at most
+    widen: float = 1.5  # directions per training record that the second layer must lie in
+    contrast: float = 0.22  # standard deviation of a start's pixels; vectors: `scale_of`
+    largest: float = 0.29  # and at most; vectors: in proportion
     same: float = 0.9  # cosine above which two candidates are one image
     trust: float = 3.0  # found: f below so many times that of images that several starts end at
-    descent: Descent = Descent(steps=300, rate=2.0)
+    descent: Descent = Descent(steps=300, rate=0.2)
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
@@ -77,7 +83,7 @@ class HiddenSpan:
     def _once(  # noqa: PLR0917
         self,
         reader: Reader,
-        rows_of: Callable[[Span], Tensor],
+        rows_of: Callable[[Span], Rows],
         parameters: Tensor,
         key: Key,
         earlier: list[Run],
@@ -86,19 +92,20 @@ class HiddenSpan:
         span = reader.span(parameters, None)
         rows = rows_of(span)
         problem = _Problem(span.network, rows, self._found(earlier, span))
-        coordinates, lost = self._descend(problem, span, key, progress)
+        scale = scale_of(span, reader.mlp.input_shape, self.contrast)
+        coordinates, lost = self._descend(problem, span, scale, key, progress)
         distance, _ = _Problem(span.network, rows).at(coordinates)
         labels, records = _labels(span.network, coordinates), float(len(span.basis) + 1)
         inputs = span.inputs(coordinates)
         return Run(inputs, labels, -distance, float(distance.median()), lost, records)
 
     def _descend(
-        self, problem: _Problem, span: Span, key: Key, progress: Callable[[int], None]
+        self, problem: _Problem, span: Span, scale: float, key: Key, progress: Callable[[int], None]
     ) -> tuple[Tensor, float]:
         """(m, r) where the starts end, and the step at which they stopped being finite or -1."""
-        root = math.sqrt(span.basis.shape[1])
         spread = span.values.sqrt()
-        spread = spread * (self.contrast * root / spread.norm())
+        spread = spread * (scale / spread.norm())
+        longest = scale * self.largest / self.contrast
         shape = (round(self.starts * (len(spread) + 1)), len(spread))
         scaled = torch.randn(shape, generator=key.generator(), dtype=torch.float64).to(spread)
         step = stepper(self.descent.method, [scaled], [self.descent.rate], _TINY)
@@ -108,9 +115,9 @@ class HiddenSpan:
             if not bool(torch.isfinite(value).all()):
                 return kept * spread, float(index)
             kept = scaled.clone()
-            step([gradient * spread], fall(self.descent, index))
+            step([gradient * spread / value[:, None]], fall(self.descent, index))  # of log f
             norms = (scaled * spread).norm(dim=1, keepdim=True)
-            scaled.mul_((self.largest * root / norms).clamp(max=1))
+            scaled.mul_((longest / norms).clamp(max=1))
             progress(index + 1)
         return scaled * spread, -1.0
 
@@ -137,39 +144,72 @@ class HiddenSpan:
         return basis
 
 
-def second_layer(span: Span, widen: float) -> Tensor:
-    """Q (q, k): the leading right singular vectors of the second layer; refuses one that keeps its start."""
+def scale_of(span: Span, shape: tuple[int, ...], contrast: float) -> float:
+    """The norm of a start: that of an image of such contrast.
+
+    Vectors may have any scale; the first layer and its bias show it: they are the same sum, of the inputs and
+    of ones.
+    """
+    bias = float(span.network.bias.norm())
+    if len(shape) == 3 or not bias:
+        return contrast * math.sqrt(span.basis.shape[1])
+    return _LONGER * float(span.network.first.norm()) / bias
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The second layer's row space, with the noise of each direction."""
+
+    basis: Tensor  # (q, k) orthonormal: the directions above the floor
+    damped: Tensor  # (q,) 1 - sqrt(w_j); 0 for all other directions
+
+    def outside(self, vectors: Tensor) -> Tensor:
+        """(m, k) vectors, each component v_j times sqrt(w_j)."""
+        return torch.addmm(vectors, (vectors @ self.basis.T) * self.damped, self.basis, alpha=-1)
+
+
+def second_layer(span: Span, widen: float) -> Rows:
+    """Read the second layer; refuses one that keeps its start."""
     matrix = span.network.later[0].double()
     count = round(widen * (len(span.basis) + 1))
     _, values, rows = torch.linalg.svd(matrix, full_matrices=False)
     left = float(values[count:].square().sum() / values.square().sum())
-    if count >= len(values) or left > _LEFT:
+    few = matrix.shape[1] - count < len(span.basis)
+    if few or left > _LEFT:
         raise NotApplicable(
-            f"fc2.weight: {left:.1%} of its square lies outside {count} directions, so it keeps its random "
-            "start, which weight decay would have removed, or has too few neurons",
+            f"fc2.weight: {count} directions of {matrix.shape[1]} leave fewer equations than the "
+            f"{len(span.basis)} unknowns of a record: too few neurons"
+            if few
+            else f"fc2.weight: {left:.1%} of its square lies outside {count} directions, so it keeps its "
+            "random start, which weight decay would have removed",
             ever=False,
         )
-    leading: Tensor = rows[:count].to(span.network.first.dtype)
-    return leading
+    tail = len(values) // 2 > count  # then the median is noise: the start's, or rounding
+    floor = (
+        noise_edge(values, min(matrix.shape) / max(matrix.shape)) if tail else float(values[count])
+    )
+    kept = int((values > floor).sum())
+    damped = 1 - floor / (values[:kept].square() + floor**2).sqrt()
+    return Rows(rows[:kept].to(span.network.first), damped.to(span.network.first))
 
 
 @dataclass(frozen=True, eq=False)
 class _Problem:
     network: Matrices
-    rows: Tensor  # Q (q, k), orthonormal
+    rows: Rows
     found: Tensor | None = None  # F (f, k), orthonormal
 
     def at(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
         """f (m,) at (m, r), and df/dC (m, r)."""
+        act = self.network.act
         entering = coordinates @ self.network.first.T + self.network.bias
-        hidden = self.network.act.apply(entering)
-        outside = _without(hidden, self.rows)
+        hidden = act.apply(entering)
+        outside = self.rows.outside(hidden)
         new = hidden if self.found is None else _without(hidden, self.found)
         size = new.square().sum(1, keepdim=True).clamp_min(1e-30)
         share = outside.square().sum(1, keepdim=True) / size
-        slope = self.network.act.slope(entering, hidden)
-        by_hidden = (outside - share * new).mul_(2 / size).mul_(slope)
-        return share[:, 0], by_hidden @ self.network.first
+        by_hidden = (self.rows.outside(outside) - share * new).mul_(2 / size)
+        return share[:, 0], by_hidden.mul_(act.slope(entering, hidden)) @ self.network.first
 
 
 def _without(vectors: Tensor, rows: Tensor) -> Tensor:

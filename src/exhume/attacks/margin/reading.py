@@ -23,7 +23,15 @@ from exhume.models.matrices import Dense
 from exhume.models.mlp import MLP
 from exhume.store import digest
 
-__all__ = ["GAP", "Reader", "check_gates", "check_homogeneous", "labels_for", "rank_of"]
+__all__ = [
+    "GAP",
+    "Reader",
+    "check_gates",
+    "check_homogeneous",
+    "labels_for",
+    "noise_edge",
+    "rank_of",
+]
 
 GAP = 1.5  # factor between neighbouring singular values that ends the span
 _CLEAR = 1.05  # times the edge of a floor: above it

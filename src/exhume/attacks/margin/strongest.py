@@ -1,20 +1,27 @@
 """The attack to use on weights: what the second layer shows decides which.
 
-Where weight decay has removed its random start, hidden activations span it and records come back one by
-one (`HiddenSpan`). Where it keeps its start, only the first layer is a sum over records (`FirstLayer`).
+Where weight decay has removed its random start and it has neurons to spare, hidden activations span it and
+records come back one by one (`HiddenSpan`). Whether they did is seen without the truth: starts that have
+nothing to do with each other end at the same records. Where too few do, or the second layer keeps its start,
+the first layer alone is a sum over records (`FirstLayer`); in doubt both are run and pooled.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
+
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.hidden_span import HiddenSpan, second_layer
+from exhume.attacks.margin.pool import distinct
 from exhume.attacks.margin.restarts import Restarts, joined
 from exhume.contract import (
     Key,
     Knowledge,
     NotApplicable,
+    Outcome,
     Progress,
     Reconstruction,
     Release,
@@ -24,7 +31,10 @@ from exhume.contract import (
 )
 from exhume.models.heads import Head
 
-__all__ = ["Strongest"]
+__all__ = ["Strongest", "met"]
+
+_OFTEN = 3  # starts that end at the same record
+_ENOUGH = 0.25  # of the records must be met so often, or the other attack is run too
 
 
 @dataclass(frozen=True)
@@ -46,34 +56,85 @@ class Strongest:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> PreparedStrongest:
-        first = self.first.prepare(knowledge, key=key, store=store, progress=progress)
-        hidden = None
-        if len(first.reader.mlp.hidden) > 1:
-            hidden = self.hidden.prepare(knowledge, key=key, store=store, progress=progress)
+        ready, refusals = list[Restarts](), list[NotApplicable]()
+        for attack in (self.hidden, self.first):
+            try:
+                ready.append(attack.prepare(knowledge, key=key, store=store, progress=progress))
+            except NotApplicable as why:
+                refusals.append(why)
+        if not ready:
+            raise refusals[-1]
+        hidden = next((one for one in ready if isinstance(one.config, HiddenSpan)), None)
+        first = next((one for one in ready if isinstance(one.config, FirstLayer)), None)
         return PreparedStrongest(first, hidden)
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedStrongest:
-    first: Restarts
+    """At least one of the two is there: the first layer's needs ReLU, the hidden span two hidden layers."""
+
+    first: Restarts | None
     hidden: Restarts | None
 
     def run(self, releases: Release) -> Reconstruction:
         if not isinstance(releases, Weights):
-            return self.first.run(releases)
+            return self._only().run(releases)
         rows = [Weights(row[None], releases.layout) for row in releases.parameters]
-        return joined([self.choice(row).run(row) for row in rows])
+        return joined([self._one(row) for row in rows])
 
     def choice(self, release: Weights) -> Restarts:
-        """Which attack one release gets: its own choice, so that releases do not influence each other."""
-        if self.hidden is not None and self._lost_its_start(self.hidden, release):
-            return self.hidden
-        return self.first
+        """Which attack one release gets first: its own choice, so that releases do not touch each other."""
+        if self.hidden is None or self.first is None:
+            return self._only()
+        return self.hidden if _readable(self.hidden, release) else self.first
 
-    def _lost_its_start(self, hidden: Restarts, release: Weights) -> bool:
-        assert isinstance(hidden.config, HiddenSpan)
-        try:
-            second_layer(hidden.reader.span(release.parameters[0], None), hidden.config.widen)
-        except NotApplicable:
-            return False
-        return True
+    def _only(self) -> Restarts:
+        only = self.first or self.hidden
+        assert only is not None  # `prepare` refuses otherwise
+        return only
+
+    def _one(self, release: Weights) -> Reconstruction:
+        chosen = self.choice(release)
+        found = chosen.run(release)
+        if chosen is self.first or self.first is None:
+            return found
+        if met(found, chosen.reader.centre) >= _ENOUGH * found.observed["records"]:
+            return found
+        return _pooled(found, self.first.run(release))
+
+
+def met(found: Reconstruction, centre: Tensor) -> int:
+    """Records at which several starts of one release ended."""
+    if found.status.outcome is Outcome.NOT_APPLICABLE or not len(found.candidates):
+        return 0
+    inputs = (found.candidates[0] - centre.to(found.candidates)).flatten(1)
+    _, sizes = distinct(inputs, found.confidence[0], HiddenSpan.same)
+    return int((sizes >= _OFTEN).sum())
+
+
+def _readable(hidden: Restarts, release: Weights) -> bool:
+    assert isinstance(hidden.config, HiddenSpan)
+    try:
+        second_layer(hidden.reader.span(release.parameters[0], None), hidden.config.widen)
+    except NotApplicable:
+        return False
+    return True
+
+
+def _pooled(one: Reconstruction, other: Reconstruction) -> Reconstruction:
+    """The candidates of two attacks on one release, taken in turn: their confidences do not compare."""
+    candidates = torch.cat([one.candidates, other.candidates], 1)
+    ranks = [torch.arange(part.candidates.shape[1], dtype=torch.float64) for part in (one, other)]
+    rank = torch.cat([ranks[0], ranks[1] + 0.5]).to(candidates.device)
+    order = rank.argsort(stable=True)
+    labels = None
+    if one.labels is not None and other.labels is not None:
+        labels = torch.cat([one.labels, other.labels], 1)[:, order]
+    return replace(
+        one,
+        candidates=candidates[:, order],
+        confidence=-rank[order].to(one.confidence)[None],
+        cost=replace(one.cost, seconds=one.cost.seconds + other.cost.seconds),
+        labels=labels,
+        observed={**one.observed, "candidates": float(candidates.shape[1])},
+    )

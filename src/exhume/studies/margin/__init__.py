@@ -1,9 +1,17 @@
 """Weights alone (Buzaglo23)."""
 
-from exhume.studies.margin import classes, defence, large, multiclass, search, weight_decay
+from exhume.studies.margin import (
+    classes,
+    defence,
+    large,
+    multiclass,
+    ordinary,
+    search,
+    weight_decay,
+)
 
 __all__ = ["STUDIES"]
 
 STUDIES = tuple(
-    study.STUDY for study in (multiclass, classes, weight_decay, defence, search, large)
+    study.STUDY for study in (multiclass, classes, weight_decay, defence, search, large, ordinary)
 )

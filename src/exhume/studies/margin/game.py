@@ -46,7 +46,7 @@ _FIRST, _HIDDEN = 2.6, 7.0  # of our steps in the time of one of eq. (6)
 def quick(restarts: int = 1, steps: int = 40) -> Strongest:
     """An attack of seconds, on digits."""
     first = FirstLayer(restarts=restarts, descent=Descent(steps=steps), contrast=0.3, largest=0.4)
-    slower = Descent(steps=steps, rate=2.0)
+    slower = Descent(steps=steps, rate=0.2)
     hidden = HiddenSpan(restarts=restarts, descent=slower, contrast=0.3, largest=0.4)
     return Strongest(first, hidden)
 

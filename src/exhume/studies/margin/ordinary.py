@@ -1,0 +1,286 @@
+"""Ordinary checkpoints: biases in every layer, other activations, mini-batches, uneven classes, Adam, a head
+on frozen features. Nothing here is homogeneous; what every victim has is weight decay.
+
+Large arms: 100 images of CIFAR-10, two hidden layers of 1,000 (the head: 200 feature vectors). Small arms go
+through activations, heads and optimisers with 30 images and two layers of 300. All with one blind setting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from exhume.attacks.margin.hidden_span import HiddenSpan
+from exhume.attacks.margin.pool import distinct
+from exhume.attacks.margin.strongest import Strongest, met
+from exhume.auditing import margin_findings
+from exhume.contract import Key, Knowledge, Reconstruction, Records, Shard
+from exhume.contract import Outcome as Ended
+from exhume.evidence import LineupRow
+from exhume.models.heads import Head
+from exhume.models.lpips import perceptual
+from exhume.models.mlp import MLP
+from exhume.results import AttackSpec, Findings
+from exhume.score.margin import above_bar, score_margin
+from exhume.score.places import line_up, places_for
+from exhume.store import address, digest
+from exhume.studies.arms import mounted
+from exhume.studies.claims import line, prefixed
+from exhume.studies.framework import Chart, Claims, Outcome, Run, Scale, Stated, Study
+from exhume.studies.margin.game import quick
+from exhume.train.margin import MarginDescent
+from exhume.train.optimisers import Adam
+from exhume.train.recipe import FullBatch
+from exhume.victims.margin import MarginVictim, choose, release_margin
+
+__all__ = ["STUDY"]
+
+
+@dataclass(frozen=True)
+class Ordinary:
+    """One victim."""
+
+    activation: str = "relu"
+    head: Head = "multiclass"  # the other two: one output, two classes
+    mix: tuple[int, ...] = (10,) * 10  # images of each class
+    width: int = 1000
+    decay: float = 0.005
+    decay_biases: bool = True
+    optimiser: str = "sgd"  # with momentum .9, or adam, adamw
+    rate: float = 0.2
+    schedule: str = "cosine"  # of the rate; constant for Adam
+    batch: int = 0  # 0: all
+    epochs: int = 2500
+
+    def recipe(self, shape: tuple[int, ...]) -> MarginDescent | FullBatch:
+        outputs = len(self.mix) if self.head == "multiclass" else 1
+        mlp = MLP(shape, (self.width, self.width), outputs, self.activation, "torch")
+        if self.optimiser != "sgd":
+            decoupled = self.optimiser == "adamw"
+            steps = Adam(self.epochs, self.rate, weight_decay=self.decay, decoupled=decoupled)
+            return FullBatch(mlp, steps)
+        return MarginDescent(
+            mlp,
+            self.head,
+            self.rate,
+            self.decay,
+            stop_loss=0.0,
+            epochs=self.epochs,
+            momentum=0.9,
+            batch=self.batch,
+            schedule=self.schedule,
+            decay_biases=self.decay_biases,
+        )
+
+
+@dataclass(frozen=True)
+class _Setting:
+    source: str
+    arms: dict[str, Ordinary]
+    embedded: Ordinary | None = None  # the head on frozen features
+    strangers: int = 100  # of each class, for the head's line-up
+    attack: Strongest = field(default_factory=Strongest)
+    decoys: int = 1000
+
+
+_SMALL = Ordinary(mix=(3,) * 10, width=300, decay=0.01, rate=0.1, epochs=3000)
+_PAIR = replace(_SMALL, mix=(15, 15))
+_GRID = {
+    "small.relu": _SMALL,
+    "small.gelu": replace(_SMALL, activation="gelu"),
+    "small.leaky-relu": replace(_SMALL, activation="leaky-relu"),
+    "small.silu": replace(_SMALL, activation="silu"),
+    "small.tanh": replace(_SMALL, activation="tanh"),
+    "small.elu": replace(_SMALL, activation="elu"),
+    "small.weights-only": replace(_SMALL, decay_biases=False),
+    "small.adam": replace(_SMALL, optimiser="adam", rate=1e-3),
+    "small.adamw": replace(_SMALL, optimiser="adamw", rate=1e-3, decay=1.0),
+    "small.logistic": replace(_PAIR, head="binary"),
+    "small.mse": replace(_PAIR, head="regression"),
+}
+_LARGE = {
+    "relu": Ordinary(),
+    "unbalanced": Ordinary(mix=(46, *(6,) * 9)),
+    "minibatch": Ordinary(batch=10, rate=0.02, decay=0.01, epochs=1200),
+}
+_GELU = Ordinary("gelu", rate=0.4, schedule="constant", decay=0.001, epochs=4500)
+_TINY = Ordinary(mix=(3,) * 3, width=60, decay=0.01, epochs=800)
+_SCALES: dict[Scale, _Setting] = {
+    "smoke": _Setting(
+        "digits",
+        {
+            "relu": _TINY,
+            "gelu": replace(_TINY, activation="gelu"),
+            "minibatch": replace(_TINY, batch=4),
+        },
+        attack=quick(2, 60),
+        decoys=60,
+    ),
+    "cpu": _Setting("cifar10", _LARGE | _GRID | {"gelu": _GELU}, Ordinary(mix=(20,) * 10)),
+    "paper": _Setting(
+        "cifar10", _LARGE | _GRID | {"gelu": _GELU}, Ordinary(mix=(20,) * 10, epochs=20_000)
+    ),
+}
+
+
+def _run(run: Run[_Setting]) -> Outcome:
+    setting, metrics, sections = run.setting, dict[str, float](), list[Findings]()
+    for name, arm in setting.arms.items():
+        measured, shown = _images(run, name, arm)
+        metrics |= prefixed(name, measured)
+        if shown is not None and not name.startswith("small."):
+            sections.append(shown)
+    if setting.embedded is not None:
+        metrics |= prefixed("head", _embedded(run, setting.embedded))
+    names = {name: name for name in setting.arms}
+    return Outcome(
+        claims=_claims(setting, metrics),
+        metrics=metrics,
+        attacks=sections,
+        classes=list(run.records(setting.source).classes),
+        deviations=[
+            "No paper has these victims; Buzaglo23's have one bias, ReLU and full batches.",
+            "One draw of the images and one attack seed for each arm.",
+        ],
+        charts=[
+            Chart(
+                "Training images back", "victim", "share", {"ours": line(names, "share", metrics)}
+            )
+        ],
+    )
+
+
+def _images(
+    run: Run[_Setting], name: str, arm: Ordinary
+) -> tuple[dict[str, float], Findings | None]:
+    """A victim trained on images: how many come back, above 0.4 and above 99% of the decoys."""
+    setting, key = run.setting, run.key.fold("margin-ordinary", name)
+    records = run.records(setting.source)
+    train, decoys = choose(records, len(arm.mix), arm.mix, setting.decoys, key.fold("choose"))
+    victim, found = _attacked(run, name, arm, train, key)
+    measured = victim.report | {"records": float(len(train))}
+    if found.status.outcome is Ended.NOT_APPLICABLE:
+        return measured | {"good": 0.0, "share": 0.0, "decoy_rate": 0.0, "refused": 1.0}, None
+    scores = score_margin(victim.secret, found, decoys, victim.centre)
+    figures, _ = above_bar(scores)
+    measured |= {
+        "good": figures["above_bar"],
+        "share": figures["above_bar_share"],
+        "low": figures["above_bar_share_low"],
+        "bar": figures["bar"],
+        "decoy_rate": scores.metrics["decoy_rate"],
+        "ssim_median": scores.metrics["ssim_median"],
+        "met": float(met(found, victim.centre)),
+        "refused": 0.0,
+    }
+    spec = AttackSpec(
+        f"margin-{name}", f"Hidden span, victim {name}", "Buzaglo23", "the released weights"
+    )
+    known = Knowledge(architecture=arm.recipe(train.shape).architecture, centre=victim.centre)
+    shown = margin_findings(spec, known.known(), found, scores, decoys, margins=victim.margins)
+    return measured, shown
+
+
+def _attacked(
+    run: Run[_Setting], name: str, arm: Ordinary, train: Records, key: Key
+) -> tuple[MarginVictim, Reconstruction]:
+    recipe, here = arm.recipe(train.shape), run.part(f"victim {name}")
+    victim = release_margin(recipe, train, **here.working(key))
+    knowledge = Knowledge(architecture=recipe.architecture, centre=victim.centre)
+    attack = run.setting.attack.of_head(arm.head)
+    return victim, mounted(attack, knowledge, victim.release, key.fold("attack"), here)
+
+
+def _embedded(run: Run[_Setting], arm: Ordinary) -> dict[str, float]:
+    """A head on frozen features: the line-up of every feature vector among those of other images."""
+    setting, key = run.setting, run.key.fold("margin-ordinary", "head")
+    records, many = run.records(setting.source), setting.strangers * len(arm.mix)
+    train, others = choose(records, len(arm.mix), arm.mix, many, key.fold("choose"))
+    train, others = _features(run, train), _features(run, others)
+    victim, found = _attacked(run, "head", arm, train, key)
+    measured = victim.report | {"records": float(len(train))}
+    if found.status.outcome is Ended.NOT_APPLICABLE:
+        return measured | {"identified": 0.0, "refused": 1.0}
+    row, cosine = _lined_up(found, train, others, victim.centre, key.fold("line-up"))
+    return measured | {
+        "identified": row.share,
+        "chance": row.chance,
+        "p": row.p,
+        "strangers": float(row.strangers),
+        "cosine_median": cosine,
+        "met": float(met(found, victim.centre)),
+        "refused": 0.0,
+    }
+
+
+def _lined_up(
+    found: Reconstruction, train: Records, others: Records, centre: Tensor, key: Key
+) -> tuple[LineupRow, float]:
+    """The line-up by cosine, of candidates that were clustered, and the median cosine of training records."""
+    inputs = found.found(0) - centre
+    kept, _ = distinct(inputs, found.confidence[0][found.real[0]], HiddenSpan.same)
+
+    def cosine(candidates: Tensor, pool: Tensor) -> Tensor:
+        unit = torch.nn.functional.normalize
+        return unit((candidates - centre).double(), dim=1) @ unit((pool - centre).double(), dim=1).T
+
+    clustered = found.found(0)[kept]
+    release = torch.zeros(len(train), dtype=torch.long)
+    places = places_for(train, release, others, key.fold("places"))
+    row, _ = line_up(places, [clustered], key, alike=cosine)
+    return row, float(cosine(clustered, train.inputs).max(0).values.median())
+
+
+def _features(run: Run[_Setting], records: Records) -> Records:
+    """Pooled features of VGG16 in place of images."""
+    name = address("vgg16 features", "embedded", (digest(records),), run.key, 0)
+    saved = run.store.load(name)
+    if saved is None:
+        net, parts = perceptual("vgg16", progress=run.progress), []
+        for start in range(0, len(records), 100):
+            run.progress("features of VGG16", start, len(records))
+            parts.append(net.embedded(records.inputs[start : start + 100].float()))
+        saved = Shard({"features": torch.cat(parts)})
+        run.store.save(name, saved)
+    return Records(saved["features"], records.labels, records.classes)
+
+
+_BARS = {"relu": 90, "gelu": 40, "minibatch": 60, "unbalanced": 80}
+
+
+def _claims(setting: _Setting, metrics: dict[str, float]) -> Claims:
+    claims: Claims = {}
+    for name in setting.arms:
+        if name in _BARS:
+            claims[name] = _back(name, _BARS[name] / 100, metrics)
+    if "head.identified" in metrics:
+        claims["head"] = (
+            "At least four in five feature vectors behind a head are identified",
+            "none; Oz et al. 2024 reconstruct from such heads",
+            f"{metrics['head.identified']:.0%} of {metrics['head.records']:.0f}",
+            metrics["head.identified"] >= 0.8,
+        )
+    lucky = max(metrics[f"{name}.decoy_rate"] for name in setting.arms)
+    claims["decoys"] = (
+        "No victim's decoys are above SSIM 0.4 more than twice in a hundred",
+        "none",
+        f"at most {lucky:.1%}",
+        lucky <= 0.02,
+    )
+    return claims
+
+
+def _back(name: str, bar: float, metrics: dict[str, float]) -> Stated:
+    count, records = metrics[f"{name}.good"], metrics[f"{name}.records"]
+    return (
+        f"At least {bar:.0%} of the images of the victim {name} come back",
+        "none",
+        f"{count:g} of {records:g}, decoys {metrics[f'{name}.decoy_rate']:.1%}",
+        count >= bar * records,
+    )
+
+
+_TITLE = "Ordinary checkpoints: biases, activations, mini-batches, heads"
+STUDY = Study("margin-ordinary", _TITLE, "Buzaglo23", _SCALES, _run)
