@@ -70,6 +70,22 @@ def test_a_checkpoint_to_be_audited(tmp_path, capsys):
     assert (tmp_path / "work" / "run" / "report.html").exists()
 
 
+def test_an_ordinary_checkpoint(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main = runpy.run_path(str(EXAMPLES / "own_checkpoint" / "train.py"))["main"]
+    main(5e-3, tmp_path, source="digits", records=20, width=60, epochs=800)
+    assert "20 of 20 training pictures right" in capsys.readouterr().out
+    readme = (EXAMPLES / "own_checkpoint" / "README.md").read_text()
+    command = shlex.split(re.search(r"exhume (audit-weights.*)", readme)[1])
+    command[command.index("0:100")] = "0:20"
+    result = CliRunner().invoke(app, [*command, "--restarts", "1", "--steps", "100"])
+    assert result.exit_code in (0, 2), result.output  # a short attack on digits may find nothing
+    conditions = json.loads(Path("run/result.json").read_text())["conditions"]
+    assert len(conditions) == 5
+    assert conditions[3]["holds"]
+    assert "Can the attack work here?" in Path("run/report.html").read_text()
+
+
 QUICK = "--fixed 40 --targets 20 --shadows 120 --test 300 --steps 40".split()
 
 

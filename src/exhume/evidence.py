@@ -1,10 +1,21 @@
-"""What a verdict rests on: the line-up of an attack, the controls that show that it works, their reach."""
+"""What a verdict rests on: what an attack needs, its line-up, controls that show it works, their reach."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ControlRow", "LineupRow", "Reach"]
+__all__ = ["Condition", "ControlRow", "LineupRow", "Reach"]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Something that an attack needs in order to work on a release, and whether it is so."""
+
+    needs: str  # a sentence that should be true
+    found: str  # what was measured, and what is asked for
+    holds: bool
+    why: str = ""  # completes "not audited: …" where it does not hold
+    release: str = ""
 
 
 @dataclass(frozen=True)

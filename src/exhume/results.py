@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from torch import Tensor
 
 from exhume.contract import Cost, ExhumeError, NotApplicable, Outcome, Status
-from exhume.evidence import ControlRow, LineupRow, Reach
+from exhume.evidence import Condition, ControlRow, LineupRow, Reach
 from exhume.typed_json import FLAT, from_json, to_json
 
 __all__ = [
@@ -290,6 +290,7 @@ class Result:
     title: str
     data: str
     seed: int
+    conditions: tuple[Condition, ...] = field(default=(), kw_only=True)  # read before the verdict
     verdict: Verdict
     leak: Rate | None = None  # the strongest attack's that counts
     alarm: str = ""  # where an attack did better than the claimed privacy allows

@@ -128,7 +128,9 @@ def test_a_gallery_without_the_truth_goes_by_confidence() -> None:
     assert [card.confidence for card in gallery.cards] == [5, 4, 3, 2, 1]
     assert (gallery.best_first, gallery.worst_first) == ("surest", "least sure")
     assert make_gallery(seen, [], size=10**6, ranked_by="mse") is None
-    with pytest.raises(ExhumeError, match="ranked_by: 'size' is not one of mse, ssim, confidence"):
+    with pytest.raises(
+        ExhumeError, match="ranked_by: 'size' is not one of mse, ssim, cosine, confidence"
+    ):
         make_gallery(seen, [], size=10**6, ranked_by="size")
 
 

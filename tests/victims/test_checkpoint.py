@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ from torch import nn
 
 from exhume.contract import ExhumeError, NotApplicable
 from exhume.models.homogeneous import HomogeneousMLP
-from exhume.victims.checkpoint import read_checkpoint, secret_of
+from exhume.models.mlp import MLP as FullMLP
+from exhume.victims.checkpoint import activation_named, read_checkpoint, secret_of
 
 SHAPE = (1, 3, 3)
 MLP = HomogeneousMLP(SHAPE, (7, 6), 4)
@@ -89,8 +92,8 @@ def test_biases_and_types(state, tmp_path):
     without = {name: tensor for name, tensor in state.items() if name != "fc1.bias"}
     found = read(saved(tmp_path, {**without, "fc3.bias": torch.zeros(4)}))
     assert found.inferred[1:] == (
-        "fc3.bias is zero everywhere and counts as absent.",
         "fc1.weight has no bias.",
+        "fc3.bias is zero everywhere and counts as absent.",
     )
     assert not bool(found.architecture.matrices(found.release.parameters[0]).bias.any())
     half = {name: tensor.half() for name, tensor in state.items()}
@@ -101,31 +104,91 @@ def test_biases_and_types(state, tmp_path):
     assert read(saved(tmp_path, double)).release.parameters.dtype == torch.float64
 
 
+TRAINING, HEAD = r"as \[victim\] with `exhume audit`", "give its name with --part"
+
+
 @pytest.mark.parametrize(
-    ("extra", "layer", "ever"),
+    ("extra", "layer", "instead"),
     [
-        ({"fc2.bias": torch.ones(6)}, "fc2.bias: a bias after the first layer", True),
-        ({"conv.weight": torch.ones(2, 1, 3, 3)}, "conv.weight: a convolution", True),
-        ({"bn.running_mean": torch.ones(7)}, "bn: batch norm", True),
-        ({"norm.weight": torch.ones(7)}, "norm.weight: a vector that is no layer's bias", True),
-        ({"fc2.weight": torch.ones(6, 7).to(torch.int8)}, "fc2.weight: int8 values", True),
-        ({"fc3.weight": torch.ones(4, 5)}, "fc3.weight: takes 5 inputs where fc2.weight", True),
-        ({"side.weight": torch.ones(2, 9)}, "side.weight: takes 9 inputs where fc3.weight", True),
+        ({"conv.weight": torch.ones(2, 1, 3, 3)}, "conv.weight: a convolution", TRAINING),
+        ({"conv.weight": torch.ones(2, 1, 3, 3)}, "conv.weight: a convolution", HEAD),
+        ({"bn.running_mean": torch.ones(7)}, "bn: a batch norm leaves the length", TRAINING),
+        ({"running_var": torch.ones(7)}, "running_var: a batch norm", HEAD),
+        ({"norm.weight": torch.ones(7)}, "norm.weight: a vector that is no layer's bias", TRAINING),
+        (
+            {"fc2.weight": torch.ones(6, 7).to(torch.int8)},
+            "fc2.weight: int8",
+            "before they were quan",
+        ),
+        ({"fc3.weight": torch.ones(4, 5)}, "fc3.weight: takes 5 inputs where fc2.weight", TRAINING),
+        ({"side.weight": torch.ones(2, 9)}, "side.weight: takes 9 inputs where fc3", HEAD),
     ],
 )
-def test_layers_that_are_not_covered_are_named(state, tmp_path, extra, layer, ever):
-    with pytest.raises(NotApplicable, match=layer) as refused:
+def test_a_refusal_names_the_layer_and_what_to_use_instead(state, tmp_path, extra, layer, instead):
+    with pytest.raises(NotApplicable, match=f"{layer}.*{instead}") as refused:
         read(saved(tmp_path, {**state, **extra}))
-    assert refused.value.ever is ever
+    assert refused.value.ever
 
 
 @pytest.mark.parametrize(
-    ("activation", "ever"), [("gelu", False), ("identity", False), ("leaky-relu", True)]
+    ("written", "name"),
+    [
+        ("ReLU", "relu"),
+        ("nn.GELU()", "gelu"),
+        ("leaky_relu", "leaky-relu"),
+        ("torch.nn.LeakyReLU", "leaky-relu"),
+        (" SiLU", "silu"),
+        ("swish", "silu"),
+    ],
 )
-def test_other_activations(state, tmp_path, activation, ever):
-    with pytest.raises(NotApplicable, match="fc1: ") as refused:
-        read(saved(tmp_path, state), activation)
-    assert refused.value.ever is ever
+def test_activations_by_their_names(written, name):
+    assert activation_named(written) == name
+
+
+@pytest.mark.parametrize("function", ["relu", "leaky-relu", "gelu", "silu", "tanh", "elu"])
+def test_biases_everywhere_and_any_activation(tmp_path, key, function):
+    own = {"relu": nn.ReLU, "leaky-relu": nn.LeakyReLU, "gelu": nn.GELU, "silu": nn.SiLU}
+    act = (own | {"tanh": nn.Tanh, "elu": nn.ELU})[function]
+    module = nn.Sequential(
+        nn.Flatten(), nn.Linear(9, 7), act(), nn.Linear(7, 6), act(), nn.Linear(6, 4)
+    )
+    found = read(saved(tmp_path, module.state_dict()), function)
+    records = torch.rand(5, *SHAPE, generator=key.generator())
+    network = found.architecture.matrices(found.release.parameters[0])
+    torch.testing.assert_close(network.forward(records.flatten(1))[1], module(records))
+    assert isinstance(found.architecture, FullMLP)
+    assert (
+        f"Layers: 1.weight, 3.weight, 5.weight, in the order of the file; MLP 9-7-6-4, {function}."
+        in (found.inferred)
+    )
+
+
+def test_a_layer_without_a_bias_among_others(state, tmp_path, key):
+    partly = {**state, "fc3.bias": torch.ones(4)}
+    found = read(saved(tmp_path, partly))
+    network = found.architecture.matrices(found.release.parameters[0])
+    assert [bool(bias.any()) for bias in network.later_biases] == [False, True]
+
+
+def test_the_head_of_a_larger_network(state, tmp_path):
+    whole = {f"head.{name}": tensor for name, tensor in state.items()}
+    whole["body.conv.weight"] = torch.ones(2, 1, 3, 3)
+    path = saved(tmp_path, whole)
+    found = read_checkpoint(path, activation="relu", shape=(9,), part="head")
+    alone = read(saved(tmp_path, state), shape=(9,))
+    assert torch.equal(found.release.parameters, alone.release.parameters)
+    with pytest.raises(
+        ExhumeError, match=r"part: no tensor's name begins with 'tail\.'; .* head, body"
+    ):
+        read_checkpoint(saved(tmp_path, whole), activation="relu", shape=(9,), part="tail")
+
+
+def test_a_linear_network_can_never_work(state, tmp_path):
+    with pytest.raises(
+        NotApplicable, match=r"with no activation after it .* \[fitted\]"
+    ) as refused:
+        read(saved(tmp_path, state), "identity")
+    assert not refused.value.ever
 
 
 def test_a_linear_model_can_never_work(tmp_path):
@@ -178,6 +241,62 @@ def test_whole_modules_are_refused(tmp_path):
     torch.jit.save(scripted, str(tmp_path / "script.pt"))
     with pytest.raises(ExhumeError, match="TorchScript archive"):
         read(tmp_path / "script.pt")
+
+
+@pytest.fixture
+def own_class(tmp_path, monkeypatch):
+    """A module `ownnet_17` with a class, in a folder of its own."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    source = "import torch\nclass Net(torch.nn.Sequential):\n    pass\n"
+    (folder / "ownnet_17.py").write_text(source)
+    monkeypatch.syspath_prepend(str(folder))
+    module = importlib.import_module("ownnet_17")
+    yield module
+    sys.modules.pop("ownnet_17", None)
+
+
+def test_a_pickled_module_whose_class_is_not_here(own_class, tmp_path, monkeypatch):
+    path = saved(tmp_path, own_class.Net(nn.Linear(9, 7), nn.Linear(7, 4)), "whole.pt")
+    beside = saved(tmp_path / "code", own_class.Net(nn.Linear(9, 7), nn.Linear(7, 4)), "whole.pt")
+
+    def read_it(path):
+        return read_checkpoint(path, activation="relu", shape=(9,), trust=True)
+
+    assert read_it(path).architecture.sizes == (9, 7, 4)
+    monkeypatch.delattr(own_class, "Net")
+    with pytest.raises(
+        ExhumeError, match="needs the class Net of ownnet_17, and the ownnet_17 here"
+    ):
+        read_it(path)
+    sys.modules.pop("ownnet_17")
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if not p.endswith("code")])
+    importlib.invalidate_caches()
+    with pytest.raises(ExhumeError) as refused:
+        read_it(path)
+    said = str(refused.value)
+    assert "needs the class ownnet_17.Net, and there is no module ownnet_17 here" in said
+    assert "run the command in the folder of ownnet_17.py" in said
+    assert "save model.state_dict()" in said
+    assert read_it(beside).architecture.sizes == (9, 7, 4)  # modules beside the file are found
+    assert not any(p.endswith("code") for p in sys.path)
+
+
+def test_a_class_of_the_script_that_saved_it(tmp_path, monkeypatch):
+    path = tmp_path / "main.pt"
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(
+        main,
+        "Local_17",
+        type("Local_17", (nn.Sequential,), {"__module__": "__main__"}),
+        raising=False,
+    )
+    torch.save(main.Local_17(nn.Linear(9, 4)), path)
+    monkeypatch.delattr(main, "Local_17")
+    with pytest.raises(
+        ExhumeError, match="needs the class Local_17, which was defined in the script"
+    ):
+        read_checkpoint(path, activation="relu", shape=(9,), trust=True)
 
 
 @pytest.mark.parametrize("name", ["net.pt", "net.safetensors"])

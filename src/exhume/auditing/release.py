@@ -14,6 +14,7 @@ from exhume.auditing.plan import AttackOption, Inputs
 from exhume.choices import threads_for
 from exhume.contract import Records, Store
 from exhume.data import Reading
+from exhume.evidence import Condition
 from exhume.results import Chart, Findings
 from exhume.settings import Brief
 
@@ -54,6 +55,10 @@ class AuditedRelease(Protocol):
     def options(self) -> list[AttackOption]:
         """Every attack that could be run, strongest adversary last."""
         ...
+
+    def conditions(self) -> tuple[Condition, ...]:
+        """What the attacks need in order to work here, and whether it is so; none: it was not looked at."""
+        return ()
 
     def ladder(self) -> Ladder | None:
         """Easier versions of the system, on which an attack that found nothing must show that it works."""

@@ -287,6 +287,11 @@ def assemble(
         title=titles[0] if len(titles) == 1 else "What you release, and what it gives away",
         data=", ".join(dict.fromkeys(one.data for one in inputs if one.data)) or "not given",
         seed=brief.settings.seed,
+        conditions=tuple(
+            replace(condition, release=one.name)
+            for one in released
+            for condition in one.release.conditions()
+        ),
         verdict=overall(verdicts, alarm),
         leak=best.leak if best else None,
         alarm=alarm,

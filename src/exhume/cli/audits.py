@@ -123,7 +123,7 @@ A CONFIG file says what that is (`exhume init` writes one); without it, weights 
     ),
     _Door(
         "audit-weights",
-        "Reconstruct training images from a checkpoint of yours, and say how many are real.",
+        "Reconstruct training records from a checkpoint of yours, and say how many are real.",
         options_of(CheckpointSettings),
         _brief_of(CheckpointSettings),
         "records in --trained-on and --decoys",

@@ -7,6 +7,7 @@ records = load("mine.py:dataset")            # a torch Dataset of the user's own
 parts = split(records, Sizes(fixed=500, target=10), key)
 """
 
+from exhume.data.columns import columns_of
 from exhume.data.loading import file_names, load
 from exhume.data.named import catalogue, fetch
 from exhume.data.sentences import TextPairs
@@ -28,6 +29,7 @@ __all__ = [
     "TextPairs",
     "catalogue",
     "check_classes",
+    "columns_of",
     "dictionary_at",
     "fetch",
     "file_names",

@@ -39,10 +39,12 @@ BESIDE = (  # drawn elsewhere
     *("margins", "gradient_norms", "outliers", "rows"),
     *("decoy_targets", "decoy_reconstructions", "decoy_ssim"),
     *("listed", "covered", "right_share"),
+    *("target_pictures", "decoy_pictures", "rank"),
 )
 RANKED = {  # by which tensor cards are ranked: its sign, and the words for both ends
     "mse": (1, "lowest error", "highest error"),
     "ssim": (-1, "most similar", "least similar"),
+    "cosine": (-1, "most alike", "least alike"),
     "confidence": (-1, "surest", "least sure"),
 }
 VECTORS = (
@@ -50,6 +52,7 @@ VECTORS = (
     "mae",
     "psnr",
     "ssim",
+    "cosine",
     "oracle_mse",
     "null_mse",
     "confidence",
@@ -71,6 +74,7 @@ class Card:
     pictures: tuple[Picture, ...]
     mse: float | None
     ssim: float | None
+    cosine: float | None
     oracle: float | None
     confidence: float | None
     label: int | None
@@ -173,7 +177,7 @@ def make_gallery(
         raise ExhumeError(f"ranked_by: {ranked_by!r} is not one of {', '.join(RANKED)}")
     if ranked_by not in evidence or not any(name in evidence for name in PICTURES):
         return None
-    evidence = {**evidence, **_drawable(evidence)}
+    evidence = {**evidence, **_drawable(evidence), **_pictures(evidence)}
     error = RANKED[ranked_by][0] * evidence[ranked_by]
     total, most = len(error), CARDS
     ranks = {index: rank for rank, index in enumerate(selection(error, total)[0], start=1)}
@@ -201,6 +205,12 @@ def _drawable(evidence: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
+def _pictures(evidence: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Images behind vectors take their place."""
+    behind = {"targets": "target_pictures", "decoys": "decoy_pictures"}
+    return {role: evidence[name] for role, name in behind.items() if name in evidence}
+
+
 def _card(evidence: dict[str, Tensor], index: int, rank: int, classes: list[str]) -> Card:
     def at(name: str) -> float | None:
         return float(evidence[name][index]) if name in evidence else None
@@ -223,6 +233,7 @@ def _card(evidence: dict[str, Tensor], index: int, rank: int, classes: list[str]
         pictures=pictures,
         mse=at("mse"),
         ssim=at("ssim"),
+        cosine=at("cosine"),
         oracle=at("oracle_mse"),
         confidence=at("confidence"),
         label=label,

@@ -68,6 +68,14 @@ METRICS = {
     "ssim_at_1pct": ("SSIM at 1% false positives", "what 1% of the decoys exceed"),
     "ssim_median": ("Median SSIM", "of the training images with their best match"),
     "auc": ("AUC", "how often a training image beats a decoy in SSIM; 0.5 is chance"),
+    "cosine_median": (
+        "Median cosine",
+        "of the training records with their best match, columns scaled alike",
+    ),
+    "cosine_bar": ("Cosine at 1% false positives", "what 1% of the decoys exceed"),
+    "above_cosine_bar": ("Records above that", "training records whose best match is above it"),
+    "above_cosine_bar_share": ("Share above that", "the verdict goes by the line-up"),
+    "cosine_auc": ("AUC", "how often a training record beats a decoy in cosine; 0.5 is chance"),
     "residual_reached": (
         "Unexplained share of the weights",
         "of the first layer, at the attack's best restart; it can fall below that at the true records",

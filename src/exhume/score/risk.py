@@ -89,6 +89,9 @@ def risk_of(evidence: Mapping[str, Tensor]) -> Risk | None:
         leak = evidence["null_mse"].double() / evidence["mse"].double().clamp_min(1e-12)
         back = evidence["mse"] < evidence["oracle_mse"]
         measure = "how many times closer the answer is than one that was meant for another record"
+    elif "cosine" in evidence:
+        leak, back = evidence["cosine"].double(), evidence["rank"] == 1
+        measure = "cosine with what came back, columns scaled alike"
     else:
         leak = evidence["ssim"].double()
         back, measure = leak > GOOD, "structural similarity (SSIM)"

@@ -43,7 +43,12 @@ class CheckpointSettings(Section):
     adapter: str = setting(*_ADAPTER, file=True)
     delta: str = setting(*_DELTA, file=True)
     scaling: float = setting(*_SCALING, example=2.0)
-    activation: str = setting("relu", "Between the layers.")
+    part: str = setting(
+        "",
+        "Only the tensors below this name: the head of a larger network, on the vectors that enter it.",
+        example="classifier",
+    )
+    activation: str = setting("relu", "Between the layers: relu, gelu, tanh, elu, silu, …")
     head: str = setting(
         "",
         "multiclass, binary or regression; default: by the outputs.",
@@ -54,9 +59,12 @@ class CheckpointSettings(Section):
     )
     mean: str = setting(
         "",
-        "What your preprocessing subtracts from [0, 1] pixels: an .npz file, 0.5, or a number a channel; "
-        "0 for nothing.",
+        "What your preprocessing subtracts from records ([0, 1] pixels, or vectors): an .npz file, 0.5, or a "
+        "number a channel or column; 0 for nothing.",
         example="0.5",
+    )
+    std: str = setting(
+        "", "What it divides by afterwards: as --mean; not given: nothing.", example="0.25"
     )
     trained_on: SharedText = setting(
         None,
@@ -69,6 +77,9 @@ class CheckpointSettings(Section):
         example="0:100",
     )
     decoys: str = setting("", "Records of the same kind that were not trained on.")
+    pictures: str = setting(
+        "", "Of vectors: the images behind --trained-on, in its order, to be shown on the page."
+    )
     restarts: int = setting(  # as `FirstLayer` has it
         6, "Of the attack; more find more, in proportional time.", least=1
     )
@@ -97,8 +108,8 @@ class CheckpointSettings(Section):
             raise ExhumeError("checkpoint: no file of weights is named")
         if any(size < 1 for size in self.shape):
             raise ExhumeError(f"shape: {self.shape} given, every size must be at least 1")
-        if self.trained_on == "" and (self.rows or self.decoys):
-            raise ExhumeError("--rows and --decoys: only together with --trained-on")
+        if self.trained_on == "" and (self.rows or self.decoys or self.pictures):
+            raise ExhumeError("--rows, --decoys and --pictures: only together with --trained-on")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """A user's own checkpoint: tensors from a file that is never executed, read as a fully connected network.
 
 What the network is follows from the tensors' names and shapes: two-dimensional ones are the layers, one after
-the other, and a one-dimensional one of the same name is a layer's bias. What was inferred is said.
+the other, and a one-dimensional one of the same name is a layer's bias. The activation leaves no trace in a
+file, so the owner says it. What was inferred is said.
 """
 
 from __future__ import annotations
@@ -19,13 +20,20 @@ from torch import Tensor
 from exhume.contract import ExhumeError, NotApplicable, Records, Secret, Weights
 from exhume.models.activations import activation as known_activation
 from exhume.models.homogeneous import HomogeneousMLP
-from exhume.models.matrices import Matrices
+from exhume.models.matrices import Dense, Matrices
+from exhume.models.mlp import MLP
 from exhume.victims.against_base import Against, check_finite, read_against
 from exhume.victims.tensor_file import read_tensors
 
-__all__ = ["Checkpoint", "read_checkpoint", "secret_of"]
+__all__ = ["Checkpoint", "activation_named", "read_checkpoint", "secret_of"]
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+_SPELT = {"leakyrelu": "leaky-relu", "swish": "silu", "none": "identity", "linear": "identity"}
+_TRAINING = "audit the way it is trained instead, as [victim] with `exhume audit`"
+_HEAD = (
+    "of a head behind a frozen backbone give its name with --part, and what enters it as vectors with "
+    "--trained-on"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +41,7 @@ class Checkpoint:
     """The release a checkpoint is, and how it was read."""
 
     release: Weights  # one model
-    architecture: HomogeneousMLP
+    architecture: Dense
     inferred: tuple[str, ...]  # sentences
 
 
@@ -47,41 +55,79 @@ def read_checkpoint(
     *,
     activation: str,
     shape: tuple[int, ...],
+    part: str = "",
     trust: bool = False,
     against: Against | None = None,
 ) -> Checkpoint:
     """The network in a safetensors file or a saved state dict; with `trust`, in a file that runs code.
 
-    against: the base of an adapter or a difference.
-    Raises `NotApplicable` with the layer for what the margin attack does not cover.
+    part: only tensors whose names begin with it, such as the head of a larger network. against: the base of
+    an adapter or a difference.
+    Raises `NotApplicable` with the layer, and with what to use instead, for what the attack does not cover.
     """
     if against is None:
         named, notes = read_tensors(path, trust=trust)
     else:
         states = read_against(path, against, trust=trust)
         named, notes, path = states.after, list(states.notes), against.base
+    if part:
+        named = _part_of(named, part)
     check_finite(named, "checkpoint")
     _check_kinds(named)
     layers, order = _in_order(named, math.prod(shape), sorted_names=path.suffix == ".safetensors")
-    _check_activation(activation, layers[0])
-    if len(layers) == 1:
-        raise NotApplicable(
-            f"{layers[0]}: without a hidden layer the weights are one sum over all records, which no "
-            "gate tells apart",
-            ever=False,
-        )
-    bias, about_bias = _biases(named, layers)
-    matrices = [_floating(named[name]) for name in layers]
-    widths = tuple(len(matrix) for matrix in matrices)
-    mlp = HomogeneousMLP(shape, widths[:-1], widths[-1])
-    flat = mlp.join(Matrices(matrices[0], bias.to(matrices[0]), tuple(matrices[1:])))
+    function = activation_named(activation)
+    _check_gates(function, layers)
+    biases, about_biases = _biases(named, layers)
+    network, matrices = _network(named, layers, biases, function, shape)
     inferred = (
         *notes,
-        f"Layers: {', '.join(layers)}, {order}; {mlp}.",
-        *about_bias,
+        f"Layers: {', '.join(layers)}, {order}; {network}.",
+        *about_biases,
         *_about_type(named[layers[0]]),
     )
-    return Checkpoint(Weights(flat[None], mlp.layout), mlp, inferred)
+    flat = network.join(matrices)
+    return Checkpoint(Weights(flat[None], network.layout), network, inferred)
+
+
+def activation_named(text: str) -> str:
+    """The activation's name here, however it is written: ReLU, nn.GELU(), leaky_relu."""
+    bare = text.strip().removesuffix("()").rpartition(".")[2].lower()
+    spelt = bare.replace("_", "-")
+    return known_activation(_SPELT.get(spelt.replace("-", ""), spelt)).name
+
+
+def _network(
+    named: Mapping[str, Tensor],
+    layers: list[str],
+    biases: list[Tensor | None],
+    function: str,
+    shape: tuple[int, ...],
+) -> tuple[Dense, Matrices]:
+    """Homogeneous where it is, which more attacks read; else with a bias everywhere, zero if not there."""
+    weights = [_floating(named[name]) for name in layers]
+    full = [
+        torch.zeros(len(weight)).to(weight) if bias is None else _floating(bias).to(weight)
+        for weight, bias in zip(weights, biases, strict=True)
+    ]
+    widths = tuple(len(weight) for weight in weights)
+    first, later, kind = weights[0], tuple(weights[1:]), known_activation(function)
+    if function == "relu" and all(bias is None for bias in biases[1:]):
+        plain = HomogeneousMLP(shape, widths[:-1], widths[-1])
+        return plain, Matrices(first, full[0], later)
+    mlp = MLP(shape, widths[:-1], widths[-1], function, init="torch")
+    return mlp, Matrices(first, full[0], later, tuple(full[1:]), kind)
+
+
+def _part_of(named: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    """The tensors below a name, called without it."""
+    prefix = f"{part.rstrip('.')}."
+    found = {name.removeprefix(prefix): t for name, t in named.items() if name.startswith(prefix)}
+    if not found:
+        there = dict.fromkeys(name.partition(".")[0] for name in named)
+        raise ExhumeError(
+            f"part: no tensor's name begins with {prefix!r}; names begin with {', '.join(there)[:300]}"
+        )
+    return found
 
 
 def _check_kinds(named: Mapping[str, Tensor]) -> None:
@@ -90,25 +136,26 @@ def _check_kinds(named: Mapping[str, Tensor]) -> None:
         layer, _, last = name.rpartition(".")
         if last in _STATISTICS:
             raise NotApplicable(
-                f"{layer}: batch norm makes a record's gradient depend on its batch; not yet covered",
+                f"{layer or name}: a batch norm leaves the length of the weights before it free, so that "
+                f"weight decay never brings them to the point the attack needs; {_TRAINING}; {_HEAD}",
                 ever=True,
             )
     for name, tensor in named.items():
         if tensor.ndim > 2:
             raise NotApplicable(
                 f"{name}: a convolution (shape {tuple(tensor.shape)}) has no row span of whole "
-                "images; not yet covered",
+                f"images; {_TRAINING}; {_HEAD}",
                 ever=True,
             )
         if not tensor.is_floating_point():
             raise NotApplicable(
-                f"{name}: {str(tensor.dtype).removeprefix('torch.')} values; quantised weights are "
-                "not yet covered",
+                f"{name}: {str(tensor.dtype).removeprefix('torch.')} values; give the weights as they were "
+                "before they were quantised",
                 ever=True,
             )
         if tensor.ndim == 1 and not _bias_of(name, named):
             raise NotApplicable(
-                f"{name}: a vector that is no layer's bias (a normalisation?); not yet covered",
+                f"{name}: a vector that is no layer's bias (a normalisation, a PReLU?); {_TRAINING}; {_HEAD}",
                 ever=True,
             )
 
@@ -158,11 +205,13 @@ def _no_chain(order: list[str], named: Mapping[str, Tensor], inputs: int) -> Exh
         if len(named[before]) != named[after].shape[1]:
             return NotApplicable(
                 f"{after}: takes {named[after].shape[1]} inputs where {before} gives "
-                f"{len(named[before])}; only chains of fully connected layers are covered",
+                f"{len(named[before])}; only chains of fully connected layers are covered; {_TRAINING}; "
+                f"{_HEAD}",
                 ever=True,
             )
     return NotApplicable(
-        f"{order[0]}: the layers form no single chain from {inputs} inputs", ever=True
+        f"{order[0]}: the layers form no single chain from {inputs} inputs; {_TRAINING}; {_HEAD}",
+        ever=True,
     )
 
 
@@ -188,37 +237,33 @@ def _all_chains(layers: list[str], named: Mapping[str, Tensor], inputs: int) -> 
     return found[:2]
 
 
-def _check_activation(name: str, layer: str) -> None:
-    known_activation(name)
-    if name == "relu":
-        return
-    where = f"{layer.removesuffix('.weight')}: "
-    if name == "leaky-relu":
-        raise NotApplicable(f"{where}leaky ReLU is homogeneous, but not yet covered", ever=True)
-    raise NotApplicable(
-        f"{where}the attack needs ReLU's gates; with {name} after a layer no margin is maximised, or "
-        "nothing tells the records of its sum apart",
-        ever=False,
-    )
+def _check_gates(function: str, layers: list[str]) -> None:
+    """Something must tell the records of a layer's sum apart."""
+    if len(layers) == 1 or function == "identity":
+        why = "without a hidden layer" if len(layers) == 1 else "with no activation after it"
+        raise NotApplicable(
+            f"{layers[0]}: {why} the weights are one sum over all records, which nothing tells apart; of a "
+            "linear model audit the fit instead, [fitted] or [victim], against someone who knows the others",
+            ever=False,
+        )
 
 
-def _biases(named: Mapping[str, Tensor], layers: list[str]) -> tuple[Tensor, list[str]]:
-    """The first layer's bias, zero where there is none; any other must be zero."""
-    biases = {_bias_of(name, named): name for name in named if named[name].ndim == 1}
+def _biases(
+    named: Mapping[str, Tensor], layers: list[str]
+) -> tuple[list[Tensor | None], list[str]]:
+    """Each layer's bias; after the first layer, one that is zero everywhere counts as absent."""
+    names = {_bias_of(name, named): name for name in named if named[name].ndim == 1}
+    found: list[Tensor | None] = []
     notes = []
-    for weight in layers[1:]:
-        if weight in biases:
-            name = biases[weight]
-            if bool(named[name].any()):
-                raise NotApplicable(
-                    f"{name}: a bias after the first layer breaks homogeneity; not yet covered",
-                    ever=True,
-                )
-            notes.append(f"{name} is zero everywhere and counts as absent.")
-    first = named[layers[0]]
-    if layers[0] in biases:
-        return _floating(named[biases[layers[0]]]), notes
-    return torch.zeros(len(first)), [*notes, f"{layers[0]} has no bias."]
+    for place, weight in enumerate(layers):
+        bias = named[names[weight]] if weight in names else None
+        if bias is None:
+            notes += [f"{weight} has no bias."] if place == 0 else []
+        elif place and not bool(bias.any()):
+            notes.append(f"{names[weight]} is zero everywhere and counts as absent.")
+            bias = None
+        found.append(bias)
+    return found, notes
 
 
 def _floating(tensor: Tensor) -> Tensor:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pickle
 import re
 import struct
+import sys
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,14 +106,61 @@ def _trusted(path: Path, what: str) -> Any:
     try:
         if _holds(path, _EXPORTED):
             return torch.export.load(path).state_dict
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _importable(path.parent):
             warnings.simplefilter("ignore")
             if _holds(path, _SCRIPTED):
                 return _jit(path).state_dict()
             loaded = torch.load(path, map_location="cpu", weights_only=False)
+    except (ImportError, AttributeError) as error:
+        raise _missing(path, error, what) from error
     except Exception as error:
         raise _damaged(path, error, what) from error
     return loaded.state_dict() if isinstance(loaded, torch.nn.Module) else loaded
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Modules here and beside the file can be imported, as by a script."""
+    before = list(sys.path)
+    sys.path[:0] = [str(Path().resolve()), str(folder.resolve())]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _missing(path: Path, error: ImportError | AttributeError, what: str) -> ExhumeError:
+    """A class that the pickle names and that is not here: which, and what to do."""
+    instead = "or save model.state_dict() where the class is, which needs no code"
+    if isinstance(error, ImportError):
+        module = error.name or "?"
+        classes = [name for name in _globals_of(path) if name.split(".")[0] == module.split(".")[0]]
+        named = f"the class {classes[0]}" if classes else f"the module {module}"
+        return ExhumeError(
+            f"{what}: {path} needs {named}, and there is no module {module} here; run the command in the "
+            f"folder of {module.split('.')[0]}.py or install it, {instead}"
+        )
+    found = re.search(r"attribute '(\w+)' on <module '([\w.]+)'", str(error))
+    if found is None:
+        return _damaged(path, error, what)
+    name, module = found.groups()
+    if module.rpartition(".")[2] == "__main__":
+        return ExhumeError(
+            f"{what}: {path} needs the class {name}, which was defined in the script that saved it; move it "
+            f"into a module and save again, {instead}"
+        )
+    return ExhumeError(
+        f"{what}: {path} needs the class {name} of {module}, and the {module} here has none (another "
+        f"version?); {instead.removeprefix('or ')}"
+    )
+
+
+def _globals_of(path: Path) -> list[str]:
+    """What a pickle names, without running it; nothing for files that torch cannot look into."""
+    try:
+        return list(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+    except (*_BROKEN_ARCHIVE, *_ODD_TENSORS, pickle.UnpicklingError):
+        return []
 
 
 def _jit(path: Path) -> torch.nn.Module:
@@ -123,8 +172,8 @@ def _pickled(path: Path, what: str) -> Any:
     for marks, kind in ((_EXPORTED, "torch.export program"), (_SCRIPTED, "TorchScript archive")):
         if _holds(path, marks):
             raise ExhumeError(
-                f"{what}: {path} is a {kind}, which holds code and is not run unless you trust it; "
-                "save model.state_dict() or a .safetensors file instead"
+                f"{what}: {path} is a {kind}, which holds code and is not run unless you trust it "
+                "(--trust); save model.state_dict() or a .safetensors file instead"
             )
     if members := _members(path):
         more = f" and {len(members) - 1} more" if len(members) > 1 else ""
@@ -141,7 +190,7 @@ def _pickled(path: Path, what: str) -> Any:
             named = f" ({wanted.group(1)})" if wanted else ""
             raise ExhumeError(
                 f"{what}: {path} needs Python code to be loaded{named}, which is not run unless you "
-                "trust it; save model.state_dict() or a .safetensors file instead"
+                "trust it (--trust); save model.state_dict() or a .safetensors file instead"
             ) from error
         raise _damaged(path, ValueError("no pickle of tensors"), what) from error
     except _ODD_TENSORS as error:

@@ -163,6 +163,8 @@ def test_the_rank_ends_at_the_last_gap_above_the_floor():
     assert rank_of(torch.linspace(9.0, 5.0, 10)) == 10  # no gap: all
     rounding = torch.full((10,), 1e-8)
     assert rank_of(torch.cat([torch.tensor([9.0, 8.0, 1.0]), rounding])) == 3
+    many = torch.cat([torch.tensor([9.0, 8.0]), torch.logspace(0, -3, 20)])
+    assert rank_of(torch.cat([many, rounding])) == 22  # a cliff, though in the second half
 
 
 def test_data_that_run_into_the_floor_end_at_its_edge(key):

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from exhume import data
 from exhume.auditing import audit
-from exhume.auditing.checkpoint.scoring_records import mean_given, records_given, rows_given
+from exhume.auditing.checkpoint.preprocessing import preprocessing_given
+from exhume.auditing.checkpoint.scoring_records import records_given, rows_given
 from exhume.cli import app
 from exhume.contract import ExhumeError, Records
 from exhume.models.homogeneous import HomogeneousMLP
@@ -114,7 +115,7 @@ def test_the_truth_changes_the_score_and_nothing_else(settings, given, tmp_path)
     )
     assert set(first) == set(second)
     result = json.loads((tmp_path / "two" / "result.json").read_text())
-    assert "check the mean, the scale" in result["attacks"][0]["notes"][-1]
+    assert "check --activation, --mean and --std, the scale" in result["attacks"][0]["notes"][-1]
 
 
 def test_killed_and_resumed_it_ends_with_the_same_numbers(settings, tmp_path):
@@ -182,9 +183,13 @@ def test_exit_codes(given, invoke, tmp_path):
     assert "Not audited: " in unscored.stdout
     smooth = invoke(*common, *score, "--activation", "gelu", "--out", tmp_path / "smooth")
     assert smooth.exit_code == 2
-    assert "Not audited: fc1: the attack needs ReLU's gates" in smooth.stdout
-    page = (tmp_path / "smooth" / "report.html").read_text()
+    assert "Not audited: the network keeps its random start (" in smooth.stdout
+    linear = invoke(*common, *score, "--activation", "identity", "--out", tmp_path / "linear")
+    assert linear.exit_code == 2
+    assert "Not audited: fc1.weight: with no activation after it" in linear.stdout
+    page = (tmp_path / "linear" / "report.html").read_text()
     assert "no further knowledge would change this" in page
+    assert "0 of 1 conditions hold" in page
 
 
 def test_the_same_command_finds_its_own_folder(given, invoke, tmp_path, monkeypatch):
@@ -249,6 +254,10 @@ def test_a_missing_checkpoint(invoke):
     )
 
 
+def mean_given(text, shape):
+    return preprocessing_given(text, "", shape).mean
+
+
 def test_the_mean(tmp_path):
     shape = (3, 2, 2)
     assert mean_given("", shape) is None
@@ -262,16 +271,43 @@ def test_the_mean(tmp_path):
     np.savez(tmp_path / "text.npz", mean=np.array(["a"]))
     np.savez(tmp_path / "bytes.npz", mean=255 * whole)
     np.savez(tmp_path / "small.npz", mean=whole[:, :1])
+    np.savez(tmp_path / "nan.npz", mean=np.nan * whole)
     for name, message in {
-        "two": "an array mean is needed",
+        "two": "--mean: .* an array mean is needed",
         "text": "numbers are needed",
-        "bytes": r"has values beyond \[-1, 1\]",
+        "bytes": r"has values beyond \[-1, 1\]; images lie in",
         "small": r"shape \(3, 1, 2\) given",
+        "nan": "holds NaN or infinite values",
     }.items():
         with pytest.raises(ExhumeError, match=message):
             mean_given(str(tmp_path / f"{name}.npz"), shape)
     with pytest.raises(ExhumeError, match="neither numbers such as"):
         mean_given("half", shape)
+    with pytest.raises(ExhumeError, match="--std: 0.5,0,1 has values that are not above 0"):
+        preprocessing_given("0", "0.5,0,1", shape)
+    assert float(mean_given("300", (4,)).max()) == 300  # vectors have any range
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 4), (7,)])
+def test_what_enters_comes_back(shape, key):
+    records = torch.rand(5, *shape, generator=key.generator())
+    given = preprocessing_given("0.4", "0.5", shape)
+    found = given.entering(records)
+    torch.testing.assert_close(found, (records - 0.4) / 0.5)
+    attacked = found + given.centre  # as an attack hands it back, but for the stretch
+    back = given.records(attacked)
+    if len(shape) == 1:
+        torch.testing.assert_close(back, records)
+    else:
+        assert (float(back.min()), float(back.max())) == (0, 1)
+        flat = [
+            torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1]
+            for a, b in zip(back, records, strict=True)
+        ]
+        assert min(flat) > 0.999
+    control = given.scaled_by(records).for_control()
+    size = control.entering(records - records.mean(0)).square().flatten(1).sum(1).mean()
+    assert 50 < float(size) < 500  # whatever the records are, as long as a small image's
 
 
 def test_rows(tmp_path):
@@ -299,28 +335,30 @@ def test_decoys_are_apart_from_what_was_trained_on(tmp_path, make_records, key):
         )
         return str(tmp_path / name)
 
+    def of(trained, decoys):
+        said = CheckpointSettings("net.pt", trained_on=trained, decoys=decoys)
+        return records_given(said, key, load=load)
+
     records = make_records(20, (1, 6, 6), 4, key)
     first = Records(records.inputs, records.labels % 2, records.classes)
     trained = write("trained.npz", first[torch.arange(6)])
     mixed = write("mixed.npz", records)
-    given = records_given(trained, "", mixed, key, load=load)
+    given = of(trained, mixed)
     assert given.notes == ("6 decoys are copies of training records and were left out.",)
     assert given.decoys.labels.bincount().tolist() == [3, 3]  # as many of each, as in training
     skewed = Records(records.inputs[:3], torch.tensor([0, 1, 1]), records.classes)
-    given = records_given(write("skewed.npz", skewed), "", mixed, key, load=load)
+    given = of(write("skewed.npz", skewed), mixed)
     assert given.decoys.labels.bincount().tolist() == [2, 4]
+    assert len(given.strangers) == 17  # a line-up goes class by class and can use all
     missing = Records(
         records.inputs[:3], torch.tensor([0, 1, 3]), (*records.classes[:3], "no such")
     )
-    given = records_given(write("missing.npz", missing), "", mixed, key, load=load)
+    given = of(write("missing.npz", missing), mixed)
     assert given.notes[1] == "There are no decoys of no such; the null is of the other classes."
     assert given.decoys.labels.bincount().tolist() == [4, 4]
     others = Records(records.inputs[6:], records.labels[6:], ("e", "f", "g", "h"))
-    strange = records_given(trained, "", write("strange.npz", others), key, load=load)
+    strange = of(trained, write("strange.npz", others))
     assert strange.notes == ("No decoy has a class of the training records; all were used.",)
     small = make_records(6, (1, 5, 5), 2, key)
     with pytest.raises(ExhumeError, match=r"--decoys: records of shape \(1, 5, 5\)"):
-        records_given(trained, "", write("small.npz", small), key, load=load)
-    flat = make_records(6, (5,), 2, key)
-    with pytest.raises(ExhumeError, match="only images can be scored"):
-        records_given(write("flat.npz", flat), "0:3", "", key, load=load)
+        of(trained, write("small.npz", small))

@@ -24,10 +24,19 @@ from exhume.models.matrices import Dense
 from exhume.models.mlp import MLP
 from exhume.store import digest
 
-__all__ = ["Reader", "check_gates", "check_homogeneous", "labels_for", "noise_edge", "rank_of"]
+__all__ = [
+    "GAP",
+    "Reader",
+    "check_gates",
+    "check_homogeneous",
+    "labels_for",
+    "noise_edge",
+    "rank_of",
+]
 
-_GAP = 1.5  # factor between neighbouring singular values that ends the span
+GAP = 1.5  # factor between neighbouring singular values that ends the span
 _CLEAR = 1.05  # times the edge of a floor: above it
+_CLIFF = 30.0  # factor down to rounding that ends it wherever it is: no floor is that low
 _ROUNDING = 1e-6  # share of the largest singular value below which one is rounding
 
 
@@ -75,9 +84,10 @@ def rank_of(values: Tensor, aspect: float = 1.0) -> int:
     """
     kept = values[values > _ROUNDING * values[0]]
     half = max(2, len(values) // 2)
-    if len(kept) <= half:
+    cliff = len(kept) < len(values) and bool(kept[-1] > _CLIFF * values[len(kept)])
+    if cliff or len(kept) <= half:
         return len(kept)
-    gaps = (kept[: half - 1] / kept[1:half] >= _GAP).nonzero()
+    gaps = (kept[: half - 1] / kept[1:half] >= GAP).nonzero()
     if len(gaps):
         return int(gaps[-1]) + 1
     above = int((kept > _CLEAR * noise_edge(values, aspect)).sum())

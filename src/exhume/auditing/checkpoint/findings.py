@@ -18,7 +18,7 @@ from exhume.results import AttackSpec, Facts, Findings, Section, Verdict
 from exhume.score.margin import MarginScores, above_bar
 from exhume.score.verdict import leak_of
 
-__all__ = ["margin_findings", "unscored_findings"]
+__all__ = ["margin_findings", "own_figures", "unscored_findings"]
 
 _MOST = 1000  # training images whose evidence is kept, the most similar first
 _LUCKIEST = 8  # decoys whose best match is kept
@@ -63,7 +63,7 @@ def margin_findings(
         spec,
         found.status,
         tuple(knows),
-        {**scores.metrics, **_own(found), **figures, "success": leak.share if leak else 0.0},
+        {**scores.metrics, **own_figures(found), **figures, "success": leak.share if leak else 0.0},
         leak,
         cost=found.cost,
         notes=tuple(notes),
@@ -87,7 +87,7 @@ def unscored_findings(
 
     centre: (*shape) what was added to the candidates; confidence: what it is, as a sentence.
     """
-    candidates, sure = found.candidates[0].clamp(0, 1), found.confidence[0]
+    candidates, sure = found.candidates[0], found.confidence[0]
     kept, times = _distinct(candidates, centre)
     shown = kept[:_SHOWN]
     evidence = {"reconstructions": candidates[shown], "confidence": sure[shown]}
@@ -98,7 +98,7 @@ def unscored_findings(
         spec,
         found.status,
         tuple(knows),
-        {**_own(found), "distinct": float(len(kept)), "agreed": float(agreed)},
+        {**own_figures(found), "distinct": float(len(kept)), "agreed": float(agreed)},
         cost=found.cost,
         notes=(confidence,),
         ranked_by="confidence",
@@ -106,7 +106,7 @@ def unscored_findings(
     return Findings(section, _unscored(len(kept), agreed), evidence, facts)
 
 
-def _own(found: Reconstruction) -> dict[str, float]:
+def own_figures(found: Reconstruction) -> dict[str, float]:
     """The attack's own figures, by names that say whose they are."""
     names = {"records": "records_guessed", "residual": "residual_reached"}
     return {names.get(name, name): value for name, value in found.observed.items()}
@@ -138,8 +138,8 @@ def _unscored(candidates: int, again: int) -> Verdict:
     """The attack ran, but nobody said what the truth is."""
     return Verdict(
         "not audited",
-        f"Not audited: {candidates} images were reconstructed, {again} of them more than once, but without "
+        f"Not audited: {candidates} records were reconstructed, {again} of them more than once, but without "
         "the training records nothing could be scored.",
-        "Whether they are training images is for the owner to see: the page shows them, surest first. "
+        "Whether they were trained on is for the owner to see: the page shows them, surest first. "
         "Give the training records, and others that were not trained on, to have them scored.",
     )

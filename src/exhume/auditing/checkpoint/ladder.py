@@ -2,66 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
+from exhume.auditing.checkpoint.preprocessing import Preprocessing
+from exhume.auditing.checkpoint.running import Attack, Control
+from exhume.auditing.checkpoint.scoring_records import ScoringRecords
 from exhume.auditing.controls import Ladder, Rung
 from exhume.auditing.estimate import forward_operations, seconds_of
-from exhume.contract import Key, Progress, Records, Store
+from exhume.contract import Key, Progress, Records
 from exhume.evidence import LineupRow
 from exhume.models.heads import Head
 from exhume.models.homogeneous import HomogeneousMLP
+from exhume.models.matrices import Dense
 from exhume.report.folder import RunFolder
 from exhume.train.margin import MarginDescent
-from exhume.victims.margin import MarginVictim, release_margin
+from exhume.victims.margin import release_margin
 
 __all__ = ["checkpoint_ladder", "recipe_like"]
 
 _COUNTS = (16, 64, 256)
 _EPOCHS = 20_000
 _DECAY = 2e-3
-Attack = Callable[[MarginVictim, Records, Records, Store, Progress], LineupRow]
 
 
 def checkpoint_ladder(
-    recipe: MarginDescent, others: Records, own: int, key: Key, attack: Attack
+    recipe: MarginDescent,
+    given: ScoringRecords,
+    preprocessing: Preprocessing,
+    key: Key,
+    attack: Attack,
 ) -> Ladder:
-    """others: records that were not trained on; own: how many were. attack: on what is trained here."""
-    recipe = replace(recipe, epochs=_EPOCHS)
+    """given: what was trained on, whose classes are mixed alike, and others, which are trained on here.
+
+    attack: on what is trained here.
+    """
+    recipe, own = replace(recipe, epochs=_EPOCHS), len(given.trained)
     rungs = [
-        _rung(recipe, others, count, key.fold(count), attack)
+        _rung(recipe, given, preprocessing.for_control(), count, key=key.fold(count), attack=attack)
         for count in _COUNTS
-        if count < own and 4 * count <= len(others)
+        if count < own and 4 * count <= len(given.strangers)
     ]
     respect = f"training records, {_how(recipe)}"
     return Ladder(respect, f"{own:,}, as it is", "in the checkpoint as it is", tuple(rungs))
 
 
-def recipe_like(network: HomogeneousMLP, head: Head, *, spans: bool) -> MarginDescent:
-    """A training that ends where the attack can read it. spans: by weight decay; else by a small start."""
-    if spans:
-        return MarginDescent(network, head, weight_decay=_DECAY, stop_loss=0.0)
-    return MarginDescent(replace(network, first_scale=1e-4), head, growing_steps=0.003)
+def recipe_like(network: Dense, head: Head, *, spans: bool) -> MarginDescent:
+    """A training that ends where the attack can read it. spans: by weight decay; else by a small start.
+
+    A small start is there for homogeneous networks only: the others need decay.
+    """
+    if isinstance(network, HomogeneousMLP) and not spans:
+        small = replace(network, first_scale=1e-4)
+        return MarginDescent(small, head, growing_steps=0.003)
+    return MarginDescent(network, head, weight_decay=_DECAY, stop_loss=0.0)
 
 
 def _how(recipe: MarginDescent) -> str:
     return "with weight decay" if recipe.weight_decay else "from a small start"
 
 
-def _rung(recipe: MarginDescent, others: Records, count: int, key: Key, attack: Attack) -> Rung:
+def _rung(
+    recipe: MarginDescent,
+    given: ScoringRecords,
+    preprocessing: Preprocessing,
+    count: int,
+    *,
+    key: Key,
+    attack: Attack,
+) -> Rung:
 
     def run(
         attacks: Sequence[str], folder: RunFolder, progress: Progress
     ) -> Mapping[str, LineupRow]:
-        order = torch.randperm(len(others), generator=key.generator())
-        chosen, rest = others[order[:count]], others[order[count:]]
+        chosen = _mixed_alike(given.trained, given.strangers, count, key)
+        rest = torch.ones(len(given.strangers), dtype=torch.bool)
+        rest[chosen] = False
+        trained, others = given.strangers[chosen], given.strangers[rest]
+        entering = Records(preprocessing.entering(trained.inputs), trained.labels, trained.classes)
         store = folder.store()
-        victim = release_margin(recipe, chosen, key=key, store=store, progress=progress)
-        row = attack(victim, chosen, rest, store, progress)
+        victim = release_margin(recipe, entering, key=key, store=store, progress=progress)
+        row = attack(Control(victim, trained, others, preprocessing), store, progress)
         return dict.fromkeys(attacks, row)
 
     seconds = seconds_of(3 * _EPOCHS * count * forward_operations(recipe.architecture))
     words = f"trained here on {count} of the decoys {_how(recipe)}"
     return Rung(str(count), words, seconds, run)
+
+
+def _mixed_alike(own: Records, others: Records, count: int, key: Key) -> Tensor:
+    """Rows of so many others, with the classes in the shares that one's own have, as far as they go."""
+    generator = key.generator()
+    drawn = own.labels[torch.randperm(len(own), generator=generator)[:count]]
+    wanted = Counter(own.classes[label] for label in drawn.tolist())
+    order = torch.randperm(len(others), generator=generator).tolist()
+    chosen = list[int]()
+    for row in order:
+        name = others.classes[int(others.labels[row])]
+        if wanted[name] > 0:
+            wanted[name] -= 1
+            chosen.append(row)
+    taken = set(chosen)
+    spare = [row for row in order if row not in taken]
+    return torch.tensor((chosen + spare)[:count])

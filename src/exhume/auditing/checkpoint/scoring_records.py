@@ -1,27 +1,22 @@
-"""What the owner gives besides a checkpoint: the mean that inputs lose, the training records, decoys.
-
-The mean is part of the released preprocessing. The records serve scoring only.
-"""
+"""What the owner gives besides a checkpoint: the training records, and others. They serve scoring only."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from exhume import data
 from exhume.auditing.release import Load
 from exhume.contract import ExhumeError, Key, Records
-from exhume.notation import BROKEN_ARRAYS, rows_in
+from exhume.notation import rows_in
 from exhume.settings import CheckpointSettings
 from exhume.store import digest
 
-__all__ = ["ScoringRecords", "mean_given", "records_given", "rows_given", "shape_of"]
+__all__ = ["ScoringRecords", "records_given", "rows_given", "shape_of"]
 
 _MOST_DECOYS = 5000
 
@@ -31,45 +26,91 @@ class ScoringRecords:
     """Records the network was trained on, and others of the same kind."""
 
     trained: Records
-    decoys: Records
+    decoys: Records  # in the training records' shares of the classes
+    strangers: Records  # all others, for line-ups, which go class by class
     notes: tuple[str, ...]
     rows: Tensor  # (n,) the training records' places in the set they are from
+    columns: tuple[data.Column, ...] = ()  # of vectors from a table, by name
+    pictures: Pictures | None = None  # behind vectors
+
+    def numbered(self, outputs: int) -> ScoringRecords:
+        """With classes that are called by numbers at the network's outputs of these numbers.
+
+        A set tells its classes by the labels that occur, and a few records need not have all.
+        """
+        return replace(
+            self,
+            trained=_numbered(self.trained, outputs),
+            decoys=_numbered(self.decoys, outputs),
+            strangers=_numbered(self.strangers, outputs),
+        )
 
 
-def records_given(
-    trained_on: str, rows: str, decoys: str, key: Key, *, load: Load
-) -> ScoringRecords:
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Images behind vectors, for the page only."""
+
+    trained: Tensor  # (n, c, h, w)
+    others: Tensor  # (m, c, h, w), none where the others are a set of their own
+    vectors: Tensor  # (m, d) theirs
+
+
+def records_given(said: CheckpointSettings, key: Key, *, load: Load) -> ScoringRecords:
     """Load both; decoys are a set of their own, or what `rows` leaves of the training set."""
-    if not (rows or decoys):
+    source = said.trained_on or ""
+    if not (said.rows or said.decoys):
         raise ExhumeError(
             "--trained-on: give --decoys too, or --rows if part of it was not trained on; without "
             "records that were not trained on there is nothing to compare with"
         )
-    everything = load(trained_on, data.Reading())
-    chosen = rows_given(rows, len(everything)) if rows else torch.arange(len(everything))
+    everything = load(source, data.Reading())
+    chosen = rows_given(said.rows, len(everything)) if said.rows else torch.arange(len(everything))
     trained = everything[chosen]
-    if len(trained.shape) != 3:
+    if not trained.inputs.is_floating_point() or len(trained.shape) not in (1, 3):
         raise ExhumeError(
-            f"--trained-on: records of shape {trained.shape}; only images can be scored so far"
+            f"--trained-on: records of shape {trained.shape}, {trained.inputs.dtype}; images and vectors can "
+            "be scored"
         )
-    if decoys:
-        others = load(decoys, data.Reading())
-    else:
-        left = torch.ones(len(everything), dtype=torch.bool)
-        left[chosen] = False
-        others = everything[left]
+    left = torch.ones(len(everything), dtype=torch.bool)
+    left[chosen] = False
+    others = load(said.decoys, data.Reading()) if said.decoys else everything[left]
     if len(others) and others.shape != trained.shape:
         raise ExhumeError(
             f"--decoys: records of shape {others.shape}, those trained on have {trained.shape}"
         )
-    return _apart(trained, others, chosen, key)
+    given = _apart(trained, others, chosen, key)
+    given = replace(given, columns=_columns(source, trained.shape))
+    if not said.pictures:
+        return given
+    images = load(said.pictures, data.Reading()).inputs
+    if len(images) != len(everything) or images.ndim != 4 or len(trained.shape) != 1:
+        raise ExhumeError(
+            f"--pictures: {len(images)} records of shape {tuple(images.shape[1:])} given; needed is an image "
+            f"for each of the {len(everything)} vectors of --trained-on, in their order"
+        )
+    rest = left & torch.tensor(not said.decoys)
+    pictures = Pictures(images[chosen], images[rest], everything.inputs[rest])
+    return replace(given, pictures=pictures)
+
+
+def _columns(source: str, shape: tuple[int, ...]) -> tuple[data.Column, ...]:
+    """Names of the columns of vectors, where the set has them."""
+    return data.columns_of(source) if len(shape) == 1 else ()
+
+
+def _numbered(records: Records, outputs: int) -> Records:
+    if not all(name.isdigit() and int(name) < outputs for name in records.classes):
+        return records
+    number = torch.tensor([int(name) for name in records.classes])
+    classes = tuple(str(place) for place in range(outputs))
+    return Records(records.inputs, number[records.labels], classes)
 
 
 def _apart(trained: Records, others: Records, rows: Tensor, key: Key) -> ScoringRecords:
-    """Decoys without copies of training records, in the training records' shares of the classes."""
+    """Others without copies of training records; decoys in the training records' shares of the classes."""
     notes = []
-    known = {digest(image) for image in trained.inputs}
-    fresh = torch.tensor([digest(image) not in known for image in others.inputs], dtype=torch.bool)
+    known = {digest(one) for one in trained.inputs}
+    fresh = torch.tensor([digest(one) not in known for one in others.inputs], dtype=torch.bool)
     if copies := int((~fresh).sum()):
         notes.append(f"{copies} decoys are copies of training records and were left out.")
     others = others[fresh]
@@ -82,13 +123,13 @@ def _apart(trained: Records, others: Records, rows: Tensor, key: Key) -> Scoring
     missing = sorted(set(wanted) - set(there))
     if len(missing) == len(wanted):
         notes.append("No decoy has a class of the training records; all were used.")
-        return ScoringRecords(trained, others[:_MOST_DECOYS], tuple(notes), rows)
+        return ScoringRecords(trained, others[:_MOST_DECOYS], others, tuple(notes), rows)
     if missing:
         notes.append(
             f"There are no decoys of {', '.join(missing)}; the null is of the other classes."
         )
     chosen = _in_proportion(there, {n: c for n, c in wanted.items() if n not in missing})
-    return ScoringRecords(trained, others[torch.tensor(chosen)], tuple(notes), rows)
+    return ScoringRecords(trained, others[torch.tensor(chosen)], others, tuple(notes), rows)
 
 
 def _in_proportion(there: list[str], wanted: Mapping[str, int]) -> list[int]:
@@ -126,49 +167,3 @@ def shape_of(settings: CheckpointSettings, given: ScoringRecords | None) -> tupl
             "many numbers it takes"
         )
     return settings.shape
-
-
-def mean_given(text: str, shape: tuple[int, ...]) -> Tensor | None:
-    """(*shape) what inputs lose before they enter: numbers, or an .npz file with `mean`; None: not given."""
-    if not text:
-        return None
-    values = _numbers(text) if not text.endswith(".npz") else _from_file(Path(text))
-    if not bool(torch.isfinite(values).all()) or float(values.abs().max()) > 1:
-        raise ExhumeError(f"--mean: {text} has values beyond [-1, 1]; records lie in [0, 1]")
-    if tuple(values.shape) == shape:
-        return values
-    if values.numel() == 1:
-        return values.reshape(()).expand(shape).clone()
-    if values.ndim == 1 and len(values) == shape[0]:
-        return values.reshape(-1, *[1] * (len(shape) - 1)).expand(shape).clone()
-    if values.numel() == torch.Size(shape).numel():
-        return values.reshape(shape)
-    raise ExhumeError(f"--mean: shape {tuple(values.shape)} given, records have {shape}")
-
-
-def _numbers(text: str) -> Tensor:
-    try:
-        return torch.tensor([float(part) for part in text.split(",")])
-    except ValueError:
-        raise ExhumeError(
-            f"--mean: {text!r} is neither numbers such as 0.49,0.48,0.45 nor an .npz file"
-        ) from None
-
-
-def _from_file(path: Path) -> Tensor:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            names = list(file.files)
-            name = "mean" if "mean" in names else names[0] if len(names) == 1 else None
-            if name is None:
-                raise ExhumeError(
-                    f"--mean: {path} holds {', '.join(names)}; an array mean is needed"
-                )
-            found = file[name]
-    except BROKEN_ARRAYS as error:
-        raise ExhumeError(f"--mean: cannot read {path} ({str(error)[:300]})") from error
-    if not isinstance(found, np.ndarray):
-        raise ExhumeError(f"--mean: {path} holds no array of numbers")
-    if found.dtype.kind not in "fiu":
-        raise ExhumeError(f"--mean: {path} holds {found.dtype}, numbers are needed")
-    return torch.from_numpy(found.astype(np.float32))

@@ -1,0 +1,76 @@
+"""What weights alone show of whether their records can be read off them. No attack yet, and no truth.
+
+Three things must be so. The first layer's spectrum ends, and so tells how many records there are. Nothing is
+left of the random start, so that layers are sums over records. And a record is asked for by more equations
+than it has unknowns.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.attacks.margin.reading import rank_of
+from exhume.models.matrices import Matrices
+
+__all__ = ["LEFT", "Premises", "premises_of"]
+
+LEFT = 1e-3  # share of the second layer's square that may lie outside its records' directions
+_ROUNDING = 1e-6  # of the largest singular value
+
+
+@dataclass(frozen=True)
+class Premises:
+    """Of one release."""
+
+    records: int  # by the first layer's spectrum: its rank, and one more for the mean
+    fall: float  # from the last singular value of the records to the next; infinite: what follows is rounding
+    whole: bool  # the spectrum has no end: every direction of the first layer counts
+    left_first: float  # share of the first layer's square outside the records' directions
+    left_second: float | None  # of the second layer's, outside `directions`; None: one hidden layer
+    directions: int  # of the second layer that belong to the records
+    unknowns: int  # of each record
+    neurons: int  # of the first layer
+    gates: bool = True  # ReLU, which the attack on the first layer asks for
+
+    @property
+    def equations(self) -> int:
+        """For each record, where hidden activations span the second layer."""
+        return self.neurons - self.directions
+
+    @property
+    def spans(self) -> bool:
+        """Whether the second layer has lost its start, so that hidden activations span it."""
+        left = self.left_second
+        return left is not None and left <= LEFT and self.equations > 0
+
+
+def premises_of(network: Matrices, widen: float) -> Premises:
+    """widen: directions of the second layer per training record, as `HiddenSpan` takes them."""
+    neurons, inputs = network.first.shape
+    values = torch.linalg.svdvals(network.first.double())
+    short, long = sorted((neurons, inputs))
+    rank = rank_of(values, aspect=short / long)
+    behind = float(values[rank]) if rank < len(values) else 0.0
+    rounding = behind <= _ROUNDING * float(values[0])
+    directions = round(widen * (rank + 1))
+    second = _left(network.later[0], directions) if len(network.later) > 1 else None
+    return Premises(
+        records=rank + 1,
+        fall=math.inf if rounding else float(values[rank - 1]) / behind,
+        whole=rank == len(values),
+        left_first=float(values[rank:].square().sum() / values.square().sum()),
+        left_second=second,
+        directions=directions,
+        unknowns=rank,
+        neurons=neurons,
+        gates=network.act.name == "relu",
+    )
+
+
+def _left(matrix: Tensor, directions: int) -> float:
+    squares = torch.linalg.svdvals(matrix.double()).square()
+    return float(squares[directions:].sum() / squares.sum())

@@ -1,0 +1,43 @@
+"""What the columns of vectors are called: a table says it, and so does an array `columns` in an .npz file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from exhume.contract import ExhumeError
+from exhume.data.table import Column, table
+from exhume.notation import BROKEN_ARRAYS
+
+__all__ = ["columns_of"]
+
+
+def columns_of(source: str) -> tuple[Column, ...]:
+    """Of a set that `load` reads as vectors, in their order; none where nobody named them."""
+    path = Path(source).expanduser()
+    before, colon, label = source.rpartition(":")
+    if path.suffix == ".csv" and path.is_file():
+        return table(path).columns
+    if colon and Path(before).suffix == ".csv":
+        return table(Path(before).expanduser(), label).columns
+    return _in_arrays(path) if path.suffix == ".npz" else ()
+
+
+def _in_arrays(path: Path) -> tuple[Column, ...]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if "columns" not in file.files:
+                return ()
+            names, width = file["columns"], file[_inputs(file.files)].shape[-1]
+    except BROKEN_ARRAYS as error:
+        raise ExhumeError(f"{path}: cannot read columns ({str(error)[:300]})") from error
+    if names.ndim != 1 or names.dtype.kind != "U" or len(names) != width:
+        raise ExhumeError(
+            f"{path}: columns has shape {names.shape} of {names.dtype}; legal is a list of {width} texts"
+        )
+    return tuple(Column(str(name)) for name in names)
+
+
+def _inputs(names: list[str]) -> str:
+    return next(name for name in ("x", "inputs", "images", "x_train", *names) if name in names)
