@@ -57,3 +57,4 @@ def least_squares(
 
 def _squared(vector: Tensor) -> float:
     return float(vector.double().square().sum())
+

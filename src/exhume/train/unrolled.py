@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +30,12 @@ from torch.func import functional_call
 from exhume.contract import Layout, Records
 from exhume.train.local import batch_loss
 from exhume.train.rules import Rule
+from exhume.train.smooth_gates import smooth_gates
 
 __all__ = ["Path", "Seen", "Unknown", "Unrolled"]
 
 _BLOCK = 1024  # records whose activations are held at once
-_COPIES = 10  # of a record's activations in the graph of a gradient; on the safe side
+_COPIES = 6  # of a record's activations in the graph of a gradient; on the safe side
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +91,19 @@ class Unrolled:
     mixes: bool = False  # batch norm: a step's records must be seen together
     activations: int = 0  # numbers that one record leaves behind in a forward pass; 0: keep no graph
     memory: int = 1024  # MiB for the states and graphs of a training
+
+    @cached_property
+    def live(self) -> Tensor:
+        """(p,) 1 where training follows a gradient, 0 for running statistics."""
+        known = dict(self.module.named_parameters())
+        sizes = zip(self.layout.names, self.layout.shapes, strict=True)
+        ones = {n: torch.full(shape, 1.0 if n in known else 0.0) for n, shape in sizes}
+        return self.layout.join(ones).to(self.initial)
+
+    def smoothed(self, width: float) -> tuple[Unrolled, int]:
+        """The same training with gates that are smooth in second derivatives, and how many there are."""
+        module, gates = smooth_gates(self.module, width)
+        return (replace(self, module=module) if gates else self), gates
 
     # Training
 

@@ -8,14 +8,15 @@ mini-batches of known order, Adam, schedules, from any start, and several unknow
 begins where a few real trainings say (starts.py); the one that explains the release best is right, and the final
 residual certifies the answer without the truth. Of a regression the unknown number is one more coordinate.
 
-Cost, in trainings: classes·(1 + directions) once; a release some 5·products a Gauss-Newton step.
+Cost, in trainings: classes·(1 + directions) once; a release some 3·products a Gauss-Newton step, at most
+`trainings` in all.
 Where d questions are affordable and releases are many, `ThroughTraining` is cheaper: its adjoint is shared by all.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -51,9 +52,10 @@ _CONVERGED = 1e-2  # relative residual below which the records explain the relea
 _EXACT = 1e-5  # and below which nothing is left to explain in single precision
 _HOPELESS = 0.5  # and above which a label is given up after `_TRIAL` steps
 _TRIAL = 2
-_LENGTHS = (1.0, 0.5, 0.25, 0.1)
-_WORTH = 0.95  # of the residual: what a step must leave at most
+_LENGTHS = (1.0, 0.5, 0.2)
+_WORTH = 0.97  # of the residual: what a step must leave at most
 _LEFT = 0.03  # of the linear residual: where the solver may stop
+_WIDTHS = (0.3, 3.0, 0.03)  # of smoothed gates, in standard deviations, for a guess of residual 1
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,12 @@ class ThroughAnyTraining:
     """
 
     unknown: int = 1  # records that are missing
-    iterations: int = 8  # of Gauss-Newton
+    iterations: int = 12  # of Gauss-Newton
     products: int = 30  # of conjugate gradients in each
     directions: int = 6  # for each label in which its start is sought
     labels: int = 3  # choices of labels that are tried in full
-    memory: int = 1024  # MiB for the states of a training
+    trainings: int = 1200  # a release may cost, products with the derivative included; begun steps are ended
+    memory: int = 1024  # MiB for the states and graphs of a training
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
@@ -104,10 +107,9 @@ class ThroughAnyTraining:
             self, recipe, unrolled, starts, white, key, store, cost, progress
         )
 
-    def trainings(self, classes: int, releases: int) -> float:
+    def cost(self, classes: int, releases: int) -> int:
         """What it costs at most, counted in trainings of one model."""
-        once = 1 + classes * (1 + self.directions)
-        return once + releases * self.labels * self.iterations * (5 * self.products + 4)
+        return 1 + classes * (1 + self.directions) + releases * self.trainings
 
 
 @dataclass(eq=False)
@@ -130,6 +132,11 @@ class FittedThroughAnyTraining:
     store: Store
     cost: Cost
     progress: Progress
+
+    @property
+    def live(self) -> Tensor:
+        """(p,) 1 where training follows a gradient, 0 for running statistics."""
+        return self.unrolled.live
 
     def run(self, releases: Release) -> Reconstruction:
         shape, who, whose = self.unrolled.fixed.shape, "this attack", "the recipe's model has"
@@ -177,7 +184,7 @@ class FittedThroughAnyTraining:
             found, residual = self._descend(released, guess, count)
             if residual < least:
                 best, least = found, residual
-            if residual < _CONVERGED:
+            if residual < _CONVERGED or count.models > self.settings.trainings:
                 break
         assert best is not None  # there is at least one label
         return {
@@ -189,7 +196,7 @@ class FittedThroughAnyTraining:
 
     def _ordered(self, released: Tensor, count: _Count) -> list[Guess]:
         """The best few starts, by a real training on each."""
-        ranked = self.starts.ranked(released, self.settings.unknown)[: 2 * self.settings.labels]
+        ranked = self.starts.ranked(released, self.settings.unknown, self.live)[: 2 * self.settings.labels]
         lefts = [self._residual(released, guess, count) for guess in ranked]
         order = sorted(range(len(ranked)), key=lambda i: lefts[i])
         return [ranked[i] for i in order[: self.settings.labels]]
@@ -199,38 +206,52 @@ class FittedThroughAnyTraining:
     def _descend(self, released: Tensor, guess: Guess, count: _Count) -> tuple[Guess, float]:
         residual = self._residual(released, guess, count)
         for done in range(self.settings.iterations):
-            step = self._step(released, guess, count)
-            moved = self._best(released, guess, residual, step, count)
+            moved = None
+            for step in self._steps(released, guess, residual, count):
+                moved = self._best(released, guess, residual, step, count)
+                if moved is not None:
+                    break
             if moved is None:
                 break
             guess, residual = moved
             if residual < _EXACT or (done + 1 >= _TRIAL and residual > _HOPELESS):
                 break
+            if count.models > self.settings.trainings:
+                break
         return guess, residual
 
-    def _step(self, released: Tensor, guess: Guess, count: _Count) -> Tensor:
-        """(e, *shape) by conjugate gradients on the linearised training."""
-        path = self.unrolled.train(Unknown(guess.inputs, guess.labels))
-        forward, adjoint = self._products(path)
-        solved = least_squares(
-            forward,
-            adjoint,
-            released - path.end,
-            iterations=self.settings.products,
-            left=_LEFT,
-        )
-        count.models += 1 + 4.5 * solved.iterations
-        return self._coloured(solved.step.view_as(guess.inputs))
+    def _steps(
+        self, released: Tensor, guess: Guess, residual: float, count: _Count
+    ) -> Iterator[Tensor]:
+        """(e, *shape) by conjugate gradients on the linearised training; where gates jump, by several widths."""
+        for factor in _WIDTHS:
+            unrolled, gates = self.unrolled.smoothed(factor * min(1.0, residual))
+            path = unrolled.train(Unknown(guess.inputs, guess.labels))
+            forward, adjoint = self._products(unrolled, path)
+            solved = least_squares(
+                forward,
+                adjoint,
+                (released - path.end) * self.live,
+                iterations=self.settings.products,
+                left=_LEFT,
+            )
+            count.models += 1 + 3 * solved.iterations
+            yield self._coloured(solved.step.view_as(guess.inputs))
+            if not gates:
+                return
 
-    def _products(self, path: Path) -> tuple[Callable[[Tensor], Tensor], ...]:
+    def _products(
+        self, unrolled: Unrolled, path: Path
+    ) -> tuple[Callable[[Tensor], Tensor], ...]:
         guess = path.guess
 
         def forward(step: Tensor) -> Tensor:
             along = Unknown(self._coloured(step.view_as(guess.inputs)), guess.targets)
-            return self.unrolled.forward(path, along)
+            return self.live * unrolled.forward(path, along)
 
         def adjoint(cotangent: Tensor) -> Tensor:
-            return self._coloured(self.unrolled.adjoint(path, cotangent).inputs).flatten()
+            found = unrolled.adjoint(path, self.live * cotangent)
+            return self._coloured(found.inputs).flatten()
 
         return forward, adjoint
 
@@ -255,5 +276,5 @@ class FittedThroughAnyTraining:
         extra = Records(guess.inputs[None], guess.labels[None], unrolled.fixed.classes)
         trained = self.recipe.fit(unrolled.initial, unrolled.fixed, extra, self.key)[0]
         count.models += 1
-        moved = (released - self.starts.base).norm().clamp_min(1e-30)
-        return float((released - trained).norm() / moved)
+        moved = ((released - self.starts.base) * self.live).norm().clamp_min(1e-30)
+        return float(((released - trained) * self.live).norm() / moved)
