@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ __all__ = ["AdamRule", "HeavyBall", "Rule"]
 _TINY = 1e-38  # under a root, which has no slope at 0
 
 
+@runtime_checkable
 class Rule(Protocol):
     def start(self, weights: Tensor) -> Tensor:
         """(p,) to the state (k, p) before the first step."""

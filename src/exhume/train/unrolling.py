@@ -11,6 +11,7 @@ from exhume.contract import Architecture, NotApplicable, Recipe, Records
 from exhume.models.own.architecture import OwnArchitecture
 from exhume.models.own.language import LanguageModel
 from exhume.models.own.per_record_check import not_per_record
+from exhume.train.batch_norm import mixes_batches, without_memory
 from exhume.train.functional import activations
 from exhume.train.local import LocalTraining
 from exhume.train.optimisers import Adam, Optimiser
@@ -20,13 +21,11 @@ from exhume.train.routine import Routine
 from exhume.train.rules import AdamRule, HeavyBall, Rule
 from exhume.train.unrolled import Seen, Unrolled
 
-__all__ = ["unroll"]
+__all__ = ["check_differentiable", "unroll"]
 
 
-def unroll(
-    recipe: Recipe, initial: Tensor, fixed: Records, unknown: int = 1, *, memory: int = 1024
-) -> Unrolled:
-    """Training on the fixed records and so many unknown ones, step by step; raises `NotApplicable`."""
+def check_differentiable(recipe: object) -> None:
+    """Raises `NotApplicable` with the reason why a training cannot be differentiated."""
     if isinstance(recipe, OwnTraining):
         raise NotApplicable(
             f"{recipe.spec} is a function of your own: it can be called, not differentiated; say how it trains "
@@ -37,6 +36,17 @@ def unroll(
         raise NotApplicable(f"no way to differentiate through {recipe} is known", ever=True)
     if not isinstance(recipe, MiniBatch) and (recipe.privacy.clips or recipe.privacy.noise):
         raise NotApplicable("private training adds noise the adversary cannot redo", ever=False)
+    if isinstance(recipe, LocalTraining) and recipe.reduction != "mean":
+        raise NotApplicable("written for the mean loss, not for the sum", ever=True)
+    _differentiable(recipe.architecture)
+
+
+def unroll(
+    recipe: Recipe, initial: Tensor, fixed: Records, unknown: int = 1, *, memory: int = 1024
+) -> Unrolled:
+    """Training on the fixed records and so many unknown ones, step by step; raises `NotApplicable`."""
+    check_differentiable(recipe)
+    assert isinstance(recipe, FullBatch | MiniBatch | LocalTraining)  # nothing else passes
     module, mixes = _differentiable(recipe.architecture)
     rule, steps, loss = _parts(recipe, len(fixed), unknown)
     return Unrolled(
@@ -56,9 +66,13 @@ def unroll(
 def _differentiable(architecture: Architecture) -> tuple[torch.nn.Module, bool]:
     """The module as it trains, and whether its records must be seen together."""
     if isinstance(architecture, LanguageModel):
-        raise NotApplicable("tokens have no derivative: updates of texts have attacks of their own")
+        raise NotApplicable(
+            "tokens have no derivative: updates of texts have attacks of their own", ever=True
+        )
     own = isinstance(architecture, OwnArchitecture)
     module = architecture.trainable() if own else architecture.build()
+    if mixes_batches(architecture):
+        return without_memory(module), True
     why = not_per_record(module, architecture.input_shape)
     if why:
         raise NotApplicable(f"training cannot be differentiated: {why}", ever=True)
@@ -92,8 +106,6 @@ def _local(
     routine = recipe.routine
     if routine.hidden_order(known + unknown):
         raise NotApplicable("mini-batches in an order that nobody else knows", ever=False)
-    if recipe.reduction != "mean":
-        raise NotApplicable("written for the mean loss; say the sum's rate times the records", ever=True)
     rates = recipe.rates(known + unknown)
     rows = routine.batches(recipe.steps, known + unknown)
     steps = tuple(

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.informed.starts import Guess, Starts
+from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.attacks.releases import weights_of
 from exhume.contract import (
     Cost,
@@ -43,10 +44,10 @@ from exhume.models.own.architecture import fully_connected
 from exhume.store import address, cached, digest
 from exhume.train.krylov import least_squares
 from exhume.train.unrolled import Path, Unknown, Unrolled
-from exhume.train.unrolling import unroll
+from exhume.train.unrolling import check_differentiable, unroll
 from exhume.train.whitening import Whitening
 
-__all__ = ["FittedThroughAnyTraining", "ThroughAnyTraining"]
+__all__ = ["FittedThroughAnyTraining", "ThroughAnyTraining", "through_training_of"]
 
 _CONVERGED = 1e-2  # relative residual below which the records explain the release
 _EXACT = 1e-5  # and below which nothing is left to explain in single precision
@@ -110,6 +111,19 @@ class ThroughAnyTraining:
     def cost(self, classes: int, releases: int) -> int:
         """What it costs at most, counted in trainings of one model."""
         return 1 + classes * (1 + self.directions) + releases * self.trainings
+
+
+def through_training_of(recipe: object) -> ThroughTraining | ThroughAnyTraining:
+    """The attack that differentiates through a recipe: with one adjoint for all releases, or matrix-free.
+
+    Raises `NotApplicable` where neither does.
+    """
+    try:
+        ThroughTraining().applies_to(recipe)
+    except NotApplicable:
+        check_differentiable(recipe)
+        return ThroughAnyTraining()
+    return ThroughTraining()
 
 
 @dataclass(eq=False)
