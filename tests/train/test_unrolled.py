@@ -113,7 +113,8 @@ def test_the_number_of_a_regression_is_unknown_too(game, key):
     ahead, behind = (
         training.train(
             Unknown(
-                guess.inputs + sign * step * along.inputs, guess.targets + sign * step * along.targets
+                guess.inputs + sign * step * along.inputs,
+                guess.targets + sign * step * along.targets,
             )
         ).end
         for sign in (1, -1)
@@ -167,16 +168,16 @@ def test_batch_norm_and_adapters_are_differentiated(name, own, game, key):
     )
     live = training.live
     pushed = live * training.forward(path, along)
-    torch.testing.assert_close(
-        pushed, live * (ahead - behind) / (2 * step), rtol=1e-4, atol=1e-7
-    )
+    torch.testing.assert_close(pushed, live * (ahead - behind) / (2 * step), rtol=1e-4, atol=1e-7)
     pulled = training.adjoint(path, pushed)
     torch.testing.assert_close((pulled.inputs * along.inputs).sum(), pushed @ pushed)
 
 
 def test_what_cannot_be_differentiated(own, game, key, tmp_path):
     fixed, _ = game
-    text = ModuleArchitecture(nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(36, 3)).train(), SHAPE)
+    text = ModuleArchitecture(
+        nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(36, 3)).train(), SHAPE
+    )
     cases = {
         "adds noise the adversary cannot redo": FullBatch(NET, privacy=Privacy(1.0, 1.0)),
         r"3 \(Dropout\) drops inputs|takes statistics": FullBatch(own("drops")),
@@ -229,7 +230,9 @@ def test_whitening_is_symmetric_and_prefers_what_is_smooth():
 
 
 def test_smooth_gates_change_second_derivatives_only():
-    module = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.LeakyReLU(), nn.Linear(6, 1))
+    module = nn.Sequential(
+        nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.LeakyReLU(), nn.Linear(6, 1)
+    )
     smooth, count = smooth_gates(module, 0.3)
     assert count == 2
     x = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))

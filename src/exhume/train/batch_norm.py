@@ -1,8 +1,9 @@
 """Training of networks with batch norm, one model after another: a step's records are normalised together.
 
-The module itself is trained, in the modes in which its factory returns it, so that its running statistics move as
-they do for whoever wrote it. They are part of the layout: what is released holds them. Every step sees all
-records, or its batch of a known order; the unknown record is wherever the order puts it.
+The module itself is trained, in the modes in which its factory returns it, so that its running
+statistics move as they do for whoever wrote it. They are part of the layout: what is released holds
+them. Every step sees all records, or its batch of a known order; the unknown record is wherever the
+order puts it.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def descend(
     )
 
 
-def _trained(
+def _trained(  # noqa: PLR0917
     architecture: OwnArchitecture,
     optimiser: Optimiser,
     start: Tensor,
@@ -94,7 +95,9 @@ def _trained(
     module = architecture.trainable().to(start.device)
     parts = architecture.layout.split(start)
     names = {name for name, _ in module.named_parameters()}
-    followed = Layout(*zip(*((n, tuple(t.shape)) for n, t in parts.items() if n in names), strict=True))
+    followed = Layout(
+        *zip(*((n, tuple(t.shape)) for n, t in parts.items() if n in names), strict=True)
+    )
     flat = followed.join({n: parts[n].clone() for n in followed.names})
     buffers = dict(module.named_buffers())
     for name in parts.keys() - names:  # running statistics, which the module moves by itself

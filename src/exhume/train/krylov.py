@@ -2,8 +2,8 @@
 
     min_x ||J x - r||^2 + damping·||x||^2
 
-Iterates are filtered solutions: directions of large singular values come first, so stopping early regularises.
-Cost: one product with J and one with its transpose an iteration.
+Iterates are filtered solutions: directions of large singular values come first, so stopping early
+regularises. Cost: one product with J and one with its transpose an iteration.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def least_squares(
     left: float = 0.0,
     slope: float = 1e-4,
 ) -> Solved:
-    """right: (p,). Ends once ||J x - r|| is below `left` of ||r||, or its gradient below `slope` of the first."""
+    """right: (p,). Ends once ||J x - r|| is below `left` of ||r||, or its gradient `slope` of the first."""
     residual = right.clone()
     gradient = adjoint(residual)
     step, along = torch.zeros_like(gradient), gradient.clone()
@@ -57,4 +57,3 @@ def least_squares(
 
 def _squared(vector: Tensor) -> float:
     return float(vector.double().square().sum())
-

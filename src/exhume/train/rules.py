@@ -1,7 +1,7 @@
-"""Optimisers as pure functions of their state, and the derivative of a step: what unrolled training differentiates.
+"""Optimisers as pure functions of their state, and the derivative of a step.
 
-A state is (k, p): the weights first, then what the optimiser remembers. `push` carries a change of the state
-and of the gradient through one step, `pull` is its transpose:
+A state is (k, p): the weights first, then what the optimiser remembers. `push` carries a change of the
+state and of the gradient through one step, `pull` is its transpose:
 
     push: (ds, dg) -> d s'                 pull: l' -> (l, l_g),     <l', push(ds, dg)> = <l, ds> + <l_g, dg>
 
@@ -111,9 +111,7 @@ class AdamRule:
         self, kept: Tensor, change: Tensor, d_gradient: Tensor, step: int, rate: float
     ) -> Tensor:
         at = (kept[:3], kept[3])
-        pushed: Tensor = jvp(
-            lambda s, g: self.next(s, g, step, rate), at, (change, d_gradient)
-        )[1]
+        pushed: Tensor = jvp(lambda s, g: self.next(s, g, step, rate), at, (change, d_gradient))[1]
         return pushed
 
     def pull(self, kept: Tensor, after: Tensor, step: int, rate: float) -> tuple[Tensor, Tensor]:

@@ -1,16 +1,17 @@
 """ReLU gates whose jump is spread out in second derivatives only.
 
-A gate jumps from 0 to 1, so automatic differentiation says that it never moves. But among a thousand records some are
-always near their kink: when the weights move a little, a share of the gates in proportion flips, and on average
+A gate jumps from 0 to 1, so automatic differentiation says that it never moves. But among a thousand
+records some are always near their kink: when the weights move a little, a share of the gates in
+proportion flips, and on average
 
     E[ d gate ] = density(0) · dx
 
-Counting every record near its kink by a kernel of some width gives this average. Values and first derivatives
-are those of the network itself: training is unchanged, only its linearisation sees flips coming. The width should be about
-as far as pre-activations may still move.
+Counting every record near its kink by a kernel of some width gives this average. Values and first
+derivatives are those of the network itself: training is unchanged, only its linearisation sees flips
+coming. The width should be about as far as pre-activations may still move.
 
-Replaced are the modules `nn.ReLU` and `nn.LeakyReLU` and ours of that kind; a call of `F.relu` within a forward
-stays as it is.
+Replaced are the modules `nn.ReLU` and `nn.LeakyReLU` and ours of that kind; a call of `F.relu` within a
+forward stays as it is.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _LEAKS = {"relu": 0.0, "leaky-relu": 0.01}  # of our own activations
 
 
 def smooth_gates(module: nn.Module, width: float) -> tuple[nn.Module, int]:
-    """A copy with its gates replaced, and their number. width: in standard deviations of what enters a gate."""
+    """A copy with its gates replaced, and their number. width: in deviations of what enters a gate."""
     holder = nn.Sequential(copy.deepcopy(module))
     count = 0
     for parent in list(holder.modules()):

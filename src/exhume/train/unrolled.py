@@ -1,19 +1,20 @@
 """Training as a differentiable map from unknown records to weights: forward mode and adjoint, any network.
 
-    theta_{t+1}, … = rule(theta_t, …, g_t),      g_t = grad_theta L_t(theta_t; z),      L_t the mean loss of step t
+    theta_{t+1}, … = rule(theta_t, …, g_t),    g_t = grad_theta L_t(theta_t; z),   L_t the mean loss of step t
 
-The Hessian of L_t in (theta, z) is symmetric, so that both products with J = d theta_T / d z are backward passes
-through the gradient of the same step:
+The Hessian of L_t in (theta, z) is symmetric, so that both products with J = d theta_T / d z are
+backward passes through the gradient of the same step:
 
     forward   dg_t = grad_theta [ <grad_theta L_t, d theta> + <grad_z L_t, dz> ]
     adjoint   (l_theta, l_z) += grad_{theta, z} <grad_theta L_t, a>,      a the cotangent of g_t
 
 Each costs one to two trainings, whatever the network, the optimiser, and the number of unknown records.
 
-Memory: the rule's kept rows (heavy ball 1, Adam 4) of p numbers for every step, if they fit into a quarter of
-`memory`; otherwise those at every sqrt(T)-th step and of one stretch between two of them, which is trained again
-when it is needed (one training more a product). The graphs of as many steps as fit into the rest are kept for all
-products, those of the others are made again for each. Besides, the graph of one block of records.
+Memory: the rule's kept rows (heavy ball 1, Adam 4) of p numbers for every step, if they fit into a
+quarter of `memory`; otherwise those at every sqrt(T)-th step and of one stretch between two of them,
+which is trained again when it is needed (one training more a product). The graphs of as many steps as
+fit into the rest are kept for all products, those of the others are made again for each. Besides, the
+graph of one block of records.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ class Unrolled:
     fixed: Records
     loss: str = "cross-entropy"
     mixes: bool = False  # batch norm: a step's records must be seen together
-    activations: int = 0  # numbers that one record leaves behind in a forward pass; 0: keep no graph
+    activations: int = (
+        0  # numbers that one record leaves behind in a forward pass; 0: keep no graph
+    )
     memory: int = 1024  # MiB for the states and graphs of a training
 
     @cached_property
@@ -205,11 +208,12 @@ class Unrolled:
         for inputs, targets, more in self._blocks(seen):
             leaves = tuple(part[seen.unknown].detach() for part in self._free(guess))
             leaves = tuple(part.requires_grad_() for part in leaves) if more else ()
+            rows, wanted = [inputs], [targets]
             if more:
-                own = leaves[1] if len(leaves) > 1 else guess.targets[seen.unknown]
-                inputs, targets = torch.cat([inputs, leaves[0]]), torch.cat([targets, own])
-            outputs = functional_call(self.module, named, (inputs,))
-            loss = batch_loss(outputs, targets, "sum", self.loss) / count
+                rows.append(leaves[0])
+                wanted.append(leaves[1] if len(leaves) > 1 else guess.targets[seen.unknown])
+            outputs = functional_call(self.module, named, (torch.cat(rows),))
+            loss = batch_loss(outputs, torch.cat(wanted), "sum", self.loss) / count
             if self.loss == "mse":
                 loss = loss / outputs.shape[1]
             slopes = torch.autograd.grad(loss, (weights, *leaves), create_graph=True)

@@ -28,8 +28,8 @@ def check_differentiable(recipe: object) -> None:
     """Raises `NotApplicable` with the reason why a training cannot be differentiated."""
     if isinstance(recipe, OwnTraining):
         raise NotApplicable(
-            f"{recipe.spec} is a function of your own: it can be called, not differentiated; say how it trains "
-            "with optimiser, batch, rate and steps in place of train",
+            f"{recipe.spec} is a function of your own: it can be called, not differentiated; say how it "
+            "trains with optimiser, batch, rate and steps in place of train",
             ever=True,
         )
     if not isinstance(recipe, FullBatch | MiniBatch | LocalTraining):
@@ -94,15 +94,11 @@ def _parts(
 
 def _rule(optimiser: Optimiser) -> Rule:
     if isinstance(optimiser, Adam):
-        return AdamRule(
-            optimiser.beta1, optimiser.beta2, optimiser.epsilon, optimiser.weight_decay
-        )
+        return AdamRule(optimiser.beta1, optimiser.beta2, optimiser.epsilon, optimiser.weight_decay)
     return HeavyBall(optimiser.momentum, optimiser.weight_decay)
 
 
-def _local(
-    recipe: LocalTraining, known: int, unknown: int
-) -> tuple[Rule, tuple[Seen, ...], str]:
+def _local(recipe: LocalTraining, known: int, unknown: int) -> tuple[Rule, tuple[Seen, ...], str]:
     routine = recipe.routine
     if routine.hidden_order(known + unknown):
         raise NotApplicable("mini-batches in an order that nobody else knows", ever=False)

@@ -2,9 +2,9 @@
 
     x = S w,     S = C^(1/2) (x) F^T diag(s) F
 
-F the orthonormal cosine transform, s^2 a power law in the spatial frequency and C the covariance of the channels,
-both fitted to a few known images. S is symmetric. Krylov solvers then find smooth corrections first, which is
-where natural images differ, and stopping early leaves noise out.
+F the orthonormal cosine transform, s^2 a power law in the spatial frequency and C the covariance of the
+channels, both fitted to a few known images. S is symmetric. Krylov solvers then find smooth corrections
+first, which is where natural images differ, and stopping early leaves noise out.
 """
 
 from __future__ import annotations

@@ -23,7 +23,9 @@ from exhume.train.recipe import FullBatch, MiniBatch
 from exhume.victims.informed import release_together
 
 MLP_8 = MLP((1, 8, 8), (10,), 10)
-BATCHES = MiniBatch(MLP_8, Descent(15, momentum=0.9, weight_decay=1e-3), Order(20, Key.from_seed(1)))
+BATCHES = MiniBatch(
+    MLP_8, Descent(15, momentum=0.9, weight_decay=1e-3), Order(20, Key.from_seed(1))
+)
 NORMED = """
 from torch import nn
 def build():
@@ -75,9 +77,7 @@ def test_two_records_come_back_at_once():
 
 def test_a_network_of_ones_own_with_batch_norm(tmp_path):
     (tmp_path / "mine.py").write_text(NORMED)
-    network = architecture_named(
-        "mine.py:build", input_shape=(1, 8, 8), classes=10, root=tmp_path
-    )
+    network = architecture_named("mine.py:build", input_shape=(1, 8, 8), classes=10, root=tmp_path)
     recipe = MiniBatch(network, Descent(12, 0.05, 0.9), Order(20, Key.from_seed(1)))
     prepared, release, truth = play(recipe)
     found = prepared.run(release)

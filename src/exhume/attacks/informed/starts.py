@@ -1,12 +1,14 @@
 """Where to begin for each label: the mean record, moved along a few directions in which records differ.
 
-Trained for real, forwards only: at each label's mean and a little along its principal directions, once for all
-releases. A release's difference is then fitted by these few changes; what the fit leaves over ranks the labels, and
-its coefficients are a first guess. Any training that can be repeated will do, differentiable or not.
+Trained for real, forwards only: at each label's mean and a little along its principal directions, once
+for all releases. A release's difference is then fitted by these few changes; what the fit leaves over
+ranks the labels, and its coefficients are a first guess. Any training that can be repeated will do,
+differentiable or not.
 
     theta - theta(m_c)  ≈  D_c a,      z_c = m_c + sum_i a_i u_i
 
-Several unknown records: influences add up to first order, so the D_c of their labels stand side by side.
+Several unknown records: influences add up to first order, so the D_c of their labels stand side by
+side.
 """
 
 from __future__ import annotations
@@ -118,7 +120,9 @@ class Starts:
         for place in set(places):
             twins = [i for i, other in enumerate(places) if other == place]
             if len(twins) > 1:
-                for i, share in zip(twins, torch.linspace(-_APART, _APART, len(twins)), strict=True):
+                for i, share in zip(
+                    twins, torch.linspace(-_APART, _APART, len(twins)), strict=True
+                ):
                     shift[i] = float(share) * self.directions[place, 0]
         return shift
 

@@ -2,15 +2,16 @@
 
     min_z ||theta - theta(z)||,      J(z) dz ≈ theta - theta(z) by conjugate gradients,      z <- z + a·dz
 
-theta(z) is a real training. J is never formed: products with it and with its transpose go through the steps of
-training (train/unrolled.py), so any module that `torch.func` takes will do, with momentum, weight decay,
-mini-batches of known order, Adam, schedules, from any start, and several unknown records at once. A label
-begins where a few real trainings say (starts.py); the one that explains the release best is right, and the final
-residual certifies the answer without the truth. Of a regression the unknown number is one more coordinate.
+theta(z) is a real training. J is never formed: products with it and with its transpose go through the
+steps of training (train/unrolled.py), so any module that `torch.func` takes will do, with momentum,
+weight decay, mini-batches of known order, Adam, schedules, from any start, and several unknown records
+at once. A label begins where a few real trainings say (starts.py); the one that explains the release
+best is right, and the final residual certifies the answer without the truth. Of a regression the
+unknown number is one more coordinate.
 
-Cost, in trainings: classes·(1 + directions) once; a release some 3·products a Gauss-Newton step, at most
-`trainings` in all.
-Where d questions are affordable and releases are many, `ThroughTraining` is cheaper: its adjoint is shared by all.
+Cost, in trainings: classes·(1 + directions) once; a release some 3·products a Gauss-Newton step, at
+most `trainings` in all. Where d questions are affordable and releases are many, `ThroughTraining` is
+cheaper: its adjoint is shared by all.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class ThroughAnyTraining:
     """Invert the map from unknown records to trained weights, whatever the network and its optimiser.
 
     Sees: `Weights`, r models, each trained on the fixed set and `unknown` records more.
-    Assumes: the training recipe with the order of its batches, the initial parameters, the fixed set; no noise.
+    Assumes: the recipe with the order of its batches, the initial parameters, the fixed set; no noise.
     Guarantees: the confidence is minus the relative residual ||theta - theta(z)|| / ||theta - theta_0||,
     theta_0 trained without the records: near 0, the answer reproduces the release.
     Reference: Balle22 (setting); the method is ours.
@@ -75,7 +76,9 @@ class ThroughAnyTraining:
     products: int = 30  # of conjugate gradients in each
     directions: int = 6  # for each label in which its start is sought
     labels: int = 3  # choices of labels that are tried in full
-    trainings: int = 1200  # a release may cost, products with the derivative included; begun steps are ended
+    trainings: int = (
+        1200  # a release may cost, products with the derivative included; begun steps are ended
+    )
     memory: int = 1024  # MiB for the states and graphs of a training
 
     def prepare(
@@ -210,7 +213,9 @@ class FittedThroughAnyTraining:
 
     def _ordered(self, released: Tensor, count: _Count) -> list[Guess]:
         """The best few starts, by a real training on each."""
-        ranked = self.starts.ranked(released, self.settings.unknown, self.live)[: 2 * self.settings.labels]
+        ranked = self.starts.ranked(released, self.settings.unknown, self.live)[
+            : 2 * self.settings.labels
+        ]
         lefts = [self._residual(released, guess, count) for guess in ranked]
         order = sorted(range(len(ranked)), key=lambda i: lefts[i])
         return [ranked[i] for i in order[: self.settings.labels]]
@@ -237,7 +242,7 @@ class FittedThroughAnyTraining:
     def _steps(
         self, released: Tensor, guess: Guess, residual: float, count: _Count
     ) -> Iterator[Tensor]:
-        """(e, *shape) by conjugate gradients on the linearised training; where gates jump, by several widths."""
+        """(e, *shape) by conjugate gradients on the linearised training; where gates jump, for each width."""
         for factor in _WIDTHS:
             unrolled, gates = self.unrolled.smoothed(factor * min(1.0, residual))
             path = unrolled.train(Unknown(guess.inputs, guess.labels))
@@ -254,9 +259,7 @@ class FittedThroughAnyTraining:
             if not gates:
                 return
 
-    def _products(
-        self, unrolled: Unrolled, path: Path
-    ) -> tuple[Callable[[Tensor], Tensor], ...]:
+    def _products(self, unrolled: Unrolled, path: Path) -> tuple[Callable[[Tensor], Tensor], ...]:
         guess = path.guess
 
         def forward(step: Tensor) -> Tensor:

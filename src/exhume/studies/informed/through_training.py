@@ -1,9 +1,10 @@
 """Differentiating through training, whatever the recipe: which records come back exactly, at which price.
 
-An arm is a way of training; of each target the released model is trained, and the adversary, who knows all
-but that record, inverts its training. Nothing is chosen with the truth in sight: labels, starts and step
-lengths follow the residual, which the adversary sees. Where many questions are affordable the adjoint of training
-is computed once for all targets (`ThroughTraining`); the other arms go matrix-free (`ThroughAnyTraining`).
+An arm is a way of training; of each target the released model is trained, and the adversary, who knows
+all but that record, inverts its training. Nothing is chosen with the truth in sight: labels, starts and
+step lengths follow the residual, which the adversary sees. Where many questions are affordable the
+adjoint of training is computed once for all targets (`ThroughTraining`); the other arms go matrix-free
+(`ThroughAnyTraining`).
 """
 
 from __future__ import annotations
@@ -59,9 +60,7 @@ class _Setting:
 
 
 def _cnn(fixed: int, targets: int, steps: int = 100) -> _Arm:
-    return _Arm(
-        fixed, targets, "cifar10", "cnn", rate=0.01, steps=steps, products=10, exact=1e-3
-    )
+    return _Arm(fixed, targets, "cifar10", "cnn", rate=0.01, steps=steps, products=10, exact=1e-3)
 
 
 _SCALES: dict[Scale, _Setting] = {
@@ -205,7 +204,11 @@ _STATEMENTS = {
     "paper_setting": "The paper's |D-| and rate: the record comes back exactly",
 }
 _PAPER = {"paper_setting": "average MSE 0.0089 with 59,000 shadow models"}
-_SHARE = {"cnn": 0.75, "paper_setting": 1.0, "two_records": 0.5}  # of the targets; the others 7 of 8
+_SHARE = {
+    "cnn": 0.75,
+    "paper_setting": 1.0,
+    "two_records": 0.5,
+}  # of the targets; the others 7 of 8
 
 
 def _claims(metrics: Mapping[str, float], arms: Mapping[str, _Arm]) -> Claims:
