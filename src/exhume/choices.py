@@ -16,6 +16,7 @@ from exhume.models.mlp import MLP
 from exhume.models.own.architecture import OwnArchitecture, architecture_named, fully_connected
 from exhume.scale import Processes, where_now
 from exhume.settings import Settings
+from exhume.train.batch_norm import mixes_batches
 from exhume.train.batches import Order
 from exhume.train.fleet import chunk_for
 from exhume.train.functional import check_side_by_side
@@ -148,8 +149,13 @@ def recipe_for(settings: Settings, records: Records) -> Trains:
         raise ExhumeError(
             f"dp_steps: {chosen.dp_steps} given; without a train of your own, say steps"
         )
-    if isinstance(network, OwnArchitecture) and fully_connected(network) is None:
+    own = isinstance(network, OwnArchitecture) and fully_connected(network) is None
+    if own and not mixes_batches(network):
         check_side_by_side(network)  # before anything is written
+    if own and mixes_batches(network) and chosen.dp_clip:
+        raise ExhumeError(
+            "dp_clip: with batch norm no record has a gradient of its own to clip; replace it by nn.GroupNorm"
+        )
     recipe = _plain_recipe(network, settings)
     defence = DPTraining(chosen.dp_clip or math.inf, chosen.dp_noise, chosen.dp_sampling)
     hardened = defence.harden(recipe)

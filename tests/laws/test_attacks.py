@@ -33,6 +33,7 @@ from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.attacks.informed.reconn import RecoNN
 from exhume.attacks.informed.refining import Refined
 from exhume.attacks.informed.residual import Residual
+from exhume.attacks.informed.through_any_training import ThroughAnyTraining
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.attacks.margin.descent import Descent as KktDescent
 from exhume.attacks.margin.eq6 import Equation6
@@ -427,6 +428,7 @@ CASES = {
         Residual(training=Training("adam", 3e-3, epochs=5), chunk=32), informed_game, 0.5
     ),
     "through training": Case(ThroughTraining(labels=3), informed_game, 0.2),
+    "through any training": Case(ThroughAnyTraining(iterations=3), informed_game, 0.2),
     "closed form of linear models": Case(GlmClosedForm(), linear_game, 1e-12),
     "reconn": Case(SMALL, informed_game, 0.75),
     "reconn delta span": Case(replace(SMALL, inputs="delta", span=True), informed_game, 0.8),

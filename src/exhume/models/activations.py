@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from exhume.contract import ExhumeError
 
-__all__ = ["ACTIVATIONS", "Activation", "activation"]
+__all__ = ["ACTIVATIONS", "Activation", "Elementwise", "activation"]
 
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 _LEAK = 0.01
@@ -30,10 +30,12 @@ class Activation:
     slope: Callable[[Tensor, Tensor], Tensor]  # (input, output) -> derivative, a new tensor
 
     def module(self) -> nn.Module:
-        return _Elementwise(self)
+        return Elementwise(self)
 
 
-class _Elementwise(nn.Module):
+class Elementwise(nn.Module):
+    """An activation as a layer."""
+
     def __init__(self, activation: Activation) -> None:
         super().__init__()
         self.activation = activation

@@ -30,6 +30,7 @@ from exhume.train.optimisers import Adam, Optimiser
 
 __all__ = [
     "accuracy",
+    "activations",
     "bytes_per_model",
     "check_side_by_side",
     "descend",
@@ -213,12 +214,12 @@ def bytes_per_model(
     """Peak memory that one more model in a stack takes, for float32; an estimate on the safe side."""
     size = architecture.layout.size
     rows = min(records, _PRIVATE_BLOCK if privacy.clips else _BLOCK)
-    values = 4 * _activations(architecture)  # outputs, their gradients and the kernels' workspace
+    values = 4 * activations(architecture)  # outputs, their gradients and the kernels' workspace
     copies = (6 if isinstance(optimiser, Adam) else 5) + (2 * rows if privacy.clips else 0)
     return 4 * (rows * values + copies * size)
 
 
-def _activations(architecture: Architecture) -> int:
+def activations(architecture: Architecture) -> int:
     """Numbers that one record leaves behind in a forward pass."""
     module, counts = architecture.build().eval(), list[int]()
 

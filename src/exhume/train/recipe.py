@@ -16,7 +16,7 @@ from torch import Tensor
 
 from exhume.contract import Architecture, ExhumeError, Key, Records
 from exhume.models.own.architecture import fully_connected
-from exhume.train import functional, stacked
+from exhume.train import batch_norm, functional, stacked
 from exhume.train.batches import Order
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy, Sampler, SampleStream
 from exhume.train.optimisers import Descent, Optimiser
@@ -162,7 +162,9 @@ def check_fits(architecture: Architecture, records: Records) -> None:
 
 
 def descent_of(architecture: Architecture) -> Callable[..., Tensor]:
-    """`stacked.descend` where the network is fully connected, else `functional.descend`."""
+    """`stacked.descend` where the network is fully connected; with batch norm one model after another."""
     if mlp := fully_connected(architecture):
         return partial(stacked.descend, mlp)
+    if batch_norm.mixes_batches(architecture):
+        return partial(batch_norm.descend, architecture)
     return partial(functional.descend, architecture)

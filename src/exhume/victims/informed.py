@@ -9,7 +9,14 @@ from exhume.contract import Key, Progress, Recipe, Records, Secret, Store, Weigh
 from exhume.train.fleet import train_fleet
 from exhume.train.recipe import FullBatch
 
-__all__ = ["Victim", "first_of", "release_one_each", "release_trails", "release_two_each"]
+__all__ = [
+    "Victim",
+    "first_of",
+    "release_one_each",
+    "release_together",
+    "release_trails",
+    "release_two_each",
+]
 
 Victim = tuple[Weights, Secret]
 
@@ -50,6 +57,14 @@ def release_one_each(
         progress=progress,
     )
     return Weights(torch.cat(list(trained)), recipe.architecture.layout), Secret(targets)
+
+
+def release_together(
+    recipe: Recipe, initial: Tensor, fixed: Records, unknown: Records, *, key: Key
+) -> Victim:
+    """r models, each trained on `fixed` and its own e unknown records; unknown: (r, e, *shape)."""
+    trained = recipe.fit(initial, fixed, unknown, key.fold("victim"))
+    return Weights(trained, recipe.architecture.layout), Secret(unknown)
 
 
 def release_trails(

@@ -14,7 +14,7 @@ from exhume.attacks.baseline import MeanRecord, holdings, snap_to_holdings
 from exhume.attacks.informed.closed_form import ClosedForm, FittedClosedForm
 from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.residual import Residual
-from exhume.attacks.informed.through_training import ThroughTraining
+from exhume.attacks.informed.through_any_training import through_training_of
 from exhume.auditing.at_risk import factors_of_own
 from exhume.auditing.sections import targets_section
 from exhume.choices import as_known, device_named, moved, recipe_for, sizes_for
@@ -194,7 +194,7 @@ def attack_first(game: Game, targets: int, *, store: Store, progress: Progress) 
     """The first few targets, by differentiating through training. It needs no shadow models."""
     needed = replace(game.knowledge, shadow=None, public=None)
     needing = replace(game, knowledge=needed, pool=holdings(game.knowledge))
-    attack = ThroughTraining()
+    attack = through_training_of(game.recipe)
     return play(THROUGH_TRAINING, attack, needing, targets, store=store, progress=progress)
 
 

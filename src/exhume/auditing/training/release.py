@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.attacks.informed.residual import Residual
+from exhume.attacks.informed.through_any_training import through_training_of
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.auditing.controls import Ladder
 from exhume.auditing.estimate import network_seconds, seconds_per_model
@@ -40,6 +41,7 @@ from exhume.train.recipe import FullBatch
 __all__ = ["TrainingRelease", "read_training"]
 
 _STORED = 40  # targets of which what training stores is looked at
+_USUAL = 300  # trainings of a target that is differentiated matrix-free
 _INFORMED = "sees the weights; knows the training, its start, and every record but one"
 _LISTED = "as above; is told ten records, one of which it is"
 
@@ -178,7 +180,6 @@ class TrainingRelease(AuditedRelease):
     def _exact(self) -> AttackOption:
         asked, targets = self.settings.attack.exact, self.settings.data.targets
         count = asked or min(8, targets)
-        attack = ThroughTraining()
 
         def run(folder: RunFolder, progress: Progress) -> list[Findings]:
             store = folder.store()
@@ -195,12 +196,18 @@ class TrainingRelease(AuditedRelease):
             needs=CLOSED_FORM.id,  # the released models are those
             records=count,
         )
+        if self.settings.victim.batch and self.settings.victim.batch_order != "known":
+            return replace(option, run=None, why_not="the order of the batches is not known")
         try:
-            mlp, _ = attack.applies_to(self.recipe)
+            attack = through_training_of(self.recipe)
         except NotApplicable as why:
             return option if asked else replace(option, run=None, why_not=why.why)
-        questions = attack.questions * mlp.sizes[0]
-        return replace(option, seconds=self.per_model * (1.4 * questions + 150 * count))
+        if isinstance(attack, ThroughTraining):
+            mlp, _ = attack.applies_to(self.recipe)
+            trainings = 1.4 * attack.questions * mlp.sizes[0] + 150 * count
+        else:
+            trainings = attack.cost(len(self.records.classes), 0) + _USUAL * count
+        return replace(option, seconds=self.per_model * trainings)
 
     def _naming(self) -> AttackOption:
         """What the claimed privacy allows, beside what the attacks before it reached."""

@@ -15,6 +15,7 @@ from exhume.studies.informed import (
     mnist,
     reconstructors,
     start,
+    through_training,
     transfer,
     zero_gradients,
 )
@@ -25,6 +26,7 @@ STUDIES = (
     mnist.STUDY,
     misspecified.STUDY,
     reconstructors.STUDY,
+    through_training.STUDY,
     init.STUDY,
     glm.STUDY,
     mnemonist.STUDY,

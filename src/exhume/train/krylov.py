@@ -1,0 +1,59 @@
+"""Damped least squares through two products only: conjugate gradients on the normal equations (CGLS).
+
+    min_x ||J x - r||^2 + damping·||x||^2
+
+Iterates are filtered solutions: directions of large singular values come first, so stopping early
+regularises. Cost: one product with J and one with its transpose an iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Solved", "least_squares"]
+
+Product = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Solved:
+    step: Tensor  # (m,)
+    left: float  # ||J x - r|| / ||r||
+    iterations: int
+
+
+def least_squares(
+    forward: Product,
+    adjoint: Product,
+    right: Tensor,
+    *,
+    iterations: int,
+    damping: float = 0.0,
+    left: float = 0.0,
+    slope: float = 1e-4,
+) -> Solved:
+    """right: (p,). Ends once ||J x - r|| is below `left` of ||r||, or its gradient `slope` of the first."""
+    residual = right.clone()
+    gradient = adjoint(residual)
+    step, along = torch.zeros_like(gradient), gradient.clone()
+    size, first = _squared(gradient), _squared(gradient)
+    whole, done = _squared(right), 0
+    while done < iterations and size > slope**2 * first:
+        image = forward(along)
+        length = size / (_squared(image) + damping * _squared(along))
+        step, residual = step + length * along, residual - length * image
+        done += 1
+        if _squared(residual) <= left**2 * whole or done == iterations:
+            break
+        gradient = adjoint(residual) - damping * step
+        before, size = size, _squared(gradient)
+        along = gradient + size / before * along
+    return Solved(step, (_squared(residual) / max(whole, 1e-300)) ** 0.5, done)
+
+
+def _squared(vector: Tensor) -> float:
+    return float(vector.double().square().sum())

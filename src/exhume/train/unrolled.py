@@ -1,0 +1,249 @@
+"""Training as a differentiable map from unknown records to weights: forward mode and adjoint, any network.
+
+    theta_{t+1}, … = rule(theta_t, …, g_t),    g_t = grad_theta L_t(theta_t; z),   L_t the mean loss of step t
+
+The Hessian of L_t in (theta, z) is symmetric, so that both products with J = d theta_T / d z are
+backward passes through the gradient of the same step:
+
+    forward   dg_t = grad_theta [ <grad_theta L_t, d theta> + <grad_z L_t, dz> ]
+    adjoint   (l_theta, l_z) += grad_{theta, z} <grad_theta L_t, a>,      a the cotangent of g_t
+
+Each costs one to two trainings, whatever the network, the optimiser, and the number of unknown records.
+
+Memory: the rule's kept rows (heavy ball 1, Adam 4) of p numbers for every step, if they fit into a
+quarter of `memory`; otherwise those at every sqrt(T)-th step and of one stretch between two of them,
+which is trained again when it is needed (one training more a product). The graphs of as many steps as
+fit into the rest are kept for all products, those of the others are made again for each. Besides, the
+graph of one block of records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from exhume.contract import Layout, Records
+from exhume.train.local import batch_loss
+from exhume.train.rules import Rule
+from exhume.train.smooth_gates import smooth_gates
+
+__all__ = ["Path", "Seen", "Unknown", "Unrolled"]
+
+_BLOCK = 1024  # records whose activations are held at once
+_COPIES = 6  # of a record's activations in the graph of a gradient; on the safe side
+
+
+@dataclass(frozen=True, eq=False)
+class Unknown:
+    """The unknown records, or a direction in which they change."""
+
+    inputs: Tensor  # (e, *shape)
+    targets: Tensor  # (e,) classes, or (e, 1) numbers of a regression
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What one step sees: rows of the known records (None: all), and of the unknown ones."""
+
+    fixed: Tensor | None
+    unknown: Tensor
+    rate: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Slope:
+    """The gradient of one block's loss, ready to be differentiated once more."""
+
+    weights: Tensor  # (p,) leaf
+    unknown: tuple[Tensor, ...]  # leaves: inputs, and the targets of a regression; empty: none here
+    by_weights: Tensor
+    by_unknown: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Path:
+    """A training on one guess: its end, and what its derivative needs, at some of the steps or at all."""
+
+    guess: Unknown
+    end: Tensor  # (p,)
+    states: list[Tensor]  # (k, p) before every `every`-th step
+    kept: list[Tensor]  # (r, p) of every step; empty where they are trained again
+    every: int
+    slopes: dict[int, list[_Slope]] = field(default_factory=dict)  # by step, where they are kept
+
+
+@dataclass(frozen=True, eq=False)
+class Unrolled:
+    """One known training. The weights are flat (p,), in the dtype of `initial`."""
+
+    module: nn.Module
+    layout: Layout
+    rule: Rule
+    steps: tuple[Seen, ...]
+    initial: Tensor
+    fixed: Records
+    loss: str = "cross-entropy"
+    mixes: bool = False  # batch norm: a step's records must be seen together
+    activations: int = (
+        0  # numbers that one record leaves behind in a forward pass; 0: keep no graph
+    )
+    memory: int = 1024  # MiB for the states and graphs of a training
+
+    @cached_property
+    def live(self) -> Tensor:
+        """(p,) 1 where training follows a gradient, 0 for running statistics."""
+        known = dict(self.module.named_parameters())
+        sizes = zip(self.layout.names, self.layout.shapes, strict=True)
+        ones = {n: torch.full(shape, 1.0 if n in known else 0.0) for n, shape in sizes}
+        return self.layout.join(ones).to(self.initial)
+
+    def smoothed(self, width: float) -> tuple[Unrolled, int]:
+        """The same training with gates that are smooth in second derivatives, and how many there are."""
+        module, gates = smooth_gates(self.module, width)
+        return (replace(self, module=module) if gates else self), gates
+
+    # Training
+
+    def train(self, guess: Unknown) -> Path:
+        state, whole = self.rule.start(self.initial), self._states_fit
+        every = max(1, math.isqrt(max(0, len(self.steps) - 1)) + 1)
+        path = Path(guess, self.initial, [], [], every)
+        room, each = (self.memory << 20) * 3 // 4, self._graph_bytes
+        for t in range(len(self.steps)):
+            if t % every == 0 and not whole:
+                path.states.append(state)
+            slopes = self._slopes(state[0], self.steps[t], guess)
+            if each and len(path.slopes) < room // each:
+                path.slopes[t] = slopes
+            state, row = self._moved(state, t, slopes)
+            if whole:
+                path.kept.append(row)
+        return Path(guess, state[0], path.states, path.kept, every, path.slopes)
+
+    @property
+    def _states_fit(self) -> bool:
+        rows = self.rule.kept(self.rule.start(self.initial), self.initial)
+        return len(self.steps) * rows.numel() * rows.element_size() <= (self.memory << 20) // 4
+
+    @property
+    def _graph_bytes(self) -> int:
+        most = max((self._count(seen) for seen in self.steps), default=0)
+        return most * self.activations * _COPIES * self.initial.element_size()
+
+    def _moved(self, state: Tensor, t: int, slopes: list[_Slope]) -> tuple[Tensor, Tensor]:
+        gradient = torch.stack([slope.by_weights.detach() for slope in slopes]).sum(0)
+        kept = self.rule.kept(state, gradient)
+        return self.rule.next(state, gradient, t, self.steps[t].rate), kept
+
+    def _stretches(self, path: Path, *, back: bool = False) -> Iterator[tuple[int, Tensor]]:
+        """(t, kept) for every step, forwards or backwards."""
+        if path.kept:
+            order = range(len(path.kept) - 1, -1, -1) if back else range(len(path.kept))
+            yield from ((t, path.kept[t]) for t in order)
+            return
+        starts = list(enumerate(path.states))
+        for index, begun in reversed(starts) if back else starts:
+            first, rows, state = index * path.every, [], begun
+            for t in range(first, min(first + path.every, len(self.steps))):
+                slopes = self._slopes(state[0], self.steps[t], path.guess)
+                state, row = self._moved(state, t, slopes)
+                rows.append((t, row))
+            yield from reversed(rows) if back else rows
+
+    # Derivatives
+
+    def forward(self, path: Path, along: Unknown) -> Tensor:
+        """(p,) J times a change of the unknown records."""
+        change = torch.zeros_like(self.rule.start(self.initial))
+        for t, kept in self._stretches(path):
+            bent = torch.zeros_like(self.initial)
+            for slope in self._at(path, t, kept):
+                ahead = tuple(part[self.steps[t].unknown] for part in self._free(along))
+                outputs, weights = [slope.by_weights], [change[0]]
+                if slope.unknown:
+                    outputs, weights = [*outputs, *slope.by_unknown], [*weights, *ahead]
+                bent += _pulled(outputs, (slope.weights,), weights)[0]
+            change = self.rule.push(kept, change, bent, t, self.steps[t].rate)
+        return change[0]
+
+    def adjoint(self, path: Path, cotangent: Tensor) -> Unknown:
+        """The transpose of J times (p,)."""
+        towards = torch.zeros_like(self.rule.start(self.initial))
+        towards[0] = cotangent
+        found = Unknown(
+            torch.zeros_like(path.guess.inputs),
+            torch.zeros_like(path.guess.targets, dtype=cotangent.dtype),
+        )
+        for t, kept in self._stretches(path, back=True):
+            towards, gradient = self.rule.pull(kept, towards, t, self.steps[t].rate)
+            for slope in self._at(path, t, kept):
+                leaves = (slope.weights, *slope.unknown)
+                bent, *to_unknown = _pulled([slope.by_weights], leaves, [gradient])
+                towards[0] += bent
+                for total, part in zip(self._free(found), to_unknown, strict=False):
+                    total[self.steps[t].unknown] += part
+        return found
+
+    def _free(self, unknown: Unknown) -> tuple[Tensor, ...]:
+        """What is unknown: the inputs, and the targets of a regression."""
+        return (unknown.inputs, unknown.targets) if self.loss == "mse" else (unknown.inputs,)
+
+    def _at(self, path: Path, t: int, kept: Tensor) -> list[_Slope]:
+        found = path.slopes.get(t)
+        return self._slopes(kept[0], self.steps[t], path.guess) if found is None else found
+
+    # One step of the network
+
+    @torch.enable_grad()
+    def _slopes(self, at: Tensor, seen: Seen, guess: Unknown) -> list[_Slope]:
+        """Gradients of the step's mean loss, block by block."""
+        weights, count, found = at.detach().requires_grad_(), self._count(seen), []
+        named = self._named(weights)
+        for inputs, targets, more in self._blocks(seen):
+            leaves = tuple(part[seen.unknown].detach() for part in self._free(guess))
+            leaves = tuple(part.requires_grad_() for part in leaves) if more else ()
+            rows, wanted = [inputs], [targets]
+            if more:
+                rows.append(leaves[0])
+                wanted.append(leaves[1] if len(leaves) > 1 else guess.targets[seen.unknown])
+            outputs = functional_call(self.module, named, (torch.cat(rows),))
+            loss = batch_loss(outputs, torch.cat(wanted), "sum", self.loss) / count
+            if self.loss == "mse":
+                loss = loss / outputs.shape[1]
+            slopes = torch.autograd.grad(loss, (weights, *leaves), create_graph=True)
+            found.append(_Slope(weights, leaves, slopes[0], slopes[1:]))
+        return found
+
+    def _named(self, weights: Tensor) -> dict[str, Tensor]:
+        known = dict(self.module.named_parameters())
+        return {n: t for n, t in self.layout.split(weights).items() if n in known}
+
+    def _blocks(self, seen: Seen) -> Iterator[tuple[Tensor, Tensor, bool]]:
+        """Blocks of a step's known records; the unknown ones come with the last."""
+        fixed = self.fixed if seen.fixed is None else self.fixed[seen.fixed]
+        labels = fixed.labels[:, None] if self.loss == "mse" else fixed.labels
+        size = len(fixed) if self.mixes else _BLOCK
+        starts = range(0, max(1, len(fixed)), max(1, size))
+        for start in starts:
+            cut = slice(start, start + size)
+            last = start == starts[-1] and len(seen.unknown) > 0
+            yield fixed.inputs[cut], labels[cut], last
+
+    def _count(self, seen: Seen) -> int:
+        known = len(self.fixed) if seen.fixed is None else len(seen.fixed)
+        return known + len(seen.unknown)
+
+
+def _pulled(
+    outputs: list[Tensor], leaves: tuple[Tensor, ...], cotangents: list[Tensor]
+) -> tuple[Tensor, ...]:
+    found = torch.autograd.grad(
+        outputs, leaves, cotangents, retain_graph=True, materialize_grads=True
+    )
+    return tuple(found)

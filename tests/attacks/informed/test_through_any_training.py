@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from exhume import data
+from exhume.attacks.informed.starts import Starts
+from exhume.attacks.informed.through_any_training import ThroughAnyTraining, through_training_of
+from exhume.attacks.informed.through_training import ThroughTraining
+from exhume.contract import ExhumeError, Gradient, Key, Knowledge, NotApplicable, Outcome, Weights
+from exhume.data import Sizes
+from exhume.models.cnn import CNN
+from exhume.models.mlp import MLP
+from exhume.models.own.architecture import architecture_named
+from exhume.report.folder import RunFolder
+from exhume.store import NullStore
+from exhume.train.batches import Order
+from exhume.train.dp import Privacy
+from exhume.train.optimisers import Adam, Descent
+from exhume.train.recipe import FullBatch, MiniBatch
+from exhume.victims.informed import release_together
+
+MLP_8 = MLP((1, 8, 8), (10,), 10)
+BATCHES = MiniBatch(
+    MLP_8, Descent(15, momentum=0.9, weight_decay=1e-3), Order(20, Key.from_seed(1))
+)
+NORMED = """
+from torch import nn
+def build():
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ELU(), nn.Flatten(), nn.Linear(216, 10)
+    )
+"""
+
+
+def play(recipe, unknown=1, targets=1, attack=None, fixed=60):
+    key = Key.from_seed(0)
+    parts = data.split(data.load("digits"), Sizes(fixed, unknown * targets), key)
+    initial = recipe.architecture.initial(key)
+    grouped = replace(
+        parts.target,
+        inputs=parts.target.inputs.reshape(targets, unknown, *parts.target.shape),
+        labels=parts.target.labels.reshape(targets, unknown),
+    )
+    release, secret = release_together(recipe, initial, parts.fixed, grouped, key=key)
+    knowledge = Knowledge(recipe=recipe, initial=initial, fixed=parts.fixed)
+    chosen = attack or ThroughAnyTraining(unknown=unknown)
+    prepared = chosen.prepare(knowledge, key=key, store=NullStore())
+    return prepared, release, secret.open()
+
+
+def error(found, truth) -> float:
+    """The largest mean squared error, records matched with the nearest candidate."""
+    apart = truth.inputs[:, :, None] - found.candidates[:, None]
+    return float(apart.square().flatten(3).mean(3).amin(2).max())
+
+
+def test_mini_batches_of_a_known_order_give_the_record_back():
+    prepared, release, truth = play(BATCHES, targets=2)
+    found = prepared.run(release)
+    assert error(found, truth) < 1e-8
+    assert torch.equal(found.labels, truth.labels)
+    assert found.status.outcome is Outcome.CONVERGED
+    assert -1e-3 < float(found.confidence.min()) <= 0
+    assert found.cost.models == pytest.approx(found.observed["trainings"], abs=1)
+    assert found.cost.models <= prepared.settings.cost(10, 2)
+
+
+def test_two_records_come_back_at_once():
+    prepared, release, truth = play(FullBatch(MLP_8, Descent(15, momentum=0.9)), unknown=2)
+    found = prepared.run(release)
+    assert found.candidates.shape[1] == 2
+    assert error(found, truth) < 1e-8
+
+
+def test_a_network_of_ones_own_with_batch_norm(tmp_path):
+    (tmp_path / "mine.py").write_text(NORMED)
+    network = architecture_named("mine.py:build", input_shape=(1, 8, 8), classes=10, root=tmp_path)
+    recipe = MiniBatch(network, Descent(12, 0.05, 0.9), Order(20, Key.from_seed(1)))
+    prepared, release, truth = play(recipe)
+    found = prepared.run(release)
+    assert torch.equal(found.labels, truth.labels)
+    assert error(found, truth) < 1e-4
+    assert float(prepared.live.sum()) == recipe.architecture.layout.size - 12
+
+
+def test_a_release_of_another_training_is_not_explained():
+    prepared, _, _ = play(BATCHES)
+    other = play(replace(BATCHES, order=Order(20, Key.from_seed(2))))[1]
+    few = replace(prepared, settings=replace(prepared.settings, iterations=2, labels=1))
+    missed = few.run(other)
+    assert missed.status.outcome is Outcome.STOPPED_EARLY
+    assert float(missed.confidence.max()) < -0.01
+    assert "0% of the releases are explained" in missed.status.reason
+
+
+def test_finished_releases_are_kept(tmp_path):
+    prepared, release, _ = play(BATCHES)
+    with RunFolder.claimed(tmp_path / "run") as folder:
+        once = replace(prepared, store=folder.store()).run(release)
+        kept = replace(prepared, store=folder.store(), recipe=BATCHES)
+        again = kept.run(release)
+    assert torch.equal(once.candidates, again.candidates)
+    assert again.cost.seconds - prepared.cost.seconds < once.cost.seconds - prepared.cost.seconds
+
+
+def test_effort_ends_where_it_is_said_to():
+    attack = ThroughAnyTraining(trainings=1)
+    prepared, release, _ = play(BATCHES, attack=attack)
+    assert prepared.run(release).observed["trainings"] < 71 + 6 + 2 + 3 * attack.products + 4
+
+
+def test_which_attack_goes_through_a_recipe():
+    descent = Descent(5)
+    assert isinstance(through_training_of(FullBatch(MLP_8, descent)), ThroughTraining)
+    for recipe in (BATCHES, FullBatch(MLP_8, Adam(5)), FullBatch(CNN((1, 8, 8), (2,), (3,), (1,)))):
+        assert isinstance(through_training_of(recipe), ThroughAnyTraining)
+    with pytest.raises(NotApplicable, match="adds noise the adversary cannot redo"):
+        through_training_of(FullBatch(MLP_8, privacy=Privacy(1.0, 1.0)))
+
+
+def test_starts_of_two_records_of_one_label_are_apart(key):
+    parts = data.split(data.load("digits"), Sizes(60), key)
+    recipe = FullBatch(MLP_8, Descent(3))
+    initial = MLP_8.initial(key)
+    starts = Starts.of(
+        recipe,
+        initial,
+        parts.fixed,
+        directions=2,
+        key=key,
+        store=NullStore(),
+        progress=lambda *_: None,
+    )
+    ranked = starts.ranked(starts.ends[3], 2)
+    assert len(ranked) == 55
+    assert [guess.left for guess in ranked] == sorted(guess.left for guess in ranked)
+    twins = next(guess for guess in ranked if guess.labels.tolist() == [4, 4])
+    assert not torch.equal(twins.inputs[0], twins.inputs[1])
+    (alone, *_) = starts.ranked(starts.ends[3], 1)
+    assert alone.labels.tolist() == [3]
+    assert starts.models == 31
+
+
+def test_other_releases(key):
+    prepared, release, _ = play(BATCHES)
+    gradient = Gradient(release.parameters, release.layout, release.parameters[0])
+    assert prepared.run(gradient).status.outcome is Outcome.NOT_APPLICABLE
+    with pytest.raises(ExhumeError, match="release: 3 parameters, the recipe's model has 760"):
+        prepared.run(Weights(torch.zeros(1, 3), release.layout))
+    with pytest.raises(NotApplicable, match="cannot be redone without: recipe, initial, fixed"):
+        ThroughAnyTraining().prepare(Knowledge(), key=key, store=NullStore())
