@@ -4,6 +4,7 @@ from exhume.studies.margin import classes, defence, large, multiclass, search, w
 
 __all__ = ["STUDIES"]
 
-STUDIES = tuple(
-    study.STUDY for study in (multiclass, classes, weight_decay, defence, search, large)
+STUDIES = (
+    *(study.STUDY for study in (multiclass, classes, weight_decay, defence, search, large)),
+    large.THOUSAND,
 )
