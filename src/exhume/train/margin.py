@@ -119,9 +119,7 @@ def train_to_margin(
     inputs = records.inputs.flatten(1).to(initial.dtype)
     start = mlp.matrices(initial)
     problem = _Problem(recipe, inputs @ inputs.T, inputs @ start.first.T, records.labels)
-    state = _State(
-        torch.zeros(len(inputs), len(start.bias), dtype=initial.dtype), start.bias, start.later
-    )
+    state = _State(inputs.new_zeros(len(inputs), len(start.bias)), start.bias, start.later)
     known = (digest(initial), digest(records))
     length = _SHORT if recipe.growing_steps else _SEGMENT
     for segment in range(-(-recipe.epochs // length)):
@@ -132,7 +130,7 @@ def train_to_margin(
             state = problem.advance(state, min(length, recipe.epochs - state.epochs))
             kept.save(name, state.save())
         else:
-            state = _State.load(saved)
+            state = _State.load({key: one.to(initial.device) for key, one in saved.items()})
         if state.loss <= recipe.stop_loss:
             break
     progress("training to the margin", recipe.epochs, recipe.epochs)

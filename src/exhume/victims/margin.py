@@ -15,6 +15,9 @@ from exhume.train.stationarity import stationarity
 __all__ = ["MarginVictim", "choose", "release_margin"]
 
 
+_CPU = torch.device("cpu")
+
+
 def choose(
     records: Records, classes: int, each: int, decoys: int, key: Key
 ) -> tuple[Records, Records]:
@@ -58,22 +61,23 @@ def release_margin(
     key: Key,
     store: Store,
     progress: Progress = silent,
+    device: torch.device = _CPU,
 ) -> MarginVictim:
-    """Subtract the training mean, train one network, and release its weights."""
+    """Subtract the training mean, train one network, and release its weights. device: where both live."""
     centre = records.inputs.mean(0)
-    centred = Records(records.inputs - centre, records.labels, records.classes)
+    centred = Records(records.inputs - centre, records.labels, records.classes).to(device)
     if isinstance(recipe, ProtectedDescent):
         mlp = recipe.network
-        start, own = mlp.initial(key.fold("victim")), key.fold("defence")
+        start, own = mlp.initial(key.fold("victim")).to(device), key.fold("defence")
         trained = recipe.train(start, centred, key=own, store=store, progress=progress)
     else:
         mlp = recipe.architecture
-        start = mlp.initial(key.fold("victim"))
+        start = mlp.initial(key.fold("victim")).to(device)
         trained = train_to_margin(recipe, start, centred, store=store, progress=progress)
     network = mlp.matrices(trained.parameters)
     flat = centred.inputs.flatten(1)
-    soft = stationarity(network, flat, records.labels, recipe.head)
-    hard = stationarity(network, flat, records.labels, recipe.head, "max")
+    soft = stationarity(network, flat, centred.labels, recipe.head)
+    hard = stationarity(network, flat, centred.labels, recipe.head, "max")
     smallest = soft.margins.min()
     report = {
         "epochs": float(trained.epochs),
@@ -87,4 +91,4 @@ def release_margin(
         "on_margin": float((soft.margins <= 1.1 * smallest).sum()) if smallest > 0 else 0.0,
     }
     release = Weights(trained.parameters[None], mlp.layout)
-    return MarginVictim(release, Secret(records), centre, report, soft.margins)
+    return MarginVictim(release, Secret(records), centre, report, soft.margins.cpu())

@@ -23,6 +23,7 @@ from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.restarts import Restarts
 from exhume.attacks.margin.strongest import Strongest
 from exhume.auditing import margin_findings
+from exhume.choices import device_named
 from exhume.contract import Attack, Key, Knowledge, Reconstruction, Records
 from exhume.defences.margin import ProtectedDescent
 from exhume.models.heads import Head
@@ -124,7 +125,8 @@ class MarginGame:
     ) -> MarginGame:
         """Train the victim. chosen: what it is trained on, and decoys; own: the attack's key, if another."""
         train, decoys = chosen
-        victim = release_margin(recipe, train, **run.part(f"victim {name}").working(key))
+        here = run.part(f"victim {name}").working(key)
+        victim = release_margin(recipe, train, **here, device=device_named(run.asked.device))
         return MarginGame(run, name, attack, recipe, victim, decoys, own or key)
 
     @property
@@ -156,6 +158,7 @@ class MarginGame:
         """Any attack on this victim. key: None: the game's own."""
         here = self.run.part(label)
         found = mounted(attack, self.knowledge, self.victim.release, key or self.key, here)
+        found = _on_cpu(found)
         return found, self.scored(found)
 
     def scored(self, found: Reconstruction) -> MarginScores:
@@ -166,7 +169,8 @@ class MarginGame:
         """On the decoys, none of which was trained on."""
         centred = self.decoys.inputs - self.victim.centre
         test = Records(centred, self.decoys.labels, self.decoys.classes)
-        return float(accuracy(self.recipe.architecture, self.victim.release.parameters, test)[0])
+        parameters = self.victim.release.parameters.cpu()
+        return float(accuracy(self.recipe.architecture, parameters, test)[0])
 
     def published(self) -> Equation6:
         """Eq. (6) with the steps that take as long as our attack on this victim."""
@@ -251,6 +255,14 @@ def counts(victims: Mapping[str, str], metrics: Mapping[str, float]) -> Chart:
 
 _NAMED = ("good", "decoy_rate", "tpr_at_1pct", "ssim_at_1pct", "auc", "ssim_median")
 _TITLES: dict[type, str] = {FirstLayer: "First layer", HiddenSpan: "Hidden span"}
+
+
+def _on_cpu(found: Reconstruction) -> Reconstruction:
+    """Where records are scored."""
+    labels = None if found.labels is None else found.labels.cpu()
+    return replace(
+        found, candidates=found.candidates.cpu(), confidence=found.confidence.cpu(), labels=labels
+    )
 
 
 def _good(scores: list[MarginScores]) -> Tensor:
