@@ -4,9 +4,11 @@ import math
 
 import pytest
 import torch
+from torch.func import functional_call
 
 from exhume.contract import ExhumeError, Layout
 from exhume.models.activations import ACTIVATIONS, activation
+from exhume.models.matrices import Dense
 from exhume.models.mlp import MLP
 
 
@@ -53,3 +55,23 @@ def test_layout_module_and_initial_agree(key, init):
 
 def test_balle22_mnist_has_about_8k_parameters():
     assert MLP((1, 28, 28), (10,), 10).layout.size == 7960
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "tanh"])
+def test_its_layers_as_matrices(activation, key):
+    mlp = MLP((2, 3), (7, 5), 4, activation, "torch")
+    assert isinstance(mlp, Dense)
+    flat = mlp.initial(key).double()
+    layers = mlp.matrices(flat)
+    assert torch.equal(mlp.join(layers), flat)
+    inputs = torch.randn(6, 2, 3, generator=key.generator(), dtype=torch.float64)
+    module = functional_call(mlp.build().double(), mlp.layout.split(flat), (inputs,))
+    entering, outputs = layers.forward(inputs.flatten(1))
+    torch.testing.assert_close(outputs, module)
+    assert [tuple(z.shape) for z in entering] == [(6, 7), (6, 5)]
+    assert layers.to(torch.float32).later_biases[1].dtype == torch.float32
+
+
+def test_without_a_hidden_layer_there_are_no_matrices(key):
+    with pytest.raises(ExhumeError, match="at least one hidden layer"):
+        MLP((3,), (), 2).matrices(torch.zeros(8))

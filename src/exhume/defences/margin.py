@@ -27,7 +27,7 @@ from exhume.contract import (
     silent,
 )
 from exhume.models.heads import Head, margins
-from exhume.models.homogeneous import HomogeneousMLP
+from exhume.models.matrices import Dense
 from exhume.train.margin import MarginDescent, Trained, train_to_margin
 
 __all__ = ["NoisyMargin", "ProtectedDescent"]
@@ -94,7 +94,7 @@ class ProtectedDescent:
         return self.plain.architecture
 
     @property
-    def network(self) -> HomogeneousMLP:
+    def network(self) -> Dense:
         return self.plain.architecture
 
     @property
@@ -124,7 +124,9 @@ class ProtectedDescent:
         """Train one network (p,) on the records, centred as they are to enter."""
         chosen = self.protected(initial, records, key=key, store=store, progress=progress)
         safer = self._with_noise(records, chosen, key)
-        return train_to_margin(self.plain, initial, safer, store=store, progress=progress)
+        return train_to_margin(
+            self.plain, initial, safer, key=key.fold("order"), store=store, progress=progress
+        )
 
     def protected(
         self,
@@ -142,7 +144,9 @@ class ProtectedDescent:
         if self.defence.whom == "random":
             order = torch.randperm(len(records), generator=key.fold("whom").generator())
         else:
-            first = train_to_margin(self.plain, initial, records, store=store, progress=progress)
+            first = train_to_margin(
+                self.plain, initial, records, key=key.fold("order"), store=store, progress=progress
+            )
             network = self.network.matrices(first.parameters)
             flat = records.inputs.flatten(1).to(first.parameters.dtype)
             found = margins(self.head, network.forward(flat)[1], records.labels)

@@ -15,28 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from exhume.contract import ExhumeError, Key, Layout
+from exhume.models.matrices import Matrices
 
-__all__ = ["HomogeneousMLP", "Matrices"]
-
-
-@dataclass(frozen=True, eq=False)
-class Matrices:
-    """The parameters of one network, layer by layer."""
-
-    first: Tensor  # (k, d)
-    bias: Tensor  # (k,)
-    later: tuple[Tensor, ...]  # (outputs, inputs) each
-
-    def forward(self, inputs: Tensor) -> tuple[list[Tensor], Tensor]:
-        """(n, d) to what enters each ReLU, (n, width) each, and the outputs (n, c)."""
-        return self.after_first(inputs @ self.first.T + self.bias)
-
-    def after_first(self, preactivation: Tensor) -> tuple[list[Tensor], Tensor]:
-        """`forward` from the first layer's preactivations (n, k) on."""
-        entering = [preactivation]
-        for matrix in self.later[:-1]:
-            entering.append(entering[-1].clamp_min(0) @ matrix.T)
-        return entering, entering[-1].clamp_min(0) @ self.later[-1].T
+__all__ = ["HomogeneousMLP"]
 
 
 @dataclass(frozen=True)

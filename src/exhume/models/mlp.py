@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from exhume.contract import ExhumeError, Key, Layout
 from exhume.models.activations import activation
+from exhume.models.matrices import Matrices
 
 __all__ = ["MLP", "check_kind", "dense_layout", "drawn_parameters"]
 
@@ -46,6 +47,22 @@ class MLP:
     def initial(self, key: Key) -> Tensor:
         """(p,) float32."""
         return drawn_parameters(self.layout, self.init, key)
+
+    def matrices(self, parameters: Tensor) -> Matrices:
+        """(p,) to the layers, as views."""
+        if not self.hidden:
+            raise ExhumeError("hidden: at least one hidden layer is needed, got none")
+        first, bias, *later = self.layout.split(parameters).values()
+        return Matrices(
+            first, bias, tuple(later[::2]), tuple(later[1::2]), activation(self.activation)
+        )
+
+    def join(self, matrices: Matrices) -> Tensor:
+        """The inverse of `matrices`: (p,)."""
+        parts = [matrices.first, matrices.bias]
+        for weight, bias in zip(matrices.later, matrices.later_biases, strict=True):
+            parts += [weight, bias]
+        return self.layout.join(dict(zip(self.layout.names, parts, strict=True)))
 
     def build(self) -> nn.Module:
         layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())

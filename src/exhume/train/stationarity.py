@@ -18,7 +18,7 @@ from torch import Tensor
 
 from exhume.contract import ExhumeError
 from exhume.models.heads import Head, margins, signs
-from exhume.models.homogeneous import Matrices
+from exhume.models.matrices import Matrices
 
 __all__ = ["Others", "Stationarity", "competitors", "stationarity"]
 
@@ -62,9 +62,7 @@ def stationarity(
 
     This looks at the records, so it tells how well an attack could do at most; it is no part of one.
     """
-    double = Matrices(
-        network.first.double(), network.bias.double(), tuple(m.double() for m in network.later)
-    )
+    double = network.to(torch.float64)
     entering, outputs = double.forward(inputs.double())
     grams, pulled, norms = _layers(double, inputs.double(), entering, outputs, labels, head, others)
     first, multipliers = _best(grams[0], pulled[0], norms[0], signed=head == "regression")
@@ -90,15 +88,16 @@ def _layers(  # noqa: PLR0917
     layer (n,), and of the layer with itself."""
     grams, pulled, norms = [], [], []
     back = directions(head, outputs, labels, others)
-    for matrix, before in zip(reversed(network.later), reversed(entering), strict=True):
-        active = before.clamp_min(0)
-        grams.append((back @ back.T) * (active @ active.T))
-        pulled.append(((back @ matrix) * active).sum(1))
-        norms.append(float(matrix.square().sum()))
-        back = (back @ matrix) * (before > 0)
-    grams.append((back @ back.T) * (inputs @ inputs.T + 1))
-    pulled.append(((back @ network.first) * inputs).sum(1) + back @ network.bias)
-    norms.append(float(network.first.square().sum() + network.bias.square().sum()))
+    active = [network.act.apply(before) for before in entering]
+    matrices, biases = (network.first, *network.later), (network.bias, *network.later_biases)
+    for layer, fed in reversed(list(enumerate([inputs, *active]))):
+        matrix, bias = matrices[layer], biases[layer] if layer < len(biases) else None
+        onwards = back @ matrix
+        grams.append((back @ back.T) * (fed @ fed.T + (bias is not None)))
+        pulled.append((onwards * fed).sum(1) + (0 if bias is None else back @ bias))
+        norms.append(float(matrix.square().sum() + (0 if bias is None else bias.square().sum())))
+        if layer:
+            back = onwards * network.act.slope(entering[layer - 1], active[layer - 1])
     return grams[::-1], pulled[::-1], norms[::-1]
 
 

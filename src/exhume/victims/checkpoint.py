@@ -18,7 +18,8 @@ from torch import Tensor
 
 from exhume.contract import ExhumeError, NotApplicable, Records, Secret, Weights
 from exhume.models.activations import activation as known_activation
-from exhume.models.homogeneous import HomogeneousMLP, Matrices
+from exhume.models.homogeneous import HomogeneousMLP
+from exhume.models.matrices import Matrices
 from exhume.victims.against_base import Against, check_finite, read_against
 from exhume.victims.tensor_file import read_tensors
 

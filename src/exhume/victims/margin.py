@@ -73,7 +73,8 @@ def release_margin(
     else:
         mlp = recipe.architecture
         start = mlp.initial(key.fold("victim")).to(device)
-        trained = train_to_margin(recipe, start, centred, store=store, progress=progress)
+        own = key.fold("order")
+        trained = train_to_margin(recipe, start, centred, key=own, store=store, progress=progress)
     network = mlp.matrices(trained.parameters)
     flat = centred.inputs.flatten(1)
     soft = stationarity(network, flat, centred.labels, recipe.head)

@@ -14,7 +14,8 @@ from exhume.attacks.margin.hidden_span import HiddenSpan, _Problem
 from exhume.attacks.margin.pool import distinct
 from exhume.attacks.margin.strongest import Strongest
 from exhume.contract import Gradient, Knowledge, NotApplicable, Outcome, Records, Weights
-from exhume.models.homogeneous import HomogeneousMLP, Matrices
+from exhume.models.homogeneous import HomogeneousMLP
+from exhume.models.matrices import Matrices
 from exhume.store import FolderStore, NullStore
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import release_margin

@@ -10,7 +10,8 @@ from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.contract import Knowledge, Weights
 from exhume.models.heads import pulls
-from exhume.models.homogeneous import HomogeneousMLP, Matrices
+from exhume.models.homogeneous import HomogeneousMLP
+from exhume.models.matrices import Matrices
 from exhume.store import NullStore
 
 SHAPE = (1, 6, 6)

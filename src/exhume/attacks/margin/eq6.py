@@ -18,7 +18,7 @@ from torch import Tensor
 from exhume.attacks.margin.descent import Descent, Start, descend
 from exhume.attacks.margin.pool import Run
 from exhume.attacks.margin.priors import Prior
-from exhume.attacks.margin.reading import Reader, labels_for
+from exhume.attacks.margin.reading import Reader, check_homogeneous, labels_for
 from exhume.attacks.margin.residual import Residual
 from exhume.attacks.margin.restarts import Restarts
 from exhume.contract import Key, Knowledge, Progress, Store, silent
@@ -56,6 +56,7 @@ class Equation6:
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> Restarts:
         reader = Reader.of(knowledge, self.head)
+        check_homogeneous(reader.mlp)
         return Restarts(self, reader, partial(self._once, reader), key, store, progress)
 
     def _once(

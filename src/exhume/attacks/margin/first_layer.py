@@ -26,7 +26,7 @@ from torch import Tensor
 from exhume.attacks.margin.descent import Descent, Start, descend
 from exhume.attacks.margin.pool import Run, agreed
 from exhume.attacks.margin.priors import Prior
-from exhume.attacks.margin.reading import Reader, labels_for
+from exhume.attacks.margin.reading import Reader, check_gates, labels_for
 from exhume.attacks.margin.residual import Residual, Span
 from exhume.attacks.margin.restarts import Restarts
 from exhume.contract import ExhumeError, Key, Knowledge, Progress, Store, silent
@@ -38,7 +38,7 @@ __all__ = ["FirstLayer"]
 
 @dataclass(frozen=True)
 class FirstLayer:
-    """Reconstruct training records from the weights of a homogeneous network.
+    """Reconstruct training records from the first layer of a ReLU network.
 
     Sees: `Weights`, r networks, each trained on its own unknown records.
     Assumes: the architecture; optionally the labels of the training records and the mean that the
@@ -72,6 +72,7 @@ class FirstLayer:
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> Restarts:
         reader = Reader.of(knowledge, self.head)
+        check_gates(reader.mlp)
         return Restarts(self, reader, partial(self._once, reader), key, store, progress)
 
     def _once(

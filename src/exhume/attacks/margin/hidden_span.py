@@ -31,7 +31,7 @@ from exhume.attacks.margin.residual import Span
 from exhume.attacks.margin.restarts import Restarts
 from exhume.contract import Key, Knowledge, NotApplicable, Progress, Store, silent
 from exhume.models.heads import Head
-from exhume.models.homogeneous import Matrices
+from exhume.models.matrices import Matrices
 
 __all__ = ["HiddenSpan", "second_layer"]
 
@@ -131,7 +131,8 @@ class HiddenSpan:
         sure += [run.explained[mask] for run, mask in zip(earlier, near, strict=True)]
         all_inputs = torch.cat(inputs)
         kept, _ = distinct(all_inputs, torch.cat(sure), self.same)
-        hidden = span.network.forward(all_inputs[kept] @ span.basis.T)[0][0].clamp_min(0)
+        network = span.network
+        hidden = network.act.apply(network.forward(all_inputs[kept] @ span.basis.T)[0][0])
         basis: Tensor = torch.linalg.qr(hidden.double().T)[0].T.to(hidden)
         return basis
 
@@ -161,12 +162,13 @@ class _Problem:
     def at(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
         """f (m,) at (m, r), and df/dC (m, r)."""
         entering = coordinates @ self.network.first.T + self.network.bias
-        hidden = entering.clamp_min(0)
+        hidden = self.network.act.apply(entering)
         outside = _without(hidden, self.rows)
         new = hidden if self.found is None else _without(hidden, self.found)
         size = new.square().sum(1, keepdim=True).clamp_min(1e-30)
         share = outside.square().sum(1, keepdim=True) / size
-        by_hidden = (outside - share * new).mul_(2 / size).mul_(entering > 0)
+        slope = self.network.act.slope(entering, hidden)
+        by_hidden = (outside - share * new).mul_(2 / size).mul_(slope)
         return share[:, 0], by_hidden @ self.network.first
 
 

@@ -66,7 +66,7 @@ def distinct(inputs: Tensor, sure: Tensor, same: float) -> tuple[Tensor, Tensor]
     """Which of (m, d) inputs to keep so that each image is there once: indices (k,), surest first, and how
     many inputs each stands for (k,)."""
     units = normalize(inputs, dim=1)
-    left = torch.ones_like(sure, dtype=torch.bool)
+    left = torch.ones(len(units), dtype=torch.bool, device=units.device)
     kept, sizes = list[int](), list[int]()
     for index in sure.argsort(descending=True, stable=True).tolist():
         if left[index]:
@@ -75,8 +75,7 @@ def distinct(inputs: Tensor, sure: Tensor, same: float) -> tuple[Tensor, Tensor]
             left &= ~alike
             kept.append(index)
             sizes.append(int(alike.sum()))
-    whole = {"dtype": torch.long, "device": inputs.device}
-    return torch.tensor(kept, **whole), torch.tensor(sizes, **whole)
+    return torch.tensor(kept, device=units.device), torch.tensor(sizes, device=units.device)
 
 
 def _agreement(runs: list[Run]) -> Tensor:

@@ -19,10 +19,11 @@ from exhume.contract import Architecture, ExhumeError, Knowledge, NotApplicable,
 from exhume.models.cnn import CNN
 from exhume.models.heads import Head, check_head
 from exhume.models.homogeneous import HomogeneousMLP
+from exhume.models.matrices import Dense
 from exhume.models.mlp import MLP
 from exhume.store import digest
 
-__all__ = ["Reader", "labels_for", "rank_of"]
+__all__ = ["Reader", "check_gates", "check_homogeneous", "labels_for", "rank_of"]
 
 _GAP = 1.5  # factor between neighbouring singular values that ends the span
 _CLEAR = 1.05  # times the edge of a floor: above it
@@ -33,7 +34,7 @@ _ROUNDING = 1e-6  # share of the largest singular value below which one is round
 class Reader:
     """A checked architecture and what is known besides."""
 
-    mlp: HomogeneousMLP
+    mlp: Dense
     head: Head
     labels: Tensor | None  # (n,) of the unknown records
     centre: Tensor  # (*shape)
@@ -41,7 +42,7 @@ class Reader:
 
     @staticmethod
     def of(knowledge: Knowledge, head: Head) -> Reader:
-        mlp = homogeneous(knowledge.architecture)
+        mlp = dense(knowledge.architecture)
         check_head(head, mlp.outputs)
         centre = knowledge.centre
         if centre is None:
@@ -114,30 +115,18 @@ def labels_for(count: int, reader: Reader, like: Tensor) -> Tensor:
     return torch.arange(count, device=like.device) % classes
 
 
-def homogeneous(architecture: Architecture | None) -> HomogeneousMLP:
-    """The architecture, if the theory behind the attack covers it."""
+def dense(architecture: Architecture | None) -> Dense:
+    """The architecture, if it is fully connected with a hidden layer."""
     if architecture is None:
         raise NotApplicable("the margin attack needs the architecture", ever=True)
-    if isinstance(architecture, HomogeneousMLP):
-        return architecture
-    if isinstance(architecture, MLP):
-        if architecture.activation != "relu":
-            raise NotApplicable(
-                f"act1: {architecture.activation} is not positively homogeneous, so no margin is "
-                "maximised and the weights are no sum over the margin's records",
-                ever=False,
-            )
+    if isinstance(architecture, Dense):
         if not architecture.hidden:
             raise NotApplicable(
                 "fc1: without a hidden layer the weights are one sum over all records, which no gate "
                 "tells apart",
                 ever=False,
             )
-        raise NotApplicable(
-            f"fc{len(architecture.hidden) + 1}.bias: a bias after the first layer breaks homogeneity; "
-            "not yet covered",
-            ever=True,
-        )
+        return architecture
     if isinstance(architecture, CNN):
         raise NotApplicable(
             "conv1: shared filters have no row span of whole images; not yet covered", ever=True
@@ -146,3 +135,24 @@ def homogeneous(architecture: Architecture | None) -> HomogeneousMLP:
         f"{type(architecture).__name__}: only fully connected networks are covered so far",
         ever=True,
     )
+
+
+def check_gates(mlp: Dense) -> None:
+    """Refuse what has no gates: the first layer's attack smooths the derivative of ReLU."""
+    if isinstance(mlp, MLP) and mlp.activation != "relu":
+        raise NotApplicable(
+            f"act1: the first layer alone is explained by ReLU's gates, and the network has "
+            f"{mlp.activation}; HiddenSpan reads any activation",
+            ever=False,
+        )
+
+
+def check_homogeneous(mlp: Dense) -> None:
+    """Refuse what eq. (6) does not hold for."""
+    check_gates(mlp)
+    if not isinstance(mlp, HomogeneousMLP):
+        raise NotApplicable(
+            f"fc{len(mlp.hidden) + 1}.bias: a bias after the first layer breaks homogeneity, on which "
+            "eq. (6) rests; FirstLayer and HiddenSpan read such networks",
+            ever=False,
+        )

@@ -15,13 +15,13 @@ nothing beyond the signal that passes through them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from exhume.models.heads import Head
-from exhume.models.homogeneous import Matrices
+from exhume.models.matrices import Matrices
 from exhume.train.stationarity import Others, competitors, directions
 
 __all__ = ["Residual", "Span", "Value", "span_of"]
@@ -46,7 +46,7 @@ def span_of(network: Matrices, rank: int | Callable[[Tensor], int]) -> Span:
     _, values, rows = torch.linalg.svd(network.first.double(), full_matrices=False)
     rank = rank if isinstance(rank, int) else rank(values)
     basis = rows[:rank].to(network.first.dtype)
-    inside = Matrices(network.first @ basis.T, network.bias, network.later)
+    inside = replace(network, first=network.first @ basis.T)
     outside = float(values[rank:].square().sum())
     return Span(basis, values[:rank].to(network.first.dtype), inside, outside)
 
