@@ -39,7 +39,7 @@ class _Setting:
 _CLASSES = (2, 3, 4, 5, 10)
 _SCALES: dict[Scale, _Setting] = {
     "smoke": _Setting("digits", (2, 5), (2,), 10, 60, attack=quick().first, decoys=50),
-    "cpu": _Setting("cifar10", _CLASSES, (1, 5, 10, 50), 500, 1000, attack=crowded(restarts=2)),
+    "cpu": _Setting("cifar10", _CLASSES, (1, 5, 10), 60, 1000, attack=crowded(restarts=2)),
     "paper": _Setting("cifar10", _CLASSES, (1, 5, 10, 50), 500, 1000, attack=crowded(restarts=16)),
 }
 

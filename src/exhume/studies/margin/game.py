@@ -48,7 +48,7 @@ __all__ = [
     "from_small_start",
     "quick",
 ]
-__all__ += ["margin_and_likeness"]
+__all__ += ["margin_and_likeness", "settled"]
 
 GOOD = "images above SSIM 0.4"
 _FIRST, _HIDDEN = 2.6, 7.0  # of our steps in the time of one of eq. (6)
@@ -90,6 +90,14 @@ def decayed(
     """A standard start, trained with weight decay for so many epochs."""
     plain = HomogeneousMLP(shape, (width, width), outputs)
     return MarginDescent(plain, weight_decay=decay, stop_loss=0.0, epochs=epochs)
+
+
+def settled(
+    shape: tuple[int, ...], width: int, outputs: int, decay: float, epochs: int
+) -> MarginDescent:
+    """As `decayed`, with momentum and a falling rate: at rest in a tenth of the epochs."""
+    plain = decayed(shape, width, outputs, decay, epochs)
+    return replace(plain, rate=0.25, momentum=0.9, schedule="cosine")
 
 
 @dataclass(frozen=True, eq=False)

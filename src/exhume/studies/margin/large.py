@@ -27,9 +27,9 @@ from exhume.studies.margin.game import (
     MarginGame,
     counts,
     crowded,
-    decayed,
     from_small_start,
     quick,
+    settled,
 )
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import choose
@@ -53,7 +53,7 @@ class _Victim:
 
     def recipe(self, shape: tuple[int, ...]) -> MarginDescent:
         if self.decay:
-            return decayed(shape, self.width, self.classes, self.decay, self.epochs)
+            return settled(shape, self.width, self.classes, self.decay, self.epochs)
         return replace(from_small_start(shape, self.width, self.classes), epochs=self.epochs)
 
 
@@ -68,16 +68,16 @@ _SCALES: dict[Scale, _Setting] = {
     "smoke": _Setting(
         {
             "n10.small": _Victim("digits", 5, 2, 80, bar=5, eq6=15),
-            "n15.decay": _Victim("digits", 5, 3, 80, 0.01, 2000, bar=7),
+            "n15.decay": _Victim("digits", 5, 3, 80, 0.01, 800, bar=7),
         },
         attack=Strongest(quick().first, quick(2, 60).hidden),
         decoys=100,
     ),
     "cpu": _Setting(
         {
-            "n500.decay": _Victim("cifar10", 10, 50, 2000, 0.01, 2000, bar=300),
-            "n500.decay.width1000": _Victim("cifar10", 10, 50, 1000, 0.01, 2000),
-            "mnist100.decay": _Victim("mnist", 10, 10, 500, 0.01, 6000),
+            "n500.decay": _Victim("cifar10", 10, 50, 2000, 0.01, 800, bar=300),
+            "n500.decay.width1000": _Victim("cifar10", 10, 50, 1000, 0.01, 800),
+            "mnist100.decay": _Victim("mnist", 10, 10, 500, 0.01, 800),
             "mnist100": _Victim("mnist", 10, 10, 500),
             "n500.small": _Victim("cifar10", 10, 50, 1000, bar=30, eq6=170),
         },
@@ -86,18 +86,18 @@ _SCALES: dict[Scale, _Setting] = {
     "paper": _Setting(
         {
             "n5000.small": _Victim("cifar100", 100, 50, 10_000, eq6=50_000),
-            "n5000.decay": _Victim("cifar100", 100, 50, 10_000, 0.01, 20_000),
+            "n5000.decay": _Victim("cifar100", 100, 50, 10_000, 0.01, 2000),
         },
         attack=Strongest(crowded(restarts=16)),
     ),
 }
 
 _SMOKE = {"n15.decay": _SCALES["smoke"].victims["n15.decay"]}
-_WIDE = {"n1000.decay": _Victim("cifar10", 10, 100, 4000, 0.01, 2000, bar=600)}
+_WIDE = {"n1000.decay": _Victim("cifar10", 10, 100, 4000, 0.01, 800, bar=600)}
 _THOUSAND: dict[Scale, _Setting] = {
     "smoke": replace(_SCALES["smoke"], victims=_SMOKE),
     "cpu": _Setting(_WIDE, Strongest()),
-    "paper": _Setting({"n1000.decay": replace(_WIDE["n1000.decay"], epochs=20_000)}, Strongest()),
+    "paper": _Setting({"n1000.decay": replace(_WIDE["n1000.decay"], epochs=2000)}, Strongest()),
 }
 
 
