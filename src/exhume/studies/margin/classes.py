@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.studies.claims import line, prefixed
 from exhume.studies.framework import Chart, Claims, Outcome, Run, Scale, Study
-from exhume.studies.margin.game import GOOD, MarginGame, crowded, from_small_start, quick
+from exhume.studies.margin.game import GOOD, MarginGame, from_small_start, quick
 from exhume.victims.margin import choose
 
 __all__ = ["STUDY"]
@@ -36,11 +36,12 @@ class _Setting:
         return grid | {f"c{c}.total{self.total}": (c, self.total // c) for c in self.classes}
 
 
-_CLASSES = (2, 3, 4, 5, 10)
 _SCALES: dict[Scale, _Setting] = {
     "smoke": _Setting("digits", (2, 5), (2,), 10, 60, attack=quick().first, decoys=50),
-    "cpu": _Setting("cifar10", _CLASSES, (1, 5, 10), 60, 1000, attack=crowded(restarts=2)),
-    "paper": _Setting("cifar10", _CLASSES, (1, 5, 10, 50), 500, 1000, attack=crowded(restarts=16)),
+    "cpu": _Setting("cifar10", (2, 5, 10), (1, 5, 10), 60, 1000, attack=FirstLayer(restarts=2)),
+    "paper": _Setting(
+        "cifar10", (2, 3, 4, 5, 10), (1, 5, 10, 50), 500, 1000, attack=FirstLayer(restarts=16)
+    ),
 }
 
 
