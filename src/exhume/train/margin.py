@@ -159,7 +159,7 @@ def train_to_margin(
             state = problem.advance(state, min(problem.segment, recipe.epochs - state.epochs))
             kept.save(name, state.save())
         else:
-            state = _State.load(saved)
+            state = _State.load({part: one.to(initial.device) for part, one in saved.items()})
         if state.loss <= recipe.stop_loss:
             break
     progress("training to the margin", recipe.epochs, recipe.epochs)

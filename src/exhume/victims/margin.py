@@ -30,6 +30,9 @@ from exhume.train.stationarity import stationarity
 __all__ = ["MarginVictim", "choose", "release_margin"]
 
 
+_CPU = torch.device("cpu")
+
+
 def choose(
     records: Records, classes: int, each: int | Sequence[int], decoys: int, key: Key
 ) -> tuple[Records, Records]:
@@ -80,16 +83,17 @@ def release_margin(
     key: Key,
     store: Store,
     progress: Progress = silent,
+    device: torch.device = _CPU,
 ) -> MarginVictim:
-    """Subtract the training mean, train one network, and release its weights."""
+    """Subtract the training mean, train one network, and release its weights. device: where both live."""
     centre = records.inputs.mean(0)
-    centred = Records(records.inputs - centre, records.labels, records.classes)
+    centred = Records(records.inputs - centre, records.labels, records.classes).to(device)
     mlp, trained = _trained(recipe, centred, key=key, store=store, progress=progress)
     head: Head = "multiclass" if isinstance(recipe, FullBatch) else recipe.head
     network = mlp.matrices(trained.parameters)
     flat = centred.inputs.flatten(1)
-    soft = stationarity(network, flat, records.labels, head)
-    hard = stationarity(network, flat, records.labels, head, "max")
+    soft = stationarity(network, flat, centred.labels, head)
+    hard = stationarity(network, flat, centred.labels, head, "max")
     smallest = soft.margins.min()
     report = {
         "epochs": float(trained.epochs),
@@ -103,7 +107,7 @@ def release_margin(
         "on_margin": float((soft.margins <= 1.1 * smallest).sum()) if smallest > 0 else 0.0,
     }
     release = Weights(trained.parameters[None], mlp.layout)
-    return MarginVictim(release, Secret(records), centre, report, soft.margins)
+    return MarginVictim(release, Secret(records), centre, report, soft.margins.cpu())
 
 
 def _trained(
@@ -114,10 +118,11 @@ def _trained(
     store: Store,
     progress: Progress,
 ) -> tuple[Dense, Trained]:
+    device = centred.inputs.device
     if isinstance(recipe, ProtectedDescent):
-        start, own = recipe.network.initial(key.fold("victim")), key.fold("defence")
+        start, own = recipe.network.initial(key.fold("victim")).to(device), key.fold("defence")
         return recipe.network, recipe.train(start, centred, key=own, store=store, progress=progress)
-    start = recipe.architecture.initial(key.fold("victim"))
+    start = recipe.architecture.initial(key.fold("victim")).to(device)
     if isinstance(recipe, MarginDescent):
         own = key.fold("order")
         trained = train_to_margin(recipe, start, centred, key=own, store=store, progress=progress)

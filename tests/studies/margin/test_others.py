@@ -11,10 +11,20 @@ from exhume.studies import run_study
         ("margin-classes", {"per-class", "fixed-total"}, "c5.total10.good"),
         (
             "margin-weight-decay",
-            {"decay-leaks", "above-small", "first-layer-alone", "margin"},
-            "decay0.01.test_error",
+            {
+                f"c{classes}.{claim}"
+                for classes in (2, 3)
+                for claim in ("decay-leaks", "above-small", "first-layer-alone", "margin")
+            }
+            | {"with-errors"},
+            "c3.decay0.01.test_error",
         ),
-        ("margin-large", {"n10", "n15.decay"}, "n15.decay.good_low"),
+        (
+            "margin-large",
+            {"n10.small", "n10.small.eq6", "n10.small.eq6x4", "n15.decay"},
+            "n10.small.eq6.good",
+        ),
+        ("margin-thousand", {"n15.decay"}, "n15.decay.good_low"),
     ],
 )
 def test_smoke(study, claims, metric, tmp_path):

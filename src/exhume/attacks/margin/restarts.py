@@ -112,7 +112,10 @@ class Restarts:
             kept = {"inputs": run.inputs, "labels": run.labels, "explained": run.explained}
             self.store.save(name, {**kept, "numbers": numbers})
             return run
-        return Run(saved["inputs"], saved["labels"], saved["explained"], *saved["numbers"].tolist())
+        inputs, labels, explained = (
+            saved[name].to(row.device) for name in ("inputs", "labels", "explained")
+        )
+        return Run(inputs, labels, explained, *saved["numbers"].tolist())
 
 
 def _status(stops: list[float], restarts: int) -> Status:

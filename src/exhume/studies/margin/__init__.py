@@ -12,6 +12,10 @@ from exhume.studies.margin import (
 
 __all__ = ["STUDIES"]
 
-STUDIES = tuple(
-    study.STUDY for study in (multiclass, classes, weight_decay, defence, search, large, ordinary)
+STUDIES = (
+    *(
+        study.STUDY
+        for study in (multiclass, classes, weight_decay, defence, search, large, ordinary)
+    ),
+    large.THOUSAND,
 )

@@ -23,13 +23,14 @@ from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.restarts import Restarts
 from exhume.attacks.margin.strongest import Strongest
 from exhume.auditing import margin_findings
+from exhume.choices import device_named
 from exhume.contract import Attack, Key, Knowledge, Reconstruction, Records
 from exhume.defences.margin import ProtectedDescent
 from exhume.models.heads import Head
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.results import AttackSpec, Findings
 from exhume.score.intervals import bootstrap
-from exhume.score.margin import MarginScores, score_margin
+from exhume.score.margin import MarginScores, above_bar, score_margin
 from exhume.studies.arms import mounted
 from exhume.studies.claims import line
 from exhume.studies.framework import Chart, Run
@@ -37,7 +38,17 @@ from exhume.train.functional import accuracy
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import MarginVictim, release_margin
 
-__all__ = ["GOOD", "MarginGame", "Played", "counts", "decayed", "from_small_start", "quick"]
+__all__ = [
+    "GOOD",
+    "MarginGame",
+    "Played",
+    "counts",
+    "crowded",
+    "decayed",
+    "from_small_start",
+    "quick",
+]
+__all__ += ["margin_and_likeness", "settled"]
 
 GOOD = "images above SSIM 0.4"
 _FIRST, _HIDDEN = 2.6, 7.0  # of our steps in the time of one of eq. (6)
@@ -49,6 +60,16 @@ def quick(restarts: int = 1, steps: int = 40) -> Strongest:
     slower = Descent(steps=steps, rate=0.2)
     hidden = HiddenSpan(restarts=restarts, descent=slower, contrast=0.3, largest=0.4)
     return Strongest(first, hidden)
+
+
+def crowded(restarts: int, steps: int = 150) -> FirstLayer:
+    """The first layer's attack for few neurons an image: smoother gates, and smooth images preferred.
+
+    Settings were chosen on one victim of 100 images, width 200, with a key of its own.
+    """
+    return FirstLayer(
+        alpha=5.0, smooth=3e-4, restarts=restarts, descent=Descent(steps=steps, rate=0.1)
+    )
 
 
 def from_small_start(
@@ -69,6 +90,14 @@ def decayed(
     """A standard start, trained with weight decay for so many epochs."""
     plain = HomogeneousMLP(shape, (width, width), outputs)
     return MarginDescent(plain, weight_decay=decay, stop_loss=0.0, epochs=epochs)
+
+
+def settled(
+    shape: tuple[int, ...], width: int, outputs: int, decay: float, epochs: int
+) -> MarginDescent:
+    """As `decayed`, with momentum and a falling rate: at rest in a tenth of the epochs."""
+    plain = decayed(shape, width, outputs, decay, epochs)
+    return replace(plain, rate=0.25, momentum=0.9, schedule="cosine")
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +133,8 @@ class MarginGame:
     ) -> MarginGame:
         """Train the victim. chosen: what it is trained on, and decoys; own: the attack's key, if another."""
         train, decoys = chosen
-        victim = release_margin(recipe, train, **run.part(f"victim {name}").working(key))
+        here = run.part(f"victim {name}").working(key)
+        victim = release_margin(recipe, train, **here, device=device_named(run.asked.device))
         return MarginGame(run, name, attack, recipe, victim, decoys, own or key)
 
     @property
@@ -136,6 +166,7 @@ class MarginGame:
         """Any attack on this victim. key: None: the game's own."""
         here = self.run.part(label)
         found = mounted(attack, self.knowledge, self.victim.release, key or self.key, here)
+        found = _on_cpu(found)
         return found, self.scored(found)
 
     def scored(self, found: Reconstruction) -> MarginScores:
@@ -146,7 +177,8 @@ class MarginGame:
         """On the decoys, none of which was trained on."""
         centred = self.decoys.inputs - self.victim.centre
         test = Records(centred, self.decoys.labels, self.decoys.classes)
-        return float(accuracy(self.recipe.architecture, self.victim.release.parameters, test)[0])
+        parameters = self.victim.release.parameters.cpu()
+        return float(accuracy(self.recipe.architecture, parameters, test)[0])
 
     def published(self) -> Equation6:
         """Eq. (6) with the steps that take as long as our attack on this victim."""
@@ -181,13 +213,13 @@ class MarginGame:
         measured = {name: fmean(s.metrics[name] for s in ours) for name in _NAMED}
         records = len(self.victim.margins)
         low, high = bootstrap(_good(ours).mean(0), self.key.fold("good"))
-        both = torch.stack([self.victim.margins.double(), ours[0].members.ssim.double()])
         measured |= {f"good_seed{i}": score.metrics["good"] for i, score in enumerate(ours)}
+        measured["above_bar"] = fmean(above_bar(score)[0]["above_bar"] for score in ours)
         return measured | {
             "good_low": low * records,
             "good_high": high * records,
             "records": float(records),
-            "ssim_against_margin": float(torch.corrcoef(both)[0, 1]),
+            "ssim_against_margin": margin_and_likeness(self.victim, ours[0]),
             **self.victim.report,
         }
 
@@ -214,6 +246,12 @@ class MarginGame:
         return margin_findings(spec, known, found, scores, self.decoys, margins=margins)
 
 
+def margin_and_likeness(victim: MarginVictim, scores: MarginScores) -> float:
+    """Correlation, over training images, of the margin with the SSIM of what came back."""
+    both = torch.stack([victim.margins.double(), scores.members.ssim.double()])
+    return float(torch.corrcoef(both)[0, 1])
+
+
 def counts(victims: Mapping[str, str], metrics: Mapping[str, float]) -> Chart:
     """How many images come back of each victim, by its name on the page."""
     series = {"ours": line(victims, "good", metrics)}
@@ -225,6 +263,14 @@ def counts(victims: Mapping[str, str], metrics: Mapping[str, float]) -> Chart:
 
 _NAMED = ("good", "decoy_rate", "tpr_at_1pct", "ssim_at_1pct", "auc", "ssim_median")
 _TITLES: dict[type, str] = {FirstLayer: "First layer", HiddenSpan: "Hidden span"}
+
+
+def _on_cpu(found: Reconstruction) -> Reconstruction:
+    """Where records are scored."""
+    labels = None if found.labels is None else found.labels.cpu()
+    return replace(
+        found, candidates=found.candidates.cpu(), confidence=found.confidence.cpu(), labels=labels
+    )
 
 
 def _good(scores: list[MarginScores]) -> Tensor:
