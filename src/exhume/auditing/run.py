@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -99,6 +100,7 @@ class Released:
 
     room: Room
     release: AuditedRelease
+    given: int = 0  # records that were read for it
 
     @property
     def name(self) -> str:
@@ -111,13 +113,21 @@ def read(
     """Everything that the brief names, before anything is written; each set of records once."""
     loaded: dict[tuple[str, data.Reading], Records] = {}
 
-    def load(source: str, reading: data.Reading) -> Records:
+    asked: dict[str, dict[tuple[str, data.Reading], int]] = {}  # by room
+
+    def load(room: Room, source: str, reading: data.Reading) -> Records:
         if (source, reading) not in loaded:
             loaded[source, reading] = data.load(source, reading=reading, progress=progress)
-        return loaded[source, reading]
+        found = loaded[source, reading]
+        asked.setdefault(room.kind, {})[source, reading] = len(found)
+        return found
 
-    found = [(room, given.get(room.kind) or room.read(brief, load)) for room in ROOMS]
-    released = [Released(room, release) for room, release in found if release is not None]
+    released = []
+    for room in ROOMS:
+        release = given.get(room.kind) or room.read(brief, partial(load, room))
+        if release is not None:
+            records = sum(asked.get(room.kind, {}).values())
+            released.append(Released(room, release, records))
     if not released:
         raise ExhumeError("brief: nothing is said to be released")
     return released
@@ -163,6 +173,7 @@ def plan_releases(brief: Brief, released: Sequence[Released]) -> Planned:
             one.release.inputs(),
             tuple(row for _, row in options if row.release == one.name),
             controls[one.name],
+            one.given,
         )
         for one in released
     )

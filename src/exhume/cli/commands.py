@@ -17,12 +17,16 @@ from exhume.cli.frame import (
     Seed,
     app,
     data_app,
-    progress_bars,
+    refuse_two_places,
     run_on,
     study_app,
     tell,
     with_exit_codes,
 )
+from exhume.cli.known import refuse_unfinished, refuse_unknown_study
+from exhume.cli.last_words import say_loading
+from exhume.cli.progress import progress_shown
+from exhume.settings.sources import IMAGE_SETS, PAIR_SETS, check_source, unknown_source
 
 if TYPE_CHECKING:
     from exhume.contract import Progress
@@ -37,6 +41,7 @@ def report(
     ] = False,
 ) -> None:
     """(Re)draw the page of a run."""
+    refuse_unfinished(run)
     from exhume.report.page import draw
 
     tell(f"report: {draw(run, redact=redact)}")
@@ -62,9 +67,11 @@ def data_fetch(
     name: Annotated[str, typer.Argument(help="A name from `exhume data list`.")],
 ) -> None:
     """Download a set into the cache and check it."""
+    if name not in (*IMAGE_SETS, *PAIR_SETS):
+        raise unknown_source(name, (*IMAGE_SETS, *PAIR_SETS), "no other name")
     from exhume.data import fetch
 
-    with progress_bars() as progress:
+    with progress_shown() as progress:
         path = fetch(name, progress=progress)
     tell(f"cached: {path}")
 
@@ -106,13 +113,18 @@ def study_run(
     ] = False,
 ) -> None:
     """Rerun one result of a paper and put our numbers beside its own."""
+    refuse_unknown_study(name)
+    refuse_two_places(ray, processes)
+    if data:
+        check_source(data)
+    say_loading()
     from exhume.choices import threads_for
     from exhume.studies import run_study, study_named
 
     folder = out or Path("runs") / f"{name}-{scale.value}-{seed or 0}"
     if study_named(name).spreads and scale is not Scale.smoke and ray is None:
         processes = processes or threads_for(0)
-    with progress_bars() as progress, run_on(ray, processes):
+    with progress_shown() as progress, run_on(ray, processes):
         result = run_study(
             name,
             scale.value,
@@ -139,6 +151,7 @@ def study_figures(
     out: Annotated[Path, typer.Option(help="Where to write them.")] = Path("docs/figures"),
 ) -> None:
     """Write what a study brought back as pictures: private records above, what came back below."""
+    refuse_unfinished(run)
     from exhume.report.sheet import write_sheets
 
     for path in write_sheets(run, out):
@@ -154,7 +167,7 @@ def bench(
     """Measure our speed as ratios, everything in one run."""
     from exhume.bench import run_benches
 
-    with progress_bars() as progress:
+    with progress_shown() as progress:
         results = run_benches(name, progress=progress, more={"serve": _bench_serve})
     if as_json:
         tell(json.dumps(results))

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from exhume.errors import ExhumeError
 from exhume.notation import seconds_in
 from exhume.settings.schema import Section, filled, setting, toml_at
 
 __all__ = [
+    "ACTIVATIONS",
     "AttackSettings",
     "BudgetSettings",
     "DataSettings",
@@ -18,6 +20,11 @@ __all__ = [
     "Settings",
     "VictimSettings",
 ]
+
+ACTIVATIONS = (
+    *("relu", "floor", "elu", "sigmoid", "softplus", "silu", "leaky-relu", "tanh", "celu", "selu"),
+    *("gelu", "identity"),
+)  # as `models.activations` has them
 
 
 @dataclass(frozen=True)
@@ -49,8 +56,10 @@ class VictimSettings(Section):
     hidden: tuple[int, ...] = setting(
         (10,), "Widths of the hidden layers: 10 or 64,32.", example=(64, 32)
     )
-    activation: str = setting("elu", "elu, relu, tanh, gelu, …", example="relu")
-    init: str = setting("lecun", "How weights are drawn: lecun or torch.")
+    activation: str = setting(
+        "elu", "Between the layers; floor is max(-0.5, x).", choices=ACTIVATIONS, example="relu"
+    )
+    init: str = setting("lecun", "How weights are drawn.", choices=("lecun", "torch"))
     start: str = setting("", "A file of weights that training starts from.", file=True)
     train: str = setting(
         "", "Your own training: file.py:train(model, records, rng).", example="train.py:train"
@@ -83,6 +92,13 @@ class VictimSettings(Section):
         noun="a probability",
         example=0.1,
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.network not in ("mlp", "cnn") and ":" not in self.network:
+            raise ExhumeError(
+                f"network: {self.network!r} is not one of mlp, cnn, or file.py:factory"
+            )
 
 
 @dataclass(frozen=True)
