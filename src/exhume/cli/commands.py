@@ -158,6 +158,20 @@ def study_figures(
         tell(f"wrote: {path}")
 
 
+@study_app.command("papers")
+@with_exit_codes
+def study_papers(
+    docs: Annotated[Path, typer.Option(help="The folder with papers.toml and results/.")] = Path(
+        "docs"
+    ),
+) -> None:
+    """Write the page that has the papers' claims beside ours, from the results that are kept."""
+    from exhume.studies.papers import write_papers
+
+    for path in write_papers(docs):
+        tell(f"wrote: {path}")
+
+
 @app.command()
 @with_exit_codes
 def bench(
