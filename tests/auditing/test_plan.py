@@ -59,7 +59,7 @@ def test_a_plan_in_lines_and_as_json():
     plan = Plan((planned_release,), 60.0)
     assert plan.lines() == [
         "plan: the updates (seed 7, threads 2)",
-        "  records: 100 of 1,000 of mnist: 8 attacked, 92 held",
+        "  records: 100 of the 1,000 in mnist: 8 attacked, 92 held",
         "  attack: Span: 8 records, 2,000 steps, about 30 s",
         "  left out: Tensor: it would take about 15 min, 30 s of the budget were left",
         "  if nothing comes back: controls, the easiest takes under 1 s",
@@ -74,7 +74,7 @@ def test_a_plan_in_lines_and_as_json():
 
 def test_a_plan_says_the_records_it_is_given_where_a_release_does_not_say_its_roles():
     alone = PlannedRelease("split", "the features", Inputs("faces", 0, 1), (), given=400)
-    assert "  records: 400 of faces" in Plan((alone,), None).lines()
+    assert "  records: 400 in faces" in Plan((alone,), None).lines()
     nothing = PlannedRelease("checkpoint", "the checkpoint", Inputs("", 0, 1), ())
     assert Plan((nothing,), None).lines() == [
         "plan: the checkpoint (seed 0, threads 1)",

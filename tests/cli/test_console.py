@@ -151,7 +151,7 @@ def test_an_audit_says_its_plan_its_cost_and_what_comes_next(tmp_path):
     plan, *rest = done.stderr.splitlines()
     assert plan == "exhume: plan: the trained weights (seed 0, threads 1)"
     assert rest[0].startswith(
-        "exhume:   records: 300 of 1,797 of digits: 50 known to the adversary, 12 att"
+        "exhume:   records: 300 of the 1,797 in digits: 50 known to the adversary, 12 att"
     )
     assert "CPU seconds (no limit)" in done.stderr
     assert "exhume: training shadow models: 60 of 60 in " in done.stderr

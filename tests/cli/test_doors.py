@@ -95,7 +95,7 @@ def test_the_plan_with_everything_resolved(door, invoke, place):
     assert set(place.iterdir()) == before
     lines = invoke(*words).stdout.splitlines()
     assert lines[0] == f"plan: {release['name']} (seed 7, threads 1)"
-    assert " of digits" in lines[1]
+    assert " in digits" in lines[1]
     assert lines[-1].startswith("plan: ")
     assert "CPU seconds (no limit)" in lines[-1]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from exhume.contract import Progress
 from exhume.notation import about, duration_of
+from exhume.records import Column
 from exhume.report.folder import RunFolder
 from exhume.results import Findings, PlannedAttack
 from exhume.typed_json import to_json
@@ -90,6 +91,7 @@ class Inputs:
     threads: int
     classes: tuple[str, ...] = ()
     uses: tuple[tuple[int, str], ...] = ()  # how many records, and what for
+    columns: tuple[Column, ...] = ()  # of a table
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,10 +107,12 @@ class PlannedRelease:
     def records(self) -> str:
         """What is used of the records that are given."""
         used = sum(count for count, _ in self.inputs.uses)
-        among = f"{used:,} of {self.given:,}" if used and self.given else f"{used or self.given:,}"
+        among = (
+            f"{used:,} of the {self.given:,}" if used and self.given else f"{used or self.given:,}"
+        )
         roles = ", ".join(f"{count:,} {what}" for count, what in self.inputs.uses if count)
         where = self.inputs.data or "files"
-        return f"records: {among} of {where}{f': {roles}' if roles else ''}"
+        return f"records: {among} in {where}{f': {roles}' if roles else ''}"
 
 
 @dataclass(frozen=True, eq=False)

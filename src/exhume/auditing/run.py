@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +21,8 @@ from exhume.auditing.plan import AttackOption, Plan, PlannedRelease, plan_attack
 from exhume.auditing.release import AuditedRelease, Room
 from exhume.auditing.resume import refuse_inside_data, resume_or_refuse
 from exhume.auditing.rooms import ROOMS
-from exhume.contract import ExhumeError, Progress, Records, Store, silent
+from exhume.contract import ExhumeError, Progress, Records, Shard, Store, silent
+from exhume.records import Column
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.results import (
@@ -240,8 +241,21 @@ def judge(
         progress=progress,
     )
     kinds = planned.kinds
-    kept = [folder.keep(one) for one in with_risk(judged.found, folder, kinds)]
+    columns = {one.name: one.release.inputs().columns for one in released}
+    kept = [
+        folder.keep(_with_columns(one, columns[one.section.release]))
+        for one in with_risk(judged.found, folder, kinds)
+    ]
     return replace(judged, found=kept)
+
+
+def _with_columns(one: Findings, columns: Sequence[Column]) -> Findings:
+    """The names and ranges of a table's columns lie beside the records, not in the result."""
+    if not columns or not one.evidence:
+        return one
+    notes = one.evidence.notes if isinstance(one.evidence, Shard) else {}
+    notes = {**notes, "columns": [asdict(column) for column in columns]}
+    return replace(one, evidence=Shard(one.evidence, notes))
 
 
 # Fix

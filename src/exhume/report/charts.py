@@ -29,7 +29,7 @@ from exhume.results import Chart, Point
 
 __all__ = ["Chart", "Point", "draw_chart"]
 
-_STYLES = 5  # the page's style sheet tells so many series apart
+_STYLES = 6  # in the style sheet
 _ROW = 20  # height of a named row
 
 

@@ -116,7 +116,12 @@ class TrainingRelease(AuditedRelease):
             (sizes.test, "to measure accuracy"),
         )
         return Inputs(
-            sizes.source, given.seed, given.machine.threads, tuple(self.records.classes), uses
+            sizes.source,
+            given.seed,
+            given.machine.threads,
+            tuple(self.records.classes),
+            uses,
+            self.records.columns,
         )
 
     def game(self, store: Store, progress: Progress) -> Game:
