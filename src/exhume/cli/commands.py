@@ -147,11 +147,14 @@ def study_run(
 @study_app.command("figures")
 @with_exit_codes
 def study_figures(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished study.")],
+    run: Annotated[
+        Path, typer.Argument(help="The folder of a finished study, or docs/results/NAME.json.")
+    ],
     out: Annotated[Path, typer.Option(help="Where to write them.")] = Path("docs/figures"),
 ) -> None:
-    """Write what a study brought back as pictures: private records above, what came back below."""
-    refuse_unfinished(run)
+    """Write a study's charts (SVG) and what it brought back (PNG: private records above, answers below)."""
+    if run.suffix != ".json" or not run.exists():
+        refuse_unfinished(run)
     from exhume.report.sheet import write_sheets
 
     for path in write_sheets(run, out):
