@@ -37,10 +37,11 @@ if TYPE_CHECKING:
 def report(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     redact: Annotated[
-        bool, typer.Option("--redact", help="Without any record, to be shared.")
+        bool,
+        typer.Option("--redact", help="Leave every record out, so that the page can be shared."),
     ] = False,
 ) -> None:
-    """(Re)draw the page of a run."""
+    """Draw the page of a run again."""
     refuse_unfinished(run)
     from exhume.report.page import draw
 
@@ -97,14 +98,15 @@ def study_list() -> None:
 def study_run(
     name: Annotated[str, typer.Argument(help="A name from `exhume study list`.")],
     scale: Annotated[
-        Scale, typer.Option(help="Seconds, minutes, or the paper's sizes.")
+        Scale,
+        typer.Option(help="smoke: seconds; cpu: minutes to an hour; paper: the paper's sizes."),
     ] = Scale.cpu,
     out: Out = None,
     seed: Seed = None,
     ray: Ray = None,
     processes: Processes = None,
     data: Annotated[
-        str, typer.Option(help="Your own copy of the set that the study reads: a path.")
+        str, typer.Option(help="The path of your own copy of the set that the study reads.")
     ] = "",
     device: Annotated[str, typer.Option(help="cpu, or cuda where the study can use it.")] = "cpu",
     resume_anyway: ResumeAnyway = False,
@@ -178,10 +180,10 @@ def study_papers(
 @app.command()
 @with_exit_codes
 def bench(
-    name: Annotated[str | None, typer.Argument(help="Which; all without it.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Which one; default: all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
-    """Measure our speed as ratios, everything in one run."""
+    """Measure speed, as ratios within one run."""
     from exhume.bench import run_benches
 
     with progress_shown() as progress:

@@ -151,23 +151,21 @@ def tell(text: str) -> None:
 Out = Annotated[
     Path | None, typer.Option(help="Run folder; the same folder resumes a stopped run.")
 ]
-Seed = Annotated[int | None, typer.Option(help="Everything random derives from it.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
 Ray = Annotated[
     str | None,
-    typer.Option(
-        help="Train on a Ray cluster: auto, or HOST:PORT. Changes the time, not the result."
-    ),
+    typer.Option(help="Train on a Ray cluster: auto, or HOST:PORT. The result stays the same."),
 ]
 Processes = Annotated[
     int | None,
-    typer.Option(
-        help="Train in so many processes of this machine, which share its cores. Changes the time only."
-    ),
+    typer.Option(help="Train in so many processes on this machine. The result stays the same."),
 ]
 
 ResumeAnyway = Annotated[
     bool,
-    typer.Option("--resume-anyway", help="Go on with work of another version of exhume or torch."),
+    typer.Option(
+        "--resume-anyway", help="Continue work that another version of exhume or torch began."
+    ),
 ]
 
 
