@@ -1,7 +1,7 @@
 """What the code says about itself, in the pages: a hook of mkdocs.
 
 A line `::: attacks/informed/closed_form.py ClosedForm` becomes the class's docstring, as a table of what
-it sees, assumes and guarantees, and its settings with their defaults. Nothing of exhume is imported.
+it sees, assumes and guarantees, and its settings with their defaults; a function's becomes its signature and words. Nothing of exhume is imported.
 The README of every example becomes a page of the site, and pages that the navigation does not name are
 put under its last heading, Results.
 """
@@ -63,7 +63,47 @@ def described(file: str, name: str) -> str:
     for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             return _words(node) + _usage(file, name) + _settings(node, source.splitlines())
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return _signature(node) + _said(ast.get_docstring(node) or "")
     raise ValueError(f"{file} has no class {name}")
+
+
+def _signature(node: ast.FunctionDef) -> str:
+    """As it is called: one argument a line where they are many."""
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    line = f"{node.name}({ast.unparse(node.args)}){returns}"
+    if len(line) > 90:
+        given = [ast.unparse(argument) for argument in _arguments(node.args)]
+        line = f"{node.name}(\n    " + ",\n    ".join(given) + f",\n){returns}"
+    return f"```python\n{line}\n```\n"
+
+
+def _arguments(args: ast.arguments) -> list[ast.arguments]:
+    """Each argument by itself, a bare * before those that need their names."""
+    alone = []
+    missing = len(args.args) - len(args.defaults)
+    for place, one in enumerate(args.args):
+        default = [args.defaults[place - missing]] if place >= missing else []
+        alone.append(_only(args=[one], defaults=default))
+    for one, default in zip(args.kwonlyargs, args.kw_defaults, strict=True):
+        alone.append(_only(args=[one], defaults=[default] if default else []))
+    if args.kwonlyargs:
+        alone.insert(len(args.args), ast.Name("*"))
+    return alone
+
+
+def _only(**given) -> ast.arguments:
+    empty = {"posonlyargs": [], "args": [], "kwonlyargs": [], "kw_defaults": [], "defaults": []}
+    return ast.arguments(**{**empty, **given})
+
+
+def _said(docstring: str) -> str:
+    """A docstring as Markdown: examples in a block; the keys of a brief have a page of their own."""
+    text = docstring.replace("KEYS", "[All settings](settings.md).")
+    examples = [line.removeprefix(">>> ") for line in text.splitlines() if line.startswith(">>> ")]
+    words = "\n".join(line for line in text.splitlines() if not line.startswith(">>> ")).strip()
+    shown = ["", "```python", *examples, "```"] if examples else []
+    return "\n".join([words, *shown, ""])
 
 
 def _words(node: ast.ClassDef) -> str:

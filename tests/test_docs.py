@@ -9,9 +9,15 @@ from pathlib import Path
 
 import pytest
 
+import exhume
+from exhume.report.chart_file import chart_file
+from exhume.report.sheet import write_sheets
+from exhume.results import read_result
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / "examples").glob("*/README.md")])
+IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\)")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -38,6 +44,34 @@ def test_links_lead_somewhere(page):
     for target in LINK.findall(text):
         if not target.startswith(("http:", "https:", "mailto:")):
             assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
+def test_pictures_are_there_and_have_words(page):
+    for words, target in IMAGE.findall(page.read_text()):
+        assert (page.parent / target).exists(), target
+        assert len(words) > 20, f"{target}: say what it shows"
+
+
+@pytest.mark.parametrize("kept", sorted((DOCS / "results").glob("*.json")), ids=lambda p: p.stem)
+def test_every_kept_result_has_its_charts_on_a_page(kept, tmp_path):
+    """`exhume study figures docs/results/NAME.json` draws them; a page shows them."""
+    result = read_result(kept)
+    if not any(chart_file(chart) for chart in result.charts):
+        return
+    text = "".join(page.read_text() for page in DOCS.glob("*.md"))
+    for drawn in write_sheets(kept, tmp_path):
+        assert (DOCS / "figures" / drawn.name).read_text() == drawn.read_text(), drawn.name
+        assert f"(figures/{drawn.name})" in text, f"no page shows {drawn.name}"
+
+
+def test_the_reference_has_every_public_name(hook):
+    text = hook.rendered((DOCS / "api.md").read_text())
+    assert ":::" not in text
+    for name in set(exhume.__all__) - {"__version__", "Audit"}:
+        assert f"{name}(" in text
+    assert "from exhume.auditing.findings import Audit" in text
+    assert "KEYS" not in text
 
 
 @pytest.mark.parametrize(("file", "name"), list(described_classes()))

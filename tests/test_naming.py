@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from exhume.contract import ExhumeError
-from exhume.naming import called, digest_of_code, is_spec, named
+from exhume.naming import called, digest_of_code, named
+from exhume.notation import is_spec
 
 MODEL = """
 from dataclasses import dataclass

@@ -186,8 +186,6 @@ def _network(settings: Settings, records: Records) -> Architecture:
         return architecture_named(
             chosen.network, input_shape=records.shape, classes=len(records.classes)
         )
-    if chosen.network not in _NETWORKS:
-        raise ExhumeError(f"network: {chosen.network!r} is not one of mlp, cnn, or file.py:factory")
     return _NETWORKS[chosen.network](
         input_shape=records.shape,
         hidden=chosen.hidden,

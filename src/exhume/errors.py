@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
+from pathlib import Path
 
-__all__ = ["ExhumeError", "NotApplicable", "printable"]
+__all__ = ["ExhumeError", "NotApplicable", "printable", "unfinished", "unknown_name"]
 
 # Control characters, ends of lines and pages, changes of direction, bytes that are no text.
 _RAW = re.compile(
@@ -34,3 +37,16 @@ class NotApplicable(ExhumeError):  # noqa: N818 - a result as much as an error
         super().__init__(why)
         self.why = why
         self.ever = ever  # could it work with more knowledge or a later version, or never?
+
+
+def unknown_name(what: str, given: str, names: Iterable[str]) -> ExhumeError:
+    """Of a name that is not there: the nearest one that is, or all of them."""
+    known = list(names)
+    close = difflib.get_close_matches(given, known, 1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+    return ExhumeError(f"{what}: {given!r} is not known; {hint}")
+
+
+def unfinished(result: Path) -> ExhumeError:
+    """Of a folder without the file that a finished run has."""
+    return ExhumeError(f"{result}: missing, so there is no finished run to draw here")

@@ -1,4 +1,4 @@
-"""How people write numbers of rows, sizes and times: one grammar for each, wherever they are asked for."""
+"""How people write rows, sizes, times and names of code: one grammar for each, wherever it is asked for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from pathlib import Path
 
 from exhume.errors import ExhumeError
 
-__all__ = ["BROKEN_ARRAYS", "duration_of", "numbers_in", "rows_by_client", "rows_in", "seconds_in"]
+__all__ = [
+    "BROKEN_ARRAYS",
+    "about",
+    "duration_of",
+    "is_spec",
+    "numbers_in",
+    "rows_by_client",
+    "rows_in",
+    "seconds_in",
+]
 
 BROKEN_ARRAYS = (
     *(zipfile.BadZipFile, zlib.error, tokenize.TokenError, SyntaxError, EOFError, OSError),
@@ -23,6 +32,12 @@ BROKEN_ARRAYS = (
 _MOST = 10**8  # rows of one range
 _NAMELESS: Mapping[str, int] = {}
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def is_spec(text: str) -> bool:
+    """Whether a text names code, as `package.module:thing` does; a Windows drive has not its form."""
+    where, colon, name = text.rpartition(":")
+    return bool(colon) and len(where) > 1 and name.isidentifier()
 
 
 def seconds_in(text: str) -> float | None:
@@ -41,6 +56,11 @@ def duration_of(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def about(seconds: float) -> str:
+    """An estimate, as people say it."""
+    return f"about {duration_of(seconds)}" if seconds >= 0.95 else "under 1 s"
 
 
 def numbers_in(text: str, where: str) -> tuple[int, ...]:

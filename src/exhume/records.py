@@ -5,12 +5,13 @@ Shapes: n records; s models with e records each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-__all__ = ["Records", "Vocabulary"]
+__all__ = ["Column", "Records", "Vocabulary", "cells_of"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,41 @@ class Vocabulary:
     given: bool = (
         True  # False: the words were numbered here, so that no trained model knows the numbers
     )
+
+
+@dataclass(frozen=True)
+class Column:
+    """Where a column went: numbers from `low` to `high`, or one input a text."""
+
+    name: str
+    low: float = 0.0
+    high: float = 1.0
+    texts: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> int:
+        return len(self.texts) or 1
+
+    def encode(self, cells: Sequence[str]) -> Tensor:
+        """(n, width) float32."""
+        if self.texts:
+            place = {text: index for index, text in enumerate(self.texts)}
+            rows = torch.tensor([place[cell] for cell in cells])
+            return torch.nn.functional.one_hot(rows, self.width).float()
+        numbers = torch.tensor([float(cell) for cell in cells], dtype=torch.float64)
+        return ((numbers - self.low) / ((self.high - self.low) or 1.0)).float()[:, None]
+
+    def decode(self, inputs: Tensor) -> str:
+        """(width,) inputs as a cell; a text is the likeliest one."""
+        if self.texts:
+            return self.texts[int(inputs.argmax())]
+        return f"{self.low + float(inputs[0]) * (self.high - self.low):.6g}"
+
+
+def cells_of(inputs: Tensor, columns: Sequence[Column]) -> dict[str, str]:
+    """(d,) inputs of a table, reconstructed ones too, as cells by the name of their column."""
+    parts = torch.split(inputs, [column.width for column in columns])
+    return {column.name: column.decode(part) for column, part in zip(columns, parts, strict=True)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +72,13 @@ class Records:
     labels: Tensor  # (n,) or (s, e), int64 in [0, len(classes))
     classes: tuple[str, ...]
     vocabulary: Vocabulary | None = None
+    columns: tuple[Column, ...] = ()  # of a table: how its inputs were made
 
     def __len__(self) -> int:
         return self.inputs.shape[0]
 
     def __getitem__(self, index: slice | Tensor) -> Records:
-        return Records(self.inputs[index], self.labels[index], self.classes, self.vocabulary)
+        return replace(self, inputs=self.inputs[index], labels=self.labels[index])
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -49,8 +86,7 @@ class Records:
         return tuple(self.inputs.shape[self.labels.ndim :])
 
     def to(self, device: torch.device) -> Records:
-        moved = self.inputs.to(device), self.labels.to(device)
-        return Records(*moved, self.classes, self.vocabulary)
+        return replace(self, inputs=self.inputs.to(device), labels=self.labels.to(device))
 
     def one_each(self) -> Records:
         """n sets of one record each: (n, *shape) becomes (n, 1, *shape)."""

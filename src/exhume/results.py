@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 from torch import Tensor
 
 from exhume.contract import Cost, ExhumeError, NotApplicable, Outcome, Status
+from exhume.errors import unfinished
 from exhume.evidence import Condition, ControlRow, LineupRow, Reach
 from exhume.typed_json import FLAT, from_json, to_json
 
@@ -410,7 +411,7 @@ def read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
     except FileNotFoundError:
         if not needed:
             return {}
-        raise ExhumeError(f"{path}: missing, so there is no finished run to draw here") from None
+        raise unfinished(path) from None
     except (OSError, ValueError, RecursionError) as damage:
         raise ExhumeError(f"{path}: not readable as JSON ({damage})") from None
     if not isinstance(value, dict):

@@ -54,13 +54,29 @@ def test_a_plan_in_lines_and_as_json():
         option("Tensor", 900, release="the updates"),
     ]
     rows = tuple(row for _, row in plan_attacks(options, 60.0))
-    plan = Plan((PlannedRelease("update", "the updates", Inputs("mnist", 7, 2), rows),), 60.0)
+    inputs = Inputs("mnist", 7, 2, uses=((8, "attacked"), (0, "public"), (92, "held")))
+    planned_release = PlannedRelease("update", "the updates", inputs, rows, 0.3, given=1000)
+    plan = Plan((planned_release,), 60.0)
     assert plan.lines() == [
-        "the updates (mnist, seed 7, threads 2)",
-        "  Span: 8 records, 2,000 steps, about 30 s",
+        "plan: the updates (seed 7, threads 2)",
+        "  records: 100 of the 1,000 in mnist: 8 attacked, 92 held",
+        "  attack: Span: 8 records, 2,000 steps, about 30 s",
         "  left out: Tensor: it would take about 15 min, 30 s of the budget were left",
-        "about 30 s in all (budget 60 s)",
+        "  if nothing comes back: controls, the easiest takes under 1 s",
+        "plan: about 30 s in all, 60 CPU seconds (budget 60 s)",
     ]
     (release,) = json.loads(json.dumps(plan.to_json()))["releases"]
     assert (release["seed"], release["data"], release["threads"]) == (7, "mnist", 2)
     assert [attack["run"] for attack in release["attacks"]] == [True, False]
+    assert (release["given"], release["uses"]["attacked"]) == (1000, 8)
+    assert plan.to_json()["estimated_cpu_seconds"] == 60.0
+
+
+def test_a_plan_says_the_records_it_is_given_where_a_release_does_not_say_its_roles():
+    alone = PlannedRelease("split", "the features", Inputs("faces", 0, 1), (), given=400)
+    assert "  records: 400 in faces" in Plan((alone,), None).lines()
+    nothing = PlannedRelease("checkpoint", "the checkpoint", Inputs("", 0, 1), ())
+    assert Plan((nothing,), None).lines() == [
+        "plan: the checkpoint (seed 0, threads 1)",
+        "plan: under 1 s in all, 1 CPU seconds (no limit)",
+    ]

@@ -94,8 +94,10 @@ def test_the_plan_with_everything_resolved(door, invoke, place):
     assert {"estimated_seconds", "records", "models", "steps", "why"} <= set(release["attacks"][0])
     assert set(place.iterdir()) == before
     lines = invoke(*words).stdout.splitlines()
-    assert lines[0] == f"{release['name']} (digits, seed 7, threads 1)"
-    assert lines[-1].startswith("about ")
+    assert lines[0] == f"plan: {release['name']} (seed 7, threads 1)"
+    assert " in digits" in lines[1]
+    assert lines[-1].startswith("plan: ")
+    assert "CPU seconds (no limit)" in lines[-1]
 
 
 def test_options_win_over_the_file_for_every_release(invoke, place):

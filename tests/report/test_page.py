@@ -12,11 +12,12 @@ import torch
 from report_runs import NASTY, MakeRun, attack, audit, evidence, study
 from safetensors.torch import save_file
 
-from exhume.contract import ExhumeError
+from exhume.contract import ExhumeError, Shard
 from exhume.report.figures import png_data_uri
 from exhume.report.gallery import selection
 from exhume.report.page import draw
 from exhume.report.words import duration, metric_rows, number, percent, show
+from exhume.store import write_shard
 
 
 class Tags(HTMLParser):
@@ -377,3 +378,72 @@ def test_what_does_not_apply_is_one_line_and_the_strongest_comes_first(make_run:
     assert text.count("The adversary") == 1
     assert text.index(">Strong</h2>") < text.index(">Weak</h2>")
     assert ">Refused</h2>" not in text
+
+
+COLUMNS = [
+    {"name": "age", "low": 20.0, "high": 60.0, "texts": []},
+    {"name": "town", "low": 0.0, "high": 1.0, "texts": ["Aarhus", "Bonn"]},
+]
+
+
+def of_a_table(run: Path, columns: Any = COLUMNS) -> Path:
+    """Two records of a table: one comes back whole, one does not."""
+    truth = torch.tensor([[0.5, 1.0, 0.0], [0.25, 0.0, 1.0]])
+    back = torch.tensor([[0.5, 0.9, 0.2], [0.75, 0.1, 0.8]])
+    shard = {
+        "targets": truth,
+        "reconstructions": back,
+        "labels": torch.tensor([0, 1]),
+        "rank": torch.tensor([1, 7]),
+    }
+    write_shard(run / "closed-form.safetensors", Shard(shard, {"columns": columns}))
+    return run
+
+
+def test_a_record_of_a_table_is_read_column_by_column(make_run: MakeRun) -> None:
+    page = drawn(of_a_table(make_run(audit(attacks=[attack(baselines=[])]))))
+    assert '<tr class="same"><th scope="row">age</th><td>40</td><td>40</td></tr>' in page
+    assert '<tr><th scope="row">age</th><td>30</td><td>50</td></tr>' in page
+    assert '<tr class="same"><th scope="row">town</th><td>Bonn</td><td>Bonn</td></tr>' in page
+    assert 'class="cards tabular"' in page
+
+
+def test_a_redacted_table_names_no_column(make_run: MakeRun) -> None:
+    page = drawn(of_a_table(make_run(audit())), redact=True)
+    assert "Bonn" not in page
+    assert "town" not in page
+
+
+def test_cards_say_who_was_identified(make_run: MakeRun) -> None:
+    page = drawn(of_a_table(make_run(audit())))
+    assert page.count('<strong class="identified">identified</strong>') == 1
+    assert "<dd>place 7</dd>" in page
+
+
+def test_columns_that_do_not_fit_are_not_shown(make_run: MakeRun) -> None:
+    page = drawn(of_a_table(make_run(audit()), COLUMNS[:1]))
+    assert 'class="cells"' not in page
+
+
+def test_damaged_columns_are_a_sentence(make_run: MakeRun) -> None:
+    run = of_a_table(make_run(audit()), [{"name": 3}])
+    with pytest.raises(ExhumeError, match="columns"):
+        draw(run)
+
+
+def test_only_the_strongest_attack_is_unfolded(make_run: MakeRun) -> None:
+    weaker = attack(
+        id="b", name="Weaker", leak={"successes": 1, "trials": 100, "low": 0, "high": 0.1}
+    )
+    page = drawn(make_run(audit(attacks=[weaker, attack()]), evidence(4)))
+    assert page.count('<details class="fold">') == 1
+    assert page.index("Closed-form reconstructor</h2>") < page.index('<details class="fold">')
+
+
+def test_a_column_without_any_value_is_left_out(make_run: MakeRun) -> None:
+    bare = {"leak": None, "evidence": "", "metrics": {"mse": 0.1}}
+    plain = attack(baselines=[{"name": "mean record", "mse": 0.07}], **bare)
+    page = drawn(make_run(audit(attacks=[plain, attack(id="b", baselines=[], **bare)])))
+    assert '<th scope="col">SSIM</th>' not in page
+    assert '<th scope="col">Brought back</th>' not in page
+    assert "<td>–</td>" not in page

@@ -9,7 +9,15 @@ import torch
 from report_runs import MakeRun, attack, audit
 
 from exhume.auditing.checkpoint.findings import margin_findings, unscored_findings
-from exhume.contract import ExhumeError, NotApplicable, Outcome, Reconstruction, Records, Status
+from exhume.contract import (
+    ExhumeError,
+    NotApplicable,
+    Outcome,
+    Reconstruction,
+    Records,
+    Shard,
+    Status,
+)
 from exhume.report.gallery import make_gallery
 from exhume.report.page import draw
 from exhume.report.similarity import sides_of_threshold, ssim_against_margin
@@ -118,10 +126,12 @@ def test_the_redacted_page_has_no_picture_and_no_number_of_a_record(make_run: Ma
 
 
 def test_a_gallery_without_the_truth_goes_by_confidence() -> None:
-    seen = {
-        "reconstructions": torch.rand(5, 1, 4, 4),
-        "confidence": torch.tensor([3.0, 1, 5, 2, 4]),
-    }
+    seen = Shard(
+        {
+            "reconstructions": torch.rand(5, 1, 4, 4),
+            "confidence": torch.tensor([3.0, 1, 5, 2, 4]),
+        }
+    )
     gallery = make_gallery(seen, [], size=10**6, ranked_by="confidence")
     assert gallery is not None
     assert not gallery.truth

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from exhume.contract import Progress
-from exhume.notation import duration_of
+from exhume.notation import about, duration_of
+from exhume.records import Column
 from exhume.report.folder import RunFolder
 from exhume.results import Findings, PlannedAttack
 from exhume.typed_json import to_json
@@ -55,9 +56,11 @@ def plan_attacks(
         elif before and not before[0].run:
             why = f"it goes on from {before[0].name}, which was left out"
         elif left is None:
-            why = "" if option.asked else f"only with --budget; it would take {_about(option)}"
+            why = (
+                "" if option.asked else f"only with --budget; it would take {about(option.seconds)}"
+            )
         elif option.seconds > left:
-            why = f"it would take {_about(option)}, {duration_of(left)} of the budget were left"
+            why = f"it would take {about(option.seconds)}, {duration_of(left)} of the budget were left"
         else:
             left -= option.seconds
         planned.append((option, _row(option, why)))
@@ -79,10 +82,6 @@ def _row(option: AttackOption, why: str) -> PlannedAttack:
     )
 
 
-def _about(option: AttackOption) -> str:
-    return f"about {duration_of(option.seconds)}"
-
-
 @dataclass(frozen=True)
 class Inputs:
     """Where a release comes from, with every choice made."""
@@ -91,6 +90,8 @@ class Inputs:
     seed: int
     threads: int
     classes: tuple[str, ...] = ()
+    uses: tuple[tuple[int, str], ...] = ()  # how many records, and what for
+    columns: tuple[Column, ...] = ()  # of a table
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +101,18 @@ class PlannedRelease:
     inputs: Inputs
     attacks: tuple[PlannedAttack, ...]
     control_seconds: float | None = None  # of the easiest control, estimated; None: there is none
+    given: int = 0  # records that were read for it
+
+    @property
+    def records(self) -> str:
+        """What is used of the records that are given."""
+        used = sum(count for count, _ in self.inputs.uses)
+        among = (
+            f"{used:,} of the {self.given:,}" if used and self.given else f"{used or self.given:,}"
+        )
+        roles = ", ".join(f"{count:,} {what}" for count, what in self.inputs.uses if count)
+        where = self.inputs.data or "files"
+        return f"records: {among} in {where}{f': {roles}' if roles else ''}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,19 +128,26 @@ class Plan:
         attacks = (attack for one in self.releases for attack in one.attacks)
         return sum((attack.estimated_seconds for attack in attacks if attack.run), 0.0)
 
+    @property
+    def cpu_seconds(self) -> float:
+        """Of all attacks that are run, estimated, over all threads."""
+        rows = ((one.inputs.threads, attack) for one in self.releases for attack in one.attacks)
+        return sum((threads * a.estimated_seconds for threads, a in rows if a.run), 0.0)
+
     def lines(self) -> list[str]:
         """For the console."""
         lines = []
         for one in self.releases:
-            where = ", ".join(filter(None, (one.inputs.data, f"seed {one.inputs.seed}")))
-            lines.append(f"{one.name} ({where}, threads {one.inputs.threads})")
-            lines += [f"  {_line(attack)}" for attack in one.attacks if attack.run]
+            lines.append(f"plan: {one.name} (seed {one.inputs.seed}, threads {one.inputs.threads})")
+            lines += [f"  {one.records}"] if one.given or one.inputs.uses else []
+            lines += [f"  attack: {_line(attack)}" for attack in one.attacks if attack.run]
             lines += [f"  left out: {a.name}: {a.why}" for a in one.attacks if not a.run]
             if one.control_seconds is not None and any(a.run for a in one.attacks):
-                seconds = duration_of(one.control_seconds)
-                lines.append(f"  if nothing comes back: controls, the easiest about {seconds}")
+                seconds = about(one.control_seconds)
+                lines.append(f"  if nothing comes back: controls, the easiest takes {seconds}")
         limit = "no limit" if self.budget is None else f"budget {duration_of(self.budget)}"
-        return [*lines, f"about {duration_of(self.seconds)} in all ({limit})"]
+        cpu = f"{max(1, round(self.cpu_seconds)):,} CPU seconds"
+        return [*lines, f"plan: {about(self.seconds)} in all, {cpu} ({limit})"]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -138,6 +158,8 @@ class Plan:
                     "seed": one.inputs.seed,
                     "data": one.inputs.data,
                     "threads": one.inputs.threads,
+                    "given": one.given,
+                    "uses": {what: count for count, what in one.inputs.uses},
                     "attacks": to_json(one.attacks),
                     "control_seconds": one.control_seconds,
                 }
@@ -145,10 +167,11 @@ class Plan:
             ],
             "budget_seconds": self.budget,
             "estimated_seconds": round(self.seconds, 1),
+            "estimated_cpu_seconds": round(self.cpu_seconds, 1),
         }
 
 
 def _line(attack: PlannedAttack) -> str:
     counts = {"records": attack.records, "models": attack.models, "steps": attack.steps}
     sizes = [f"{count:,} {name}" for name, count in counts.items() if count]
-    return f"{attack.name}: {', '.join([*sizes, f'about {duration_of(attack.estimated_seconds)}'])}"
+    return f"{attack.name}: {', '.join([*sizes, about(attack.estimated_seconds)])}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,7 +21,8 @@ from exhume.auditing.plan import AttackOption, Plan, PlannedRelease, plan_attack
 from exhume.auditing.release import AuditedRelease, Room
 from exhume.auditing.resume import refuse_inside_data, resume_or_refuse
 from exhume.auditing.rooms import ROOMS
-from exhume.contract import ExhumeError, Progress, Records, Store, silent
+from exhume.contract import ExhumeError, Progress, Records, Shard, Store, silent
+from exhume.records import Column
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.results import (
@@ -99,6 +101,7 @@ class Released:
 
     room: Room
     release: AuditedRelease
+    given: int = 0  # records that were read for it
 
     @property
     def name(self) -> str:
@@ -111,13 +114,21 @@ def read(
     """Everything that the brief names, before anything is written; each set of records once."""
     loaded: dict[tuple[str, data.Reading], Records] = {}
 
-    def load(source: str, reading: data.Reading) -> Records:
+    asked: dict[str, dict[tuple[str, data.Reading], int]] = {}  # by room
+
+    def load(room: Room, source: str, reading: data.Reading) -> Records:
         if (source, reading) not in loaded:
             loaded[source, reading] = data.load(source, reading=reading, progress=progress)
-        return loaded[source, reading]
+        found = loaded[source, reading]
+        asked.setdefault(room.kind, {})[source, reading] = len(found)
+        return found
 
-    found = [(room, given.get(room.kind) or room.read(brief, load)) for room in ROOMS]
-    released = [Released(room, release) for room, release in found if release is not None]
+    released = []
+    for room in ROOMS:
+        release = given.get(room.kind) or room.read(brief, partial(load, room))
+        if release is not None:
+            records = sum(asked.get(room.kind, {}).values())
+            released.append(Released(room, release, records))
     if not released:
         raise ExhumeError("brief: nothing is said to be released")
     return released
@@ -163,6 +174,7 @@ def plan_releases(brief: Brief, released: Sequence[Released]) -> Planned:
             one.release.inputs(),
             tuple(row for _, row in options if row.release == one.name),
             controls[one.name],
+            one.given,
         )
         for one in released
     )
@@ -229,8 +241,21 @@ def judge(
         progress=progress,
     )
     kinds = planned.kinds
-    kept = [folder.keep(one) for one in with_risk(judged.found, folder, kinds)]
+    columns = {one.name: one.release.inputs().columns for one in released}
+    kept = [
+        folder.keep(_with_columns(one, columns[one.section.release]))
+        for one in with_risk(judged.found, folder, kinds)
+    ]
     return replace(judged, found=kept)
+
+
+def _with_columns(one: Findings, columns: Sequence[Column]) -> Findings:
+    """The names and ranges of a table's columns lie beside the records, not in the result."""
+    if not columns or not one.evidence:
+        return one
+    notes = one.evidence.notes if isinstance(one.evidence, Shard) else {}
+    notes = {**notes, "columns": [asdict(column) for column in columns]}
+    return replace(one, evidence=Shard(one.evidence, notes))
 
 
 # Fix

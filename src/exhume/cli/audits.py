@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import Parameter
@@ -20,14 +21,15 @@ from exhume.cli.frame import (
     FAILED,
     LEAKS,
     app,
-    progress_bars,
-    report_verdict,
+    refuse_two_places,
     run_on,
     say,
     tell,
     with_exit_codes,
 )
+from exhume.cli.last_words import processor_seconds, report_verdict, say_cost, say_loading
 from exhume.cli.options import options_of, run_options, values_of
+from exhume.cli.progress import progress_shown
 from exhume.settings import (
     AttackSettings,
     Brief,
@@ -41,6 +43,7 @@ from exhume.settings import (
     UpdateSettings,
     VictimSettings,
 )
+from exhume.settings.sources import check_files
 
 _CODES = """
 
@@ -159,10 +162,15 @@ def _open(door: _Door) -> None:
 
 
 def _run(brief: Brief, given: dict[str, Any], more: str) -> int:
+    refuse_two_places(given["ray"], given["processes"])
+    check_files(brief.resolved())  # before torch is imported, which takes seconds
+    began, used = time.perf_counter(), processor_seconds()
+    say_loading()
+
     from exhume import auditing
     from exhume.results import lacking_power
 
-    with progress_bars() as progress, run_on(given["ray"], given["processes"]):
+    with progress_shown() as progress, run_on(given["ray"], given["processes"]):
         if given["dry_run"]:
             plan = auditing.plan(brief, progress=progress)
             shown = [json.dumps(plan.to_json())] if given["as_json"] else plan.lines()
@@ -187,6 +195,7 @@ def _run(brief: Brief, given: dict[str, Any], more: str) -> int:
             at_risk=given["fail_on"] == "at-risk",
             power=given["require_power"],
         )
+    say_cost(time.perf_counter() - began, processor_seconds() - used)
     if given["as_json"]:
         tell((done.folder / "result.json").read_text(encoding="utf-8").rstrip())
     code = report_verdict(done, given["fail_over"], more=more, quiet=given["as_json"])

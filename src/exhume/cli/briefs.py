@@ -10,6 +10,7 @@ import typer
 from click import Choice
 
 from exhume.cli.frame import LEAKS, app, tell, with_exit_codes
+from exhume.cli.known import refuse_unfinished
 from exhume.errors import ExhumeError
 from exhume.settings.brief_file import HOLDS, KINDS, brief_file
 
@@ -120,6 +121,8 @@ def compare(
     ] = False,
 ) -> int:
     """Does the second run leak more than the first, less, or is the difference within noise?"""
+    for run in (first, second):
+        refuse_unfinished(run)
     from exhume.report.compare import compare as changes
 
     found = changes(first, second)

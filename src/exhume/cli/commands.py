@@ -17,12 +17,16 @@ from exhume.cli.frame import (
     Seed,
     app,
     data_app,
-    progress_bars,
+    refuse_two_places,
     run_on,
     study_app,
     tell,
     with_exit_codes,
 )
+from exhume.cli.known import refuse_unfinished, refuse_unknown_study
+from exhume.cli.last_words import say_loading
+from exhume.cli.progress import progress_shown
+from exhume.settings.sources import IMAGE_SETS, PAIR_SETS, check_source, unknown_source
 
 if TYPE_CHECKING:
     from exhume.contract import Progress
@@ -33,10 +37,12 @@ if TYPE_CHECKING:
 def report(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     redact: Annotated[
-        bool, typer.Option("--redact", help="Without any record, to be shared.")
+        bool,
+        typer.Option("--redact", help="Leave every record out, so that the page can be shared."),
     ] = False,
 ) -> None:
-    """(Re)draw the page of a run."""
+    """Draw the page of a run again."""
+    refuse_unfinished(run)
     from exhume.report.page import draw
 
     tell(f"report: {draw(run, redact=redact)}")
@@ -62,9 +68,11 @@ def data_fetch(
     name: Annotated[str, typer.Argument(help="A name from `exhume data list`.")],
 ) -> None:
     """Download a set into the cache and check it."""
+    if name not in (*IMAGE_SETS, *PAIR_SETS):
+        raise unknown_source(name, (*IMAGE_SETS, *PAIR_SETS), "no other name")
     from exhume.data import fetch
 
-    with progress_bars() as progress:
+    with progress_shown() as progress:
         path = fetch(name, progress=progress)
     tell(f"cached: {path}")
 
@@ -90,14 +98,15 @@ def study_list() -> None:
 def study_run(
     name: Annotated[str, typer.Argument(help="A name from `exhume study list`.")],
     scale: Annotated[
-        Scale, typer.Option(help="Seconds, minutes, or the paper's sizes.")
+        Scale,
+        typer.Option(help="smoke: seconds; cpu: minutes to an hour; paper: the paper's sizes."),
     ] = Scale.cpu,
     out: Out = None,
     seed: Seed = None,
     ray: Ray = None,
     processes: Processes = None,
     data: Annotated[
-        str, typer.Option(help="Your own copy of the set that the study reads: a path.")
+        str, typer.Option(help="The path of your own copy of the set that the study reads.")
     ] = "",
     device: Annotated[str, typer.Option(help="cpu, or cuda where the study can use it.")] = "cpu",
     resume_anyway: ResumeAnyway = False,
@@ -106,13 +115,18 @@ def study_run(
     ] = False,
 ) -> None:
     """Rerun one result of a paper and put our numbers beside its own."""
+    refuse_unknown_study(name)
+    refuse_two_places(ray, processes)
+    if data:
+        check_source(data)
+    say_loading()
     from exhume.choices import threads_for
     from exhume.studies import run_study, study_named
 
     folder = out or Path("runs") / f"{name}-{scale.value}-{seed or 0}"
     if study_named(name).spreads and scale is not Scale.smoke and ray is None:
         processes = processes or threads_for(0)
-    with progress_bars() as progress, run_on(ray, processes):
+    with progress_shown() as progress, run_on(ray, processes):
         result = run_study(
             name,
             scale.value,
@@ -135,26 +149,44 @@ def study_run(
 @study_app.command("figures")
 @with_exit_codes
 def study_figures(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished study.")],
+    run: Annotated[
+        Path, typer.Argument(help="The folder of a finished study, or docs/results/NAME.json.")
+    ],
     out: Annotated[Path, typer.Option(help="Where to write them.")] = Path("docs/figures"),
 ) -> None:
-    """Write what a study brought back as pictures: private records above, what came back below."""
+    """Write a study's charts (SVG) and what it brought back (PNG: private records above, answers below)."""
+    if run.suffix != ".json" or not run.exists():
+        refuse_unfinished(run)
     from exhume.report.sheet import write_sheets
 
     for path in write_sheets(run, out):
         tell(f"wrote: {path}")
 
 
+@study_app.command("papers")
+@with_exit_codes
+def study_papers(
+    docs: Annotated[Path, typer.Option(help="The folder with papers.toml and results/.")] = Path(
+        "docs"
+    ),
+) -> None:
+    """Write the page that has the papers' claims beside ours, from the results that are kept."""
+    from exhume.studies.papers import write_papers
+
+    for path in write_papers(docs):
+        tell(f"wrote: {path}")
+
+
 @app.command()
 @with_exit_codes
 def bench(
-    name: Annotated[str | None, typer.Argument(help="Which; all without it.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Which one; default: all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
-    """Measure our speed as ratios, everything in one run."""
+    """Measure speed, as ratios within one run."""
     from exhume.bench import run_benches
 
-    with progress_bars() as progress:
+    with progress_shown() as progress:
         results = run_benches(name, progress=progress, more={"serve": _bench_serve})
     if as_json:
         tell(json.dumps(results))

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+from typing import Annotated, Any, ParamSpec
 
 import click
 import typer
 from typer.core import TyperGroup
 
-from exhume.errors import printable
-
-if TYPE_CHECKING:
-    from exhume.auditing import Audit
-    from exhume.contract import Progress
+from exhume.errors import ExhumeError, printable
 
 __all__ = [
     "Out",
@@ -29,8 +27,7 @@ __all__ = [
     "Seed",
     "app",
     "data_app",
-    "progress_bars",
-    "report_verdict",
+    "refuse_two_places",
     "run_on",
     "say",
     "study_app",
@@ -70,6 +67,14 @@ def _printable_complaints() -> Iterator[None]:
         raise click.UsageError(_lines_of(said), error.ctx) from error
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        tell(
+            f"exhume {version('exhume')} (torch {version('torch')}, Python {platform.python_version()})"
+        )
+        raise typer.Exit
+
+
 app = typer.Typer(
     name="exhume",
     cls=_Group,
@@ -78,6 +83,20 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def _any_command(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Say the version, and end.", callback=_say_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
 data_app = typer.Typer(help="Named data sets.", no_args_is_help=True)
 study_app = typer.Typer(help="Results of the papers, rerun.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -92,8 +111,6 @@ def with_exit_codes(command: Callable[P, int | None]) -> Callable[P, None]:
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        from exhume.contract import ExhumeError
-
         try:
             code = command(*args, **kwargs)
         except ExhumeError as error:
@@ -134,74 +151,40 @@ def tell(text: str) -> None:
 Out = Annotated[
     Path | None, typer.Option(help="Run folder; the same folder resumes a stopped run.")
 ]
-Seed = Annotated[int | None, typer.Option(help="Everything random derives from it.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
 Ray = Annotated[
     str | None,
-    typer.Option(
-        help="Train on a Ray cluster: auto, or HOST:PORT. Changes the time, not the result."
-    ),
+    typer.Option(help="Train on a Ray cluster: auto, or HOST:PORT. The result stays the same."),
 ]
 Processes = Annotated[
     int | None,
-    typer.Option(
-        help="Train in so many processes of this machine, which share its cores. Changes the time only."
-    ),
+    typer.Option(help="Train in so many processes on this machine. The result stays the same."),
 ]
 
 ResumeAnyway = Annotated[
     bool,
-    typer.Option("--resume-anyway", help="Go on with work of another version of exhume or torch."),
+    typer.Option(
+        "--resume-anyway", help="Continue work that another version of exhume or torch began."
+    ),
 ]
 
 
-def report_verdict(done: Audit, fail_over: float | None, *, more: str, quiet: bool = False) -> int:
-    """Say the verdict and where the report is; return the exit code.
-
-    more: the option that makes a finer gate possible. quiet: say nothing on standard output.
-    """
-    if not quiet:
-        tell(done.verdict.sentence)
-        tell(done.verdict.detail)
-        for line in done.beside:
-            tell(f"Beside the verdict: {line}")
-        for line in done.advice:
-            tell(f"  {line}")
-        if done.redacted:
-            tell(f"redacted report: {done.redacted}")
-        tell(f"report: {done.report}")
-    if done.verdict.word == "not audited":
-        return FAILED
-    if fail_over is None:
-        return AUDITED
-    if done.alarm:
-        say(
-            "an attack did better than the stated privacy allows: no share of leaks can be promised"
-        )
-        return LEAKS
-    leak = done.leak
-    if leak is not None and fail_over < leak.detectable:
-        say(
-            f"with these targets a leak below {leak.detectable:.1%} may go unnoticed, "
-            f"so --fail-over {fail_over:.1%} cannot be promised; more {more} help"
-        )
-    if done.verdict.word == "leaks" and leak is not None and leak.share > fail_over:
-        say(f"{leak.share:.1%} of the records leak, more than --fail-over {fail_over:.1%}")
-        return LEAKS
-    return AUDITED
+def refuse_two_places(address: str | None, processes: int | None) -> None:
+    if address is not None and processes is not None:
+        raise ExhumeError("--ray and --processes exclude each other")
 
 
 @contextmanager
 def run_on(address: str | None, processes: int | None) -> Iterator[None]:
     """Where independent jobs run; before anything that reads the number of threads."""
+    refuse_two_places(address, processes)
+
     import torch
 
     from exhume.choices import threads_for
-    from exhume.contract import ExhumeError
     from exhume.scale import HERE, Cluster, Where, spread_over
     from exhume.scale import Processes as InProcesses
 
-    if address is not None and processes is not None:
-        raise ExhumeError("--ray and --processes exclude each other")
     where: Where = HERE if address is None else Cluster(address)
     if processes is not None:
         where = InProcesses(processes)
@@ -209,52 +192,3 @@ def run_on(address: str | None, processes: int | None) -> Iterator[None]:
         if processes is not None:
             torch.set_num_threads(threads_for(0))
         yield
-
-
-@contextmanager
-def progress_bars() -> Iterator[Progress]:
-    """Bars with an ETA on a terminal; a line per stage elsewhere. All on stderr."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if console.is_terminal:
-        yield from _bars(console)
-    else:
-        yield _lines
-
-
-def _bars(console: object) -> Iterator[Progress]:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TaskID,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    assert isinstance(console, Console)
-    columns = (
-        TextColumn("{task.description:32}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=console) as bars:
-
-        def show(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(printable(stage), total=total)
-            bars.update(tasks[stage], completed=done, total=total)
-
-        yield show
-
-
-def _lines(stage: str, done: int, total: int) -> None:
-    if done in (0, total):
-        say(f"{stage}: {done} of {total}")

@@ -59,10 +59,14 @@ def values_of(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 def run_options() -> list[Parameter]:
     """What every audit command takes, whatever is released."""
-    gate = typer.Option(help="Exit 1 if a larger share of the records leaks.", min=0, max=1)
-    also = typer.Option(help="Exit 1 if it is at risk, too.", click_type=Choice(["at-risk"]))
+    gate = typer.Option(help="Exit with 1 if a larger share of the records leaks.", min=0, max=1)
+    also = typer.Option(
+        help="Exit with 1 also if the verdict is at risk.", click_type=Choice(["at-risk"])
+    )
     power = typer.Option(
-        help="Exit 2 if a leak of this share could go unnoticed where none is found.", min=0, max=1
+        help="Exit with 2 if nothing is found but a leak of this share could go unnoticed.",
+        min=0,
+        max=1,
     )
     switches = {
         "redact": typer.Option("--redact", help="Also write a report without any record."),

@@ -11,29 +11,22 @@ mine.py:dataset           a torch Dataset, or a function that returns one; packa
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
 from pathlib import Path
 
 from exhume.contract import ExhumeError, Progress, Records, silent
 from exhume.data import arrays, cifar, idx, images
 from exhume.data.celeba import celeba, has_annotations
 from exhume.data.hub import hub_folder, is_hub_folder
-from exhume.data.named import content_of, unknown
+from exhume.data.named import content_of
 from exhume.data.pixels import Pixels
 from exhume.data.sets import SETS
 from exhume.data.table import table
 from exhume.data.tokens import Reading, has_texts, text_file, text_folder
 from exhume.data.torch_set import named_dataset
-from exhume.naming import is_spec
+from exhume.notation import is_spec
+from exhume.settings.sources import FORMATS, check_source
 
 __all__ = ["file_names", "load"]
-
-_FORMATS = (
-    "a folder of images, a folder of idx files, an .npz or .csv file, a binary CIFAR folder or archive, "
-    "a .txt file or a folder of such, a Hugging Face datasets folder, and package.module:dataset"
-)
-
 
 _AS_IT_IS = Reading()
 
@@ -87,6 +80,7 @@ def _other_reader(path: Path) -> bool:
 def _load(
     source: str | Path, size: int | None, reading: Reading, cache: Path | None, progress: Progress
 ) -> Records:
+    check_source(source)
     text = str(source)
     name, colon, rest = text.partition(":")
     if isinstance(source, str) and name in SETS:
@@ -95,23 +89,21 @@ def _load(
         if not colon:
             _refuse_size(size, text)
             return Pixels.of(content_of(name, cache=cache, progress=progress)).records()
-        return _copy_of(name, _existing(rest), size, progress)
+        return _copy_of(name, Path(rest).expanduser(), size, progress)
     path = Path(text).expanduser()
     if not path.exists():
         before, colon, after = text.rpartition(":")
         place = Path(before).expanduser()
         if colon and place.suffix == ".csv":
-            _refuse_size(size, str(_existing(before)))
-            return table(_existing(before), after).records
+            _refuse_size(size, before)
+            return table(place, after).records
         if colon and place.is_dir() and is_hub_folder(place):
             return hub_folder(place, split=after, size=size, reading=reading, progress=progress)
-        if is_spec(text) and _importable(before):
+        if is_spec(text):
             _refuse_size(size, text)
             return named_dataset(text, reading=reading, progress=progress)
-    if not path.exists() and not _looks_like_path(source):
-        raise unknown(name, [n for n, known in SETS.items() if known.kind == "images"], "a path")
-    found = _existing(text)
-    return (_folder if found.is_dir() else _file)(found, size, reading, progress)
+        raise ExhumeError(f"no such file or folder: {text!r}; legal are {FORMATS}")
+    return (_folder if path.is_dir() else _file)(path, size, reading, progress)
 
 
 def _copy_of(name: str, path: Path, size: int | None, progress: Progress) -> Records:
@@ -131,7 +123,7 @@ def _copy_of(name: str, path: Path, size: int | None, progress: Progress) -> Rec
 
 def _folder(path: Path, size: int | None, reading: Reading, progress: Progress) -> Records:
     if not any(path.iterdir()):
-        raise ExhumeError(f"{path}: an empty folder; legal are {_FORMATS}")
+        raise ExhumeError(f"{path}: an empty folder; legal are {FORMATS}")
     if is_hub_folder(path):
         return hub_folder(path, size=size, reading=reading, progress=progress)
     kind = cifar.recognise(path)
@@ -155,30 +147,7 @@ def _file(path: Path, size: int | None, reading: Reading, _: Progress) -> Record
         return cifar.binary(path, kind).records()
     if path.suffix == ".npz":
         return arrays.npz(path, reading)
-    raise ExhumeError(f"{path}: not a file that can be loaded; legal are {_FORMATS}")
-
-
-def _importable(where: str) -> bool:
-    """A misspelt `mnist:folder` is no module; what has a dot is meant as one, found or not."""
-    if "." in where:
-        return True
-    return Path(f"{where}.py").is_file() or Path(where).is_dir() or find_spec(where) is not None
-
-
-def _existing(text: str) -> Path:
-    path = Path(text).expanduser()
-    if not text or not path.exists():
-        raise ExhumeError(f"no such file or folder: {text!r}; legal are {_FORMATS}")
-    return path
-
-
-def _looks_like_path(source: str | Path) -> bool:
-    if isinstance(source, Path):
-        return True
-    name, colon, _ = source.partition(":")
-    if colon and len(name) > 1:  # not a Windows drive: a misspelt name:path
-        return False
-    return os.sep in source or source.startswith(("~", ".")) or bool(Path(source).suffix)
+    raise ExhumeError(f"{path}: not a file that can be loaded; legal are {FORMATS}")
 
 
 def _refuse_size(size: int | None, source: str) -> None:

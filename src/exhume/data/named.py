@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import tempfile
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +11,9 @@ from exhume.data import cache as store
 from exhume.data.cache import Content, Damaged
 from exhume.data.download import Unreachable
 from exhume.data.sets import SETS, Named, Route
+from exhume.settings.sources import unknown_source
 
-__all__ = ["catalogue", "content_of", "fetch", "unknown"]
+__all__ = ["catalogue", "content_of", "fetch"]
 
 
 def catalogue(*, cache: Path | None = None) -> tuple[Named, ...]:
@@ -44,19 +43,9 @@ def content_of(name: str, *, cache: Path | None, progress: Progress) -> Content:
     return store.read(path, known.digest) if path.is_file() else _bring(known, path, progress)
 
 
-def unknown(given: str, names: Iterable[str], otherwise: str) -> ExhumeError:
-    """The error for a name that is not there; it says the nearest one that is."""
-    legal = list(names)
-    near = difflib.get_close_matches(given, legal, 1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return ExhumeError(
-        f"no such data: {given!r}; {hint}legal are {', '.join(legal)} and {otherwise}"
-    )
-
-
 def _find(name: str) -> Named:
     if name not in SETS:
-        raise unknown(name, SETS, "no other name")
+        raise unknown_source(name, SETS, "no other name")
     return SETS[name]
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from exhume.contract import ExhumeError, Records
 from exhume.data.arrays import MOST_CLASSES
 from exhume.data.memory_guard import check_memory
+from exhume.records import Column, cells_of
 
 __all__ = ["Column", "Table", "table"]
 
@@ -33,35 +34,6 @@ _LARGEST = 1 << 29  # bytes; what a table takes in memory is its inputs, which a
 _LONGEST = 1 << 22  # characters of a line
 _CELLS = 1 << 17  # read at a time
 _MOST_TEXTS = 64  # different texts in one column: beyond this it names its records
-
-
-@dataclass(frozen=True)
-class Column:
-    """Where a column went: numbers from `low` to `high`, or one input a text."""
-
-    name: str
-    low: float = 0.0
-    high: float = 1.0
-    texts: tuple[str, ...] = ()
-
-    @property
-    def width(self) -> int:
-        return len(self.texts) or 1
-
-    def encode(self, cells: Sequence[str]) -> Tensor:
-        """(n, width) float32."""
-        if self.texts:
-            place = {text: index for index, text in enumerate(self.texts)}
-            rows = torch.tensor([place[cell] for cell in cells])
-            return torch.nn.functional.one_hot(rows, self.width).float()
-        numbers = torch.tensor([float(cell) for cell in cells], dtype=torch.float64)
-        return ((numbers - self.low) / ((self.high - self.low) or 1.0)).float()[:, None]
-
-    def decode(self, inputs: Tensor) -> str:
-        """(width,) inputs as a cell; a text is the likeliest one."""
-        if self.texts:
-            return self.texts[int(inputs.argmax())]
-        return f"{self.low + float(inputs[0]) * (self.high - self.low):.6g}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,14 +44,7 @@ class Table:
 
     def rows(self, inputs: Tensor) -> list[dict[str, str]]:
         """(n, d) inputs, reconstructed ones too, as cells by column."""
-        widths = [column.width for column in self.columns]
-        return [
-            {
-                c.name: c.decode(part)
-                for c, part in zip(self.columns, row.split(widths), strict=True)
-            }
-            for row in inputs
-        ]
+        return [cells_of(row, self.columns) for row in inputs]
 
 
 def table(path: Path, label: str | None = None) -> Table:
@@ -117,7 +82,7 @@ def table(path: Path, label: str | None = None) -> Table:
             except (LookupError, ValueError, RuntimeError):
                 raise ExhumeError(f"{path}: was changed while it was read") from None
             done += len(rows)
-    return Table(Records(inputs, numbers, classes), columns, chosen)
+    return Table(Records(inputs, numbers, classes, columns=columns), columns, chosen)
 
 
 @contextmanager

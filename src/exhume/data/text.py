@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from exhume.contract import ExhumeError, Progress, silent
-from exhume.data.named import content_of, unknown
+from exhume.data.named import content_of
 from exhume.data.sentences import TextPairs, parallel, tabbed, tabbed_zip
-from exhume.data.sets import SETS
+from exhume.settings.sources import PAIR_SETS, unknown_source
 
 __all__ = ["pairs"]
 
@@ -28,14 +28,13 @@ def pairs(
     languages: source and target; None takes those of the file names, English first.
     """
     text = str(source)
-    names = [name for name, known in SETS.items() if known.kind == "sentence pairs"]
-    if isinstance(source, str) and text in names:
+    if isinstance(source, str) and text in PAIR_SETS:
         return TextPairs.of(content_of(text, cache=cache, progress=progress))
     path = Path(text).expanduser()
     if path.is_dir():
         return parallel(path, part, languages)
     if not path.exists():
-        raise unknown(text, names, _FORMATS)
+        raise unknown_source(text, PAIR_SETS, _FORMATS)
     columns = languages or ("en", path.stem.split("-")[0])
     if path.suffix == ".zip":
         return tabbed_zip(path, str(path), columns)

@@ -17,15 +17,9 @@ import torch
 
 from exhume.contract import ExhumeError, Key
 
-__all__ = ["called", "first_line", "is_spec", "named", "seeded_globals"]
+__all__ = ["called", "first_line", "named", "seeded_globals"]
 
 _IMPORT = Key.from_seed(0).fold("import")  # what is drawn at the top of a file is always the same
-
-
-def is_spec(text: str) -> bool:
-    """Whether a text has the form of a name; a Windows drive has not."""
-    where, colon, name = text.rpartition(":")
-    return bool(colon) and len(where) > 1 and name.isidentifier()
 
 
 def named(spec: str, what: str, root: Path | None = None) -> object:

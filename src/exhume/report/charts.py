@@ -27,23 +27,35 @@ from exhume.report.axes import (
 from exhume.report.words import Number, number
 from exhume.results import Chart, Point
 
-__all__ = ["Chart", "Point", "draw_chart"]
+__all__ = ["Chart", "Point", "draw_chart", "draw_svg", "style_of"]
 
-_STYLES = 5  # the page's style sheet tells so many series apart
+_STYLES = 6  # in the style sheet
 _ROW = 20  # height of a named row
 
 
 def draw_chart(chart: Chart) -> Markup:
+    drawn, names = draw_svg(chart)
+    if not names:
+        return NOTHING
+    return drawn + legend((f"dot {style_of(i)}", name, "") for i, name in enumerate(names))
+
+
+def style_of(index: int) -> str:
+    """The classes of a series; where colours come again, lines are dashed and points hollow."""
+    return f"s{index % _STYLES}{' again' if index >= _STYLES else ''}"
+
+
+def draw_svg(chart: Chart) -> tuple[Markup, list[str]]:
+    """The drawing alone, and the names of its series in the order of their styles; none: it is empty."""
     kept = {
         name: [p for p in points if math.isfinite(p.y) and _drawable(p.x)]
         for name, points in chart.series.items()
     }
     kept = {name: points for name, points in kept.items() if points}
     if not kept:
-        return NOTHING
+        return Markup(""), []
     named = isinstance(next(iter(kept.values()))[0].x, str)
-    drawn = _rows(chart, kept) if named else _lines(chart, kept)
-    return drawn + legend((f"dot s{i % _STYLES}", name, "") for i, name in enumerate(kept))
+    return (_rows(chart, kept) if named else _lines(chart, kept)), list(kept)
 
 
 def _drawable(x: Number | str) -> bool:
@@ -65,21 +77,21 @@ def _lines(chart: Chart, series: Mapping[str, list[Point]]) -> Markup:
     up = _axis(chart.y_scale, [v for p in points for v in _bounds(p)], BOTTOM, TOP)
     marks = [x_axis(across, chart.x), y_axis(up, chart.y)]
     for index, several in enumerate(series.values()):
-        style = index % _STYLES
+        style = style_of(index)
         ordered = sorted(several, key=lambda p: float(p.x))
         places = [(across.place(float(p.x)), up.place(p.y)) for p in ordered]
         path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-        marks.append(Markup('<path class="line s{}" d="{}"/>').format(style, path))
+        marks.append(Markup('<path class="line {}" d="{}"/>').format(style, path))
         for point, (x, y) in zip(ordered, places, strict=True):
             low, high = (up.place(v) for v in _bounds(point))
             marks.append(_point(x, y, f"M{x:.1f} {low:.1f}V{high:.1f}", style))
     return svg(marks, f"{chart.title}. {_in_words(series)}")
 
 
-def _point(x: float, y: float, whisker: str, style: int) -> Markup:
+def _point(x: float, y: float, whisker: str, style: str) -> Markup:
     return Markup(
-        '<path class="whisker s{s}" d="{whisker}"/>'
-        '<circle class="point s{s}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
+        '<path class="whisker {s}" d="{whisker}"/>'
+        '<circle class="point {s}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
     ).format(s=style, x=x, y=y, whisker=whisker)
 
 
@@ -101,7 +113,7 @@ def _rows(chart: Chart, series: Mapping[str, list[Point]]) -> Markup:
             for point in (p for p in several if p.x == name):
                 low, high = (axis.place(v) for v in _bounds(point))
                 whisker = f"M{low:.1f} {height:.1f}H{high:.1f}"
-                marks.append(_point(axis.place(point.y), height, whisker, index % _STYLES))
+                marks.append(_point(axis.place(point.y), height, whisker, style_of(index)))
     return svg(marks, f"{chart.title}. {_in_words(series)}", height=bottom + 46)
 
 

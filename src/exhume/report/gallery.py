@@ -8,7 +8,8 @@ Shapes: t targets, *record is (c, h, w) for images and (d,) for vectors.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,24 +18,27 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Shard
+from exhume.records import Column, cells_of
 from exhume.report.figures import img, strip
 from exhume.store import read_shard
+from exhume.typed_json import from_json
 
-__all__ = ["Card", "Gallery", "Picture", "make_gallery", "read_evidence", "selection"]
+__all__ = ["Card", "Cell", "Gallery", "Picture", "make_gallery", "read_evidence", "selection"]
 
 CARDS = 200  # embedded per attack at most: half the best, a quarter the worst, a quarter between
 SMALL = 64  # images up to this side are enlarged with visible pixels instead of being smoothed
 
 PICTURES = {
     "targets": ("Private record", "the private record"),
-    "reconstructions": ("Reconstruction", "what the attack brought back"),
+    "reconstructions": ("Brought back", "what the attack brought back"),
     "nearest": ("Nearest held", "the nearest record the adversary already held"),
     "nearest_to_reconstruction": (
-        "Held, nearest to reconstruction",
+        "Held, nearest to what came back",
         "the held record nearest to the reconstruction",
     ),
     "decoys": ("Nearest decoy", "the record not trained on that resembles the reconstruction most"),
 }
+ENLARGED = ("nearest_to_reconstruction",)  # shown where a card is enlarged, for want of room
 BESIDE = (  # drawn elsewhere
     *("margins", "gradient_norms", "outliers", "rows"),
     *("decoy_targets", "decoy_reconstructions", "decoy_ssim"),
@@ -67,6 +71,24 @@ class Picture:
     caption: str
     drawing: Markup
 
+    @property
+    def small(self) -> bool:
+        """It is on the card itself, not only on the enlarged one."""
+        return self.role not in ENLARGED
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One column of a table: its value in every picture of the card, by role."""
+
+    name: str
+    values: tuple[str, ...]
+
+    @property
+    def right(self) -> bool:
+        """What came back is what was there."""
+        return len(self.values) > 1 and self.values[0] == self.values[1]
+
 
 @dataclass(frozen=True)
 class Card:
@@ -81,6 +103,8 @@ class Card:
     label_name: str
     inferred_name: str
     label_right: bool
+    lined_up: int | None = None  # its place in the line-up; 1: identified
+    cells: tuple[Cell, ...] = ()  # of a table's record, column by column
 
     @property
     def ratio(self) -> float | None:
@@ -111,6 +135,10 @@ class Gallery:
     def truth(self) -> bool:
         """Whether the private records are there to be shown."""
         return any(p.role == "targets" for card in self.cards for p in card.pictures)
+
+    @property
+    def tabular(self) -> bool:
+        return any(card.cells for card in self.cards)
 
     @property
     def has_ratio(self) -> bool:
@@ -166,7 +194,7 @@ def selection(error: Tensor, most: int) -> tuple[list[int], int, int]:
 
 
 def make_gallery(
-    evidence: dict[str, Tensor], classes: list[str], *, size: int, ranked_by: str = ""
+    evidence: Shard, classes: list[str], *, size: int, ranked_by: str = ""
 ) -> Gallery | None:
     """As many cards as fit in `size` bytes, up to `CARDS`; None where there is nothing to draw.
 
@@ -177,13 +205,18 @@ def make_gallery(
         raise ExhumeError(f"ranked_by: {ranked_by!r} is not one of {', '.join(RANKED)}")
     if ranked_by not in evidence or not any(name in evidence for name in PICTURES):
         return None
-    evidence = {**evidence, **_drawable(evidence), **_pictures(evidence)}
+    columns = from_json(tuple[Column, ...], evidence.notes.get("columns", []), "columns")
+    cells = _cells(evidence, columns)
+    evidence = Shard({**evidence, **_drawable(evidence), **_pictures(evidence)}, evidence.notes)
     error = RANKED[ranked_by][0] * evidence[ranked_by]
     total, most = len(error), CARDS
     ranks = {index: rank for rank, index in enumerate(selection(error, total)[0], start=1)}
     while True:
         chosen, best, worst = selection(error, most)
-        cards = tuple(_card(evidence, index, ranks[index], classes) for index in chosen)
+        cards = tuple(
+            replace(_card(evidence, index, ranks[index], classes), cells=cells(index))
+            for index in chosen
+        )
         drawn = sum(len(picture.drawing) for card in cards for picture in card.pictures)
         if drawn <= size or most == 1:
             break
@@ -193,7 +226,26 @@ def make_gallery(
     return Gallery(cards, total, best, worst, labels, ranked_by) if cards else None
 
 
-def _drawable(evidence: dict[str, Tensor]) -> dict[str, Tensor]:
+def _cells(
+    evidence: Mapping[str, Tensor], columns: Sequence[Column]
+) -> Callable[[int], tuple[Cell, ...]]:
+    """What a person reads of the record with this index; nothing where records are no table's."""
+    roles = [role for role in PICTURES if role in evidence and role not in ENLARGED]
+    fits = bool(columns) and all(
+        evidence[role].ndim == 2 and evidence[role].shape[1] == sum(c.width for c in columns)
+        for role in roles
+    )
+
+    def cells(index: int) -> tuple[Cell, ...]:
+        if not fits:
+            return ()
+        rows = [cells_of(torch.nan_to_num(evidence[role][index]), columns) for role in roles]
+        return tuple(Cell(c.name, tuple(row[c.name] for row in rows)) for c in columns)
+
+    return cells
+
+
+def _drawable(evidence: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Vectors (t, d) of any range, each column scaled to [0, 1] over everything that is drawn of it."""
     drawn = {role: evidence[role].float() for role in PICTURES if role in evidence}
     if any(records.ndim != 2 for records in drawn.values()):
@@ -205,13 +257,13 @@ def _drawable(evidence: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _pictures(evidence: dict[str, Tensor]) -> dict[str, Tensor]:
+def _pictures(evidence: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Images behind vectors take their place."""
     behind = {"targets": "target_pictures", "decoys": "decoy_pictures"}
     return {role: evidence[name] for role, name in behind.items() if name in evidence}
 
 
-def _card(evidence: dict[str, Tensor], index: int, rank: int, classes: list[str]) -> Card:
+def _card(evidence: Mapping[str, Tensor], index: int, rank: int, classes: list[str]) -> Card:
     def at(name: str) -> float | None:
         return float(evidence[name][index]) if name in evidence else None
 
@@ -240,7 +292,16 @@ def _card(evidence: dict[str, Tensor], index: int, rank: int, classes: list[str]
         label_name=label_name,
         inferred_name=inferred_name,
         label_right=label == inferred,
+        lined_up=_place(evidence, index),
     )
+
+
+def _place(evidence: Mapping[str, Tensor], index: int) -> int | None:
+    """In the line-up; None where the record took no part in one."""
+    ranks = evidence.get("rank")
+    if ranks is None or ranks.ndim != 1 or index >= len(ranks) or ranks[index] < 1:
+        return None
+    return int(ranks[index])
 
 
 def _drawing(record: Tensor, alt: str) -> Markup:

@@ -1,4 +1,4 @@
-"""A contact sheet: private records above what came back, as one small PNG for a page of documentation."""
+"""Figures of a study for a page of documentation: its charts, and contact sheets of what came back."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from exhume.contract import ExhumeError
+from exhume.report.chart_file import chart_file
 from exhume.report.gallery import read_evidence
 from exhume.results import StudyResult, read_result
 
@@ -24,15 +25,24 @@ _PAPER, _INK = (255, 255, 255), (60, 60, 60)
 
 
 def write_sheets(run: Path, out: Path) -> list[Path]:
-    """A PNG for every section of a study whose records are pictures, in the folder `out`."""
-    result = read_result(run / "result.json")
+    """A PNG for every section of a study whose records are pictures, and an SVG for every chart.
+
+    run: a study's folder, or its kept result (docs/results/NAME.json), which has charts alone.
+    """
+    kept = run.suffix == ".json"
+    result = read_result(run if kept else run / "result.json")
     if not isinstance(result, StudyResult):
         raise ExhumeError(
             f"{run}: an audit holds private records; figures are drawn of studies only"
         )
     written: list[Path] = []
+    for place, chart in enumerate(result.charts, 1):
+        if text := chart_file(chart):
+            out.mkdir(parents=True, exist_ok=True)
+            written.append(out / f"{result.study}-chart{place}.svg")
+            written[-1].write_text(text, encoding="utf-8")
     for section in result.attacks:
-        if not section.evidence:
+        if kept or not section.evidence:
             continue
         evidence = read_evidence(run / section.evidence)
         drawn = contact_sheet(evidence, result.classes)
@@ -42,7 +52,9 @@ def write_sheets(run: Path, out: Path) -> list[Path]:
         written.append(out / f"{result.study}-{section.spec.id}.png")
         written[-1].write_bytes(drawn)
     if not written:
-        raise ExhumeError(f"{run}: it holds no pictures beside what came back of them")
+        raise ExhumeError(
+            f"{run}: it holds no chart, and no pictures beside what came back of them"
+        )
     return written
 
 

@@ -134,26 +134,26 @@ class UpdateSettings(Section):
     adapter: str = setting(*_ADAPTER, file=True)
     delta: str = setting(*_DELTA, file=True)
     scaling: float = setting(*_SCALING, example=2.0)
-    made: int = setting(0, "Instead of files: updates to make here, of --data.", least=0)
+    made: int = setting(0, "Instead of files: make so many updates here, from --data.", least=0)
     server: str = setting(
         "honest",
-        "chooses: also make updates at weights that a malicious server chose; beside the verdict.",
+        "chooses: also attack as a malicious server that chooses the weights; reported beside the verdict.",
         choices=("honest", "chooses"),
     )
     rate: float = setting(0.0, "Learning rate of the client's training.")
-    steps: int = setting(1, "Its local steps, each on all records.", least=1)
-    epochs: int = setting(0, "Instead of --steps: over its records, in batches.", least=0)
-    local_batch: int = setting(
-        0, "Records of a step within an epoch; 0: all of --batch-size.", least=0
-    )
-    shuffle: bool = setting(True, "Records are shuffled before every epoch, nobody knows how.")
+    steps: int = setting(1, "Local steps of the client, each on all its records.", least=1)
+    epochs: int = setting(0, "Instead of --steps: local epochs, in batches.", least=0)
+    local_batch: int = setting(0, "Records in a local batch; 0: all of --batch-size.", least=0)
+    shuffle: bool = setting(True, "The client shuffles its records before every epoch.")
     optimiser: str = setting("sgd", "sgd or adam.", choices=("sgd", "adam"))
-    momentum: float = setting(0.0, "Of SGD.", least=0, below=1)
-    weight_decay: float = setting(0.0, "Added to the gradient, as torch does.", least=0)
-    eps: float = setting(1e-8, "Of Adam.", above=0, noun="a number")
+    momentum: float = setting(0.0, "Momentum of SGD.", least=0, below=1)
+    weight_decay: float = setting(
+        0.0, "Weight decay, added to the gradient as torch does.", least=0
+    )
+    eps: float = setting(1e-8, "Epsilon of Adam.", above=0, noun="a number")
     schedule: str = setting(
         "constant",
-        "Of the rate over the local steps; step: a tenth after each third.",
+        "Learning-rate schedule over the local steps; step: a tenth after each third.",
         choices=("constant", "linear", "cosine", "step"),
     )
     loss: str = setting(
@@ -162,43 +162,53 @@ class UpdateSettings(Section):
         choices=("cross-entropy", "logistic", "mse", "next-token", "masked"),
     )
     reduction: str = setting(
-        "mean", "Of the loss over the batch: mean or sum.", choices=("mean", "sum")
+        "mean", "Reduction of the loss over the batch: mean or sum.", choices=("mean", "sum")
     )
     batch_norm: str = setting(
-        "train", "Mode of batch norm: train or eval.", choices=("train", "eval")
+        "train", "Mode of batch norm at the client: train or eval.", choices=("train", "eval")
     )
-    batch_size: int = setting(0, "Records behind the update; 0: to be found out.", least=0)
-    shape: tuple[int, ...] = setting((), "Of one record: 1,28,28.", example=(1, 28, 28))
+    batch_size: int = setting(
+        0, "Records behind the update; 0: not known, the attack finds out.", least=0
+    )
+    shape: tuple[int, ...] = setting(
+        (), "Shape of one record, such as 1,28,28.", example=(1, 28, 28)
+    )
     data: SharedText = setting(
-        None, "The set with the private records, to score with.", shared="data"
+        None, "The set that holds the private records, used to score only.", shared="data"
     )
-    records: str = setting("", "Which of them: 3,17,40-43, or a file of indices.", example="0-7")
+    records: str = setting(
+        "", "Which of them were trained on: 3,17,40-43, or a file of indices.", example="0-7"
+    )
     vocabulary: str = setting(
-        "", "Of texts: a file of words, by their token numbers.", example="vocab.txt"
+        "",
+        "Texts: a file of words, one a line, in the order of their token numbers.",
+        example="vocab.txt",
     )
-    length: int = setting(0, "Of texts: tokens of a record; 0: the longest.", example=64)
+    length: int = setting(
+        0, "Texts: tokens of a record; 0: as many as the longest has.", example=64
+    )
     padding: int = setting(
-        -1, "Of texts: the number that fills up; -1: as vocabulary or model say.", example=0
+        -1, "Texts: the padding token; -1: as the vocabulary or the model say.", example=0
     )
     mask: int = setting(
         -1,
-        "Of a masked loss: the number that hides a token; -1: as the vocabulary says.",
+        "Masked loss: the mask token; -1: as the vocabulary says.",
         example=103,
         least=-1,
     )
-    restarts: int = setting(4, "Of gradient matching.", least=1)
+    restarts: int = setting(4, "Restarts of gradient matching.", least=1)
     search_rate: float = setting(
-        0.1, "Of gradient matching: its largest step.", above=0, noun="a rate"
+        0.1, "Gradient matching: the largest step.", above=0, noun="a rate"
     )
     tv: float = setting(
-        0.03, "Weight of the images' total variation in gradient matching; it falls.", least=0
+        0.03, "Gradient matching: weight of the total variation of images; it falls.", least=0
     )
-    polish: int = setting(0, "Steps of L-BFGS after gradient matching.", least=0)
+    polish: int = setting(0, "L-BFGS steps after gradient matching.", least=0)
     search_steps: int = setting(
-        0, "Of gradient matching; 0: what --search-seconds allows.", least=0
+        0, "Steps of gradient matching; 0: what --search-seconds allows.", least=0
     )
     search_seconds: float = setting(
-        120.0, "For gradient matching, over all updates.", above=0, noun="seconds"
+        120.0, "Seconds for gradient matching, over all updates.", above=0, noun="seconds"
     )
     seed: SharedNumber = setting(None, _SEED, shared="seed")
     threads: SharedNumber = setting(None, _THREADS, shared="threads", least=0)

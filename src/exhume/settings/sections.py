@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from exhume.errors import ExhumeError
 from exhume.notation import seconds_in
 from exhume.settings.schema import Section, filled, setting, toml_at
 
 __all__ = [
+    "ACTIVATIONS",
     "AttackSettings",
     "BudgetSettings",
     "DataSettings",
@@ -19,6 +21,11 @@ __all__ = [
     "VictimSettings",
 ]
 
+ACTIVATIONS = (
+    *("relu", "floor", "elu", "sigmoid", "softplus", "silu", "leaky-relu", "tanh", "celu", "selu"),
+    *("gelu", "identity"),
+)  # as `models.activations` has them
+
 
 @dataclass(frozen=True)
 class DataSettings(Section):
@@ -26,15 +33,17 @@ class DataSettings(Section):
 
     prefix: ClassVar[str] = "data."
 
-    source: str = setting("mnist", "A named set, or the path of your own.", flag="--data")
+    source: str = setting(
+        "mnist", "Your records: a named set (exhume data list), or a path.", flag="--data"
+    )
     fixed: int = setting(  # |D-|; Balle22: 10,000, its notebook: 1,000
-        0, "Training records the adversary knows.", least=0
+        0, "Training records that the adversary knows.", least=0
     )
-    targets: int = setting(0, "Private records to attack, one model each.", least=0)
+    targets: int = setting(0, "Private records to attack; each gets a model of its own.", least=0)
     shadows: int = setting(  # Balle22: 59,000, its notebook: 10,000
-        0, "Shadow models the adversary trains.", least=0
+        0, "Shadow models that the adversary trains.", least=0
     )
-    public: int = setting(0, "Further records the adversary holds.", least=0)
+    public: int = setting(0, "Further records that the adversary holds.", least=0)
     test: int = setting(0, "Records to measure the model's accuracy on.", least=0)
 
 
@@ -43,14 +52,20 @@ class VictimSettings(Section):
     prefix: ClassVar[str] = "victim."
 
     released: bool = setting(
-        True, "Its weights; false: this only says what the model is, for other sections.", flag=""
+        True,
+        "Its weights are released; false: the section only describes the model, for other sections.",
+        flag="",
     )
-    network: str = setting("mlp", "mlp, cnn for images (Balle22's), or your own: file.py:factory.")
+    network: str = setting(
+        "mlp", "mlp, cnn (for images, as in Balle22), or your own nn.Module: file.py:factory."
+    )
     hidden: tuple[int, ...] = setting(
         (10,), "Widths of the hidden layers: 10 or 64,32.", example=(64, 32)
     )
-    activation: str = setting("elu", "elu, relu, tanh, gelu, …", example="relu")
-    init: str = setting("lecun", "How weights are drawn: lecun or torch.")
+    activation: str = setting(
+        "elu", "Between the layers; floor is max(-0.5, x).", choices=ACTIVATIONS, example="relu"
+    )
+    init: str = setting("lecun", "How weights are drawn.", choices=("lecun", "torch"))
     start: str = setting("", "A file of weights that training starts from.", file=True)
     train: str = setting(
         "", "Your own training: file.py:train(model, records, rng).", example="train.py:train"
@@ -58,31 +73,46 @@ class VictimSettings(Section):
     optimiser: str = setting(
         "gd", "gd (full-batch), sgd or adam (with --batch).", choices=("gd", "sgd", "adam")
     )
-    batch: int = setting(0, "Records a step sees; 0: all of them.", least=0)
+    batch: int = setting(0, "Records in one step; 0: all of them.", least=0)
     batch_order: str = setting(
-        "known", "known (to the adversary) or unknown.", choices=("known", "unknown")
+        "known",
+        "Whether the adversary knows the order of the batches.",
+        choices=("known", "unknown"),
     )
-    steps: int = setting(100, "Gradient steps of the victim's training.", least=1)
-    rate: float = setting(0.1, "Its learning rate.", above=0)
-    momentum: float = setting(0.0, "Its momentum.", least=0, below=1, example=0.9)
-    weight_decay: float = setting(0.0, "Its weight decay.", least=0)
+    steps: int = setting(100, "Gradient steps of training.", least=1)
+    rate: float = setting(0.1, "Learning rate of training.", above=0)
+    momentum: float = setting(0.0, "Momentum of training.", least=0, below=1, example=0.9)
+    weight_decay: float = setting(0.0, "Weight decay of training.", least=0)
     dp_clip: float = setting(  # Balle22: 10
-        0.0, "Private training: norm of a record's gradient; 0: none.", least=0, example=1.0
+        0.0,
+        "Private training: clip each record's gradient to this norm; 0: not private.",
+        least=0,
+        example=1.0,
     )
     dp_noise: float = setting(
-        0.0, "Private training: noise, as a multiple of the clip.", least=0, example=1.0
+        0.0,
+        "Private training: standard deviation of the noise, as a multiple of the clip.",
+        least=0,
+        example=1.0,
     )
     dp_steps: int = setting(
-        0, "Noisy steps of a train function of your own, to certify it.", least=0
+        0, "Private training by your own function: how many noisy steps it takes.", least=0
     )
     dp_sampling: float = setting(
         1.0,
-        "Private training: probability with which a record enters a step.",
+        "Private training: probability that a record enters a step.",
         above=0,
         most=1,
         noun="a probability",
         example=0.1,
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.network not in ("mlp", "cnn") and ":" not in self.network:
+            raise ExhumeError(
+                f"network: {self.network!r} is not one of mlp, cnn, or file.py:factory"
+            )
 
 
 @dataclass(frozen=True)
@@ -90,7 +120,7 @@ class AttackSettings(Section):
     prefix: ClassVar[str] = "attack."
 
     exact: int = setting(
-        0, "Targets to attack by differentiating through training as well.", least=0
+        0, "Also attack so many targets by differentiating through training.", least=0
     )
 
 
@@ -100,7 +130,7 @@ class MachineSettings(Section):
 
     prefix: ClassVar[str] = "machine."
 
-    memory: int = setting(2048, "MiB that model training may take.", least=16)
+    memory: int = setting(2048, "Memory for training models, in MiB.", least=16)
     threads: int = setting(0, "Processor threads; default: all cores.", least=0)
     chunk: int = setting(0, "Models trained at once; default: what the memory allows.", least=0)
     device: str = setting("cpu", "cpu (default) or cuda.")
@@ -109,9 +139,13 @@ class MachineSettings(Section):
 @dataclass(frozen=True)
 class BudgetSettings(Section):
     time: str = setting(
-        "", "What all attacks may take, such as 10m; default: no limit.", flag="--budget"
+        "",
+        "Time for all attacks together, such as 90s, 10m or 1.5h; default: no limit.",
+        flag="--budget",
     )
-    fixes: bool = setting(False, "Where it leaks, also try what stops it.", flag="--try-fixes")
+    fixes: bool = setting(
+        False, "If it leaks, audit again under every fix that applies.", flag="--try-fixes"
+    )
 
     def __post_init__(self) -> None:
         seconds_in(self.time)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any
 
-from exhume.contract import ExhumeError, Progress, silent
+from exhume.contract import Progress, silent
+from exhume.errors import unknown_name
 from exhume.results import StudyResult
 from exhume.studies import framework, gradient, informed, margin, split, verdict
 from exhume.studies.framework import Asked, Scale, Study
@@ -21,9 +21,7 @@ STUDIES: dict[str, Study[Any]] = {
 
 def study_named(name: str) -> Study[Any]:
     if name not in STUDIES:
-        close = difflib.get_close_matches(name, STUDIES, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(STUDIES)}"
-        raise ExhumeError(f"study: {name!r} is not known; {hint}")
+        raise unknown_name("study", name, STUDIES)
     return STUDIES[name]
 
 

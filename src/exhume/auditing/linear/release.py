@@ -106,7 +106,11 @@ class LinearRelease(AuditedRelease):
         return replace(self, threads=brief.settings.machine.threads)
 
     def inputs(self) -> Inputs:
-        return Inputs(self.source, self.seed, self.threads, tuple(self.records.classes))
+        records = self.records
+        uses = ((len(records), "the model was fitted on"),)
+        return Inputs(
+            self.source, self.seed, self.threads, tuple(records.classes), uses, records.columns
+        )
 
     @property
     def deviations(self) -> tuple[str, ...]:
@@ -172,7 +176,7 @@ class LinearRelease(AuditedRelease):
             own=chosen,
         )
         facts: Facts = {
-            "model": str(self.recipe.architecture),
+            "model": self._model(),
             "training": str(self.recipe),
             "records": float(len(self.records)),
         }
@@ -185,6 +189,11 @@ class LinearRelease(AuditedRelease):
             _LINEAR, ("recipe", "fixed"), found, scores, notes=[note], lineup=lineup
         )
         return [Findings(section, evidence=scores.evidence | {"rank": ranks}, facts=facts)]
+
+    def _model(self) -> str:
+        classes, inputs = len(self.records.classes), self.records.inputs[0].numel()
+        kind = "logistic" if classes == 2 else "softmax"
+        return f"{kind} regression, {inputs:,} inputs, {classes:,} classes"
 
     def _lined_up(
         self, found: Reconstruction, chosen: Tensor, key: Key

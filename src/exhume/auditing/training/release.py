@@ -109,9 +109,21 @@ class TrainingRelease(AuditedRelease):
         )
 
     def inputs(self) -> Inputs:
-        given = self.settings
+        given, sizes = self.settings, self.settings.data
+        uses = (
+            (sizes.fixed, "known to the adversary"),
+            (sizes.targets, "attacked"),
+            (sizes.shadows, "for shadow models"),
+            (sizes.public, "held by the adversary besides"),
+            (sizes.test, "to measure accuracy"),
+        )
         return Inputs(
-            given.data.source, given.seed, given.machine.threads, tuple(self.records.classes)
+            sizes.source,
+            given.seed,
+            given.machine.threads,
+            tuple(self.records.classes),
+            uses,
+            self.records.columns,
         )
 
     def game(self, store: Store, progress: Progress) -> Game:

@@ -98,7 +98,8 @@
     document.getElementById("enlarged-title").textContent = `Target of rank ${card.dataset.rank}`;
     const copies = [...card.querySelectorAll(".picture")].map((picture) => picture.cloneNode(true));
     dialog.querySelector(".pictures").replaceChildren(...copies);
-    dialog.querySelector(".caption").replaceChildren(card.querySelector("dl").cloneNode(true));
+    const said = [...card.querySelectorAll(".cells, dl")].map((part) => part.cloneNode(true));
+    dialog.querySelector(".caption").replaceChildren(...said);
     dialog.querySelector('[data-step="-1"]').disabled = here === 0;
     dialog.querySelector('[data-step="1"]').disabled = here === gallery.matching.length - 1;
     if (!dialog.open) dialog.showModal();

@@ -1,0 +1,138 @@
+"""How long work shows that it goes on: bars on a terminal, a line every ten seconds elsewhere. On stderr."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from exhume.cli.frame import say
+from exhume.errors import printable
+from exhume.notation import about, duration_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from exhume.contract import Progress
+
+__all__ = ["ProgressLines", "progress_shown"]
+
+EVERY = 10.0  # seconds between two lines of the same stage
+
+
+@contextmanager
+def progress_shown() -> Iterator[Progress]:
+    """A callback for long work: it draws bars with an ETA, or says lines where there is no terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        yield from _bars(console)
+        return
+    lines, done = ProgressLines(say), threading.Event()
+    ticking = threading.Thread(target=_tick, args=(lines, done), daemon=True)
+    ticking.start()
+    try:
+        yield lines
+    finally:
+        done.set()
+
+
+def _tick(lines: ProgressLines, done: threading.Event) -> None:
+    """Work that says nothing for long is still at work: the last line is said again with the time."""
+    while not done.wait(EVERY / 4):
+        lines.tick()
+
+
+@dataclass
+class _Stage:
+    name: str
+    began: float
+    first: int  # what an earlier run had done already
+    done: int
+    total: int
+    said: float  # when its last line was
+
+
+@dataclass
+class ProgressLines:
+    """A line when a stage begins, one every ten seconds while it lasts, one when it ends.
+
+    A stage of a single piece begins silently, and is spoken of only if it takes its time.
+    """
+
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    _stage: _Stage | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        with self._lock:
+            now, known = self.clock(), self._stage
+            if known is None or known.name != stage:
+                known = self._stage = _Stage(stage, now, done, done, total, now)
+                if total > 1 and done < total:
+                    self.say(f"{stage}: {done:,} of {total:,}")
+                return
+            known.done, known.total = done, total
+            if done >= total:
+                self._ended(known, now)
+            elif now - known.said >= EVERY:
+                self._going(known, now)
+
+    def tick(self) -> None:
+        """Say where the stage is, if it has been silent for long."""
+        with self._lock:
+            now, known = self.clock(), self._stage
+            if known is not None and known.done < known.total and now - known.said >= EVERY:
+                self._going(known, now)
+
+    def _ended(self, stage: _Stage, now: float) -> None:
+        self._stage = None
+        if stage.total > 1 or now - stage.began >= EVERY:
+            self.say(
+                f"{stage.name}: {stage.done:,} of {stage.total:,} in {_took(now - stage.began)}"
+            )
+
+    def _going(self, stage: _Stage, now: float) -> None:
+        stage.said = now
+        made, took = stage.done - stage.first, now - stage.began
+        left = f"{about(took / made * (stage.total - stage.done))} left" if made else "at work"
+        self.say(f"{stage.name}: {stage.done:,} of {stage.total:,} after {_took(took)}, {left}")
+
+
+def _took(seconds: float) -> str:
+    return duration_of(seconds) if seconds >= 1 else "under 1 s"
+
+
+def _bars(console: Console) -> Iterator[Progress]:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description:32}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=console) as bars:
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(printable(stage), total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield show
