@@ -96,10 +96,10 @@ class Restarts:
     def _restart(self, row: Tensor, index: int, earlier: list[Run]) -> Run:
         """One restart, loaded if it was done before. Same release, same key: same numbers."""
         stage = f"restart {index + 1} of {self.config.restarts}"
-        inputs: tuple[str, ...] = (digest(row), str(self.reader.architecture))
+        seen: tuple[str, ...] = (digest(row), str(self.reader.architecture))
         if self.reader.labels is not None:
-            inputs = (*inputs, digest(self.reader.labels))
-        name = address("margin restart", self.config, inputs, self.key, index)
+            seen = (*seen, digest(self.reader.labels))
+        name = address("margin restart", self.config, seen, self.key, index)
         saved = self.store.load(name)
         if saved is None:
             started = time.perf_counter()
@@ -112,10 +112,8 @@ class Restarts:
             kept = {"inputs": run.inputs, "labels": run.labels, "explained": run.explained}
             self.store.save(name, {**kept, "numbers": numbers})
             return run
-        inputs, labels, explained = (
-            saved[name].to(row.device) for name in ("inputs", "labels", "explained")
-        )
-        return Run(inputs, labels, explained, *saved["numbers"].tolist())
+        tensors = [saved[part].to(row.device) for part in ("inputs", "labels", "explained")]
+        return Run(*tensors, *saved["numbers"].tolist())
 
 
 def _status(stops: list[float], restarts: int) -> Status:
