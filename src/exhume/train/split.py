@@ -11,6 +11,7 @@ from torch import Tensor
 
 from exhume.contract import ExhumeError, Key, Progress, Records, Store, silent
 from exhume.models.split.blueprint import Blueprint, Network
+from exhume.models.split.channel import FreshNoise
 from exhume.models.split.cut import Split, cut
 from exhume.models.split.pipeline import Pipeline
 from exhume.store import describe, digest
@@ -122,6 +123,7 @@ def train_split(
     dropout: float = 0.0,
     dropped: str = FEATURES,
     random_head: bool = False,
+    sigma: float = 0.0,
     key: Key,
     store: Store,
     progress: Progress = silent,
@@ -130,15 +132,19 @@ def train_split(
     """Cross-entropy of tail(body(head(x) + noise)), features or the body's answers dropped if asked.
 
     random_head: the head stays as it was drawn, except for batch-norm statistics.
+    sigma: of Gaussian noise on the features that is new at every step.
     """
     parts = job.fresh(key)
     if random_head:
         parts.head.requires_grad_(False)
     added = torch.zeros(()) if noise is None else noise
+    fresh = FreshNoise(sigma)
 
     def loss(rows: Tensor, generator: torch.Generator) -> Tensor:
         inputs, labels = job.batch(rows, generator)
         features = parts.head(inputs) + added
+        if sigma:
+            features = fresh(features, generator)
         if dropped == FEATURES:
             features = apply_dropout(features, dropout, generator)
         answer = parts.body(features)
@@ -158,6 +164,7 @@ def train_split(
             str(random_head),
             job.first,
             job.second,
+            *([f"fresh {sigma}"] if sigma else []),
         ),
         key=key,
         store=store,
