@@ -10,7 +10,7 @@ ideal Gaussian.
 
     I(X; Y) <= (k/2)·log2(1 + 1/(k sigma²)) = b,    on average over the inputs, not for each of them.
 
-*Success.* Let the attacker succeed with probability kappa at best when it is sent noise alone, N(0, sigma² I).
+*Success.* Let the attacker succeed with probability kappa at best if it is sent noise alone, N(0, sigma² I).
 For one input, the likeliest event under N(u, sigma² I) that has probability q under N(0, sigma² I) has
 Phi(Phi^-1(q) + ||u||/sigma) (Neyman and Pearson), which is concave in q, so that averages over inputs obey
 

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from exhume.attacks.split.moments import moment_distance, moments
 from exhume.contract import ExhumeError, Key, Knowledge, NotApplicable, Progress, Records, Store
 from exhume.models.drawing import he_normal
-from exhume.models.split.inverter import ShadowHead
+from exhume.models.split.channel import FreshNoise
+from exhume.models.split.inverter import OwnForm, ShadowHead
 from exhume.store import digest
 from exhume.train.single import Schedule, train_module
 
@@ -42,12 +43,25 @@ class Server:
     records: Records
     features: tuple[int, ...]  # shape of what the client sends for one input
     seen: Tensor | None = None  # (n, *features) what it has sent before
+    sigma: float = 0.0  # of the fresh noise on all that it sends
 
     @property
     def digests(self) -> tuple[str, ...]:
         weights = (t for body in self.bodies for t in body.state_dict().values())
         looked_on = () if self.seen is None else (digest(self.seen),)
-        return (digest(self.records), *(digest(t) for t in weights), *looked_on)
+        return (digest(self.records), *(digest(t) for t in weights), *looked_on, *self.noise)
+
+    @property
+    def noise(self) -> tuple[str, ...]:
+        """What fresh noise adds to the address of work that depends on it."""
+        return (f"fresh {self.sigma}",) if self.sigma else ()
+
+    def noisy(self, features: Tensor, generator: torch.Generator) -> Tensor:
+        """Features as the client would send them."""
+        if not self.sigma:
+            return features
+        sent: Tensor = FreshNoise(self.sigma)(features, generator)
+        return sent
 
 
 def server_of(knowledge: Knowledge, who: str) -> Server:
@@ -60,7 +74,9 @@ def server_of(knowledge: Knowledge, who: str) -> Server:
         raise NotApplicable(f"{who} needs to know: {', '.join(lacking)}", ever=True)
     assert knowledge.shadow is not None
     assert knowledge.features is not None
-    return Server(tuple(bodies), knowledge.shadow, knowledge.features, knowledge.seen)
+    fresh = knowledge.parts.get("fresh")
+    sigma = fresh.sigma if isinstance(fresh, FreshNoise) else 0.0
+    return Server(tuple(bodies), knowledge.shadow, knowledge.features, knowledge.seen, sigma)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +91,7 @@ class Shadow:
 def train_shadow(
     server: Server,
     reads: Reads,
-    head: ShadowHead,
+    head: ShadowHead | OwnForm,
     schedule: Schedule,
     *,
     match: float = 0.0,
@@ -106,8 +122,8 @@ def train_shadow(
     def answer(features: Tensor) -> Tensor:
         return _joined(bodies, tail, torch.softmax(choice, 0), features)
 
-    def loss(rows: Tensor, _: torch.Generator) -> Tensor:
-        features = made(used.inputs[rows])
+    def loss(rows: Tensor, generator: torch.Generator) -> Tensor:
+        features = server.noisy(made(used.inputs[rows]), generator)
         entropy = F.cross_entropy(answer(features), used.labels[rows])
         if not wanted or len(rows) < 2:
             return entropy
@@ -124,9 +140,10 @@ def train_shadow(
         progress=progress,
         stage="training the shadow",
     )
+    generator = key.fold("judging").generator()
     with torch.no_grad():
         right = [
-            answer(made(x)).argmax(1) == y
+            answer(server.noisy(made(x), generator)).argmax(1) == y
             for x, y in zip(
                 torch.split(judged.inputs, 500), torch.split(judged.labels, 500), strict=True
             )

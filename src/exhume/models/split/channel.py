@@ -121,7 +121,7 @@ def through(values: Tensor, sigma: float, generator: torch.Generator | None) -> 
 
 
 def system_gaussian(shape: tuple[int, ...]) -> Tensor:
-    """Standard normal numbers in fp64, each pair from 128 bits of the system's randomness (Box and Muller)."""
+    """Standard normal numbers, fp64, each pair from 128 bits of the system's randomness (Box and Muller)."""
     count = math.prod(shape)
     pairs = -(-count // 2)
     try:
