@@ -33,7 +33,7 @@ __all__ = [
 FEATURES, ANSWERS = "features", "answers"
 """Where dropout works: on what the client sends, or on what the bodies answer."""
 
-_SHIFT = 4  # pixels that an augmented image may move by
+_SHIFT = 4  # pixels that an augmented image moves by at most, unless told otherwise
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +46,7 @@ class SplitJob:
     records: Records
     schedule: Schedule = Schedule()
     augment: bool = True  # images are moved and mirrored at random
+    shift: int = _SHIFT  # pixels that they are moved by at most
 
     @property
     def blueprint(self) -> Blueprint:
@@ -61,13 +62,14 @@ class SplitJob:
         """Inputs and labels of some rows, augmented."""
         inputs = self.records.inputs[rows]
         if self.augment and inputs.ndim == 4:
-            inputs = augmented_images(inputs, generator)
+            inputs = augmented_images(inputs, generator, self.shift)
         return inputs, self.records.labels[rows]
 
     @property
     def digests(self) -> tuple[str, ...]:
         """All that a loss on this job's batches depends on."""
-        return (digest(self.records), str(describe(self.network)), str(self.augment))
+        moved = () if self.shift == _SHIFT else (f"shift {self.shift}",)
+        return (digest(self.records), str(describe(self.network)), str(self.augment), *moved)
 
 
 @runtime_checkable
@@ -81,12 +83,12 @@ class SplitDefence(Protocol):
     ) -> Pipeline: ...
 
 
-def augmented_images(images: Tensor, generator: torch.Generator) -> Tensor:
-    """(n, c, h, w): mirrored with probability one half, moved by up to 4 pixels with black borders."""
+def augmented_images(images: Tensor, generator: torch.Generator, shift: int = _SHIFT) -> Tensor:
+    """(n, c, h, w): mirrored with probability one half, moved by up to `shift` pixels, borders black."""
     n, _, height, width = images.shape
     mirrored = torch.rand(n, generator=generator) < 0.5
-    moves = torch.randint(0, 2 * _SHIFT + 1, (2, n), generator=generator)
-    padded = F.pad(torch.where(mirrored[:, None, None, None], images.flip(3), images), [_SHIFT] * 4)
+    moves = torch.randint(0, 2 * shift + 1, (2, n), generator=generator)
+    padded = F.pad(torch.where(mirrored[:, None, None, None], images.flip(3), images), [shift] * 4)
     down = (moves[0][:, None] + torch.arange(height))[:, None, :, None]
     across = (moves[1][:, None] + torch.arange(width))[:, None, None, :]
     which, channel = (

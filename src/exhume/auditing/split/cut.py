@@ -22,6 +22,7 @@ from exhume.contract import (
     Release,
     Store,
 )
+from exhume.models.split.inverter import OwnForm
 from exhume.models.split.pipeline import Pipeline
 from exhume.results import AttackSpec, Findings, Section, Word
 from exhume.score.features import Distance
@@ -32,7 +33,7 @@ from exhume.score.verdict import found_something, leak_of, silent
 from exhume.settings import SplitSettings
 from exhume.victims.split import release_features, server_knowledge
 
-__all__ = ["AttackedCut", "CutAudit", "slug", "untrained"]
+__all__ = ["AttackedCut", "CutAudit", "joined", "slug", "untrained"]
 
 _LEARNED = (
     0.5  # of the way from chance to the network's accuracy: less, and a shadow has not learned
@@ -111,14 +112,17 @@ class CutAudit:
         """Every input is a release of its own, so that other targets are strangers, too."""
         key = Key.from_seed(settings.seed)
         release = torch.arange(len(parts.target))
-        held = _joined(parts.shadow, parts.public)
+        held = joined(parts.shadow, parts.public)
         places = places_for(parts.target, release, parts.test, key.fold("places"), held=held)
         return CutAudit(settings, parts, places, tests, distance, key, store, progress)
 
-    def attack(self, pipeline: Pipeline, where: str, names: Sequence[str]) -> AttackedCut:
-        """Every attacker named. where: completes "what is sent …"."""
+    def attack(
+        self, pipeline: Pipeline, where: str, names: Sequence[str], form: OwnForm | None = None
+    ) -> AttackedCut:
+        """Every attacker named. where: completes "what is sent …"; form: of the client's head, if known."""
         parts, test = self.parts, self.parts.test
-        release, secret = release_features(pipeline, parts.target)
+        requests = self.key.fold("requests", where)  # of fresh noise, where there is some
+        release, secret = release_features(pipeline, parts.target, requests.fold("targets"))
         mean = parts.shadow.inputs.mean(0)
 
         def score(found: Reconstruction) -> Recognised:
@@ -126,12 +130,16 @@ class CutAudit:
 
         met = {}
         for name in names:
-            attacker = attacker_named(name, self.settings, pipeline, parts.target.shape)
+            attacker = attacker_named(name, self.settings, pipeline, parts.target.shape, form)
             knowledge = server_knowledge(
-                pipeline, parts.shadow, earlier=parts.public, with_head=attacker.given_head
+                pipeline,
+                parts.shadow,
+                earlier=parts.public,
+                with_head=attacker.given_head,
+                key=requests.fold("earlier"),
             )
             met[name] = attacker, self._meet(attacker, knowledge, release, score, where)
-        accuracy = pipeline.accuracy(test.inputs, test.labels)
+        accuracy = pipeline.accuracy(test.inputs, test.labels, requests.fold("test"))
         general = untrained(pipeline, test, accuracy, where)
         shadows = _unlearned([one for _, one in met.values()], accuracy, len(test.classes), where)
         found = {}
@@ -232,6 +240,7 @@ def _likeness(metrics: dict[str, float]) -> str:
     )
 
 
-def _joined(one: Records, other: Records) -> Records:
+def joined(one: Records, other: Records) -> Records:
+    """The records of both."""
     inputs = torch.cat([one.inputs, other.inputs])
     return Records(inputs, torch.cat([one.labels, other.labels]), one.classes)

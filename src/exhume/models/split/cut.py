@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from exhume.contract import ExhumeError
 
-__all__ = ["Split", "cut", "points", "wider_tail"]
+__all__ = ["Split", "cut", "layer_named", "points", "wider_tail"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +53,16 @@ def points(module: nn.Module) -> tuple[str, ...]:
     graph = _traced(module).graph
     names = [str(node.target) for node in graph.nodes if node.op == "call_module"]
     return tuple(name for name in names[:-1] if not _crossing(graph, name))
+
+
+def layer_named(module: nn.Module, name: str) -> str:
+    """The layer that is meant: the name itself, or the last layer of a container of that name."""
+    if isinstance(module, nn.Sequential):
+        return name
+    graph = _traced(module).graph
+    names = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+    within = [one for one in names if one.startswith(f"{name}.")]
+    return within[-1] if name not in names and within else name
 
 
 def cut(module: nn.Module, first: str, second: str) -> Split:

@@ -24,8 +24,8 @@ class ThinClient:
 
     input_shape: tuple[int, ...] = (3, 32, 32)
     outputs: int = 10
-    channels: tuple[int, ...] = (16, 32, 64, 96)  # of the strided convolutions
-    wide: int = 336
+    channels: tuple[int, ...] = (16, 32, 64)  # of the strided convolutions
+    wide: int = 136
 
     def __post_init__(self) -> None:
         if len(self.input_shape) != 3:
