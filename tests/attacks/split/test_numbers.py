@@ -12,6 +12,7 @@ from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
 from exhume.attacks.split.moments import moments
 from exhume.attacks.split.namer import BayesNamer, likeliest
 from exhume.attacks.split.shadow import server_of
+from exhume.attacks.split.windows import Windows
 from exhume.contract import (
     Activations,
     ExhumeError,
@@ -140,6 +141,11 @@ def test_what_the_namer_needs(knowledge, records, key):
     layout = Layout(("w",), ((2,),))
     gradient = Gradient(torch.zeros(1, 2), layout, torch.zeros(2))
     assert prepare(knowledge).run(gradient).status.outcome is Outcome.NOT_APPLICABLE
+
+
+def test_numbers_have_no_windows():
+    with pytest.raises(NotApplicable, match="are no maps, so have no windows"):
+        Windows.between((1, 8, 8), (4,), 3)
 
 
 def test_a_thin_client():

@@ -15,9 +15,10 @@ from exhume.auditing.split.release import read_split_release
 from exhume.bounds.channel import naming, sigma_for, success
 from exhume.contract import ExhumeError, Key
 from exhume.defences.split.channel import Channel
+from exhume.integrations.exporting import export_run
 from exhume.models.split import pipeline as pipelines
 from exhume.models.split.blueprint import OwnNetwork
-from exhume.models.split.parts import load_pipeline
+from exhume.models.split.parts import load_bodies, load_client, load_pipeline
 from exhume.settings import Brief
 from exhume.store import NullStore
 from exhume.train.single import Schedule
@@ -67,6 +68,11 @@ def test_a_channel_of_four_bits_is_trained_attacked_certified_and_kept(settings,
     client, server = (tmp_path / "run" / "defence" / side for side in ("client", "server"))
     kept = load_pipeline(client, server, factory=settings.model)
     assert kept.client.sigma == sigma
+    factory = export_run(tmp_path / "run", tmp_path / "client", tmp_path / "server")
+    assert factory == settings.model
+    assert load_client(tmp_path / "client", factory=factory).client.sigma == sigma
+    (body,) = load_bodies(tmp_path / "server", factory=factory)
+    assert body.feature == (4,)
     again = audit(Brief.of(one), tmp_path / "run")
     assert again.metrics == done.metrics
     assert json.loads((tmp_path / "run" / "result.json").read_text())["alarm"] == ""
