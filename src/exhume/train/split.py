@@ -53,7 +53,12 @@ class SplitJob:
         return Blueprint(self.network, self.first, self.second)
 
     def fresh(self, key: Key) -> Split:
-        return cut(self.network.module(key), self.first, self.second)
+        return cut(self.network.module(key).to(self.device), self.first, self.second)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the records are: all that is trained on them goes there."""
+        return self.records.inputs.device
 
     def feature_shape(self, key: Key) -> tuple[int, ...]:
         return self.fresh(key).feature_shape(self.records.shape)
@@ -86,14 +91,15 @@ class SplitDefence(Protocol):
 def augmented_images(images: Tensor, generator: torch.Generator, shift: int = _SHIFT) -> Tensor:
     """(n, c, h, w): mirrored with probability one half, moved by up to `shift` pixels, borders black."""
     n, _, height, width = images.shape
-    mirrored = torch.rand(n, generator=generator) < 0.5
-    moves = torch.randint(0, 2 * shift + 1, (2, n), generator=generator)
+    device = images.device
+    mirrored = (torch.rand(n, generator=generator) < 0.5).to(device)
+    moves = torch.randint(0, 2 * shift + 1, (2, n), generator=generator).to(device)
     padded = F.pad(torch.where(mirrored[:, None, None, None], images.flip(3), images), [shift] * 4)
-    down = (moves[0][:, None] + torch.arange(height))[:, None, :, None]
-    across = (moves[1][:, None] + torch.arange(width))[:, None, None, :]
+    down = (moves[0][:, None] + torch.arange(height, device=device))[:, None, :, None]
+    across = (moves[1][:, None] + torch.arange(width, device=device))[:, None, None, :]
     which, channel = (
-        torch.arange(n)[:, None, None, None],
-        torch.arange(images.shape[1])[:, None, None],
+        torch.arange(n, device=device)[:, None, None, None],
+        torch.arange(images.shape[1], device=device)[:, None, None],
     )
     return padded[which, channel, down, across]
 
@@ -107,7 +113,7 @@ def apply_dropout(values: Tensor, rate: float, generator: torch.Generator) -> Te
     """Each value dropped with this probability, the others scaled up so that the mean stays."""
     if not rate:
         return values
-    kept = torch.rand(values.shape, generator=generator) >= rate
+    kept = (torch.rand(values.shape, generator=generator) >= rate).to(values.device)
     return values * kept / (1 - rate)
 
 
@@ -139,7 +145,7 @@ def train_split(
     parts = job.fresh(key)
     if random_head:
         parts.head.requires_grad_(False)
-    added = torch.zeros(()) if noise is None else noise
+    added = torch.zeros(()) if noise is None else noise.to(job.device)
     fresh = FreshNoise(sigma)
 
     def loss(rows: Tensor, generator: torch.Generator) -> Tensor:

@@ -193,10 +193,12 @@ def test_a_head_that_hides_nothing_leaks(head, settings, tmp_path):
     plain = replace(settings, model=other(settings, head), weights="", first=("0",), targets=60)
     done = audit(Brief.of(plain), tmp_path / "run")
     assert done.verdict.word == "leaks"
-    assert done.result.strongest.spec.id == "after-0-as-sent"
-    assert done.leak.share > 0.9
     lookalike = done.result.attacks[2]
-    if head != "random_convolution":
+    if head == "random_convolution":
+        assert lookalike.applies
+    else:
+        assert done.result.strongest.spec.id == "after-0-as-sent"
+        assert done.leak.share > 0.9
         assert not lookalike.applies
         assert lookalike.status.reason.endswith("the client's head has no convolution")
 

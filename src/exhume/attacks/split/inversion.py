@@ -158,7 +158,7 @@ def fit_decoder(
     order = torch.randperm(len(records), generator=key.fold("judged").generator())
     aside = max(1, len(order) // 10)
     judged, used = order[:aside], order[aside:]
-    network = decoder.module(server.features, records.shape, key)
+    network = decoder.module(server.features, records.shape, key).to(records.inputs.device)
 
     def loss(rows: Tensor, generator: torch.Generator) -> Tensor:
         rows = used[rows]

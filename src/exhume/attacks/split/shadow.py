@@ -108,10 +108,12 @@ def train_shadow(
     if not chosen or max(chosen) >= count or (isinstance(reads, str) and reads != LEARNED):
         raise ExhumeError(f"reads: {reads!r} is neither {LEARNED!r} nor a choice of {count} bodies")
     bodies = [server.bodies[i].eval().requires_grad_(False) for i in chosen]
-    made = head.module(server.records.shape, server.features, key)
+    device = server.records.inputs.device
+    made = head.module(server.records.shape, server.features, key).to(device)
     tail = _tail(bodies, server, key)
     own = nn.ModuleDict({"head": made, "tail": tail})
-    choice = nn.Parameter(torch.zeros(len(chosen)), requires_grad=isinstance(reads, str))
+    start = torch.zeros(len(chosen), device=device)
+    choice = nn.Parameter(start, requires_grad=isinstance(reads, str))
     own.register_parameter("choice", choice)
     order = torch.randperm(len(server.records), generator=key.fold("judged").generator())
     aside = max(1, round(_JUDGED * len(order)))
@@ -149,7 +151,7 @@ def train_shadow(
             )
         ]
     weights = torch.zeros(count)
-    weights[list(chosen)] = torch.softmax(choice.detach(), 0)
+    weights[list(chosen)] = torch.softmax(choice.detach(), 0).cpu()
     return Shadow(made, float(torch.cat(right).double().mean()), weights)
 
 
@@ -170,9 +172,11 @@ def _joined(
 
 
 def _tail(bodies: Sequence[nn.Module], server: Server, key: Key) -> nn.Module:
+    device = server.records.inputs.device
     try:
         with torch.no_grad():
-            answers = [body(torch.zeros(1, *server.features)).flatten(1) for body in bodies]
+            sent = torch.zeros(1, *server.features, device=device)
+            answers = [body(sent).flatten(1) for body in bodies]
     except (RuntimeError, TypeError, ValueError) as error:
         first = str(error).splitlines()[0]
         raise ExhumeError(
@@ -180,4 +184,5 @@ def _tail(bodies: Sequence[nn.Module], server: Server, key: Key) -> nn.Module:
             f"network or split ({first})"
         ) from error
     size = sum(answer.shape[1] for answer in answers)
-    return he_normal(lambda: nn.Linear(size, len(server.records.classes)), key.fold("tail"))
+    tail = he_normal(lambda: nn.Linear(size, len(server.records.classes)), key.fold("tail"))
+    return tail.to(device)

@@ -24,7 +24,7 @@ def _alone(parts: Split, noise: Tensor) -> Pipeline:
 
 def quiet(parts: Split, job: SplitJob) -> Pipeline:
     """The pipeline without noise."""
-    return _alone(parts, torch.zeros(parts.feature_shape(job.records.shape)))
+    return _alone(parts, torch.zeros(parts.feature_shape(job.records.shape), device=job.device))
 
 
 def _at_least_zero(name: str, value: float) -> None:
@@ -54,7 +54,7 @@ class Noise:
     def train(
         self, job: SplitJob, *, key: Key, store: Store, progress: Progress = silent
     ) -> Pipeline:
-        noise = fixed_noise(job.feature_shape(key), self.sigma, key)
+        noise = fixed_noise(job.feature_shape(key), self.sigma, key).to(job.device)
         used = noise if self.sigma else None
         return _alone(train_split(job, noise=used, key=key, store=store, progress=progress), noise)
 
@@ -137,7 +137,8 @@ class Shredder:
         self, job: SplitJob, *, key: Key, store: Store, progress: Progress = silent
     ) -> Pipeline:
         parts = train_split(job, key=key, store=store, progress=progress)
-        start = fixed_noise(parts.feature_shape(job.records.shape), self.sigma, key)
+        shape = parts.feature_shape(job.records.shape)
+        start = fixed_noise(shape, self.sigma, key).to(job.device)
         if not self.sigma:
             return _alone(parts, start)
         holder = nn.ParameterDict({"noise": nn.Parameter(start)})

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from exhume.contract import ExhumeError
+from exhume.models.split.cut import device_of
 from exhume.models.split.parallel_bodies import Way, fastest, timed_ways
 from exhume.models.split.pipeline import Client, Pipeline
 
@@ -109,7 +110,8 @@ def multiply_adds(network: nn.Module, shape: tuple[int, ...]) -> float:
     """Multiply-adds of one record's way through a network, counted."""
     counter = FlopCounterMode(display=False)
     with counter, torch.no_grad():
-        network.eval()(torch.zeros(2, *shape))  # two: a batch norm in training mode takes no less
+        # two: a batch norm in training mode takes no less
+        network.eval()(torch.zeros(2, *shape, device=device_of(network)))
     return counter.get_total_flops() / 4
 
 

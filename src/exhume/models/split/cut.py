@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from exhume.contract import ExhumeError
 
-__all__ = ["Split", "cut", "layer_named", "points", "wider_tail"]
+__all__ = ["Split", "cut", "device_of", "layer_named", "points", "wider_tail"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,10 +199,17 @@ def wider_tail(split: Split, body: nn.Module, shape: tuple[int, ...], times: int
     return tail
 
 
+def device_of(module: nn.Module) -> torch.device:
+    """Where its weights are; the cpu if it has none."""
+    held = (*module.parameters(), *module.buffers())
+    return held[0].device if held else torch.device("cpu")
+
+
 @torch.no_grad()
 def _outline(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, ...]:
     modes = {part: part.training for part in module.modules()}  # they need not be the same
-    shape = tuple(module.eval()(torch.zeros(1, *input_shape)).shape[1:])
+    inputs = torch.zeros(1, *input_shape, device=device_of(module))
+    shape = tuple(module.eval()(inputs).shape[1:])
     for part, training in modes.items():
         part.training = training
     return shape

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from exhume.contract import ExhumeError, Key
 from exhume.models.split.channel import through
-from exhume.models.split.cut import cut
+from exhume.models.split.cut import cut, device_of
 
 __all__ = ["Client", "Pipeline", "undefended"]
 
@@ -85,5 +85,5 @@ def undefended(
     """A finished network as it is, cut at two points: one body, no noise, nothing secret but the head."""
     parts = cut(module, first, second)
     parts.whole.requires_grad_(False).eval()
-    noise = torch.zeros(parts.feature_shape(input_shape))
+    noise = torch.zeros(parts.feature_shape(input_shape), device=device_of(module))
     return Pipeline(Client(parts.head, noise, (0,), parts.tail), (parts.body,), first)
