@@ -321,6 +321,7 @@ class SplitSettings(Section):
     seen: int = setting(0, "Inputs sent before.", least=0)
     train: int = setting(0, "Records to train a defence on.", least=0)
     lpips: bool = setting(True, "Measure it too, on images in colour.")
+    device: SharedText = setting(None, "cpu or cuda; not given: the brief's.", shared="device")
     seed: SharedNumber = setting(None, _SEED, shared="seed")
     threads: SharedNumber = setting(None, _THREADS, shared="threads", least=0)
 

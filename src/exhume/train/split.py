@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -132,6 +133,7 @@ def train_split(
     dropped: str = FEATURES,
     random_head: bool = False,
     sigma: float = 0.0,
+    start: Split | None = None,
     key: Key,
     store: Store,
     progress: Progress = silent,
@@ -140,9 +142,13 @@ def train_split(
     """Cross-entropy of tail(body(head(x) + noise)), features or the body's answers dropped if asked.
 
     random_head: the head stays as it was drawn, except for batch-norm statistics.
-    sigma: of Gaussian noise on the features that is new at every step.
+    sigma: of Gaussian noise on the features that is new at every step. start: where training begins; it is
+    copied. None: weights drawn from the key.
     """
     parts = job.fresh(key)
+    if start is not None:
+        parts = copy.deepcopy(start)
+        parts.whole.requires_grad_(True)
     if random_head:
         parts.head.requires_grad_(False)
     added = torch.zeros(()) if noise is None else noise.to(job.device)

@@ -121,6 +121,8 @@ def test_a_container_is_cut_behind_its_last_layer(settings, records):
         ({"second": "0"}, "'0' does not come after '0'"),
         ({"weights": "nowhere.pt"}, "weights: there is no file"),
         ({"defend": "ensembler", "bodies": 2, "selected": 3}, "3 of 2 bodies"),
+        ({"device": "cuda:99"}, "device: 'cuda:99' cannot be used here"),
+        ({"device": "abacus"}, "device: 'abacus' cannot be used here: cpu and cuda are known"),
         ({"defend": "channel", "bits": 600.0, "numbers": 4}, "bits: 600.0 given, more than 0"),
     ],
 )

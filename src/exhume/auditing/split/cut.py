@@ -11,6 +11,7 @@ from scipy.stats import binom
 from exhume import data
 from exhume.auditing.judging import adjusted
 from exhume.auditing.split.attackers import HEAD_KNOWN, Attacker, attacker_named
+from exhume.choices import device_named, moved
 from exhume.contract import (
     Key,
     Knowledge,
@@ -31,6 +32,7 @@ from exhume.score.places import Places, line_up, places_for
 from exhume.score.recognised import Recognised, recognise
 from exhume.score.verdict import found_something, leak_of, silent
 from exhume.settings import SplitSettings
+from exhume.victims.checkpoint import secret_of
 from exhume.victims.split import release_features, server_knowledge
 
 __all__ = ["AttackedCut", "CutAudit", "joined", "slug", "untrained"]
@@ -120,10 +122,12 @@ class CutAudit:
         self, pipeline: Pipeline, where: str, names: Sequence[str], form: OwnForm | None = None
     ) -> AttackedCut:
         """Every attacker named. where: completes "what is sent …"; form: of the client's head, if known."""
-        parts, test = self.parts, self.parts.test
+        device = device_named(self.settings.device or "cpu")
+        pipeline, parts = pipeline.to(device), moved(self.parts, device)
+        test = parts.test
         requests = self.key.fold("requests", where)  # of fresh noise, where there is some
-        release, secret = release_features(pipeline, parts.target, requests.fold("targets"))
-        mean = parts.shadow.inputs.mean(0)
+        release, _ = release_features(pipeline, parts.target, requests.fold("targets"))
+        secret, mean = secret_of(self.parts.target), self.parts.shadow.inputs.mean(0)
 
         def score(found: Reconstruction) -> Recognised:
             return recognise(secret, found, mean, distance=self.distance)
@@ -180,7 +184,7 @@ class CutAudit:
             )
         except NotApplicable as why:
             return Findings(Section.inapplicable(spec, why, knowledge.known()))
-        found = prepared.run(release)
+        found = _here(prepared.run(release))
         if found.status.outcome is Outcome.NOT_APPLICABLE:
             return Findings(Section(spec, found.status, knowledge.known()))
         scored = score(found)
@@ -200,6 +204,13 @@ class CutAudit:
         return Findings(section, evidence=scored.evidence | {"rank": ranks})
 
 
+def _here(found: Reconstruction) -> Reconstruction:
+    """Scored where the records are read, wherever the attack ran."""
+    labels = None if found.labels is None else found.labels.cpu()
+    candidates, confidence = found.candidates.cpu(), found.confidence.cpu()
+    return replace(found, candidates=candidates, confidence=confidence, labels=labels)
+
+
 def slug(where: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in where).strip("-")
 
@@ -208,7 +219,7 @@ def untrained(pipeline: Pipeline, test: Records, accuracy: float, where: str) ->
     """Why silence says nothing: the network names records no better than the most frequent class does."""
     with torch.no_grad():
         outputs = pipeline(test.inputs[:1]).shape[1]
-    guess = float(torch.bincount(test.labels).max()) / len(test)
+    guess = float(torch.bincount(test.labels.cpu()).max()) / len(test)
     if outputs != len(test.classes) or guess == 1:
         return ""  # labels mean something else to it
     right = round(accuracy * len(test))

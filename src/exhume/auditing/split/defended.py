@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from exhume.auditing.split.reading import LoadedSplit
+from exhume.choices import device_named, moved
 from exhume.contract import ExhumeError, Key, Progress, Store
 from exhume.defences.split.channel import Channel
 from exhume.defences.split.dropout_ensemble import DropoutEnsemble
@@ -77,13 +78,12 @@ def defended(
     """Train both, by the same schedule on the same records."""
     network = OwnNetwork(settings.model, owned.shape)
     schedule = Schedule(settings.epochs, settings.batch, settings.rate)
-    job = SplitJob(
-        network, owned.first[0], owned.second, owned.parts.fixed, schedule, settings.augment
-    )
+    parts = moved(owned.parts, device_named(settings.device or "cpu"))
+    job = SplitJob(network, owned.first[0], owned.second, parts.fixed, schedule, settings.augment)
     defence = _defence(settings)
     plain = Noise().train(job, key=key, store=store, progress=_named("plain", progress))
     guarded = defence.train(job, key=key, store=store, progress=_named(settings.defend, progress))
-    test, one = owned.parts.test, owned.parts.test.inputs[:1]
+    test, one = parts.test, parts.test.inputs[:1]
     return Defended(
         guarded,
         plain,

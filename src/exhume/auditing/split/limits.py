@@ -76,7 +76,7 @@ def _named(pipeline: Pipeline, pool: Tensor, words: Tensor, count: int, key: Key
     if count == len(pool):
         which = torch.randint(count, (_REQUESTS,), generator=draw)
         sent = pipeline.released(pool[which], key.fold("noise"))
-        return likeliest(sent, words)[0] == which
+        return likeliest(sent, words)[0].cpu() == which
     lists = torch.stack(
         [torch.randperm(len(pool), generator=draw)[:count] for _ in range(_REQUESTS)]
     )

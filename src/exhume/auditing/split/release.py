@@ -42,7 +42,7 @@ from exhume.auditing.split.ladder import (
 from exhume.auditing.split.limits import audit_channel
 from exhume.auditing.split.reading import LoadedSplit, read_network, read_split
 from exhume.auditing.split.words import charts, facts, notes_on
-from exhume.choices import threads_for
+from exhume.choices import device_named, threads_for
 from exhume.contract import Key, Progress, Records, Store
 from exhume.data import Reading
 from exhume.models.lpips import perceptual
@@ -81,6 +81,7 @@ def read_split_release(brief: Brief, load: Load) -> SplitRelease | None:
     settings = brief.split
     if settings is None:
         return None
+    device_named(settings.device or "cpu")
     network = read_network(settings)
     if settings.defend:
         check_defence(settings)
@@ -217,7 +218,7 @@ class SplitRelease(AuditedRelease):
     def _limits(self, made: Defended, met: AttackedCut) -> Findings:
         """What a channel allows any attacker, beside the best namer of all inputs that are not trained on."""
         parts = self.owned.parts
-        pool = joined(joined(parts.target, parts.test), parts.public)
+        pool = joined(joined(parts.target, parts.test), parts.public).to(made.job.device)
         key = Key.from_seed(self.settings.seed).fold("channel")
         return audit_channel(made.pipeline, pool, list(met.found.values()), key)
 

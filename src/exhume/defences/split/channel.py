@@ -14,6 +14,7 @@ from exhume.bounds.channel import bits, sigma_for
 from exhume.contract import ExhumeError, Key, Progress, Store, silent
 from exhume.defences.split.single import quiet
 from exhume.models.split.channel import ENCODED, EXPANDED, ChannelNetwork
+from exhume.models.split.cut import Split
 from exhume.models.split.pipeline import Pipeline
 from exhume.train.split import SplitJob, train_split
 
@@ -67,7 +68,32 @@ class Channel:
     def train(
         self, job: SplitJob, *, key: Key, store: Store, progress: Progress = silent
     ) -> Pipeline:
+        return self._trained(job, None, key=key, store=store, progress=progress)
+
+    def fine_tune(
+        self,
+        job: SplitJob,
+        trained: Split,
+        *,
+        key: Key,
+        store: Store,
+        progress: Progress = silent,
+    ) -> Pipeline:
+        """Put a channel into a network that was trained without one, and train all of it further."""
+        if not self.sigma:
+            return self._trained(job, trained, key=key, store=store, progress=progress)
+        start = self.job(job).fresh(key)
+        start.head.get_submodule("head").load_state_dict(trained.head.state_dict())
+        start.body.get_submodule("body.rest").load_state_dict(trained.body.state_dict())
+        start.tail.get_submodule("tail").load_state_dict(trained.tail.state_dict())
+        return self._trained(job, start, key=key, store=store, progress=progress)
+
+    def _trained(
+        self, job: SplitJob, start: Split | None, *, key: Key, store: Store, progress: Progress
+    ) -> Pipeline:
         own = self.job(job)
-        parts = train_split(own, sigma=self.sigma, key=key, store=store, progress=progress)
+        parts = train_split(
+            own, sigma=self.sigma, start=start, key=key, store=store, progress=progress
+        )
         plain = quiet(parts, own)
         return replace(plain, client=replace(plain.client, sigma=self.sigma))

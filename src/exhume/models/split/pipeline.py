@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,13 @@ class Pipeline:
     def __call__(self, inputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
         features = self.client.send(inputs, generator)
         return self.client.finish([body(features) for body in self.bodies])
+
+    def to(self, device: torch.device) -> Pipeline:
+        """Both sides there; modules are moved, not copied."""
+        own = self.client
+        head, tail = own.head.to(device), own.tail.to(device)
+        client = replace(own, head=head, tail=tail, noise=own.noise.to(device))
+        return replace(self, client=client, bodies=tuple(b.to(device) for b in self.bodies))
 
     @torch.no_grad()
     def released(self, inputs: Tensor, key: Key | None = None) -> Tensor:

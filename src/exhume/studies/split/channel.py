@@ -1,88 +1,45 @@
-"""A channel of few bits between client and server: what it costs, and what the strongest attackers still get.
-
-One network of a thin client and a wide server is trained without a channel and with channels of several
-sizes, all for the same number of epochs. At the cut in use each channel is met with an attacker without the
-head (a lookalike of the client's own form, trained around the server's body), with one who knows the head,
-and with the best namer there is, beside the bound for all attackers. Other cuts show accuracy against bits.
-"""
+"""A channel of few bits between client and server: what it costs, and what attackers still get."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from exhume import data
-from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
-from exhume.attacks.split.namer import likeliest
 from exhume.bounds.alarm import Certificate, certify
 from exhume.bounds.channel import naming
-from exhume.contract import Attack, Key
-from exhume.data import Sizes, Split
-from exhume.defences.split.channel import Channel
-from exhume.defences.split.single import Noise
-from exhume.models.drawing import he_normal
-from exhume.models.split.cost import multiply_adds
-from exhume.models.split.cut import cut
-from exhume.models.split.inverter import Decoder, OwnForm
-from exhume.models.split.network import Network
-from exhume.models.split.pipeline import Pipeline
+from exhume.contract import Key
+from exhume.data import Sizes
 from exhume.models.split.thin import ThinClient
-from exhume.score.features import InputScores, score_inputs
-from exhume.score.structure import ssim
-from exhume.studies.arms import mounted
+from exhume.score.features import InputScores
 from exhume.studies.claims import Comparison, line, more, spread
 from exhume.studies.framework import Chart, Claims, Outcome, Run, Scale, Study
+from exhume.studies.split.channel_arms import (
+    NAMED,
+    SHOWN,
+    Effort,
+    Setting,
+    arms,
+    class_mean,
+    make,
+    start,
+)
 from exhume.studies.split.game import Row
 from exhume.studies.split.pictures import pictured
 from exhume.train.single import Schedule
-from exhume.train.split import SplitJob
-from exhume.victims.split import release_features, server_knowledge
 
 __all__ = ["STUDY"]
 
-_SHOWN = 16
-_SHIFT = 2  # pixels that training images are moved by at most: few epochs learn more with less
-_SECOND = "pool"  # last layer of the body
 _ENDS = {24: 0.06, 12: 0.12}  # accuracy that so many bits may cost
-_NAMED = {"lookalike": "lookalike", "true_head": "head known"}
 
 
-@dataclass(frozen=True)
-class _Effort:
-    """Of the attackers: shadows, epochs, and the size of decoders."""
-
-    channels: int
-    schedule: Schedule
-    starts: int
-    match: float = 10.0
-
-
-@dataclass(frozen=True)
-class _Setting:
-    sizes: Sizes  # fixed: the client's; shadow: the attacker's; public: what the client sent before
-    network: ThinClient
-    training: Schedule
-    effort: _Effort
-    bits: tuple[int, ...]  # at the cut in use, the first one
-    cuts: tuple[str, ...]
-    others: tuple[int, ...]  # bits at the other cuts
-    numbers: int  # k
-    named: tuple[int, ...]  # K
-    requests: int  # whose input is to be named
-    source: str = "cifar10"
-
-
-_SCALES: dict[Scale, _Setting] = {
-    "smoke": _Setting(
+_SCALES: dict[Scale, Setting] = {
+    "smoke": Setting(
         Sizes(120, 12, 60, 30, 40),
         ThinClient(channels=(4, 4, 8), wide=16),
         Schedule(1, 40, 0.05),
-        _Effort(4, Schedule(1, 30, 3e-3, "adam", 0.0), 2),
+        Schedule(1, 40, 0.05),
+        Effort(4, Schedule(1, 30, 3e-3, "adam", 0.0), 2),
         bits=(4, 24),
         cuts=("conv3", "conv2"),
         others=(24,),
@@ -90,11 +47,12 @@ _SCALES: dict[Scale, _Setting] = {
         named=(20, 50),
         requests=60,
     ),
-    "cpu": _Setting(
+    "cpu": Setting(
         Sizes(45_000, 200, 5_000, 1_000, 5_000),
         ThinClient(),
-        Schedule(6, 100, 0.1),
-        _Effort(32, Schedule(6, 50, 3e-3, "adam", 0.0), 2),
+        Schedule(4, 100, 0.1),
+        Schedule(2, 100, 0.1),
+        Effort(32, Schedule(6, 50, 3e-3, "adam", 0.0), 2),
         bits=(4, 8, 12, 24),
         cuts=("conv3", "conv2", "conv1"),
         others=(12, 24),
@@ -102,11 +60,12 @@ _SCALES: dict[Scale, _Setting] = {
         named=(3_000, 50_000),
         requests=4_000,
     ),
-    "paper": _Setting(
+    "paper": Setting(
         Sizes(40_000, 1_000, 9_000, 2_000, 8_000),
         ThinClient(channels=(32, 64, 128), wide=272),
-        Schedule(100, 128, 0.1),
-        _Effort(64, Schedule(30, 128, 3e-3, "adam", 0.0), 3),
+        Schedule(60, 128, 0.1),
+        Schedule(40, 128, 0.1),
+        Effort(64, Schedule(30, 128, 3e-3, "adam", 0.0), 3),
         bits=(4, 8, 12, 24),
         cuts=("conv3", "conv2", "conv1"),
         others=(4, 8, 12, 24),
@@ -117,148 +76,15 @@ _SCALES: dict[Scale, _Setting] = {
 }
 
 
-@dataclass(frozen=True)
-class _Arm:
-    """One network: cut where, with how many bits (0: no channel), and whether it is attacked."""
-
-    cut: str
-    bits: int = 0
-    alone: bool = False  # the client's layers and a dense one, nothing on a server
-    attacked: bool = False
-
-
-@dataclass(frozen=True)
-class _Alone:
-    """What a client could compute by itself: its layers, and one dense layer for the classes."""
-
-    network: ThinClient
-    first: str
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        return self.network.input_shape
-
-    def module(self, key: Key) -> nn.Sequential:
-        parts = cut(self.network.module(key), self.first, _SECOND)
-        size = torch.Size(parts.feature_shape(self.input_shape)).numel()
-        dense = he_normal(lambda: nn.Linear(size, self.network.outputs), key.fold("alone"))
-        chain: OrderedDict[str, nn.Module] = OrderedDict(head=parts.head, flat=nn.Flatten())
-        chain["fc"] = dense
-        return nn.Sequential(chain)
-
-
-def _arms(setting: _Setting) -> dict[str, _Arm]:
-    """By name."""
-    own, most_first = setting.cuts[0], sorted(setting.bits, reverse=True)
-    arms = {"free": _Arm(own)}
-    arms |= {f"bits{bits}": _Arm(own, bits, attacked=True) for bits in most_first}
-    for place in setting.cuts[1:]:
-        arms |= {f"{place}.bits{bits}": _Arm(place, bits) for bits in setting.others}
-    return arms | {"alone": _Arm(own, alone=True)}
-
-
-@lru_cache(maxsize=1)  # one in each process
-def _parts(run: Run[_Setting]) -> Split:
-    setting = run.setting
-    return data.split(run.records(setting.source), setting.sizes, run.key.fold("split"))
-
-
-def _make(run: Run[_Setting], arm: _Arm) -> dict[str, Tensor]:
-    """Train one network, count its work, and meet it with its attackers."""
-    setting, parts = run.setting, _parts(run)
-    key = run.key.fold("split-channel", arm.cut)
-    network: Network = _Alone(setting.network, arm.cut) if arm.alone else setting.network
-    first, second = ("head", "flat") if arm.alone else (arm.cut, _SECOND)
-    job = SplitJob(network, first, second, parts.fixed, setting.training, shift=_SHIFT)
-    defence = Channel.of_bits(float(arm.bits), setting.numbers) if arm.bits else Noise()
-    pipeline = defence.train(job, **run.working(key))
-    test = parts.test
-    accuracy = pipeline.accuracy(test.inputs, test.labels, key.fold("test"))
-    found = {"accuracy": torch.tensor(accuracy), **_work(pipeline, job.records.shape)}
-    if arm.attacked:
-        assert isinstance(defence, Channel)
-        found["sigma"] = torch.tensor(defence.sigma, dtype=torch.float64)
-        found |= _named(run, pipeline, key.fold("named", arm.bits))
-        found |= _seen(run, pipeline, defence.job(job), key.fold("attack", arm.bits))
-    return found
-
-
-def _work(pipeline: Pipeline, shape: tuple[int, ...]) -> dict[str, Tensor]:
-    """Multiply-adds of the client (head and tail) and of the server, and bytes that one input sends."""
-    sent = pipeline.released(torch.zeros(1, *shape))
-    answer = pipeline.bodies[0](sent)
-    client = multiply_adds(pipeline.client.head, shape)
-    client += multiply_adds(pipeline.client.tail, tuple(answer.shape[1:]))
-    server = multiply_adds(pipeline.bodies[0], tuple(sent.shape[1:]))
-    numbers = {"client": client, "server": server, "bytes_up": float(sent.nbytes)}
-    return {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
-
-
-def _named(run: Run[_Setting], pipeline: Pipeline, key: Key) -> dict[str, Tensor]:
-    """How many inputs of so many the best namer names, each sent with noise of its own."""
-    records, found = run.records(run.setting.source), {}
-    order = torch.randperm(len(records), generator=key.fold("order").generator())
-    plain = replace(pipeline, client=replace(pipeline.client, sigma=0.0))
-    words = plain.released(records.inputs[order[: max(run.setting.named)]])
-    for count in run.setting.named:
-        own = key.fold("requests", count)
-        which = torch.randint(count, (run.setting.requests,), generator=own.generator())
-        sent = pipeline.released(records.inputs[order[which]], own.fold("noise"))
-        right = likeliest(sent, words[:count])[0] == which
-        found[f"named.k{count}"] = right.sum()
-    return found
-
-
-def _seen(run: Run[_Setting], pipeline: Pipeline, job: SplitJob, key: Key) -> dict[str, Tensor]:
-    """Images of two attackers: SSIM of each, and the first few."""
-    parts, effort = _parts(run), run.setting.effort
-    form = OwnForm(job.network, job.first, job.second)
-    decoder, schedule = Decoder(effort.channels), effort.schedule
-    attacks: dict[str, Attack] = {
-        "lookalike": ShadowInversion(
-            (0,), form, decoder, schedule, schedule, effort.match, effort.starts
-        ),
-        "true_head": TrueHeadInversion(decoder, schedule),
-    }
-    release, secret = release_features(pipeline, parts.target, key.fold("release"))
-    found = {}
-    for name, attack in attacks.items():
-        knowledge = server_knowledge(
-            pipeline,
-            parts.shadow,
-            earlier=parts.public,
-            with_head=name == "true_head",
-            key=key.fold("earlier"),
-        )
-        scores = score_inputs(secret, mounted(attack, knowledge, release, key, run), None)
-        found[f"{name}.ssim"] = scores.each["ssim"]
-        found[f"{name}.mse"] = scores.each["mse"]
-        found[f"{name}.images"] = scores.reconstructions[:_SHOWN].contiguous()
-    return found
-
-
-def _class_mean(run: Run[_Setting]) -> InputScores:
-    """The null: the mean of the attacker's own records of the right class, which nobody has told it."""
-    parts = _parts(run)
-    held, target = parts.shadow, parts.target
-    means = torch.stack(
-        [held.inputs[held.labels == label].mean(0) for label in range(len(held.classes))]
-    )
-    drawn = means[target.labels].nan_to_num(0.5)  # a class of which it holds nothing
-    each = {
-        "ssim": ssim(drawn, target.inputs),
-        "mse": (drawn - target.inputs).square().flatten(1).mean(1),
-    }
-    return InputScores(each, target.inputs, drawn)
-
-
-def _run(run: Run[_Setting]) -> Outcome:
+def _run(run: Run[Setting]) -> Outcome:
     setting, key = run.setting, run.key.fold("split-channel study")
-    made = run.tensors("training and attacking", _make, _arms(setting))
-    null = _class_mean(run)
-    metrics = _metrics(setting, made) | spread("class_mean.ssim", null.each["ssim"], key)
+    base = run.tensors("training the network", start, {"base": ""})["base"]
+    made = run.tensors("channels and attackers", make, arms(setting))
+    null = class_mean(run)
+    metrics = {"base.accuracy": float(base["accuracy"])} | _metrics(setting, made)
+    metrics |= spread("class_mean.ssim", null.each["ssim"], key)
     for bits in setting.bits:
-        for who in _NAMED:
+        for who in NAMED:
             name = f"bits{bits}.{who}.ssim"
             metrics |= spread(name, made[f"bits{bits}"][f"{who}.ssim"], key)
     pictures, labels = pictured({"Pictures": _rows(setting, made, null)})
@@ -272,7 +98,7 @@ def _run(run: Run[_Setting]) -> Outcome:
     )
 
 
-def _metrics(setting: _Setting, made: Mapping[str, Mapping[str, Tensor]]) -> dict[str, float]:
+def _metrics(setting: Setting, made: Mapping[str, Mapping[str, Tensor]]) -> dict[str, float]:
     metrics = {}
     for name, found in made.items():
         client, server = float(found["client"]), float(found["server"])
@@ -289,7 +115,7 @@ def _metrics(setting: _Setting, made: Mapping[str, Mapping[str, Tensor]]) -> dic
 
 
 def _certificates(
-    setting: _Setting, made: Mapping[str, Mapping[str, Tensor]]
+    setting: Setting, made: Mapping[str, Mapping[str, Tensor]]
 ) -> dict[tuple[int, int], Certificate]:
     """Of every number of bits and of inputs: the best namer beside the bound."""
     games = [(bits, count) for bits in setting.bits for count in setting.named]
@@ -307,7 +133,7 @@ def _certificates(
 
 
 def _claims(
-    setting: _Setting,
+    setting: Setting,
     metrics: Mapping[str, float],
     made: Mapping[str, Mapping[str, Tensor]],
     null: InputScores,
@@ -370,29 +196,29 @@ def _claims(
 
 
 def _rows(
-    setting: _Setting, made: Mapping[str, Mapping[str, Tensor]], null: InputScores
+    setting: Setting, made: Mapping[str, Mapping[str, Tensor]], null: InputScores
 ) -> dict[str, Row]:
     rows = {"mean of the class": Row(null)}
     for bits in setting.bits:
-        for who, label in _NAMED.items():
+        for who, label in NAMED.items():
             found = made[f"bits{bits}"]
             each = {"ssim": found[f"{who}.ssim"], "mse": found[f"{who}.mse"]}
-            scores = InputScores(each, null.targets[:_SHOWN], found[f"{who}.images"])
+            scores = InputScores(each, null.targets[:SHOWN], found[f"{who}.images"])
             rows[f"{bits} bits, {label}"] = Row(scores)
     return rows
 
 
-def _charts(setting: _Setting, metrics: Mapping[str, float]) -> list[Chart]:
-    def arms(place: str, all_bits: tuple[int, ...]) -> dict[float, str]:
+def _charts(setting: Setting, metrics: Mapping[str, float]) -> list[Chart]:
+    def named(place: str, all_bits: tuple[int, ...]) -> dict[float, str]:
         prefix = "" if place == setting.cuts[0] else f"{place}."
         return {float(bits): f"{prefix}bits{bits}" for bits in all_bits}
 
     frontier = {}
     for place in setting.cuts:
-        own = arms(place, setting.bits if place == setting.cuts[0] else setting.others)
+        own = named(place, setting.bits if place == setting.cuts[0] else setting.others)
         share = metrics[f"{next(iter(own.values()))}.share"]
         frontier[f"after {place} (client {share:.1%})"] = line(own, "accuracy", metrics)
-    main = arms(setting.cuts[0], setting.bits)
+    main = named(setting.cuts[0], setting.bits)
     for name in ("free", "alone"):
         label = {"free": "without a channel", "alone": "client alone"}[name]
         frontier[label] = line(dict.fromkeys(main, name), "accuracy", metrics)
@@ -400,7 +226,7 @@ def _charts(setting: _Setting, metrics: Mapping[str, float]) -> list[Chart]:
     for count in setting.named:
         naming_lines[f"best namer, 1 of {count:,}"] = line(main, f"named.k{count}", metrics)
         naming_lines[f"bound, 1 of {count:,}"] = line(main, f"bound.k{count}", metrics)
-    looks = {label: line(main, f"{who}.ssim", metrics) for who, label in _NAMED.items()}
+    looks = {label: line(main, f"{who}.ssim", metrics) for who, label in NAMED.items()}
     looks["mean of the class"] = line(dict.fromkeys(main, "class_mean"), "ssim", metrics)
     return [
         Chart("What a channel costs", "bits a request, at most", "accuracy", frontier),
@@ -409,12 +235,13 @@ def _charts(setting: _Setting, metrics: Mapping[str, float]) -> list[Chart]:
     ]
 
 
-def _deviations(setting: _Setting) -> list[str]:
+def _deviations(setting: Setting) -> list[str]:
     sizes = setting.sizes
     return [
-        f"{sizes.fixed:,} images of CIFAR-10 train every network for {setting.training.epochs} epochs, moved "
-        f"and mirrored; the attacker holds {sizes.shadow:,} others, has seen what {sizes.public:,} sent, and "
-        f"attacks {sizes.target:,}. One training for each row.",
+        f"{sizes.fixed:,} images of CIFAR-10, moved and mirrored, train one network for "
+        f"{setting.training.epochs} epochs, from which every row goes on for {setting.tuning.epochs}, with "
+        f"its channel or without one; the attacker holds {sizes.shadow:,} others, has seen what "
+        f"{sizes.public:,} sent, and attacks {sizes.target:,}. One training for each row.",
         f"k = {setting.numbers}: at the same number of bits, fewer numbers have less noise each.",
         "The server's part sees k numbers only. Its multiply-adds are real and counted, but what it can add "
         "behind so few bits is little: compare with the client's own layers and one dense layer (alone).",
