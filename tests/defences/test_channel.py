@@ -29,7 +29,7 @@ from exhume.models.split.parts import load_client, load_pipeline, save_pipeline
 from exhume.models.split.resnet import ResNet18
 from exhume.store import NullStore
 from exhume.train.single import Schedule
-from exhume.train.split import SplitJob
+from exhume.train.split import SplitJob, train_split
 
 FACTORY = f"{__file__}:small"
 CHANNEL = Channel(0.25, 6)
@@ -166,6 +166,29 @@ def test_the_noise_of_training_changes_what_is_trained(job, key, trained):
     other = replace(CHANNEL, sigma=0.5).train(job, key=key, store=NullStore())
     x = job.records.inputs[:5]
     assert not torch.equal(trained.client.head(x), other.client.head(x))
+
+
+def test_a_channel_is_put_into_a_trained_network(job, key):
+    """Without a step it has the network's own weights on both sides; training then changes them."""
+    trained = train_split(job, key=key, store=NullStore())
+    none = replace(job, schedule=Schedule(0, 30, 0.05))
+    made = CHANNEL.fine_tune(none, trained, key=key, store=NullStore())
+    whole = trained.whole.state_dict()
+    for part, prefix, own in (
+        (made.client.head, "head.", "head."),
+        (made.bodies[0], "body.rest.", "body."),
+        (made.client.tail, "tail.", "tail."),
+    ):
+        kept = part.state_dict()
+        assert all(
+            torch.equal(kept[n], whole[own + n.removeprefix(prefix)]) for n in kept if prefix in n
+        )
+    tuned = CHANNEL.fine_tune(job, trained, key=key, store=NullStore())
+    x = job.records.inputs[:5]
+    assert not torch.equal(tuned.client.head(x), made.client.head(x))
+    assert tuned.client.sigma == 0.25
+    plain = Channel().fine_tune(none, trained, key=key, store=NullStore())
+    assert torch.equal(plain(x), trained(x))
 
 
 def test_a_killed_training_ends_with_the_same_bits(job, key, trained, dying_store):

@@ -135,6 +135,8 @@ def test_networks_and_images(job, key):
     whole = Small().module(key).to("meta")
     pipeline = undefended(whole, "one", "pool", (1, 8, 8))
     assert pipeline(job.records.inputs).device.type == "meta"
+    there = undefended(Small().module(key), "one", "pool", (1, 8, 8)).to(torch.device("meta"))
+    assert there(job.records.inputs).device.type == "meta"
     assert multiply_adds(whole, (1, 8, 8)) == multiply_adds(Small().module(key), (1, 8, 8)) > 0
     moved = augmented_images(job.records.inputs, key.generator())
     assert (moved.device.type, moved.shape) == ("meta", (20, 1, 8, 8))
