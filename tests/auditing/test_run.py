@@ -424,10 +424,12 @@ def test_a_fix_of_a_split_network_is_trained_and_attacked(tmp_path, monkeypatch)
     folder = RunFolder.create(tmp_path / "run")
     assert fix(brief, [released], {released.name: safe}, folder, silent) == []
     rows = {row.id: row for row in fix(brief, [released], {released.name: leaks}, folder, silent)}
-    assert set(rows) == {"split-ensembler", "split-single"}
+    assert set(rows) == {"split-channel"}
     assert {row.release for row in rows.values()} == {released.name}
-    assert rows["split-ensembler"].words == "the Ensembler: 4 bodies, of which 2 count"
-    tried = rows["split-single"]
+    tried = rows["split-channel"]
+    assert tried.words == "a channel of at most 8 bits a request"
+    assert tried.guarantee == "8 bits a request on average, for any attacker"
+    assert "times the client's, and 64 bytes up" in tried.outcome
     assert (tried.tried, tried.leak.trials) == (True, 20)
     assert 0 <= tried.kept <= 1
     assert 0 <= tried.before <= 1

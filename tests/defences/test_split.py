@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from exhume.contract import ExhumeError, Key, Records
+from exhume.defences.split.channel import Channel
 from exhume.defences.split.dropout_ensemble import DropoutEnsemble
 from exhume.defences.split.ensembler import Ensembler, likeness
 from exhume.defences.split.single import Dropout, Noise, RandomHead, Shredder
@@ -40,6 +41,7 @@ DEFENCES = {
         DropoutEnsemble(3, 0.3, "answers"),
     ),
     "ensembler": (None, Ensembler(3, 2)),
+    "channel": (Channel(), Channel(0.2, 6)),
 }
 
 
@@ -92,8 +94,9 @@ def train(defence, job, key):
 def test_it_trains_a_pipeline_that_works(row, job, key):
     pipeline = train(row[1], job, key)
     fresh = pictures(60, key.fold("test"))
-    assert pipeline.accuracy(fresh.inputs, fresh.labels) > 0.6
-    assert pipeline.released(fresh.inputs).shape == (60, 4, 8, 8)
+    assert pipeline.accuracy(fresh.inputs, fresh.labels, key) > 0.6
+    sent = (6,) if isinstance(row[1], Channel) else (4, 8, 8)
+    assert pipeline.released(fresh.inputs).shape == (60, *sent)
     parts = (pipeline.client.head, pipeline.client.tail, *pipeline.bodies)
     assert not any(part.training for part in parts)
     assert not any(p.requires_grad for part in parts for p in part.parameters())
@@ -107,8 +110,10 @@ def test_the_same_key_the_same_bits_and_the_global_generator_alone(row, job, key
     x = job.records.inputs[:5]
     one, two = (train(row[1], quick, key) for _ in range(2))
     assert torch.equal(torch.rand(1), untouched)
-    assert torch.equal(one(x), two(x))
-    assert not torch.equal(one(x), train(row[1], quick, key.fold("other"))(x))
+    first, second = (made(x, key.generator()) for made in (one, two))
+    assert torch.equal(first, second)
+    third = train(row[1], quick, key.fold("other"))
+    assert not torch.equal(first, third(x, key.generator()))
 
 
 def test_strength_zero_is_plain_training(row, job, key):
@@ -257,6 +262,8 @@ def test_what_is_dropped_changes_the_training(job, key):
         (lambda: Dropout(0.5, "pixels"), "dropped: 'pixels' is not one of features, answers"),
         (lambda: DropoutEnsemble(0), "bodies must be at least 1"),
         (lambda: DropoutEnsemble(2, 1.0), r"rate: must lie in \[0, 1\), got 1.0"),
+        (lambda: Channel(-1.0), "sigma: must be finite and at least 0, got -1.0"),
+        (lambda: Channel(1.0, 0), "numbers: must be at least 1, got 0"),
     ],
 )
 def test_illegal_settings(make, said):

@@ -51,6 +51,7 @@ from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
 from exhume.attacks.split.layer_fit import Pass
 from exhume.attacks.split.likelihood import Likelihood
 from exhume.attacks.split.lookalike import Lookalike
+from exhume.attacks.split.namer import BayesNamer
 from exhume.attacks.split.queried import QueriedInversion
 from exhume.attacks.split.translation import ShadowTranslation
 from exhume.contract import (
@@ -65,6 +66,7 @@ from exhume.contract import (
 )
 from exhume.data import Sizes
 from exhume.data.synthetic import synthetic_pairs
+from exhume.defences.split.channel import Channel
 from exhume.defences.split.single import Noise
 from exhume.models.cnn import CNN
 from exhume.models.drawing import he_normal
@@ -199,6 +201,24 @@ def split_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     release, secret = release_features(pipeline, parts.target)
     known = server_knowledge(pipeline, parts.shadow, earlier=parts.public, with_head=True)
     return known, release, secret
+
+
+def channel_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """The same digits behind a channel of many bits; the inputs that come into question are known."""
+    whole = data.load("digits")
+    small = Records(nn.functional.avg_pool2d(whole.inputs, 2), whole.labels, whole.classes)
+    parts = data.split(small, Sizes(150, 20, 200, 200, 0), key)
+    job = SplitJob(Chain(), "0", "1", parts.fixed, SplitSchedule(4, 32, 0.05), augment=False)
+    pipeline = Channel.of_bits(40.0, 8).train(job, key=key, store=NullStore())
+    release, secret = release_features(pipeline, parts.target, key.fold("sent"))
+    known = server_knowledge(
+        pipeline, parts.shadow, earlier=parts.public, with_head=True, key=key.fold("before")
+    )
+    both = (torch.cat([getattr(p, n) for p in (parts.target, parts.public)]) for n in ROWS)
+    return replace(known, candidates=Records(*both, whole.classes)), release, secret
+
+
+ROWS = ("inputs", "labels")
 
 
 def asking_game(key: Key) -> tuple[Knowledge, Release, Secret]:
@@ -440,6 +460,13 @@ CASES = {
     "split, learned selector": Case(replace(SHADOWED, reads="learned"), split_game, None),
     "split, true head": Case(
         TrueHeadInversion(Decoder(16), SplitSchedule(8, 32, 3e-3, "adam", 0.0)), split_game, 0.3
+    ),
+    "split, namer": Case(BayesNamer(), channel_game, 0.05),
+    "split, true head of a channel": Case(
+        TrueHeadInversion(Decoder(16), SplitSchedule(8, 32, 3e-3, "adam", 0.0)), channel_game, 0.9
+    ),
+    "split, several shadows of a channel": Case(
+        replace(SHADOWED, starts=2, match=1.0), channel_game, None
     ),
     "split, queried": Case(QueriedInversion(Decoder(16), steps=60, rate=1e-2), asking_game, 0.3),
     "split, subsets": Case(SubsetSearch(1, 2, SHADOWED), split_game, None),

@@ -12,7 +12,6 @@ from math import prod
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from exhume.attacks.gradient.text.attack import TextAttack
 from exhume.attacks.gradient.text.pooling import pooling_of
@@ -20,6 +19,7 @@ from exhume.contract import Architecture, Key, Recipe, Records, Store
 from exhume.models.own.architecture import fully_connected
 from exhume.models.own.language import LanguageModel
 from exhume.models.own.text import TextModel
+from exhume.models.split.cost import multiply_adds
 from exhume.store import address, cached, digest
 from exhume.train.recipe import FullBatch, MiniBatch
 
@@ -44,12 +44,12 @@ def forward_operations(architecture: Architecture) -> float:
     mlp = fully_connected(architecture)
     if mlp is not None:
         return 2.0 * sum(prod(s) for s in mlp.layout.shapes if len(s) > 1)
-    return _counted(architecture.build(), architecture.input_shape)
+    return 2 * multiply_adds(architecture.build(), architecture.input_shape)
 
 
 def network_seconds(network: nn.Module, shape: tuple[int, ...], threads: int) -> float:
     """Of one record's way through any network."""
-    return seconds_of(_counted(network, shape), threads)
+    return seconds_of(2 * multiply_adds(network, shape), threads)
 
 
 def seconds_of(operations: float, threads: int = 1) -> float:
@@ -72,13 +72,6 @@ def text_seconds(net: TextModel, batch: int) -> float:
     options = min(usual.options, batch * net.length)
     sentences = batch * _SWEEPS * usual.starts * options * net.length + usual.largest
     return 2.0 + seconds_of(sentences * forward_operations(net)) + _EACH * sentences
-
-
-def _counted(network: nn.Module, shape: tuple[int, ...]) -> float:
-    counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad():
-        network.eval()(torch.zeros(2, *shape))  # two: a batch norm in training mode takes no less
-    return counter.get_total_flops() / 2
 
 
 def seconds_per_model(

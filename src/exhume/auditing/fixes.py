@@ -27,6 +27,7 @@ class Tried:
     kept: float | None  # accuracy of the model, or how much of an update stays
     before: float | None
     by: str = ""  # the attacker that brought most back, where there are several
+    cost: str = ""  # in words, besides what is kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +94,8 @@ def _outcome(fix: Fix, tried: Tried) -> str:
         words += f" by the strongest attacker ({tried.by})" if tried.by else ""
     if tried.kept is None or tried.before is None:
         return words
-    return f"{words}, {fix.measure} {100 * tried.before:.1f} → {100 * tried.kept:.1f}"
+    cost = f"; {tried.cost}" if tried.cost else ""
+    return f"{words}, {fix.measure} {100 * tried.before:.1f} → {100 * tried.kept:.1f}{cost}"
 
 
 def fix_charts(rows: Sequence[FixRow], before: Mapping[str, Rate | None]) -> list[Chart]:

@@ -32,6 +32,7 @@ class Certificate:
     low: float  # 95% interval of the success
     high: float
     surely: float  # what the success exceeds, but for the alarm's level
+    of: str = "the private training"  # what states the bound
 
     @property
     def rate(self) -> float:
@@ -55,7 +56,7 @@ class Certificate:
             return (
                 f"ALARM: success {measured} is certainly above {self.surely:.1%}, but the stated privacy "
                 f"allows no attack more than {self.bound:.1%}: the accounting or the implementation of "
-                "the private training is wrong."
+                f"{self.of} is wrong."
             )
         return (
             f"Success {measured}, 95% interval {self.low:.1%} to {self.high:.1%}; guessing reaches "
@@ -64,13 +65,19 @@ class Certificate:
 
 
 def certify(
-    successes: int, trials: int, *, kappa: float, bound: float, comparisons: int = 1
+    successes: int,
+    trials: int,
+    *,
+    kappa: float,
+    bound: float,
+    comparisons: int = 1,
+    of: str = "the private training",
 ) -> Certificate:
-    """comparisons: how many certificates are looked at together."""
+    """comparisons: how many certificates are looked at together; of: what states the bound."""
     if not 0 <= successes <= trials or trials < 1:
         raise ExhumeError(f"successes: {successes} of {trials} trials given")
     if comparisons < 1:
         raise ExhumeError(f"comparisons: {comparisons} given, at least 1 needed")
     surely = clopper_pearson(successes, trials, 1 - 2 * ALARM_LEVEL / comparisons)[0]
     low, high = clopper_pearson(successes, trials)
-    return Certificate(successes, trials, kappa, bound, low, high, surely)
+    return Certificate(successes, trials, kappa, bound, low, high, surely, of)

@@ -16,7 +16,7 @@ from exhume.settings import Setting, settings_of, types_of
 
 __all__ = ["options_of", "run_options", "values_of"]
 
-_HERE = ("seed", "threads")  # of a section; a command has them once, for all releases
+_HERE = ("seed", "threads", "device")  # of a section; a command has them once, for all releases
 
 
 def options_of(kind: type[Any], only: Iterable[str] = ()) -> list[Parameter]:

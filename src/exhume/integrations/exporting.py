@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from exhume.contract import ExhumeError
-from exhume.models.split.blueprint import Blueprint, OwnNetwork
+from exhume.models.split.blueprint import Blueprint, OwnNetwork, plain_network
 from exhume.models.split.parts import (
     KeptBody,
     load_bodies,
@@ -49,7 +49,8 @@ def export_parts(
             raise ExhumeError(f"{folder}: holds files already; choose a new or empty folder")
     if server is not None:
         save_server(pipeline, blueprint, server)
-        factory = blueprint.network.factory if isinstance(blueprint.network, OwnNetwork) else ""
+        network = plain_network(blueprint.network)
+        factory = network.factory if isinstance(network, OwnNetwork) else ""
         for body in load_bodies(server, factory=factory):
             text = json.dumps(_settings(body, factory), indent=2, sort_keys=True)
             path = server / f"body{body.index}" / "model-settings.json"
@@ -81,6 +82,6 @@ def _factory(manifest: Path) -> str:
     """The owner's factory, which the owner's own run folder may name."""
     try:
         named = json.loads(manifest.read_text(encoding="utf-8"))["network"]
-        return str(named.get("factory", ""))
+        return str(named.get("network", named).get("factory", ""))  # behind a channel: within it
     except (OSError, ValueError, KeyError, AttributeError):
         return ""  # what is wrong with the folder is said where it is read

@@ -132,11 +132,14 @@ class Brief:
             "threads": settings.machine.threads,
             "data": settings.data.source,
             "model": network if ":" in network else "",
+            "device": settings.machine.device,
         }
         device = settings.machine.device
-        if self.releases() and device != "cpu":
-            named = ", ".join(f"[{name}]" for name in self.releases())
-            raise ExhumeError(f"device: {device!r} is for [victim] alone so far, not for {named}")
+        others = [f"[{name}]" for name in self.releases() if name != "split"]
+        if others and device != "cpu":
+            raise ExhumeError(
+                f"device: {device!r} is for [victim] and [split] alone so far, not for {', '.join(others)}"
+            )
         if self.split is not None and self.split.model is None and not shared["model"]:
             raise ExhumeError('split: no network is named; write model = "net.py:make" in [split]')
         sections: dict[str, Any] = {

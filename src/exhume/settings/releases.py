@@ -17,7 +17,15 @@ from exhume.settings.schema import Section, SharedNumber, SharedText, setting
 
 __all__ = ["DEFENCES", "CheckpointSettings", "FittedSettings", "SplitSettings", "UpdateSettings"]
 
-DEFENCES = ("ensembler", "single", "shredder", "dropout", "dropout-ensemble", "random-head")
+DEFENCES = (
+    "channel",
+    "ensembler",
+    "single",
+    "shredder",
+    "dropout",
+    "dropout-ensemble",
+    "random-head",
+)
 
 _SEED = "Everything random derives from it; not given: the brief's."
 _THREADS = "Processor threads; not given: the brief's."
@@ -319,6 +327,10 @@ class SplitSettings(Section):
     bodies: int = setting(4, "N of an ensemble.", least=1)
     selected: int = setting(2, "P of the Ensembler.", least=1)
     sigma: float = setting(0.1, "Of the noise on the features.", least=0)
+    bits: float = setting(
+        8.0, "That a channel lets through for each request, at most, on average.", above=0
+    )
+    numbers: int = setting(16, "That a channel sends for each request.", least=1)
     epochs: int = setting(10, "Of training the defence, and a plain network beside it.", least=1)
     rate: float = setting(0.1, "Its learning rate.", above=0, noun="a rate")
     batch: int = setting(128, "Its batch, and the attackers'.", least=1)
@@ -330,6 +342,7 @@ class SplitSettings(Section):
     seen: int = setting(0, "Inputs sent before.", least=0)
     train: int = setting(0, "Records to train a defence on.", least=0)
     lpips: bool = setting(True, "Measure it too, on images in colour.")
+    device: SharedText = setting(None, "cpu or cuda; not given: the brief's.", shared="device")
     seed: SharedNumber = setting(None, _SEED, shared="seed")
     threads: SharedNumber = setting(None, _THREADS, shared="threads", least=0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from exhume.contract import ExhumeError, Key, Progress, Records, Store, silent
 from exhume.models.split.blueprint import Blueprint, Network
+from exhume.models.split.channel import FreshNoise
 from exhume.models.split.cut import Split, cut
 from exhume.models.split.pipeline import Pipeline
 from exhume.store import describe, digest
@@ -32,7 +34,7 @@ __all__ = [
 FEATURES, ANSWERS = "features", "answers"
 """Where dropout works: on what the client sends, or on what the bodies answer."""
 
-_SHIFT = 4  # pixels that an augmented image may move by
+_SHIFT = 4  # pixels that an augmented image moves by at most, unless told otherwise
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,13 +47,19 @@ class SplitJob:
     records: Records
     schedule: Schedule = Schedule()
     augment: bool = True  # images are moved and mirrored at random
+    shift: int = _SHIFT  # pixels that they are moved by at most
 
     @property
     def blueprint(self) -> Blueprint:
         return Blueprint(self.network, self.first, self.second)
 
     def fresh(self, key: Key) -> Split:
-        return cut(self.network.module(key), self.first, self.second)
+        return cut(self.network.module(key).to(self.device), self.first, self.second)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the records are: all that is trained on them goes there."""
+        return self.records.inputs.device
 
     def feature_shape(self, key: Key) -> tuple[int, ...]:
         return self.fresh(key).feature_shape(self.records.shape)
@@ -60,13 +68,14 @@ class SplitJob:
         """Inputs and labels of some rows, augmented."""
         inputs = self.records.inputs[rows]
         if self.augment and inputs.ndim == 4:
-            inputs = augmented_images(inputs, generator)
+            inputs = augmented_images(inputs, generator, self.shift)
         return inputs, self.records.labels[rows]
 
     @property
     def digests(self) -> tuple[str, ...]:
         """All that a loss on this job's batches depends on."""
-        return (digest(self.records), str(describe(self.network)), str(self.augment))
+        moved = () if self.shift == _SHIFT else (f"shift {self.shift}",)
+        return (digest(self.records), str(describe(self.network)), str(self.augment), *moved)
 
 
 @runtime_checkable
@@ -80,17 +89,18 @@ class SplitDefence(Protocol):
     ) -> Pipeline: ...
 
 
-def augmented_images(images: Tensor, generator: torch.Generator) -> Tensor:
-    """(n, c, h, w): mirrored with probability one half, moved by up to 4 pixels with black borders."""
+def augmented_images(images: Tensor, generator: torch.Generator, shift: int = _SHIFT) -> Tensor:
+    """(n, c, h, w): mirrored with probability one half, moved by up to `shift` pixels, borders black."""
     n, _, height, width = images.shape
-    mirrored = torch.rand(n, generator=generator) < 0.5
-    moves = torch.randint(0, 2 * _SHIFT + 1, (2, n), generator=generator)
-    padded = F.pad(torch.where(mirrored[:, None, None, None], images.flip(3), images), [_SHIFT] * 4)
-    down = (moves[0][:, None] + torch.arange(height))[:, None, :, None]
-    across = (moves[1][:, None] + torch.arange(width))[:, None, None, :]
+    device = images.device
+    mirrored = (torch.rand(n, generator=generator) < 0.5).to(device)
+    moves = torch.randint(0, 2 * shift + 1, (2, n), generator=generator).to(device)
+    padded = F.pad(torch.where(mirrored[:, None, None, None], images.flip(3), images), [shift] * 4)
+    down = (moves[0][:, None] + torch.arange(height, device=device))[:, None, :, None]
+    across = (moves[1][:, None] + torch.arange(width, device=device))[:, None, None, :]
     which, channel = (
-        torch.arange(n)[:, None, None, None],
-        torch.arange(images.shape[1])[:, None, None],
+        torch.arange(n, device=device)[:, None, None, None],
+        torch.arange(images.shape[1], device=device)[:, None, None],
     )
     return padded[which, channel, down, across]
 
@@ -104,7 +114,7 @@ def apply_dropout(values: Tensor, rate: float, generator: torch.Generator) -> Te
     """Each value dropped with this probability, the others scaled up so that the mean stays."""
     if not rate:
         return values
-    kept = torch.rand(values.shape, generator=generator) >= rate
+    kept = (torch.rand(values.shape, generator=generator) >= rate).to(values.device)
     return values * kept / (1 - rate)
 
 
@@ -122,6 +132,8 @@ def train_split(
     dropout: float = 0.0,
     dropped: str = FEATURES,
     random_head: bool = False,
+    sigma: float = 0.0,
+    start: Split | None = None,
     key: Key,
     store: Store,
     progress: Progress = silent,
@@ -130,15 +142,23 @@ def train_split(
     """Cross-entropy of tail(body(head(x) + noise)), features or the body's answers dropped if asked.
 
     random_head: the head stays as it was drawn, except for batch-norm statistics.
+    sigma: of Gaussian noise on the features that is new at every step. start: where training begins; it is
+    copied. None: weights drawn from the key.
     """
     parts = job.fresh(key)
+    if start is not None:
+        parts = copy.deepcopy(start)
+        parts.whole.requires_grad_(True)
     if random_head:
         parts.head.requires_grad_(False)
-    added = torch.zeros(()) if noise is None else noise
+    added = torch.zeros(()) if noise is None else noise.to(job.device)
+    fresh = FreshNoise(sigma)
 
     def loss(rows: Tensor, generator: torch.Generator) -> Tensor:
         inputs, labels = job.batch(rows, generator)
         features = parts.head(inputs) + added
+        if sigma:
+            features = fresh(features, generator)
         if dropped == FEATURES:
             features = apply_dropout(features, dropout, generator)
         answer = parts.body(features)
@@ -158,6 +178,7 @@ def train_split(
             str(random_head),
             job.first,
             job.second,
+            *([f"fresh {sigma}"] if sigma else []),
         ),
         key=key,
         store=store,

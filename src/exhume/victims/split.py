@@ -4,32 +4,43 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from exhume.contract import Activations, ExhumeError, Knowledge, Records, Secret
+from exhume.contract import Activations, ExhumeError, Key, Knowledge, Records, Secret
+from exhume.models.split.channel import FreshNoise
 from exhume.models.split.pipeline import Client, Pipeline
 
 __all__ = ["queried_knowledge", "release_features", "server_knowledge", "true_head"]
 
 
-def release_features(pipeline: Pipeline, private: Records) -> tuple[Activations, Secret]:
-    """What leaves the client for these records."""
+def release_features(
+    pipeline: Pipeline, private: Records, key: Key | None = None
+) -> tuple[Activations, Secret]:
+    """What leaves the client for these records. key: of fresh noise, where there is some."""
     if not len(private):
         raise ExhumeError("split: the client has no record to send")
-    return Activations(pipeline.released(private.inputs), pipeline.cut), Secret(private)
+    return Activations(pipeline.released(private.inputs, key), pipeline.cut), Secret(private)
 
 
 def server_knowledge(
-    pipeline: Pipeline, held: Records, *, earlier: Records | None = None, with_head: bool = False
+    pipeline: Pipeline,
+    held: Records,
+    *,
+    earlier: Records | None = None,
+    with_head: bool = False,
+    key: Key | None = None,
 ) -> Knowledge:
     """The semi-honest server of Ensembler24: its bodies, records like the client's, the features' shape.
 
     earlier: inputs the client has sent before; the server has kept their features and knows no more of them.
-    with_head: also the client's head with its noise, which gives an upper bound and no attack.
+    with_head: also the client's head with its fixed noise, which gives an upper bound and no attack.
+    key: of fresh noise on what was sent before. How large that noise is, is no secret: the part "fresh".
     """
     parts: dict[str, nn.Module] = {f"body{i}": body for i, body in enumerate(pipeline.bodies)}
     if with_head:
         parts["head"] = true_head(pipeline.client)
+    if pipeline.client.sigma:
+        parts["fresh"] = FreshNoise(pipeline.client.sigma)
     shape = tuple(pipeline.released(held.inputs[:1]).shape[1:])
-    seen = None if earlier is None else pipeline.released(earlier.inputs)
+    seen = None if earlier is None else pipeline.released(earlier.inputs, key)
     return Knowledge(shadow=held, features=shape, parts=parts, seen=seen)
 
 
@@ -40,7 +51,7 @@ def queried_knowledge(pipeline: Pipeline, asked: Records) -> Knowledge:
 
 
 def true_head(client: Client) -> nn.Module:
-    """Head and noise as one module."""
+    """Head and fixed noise as one module."""
     return _Noisy(client).eval()
 
 

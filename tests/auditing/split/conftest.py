@@ -44,6 +44,30 @@ def negative():
     return nn.Sequential(Negative(), nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
+def random_convolution():
+    """As it is drawn: eight filters, nothing learned."""
+    head = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU())
+    return nn.Sequential(head, nn.Flatten(), nn.Linear(512, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+class Contained(nn.Module):
+    """No chain: its stem has several layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU())
+        self.block = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(2))
+        self.flat = nn.Flatten()
+        self.fc = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.fc(self.flat(self.block(self.stem(x))))
+
+
+def contained():
+    return Contained()
+
+
 class Class(nn.Module):
     """Is there a bar across, is there one down: the class, and nothing else."""
 

@@ -17,7 +17,7 @@ from exhume.settings import Brief
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"defend": "prayer"}, "defend: 'prayer' is not one of ensembler"),
+        ({"defend": "prayer"}, "defend: 'prayer' is not one of channel, ensembler"),
         ({"model": ""}, "model, data: both are needed"),
         ({"bodies": 0}, "bodies: 0 given, at least 1 needed"),
         ({"held": -1}, "held: -1 given, at least 0 needed"),

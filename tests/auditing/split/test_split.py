@@ -187,17 +187,20 @@ def test_depths_in_words():
     )
 
 
-@pytest.mark.parametrize("head", ["identity", "negative"])
+@pytest.mark.parametrize("head", ["identity", "negative", "random_convolution"])
 def test_a_head_that_hides_nothing_leaks(head, settings, tmp_path):
     """Whatever the shadows learn, and though it was never trained: somebody looks at what is sent."""
     plain = replace(settings, model=other(settings, head), weights="", first=("0",), targets=60)
     done = audit(Brief.of(plain), tmp_path / "run")
     assert done.verdict.word == "leaks"
-    assert done.result.strongest.spec.id == "after-0-as-sent"
-    assert done.leak.share > 0.9
     lookalike = done.result.attacks[2]
-    assert not lookalike.applies
-    assert lookalike.status.reason.endswith("the client's head has no convolution")
+    if head == "random_convolution":
+        assert lookalike.applies
+    else:
+        assert done.result.strongest.spec.id == "after-0-as-sent"
+        assert done.leak.share > 0.9
+        assert not lookalike.applies
+        assert lookalike.status.reason.endswith("the client's head has no convolution")
 
 
 def test_silence_counts_after_a_shallower_cut_gave_everything_away(settings, tmp_path, monkeypatch):

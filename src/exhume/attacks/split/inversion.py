@@ -24,7 +24,7 @@ from exhume.contract import (
     Store,
     silent,
 )
-from exhume.models.split.inverter import Decoder, ShadowHead
+from exhume.models.split.inverter import Decoder, OwnForm, ShadowHead
 from exhume.store import digest
 from exhume.train.single import Schedule, train_module
 
@@ -53,31 +53,39 @@ class ShadowInversion:
     """
 
     reads: Reads = (0,)  # which bodies; "learned": a weight for each, learned with the shadow
-    head: ShadowHead = ShadowHead()
+    head: ShadowHead | OwnForm = ShadowHead()
     decoder: Decoder = Decoder()
     shadow_schedule: Schedule = _SHADOWS
     decoder_schedule: Schedule = _SHADOWS
     match: float = 0.0  # weight of the moments of what the client has sent before
+    starts: int = 1  # shadows trained; the one that classifies best is inverted
 
     def __post_init__(self) -> None:
         if not self.match >= 0:
             raise ExhumeError(f"match: must be at least 0, got {self.match}")
+        if self.starts < 1:
+            raise ExhumeError(f"starts: must be at least 1, got {self.starts}")
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> FittedInversion:
         server = server_of(knowledge, "inverting a shadow")
         started = time.perf_counter()
-        shadow = train_shadow(
-            server,
-            self.reads,
-            self.head,
-            self.shadow_schedule,
-            match=self.match,
-            key=key.fold("shadow", str(self.reads)),
-            store=store,
-            progress=progress,
-        )
+        own = key.fold("shadow", str(self.reads))
+        shadows = [
+            train_shadow(
+                server,
+                self.reads,
+                self.head,
+                self.shadow_schedule,
+                match=self.match,
+                key=own.fold("start", start) if start else own,
+                store=store,
+                progress=progress,
+            )
+            for start in range(self.starts)
+        ]
+        shadow = max(shadows, key=lambda one: one.accuracy)
         decoder, left = fit_decoder(
             shadow.head,
             server,
@@ -88,9 +96,11 @@ class ShadowInversion:
             progress=progress,
         )
         observed = {"shadow_accuracy": shadow.accuracy, "mse_on_own_features": left}
+        if self.starts > 1:
+            observed |= {f"shadow_accuracy_{i}": one.accuracy for i, one in enumerate(shadows)}
         if self.reads == LEARNED:
             observed |= {f"weight_{i}": float(w) for i, w in enumerate(shadow.weights)}
-        cost = Cost(time.perf_counter() - started, models=2)
+        cost = Cost(time.perf_counter() - started, models=self.starts + 1)
         return FittedInversion(decoder, shadow.head, server, observed, cost)
 
 
@@ -138,18 +148,22 @@ def fit_decoder(
     store: Store,
     progress: Progress,
 ) -> tuple[nn.Module, float]:
-    """A network from head(x) to x, trained on nine tenths of the records; its squared error on the rest."""
+    """A network from head(x) to x, trained on nine tenths of the records; its squared error on the rest.
+
+    Where the client adds fresh noise to what its head gives, so does the training, anew at every step.
+    """
     records = server.records
     with torch.no_grad():
         features = torch.cat([head(part) for part in torch.split(records.inputs, _AT_ONCE)])
     order = torch.randperm(len(records), generator=key.fold("judged").generator())
     aside = max(1, len(order) // 10)
     judged, used = order[:aside], order[aside:]
-    network = decoder.module(server.features, records.shape, key)
+    network = decoder.module(server.features, records.shape, key).to(records.inputs.device)
 
-    def loss(rows: Tensor, _: torch.Generator) -> Tensor:
+    def loss(rows: Tensor, generator: torch.Generator) -> Tensor:
         rows = used[rows]
-        error: Tensor = (network(features[rows]) - records.inputs[rows]).square().mean()
+        sent = server.noisy(features[rows], generator)
+        error: Tensor = (network(sent) - records.inputs[rows]).square().mean()
         return error
 
     train_module(
@@ -157,14 +171,15 @@ def fit_decoder(
         loss,
         len(used),
         schedule,
-        inputs=(digest(features), digest(records)),
+        inputs=(digest(features), digest(records), *server.noise),
         key=key,
         store=store,
         progress=progress,
         stage="training the decoder",
     )
+    sent = server.noisy(features[judged], key.fold("judging").generator())
     with torch.no_grad():
-        left = (network(features[judged]) - records.inputs[judged]).square().mean()
+        left = (network(sent) - records.inputs[judged]).square().mean()
     return network, float(left)
 
 

@@ -58,7 +58,7 @@ class LayerFit:
         generator = self.key.fold("start").generator()
         channels, size = self.seen.shape[1], len(self.mean)
         drawn = torch.randn(count, channels, size, generator=generator)
-        drawn = drawn * torch.linspace(0.2, 1, size)
+        drawn = (drawn * torch.linspace(0.2, 1, size)).to(self.seen.device)
         level = 0.3 * self.seen.mean((0, 2, 3)) / self.scale
         return [drawn / drawn.norm(dim=2, keepdim=True), level.repeat(count, 1)]
 
@@ -102,7 +102,7 @@ class LayerFit:
         made = self.windows.layer(inputs, weight.flatten(0, 1), bias.flatten())
         made = made.reshape(count, starts, channels, -1) / self.scale[:, None]
         sent = self.windows.of_features(self.seen, count, generator) / self.scale[:, None, None]
-        along = _directions(sent[0].numel(), directions, generator)
+        along = _directions(sent[0].numel(), directions, generator).to(sent.device)
         wanted = (sent.flatten(1) @ along).sort(0).values
         have = (made.flatten(2) @ along).sort(0).values  # (m, s, directions)
         apart: Tensor = (have - wanted[:, None]).square().mean((0, 2))

@@ -109,14 +109,15 @@ class Lookalike:
         name = address("lookalike", str(settings), (digest(server.records), digest(seen)), key, 0)
         fit = LayerFit(windows, images, seen - noise, key)
         kept = cached(store, name, lambda: self._found(fit, seen, progress))
-        quiet = _quiet(kept["weight"], kept["bias"], noise, pooled=windows.pooled)
+        weight, bias = (kept[name].to(images.device) for name in ("weight", "bias"))
+        quiet = _quiet(weight, bias, noise, pooled=windows.pooled)
         noise, certain = _agreed(quiet, images, seen)
         observed = {f"distance_{i}": float(d) for i, d in enumerate(kept["apart"])}
         observed |= {
             "distance": float(kept["end"]),
             "noise_certain": float(certain.double().mean()),
         }
-        return FirstLayer(kept["weight"], kept["bias"], noise, pooled=windows.pooled), observed
+        return FirstLayer(weight, bias, noise, pooled=windows.pooled), observed
 
     def _found(self, fit: LayerFit, seen: Tensor, progress: Progress) -> dict[str, Tensor]:
         found = fit.start(self.starts)

@@ -18,7 +18,12 @@ _LAGS = ((0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0))
 
 
 def moments(features: Tensor) -> list[Tensor]:
-    """(n, c, h, w) to the mean (c, h, w) and, for each lag that fits, covariances of channels (c, c)."""
+    """(n, c, h, w) to the mean (c, h, w) and, for each lag that fits, covariances of channels (c, c).
+
+    (n, k) numbers are maps of one place.
+    """
+    if features.ndim == 2:
+        features = features[:, :, None, None]
     if features.ndim != 4 or len(features) < 2:
         raise ExhumeError(
             f"features of shape {tuple(features.shape)}: at least two maps (c, h, w) have moments"

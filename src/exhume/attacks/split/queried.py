@@ -69,6 +69,7 @@ class QueriedInversion:
             raise ExhumeError(f"answers: {len(answers)} to {len(inputs)} inputs; at least 2 needed")
         started = time.perf_counter()
         network = self.decoder.module(tuple(answers.shape[1:]), knowledge.shadow.shape, key)
+        network = network.to(inputs.device)
         self._train(network, inputs, answers, key=key, store=store, progress=progress)
         cost = Cost(time.perf_counter() - started, models=1)
         return FittedQueries(network, answers, knowledge.shadow.shape, cost)

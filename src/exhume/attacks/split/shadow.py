@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from exhume.attacks.split.moments import moment_distance, moments
 from exhume.contract import ExhumeError, Key, Knowledge, NotApplicable, Progress, Records, Store
 from exhume.models.drawing import he_normal
-from exhume.models.split.inverter import ShadowHead
+from exhume.models.split.channel import FreshNoise
+from exhume.models.split.inverter import OwnForm, ShadowHead
 from exhume.store import digest
 from exhume.train.single import Schedule, train_module
 
@@ -42,12 +43,25 @@ class Server:
     records: Records
     features: tuple[int, ...]  # shape of what the client sends for one input
     seen: Tensor | None = None  # (n, *features) what it has sent before
+    sigma: float = 0.0  # of the fresh noise on all that it sends
 
     @property
     def digests(self) -> tuple[str, ...]:
         weights = (t for body in self.bodies for t in body.state_dict().values())
         looked_on = () if self.seen is None else (digest(self.seen),)
-        return (digest(self.records), *(digest(t) for t in weights), *looked_on)
+        return (digest(self.records), *(digest(t) for t in weights), *looked_on, *self.noise)
+
+    @property
+    def noise(self) -> tuple[str, ...]:
+        """What fresh noise adds to the address of work that depends on it."""
+        return (f"fresh {self.sigma}",) if self.sigma else ()
+
+    def noisy(self, features: Tensor, generator: torch.Generator) -> Tensor:
+        """Features as the client would send them."""
+        if not self.sigma:
+            return features
+        sent: Tensor = FreshNoise(self.sigma)(features, generator)
+        return sent
 
 
 def server_of(knowledge: Knowledge, who: str) -> Server:
@@ -60,7 +74,9 @@ def server_of(knowledge: Knowledge, who: str) -> Server:
         raise NotApplicable(f"{who} needs to know: {', '.join(lacking)}", ever=True)
     assert knowledge.shadow is not None
     assert knowledge.features is not None
-    return Server(tuple(bodies), knowledge.shadow, knowledge.features, knowledge.seen)
+    fresh = knowledge.parts.get("fresh")
+    sigma = fresh.sigma if isinstance(fresh, FreshNoise) else 0.0
+    return Server(tuple(bodies), knowledge.shadow, knowledge.features, knowledge.seen, sigma)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +91,7 @@ class Shadow:
 def train_shadow(
     server: Server,
     reads: Reads,
-    head: ShadowHead,
+    head: ShadowHead | OwnForm,
     schedule: Schedule,
     *,
     match: float = 0.0,
@@ -92,10 +108,12 @@ def train_shadow(
     if not chosen or max(chosen) >= count or (isinstance(reads, str) and reads != LEARNED):
         raise ExhumeError(f"reads: {reads!r} is neither {LEARNED!r} nor a choice of {count} bodies")
     bodies = [server.bodies[i].eval().requires_grad_(False) for i in chosen]
-    made = head.module(server.records.shape, server.features, key)
+    device = server.records.inputs.device
+    made = head.module(server.records.shape, server.features, key).to(device)
     tail = _tail(bodies, server, key)
     own = nn.ModuleDict({"head": made, "tail": tail})
-    choice = nn.Parameter(torch.zeros(len(chosen)), requires_grad=isinstance(reads, str))
+    start = torch.zeros(len(chosen), device=device)
+    choice = nn.Parameter(start, requires_grad=isinstance(reads, str))
     own.register_parameter("choice", choice)
     order = torch.randperm(len(server.records), generator=key.fold("judged").generator())
     aside = max(1, round(_JUDGED * len(order)))
@@ -106,8 +124,8 @@ def train_shadow(
     def answer(features: Tensor) -> Tensor:
         return _joined(bodies, tail, torch.softmax(choice, 0), features)
 
-    def loss(rows: Tensor, _: torch.Generator) -> Tensor:
-        features = made(used.inputs[rows])
+    def loss(rows: Tensor, generator: torch.Generator) -> Tensor:
+        features = server.noisy(made(used.inputs[rows]), generator)
         entropy = F.cross_entropy(answer(features), used.labels[rows])
         if not wanted or len(rows) < 2:
             return entropy
@@ -124,15 +142,16 @@ def train_shadow(
         progress=progress,
         stage="training the shadow",
     )
+    generator = key.fold("judging").generator()
     with torch.no_grad():
         right = [
-            answer(made(x)).argmax(1) == y
+            answer(server.noisy(made(x), generator)).argmax(1) == y
             for x, y in zip(
                 torch.split(judged.inputs, 500), torch.split(judged.labels, 500), strict=True
             )
         ]
     weights = torch.zeros(count)
-    weights[list(chosen)] = torch.softmax(choice.detach(), 0)
+    weights[list(chosen)] = torch.softmax(choice.detach(), 0).cpu()
     return Shadow(made, float(torch.cat(right).double().mean()), weights)
 
 
@@ -153,9 +172,11 @@ def _joined(
 
 
 def _tail(bodies: Sequence[nn.Module], server: Server, key: Key) -> nn.Module:
+    device = server.records.inputs.device
     try:
         with torch.no_grad():
-            answers = [body(torch.zeros(1, *server.features)).flatten(1) for body in bodies]
+            sent = torch.zeros(1, *server.features, device=device)
+            answers = [body(sent).flatten(1) for body in bodies]
     except (RuntimeError, TypeError, ValueError) as error:
         first = str(error).splitlines()[0]
         raise ExhumeError(
@@ -163,4 +184,5 @@ def _tail(bodies: Sequence[nn.Module], server: Server, key: Key) -> nn.Module:
             f"network or split ({first})"
         ) from error
     size = sum(answer.shape[1] for answer in answers)
-    return he_normal(lambda: nn.Linear(size, len(server.records.classes)), key.fold("tail"))
+    tail = he_normal(lambda: nn.Linear(size, len(server.records.classes)), key.fold("tail"))
+    return tail.to(device)

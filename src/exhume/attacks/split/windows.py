@@ -49,6 +49,10 @@ class Windows:
     @classmethod
     def between(cls, shape: tuple[int, ...], features: tuple[int, ...], kernel: int) -> Windows:
         """Those of a layer from images of one shape to features of the other; 3 x 3 features if they fit."""
+        if len(features) != 3:
+            raise NotApplicable(
+                f"features of {features} are no maps, so have no windows", ever=True
+            )
         times = halvings(shape, features)
         if times > 1:
             raise NotApplicable(

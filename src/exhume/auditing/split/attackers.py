@@ -18,7 +18,7 @@ from exhume.attacks.split.lookalike import Lookalike
 from exhume.attacks.split.shadow import LEARNED
 from exhume.auditing.estimate import seconds_of
 from exhume.contract import Attack, Key, NotApplicable
-from exhume.models.split.inverter import Decoder, ShadowHead
+from exhume.models.split.inverter import Decoder, OwnForm, ShadowHead
 from exhume.models.split.pipeline import Pipeline
 from exhume.settings import SplitSettings
 from exhume.train.single import Schedule
@@ -41,6 +41,7 @@ FEW = ("as-sent", "shadow", "matched", HEAD_KNOWN)
 
 _SHADOWLESS = ("as-sent", "lookalike", HEAD_KNOWN)
 _MATCH = 10.0  # weight of the moments
+_STARTS = 2  # lookalikes of the client's own form
 _SUBSETS = 10  # tried at most
 _FULL = 8  # epochs from which searches take all their steps
 _SEARCH = 100  # steps of the likelihood
@@ -81,11 +82,15 @@ def names_for(bodies: int) -> tuple[str, ...]:
 
 
 def attacker_named(
-    name: str, settings: SplitSettings, pipeline: Pipeline, shape: tuple[int, ...]
+    name: str,
+    settings: SplitSettings,
+    pipeline: Pipeline,
+    shape: tuple[int, ...],
+    form: OwnForm | None = None,
 ) -> Attacker:
     """One of `names_for`, against any pipeline: one of several bodies becomes the same of a single one.
 
-    shape: of the inputs.
+    shape: of the inputs; form: of the client's head, where its attackers build one like it.
     """
     schedule = Schedule(settings.attack_epochs, settings.batch, 3e-3, "adam", 0.0)
     head, decoder = ShadowHead(settings.channels), Decoder(settings.channels)
@@ -100,6 +105,9 @@ def attacker_named(
         return Attacker(
             name, f"Inverting a shadow of {name.replace('-', ' ')}", alone[place], paper
         )
+    if name == "lookalike" and form is not None:
+        alike = replace(alone[0], head=form, match=_MATCH, starts=_STARTS)
+        return Attacker(name, "Inverting a lookalike of the client's own form", alike)
     if name == "lookalike":
         return _lookalike(settings, pipeline.client.head, shape, decoder, schedule)
     members = (*alone, several) if len(alone) > 1 else (several, several)

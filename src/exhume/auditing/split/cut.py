@@ -11,6 +11,7 @@ from scipy.stats import binom
 from exhume import data
 from exhume.auditing.judging import adjusted
 from exhume.auditing.split.attackers import HEAD_KNOWN, Attacker, attacker_named
+from exhume.choices import device_named, moved
 from exhume.contract import (
     Key,
     Knowledge,
@@ -22,6 +23,7 @@ from exhume.contract import (
     Release,
     Store,
 )
+from exhume.models.split.inverter import OwnForm
 from exhume.models.split.pipeline import Pipeline
 from exhume.results import AttackSpec, Findings, Section, Word
 from exhume.score.features import Distance
@@ -30,9 +32,10 @@ from exhume.score.places import Places, line_up, places_for
 from exhume.score.recognised import Recognised, recognise
 from exhume.score.verdict import found_something, leak_of, silent
 from exhume.settings import SplitSettings
+from exhume.victims.checkpoint import secret_of
 from exhume.victims.split import release_features, server_knowledge
 
-__all__ = ["AttackedCut", "CutAudit", "slug", "untrained"]
+__all__ = ["AttackedCut", "CutAudit", "joined", "slug", "untrained"]
 
 _LEARNED = (
     0.5  # of the way from chance to the network's accuracy: less, and a shadow has not learned
@@ -111,27 +114,36 @@ class CutAudit:
         """Every input is a release of its own, so that other targets are strangers, too."""
         key = Key.from_seed(settings.seed)
         release = torch.arange(len(parts.target))
-        held = _joined(parts.shadow, parts.public)
+        held = joined(parts.shadow, parts.public)
         places = places_for(parts.target, release, parts.test, key.fold("places"), held=held)
         return CutAudit(settings, parts, places, tests, distance, key, store, progress)
 
-    def attack(self, pipeline: Pipeline, where: str, names: Sequence[str]) -> AttackedCut:
-        """Every attacker named. where: completes "what is sent …"."""
-        parts, test = self.parts, self.parts.test
-        release, secret = release_features(pipeline, parts.target)
-        mean = parts.shadow.inputs.mean(0)
+    def attack(
+        self, pipeline: Pipeline, where: str, names: Sequence[str], form: OwnForm | None = None
+    ) -> AttackedCut:
+        """Every attacker named. where: completes "what is sent …"; form: of the client's head, if known."""
+        device = device_named(self.settings.device or "cpu")
+        pipeline, parts = pipeline.to(device), moved(self.parts, device)
+        test = parts.test
+        requests = self.key.fold("requests", where)  # of fresh noise, where there is some
+        release, _ = release_features(pipeline, parts.target, requests.fold("targets"))
+        secret, mean = secret_of(self.parts.target), self.parts.shadow.inputs.mean(0)
 
         def score(found: Reconstruction) -> Recognised:
             return recognise(secret, found, mean, distance=self.distance)
 
         met = {}
         for name in names:
-            attacker = attacker_named(name, self.settings, pipeline, parts.target.shape)
+            attacker = attacker_named(name, self.settings, pipeline, parts.target.shape, form)
             knowledge = server_knowledge(
-                pipeline, parts.shadow, earlier=parts.public, with_head=attacker.given_head
+                pipeline,
+                parts.shadow,
+                earlier=parts.public,
+                with_head=attacker.given_head,
+                key=requests.fold("earlier"),
             )
             met[name] = attacker, self._meet(attacker, knowledge, release, score, where)
-        accuracy = pipeline.accuracy(test.inputs, test.labels)
+        accuracy = pipeline.accuracy(test.inputs, test.labels, requests.fold("test"))
         general = untrained(pipeline, test, accuracy, where)
         shadows = _unlearned([one for _, one in met.values()], accuracy, len(test.classes), where)
         found = {}
@@ -172,7 +184,7 @@ class CutAudit:
             )
         except NotApplicable as why:
             return Findings(Section.inapplicable(spec, why, knowledge.known()))
-        found = prepared.run(release)
+        found = _here(prepared.run(release))
         if found.status.outcome is Outcome.NOT_APPLICABLE:
             return Findings(Section(spec, found.status, knowledge.known()))
         scored = score(found)
@@ -192,6 +204,13 @@ class CutAudit:
         return Findings(section, evidence=scored.evidence | {"rank": ranks})
 
 
+def _here(found: Reconstruction) -> Reconstruction:
+    """Scored where the records are read, wherever the attack ran."""
+    labels = None if found.labels is None else found.labels.cpu()
+    candidates, confidence = found.candidates.cpu(), found.confidence.cpu()
+    return replace(found, candidates=candidates, confidence=confidence, labels=labels)
+
+
 def slug(where: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in where).strip("-")
 
@@ -200,7 +219,7 @@ def untrained(pipeline: Pipeline, test: Records, accuracy: float, where: str) ->
     """Why silence says nothing: the network names records no better than the most frequent class does."""
     with torch.no_grad():
         outputs = pipeline(test.inputs[:1]).shape[1]
-    guess = float(torch.bincount(test.labels).max()) / len(test)
+    guess = float(torch.bincount(test.labels.cpu()).max()) / len(test)
     if outputs != len(test.classes) or guess == 1:
         return ""  # labels mean something else to it
     right = round(accuracy * len(test))
@@ -232,6 +251,7 @@ def _likeness(metrics: dict[str, float]) -> str:
     )
 
 
-def _joined(one: Records, other: Records) -> Records:
+def joined(one: Records, other: Records) -> Records:
+    """The records of both."""
     inputs = torch.cat([one.inputs, other.inputs])
     return Records(inputs, torch.cat([one.labels, other.labels]), one.classes)

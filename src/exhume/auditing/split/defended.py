@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from exhume.auditing.split.reading import LoadedSplit
+from exhume.choices import device_named, moved
 from exhume.contract import ExhumeError, Key, Progress, Store
+from exhume.defences.split.channel import Channel
 from exhume.defences.split.dropout_ensemble import DropoutEnsemble
 from exhume.defences.split.ensembler import Ensembler
 from exhume.defences.split.single import Dropout, Noise, RandomHead, Shredder
@@ -23,7 +25,15 @@ from exhume.store import write_atomically
 from exhume.train.single import Schedule
 from exhume.train.split import SplitDefence, SplitJob
 
-__all__ = ["DEFENCE", "Defended", "check_trainable", "defended", "keep", "secret_key"]
+__all__ = [
+    "DEFENCE",
+    "Defended",
+    "check_defence",
+    "check_trainable",
+    "defended",
+    "keep",
+    "secret_key",
+]
 
 DEFENCE = "defence"  # folder of a run, with the trained parts
 
@@ -37,7 +47,8 @@ class Defended:
 
     pipeline: Pipeline
     plain: Pipeline
-    job: SplitJob
+    job: SplitJob  # of the defended one
+    key: Key  # of both trainings
     accuracy: float
     plain_accuracy: float
     cost: RequestCost
@@ -46,13 +57,18 @@ class Defended:
 
     def cost_sentence(self) -> str:
         change = 100 * (self.accuracy - self.plain_accuracy)
-        server = self.cost.in_turn / self.plain_cost.in_turn
         return (
             f"The defence costs {-change:.1f} points of accuracy ({self.plain_accuracy:.1%} without it, "
-            f"{self.accuracy:.1%} with it, trained the same way), {server:.1f} times the server's compute, "
-            f"{self.client_ratio:.2f} times the client's, and {self.cost.bytes_up:,} bytes up and "
-            f"{self.cost.bytes_down:,} down per input instead of {self.plain_cost.bytes_up:,} and "
-            f"{self.plain_cost.bytes_down:,}."
+            f"{self.accuracy:.1%} with it, trained the same way), {self.request_sentence()}."
+        )
+
+    def request_sentence(self) -> str:
+        """What a request costs besides accuracy."""
+        server = self.cost.in_turn / self.plain_cost.in_turn
+        return (
+            f"{server:.1f} times the server's compute, {self.client_ratio:.2f} times the client's, and "
+            f"{self.cost.bytes_up:,} bytes up and {self.cost.bytes_down:,} down per input instead of "
+            f"{self.plain_cost.bytes_up:,} and {self.plain_cost.bytes_down:,}"
         )
 
 
@@ -62,19 +78,18 @@ def defended(
     """Train both, by the same schedule on the same records."""
     network = OwnNetwork(settings.model, owned.shape)
     schedule = Schedule(settings.epochs, settings.batch, settings.rate)
-    job = SplitJob(
-        network, owned.first[0], owned.second, owned.parts.fixed, schedule, settings.augment
-    )
+    parts = moved(owned.parts, device_named(settings.device or "cpu"))
+    job = SplitJob(network, owned.first[0], owned.second, parts.fixed, schedule, settings.augment)
+    defence = _defence(settings)
     plain = Noise().train(job, key=key, store=store, progress=_named("plain", progress))
-    guarded = _defence(settings).train(
-        job, key=key, store=store, progress=_named(settings.defend, progress)
-    )
-    test, one = owned.parts.test, owned.parts.test.inputs[:1]
+    guarded = defence.train(job, key=key, store=store, progress=_named(settings.defend, progress))
+    test, one = parts.test, parts.test.inputs[:1]
     return Defended(
         guarded,
         plain,
-        job,
-        guarded.accuracy(test.inputs, test.labels),
+        defence.job(job) if isinstance(defence, Channel) else job,
+        key,
+        guarded.accuracy(test.inputs, test.labels, key.fold("test requests")),
         plain.accuracy(test.inputs, test.labels),
         request_cost(guarded, one, repeats=_REPEATS),
         request_cost(plain, one, repeats=_REPEATS),
@@ -107,15 +122,21 @@ def _defence(settings: SplitSettings) -> SplitDefence:
     }
     if settings.defend in choices:
         return choices[settings.defend]
+    if settings.defend == "channel":
+        return Channel.of_bits(settings.bits, settings.numbers)
     if settings.defend == "dropout-ensemble":
         return DropoutEnsemble(settings.bodies, _RATE)
     return Ensembler(settings.bodies, settings.selected, settings.sigma)
 
 
+def check_defence(settings: SplitSettings) -> None:
+    """Refuse settings that no defence can have, before records are read."""
+    _defence(settings)
+
+
 def check_trainable(settings: SplitSettings, owned: LoadedSplit) -> None:
     """Refuse, before anything is attacked, what could not be trained afterwards."""
     network, key = OwnNetwork(settings.model, owned.shape), Key.from_seed(settings.seed)
-    _defence(settings)
     one, other = (network.module(key.fold(i)).state_dict().values() for i in range(2))
     if all(torch.equal(a, b) for a, b in zip(one, other, strict=True)):
         raise ExhumeError(

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from exhume import data
 from exhume.contract import ExhumeError, Key, Records
 from exhume.models.own.factory import module_named
-from exhume.models.split.cut import cut, points
+from exhume.models.split.cut import cut, layer_named, points
 from exhume.models.split.inverter import halvings
 from exhume.models.split.pipeline import Pipeline, undefended
 from exhume.settings import SplitSettings
 from exhume.store import digest
 from exhume.victims.tensor_file import read_tensors
 
-__all__ = ["LoadedSplit", "read_split", "sizes_of"]
+__all__ = ["LoadedNetwork", "LoadedSplit", "read_network", "read_split", "sizes_of"]
 
 _DEPTHS = 3  # tried if none is named
 
@@ -54,27 +54,61 @@ class LoadedSplit:
             return digest(self.module(probe).double().round(decimals=4))
 
 
-def read_split(settings: SplitSettings, records: Records) -> LoadedSplit:
-    """Everything checked before anything is written; raises `ExhumeError` with what does not fit."""
-    if len(records.shape) != 3:
-        raise ExhumeError(f"data: records of shape {records.shape}; only images are covered so far")
-    key = Key.from_seed(settings.seed)
-    module = module_named(settings.model, key)
+@dataclass(frozen=True, eq=False)
+class LoadedNetwork:
+    """The owner's network with its weights, and the layers that were named for its cuts."""
+
+    module: nn.Module  # eval mode
+    first: tuple[str, ...]  # empty: not named
+    second: str
+    notes: tuple[str, ...]
+
+
+def read_network(settings: SplitSettings) -> LoadedNetwork:
+    """All that can be checked before records are read: the factory, the weights, the names of layers."""
+    module = module_named(settings.model, Key.from_seed(settings.seed))
     notes: list[str] = []
     if settings.weights:
         notes += _load(module, Path(settings.weights))
     else:
         notes.append("No --weights given: the network is as the factory made it.")
     module.eval().requires_grad_(False)
+    legal = points(module)
+    if len(legal) < 2:
+        raise ExhumeError("model: it has fewer than two points at which it can be cut")
+    first = tuple(layer_named(module, name) for name in settings.first)
+    second = layer_named(module, settings.second) if settings.second else legal[-1]
+    for name in first:
+        cut(module, name, second)
+    if len(set(first)) < len(first):
+        raise ExhumeError(f"first: {', '.join(settings.first)} names a layer twice")
+    for given, taken in zip((*settings.first, settings.second), (*first, second), strict=True):
+        if given and given != taken:
+            notes.append(f"{given!r} is several layers: the cut is behind its last one, {taken!r}.")
+    return LoadedNetwork(module, first, second, tuple(notes))
+
+
+def read_split(
+    settings: SplitSettings, records: Records, network: LoadedNetwork | None = None
+) -> LoadedSplit:
+    """Everything checked before anything is written; raises `ExhumeError` with what does not fit.
+
+    network: where it was read before the records were.
+    """
+    if len(records.shape) != 3:
+        raise ExhumeError(f"data: records of shape {records.shape}; only images are covered so far")
+    key = Key.from_seed(settings.seed)
+    network = network or read_network(settings)
+    module = network.module
     outputs = _outputs(module, records.shape)
     if outputs < len(records.classes):
         raise ExhumeError(
             f"data: {len(records.classes)} classes, but the network has {outputs} outputs"
         )
-    first, second = _cuts(settings, module, records.shape)
+    first, second = _cuts(network, records.shape)
     parts = data.split(records, sizes_of(settings, len(records)), key.fold("split"))
     _enough(parts)
-    return LoadedSplit(module, parts, first, second, tuple(notes))
+    return LoadedSplit(module, parts, first, second, network.notes)
 
 
 def sizes_of(settings: SplitSettings, records: int) -> data.Sizes:
@@ -122,15 +156,10 @@ def _outputs(module: nn.Module, shape: tuple[int, ...]) -> int:
     return int(logits.shape[1])
 
 
-def _cuts(
-    settings: SplitSettings, module: nn.Module, shape: tuple[int, ...]
-) -> tuple[tuple[str, ...], str]:
+def _cuts(network: LoadedNetwork, shape: tuple[int, ...]) -> tuple[tuple[str, ...], str]:
     """Depths and the second point, as given or chosen; every one is tried before anything is trained."""
-    legal = points(module)
-    if len(legal) < 2:
-        raise ExhumeError("model: it has fewer than two points at which it can be cut")
-    second = settings.second or legal[-1]
-    first = settings.first or _invertible(module, second, shape, legal)[:_DEPTHS]
+    module, second = network.module, network.second
+    first = network.first or _invertible(module, second, shape, points(module))[:_DEPTHS]
     if not first:
         raise ExhumeError("model: no point before the second one gives maps that halve the images")
     for name in first:

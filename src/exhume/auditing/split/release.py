@@ -24,20 +24,29 @@ from exhume.auditing.split.attackers import (
     names_for,
     rounds_of,
 )
-from exhume.auditing.split.cut import AttackedCut, CutAudit
-from exhume.auditing.split.defended import Defended, check_trainable, defended, keep, secret_key
+from exhume.auditing.split.cut import AttackedCut, CutAudit, joined
+from exhume.auditing.split.defended import (
+    Defended,
+    check_defence,
+    check_trainable,
+    defended,
+    keep,
+    secret_key,
+)
 from exhume.auditing.split.ladder import (
     fewer_targets,
     shallower_cuts,
     where_defended,
     without_defence,
 )
-from exhume.auditing.split.reading import LoadedSplit, read_split
+from exhume.auditing.split.limits import audit_channel
+from exhume.auditing.split.reading import LoadedSplit, read_network, read_split
 from exhume.auditing.split.words import charts, facts, notes_on
-from exhume.choices import threads_for
-from exhume.contract import Progress, Records, Store
+from exhume.choices import device_named, threads_for
+from exhume.contract import Key, Progress, Records, Store
 from exhume.data import Reading
 from exhume.models.lpips import perceptual
+from exhume.models.split.inverter import OwnForm
 from exhume.models.split.pipeline import Pipeline
 from exhume.report.folder import RunFolder
 from exhume.results import Chart, Findings
@@ -51,8 +60,7 @@ _THREAT = "sees the features; knows the server's part of the network and records
 _HEAD = "the client's head"
 _CONTROLLED = ("shadow", "matched")  # what two attackers on an easier version take, roughly
 _FIXES = {
-    "ensembler": "the Ensembler: {bodies} bodies, of which {selected} count",
-    "single": "noise of {sigma:g} on the features, trained with",
+    "channel": "a channel of at most {bits:g} bits a request",
 }
 _DEVIATIONS = (
     "The attackers' shadow and decoder are trained for a fixed number of epochs; longer ones may get more.",
@@ -60,6 +68,8 @@ _DEVIATIONS = (
     "At depths that are not in use only a look, two shadows and the adversary who knows the head are tried.",
     "A defended network is trained from scratch by our schedule, and compared with a plain one trained the "
     "same way; the owner's own training may do better.",
+    "A channel's bound is an average over inputs, for ideal Gaussian noise, one request of an input and "
+    "nothing else sent. Its noise is repeatable in an audit and comes from the system's randomness in use.",
     "A defended network's key comes from the system's randomness and stays in the run folder: a selector "
     "that follows from a seed is no secret. Another folder gives other numbers.",
     "Accuracy of the network as given may be measured on records that it was trained on.",
@@ -71,8 +81,12 @@ def read_split_release(brief: Brief, load: Load) -> SplitRelease | None:
     settings = brief.split
     if settings is None:
         return None
+    device_named(settings.device or "cpu")
+    network = read_network(settings)
+    if settings.defend:
+        check_defence(settings)
     records = load(settings.data, Reading())
-    owned = read_split(settings, records)
+    owned = read_split(settings, records, network)
     if settings.defend:
         check_trainable(settings, owned)
     return SplitRelease(settings, records, owned)
@@ -197,7 +211,16 @@ class SplitRelease(AuditedRelease):
                     section = replace(one.section, notes=(*one.section.notes, *notes))
                     own = replace(own, section=section)
                 found.append(_deciding(own, name) if cut is in_use else _beside(own, name))
+        if attacked.defence is not None and attacked.defence.pipeline.client.sigma:
+            found.append(replace(self._limits(attacked.defence, in_use), facts=about))
         return found
+
+    def _limits(self, made: Defended, met: AttackedCut) -> Findings:
+        """What a channel allows any attacker, beside the best namer of all inputs that are not trained on."""
+        parts = self.owned.parts
+        pool = joined(joined(parts.target, parts.test), parts.public).to(made.job.device)
+        key = Key.from_seed(self.settings.seed).fold("channel")
+        return audit_channel(made.pipeline, pool, list(met.found.values()), key)
 
     def _fix(self, name: str, words: str) -> Fix:
         settings = replace(
@@ -219,10 +242,12 @@ class SplitRelease(AuditedRelease):
                 attacked.defence.accuracy,
                 attacked.defence.plain_accuracy,
                 guarded.name_of(best) if best else "",
+                attacked.defence.request_sentence(),
             )
 
         said = words.format(**vars(settings))
-        return Fix(f"split-{name}", said, "none", "accuracy", seconds, run)
+        promised = f"{settings.bits:g} bits a request on average, for any attacker"
+        return Fix(f"split-{name}", said, promised, "accuracy", seconds, run)
 
     def _forward_seconds(self) -> float:
         return network_seconds(
@@ -242,7 +267,7 @@ class SplitRelease(AuditedRelease):
     def _training_seconds(self) -> float:
         """N bodies one after another, the client's part, and a plain network to compare with."""
         records = len(self.owned.parts.fixed) or 10_000
-        rounds = 3 * (self.settings.bodies + 2) * self.settings.epochs * records
+        rounds = 3 * (_bodies(self.settings)[0] + 2) * self.settings.epochs * records
         return rounds * self._forward_seconds()
 
 
@@ -301,5 +326,13 @@ def _attack(
     key, store = secret_key(folder), folder.store()
     made = defended(settings, owned, key=key, store=store, progress=progress)
     keep(made, folder)
-    guarded = audit.attack(made.pipeline, where_defended(settings, owned), names)
+    where = where_defended(settings, owned)
+    guarded = audit.attack(made.pipeline, where, names, _form(made))
     return _Attacked(depths, guarded, made)
+
+
+def _form(made: Defended) -> OwnForm | None:
+    """Of a client behind a channel: its numbers have no windows to look at, so that the whole is rebuilt."""
+    if not made.pipeline.client.sigma:
+        return None
+    return OwnForm(made.job.network, made.job.first, made.job.second)

@@ -86,6 +86,8 @@ def facts(settings: SplitSettings, owned: LoadedSplit, defence: Defended | None)
     }
     if defence is None:
         return found
+    if defence.pipeline.client.sigma:
+        found |= {"channel_bits": settings.bits, "channel_sigma": defence.pipeline.client.sigma}
     return found | {
         "defence": settings.defend,
         "plain_retrained_accuracy": defence.plain_accuracy,

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 
 import torch
 from torch import Tensor
 
 from exhume.attacks.informed.prior_aware import PriorAware
+from exhume.auditing.measured import Measured
 from exhume.auditing.training.certificates import Allowed, allowed_by, named_by_steps
 from exhume.auditing.training.game import Game
-from exhume.bounds.alarm import ALARM_LEVEL, Certificate, certify
+from exhume.bounds.alarm import ALARM_LEVEL, certify
 from exhume.bounds.dp_sgd import dp_sgd
 from exhume.bounds.prior import kappa_of_naming
 from exhume.contract import (
@@ -35,7 +36,7 @@ from exhume.contract import (
     Weights,
     silent,
 )
-from exhume.results import AttackSpec, Findings, LimitRow, Limits, Section
+from exhume.results import AttackSpec, Findings, Section
 from exhume.score.naming import nearest_is_right
 from exhume.score.pixels import mse
 from exhume.score.verdict import broken, not_audited
@@ -44,39 +45,11 @@ from exhume.train.dp import epsilon
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
 
-__all__ = ["LISTED", "PRIOR_AWARE", "Measured", "audit_limits"]
+__all__ = ["LISTED", "PRIOR_AWARE", "audit_limits"]
 
 LISTED = 10  # candidates on a list
 _STEPS, _END = "Prior-aware attack, every step seen", "Prior-aware attack, final weights"
 _NAMING = "the record named among {}"
-
-
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """Every comparison, by attack and game, and what has to be said about them."""
-
-    made: Mapping[tuple[str, str], Certificate]
-    notes: tuple[str, ...]
-
-    def section(self) -> Limits:
-        """For the result: numbers and words, no records."""
-        rows = []
-        for (attack, game), one in self.made.items():
-            numbers = {name: value for name, value in asdict(one).items() if name != "surely"}
-            rows.append(
-                LimitRow(attack=attack, game=game, **numbers, rate=one.rate, alarm=one.alarm)
-            )
-        return Limits(self.alarm, self.notes, tuple(rows))
-
-    @property
-    def alarm(self) -> str:
-        """In words; empty where there is none."""
-        loud = [
-            f"{attack} ({game}): {one.sentence()}"
-            for (attack, game), one in self.made.items()
-            if one.alarm
-        ]
-        return " ".join(loud)
 
 
 _DELTA = 1e-5

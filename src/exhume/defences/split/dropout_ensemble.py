@@ -18,7 +18,6 @@ from exhume.train.split import (
     SplitJob,
     apply_dropout,
     check_dropped,
-    fixed_noise,
 )
 
 __all__ = ["DropoutEnsemble"]
@@ -56,7 +55,7 @@ class DropoutEnsemble:
         bodies = (first.body, *others)
         tail = wider_tail(first, first.body, shape, self.bodies)
         everything = tuple(range(self.bodies))
-        client = Client(first.head, fixed_noise(shape, 0.0, key), everything, tail)
+        client = Client(first.head, torch.zeros(shape, device=job.device), everything, tail)
         whole = nn.ModuleDict({"head": first.head, "bodies": nn.ModuleList(bodies), "tail": tail})
 
         def loss(rows: Tensor, generator: torch.Generator) -> Tensor:

@@ -120,7 +120,7 @@ class Ensembler:
         key = key.fold("stage two", *chosen)
         fresh = job.fresh(key)
         shape = fresh.feature_shape(job.records.shape)
-        noise = fixed_noise(shape, self.sigma, key)
+        noise = fixed_noise(shape, self.sigma, key).to(job.device)
         bodies = tuple(part.body for part in parts)
         heads = [parts[i].head for i in chosen]
         tail = wider_tail(fresh, bodies[0], shape, len(chosen))

@@ -15,16 +15,16 @@ from exhume.store import digest
 from exhume.train.single import Schedule, train_module
 from exhume.train.split import FEATURES, SplitJob, check_dropped, fixed_noise, train_split
 
-__all__ = ["Dropout", "Noise", "RandomHead", "Shredder"]
+__all__ = ["Dropout", "Noise", "RandomHead", "Shredder", "quiet"]
 
 
 def _alone(parts: Split, noise: Tensor) -> Pipeline:
     return Pipeline(Client(parts.head, noise, (0,), parts.tail), (parts.body,), parts.first)
 
 
-def _quiet(parts: Split, job: SplitJob) -> Pipeline:
+def quiet(parts: Split, job: SplitJob) -> Pipeline:
     """The pipeline without noise."""
-    return _alone(parts, torch.zeros(parts.feature_shape(job.records.shape)))
+    return _alone(parts, torch.zeros(parts.feature_shape(job.records.shape), device=job.device))
 
 
 def _at_least_zero(name: str, value: float) -> None:
@@ -54,7 +54,7 @@ class Noise:
     def train(
         self, job: SplitJob, *, key: Key, store: Store, progress: Progress = silent
     ) -> Pipeline:
-        noise = fixed_noise(job.feature_shape(key), self.sigma, key)
+        noise = fixed_noise(job.feature_shape(key), self.sigma, key).to(job.device)
         used = noise if self.sigma else None
         return _alone(train_split(job, noise=used, key=key, store=store, progress=progress), noise)
 
@@ -85,7 +85,7 @@ class Dropout:
         parts = train_split(
             job, dropout=self.rate, dropped=self.dropped, key=key, store=store, progress=progress
         )
-        return _quiet(parts, job)
+        return quiet(parts, job)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class RandomHead:
         self, job: SplitJob, *, key: Key, store: Store, progress: Progress = silent
     ) -> Pipeline:
         parts = train_split(job, random_head=self.frozen, key=key, store=store, progress=progress)
-        return _quiet(parts, job)
+        return quiet(parts, job)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,8 @@ class Shredder:
         self, job: SplitJob, *, key: Key, store: Store, progress: Progress = silent
     ) -> Pipeline:
         parts = train_split(job, key=key, store=store, progress=progress)
-        start = fixed_noise(parts.feature_shape(job.records.shape), self.sigma, key)
+        shape = parts.feature_shape(job.records.shape)
+        start = fixed_noise(shape, self.sigma, key).to(job.device)
         if not self.sigma:
             return _alone(parts, start)
         holder = nn.ParameterDict({"noise": nn.Parameter(start)})

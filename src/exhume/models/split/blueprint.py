@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import nn
 
 from exhume.contract import ExhumeError, Key
 from exhume.models.own.factory import module_named
+from exhume.models.split.channel import ChannelNetwork
 from exhume.models.split.cut import Split, cut, wider_tail
+from exhume.models.split.network import Network
 from exhume.models.split.resnet import ResNet18
 from exhume.models.split.vgg import VGG16
 from exhume.store import describe
 
-__all__ = ["Blueprint", "Network", "OwnNetwork"]
+__all__ = ["Blueprint", "Network", "OwnNetwork", "plain_network"]
 
 _ANY = Key.from_seed(0)  # of weights that are replaced
-
-
-@runtime_checkable
-class Network(Protocol):
-    """A network as a value that builds itself from a key."""
-
-    @property
-    def input_shape(self) -> tuple[int, ...]: ...
-    def module(self, key: Key) -> nn.Module: ...
 
 
 @dataclass(frozen=True)
@@ -41,10 +34,12 @@ class OwnNetwork:
         return module_named(self.factory, key)
 
 
-_NAMED: dict[str, type[ResNet18] | type[VGG16] | type[OwnNetwork]] = {
+_Kind = type[ResNet18] | type[VGG16] | type[OwnNetwork] | type[ChannelNetwork]
+_NAMED: dict[str, _Kind] = {
     "ResNet18": ResNet18,
     "VGG16": VGG16,
     "OwnNetwork": OwnNetwork,
+    "ChannelNetwork": ChannelNetwork,
 }
 
 
@@ -78,9 +73,10 @@ class Blueprint:
 
     def written(self) -> dict[str, Any]:
         """The blueprint as plain data."""
-        if type(self.network).__name__ not in _NAMED:
+        plain = plain_network(self.network)
+        if type(plain).__name__ not in _NAMED:
             raise ExhumeError(
-                f"network: a {type(self.network).__name__} cannot be named in a manifest; give it as "
+                f"network: a {type(plain).__name__} cannot be named in a manifest; give it as "
                 "OwnNetwork('package.module:factory', input_shape)"
             )
         return {"network": describe(self.network), "first": self.first, "second": self.second}
@@ -91,27 +87,37 @@ class Blueprint:
 
         factory: the only one that may be imported. A manifest is data; it does not decide which code runs.
         """
-        named = content["network"]
-        kind = _NAMED.get(str(named.get("type")))
-        if kind is None:
-            raise ExhumeError(
-                f"{where}: network {named.get('type')!r} is not one of {', '.join(_NAMED)}"
-            )
-        given = {name: value for name, value in named.items() if name != "type"}
-        _check_arguments(kind, given, where)
-        if kind is OwnNetwork and given["factory"] != factory:
-            raise ExhumeError(
-                f"{where}: the network is made by {given['factory']}; say factory={given['factory']!r} "
-                "to allow that this code is run"
-            )
-        values: dict[str, Any] = {
-            n: tuple(v) if isinstance(v, list) else v for n, v in given.items()
-        }
-        network = kind(**values)
+        network = _read_network(content["network"], where, factory)
         return Blueprint(network, str(content["first"]), str(content["second"]))
 
 
-_LEGAL = {"int": int, "str": str, "bool": bool, "tuple[int, ...]": list}
+def plain_network(network: Network) -> Network:
+    """The network without a channel in it."""
+    return network.network if isinstance(network, ChannelNetwork) else network
+
+
+def _read_network(named: Mapping[str, Any], where: str, factory: str) -> Network:
+    kind = _NAMED.get(str(named.get("type")))
+    if kind is None:
+        raise ExhumeError(
+            f"{where}: network {named.get('type')!r} is not one of {', '.join(_NAMED)}"
+        )
+    given = {name: value for name, value in named.items() if name != "type"}
+    _check_arguments(kind, given, where)
+    if kind is OwnNetwork and given["factory"] != factory:
+        raise ExhumeError(
+            f"{where}: the network is made by {given['factory']}; say factory={given['factory']!r} "
+            "to allow that this code is run"
+        )
+    values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
+    if kind is ChannelNetwork:
+        if values["network"].get("type") == "ChannelNetwork":
+            raise ExhumeError(f"{where}: a channel within a channel; one is all that is made")
+        values["network"] = _read_network(values["network"], where, factory)
+    return kind(**values)
+
+
+_LEGAL = {"int": int, "str": str, "bool": bool, "tuple[int, ...]": list, "Network": dict}
 
 
 def _check_arguments(kind: type, given: Mapping[str, Any], where: str) -> None:

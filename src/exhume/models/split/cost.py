@@ -9,12 +9,14 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from exhume.contract import ExhumeError
+from exhume.models.split.cut import device_of
 from exhume.models.split.parallel_bodies import Way, fastest, timed_ways
 from exhume.models.split.pipeline import Client, Pipeline
 
-__all__ = ["RequestCost", "client_ratio", "client_seconds", "request_cost"]
+__all__ = ["RequestCost", "client_ratio", "client_seconds", "multiply_adds", "request_cost"]
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,15 @@ def client_ratio(
         a / b for a, b in pairwise(client_seconds(clients, inputs, answers, repeats=repeats))
     ]
     return ratio
+
+
+def multiply_adds(network: nn.Module, shape: tuple[int, ...]) -> float:
+    """Multiply-adds of one record's way through a network, counted."""
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        # two: a batch norm in training mode takes no less
+        network.eval()(torch.zeros(2, *shape, device=device_of(network)))
+    return counter.get_total_flops() / 4
 
 
 def _bytes(tensor: Tensor) -> int:

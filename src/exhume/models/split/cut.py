@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from exhume.contract import ExhumeError
 
-__all__ = ["Split", "cut", "points", "wider_tail"]
+__all__ = ["Split", "cut", "device_of", "layer_named", "points", "wider_tail"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +53,16 @@ def points(module: nn.Module) -> tuple[str, ...]:
     graph = _traced(module).graph
     names = [str(node.target) for node in graph.nodes if node.op == "call_module"]
     return tuple(name for name in names[:-1] if not _crossing(graph, name))
+
+
+def layer_named(module: nn.Module, name: str) -> str:
+    """The layer that is meant: the name itself, or the last layer of a container of that name."""
+    if isinstance(module, nn.Sequential):
+        return name
+    graph = _traced(module).graph
+    names = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+    within = [one for one in names if one.startswith(f"{name}.")]
+    return within[-1] if name not in names and within else name
 
 
 def cut(module: nn.Module, first: str, second: str) -> Split:
@@ -189,10 +199,17 @@ def wider_tail(split: Split, body: nn.Module, shape: tuple[int, ...], times: int
     return tail
 
 
+def device_of(module: nn.Module) -> torch.device:
+    """Where its weights are; the cpu if it has none."""
+    held = (*module.parameters(), *module.buffers())
+    return held[0].device if held else torch.device("cpu")
+
+
 @torch.no_grad()
 def _outline(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, ...]:
     modes = {part: part.training for part in module.modules()}  # they need not be the same
-    shape = tuple(module.eval()(torch.zeros(1, *input_shape)).shape[1:])
+    inputs = torch.zeros(1, *input_shape, device=device_of(module))
+    shape = tuple(module.eval()(inputs).shape[1:])
     for part, training in modes.items():
         part.training = training
     return shape

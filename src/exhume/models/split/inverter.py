@@ -10,8 +10,13 @@ from torch import nn
 
 from exhume.contract import ExhumeError, Key
 from exhume.models.drawing import he_normal
+from exhume.models.split.channel import UnitLength
+from exhume.models.split.cut import cut
+from exhume.models.split.network import Network
 
-__all__ = ["Decoder", "ShadowHead", "halvings"]
+__all__ = ["Decoder", "OwnForm", "ShadowHead", "halvings"]
+
+_SEED = 4  # side of the map that numbers are made from or grow from, about
 
 
 def halvings(shape: tuple[int, ...], features: tuple[int, ...]) -> int:
@@ -38,7 +43,12 @@ class ShadowHead:
             raise ExhumeError(f"channels at least 1 and convolutions at least 2 needed: {self}")
 
     def module(self, shape: tuple[int, ...], features: tuple[int, ...], key: Key) -> nn.Module:
-        """(n, *shape) to (n, *features); the first convolutions halve the side where that is needed."""
+        """(n, *shape) to (n, *features); the first convolutions halve the side where that is needed.
+
+        Features without height and width are numbers of length at most 1, from a dense layer.
+        """
+        if len(features) == 1:
+            return he_normal(lambda: self._to_numbers(shape, features[0]), key)
         times = halvings(shape, features)
         inside = [self.channels] * (self.convolutions - 1)
 
@@ -54,6 +64,36 @@ class ShadowHead:
 
         return he_normal(plain, key)
 
+    def _to_numbers(self, shape: tuple[int, ...], numbers: int) -> nn.Module:
+        layers: list[nn.Module] = []
+        sides = shape[1:]
+        for a, b in pairwise((shape[0], *[self.channels] * self.convolutions)):
+            layers += [nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU()]
+            if min(sides) > _SEED:
+                layers.append(nn.MaxPool2d(2))
+                sides = tuple(side // 2 for side in sides)
+        size = self.channels * math.prod(sides)
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(size, numbers), UnitLength())
+
+
+@dataclass(frozen=True)
+class OwnForm:
+    """The client's own form with other weights, for a server that knows the architecture."""
+
+    network: Network
+    first: str  # last layer of the head
+    second: str  # last layer of the body
+
+    def module(self, shape: tuple[int, ...], features: tuple[int, ...], key: Key) -> nn.Module:
+        """(n, *shape) to (n, *features), drawn from the key."""
+        parts = cut(self.network.module(key), self.first, self.second)
+        made = parts.feature_shape(shape)
+        if made != features:
+            raise ExhumeError(
+                f"form: {self.network} cut after {self.first!r} sends {made}, the client sends {features}"
+            )
+        return parts.head
+
 
 @dataclass(frozen=True)
 class Decoder:
@@ -66,13 +106,18 @@ class Decoder:
             raise ExhumeError(f"channels: at least 1 needed, got {self.channels}")
 
     def module(self, features: tuple[int, ...], shape: tuple[int, ...], key: Key) -> nn.Module:
-        """(n, *features) to (n, *shape)."""
-        times, wide = halvings(shape, features), self.channels
+        """(n, *features) to (n, *shape); numbers begin as a small map that a dense layer makes of them."""
+        wide, numbers = self.channels, len(features) == 1
+        times = _doublings(shape) if numbers else halvings(shape, features)
 
         def plain() -> nn.Module:
-            layers: list[nn.Module] = [
-                nn.BatchNorm2d(features[0]),
-                nn.Conv2d(features[0], wide, 3, padding=1),
+            layers: list[nn.Module] = [nn.BatchNorm2d(features[0])]
+            if numbers:
+                seed = (wide, shape[1] >> times, shape[2] >> times)
+                dense = nn.Linear(features[0], math.prod(seed))
+                layers = [nn.BatchNorm1d(features[0]), dense, nn.ReLU(), nn.Unflatten(1, seed)]
+            layers += [
+                nn.Conv2d(wide if numbers else features[0], wide, 3, padding=1),
                 nn.ReLU(),
                 nn.Conv2d(wide, wide, 3, padding=1),
                 nn.ReLU(),
@@ -83,3 +128,13 @@ class Decoder:
             return nn.Sequential(*layers)
 
         return he_normal(plain, key)
+
+
+def _doublings(shape: tuple[int, ...]) -> int:
+    """How often the side is doubled on the way from a small map to an image."""
+    if len(shape) != 3:
+        raise ExhumeError(f"records of shape {shape}: only images can be decoded")
+    times = 0
+    while all(side % (2 << times) == 0 and side >> (times + 1) >= _SEED for side in shape[1:]):
+        times += 1
+    return times

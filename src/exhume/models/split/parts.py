@@ -1,6 +1,6 @@
 """A trained split network on disk: one client part, and one part for every body, each with a manifest.
 
-    client/  manifest.json, client.safetensors     head, noise map, selector, tail; for its owner's eyes only
+    client/  manifest.json, client.safetensors     head, noise, selector, tail; for its owner's eyes only
     server/  body0/  manifest.json, body.safetensors
              body1/  …
 
@@ -10,6 +10,7 @@ every selection. The client's manifest has the checksums of its bodies, so that 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from exhume.contract import ExhumeError
 from exhume.models.split.blueprint import Blueprint
+from exhume.models.split.channel import ChannelNetwork
 from exhume.models.split.manifest import (
     about_file,
     checksum,
@@ -103,6 +105,7 @@ def save_client(pipeline: Pipeline, blueprint: Blueprint, folder: Path) -> None:
         {f"head.{n}": t for n, t in client.head.state_dict().items()}
         | {f"tail.{n}": t for n, t in client.tail.state_dict().items()}
         | {"noise": client.noise, "selected": torch.tensor(client.selected)}
+        | ({"sigma": torch.tensor(client.sigma, dtype=torch.float64)} if client.sigma else {})
     )
     content = save(state)
     write_atomically(folder / CLIENT, content)
@@ -124,6 +127,7 @@ def load_client(folder: Path, *, factory: str = "") -> KeptClient:
     selected = tuple(int(i) for i in state.pop("selected", torch.zeros(0)).tolist())
     _selectable(selected, len(sums), folder)
     noise = state.pop("noise", torch.zeros(()))
+    sigma = _fresh(state.pop("sigma", torch.zeros(())), blueprint, folder)
     parts = blueprint.split()
     head, tail = parts.head, blueprint.tail(len(selected))
     _put(head, _under("head.", state), folder, blueprint)
@@ -134,7 +138,7 @@ def load_client(folder: Path, *, factory: str = "") -> KeptClient:
             f"{folder}: the noise map has shape {tuple(noise.shape)}, features after "
             f"{blueprint.first!r} have {feature}"
         )
-    client = Client(_still(head), noise, selected, _still(tail))
+    client = Client(_still(head), noise, selected, _still(tail), sigma)
     return KeptClient(client, blueprint, feature, answer, tuple(str(s) for s in sums))
 
 
@@ -217,6 +221,7 @@ def _fits(pipeline: Pipeline, blueprint: Blueprint) -> None:
             f"split: the pipeline was cut after {pipeline.cut!r}, the blueprint says {blueprint.first!r}"
         )
     _selectable(pipeline.client.selected, len(pipeline.bodies), "pipeline")
+    _fresh(torch.tensor(pipeline.client.sigma), blueprint, "pipeline")
 
 
 def _selectable(selected: tuple[int, ...], bodies: int, where: Path | str) -> None:
@@ -226,6 +231,20 @@ def _selectable(selected: tuple[int, ...], bodies: int, where: Path | str) -> No
     ascending = list(selected) == sorted(set(selected))
     if not selected or not ascending or selected[0] < 0 or selected[-1] >= bodies:
         raise ExhumeError(f"{where}: the selector is no choice of {bodies} bodies")
+
+
+def _fresh(sigma: Tensor, blueprint: Blueprint, folder: Path | str) -> float:
+    """Of the noise of every request: a channel has some, and nothing else has."""
+    value = float(sigma) if sigma.numel() == 1 else math.nan
+    channel = isinstance(blueprint.network, ChannelNetwork)
+    if channel and not 0 < value < math.inf:
+        raise ExhumeError(
+            f"{folder}: a channel needs fresh noise above 0, the folder has {value:g}; without it the client "
+            "must not be used"
+        )
+    if value and not channel:
+        raise ExhumeError(f"{folder}: fresh noise without a channel guarantees nothing")
+    return value
 
 
 def _put(

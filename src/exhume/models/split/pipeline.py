@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from exhume.contract import ExhumeError
-from exhume.models.split.cut import cut
+from exhume.contract import ExhumeError, Key
+from exhume.models.split.channel import through
+from exhume.models.split.cut import cut, device_of
 
 __all__ = ["Client", "Pipeline", "undefended"]
 
@@ -24,11 +25,16 @@ class Client:
     noise: Tensor  # (*feature) a fixed map, added to all that is sent; zeros: none
     selected: tuple[int, ...]  # which bodies' answers the tail reads, ascending
     tail: nn.Module
+    sigma: float = 0.0  # of fresh Gaussian noise, drawn for every request; 0: none
 
-    def send(self, inputs: Tensor) -> Tensor:
-        """(n, *shape) to the features (n, *feature) that leave the client."""
+    def send(self, inputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """(n, *shape) to the features (n, *feature) that leave the client.
+
+        generator: of fresh noise in an experiment that must be repeatable. A client in use gives none:
+        its noise then comes from the system's randomness.
+        """
         features: Tensor = self.head(inputs) + self.noise
-        return features
+        return through(features, self.sigma, generator) if self.sigma else features
 
     def finish(self, answers: Sequence[Tensor]) -> Tensor:
         """All bodies' answers, (n, f) each, to logits (n, c). S_i = 1/P for the selected (eq. 1)."""
@@ -49,20 +55,30 @@ class Pipeline:
     bodies: tuple[nn.Module, ...]
     cut: str  # name of the head's last layer
 
-    def __call__(self, inputs: Tensor) -> Tensor:
-        features = self.client.send(inputs)
+    def __call__(self, inputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        features = self.client.send(inputs, generator)
         return self.client.finish([body(features) for body in self.bodies])
 
-    @torch.no_grad()
-    def released(self, inputs: Tensor) -> Tensor:
-        """What leaves the client for these inputs, some at a time."""
-        return torch.cat([self.client.send(part) for part in torch.split(inputs, _AT_ONCE)])
+    def to(self, device: torch.device) -> Pipeline:
+        """Both sides there; modules are moved, not copied."""
+        own = self.client
+        head, tail = own.head.to(device), own.tail.to(device)
+        client = replace(own, head=head, tail=tail, noise=own.noise.to(device))
+        return replace(self, client=client, bodies=tuple(b.to(device) for b in self.bodies))
 
     @torch.no_grad()
-    def accuracy(self, inputs: Tensor, labels: Tensor) -> float:
-        """Share of inputs whose label the pipeline names."""
+    def released(self, inputs: Tensor, key: Key | None = None) -> Tensor:
+        """What leaves the client for these inputs, some at a time. key: of fresh noise, to be repeatable."""
+        generator = None if key is None else key.generator()
+        parts = torch.split(inputs, _AT_ONCE)
+        return torch.cat([self.client.send(part, generator) for part in parts])
+
+    @torch.no_grad()
+    def accuracy(self, inputs: Tensor, labels: Tensor, key: Key | None = None) -> float:
+        """Share of inputs whose label the pipeline names. key: as above."""
+        generator = None if key is None else key.generator()
         right = [
-            (self(x).argmax(1) == y).double()
+            (self(x, generator).argmax(1) == y).double()
             for x, y in zip(
                 torch.split(inputs, _AT_ONCE), torch.split(labels, _AT_ONCE), strict=True
             )
@@ -76,5 +92,5 @@ def undefended(
     """A finished network as it is, cut at two points: one body, no noise, nothing secret but the head."""
     parts = cut(module, first, second)
     parts.whole.requires_grad_(False).eval()
-    noise = torch.zeros(parts.feature_shape(input_shape))
+    noise = torch.zeros(parts.feature_shape(input_shape), device=device_of(module))
     return Pipeline(Client(parts.head, noise, (0,), parts.tail), (parts.body,), first)

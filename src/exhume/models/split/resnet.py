@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from exhume.contract import ExhumeError, Key
 from exhume.models.drawing import he_normal
 
-__all__ = ["ResNet18"]
+__all__ = ["Basic", "ResNet18"]
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class ResNet18:
             for index in range(1, 5):
                 stride = 1 if index == 1 else 2
                 stages[f"block{index}"] = nn.Sequential(
-                    _Basic(widths[index - 1], widths[index], stride),
-                    _Basic(widths[index], widths[index], 1),
+                    Basic(widths[index - 1], widths[index], stride),
+                    Basic(widths[index], widths[index], 1),
                 )
             stages["pool"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
             stages["fc"] = nn.Linear(widths[-1], self.outputs)
@@ -62,7 +62,7 @@ class ResNet18:
         return he_normal(plain, key)
 
 
-class _Basic(nn.Module):
+class Basic(nn.Module):
     """Two 3x3 convolutions around a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:

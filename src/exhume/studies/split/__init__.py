@@ -1,6 +1,13 @@
 """Split inference (Ensembler24)."""
 
-from exhume.studies.split import ensembler_selector, ensembler_tables, knowledge, points, text
+from exhume.studies.split import (
+    channel,
+    ensembler_selector,
+    ensembler_tables,
+    knowledge,
+    points,
+    text,
+)
 
 __all__ = ["STUDIES"]
 
@@ -12,4 +19,5 @@ STUDIES = (
     ensembler_tables.CIFAR100,
     ensembler_tables.FACES,
     ensembler_selector.STUDY,
+    channel.STUDY,
 )

@@ -18,6 +18,7 @@ from exhume.attacks.split.queried import QueriedInversion
 from exhume.contract import Attack, Key, Records
 from exhume.data import Sizes
 from exhume.defences.split.single import Noise
+from exhume.models.split.inverter import ShadowHead
 from exhume.studies.claims import Comparison, flattened, point_of
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.studies.split.game import PAPER, ClientSetting, Row, SplitGame, bound_of, inversion
@@ -113,6 +114,7 @@ def _cases(run: Run[_Setting], game: SplitGame) -> dict[str, tuple[Attack, Recor
     setting, held = run.setting, game.parts.shadow
     faces = as_pictures(run.records(setting.others.source), held.shape)
     paper, asking = setting.attack, QueriedInversion(setting.attack.decoder, setting.steps)
+    assert isinstance(paper.head, ShadowHead)  # of `inversion`
     shorter, longer = (replace(paper.head, convolutions=count) for count in (2, 5))
     return {
         "paper": (paper, held),

@@ -1,0 +1,115 @@
+"""A channel on real MLServer processes: k numbers with fresh noise leave the client, and nothing else."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from exhume.contract import ExhumeError, Key
+from exhume.models.split import channel as channels
+from exhume.models.split.blueprint import Blueprint
+from exhume.models.split.channel import ChannelNetwork
+from exhume.models.split.pipeline import Client as Sender
+from exhume.models.split.pipeline import Pipeline
+
+pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
+
+from exhume.integrations import serve
+from exhume.integrations.exporting import export_parts
+from exhume.integrations.serve import Client
+
+served = pytest.importorskip("served")
+pytestmark = [pytest.mark.serve, pytest.mark.xdist_group("serve")]
+
+PLAN = Blueprint(ChannelNetwork(served.PLAN.network, "conv1", "pool", 6), "encode", "body")
+
+
+def planted():
+    parts = PLAN.split()
+    for part in (parts.head, parts.body, parts.tail):
+        part.requires_grad_(False).eval()
+    client = Sender(parts.head, torch.zeros(6), (0,), parts.tail, sigma=0.5)
+    return Pipeline(client, (parts.body,), "encode")
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    """Two servers that hold the same body."""
+    if served.server_python() is None:
+        pytest.skip("no interpreter with MLServer: make test sets one up, or EXHUME_SERVE_PYTHON")
+    folder = tmp_path_factory.mktemp("channel")
+    export_parts(planted(), PLAN, folder / "client", folder / "server")
+    servers = [served.Running(folder, "0") for _ in range(2)]
+    for server in servers:
+        server.start()
+    try:
+        for server in servers:
+            server.wait()
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Everything that is sent to a server, question by question."""
+    kept = []
+
+    def question(body, version, features, request, shape):
+        kept.append(features.copy())
+        return real(body, version, features, request, shape)
+
+    real = serve.Question
+    monkeypatch.setattr(serve, "Question", question)
+    return kept
+
+
+def images(count):
+    return torch.rand(count, 3, 16, 16, generator=Key.from_seed(0).generator())
+
+
+def client_of(running, kind="grpc"):
+    urls = [getattr(server, kind) for server in running]
+    return Client(running[0].folder / "client", urls, deadline=60.0)
+
+
+@pytest.mark.parametrize("kind", ["grpc", "rest"])
+def test_the_same_logits_as_in_this_process(kind, running, monkeypatch):
+    generator = Key.from_seed(1).generator()
+    noise = torch.randn(7, 6, generator=generator, dtype=torch.float64)
+    monkeypatch.setattr(channels, "system_gaussian", lambda shape: noise)
+    with client_of(running, kind) as client:
+        torch.testing.assert_close(client(images(7)), planted()(images(7)), atol=1e-5, rtol=1e-5)
+
+
+def test_noise_is_fresh_for_every_request_and_never_for_a_repetition(running, asked):
+    same = images(1).expand(3, 3, 16, 16)
+    with client_of(running) as client:
+        one, two = client(same), client(same)
+        assert [sent.shape for sent in asked] == [(3, 6), (3, 6)]
+        rows = {tuple(row) for sent in asked for row in sent.tolist()}
+        assert len(rows) == 6
+        assert not torch.allclose(one, two)
+        running[0].kill()
+        asked.clear()
+        client(same)
+        assert len(asked) > 1  # the first server, then the second
+        assert all((sent == asked[0]).all() for sent in asked)
+    running[0].start()
+    running[0].wait()
+
+
+def test_without_the_system_s_randomness_no_server_is_asked(running, asked, monkeypatch):
+    with client_of(running) as client:
+        monkeypatch.setattr(os, "urandom", _fails)
+        with pytest.raises(ExhumeError, match="this system gives no randomness"):
+            client(images(2))
+        monkeypatch.undo()
+    assert not asked
+
+
+def _fails(size):
+    raise OSError("the source is closed")
