@@ -10,9 +10,10 @@ from torch.nn.functional import normalize
 
 from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.attacks.margin.hidden_span import HiddenSpan, Rows, _Problem, scale_of, second_layer
+from exhume.attacks.margin.hidden_span import HiddenSpan, _Problem, scale_of, second_layer
 from exhume.attacks.margin.pool import distinct
 from exhume.attacks.margin.residual import Span
+from exhume.attacks.margin.rows import Rows
 from exhume.attacks.margin.strongest import Strongest, met
 from exhume.contract import Gradient, Knowledge, NotApplicable, Outcome, Records, Weights
 from exhume.models.activations import ACTIVATIONS
