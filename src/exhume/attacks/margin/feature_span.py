@@ -2,11 +2,11 @@
 
 Weight decay removes what that layer was at the start. What is left is a sum over the training records,
 W = sum_i s_i phi(x_i)ᵀ with phi(x) what the convolutions make of a record, so the features of every training
-record lie in its row span Q. As for fully connected networks (`HiddenSpan`) that is a condition on one
+record lie in its row span. As for fully connected networks (`HiddenSpan`) that is a condition on one
 input at a time, but nothing says in which span the inputs lie, so that candidates are whole images:
 
     min_x  log f(x) + w·(TV(x) + TV(colours of x)/2),   w falling
-    f(x) = |phi - QᵀQ phi|² / |phi - FᵀF phi|²
+    f(x) = sum_j w_j (v_jᵀ phi(x))² / |phi(x) - FᵀF phi(x)|²,                w_j, v_j: `rows.py`
 
 F spans what says nothing: the leading directions of W, which all records share, and the features of images of
 one colour, which are close to every span. In later rounds it also has what was found.
@@ -30,11 +30,11 @@ from exhume.attacks.margin.descent import Descent, fall
 from exhume.attacks.margin.known import Known
 from exhume.attacks.margin.pool import Run, by_own_confidence, distinct
 from exhume.attacks.margin.restarts import Restarts
+from exhume.attacks.margin.rows import Rows, orthonormal, row_space, without
 from exhume.contract import Architecture, Key, Knowledge, NotApplicable, Progress, Store, silent
 
 __all__ = ["FeatureSpan"]
 
-_LEFT = 1e-3  # share of the layer's square that may lie outside the span
 _SHARED = 3  # leading directions of the layer that all records have in common
 _COLOURS = (0.0, 0.35, 0.65, 1.0)  # of images of one colour, in every channel
 _ROUNDING = 1e-7  # share of the largest singular value below which one is rounding
@@ -55,7 +55,7 @@ class FeatureSpan:
 
     restarts: int = 6  # rounds
     starts: float = 1.2  # of a round, per training record
-    widen: float = 2.0  # directions of Q per training record: features drift while training
+    widen: float = 2.0  # directions per training record that the layer must lie in
     contrast: float = 0.22  # standard deviation of a start's pixels
     largest: float = 0.25  # and at most
     variation: float = 30.0  # weight of the total variation at the start
@@ -144,7 +144,7 @@ class FeatureSpan:
         kept, _ = distinct(inputs[near], sure[near], self.same)
         images = inputs[near][kept].reshape(-1, *layer.centre.shape) + layer.centre
         with torch.no_grad():
-            return _orthonormal(torch.cat([nothing, layer.features(images)]))
+            return orthonormal(torch.cat([nothing, layer.features(images)]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +154,7 @@ class _Layer:
     architecture: Architecture
     parameters: Tensor  # (p,)
     name: str
-    rows: Tensor  # right singular vectors of its weights, (q, f)
+    rows: Rows
     records: int
     centre: Tensor  # (*shape)
 
@@ -173,19 +173,10 @@ class _Layer:
             )
         name = chain.layers[0].name
         weights = architecture.layout.split(parameters)[f"{name}.weight"]
-        _, values, rows = torch.linalg.svd(weights.double(), full_matrices=False)
-        records = _records(values)
-        count = min(round(widen * records), len(values))
-        left = float(values[count:].square().sum() / values.square().sum())
-        if count == len(values) or left > _LEFT:
-            raise NotApplicable(
-                f"{name}.weight: {left:.1%} of its square lies outside {count} directions, so it keeps its "
-                "random start, which weight decay would have removed, or has too few neurons",
-                ever=False,
-            )
-        leading = rows[:count].to(parameters.dtype)
+        records = _records(torch.linalg.svdvals(weights.double()))
+        rows = row_space(weights, round(widen * records), f"{name}.weight")
         centre = reader.centre.to(parameters)
-        return _Layer(architecture, parameters, name, leading, records, centre)
+        return _Layer(architecture, parameters, name, rows, records, centre)
 
     @cached_property
     def module(self) -> nn.Module:
@@ -202,7 +193,7 @@ class _Layer:
     def distance(self, images: Tensor, beside: Tensor) -> Tensor:
         """f (m,): the share of the features outside the span, of what `beside` (orthonormal) leaves."""
         features = self.features(images)
-        outside, new = _without(features, self.rows), _without(features, beside)
+        outside, new = self.rows.outside(features), without(features, beside)
         return outside.square().sum(1) / new.square().sum(1).clamp_min(1e-30)
 
     def labels(self, images: Tensor) -> Tensor:
@@ -221,24 +212,14 @@ class _Layer:
         with torch.no_grad():
             features = self.features(torch.cat([flat, 0.4 * flat + 0.6 * self.centre]))
         _, values, rows = torch.linalg.svd(features.double(), full_matrices=False)
-        flat_rows = rows[values > _FLAT * values[0]].to(self.rows.dtype)
-        return _orthonormal(torch.cat([self.rows[:_SHARED], flat_rows]))
+        flat_rows = rows[values > _FLAT * values[0]].to(features)
+        return orthonormal(torch.cat([self.rows.basis[:_SHARED], flat_rows]))
 
 
 def _records(values: Tensor) -> int:
     """Where the spectrum (falling) drops most, before its middle: features drift, so it has no clear end."""
     half = values[: max(3, len(values) // 2)].clamp_min(_ROUNDING * float(values[0]))
     return int((half[1:-1] / half[2:]).argmax()) + 2
-
-
-def _orthonormal(rows: Tensor) -> Tensor:
-    basis: Tensor = torch.linalg.qr(rows.double().T)[0].T.to(rows.dtype)
-    return basis
-
-
-def _without(vectors: Tensor, rows: Tensor) -> Tensor:
-    """(m, f) less its part in the span of orthonormal rows."""
-    return torch.addmm(vectors, vectors @ rows.T, rows, alpha=-1)
 
 
 def _roughness(images: Tensor) -> Tensor:

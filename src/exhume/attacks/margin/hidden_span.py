@@ -4,12 +4,9 @@ Weight decay removes what a layer was at the start. What is left of the second l
 training records, W2 = sum_i s_i h(x_i)ᵀ with h(x) = act(W1 x + b), whatever the activation and the biases
 behind it, so the hidden activations of every training record lie in its row span, n directions of k:
 
-    f(x) = sum_j w_j (v_jᵀ h(x))² / ||h(x) - FᵀF h(x)||²,     w_j = e² / (s_j² + e²)     W2 = U diag(s) V
+    f(x) = sum_j w_j (v_jᵀ h(x))² / ||h(x) - FᵀF h(x)||²          v_j, w_j: directions and noise, `rows.py`
 
-Activations drift while training, and decay forgets where they were: the sum has a tail whose singular
-values s_j fall without a gap, and what training records have along v_j falls with s_j. So every direction is
-weighted by the noise that is there, down to the floor e that rounding or the start makes. Where h is nearly
-linear (GELU), only the far tail tells training records from others.
+Where h is nearly linear (GELU), only the far tail of the directions tells training records from others.
 
 About k - n equations for the r = n - 1 coordinates of x in the row span of the first layer; no multipliers,
 no labels, no other candidates. Many random starts go down log f together, at a tenth of the cost of eq. (6).
@@ -31,17 +28,17 @@ from torch import Tensor
 
 from exhume.attacks.margin.descent import Descent, fall, stepper
 from exhume.attacks.margin.pool import Run, by_own_confidence, distinct
-from exhume.attacks.margin.reading import Reader, noise_edge
+from exhume.attacks.margin.reading import Reader
 from exhume.attacks.margin.residual import Span
 from exhume.attacks.margin.restarts import Restarts
+from exhume.attacks.margin.rows import Rows, orthonormal, row_space, without
 from exhume.contract import Key, Knowledge, NotApplicable, Progress, Store, silent
 from exhume.models.heads import Head
 from exhume.models.matrices import Matrices
 
-__all__ = ["HiddenSpan", "Rows", "scale_of", "second_layer"]
+__all__ = ["HiddenSpan", "scale_of", "second_layer"]
 
 _OFTEN = 3  # starts that end at the same image make it certain
-_LEFT = 1e-3  # share of the second layer's square that may lie outside the span
 _TINY = 1e-12  # added to Adam's root mean squares
 _LONGER = 1.7  # inputs over the first layer's norm per its bias's, whose terms cancel less
 
@@ -140,8 +137,7 @@ class HiddenSpan:
         kept, _ = distinct(all_inputs, torch.cat(sure), self.same)
         network = span.network
         hidden = network.act.apply(network.forward(all_inputs[kept] @ span.basis.T)[0][0])
-        basis: Tensor = torch.linalg.qr(hidden.double().T)[0].T.to(hidden)
-        return basis
+        return orthonormal(hidden)
 
 
 def scale_of(span: Span, shape: tuple[int, ...], contrast: float) -> float:
@@ -156,41 +152,17 @@ def scale_of(span: Span, shape: tuple[int, ...], contrast: float) -> float:
     return _LONGER * float(span.network.first.norm()) / bias
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """The second layer's row space, with the noise of each direction."""
-
-    basis: Tensor  # (q, k) orthonormal: the directions above the floor
-    damped: Tensor  # (q,) 1 - sqrt(w_j); 0 for all other directions
-
-    def outside(self, vectors: Tensor) -> Tensor:
-        """(m, k) vectors, each component v_j times sqrt(w_j)."""
-        return torch.addmm(vectors, (vectors @ self.basis.T) * self.damped, self.basis, alpha=-1)
-
-
 def second_layer(span: Span, widen: float) -> Rows:
-    """Read the second layer; refuses one that keeps its start."""
-    matrix = span.network.later[0].double()
+    """Read the second layer; refuses one that keeps its start, or has too few neurons."""
+    matrix = span.network.later[0]
     count = round(widen * (len(span.basis) + 1))
-    _, values, rows = torch.linalg.svd(matrix, full_matrices=False)
-    left = float(values[count:].square().sum() / values.square().sum())
-    few = matrix.shape[1] - count < len(span.basis)
-    if few or left > _LEFT:
+    if matrix.shape[1] - count < len(span.basis):
         raise NotApplicable(
             f"fc2.weight: {count} directions of {matrix.shape[1]} leave fewer equations than the "
-            f"{len(span.basis)} unknowns of a record: too few neurons"
-            if few
-            else f"fc2.weight: {left:.1%} of its square lies outside {count} directions, so it keeps its "
-            "random start, which weight decay would have removed",
+            f"{len(span.basis)} unknowns of a record: too few neurons",
             ever=False,
         )
-    tail = len(values) // 2 > count  # then the median is noise: the start's, or rounding
-    floor = (
-        noise_edge(values, min(matrix.shape) / max(matrix.shape)) if tail else float(values[count])
-    )
-    kept = int((values > floor).sum())
-    damped = 1 - floor / (values[:kept].square() + floor**2).sqrt()
-    return Rows(rows[:kept].to(span.network.first), damped.to(span.network.first))
+    return row_space(matrix, count, "fc2.weight")
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,16 +177,11 @@ class _Problem:
         entering = coordinates @ self.network.first.T + self.network.bias
         hidden = act.apply(entering)
         outside = self.rows.outside(hidden)
-        new = hidden if self.found is None else _without(hidden, self.found)
+        new = hidden if self.found is None else without(hidden, self.found)
         size = new.square().sum(1, keepdim=True).clamp_min(1e-30)
         share = outside.square().sum(1, keepdim=True) / size
         by_hidden = (self.rows.outside(outside) - share * new).mul_(2 / size)
         return share[:, 0], by_hidden.mul_(act.slope(entering, hidden)) @ self.network.first
-
-
-def _without(vectors: Tensor, rows: Tensor) -> Tensor:
-    """(m, k) less its part in the span of orthonormal rows."""
-    return torch.addmm(vectors, vectors @ rows.T, rows, alpha=-1)
 
 
 def _labels(network: Matrices, coordinates: Tensor) -> Tensor:

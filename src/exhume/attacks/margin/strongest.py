@@ -81,7 +81,9 @@ class PreparedStrongest:
         if not isinstance(releases, Weights):
             return self._only().run(releases)
         rows = [Weights(row[None], releases.layout) for row in releases.parameters]
-        return joined([self._one(row) for row in rows])
+        found = [self._one(row) for row in rows]
+        refused = [one for one in found if one.status.outcome is Outcome.NOT_APPLICABLE]
+        return refused[0] if refused else joined(found)
 
     def choice(self, release: Weights) -> Restarts:
         """Which attack one release gets first: its own choice, so that releases do not touch each other."""
@@ -97,7 +99,7 @@ class PreparedStrongest:
     def _one(self, release: Weights) -> Reconstruction:
         chosen = self.choice(release)
         found = chosen.run(release)
-        if chosen is self.first or self.first is None:
+        if chosen is self.first or self.first is None:  # nothing else is there
             return found
         if met(found, chosen.reader.centre) >= _ENOUGH * found.observed["records"]:
             return found

@@ -312,4 +312,4 @@ def _back(name: str, bar: float, metrics: dict[str, float]) -> Stated:
 
 
 _TITLE = "Ordinary checkpoints: biases, activations, mini-batches, heads"
-STUDY = Study("margin-ordinary", _TITLE, "Buzaglo23", _SCALES, _run)
+STUDY = Study("margin-ordinary", _TITLE, "Buzaglo23", _SCALES, _run, threads={"smoke": 1, "cpu": 1})
