@@ -53,7 +53,7 @@ def folder(tmp_path_factory):
     images = torch.rand(ALL, 1, 8, 8, generator=key.generator())
     labels = torch.arange(ALL) % 3
     torch.save(trained(images[:TRAINED] - 0.5, labels[:TRAINED], 5e-3, 2000), folder / "decayed.pt")
-    torch.save(trained(images[:TRAINED] - 0.5, labels[:TRAINED], 0.0, 40), folder / "kept.pt")
+    torch.save(trained(images[:TRAINED] - 0.5, labels[:TRAINED], 0.0, 10), folder / "kept.pt")
     scale = torch.logspace(-1, 2, 64)
     vectors = 3 * scale + scale * (images.flatten(1) - 0.5)
     names = np.array([f"column {number}" for number in range(64)])
@@ -78,7 +78,7 @@ def settings(folder):
 def test_with_decay_it_leaks_and_every_condition_holds(settings, tmp_path):
     done = audit(Brief.of(settings), tmp_path / "run", redact=True)
     assert done.verdict.word == "leaks"
-    assert done.leak.successes > TRAINED / 2
+    assert done.leak.successes >= TRAINED / 3
     written = json.loads((tmp_path / "run" / "result.json").read_text())
     names = list(written)
     assert names.index("conditions") < names.index("verdict")
@@ -95,17 +95,20 @@ def test_without_decay_the_table_says_why_nothing_can_be_said(settings, folder, 
     kept = replace(settings, checkpoint=str(folder / "kept.pt"))
     done = audit(Brief.of(kept), tmp_path / "run")
     assert done.verdict.word == "not audited"
-    assert "the network keeps its random start" in done.verdict.sentence
-    assert "weight decay" in done.verdict.sentence
+    assert "its random start is still there" in done.verdict.sentence
+    assert "only training with weight decay removes" in done.verdict.sentence
     holds = [one.holds for one in done.result.conditions]
     assert holds[1] is False
     assert "✗" in done.report.read_text()
 
 
-def test_the_wrong_activation_shows_in_the_accuracy(settings, tmp_path):
-    done = audit(Brief.of(replace(settings, activation="sigmoid", steps=3)), tmp_path / "run")
-    assert done.verdict.word == "not audited"
-    assert "training records right" in done.verdict.sentence
+def test_the_wrong_activation_shows(settings, tmp_path):
+    done = audit(Brief.of(replace(settings, activation="tanh", steps=3)), tmp_path / "run")
+    learnt, explain = done.result.conditions[3:]
+    assert learnt.holds  # the signs are the same
+    assert not explain.holds
+    assert "of the first layer unexplained" in explain.why
+    assert "see whether --activation" in done.result.attacks[0].notes[-1]
 
 
 def test_vectors_are_scored_by_cosine_and_shown_value_by_value(settings, folder, tmp_path):
@@ -120,8 +123,8 @@ def test_vectors_are_scored_by_cosine_and_shown_value_by_value(settings, folder,
     )
     done = audit(Brief.of(table), tmp_path / "run", redact=True)
     assert done.verdict.word == "leaks"
-    assert done.metrics["cosine_median"] > 0.8 > done.metrics["cosine_bar"]
-    assert done.metrics["decoys"] == ALL - TRAINED
+    assert done.metrics["above_cosine_bar"] >= TRAINED / 3
+    assert done.metrics["decoys"] == 147  # in the classes' shares
     assert done.result.attacks[0].spec.name.startswith("Training records from")
     page = done.report.read_text()
     assert "Value by value" in page
@@ -196,7 +199,7 @@ def test_what_weights_show(key):
     assert found.spans
     assert found.equations == 30 - found.directions
     start = torch.randn(30, 30, generator=generator)
-    kept = premises_of(Matrices(first, torch.zeros(30), (second + 10 * start, last)), widen=1.5)
+    kept = premises_of(Matrices(first, torch.zeros(30), (second + 1000 * start, last)), widen=1.5)
     assert kept.left_second > 0.1
     assert not kept.spans
     shallow = premises_of(Matrices(first, torch.zeros(30), (last,)), widen=1.5)
@@ -215,7 +218,6 @@ def test_all_that_is_needed():
 @pytest.mark.parametrize(
     ("premises", "fit", "place", "why"),
     [
-        ({"whole": True}, {}, 0, "uses all of its 100 directions"),
         ({"fall": 1.1}, {}, 0, "runs into the noise of its random start without a gap"),
         ({"records": 12}, {}, 0, "show 12 records where 100 were trained on"),
         (
@@ -231,7 +233,12 @@ def test_all_that_is_needed():
             r"random start \(50% of the first layer\)",
         ),
         ({"left_second": None, "gates": False}, {}, 1, "needs two hidden layers, or one with ReLU"),
-        ({"neurons": 200}, {}, 2, "too many records for so few neurons: 48 equations for the 100"),
+        (
+            {"neurons": 200, "gates": False},
+            {},
+            2,
+            "too many records for so few neurons: 48 equations for the 100",
+        ),
         ({}, {"right": 0.5, "residual": None}, 3, "gets only 50% of its training records right"),
         ({}, {"right": None, "unfit": "more classes"}, 3, "more classes"),
         ({}, {"residual": 0.6}, 4, "leave 60% of the first layer unexplained"),
@@ -243,6 +250,12 @@ def test_each_condition_that_fails_is_said(premises, fit, place, why):
     assert [at for at, row in enumerate(rows) if not row.holds] == [place]
     with pytest.raises(AssertionError, match=why):
         raise AssertionError(doubt_of(rows))
+
+
+def test_what_cannot_be_counted_cannot_be_told_either():
+    rows = conditions_of(replace(GOOD, whole=True), FITS)
+    assert [row.holds for row in rows] == [False, False, True, True, True]
+    assert doubt_of(rows).count("uses all of its 100 directions") == 1
 
 
 # Controls

@@ -45,7 +45,7 @@ class Premises:
     def spans(self) -> bool:
         """Whether the second layer has lost its start, so that hidden activations span it."""
         left = self.left_second
-        return left is not None and left <= LEFT and self.equations > 0
+        return left is not None and left <= LEFT and self.equations >= self.unknowns
 
 
 def premises_of(network: Matrices, widen: float) -> Premises:

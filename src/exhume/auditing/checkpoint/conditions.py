@@ -29,7 +29,7 @@ def conditions_of(premises: Premises, fit: Fit | None) -> tuple[Condition, ...]:
 
 def doubt_of(conditions: tuple[Condition, ...]) -> str:
     """Why silence of the attack says nothing; empty: all it needs is there."""
-    return "; ".join(one.why for one in conditions if not one.holds)
+    return "; ".join(one.why for one in conditions if one.why)
 
 
 def _counted(premises: Premises, fit: Fit | None) -> Condition:
@@ -41,7 +41,8 @@ def _counted(premises: Premises, fit: Fit | None) -> Condition:
             f"no: all {premises.unknowns} directions of the first layer are in use",
             holds=False,
             why=f"the first layer uses all of its {premises.unknowns} directions, so that records cannot be "
-            "counted: there are as many records as inputs or neurons, or its random start is still there",
+            "counted: there are as many records as inputs or neurons, or its random start is still there, "
+            "which only training with weight decay removes",
         )
     if premises.fall < GAP:
         return Condition(
@@ -68,6 +69,8 @@ def _start_gone(premises: Premises) -> Condition:
     """The layer that the attack reads, if it has lost its start; where no layer has, the second."""
     needs = "Nothing is left of the random start"
     first, second = premises.left_first, premises.left_second
+    if premises.whole:
+        return Condition(needs, "cannot be told where records cannot be counted", holds=False)
     if second is None and not premises.gates:
         return Condition(
             needs,
@@ -90,7 +93,7 @@ def _start_gone(premises: Premises) -> Condition:
 
 def _enough(premises: Premises) -> Condition:
     needs = "There are more equations than unknowns"
-    if premises.spans:
+    if premises.spans or not premises.gates:
         have, want = premises.equations, premises.unknowns
         found = f"{have:,} equations for the {want:,} unknowns of each record"
     else:

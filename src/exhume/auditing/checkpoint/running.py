@@ -26,6 +26,7 @@ from exhume.contract import (
     Key,
     Knowledge,
     NotApplicable,
+    Outcome,
     Progress,
     Reconstruction,
     Records,
@@ -164,9 +165,9 @@ def attack_checkpoint(subject: Subject, store: Store, progress: Progress) -> Fin
             progress=progress,
         )
     except NotApplicable as why:
-        section = Section.inapplicable(subject.spec, why, knows)
-        because = doubt_of(subject.conditions) or why.why
-        return Findings(section, not_audited(because), facts=subject.facts)
+        return _refused(subject, knows, why)
+    if found.status.outcome is Outcome.NOT_APPLICABLE:
+        return _refused(subject, knows, NotApplicable(found.status.reason, ever=found.status.ever))
     if subject.given is None:
         return unscored_findings(
             subject.spec,
@@ -180,6 +181,13 @@ def attack_checkpoint(subject: Subject, store: Store, progress: Progress) -> Fin
     findings = _scored(subject, subject.given, found, knows, key)
     progress("scoring", 1, 1)
     return findings
+
+
+def _refused(subject: Subject, knows: tuple[str, ...], why: NotApplicable) -> Findings:
+    """By the weights themselves: a condition that fails says it better."""
+    section = Section.inapplicable(subject.spec, why, knows)
+    because = doubt_of(subject.conditions) or why.why
+    return Findings(section, not_audited(because), facts=subject.facts)
 
 
 def _scored(
