@@ -12,6 +12,7 @@ import copy
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import islice, repeat
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +31,11 @@ __all__ = ["descend", "mixes_batches", "without_memory"]
 _NORM = nn.modules.batchnorm._BatchNorm
 
 
-def mixes_batches(architecture: Architecture) -> bool:
+def mixes_batches(architecture: Architecture) -> TypeGuard[OwnArchitecture]:
     """Whether batch norm, and nothing else, makes training more than a sum over records."""
-    own = isinstance(architecture, OwnArchitecture) and bool(architecture.not_per_record)
-    return own and _only_batch_norm(architecture)
+    if not isinstance(architecture, OwnArchitecture) or not architecture.not_per_record:
+        return False
+    return _only_batch_norm(architecture)
 
 
 @lru_cache(maxsize=8)

@@ -115,6 +115,6 @@ class AdamRule:
         return pushed
 
     def pull(self, kept: Tensor, after: Tensor, step: int, rate: float) -> tuple[Tensor, Tensor]:
-        _, back = vjp(lambda s, g: self.next(s, g, step, rate), kept[:3], kept[3])
+        back = vjp(lambda s, g: self.next(s, g, step, rate), kept[:3], kept[3])[1]
         before, gradient = back(after)
         return before, gradient

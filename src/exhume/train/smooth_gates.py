@@ -70,7 +70,7 @@ class _Gated(torch.autograd.Function):
         return torch.where(x > 0, x, leak * x)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
         return slope * _Gate.apply(x, ctx.leak, ctx.width), None, None  # type: ignore[no-untyped-call]
 
@@ -83,7 +83,7 @@ class _Gate(torch.autograd.Function):
         return torch.where(x > 0, 1.0, leak).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
         wide = (ctx.width * x.std()).clamp_min(1e-12)
         kernel = torch.exp(-0.5 * (x / wide).square()) / (wide * math.sqrt(2 * math.pi))

@@ -69,10 +69,13 @@ def _differentiable(architecture: Architecture) -> tuple[torch.nn.Module, bool]:
         raise NotApplicable(
             "tokens have no derivative: updates of texts have attacks of their own", ever=True
         )
-    own = isinstance(architecture, OwnArchitecture)
-    module = architecture.trainable() if own else architecture.build()
     if mixes_batches(architecture):
-        return without_memory(module), True
+        return without_memory(architecture.trainable()), True
+    module = (
+        architecture.trainable()
+        if isinstance(architecture, OwnArchitecture)
+        else architecture.build()
+    )
     why = not_per_record(module, architecture.input_shape)
     if why:
         raise NotApplicable(f"training cannot be differentiated: {why}", ever=True)

@@ -68,4 +68,5 @@ def _power_law(power: Tensor) -> Tensor:
         return torch.ones_like(power)
     design = torch.stack([torch.ones_like(frequency), frequency], 1)
     fit = torch.linalg.lstsq(design[known], power.flatten()[known].log()[:, None]).solution
-    return (design @ fit)[:, 0].exp().view(h, w)
+    smooth: Tensor = (design @ fit)[:, 0].exp().view(h, w)
+    return smooth
