@@ -59,7 +59,7 @@ def test_every_command_in_a_page_can_be_given(page, line):
 
 def test_there_are_commands_to_check():
     assert len(WRITTEN) > 40
-    assert len(TUTORIALS) == 5
+    assert len(TUTORIALS) >= 3
 
 
 @pytest.mark.slow
