@@ -167,6 +167,8 @@ def test_the_rank_ends_at_the_last_gap_above_the_floor():
     assert rank_of(torch.cat([torch.tensor([9.0, 8.0, 1.0]), rounding])) == 3
     many = torch.cat([torch.tensor([9.0, 8.0]), torch.logspace(0, -3, 20)])
     assert rank_of(torch.cat([many, rounding])) == 22  # a cliff, though in the second half
+    data, left = torch.logspace(0, -3, 12), torch.linspace(1.5e-6, 2e-7, 30)
+    assert rank_of(torch.cat([data, left])) == 12  # what is left of the start straddles rounding
 
 
 def test_data_that_run_into_the_floor_end_at_its_edge(key):

@@ -36,7 +36,10 @@ __all__ = [
 
 GAP = 1.5  # factor between neighbouring singular values that ends the span
 _CLEAR = 1.05  # times the edge of a floor: above it
-_CLIFF = 30.0  # factor down to rounding that ends it wherever it is: no floor is that low
+_CLIFF = (
+    30.0  # factor of a drop that ends the data wherever it is, if what follows is next to nothing
+)
+_FLOOR = 1e-4  # share of the largest singular value that is next to nothing
 _ROUNDING = 1e-6  # share of the largest singular value below which one is rounding
 
 
@@ -84,8 +87,11 @@ def rank_of(values: Tensor, aspect: float = 1.0) -> int:
     """
     kept = values[values > _ROUNDING * values[0]]
     half = max(2, len(values) // 2)
-    cliff = len(kept) < len(values) and bool(kept[-1] > _CLIFF * values[len(kept)])
-    if cliff or len(kept) <= half:
+    tops = values.clamp_min(_ROUNDING * float(values[0]))  # what is rounding has no cliffs
+    cliffs = ((tops[:-1] > _CLIFF * tops[1:]) & (tops[1:] < _FLOOR * values[0])).nonzero()
+    if len(cliffs):
+        return int(cliffs[-1]) + 1
+    if len(kept) <= half:
         return len(kept)
     gaps = (kept[: half - 1] / kept[1:half] >= GAP).nonzero()
     if len(gaps):
