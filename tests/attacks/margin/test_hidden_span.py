@@ -123,9 +123,7 @@ def test_directions_are_weighted_by_the_noise_that_is_there(key):
     kept = 1 - rows.outside(right.T).norm(dim=1)
     assert float(kept[:5].min()) > 0.999
     assert bool((kept.diff() < 1e-6).all())  # falls with the singular values
-    assert (
-        0.9 < float(kept[12]) < 0.99
-    )  # 1e-8, ten times the noise, whose edge is 2.5 times its median
+    assert 0.7 < float(kept[12]) < 0.8  # 1e-8; the noise is 1e-9 and its edge 2.5 times that
     assert float(kept[20:].max()) < 0.01
 
 
