@@ -80,7 +80,8 @@ class PreparedStrongest:
         if not isinstance(releases, Weights):
             return self._only().run(releases)
         rows = [Weights(row[None], releases.layout) for row in releases.parameters]
-        return joined([self._one(row) for row in rows])
+        found = [self._one(row) for row in rows]
+        return found[0] if len(found) == 1 else joined(found)  # one may be a refusal
 
     def choice(self, release: Weights) -> Restarts:
         """Which attack one release gets first: its own choice, so that releases do not touch each other."""
