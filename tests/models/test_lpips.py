@@ -70,6 +70,14 @@ def test_identical_images_are_at_zero_and_noise_moves_away(drawn_net):
     torch.testing.assert_close(drawn_net(images, images + noise), drawn_net(images + noise, images))
 
 
+def test_embedding_is_the_last_activation_averaged(drawn_net):
+    images = torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    last = drawn_net._activations(images)[-1]
+    found = drawn_net.embedded(images)
+    assert found.shape == (3, last.shape[1])
+    torch.testing.assert_close(found[1], last[1].flatten(1).mean(1))
+
+
 def test_gradient_is_finite_where_nothing_is_active(drawn_net):
     drawn_net.get_buffer("bias0").fill_(-100)  # no channel of the first layer fires anywhere
     image = waves(32, 0.0).requires_grad_(True)

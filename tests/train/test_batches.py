@@ -21,12 +21,14 @@ from exhume.train.recipe import FullBatch, MiniBatch
 OPTIMISERS = {
     "descent": Descent(steps=11, rate=0.2, momentum=0.7, weight_decay=0.02),
     "adam": Adam(steps=11, rate=0.05, weight_decay=0.02),
+    "adamw": Adam(steps=11, rate=0.05, weight_decay=0.02, decoupled=True),
 }
 
 
 def torch_optimiser(optimiser, parameters):
     if isinstance(optimiser, Adam):
-        return torch.optim.Adam(
+        kind = torch.optim.AdamW if optimiser.decoupled else torch.optim.Adam
+        return kind(
             parameters,
             lr=optimiser.rate,
             betas=(optimiser.beta1, optimiser.beta2),

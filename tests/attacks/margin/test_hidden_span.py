@@ -10,12 +10,15 @@ from torch.nn.functional import normalize
 
 from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.attacks.margin.hidden_span import HiddenSpan, _Problem
+from exhume.attacks.margin.hidden_span import HiddenSpan, Rows, _Problem, scale_of, second_layer
 from exhume.attacks.margin.pool import distinct
-from exhume.attacks.margin.strongest import Strongest
+from exhume.attacks.margin.residual import Span
+from exhume.attacks.margin.strongest import Strongest, met
 from exhume.contract import Gradient, Knowledge, NotApplicable, Outcome, Records, Weights
+from exhume.models.activations import ACTIVATIONS
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.matrices import Matrices
+from exhume.models.mlp import MLP
 from exhume.store import FolderStore, NullStore
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import release_margin
@@ -79,24 +82,86 @@ def test_it_needs_two_hidden_layers(key):
         TINY.prepare(Knowledge(architecture=mlp), key=key, store=NullStore())
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("found", [False, True])
-def test_the_distance_and_its_gradient(found, key):
+def test_the_distance_and_its_gradient(activation, found, key):
     generator = key.generator()
     first, bias = (torch.randn(*s, generator=generator).double() for s in ((12, 4), (12,)))
     rows = torch.linalg.qr(torch.randn(12, 5, generator=generator).double())[0].T
     known = torch.linalg.qr(torch.randn(12, 2, generator=generator).double())[0].T
+    weights = torch.linspace(0.01, 0.9, 5, dtype=torch.float64)
     inputs = torch.randn(3, 4, generator=generator).double().requires_grad_()
-    hidden = torch.relu(inputs @ first.T + bias)
+    act = ACTIVATIONS[activation]
+    hidden = act.apply(inputs @ first.T + bias)
     eye = torch.eye(12, dtype=torch.float64)
-    outside, new = hidden @ (eye - rows.T @ rows), hidden
-    if found:
-        new = hidden @ (eye - known.T @ known)
-    naive = outside.square().sum(1) / new.square().sum(1)
+    new = hidden @ (eye - known.T @ known) if found else hidden
+    far = (hidden @ (eye - rows.T @ rows)).square().sum(1)
+    naive = (far + (hidden @ rows.T).square() @ weights) / new.square().sum(1)
     (slope,) = torch.autograd.grad(naive.sum(), inputs)
-    network = Matrices(first, bias, ())
-    value, gradient = _Problem(network, rows, known if found else None).at(inputs.detach())
+    network = Matrices(first, bias, (), act=act)
+    problem = _Problem(network, Rows(rows, 1 - weights.sqrt()), known if found else None)
+    value, gradient = problem.at(inputs.detach())
     torch.testing.assert_close(value, naive.detach())
     torch.testing.assert_close(gradient, slope)
+
+
+def test_directions_are_weighted_by_the_noise_that_is_there(key):
+    """A planted second layer: strong directions, a falling tail, and a floor."""
+    left, right = (
+        torch.linalg.qr(torch.randn(40, 40, generator=key.fold(side).generator()).double())[0]
+        for side in "lr"
+    )
+    values = torch.cat([torch.ones(5), 10 ** -torch.arange(1.0, 9.0), torch.full((27,), 1e-9)])
+    second = left @ torch.diag(values.double()) @ right.T
+    span = Span(
+        torch.eye(4, 9),
+        torch.ones(4),
+        Matrices(torch.zeros(40, 4).double(), second[0], (second,)),
+        0.0,
+    )
+    rows = second_layer(span, widen=1.5)
+    kept = 1 - rows.outside(right.T).norm(dim=1)
+    assert float(kept[:5].min()) > 0.999
+    assert bool((kept.diff() < 1e-6).all())  # falls with the singular values
+    assert (
+        0.9 < float(kept[12]) < 0.99
+    )  # 1e-8, ten times the noise, whose edge is 2.5 times its median
+    assert float(kept[20:].max()) < 0.01
+
+
+def test_too_few_neurons_are_named(key):
+    second = torch.randn(10, 10, generator=key.generator())
+    network = Matrices(torch.zeros(10, 6), second[0], (second,))
+    with pytest.raises(NotApplicable, match="10 directions of 10 leave fewer equations than the 6"):
+        second_layer(Span(torch.eye(6, 9), torch.ones(6), network, 0.0), widen=1.5)
+
+
+def test_records_behind_an_ordinary_network_come_back(key):
+    """Biases everywhere, leaky ReLU, momentum, mini-batches; the inputs' scale is in the weights."""
+    pictures = torch.rand(8, *SHAPE, generator=key.fold("pictures").generator())
+    records = Records(pictures, torch.arange(8) % 4, tuple("abcd"))
+    mlp = MLP(SHAPE, (200, 60), 4, "leaky-relu", "torch")
+    recipe = MarginDescent(
+        mlp,
+        rate=0.05,
+        weight_decay=0.02,
+        stop_loss=0.0,
+        epochs=600,
+        momentum=0.9,
+        batch=4,
+        schedule="cosine",
+    )
+    made = release_margin(recipe, records, key=key, store=NullStore())
+    knowledge = Knowledge(architecture=mlp, centre=made.centre)
+    prepared = TINY.prepare(knowledge, key=key, store=NullStore())
+    found = prepared.run(made.release)
+    others = torch.rand(50, *SHAPE, generator=key.fold("others").generator())
+    assert float(likeness(found, made).median()) > 0.85
+    assert float(likeness(found, made, others).max()) < 0.8
+    span = prepared.reader.span(made.release.parameters[0], None)
+    length = float((pictures - made.centre).flatten(1).norm(dim=1).mean())
+    assert 1 / 3 < scale_of(span, (36,), 0.22) / length < 3
+    assert scale_of(span, SHAPE, 0.22) == pytest.approx(0.22 * 6)
 
 
 def test_what_is_found_is_out_of_reach_afterwards(key):
@@ -159,6 +224,36 @@ def test_the_strongest_attack_is_the_one_that_the_weights_allow(key):
     pair = strongest.prepare(knowledge, key=key, store=NullStore()).run(both)
     alone = found(TINY, decayed)
     assert torch.equal(pair.candidates[:1, : alone.shape[1]], alone)
+
+
+def test_where_starts_do_not_meet_both_attacks_are_pooled(key):
+    mlp, made = victim(key, decay=0.01)
+    knowledge = Knowledge(architecture=mlp, centre=made.centre)
+    lost = replace(TINY, restarts=1, starts=2.0, descent=Descent(steps=1))
+
+    def found(attack):
+        return attack.prepare(knowledge, key=key, store=NullStore()).run(made.release)
+
+    alone, other, both = found(lost), found(SHORT), found(Strongest(SHORT, lost))
+    assert met(alone, made.centre) == 0
+    assert met(found(TINY), made.centre) >= 2
+    assert both.candidates.shape[1] == alone.candidates.shape[1] + other.candidates.shape[1]
+    assert torch.equal(both.candidates[0, 0], alone.candidates[0, 0])
+    assert torch.equal(both.candidates[0, 1], other.candidates[0, 0])
+    assert bool((both.confidence[0].diff() <= 0).all())
+
+
+def test_without_gates_the_hidden_span_is_all_there_is(key):
+    smooth = MLP(SHAPE, (20, 20), 3, "gelu", "torch")
+    prepared = Strongest(SHORT, TINY).prepare(
+        Knowledge(architecture=smooth), key=key, store=NullStore()
+    )
+    assert prepared.first is None
+    start = Weights(smooth.initial(key)[None], smooth.layout)
+    assert prepared.run(start).status.outcome == Outcome.NOT_APPLICABLE
+    shallow = MLP(SHAPE, (20,), 3, "gelu", "torch")
+    with pytest.raises(NotApplicable, match="the network has gelu"):
+        Strongest(SHORT, TINY).prepare(Knowledge(architecture=shallow), key=key, store=NullStore())
 
 
 def test_the_strongest_attack_refuses_what_the_others_refuse(key):

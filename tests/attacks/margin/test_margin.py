@@ -27,6 +27,8 @@ from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.mlp import MLP
 from exhume.store import FolderStore, NullStore
 from exhume.train.margin import MarginDescent
+from exhume.train.optimisers import Adam
+from exhume.train.recipe import FullBatch
 from exhume.victims.margin import choose, release_margin
 
 SHAPE = (1, 6, 6)
@@ -277,3 +279,25 @@ def test_choosing_records_and_decoys(make_records, key):
     assert float(apart.min()) > 0
     with pytest.raises(ExhumeError, match="20 records, 18 \\+ 5 decoys needed"):
         choose(records, 2, 18, 10, key)
+    uneven, _ = choose(records, 2, (7, 1), 10, key)
+    assert uneven.labels.bincount().tolist() == [7, 1]
+    with pytest.raises(ExhumeError, match="each: 3 numbers given for 2 classes"):
+        choose(records, 2, (7, 1, 1), 10, key)
+
+
+def test_victims_of_adam(make_records, key, tmp_path):
+    """Trained by the ordinary recipe, kept, and reported like the others."""
+    records = make_records(12, (1, 3, 3), 2, key)
+    recipe = FullBatch(MLP((1, 3, 3), (8, 8), 2, "tanh", "torch"), Adam(40, 0.01))
+    store = FolderStore(tmp_path / "store")
+    made = release_margin(recipe, records, key=key, store=store)
+    assert made.report["epochs"] == 40
+    centred = Records(records.inputs - made.centre, records.labels, records.classes)
+    initial = recipe.architecture.initial(key.fold("victim"))
+    alone = recipe.fit(initial, centred, centred.none_for(1), key)
+    assert torch.equal(made.release.parameters, alone)
+    again = release_margin(recipe, records, key=key, store=store)
+    assert torch.equal(again.release.parameters, alone)
+    convolutional = FullBatch(CNN((1, 6, 6), (2,), (3,), (1,), (4,), 2), Adam(1))
+    with pytest.raises(ExhumeError, match="is not fully connected"):
+        release_margin(convolutional, make_records(4, (1, 6, 6), 2, key), key=key, store=store)

@@ -81,7 +81,8 @@ class PreparedStrongest:
             return self._only().run(releases)
         rows = [Weights(row[None], releases.layout) for row in releases.parameters]
         found = [self._one(row) for row in rows]
-        return found[0] if len(found) == 1 else joined(found)  # one may be a refusal
+        refused = [one for one in found if one.status.outcome is Outcome.NOT_APPLICABLE]
+        return refused[0] if refused else joined(found)
 
     def choice(self, release: Weights) -> Restarts:
         """Which attack one release gets first: its own choice, so that releases do not touch each other."""
@@ -97,7 +98,7 @@ class PreparedStrongest:
     def _one(self, release: Weights) -> Reconstruction:
         chosen = self.choice(release)
         found = chosen.run(release)
-        if chosen is self.first or self.first is None:
+        if chosen is self.first or self.first is None:  # nothing else is there
             return found
         if met(found, chosen.reader.centre) >= _ENOUGH * found.observed["records"]:
             return found
