@@ -280,3 +280,19 @@ def test_a_control_has_the_mix_of_classes(key):
     assert len(set(chosen.tolist())) == 20
     few = Records(torch.zeros(22, 2), torch.tensor([0] * 20 + [1] * 2), ("b", "a"))
     assert len(_mixed_alike(own, few, 20, key)) == 20  # as far as they go
+
+
+def test_a_smooth_network_that_keeps_its_start_is_not_audited(tmp_path):
+    """Neither attack reads it; that ends in a sentence."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            nn.Linear(9, 30), nn.GELU(), nn.Linear(30, 30), nn.GELU(), nn.Linear(30, 3)
+        )
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    said = CheckpointSettings(
+        str(tmp_path / "net.pt"), shape=(9,), activation="gelu", restarts=1, steps=3
+    )
+    done = audit(Brief.of(said), tmp_path / "run")
+    assert done.verdict.word == "not audited"
+    assert "its random start is still there" in done.verdict.sentence
