@@ -112,10 +112,10 @@ class Restarts:
             kept = {"inputs": run.inputs, "labels": run.labels, "explained": run.explained}
             self.store.save(name, {**kept, "numbers": numbers})
             return run
-        inputs, labels, explained = (
-            saved[name].to(row.device) for name in ("inputs", "labels", "explained")
+        found, labels, explained = (
+            saved[part].to(row.device) for part in ("inputs", "labels", "explained")
         )
-        return Run(inputs, labels, explained, *saved["numbers"].tolist())
+        return Run(found, labels, explained, *saved["numbers"].tolist())
 
 
 def _status(stops: list[float], restarts: int) -> Status:
