@@ -320,11 +320,11 @@ def test_the_first_targets_can_be_had_exactly(tmp_path):
 
 
 def test_an_attack_that_does_not_apply_is_reported_beside_one_that_does(tmp_path):
-    victim = {"steps": 40, "optimiser": "adam", "rate": 0.01}
+    victim = {"steps": 40, "dp_clip": 10.0}
     done = exhume.audit({**SMALL, "victim": victim, "attack": {"exact": 4}}, tmp_path / "run")
     result = json.loads((done.folder / "result.json").read_text())
     assert result["attacks"][1]["status"]["outcome"] == "not applicable"
-    assert "plain descent" in result["attacks"][1]["status"]["reason"]
+    assert "private training adds noise" in result["attacks"][1]["status"]["reason"]
     assert done.verdict.word != "not audited"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from exhume.attacks.baseline import MeanRecord, holdings, snap_to_holdings
 from exhume.attacks.informed.closed_form import ClosedForm, FittedClosedForm
 from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.residual import Residual
-from exhume.attacks.informed.through_any_training import through_training_of
+from exhume.attacks.informed.through_any_training import ThroughAnyTraining, through_training_of
 from exhume.auditing.at_risk import factors_of_own
 from exhume.auditing.sections import targets_section
 from exhume.choices import as_known, device_named, moved, recipe_for, sizes_for
@@ -194,7 +195,9 @@ def attack_first(game: Game, targets: int, *, store: Store, progress: Progress) 
     """The first few targets, by differentiating through training. It needs no shadow models."""
     needed = replace(game.knowledge, shadow=None, public=None)
     needing = replace(game, knowledge=needed, pool=holdings(game.knowledge))
-    attack = through_training_of(game.recipe)
+    attack: Attack = ThroughAnyTraining()  # where none applies, it says why
+    with suppress(NotApplicable):
+        attack = through_training_of(game.recipe)
     return play(THROUGH_TRAINING, attack, needing, targets, store=store, progress=progress)
 
 
