@@ -81,8 +81,8 @@ def _named(pipeline: Pipeline, pool: Tensor, words: Tensor, count: int, key: Key
         [torch.randperm(len(pool), generator=draw)[:count] for _ in range(_REQUESTS)]
     )
     sent = pipeline.released(pool[lists[:, 0]], key.fold("noise"))
-    named: Tensor = (sent[:, None] - words[lists]).norm(dim=2).argmin(1) == 0
-    return named
+    nearest = (sent[:, None] - words[lists]).norm(dim=2).argmin(1).cpu()
+    return nearest == torch.zeros_like(nearest)
 
 
 def _certificate(right: Tensor, count: int, numbers: int, sigma: float) -> Certificate:
