@@ -1,4 +1,4 @@
-"""What the columns of vectors are called: a table says it, and so does an array `columns` in an .npz file."""
+"""What the columns of vectors in an .npz file are called: its array `columns` says it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from exhume.contract import ExhumeError
-from exhume.data.table import Column, table
 from exhume.notation import BROKEN_ARRAYS
+from exhume.records import Column
 
 __all__ = ["columns_of"]
 
@@ -16,11 +16,6 @@ __all__ = ["columns_of"]
 def columns_of(source: str) -> tuple[Column, ...]:
     """Of a set that `load` reads as vectors, in their order; none where nobody named them."""
     path = Path(source).expanduser()
-    before, colon, label = source.rpartition(":")
-    if path.suffix == ".csv" and path.is_file():
-        return table(path).columns
-    if colon and Path(before).suffix == ".csv":
-        return table(Path(before).expanduser(), label).columns
     return _in_arrays(path) if path.suffix == ".npz" else ()
 
 

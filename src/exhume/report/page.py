@@ -28,7 +28,6 @@ from exhume.report.redact import paths_in, redacted
 from exhume.report.similarity import Side, sides_of_threshold, ssim_against_margin
 from exhume.report.texts import Texts, texts_of
 from exhume.report.tiles import key_figures
-from exhume.report.values import Values, values_of
 from exhume.report.words import Row, duration, number, percent, show
 from exhume.results import LimitRow, Result, Section, StudyResult, read_json, read_result
 from exhume.settings import toml_at
@@ -85,7 +84,6 @@ class AttackView:
     spread: list[list[str]]  # one row per kind of error: its name and its quantiles
     gallery: Gallery | None
     texts: Texts | None
-    values: list[Values]  # of records from a table
     sides: list[Side]  # pairs on both sides of the threshold of similarity
     margin: Markup  # similarity against margin
     risk: RiskTable | None  # the records that leak most
@@ -217,7 +215,6 @@ def _attack(
         if evidence and share and "lexicon" not in evidence.notes
         else None,
         texts=texts_of(evidence, classes) if evidence and share else None,
-        values=values_of(evidence, ranked_by) if evidence and share else [],
         sides=sides_of_threshold(similar),
         margin=ssim_against_margin(similar),
         risk=risk_table(evidence) if evidence and share and attack.at_risk else None,

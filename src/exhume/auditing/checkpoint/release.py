@@ -120,8 +120,12 @@ class CheckpointRelease(AuditedRelease):
         return replace(self, threads=brief.settings.machine.threads)
 
     def inputs(self) -> Inputs:
-        classes = tuple(self.given.trained.classes) if self.given else ()
-        return Inputs(self.settings.trained_on, self.settings.seed, self.threads, classes)
+        source, seed = self.settings.trained_on, self.settings.seed
+        if self.given is None:
+            return Inputs(source, seed, self.threads)
+        trained = self.given.trained
+        uses = ((len(trained), "trained on"), (len(self.given.decoys), "to compare with"))
+        return Inputs(source, seed, self.threads, tuple(trained.classes), uses, self.given.columns)
 
     def options(self) -> list[AttackOption]:
         name = f"Training {self.preprocessing.noun} from weights alone"

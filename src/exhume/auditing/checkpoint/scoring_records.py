@@ -79,7 +79,7 @@ def records_given(said: CheckpointSettings, key: Key, *, load: Load) -> ScoringR
             f"--decoys: records of shape {others.shape}, those trained on have {trained.shape}"
         )
     given = _apart(trained, others, chosen, key)
-    given = replace(given, columns=_columns(source, trained.shape))
+    given = replace(given, columns=trained.columns or _columns(source, trained.shape))
     if not said.pictures:
         return given
     images = load(said.pictures, data.Reading()).inputs

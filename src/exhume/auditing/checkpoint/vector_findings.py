@@ -10,7 +10,6 @@ from exhume.auditing.checkpoint.findings import own_figures
 from exhume.auditing.checkpoint.scoring_records import ScoringRecords
 from exhume.contract import Reconstruction, Shard
 from exhume.evidence import LineupRow
-from exhume.report.values import COLUMNS, noted_columns
 from exhume.results import AttackSpec, Facts, Findings, Section
 from exhume.score.vectors import VectorScores, alike_vectors
 from exhume.score.verdict import leak_of
@@ -54,8 +53,7 @@ def vector_findings(
         lineup=lineup,
         doubt=doubt,
     )
-    columns = {COLUMNS: noted_columns(given.columns)} if given.columns else {}
-    return Findings(section, evidence=Shard(evidence, columns), facts=facts, risk=everything)
+    return Findings(section, evidence=Shard(evidence), facts=facts, risk=everything)
 
 
 def _pictures(scores: VectorScores, given: ScoringRecords) -> dict[str, Tensor]:
