@@ -36,8 +36,8 @@ def audit(
 
     The `Audit` that comes back has `verdict` (word, sentence, detail), `leak` (successes, trials, low, high),
     `metrics`, `advice`, `alarm`, `folder`, `report`, and `result`: everything in result.json (title, data,
-    seed, verdict, leak, alarm, attacks, plan, fixes, releases, controls, reach, charts, victim, classes,
-    deviations, resumed_from, wall_seconds).
+    seed, conditions, verdict, leak, alarm, attacks, plan, fixes, releases, controls, reach, charts, victim,
+    classes, deviations, resumed_from, wall_seconds).
 
     >>> exhume.audit({"data": {"source": "photos/"}, "victim": {"hidden": [32]}}, out="run")
     """

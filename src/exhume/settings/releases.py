@@ -67,8 +67,7 @@ class CheckpointSettings(Section):
     )
     mean: str = setting(
         "",
-        "What your preprocessing subtracts from records ([0, 1] pixels, or vectors): an .npz file, 0.5, or a "
-        "number a channel or column; 0 for nothing.",
+        "What your preprocessing subtracts: an .npz file, 0.5, or a number a channel or column; 0: nothing.",
         example="0.5",
     )
     std: str = setting(

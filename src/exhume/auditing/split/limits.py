@@ -82,7 +82,8 @@ def _named(pipeline: Pipeline, pool: Tensor, words: Tensor, count: int, key: Key
     )
     sent = pipeline.released(pool[lists[:, 0]], key.fold("noise"))
     nearest = (sent[:, None] - words[lists]).norm(dim=2).argmin(1).cpu()
-    return nearest == torch.zeros_like(nearest)
+    named: Tensor = nearest == 0
+    return named
 
 
 def _certificate(right: Tensor, count: int, numbers: int, sigma: float) -> Certificate:
