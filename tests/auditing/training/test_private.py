@@ -57,7 +57,7 @@ def test_sound_training_is_shown_below_its_bound(tmp_path):
     assert any("3 targets that fill no list of 10" in note for note in limits["notes"])
     page = done.report.read_text()
     assert "What the stated privacy allows" in page
-    assert "No attack did certainly better than differential privacy" in page
+    assert "No attack did certainly better than the stated guarantee allows" in page
     assert "38.9%" in page
     shared = draw(done.folder, redact=True).read_text()
     assert "What the stated privacy allows" in shared

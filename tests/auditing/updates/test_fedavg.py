@@ -120,11 +120,11 @@ def test_a_recording_says_how_the_client_trained(place):
 
 
 def test_a_part_of_an_update_is_read_and_the_rest_taken_as_frozen(place):
-    first = {n: t for n, t in gradient([3, 17]).items() if n.startswith("1.")}
+    first = {n: t for n, t in gradient([3]).items() if n.startswith("1.")}
     save_file(first, "first.safetensors")
-    done = audit("first.safetensors", "--batch-size", "2")
+    done = audit("first.safetensors", "--batch-size", "1")
     assert done.exit_code == 0, done.output
-    assert "2 records were reconstructed" in done.stdout
+    assert "1 record was reconstructed" in done.stdout
     assert (
         "Taken as frozen, since their update is zero or absent: 3.weight, 3.bias."
         in result(place)["victim"]["read_as"]

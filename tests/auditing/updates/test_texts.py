@@ -294,7 +294,7 @@ def test_tokens_beyond_the_embedding(invoke, place):
         ('[victim]\nnetwork = "mlp"\n', "token sequences; of these only updates are attacked"),
         (
             '[checkpoint]\nfile = "w.safetensors"\nrows = "0:9"\n',
-            "only images can be scored so far",
+            "images and vectors can be scored",
         ),
         ('[split]\nmodel = "text_nets.py:flat"\n', "only images are covered so far"),
         (
@@ -316,6 +316,7 @@ def test_texts_are_never_taken_for_pixels(place, monkeypatch, sections, message)
         "2.weight": torch.rand(1, 30),
     }
     save_file(weights, place / "w.safetensors")
+    (place / "m.skops").touch()
     (place / "other.toml").write_text(f'[data]\nsource = "notes.txt"\n{sections}')
     done = CliRunner().invoke(app, ["audit", "other.toml", "--out", "never"])
     assert done.exit_code == 2, done.output
