@@ -90,7 +90,7 @@ def unknown_source(given: str, names: Iterable[str], otherwise: str) -> ExhumeEr
     near = difflib.get_close_matches(given, legal, 1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return ExhumeError(
-        f"no such data: {given!r}; {hint}legal are {', '.join(legal)} and {otherwise}"
+        f"no such data: {given[:300]!r}; {hint}legal are {', '.join(legal)} and {otherwise}"
     )
 
 

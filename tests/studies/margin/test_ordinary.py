@@ -10,7 +10,8 @@ from exhume.studies.margin.ordinary import _SCALES, _lined_up
 
 def test_smoke(tmp_path):
     result = run_study("margin-ordinary", "smoke", tmp_path / "run")
-    assert {claim.id for claim in result.claims} == {"relu", "gelu", "minibatch", "decoys"}
+    claimed = {claim.id for claim in result.claims}
+    assert claimed == {"relu", "gelu", "minibatch", "cnn", "decoys"}
     for arm in ("relu", "gelu", "minibatch"):
         assert result.metrics[f"{arm}.records"] == 9
         assert 0 <= result.metrics[f"{arm}.decoy_rate"] <= 1
