@@ -130,7 +130,7 @@ REFUSED = {
     failing_forward: "KeyError",
     few_outputs: "returns 2 logits a record, the data has 3 classes",
     nul_in_a_path: "no such data",
-    endless_path: "File name too long",
+    endless_path: "no such data: 'xxx",
 }
 
 
