@@ -75,13 +75,13 @@ _SCALES: dict[Scale, _Setting] = {
     ),
     "cpu": _Setting(
         {
-            "n500.decay": _Victim("cifar10", 10, 50, 2000, 0.01, 800, bar=300),
-            "n500.decay.width1000": _Victim("cifar10", 10, 50, 1000, 0.01, 800),
-            "mnist100.decay": _Victim("mnist", 10, 10, 500, 0.01, 800),
+            "n500.decay": _Victim("cifar10", 10, 50, 2000, 0.01, 2000, bar=300),
+            "n500.decay.width1000": _Victim("cifar10", 10, 50, 1000, 0.01, 2000),
+            "mnist100.decay": _Victim("mnist", 10, 10, 500, 0.01, 2000),
             "mnist100": _Victim("mnist", 10, 10, 500),
             "n500.small": _Victim("cifar10", 10, 50, 1000, bar=30, eq6=170),
         },
-        attack=Strongest(crowded(restarts=2), HiddenSpan(starts=1.25)),
+        attack=Strongest(crowded(restarts=2), HiddenSpan(starts=1.25, restarts=8)),
     ),
     "paper": _Setting(
         {
@@ -184,6 +184,14 @@ def _claim(name: str, bar: int, metrics: dict[str, float]) -> Stated:
 
 
 _TITLE = "Training images from the weights alone: many images (Figs. 1, 6)"
-STUDY = Study("margin-large", _TITLE, "Buzaglo23", _SCALES, _run, on_device=True)
+STUDY = Study(
+    "margin-large",
+    _TITLE,
+    "Buzaglo23",
+    _SCALES,
+    _run,
+    on_device=True,
+    threads={"smoke": 1, "cpu": 1},
+)
 _OF_1000 = "Training images from the weights alone: 1,000 images at width 4,000, weight decay"
 THOUSAND = Study("margin-thousand", _OF_1000, "Buzaglo23", _THOUSAND, _run, on_device=True)
