@@ -39,6 +39,7 @@ from exhume.models.matrices import Matrices
 __all__ = ["HiddenSpan", "scale_of", "second_layer"]
 
 _OFTEN = 3  # starts that end at the same image make it certain
+_RANDOM = 200  # inputs that show how far from the span something is that was not trained on
 _TINY = 1e-12  # added to Adam's root mean squares
 _LONGER = 1.7  # inputs over the first layer's norm per its bias's, whose terms cancel less
 
@@ -96,12 +97,20 @@ class HiddenSpan:
         inputs = span.inputs(coordinates)
         return Run(inputs, labels, -distance, float(distance.median()), lost, records)
 
+    def random_distance(self, reader: Reader, parameters: Tensor, key: Key) -> float:
+        """The median f of random inputs in the span of the first layer, which are no records."""
+        span = reader.span(parameters, None)
+        spread = _spread(span, scale_of(span, reader.mlp.input_shape, self.contrast))
+        generator = key.fold("random inputs").generator()
+        noise = torch.randn(_RANDOM, len(spread), generator=generator, dtype=torch.float64)
+        problem = _Problem(span.network, second_layer(span, self.widen))
+        return float(problem.at(noise.to(spread) * spread)[0].median())
+
     def _descend(
         self, problem: _Problem, span: Span, scale: float, key: Key, progress: Callable[[int], None]
     ) -> tuple[Tensor, float]:
         """(m, r) where the starts end, and the step at which they stopped being finite or -1."""
-        spread = span.values.sqrt()
-        spread = spread * (scale / spread.norm())
+        spread = _spread(span, scale)
         longest = scale * self.largest / self.contrast
         shape = (round(self.starts * (len(spread) + 1)), len(spread))
         scaled = torch.randn(shape, generator=key.generator(), dtype=torch.float64).to(spread)
@@ -138,6 +147,13 @@ class HiddenSpan:
         network = span.network
         hidden = network.act.apply(network.forward(all_inputs[kept] @ span.basis.T)[0][0])
         return orthonormal(hidden)
+
+
+def _spread(span: Span, scale: float) -> Tensor:
+    """(r,) what starts have in each direction, for a norm of `scale`."""
+    spread = span.values.sqrt()
+    scaled: Tensor = spread * (scale / spread.norm())
+    return scaled
 
 
 def scale_of(span: Span, shape: tuple[int, ...], contrast: float) -> float:

@@ -145,7 +145,7 @@ def dense(architecture: Architecture | None) -> Dense:
 
 def check_gates(mlp: Dense) -> None:
     """Refuse what has no gates: the first layer's attack smooths the derivative of ReLU."""
-    if isinstance(mlp, MLP) and mlp.activation != "relu":
+    if isinstance(mlp, MLP) and mlp.activation == "identity":
         raise NotApplicable(
             f"act1: the first layer alone is explained by ReLU's gates, and the network has "
             f"{mlp.activation}; HiddenSpan reads any activation",

@@ -4,8 +4,8 @@
 
 The unknown inputs live in the row span of the first layer, x_i = C_i V with orthonormal rows V (r, d):
 the first layer becomes W1 Vᵀ (k, r), and what of W1 lies outside V is a constant. The bias is one
-more column whose input is 1. ReLU's derivative is sigmoid(alpha z) wherever a derivative is taken, as in
-the authors' code; the forward pass is the true ReLU.
+more column whose input is 1. A kink's derivative (ReLU's) is sigmoid(alpha z) wherever a derivative is taken,
+as in the authors' code; the forward pass is the true one. Smooth activations have their own.
 
 A `create_graph` backward would form every layer's gradient in pixel space and build a graph of twice the
 size; here each of the k x k products is done once forward and once backward. Layers of weight 0 cost
@@ -107,8 +107,12 @@ class _Pass:
         )
         self.multipliers = multipliers
         self.entering, self.outputs = network.forward(coordinates)
-        self.gates = [torch.sigmoid(problem.alpha * z) for z in self.entering]
-        self.active = [z.clamp_min(0) for z in self.entering]
+        self.active = [network.act.apply(z) for z in self.entering]
+        gated = [
+            network.act.gated(z, y, problem.alpha)
+            for z, y in zip(self.entering, self.active, strict=True)
+        ]
+        self.gates, self.curves = [one for one, _ in gated], [two for _, two in gated]
         self.pull = directions(problem.head, self.outputs, problem.labels, problem.others)
         self.loss = 0.0
         self.d_multipliers = torch.zeros_like(multipliers)
@@ -136,13 +140,12 @@ class _Pass:
         weights = problem.layer_weights
         self.loss = weights[0] * problem.span.outside / problem.norm
         d_signal, d_feeding = self._layer(0, problem.target, self.extended)
-        d_entering = []  # of each ReLU, through the signals
+        d_entering = []  # of each activation, through the signals
         d_active: list[Tensor | None] = []
         for layer, (matrix, gate) in enumerate(
             zip(network.later, self.gates, strict=True), start=1
         ):
-            slope = (gate * (1 - gate)).mul_(problem.alpha)
-            d_entering.append((d_signal * self.ungated[layer - 1]).mul_(slope))
+            d_entering.append((d_signal * self.ungated[layer - 1]).mul_(self.curves[layer - 1]))
             onwards = (d_signal * gate) @ matrix.T
             fed = None
             if weights[layer]:
@@ -171,5 +174,5 @@ class _Pass:
                 fed = through if fed is None else fed + through
             if fed is not None:
                 d_entering[layer] += fed * self.gates[layer]
-            # the last ReLU's own term moves the layers below it whether or not the outputs do
+            # the last activation's own term moves the layers below it whether or not the outputs do
             d_next = d_entering[layer]

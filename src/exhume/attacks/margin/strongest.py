@@ -2,12 +2,15 @@
 
 Where weight decay has removed its random start and it has neurons to spare, hidden activations span it and
 records come back one by one (`HiddenSpan`). Whether they did is seen without the truth: starts that have
-nothing to do with each other end at the same records. Where too few do, or the second layer keeps its start,
-the first layer alone is a sum over records (`FirstLayer`); in doubt both are run and pooled.
+nothing to do with each other end at the same records, and far nearer to the span than random inputs are.
+Where too few do, or the second layer keeps its start, the first layer alone is a sum over records
+(`FirstLayer`); in doubt both are run and pooled. Meeting alone is not enough: with two classes starts meet at
+places where no record is, at a fifth of the distance of random inputs; records are at a thousandth.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,6 +39,9 @@ __all__ = ["Strongest", "met"]
 
 _OFTEN = 3  # starts that end at the same record
 _ENOUGH = 0.25  # of the records must be met so often, or the other attack is run too
+_APART = (
+    0.05  # of a random input's distance from the span: a place that is met is a record below it
+)
 
 
 @dataclass(frozen=True)
@@ -101,18 +107,22 @@ class PreparedStrongest:
         found = chosen.run(release)
         if chosen is self.first or self.first is None:  # nothing else is there
             return found
-        if met(found, chosen.reader.centre) >= _ENOUGH * found.observed["records"]:
+        assert isinstance(chosen.config, HiddenSpan)
+        assert isinstance(chosen.reader, Reader)
+        apart = chosen.config.random_distance(chosen.reader, release.parameters[0], chosen.key)
+        if met(found, chosen.reader.centre, _APART * apart) >= _ENOUGH * found.observed["records"]:
             return found
         return _pooled(found, self.first.run(release))
 
 
-def met(found: Reconstruction, centre: Tensor) -> int:
-    """Records at which several starts of one release ended."""
+def met(found: Reconstruction, centre: Tensor, limit: float = math.inf) -> int:
+    """Places at which several starts of one release ended, not further from the span than `limit`."""
     if found.status.outcome is Outcome.NOT_APPLICABLE or not len(found.candidates):
         return 0
     inputs = (found.candidates[0] - centre.to(found.candidates)).flatten(1)
-    _, sizes = distinct(inputs, found.confidence[0], HiddenSpan.same)
-    return int((sizes >= _OFTEN).sum())
+    kept, sizes = distinct(inputs, found.confidence[0], HiddenSpan.same)
+    near = -found.confidence[0][kept] <= limit
+    return int(((sizes >= _OFTEN) & near).sum())
 
 
 def _readable(hidden: Restarts, release: Weights) -> bool:

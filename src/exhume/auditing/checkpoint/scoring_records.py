@@ -16,7 +16,7 @@ from exhume.notation import rows_in
 from exhume.settings import CheckpointSettings
 from exhume.store import digest
 
-__all__ = ["ScoringRecords", "records_given", "rows_given", "shape_of"]
+__all__ = ["Pictures", "ScoringRecords", "records_given", "rows_given", "shape_of"]
 
 _MOST_DECOYS = 5000
 

@@ -18,6 +18,8 @@ from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.pool import distinct
 from exhume.attacks.margin.strongest import Strongest, met
 from exhume.auditing import margin_findings
+from exhume.auditing.checkpoint.scoring_records import Pictures, ScoringRecords
+from exhume.auditing.checkpoint.vector_findings import vector_findings
 from exhume.contract import Key, Knowledge, Reconstruction, Records, Shard
 from exhume.contract import Outcome as Ended
 from exhume.evidence import LineupRow
@@ -29,6 +31,7 @@ from exhume.results import AttackSpec, Findings
 from exhume.score.lineup import LEVEL
 from exhume.score.margin import above_bar, score_margin
 from exhume.score.places import line_up, places_for
+from exhume.score.vectors import score_vectors
 from exhume.store import address, digest
 from exhume.studies.arms import mounted
 from exhume.studies.claims import line, prefixed
@@ -111,7 +114,7 @@ _LARGE = {
     "minibatch": Ordinary(batch=10, rate=0.02, decay=0.01, epochs=1200),
 }
 _GELU = Ordinary("gelu", epochs=2000)
-_HEAD = Ordinary(mix=(20,) * 10, epochs=1500)
+_HEAD = Ordinary(mix=(20,) * 10, epochs=6000)
 _TINY = Ordinary(mix=(3,) * 3, width=60, decay=0.01, epochs=800)
 _CONVOLVED = Convolutional(
     CNN((1, 8, 8), (12,), (3,), (1,), (40,), 3, "relu", "torch"),
@@ -150,7 +153,9 @@ def _run(run: Run[_Setting]) -> Outcome:
         if shown is not None and not name.startswith("small."):
             sections.append(shown)
     if setting.embedded is not None:
-        metrics |= prefixed("head", _embedded(run, setting.embedded))
+        measured, shown = _embedded(run, setting.embedded)
+        metrics |= prefixed("head", measured)
+        sections += [shown] if shown is not None else []
     if setting.convolved is not None:
         metrics |= prefixed("cnn", convolutional(run, setting.source, setting.convolved))
     names = {name: name for name in setting.arms}
@@ -212,18 +217,21 @@ def _attacked(
     return victim, mounted(attack, knowledge, victim.release, key.fold("attack"), here)
 
 
-def _embedded(run: Run[_Setting], arm: Ordinary) -> dict[str, float]:
-    """A head on frozen features: the line-up of every feature vector among those of other images."""
+def _embedded(run: Run[_Setting], arm: Ordinary) -> tuple[dict[str, float], Findings | None]:
+    """A head on frozen features: the line-up of every feature vector among those of other images.
+
+    On the page each image stands beside the other one whose features are most like the answer.
+    """
     setting, key = run.setting, run.key.fold("margin-ordinary", "head")
     records, many = run.records(setting.source), setting.strangers * len(arm.mix)
-    train, others = choose(records, len(arm.mix), arm.mix, many, key.fold("choose"))
-    train, others = _features(run, train), _features(run, others)
+    images, more = choose(records, len(arm.mix), arm.mix, many, key.fold("choose"))
+    train, others = _features(run, images), _features(run, more)
     victim, found = _attacked(run, "head", arm, train, key)
     measured = victim.report | {"records": float(len(train))}
     if found.status.outcome is Ended.NOT_APPLICABLE:
-        return measured | {"identified": 0.0, "refused": 1.0}
+        return measured | {"identified": 0.0, "refused": 1.0}, None
     row, cosine = _lined_up(found, train, others, victim.centre, key.fold("line-up"))
-    return measured | {
+    measured |= {
         "identified": row.share,
         "chance": row.chance,
         "p": row.p,
@@ -232,6 +240,27 @@ def _embedded(run: Run[_Setting], arm: Ordinary) -> dict[str, float]:
         "met": float(met(found, victim.centre)),
         "refused": 0.0,
     }
+    spec = AttackSpec(
+        "margin-head", "Hidden span, a head on features", "Buzaglo23", "the released weights"
+    )
+    known = Knowledge(architecture=arm.recipe(train.shape).architecture, centre=victim.centre)
+    behind = Pictures(images.inputs, more.inputs, others.inputs)
+    rows = torch.arange(len(train))
+    given = ScoringRecords(train, others, others, (), rows, pictures=behind)
+    shown = vector_findings(
+        spec,
+        known.known(),
+        found,
+        score_vectors(victim.secret, found, others),
+        given,
+        margins=victim.margins,
+        beside={},
+        notes=(),
+        facts={},
+        lineup=row,
+        doubt="",
+    )
+    return measured, shown
 
 
 def _lined_up(
