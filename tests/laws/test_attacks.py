@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 
 import pytest
 import torch
@@ -118,6 +119,14 @@ def informed_game(key: Key) -> tuple[Knowledge, Release, Secret]:
         public=parts.public,
     )
     return knowledge, release, secret
+
+
+def few_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """Three models, for an attack that trains hundreds for each."""
+    knowledge, release, secret = informed_game(key)
+    assert isinstance(release, contract.Weights)
+    few = contract.Weights(release.parameters[:3], release.layout)
+    return knowledge, few, Secret(secret.open()[torch.arange(3)])
 
 
 def noisy_game(key: Key) -> tuple[Knowledge, Release, Secret]:
@@ -262,7 +271,7 @@ def decayed_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     return knowledge, contract.Weights(weights, mlp.layout), made[0].secret
 
 
-@lru_cache(maxsize=1)
+@cache
 def convolved_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     """Two convolutional networks, trained with weight decay on the same six random pictures."""
     pictures = torch.rand(6, 1, 8, 8, generator=key.fold("pictures").generator())
@@ -448,7 +457,7 @@ CASES = {
         Residual(training=Training("adam", 3e-3, epochs=5), chunk=32), informed_game, 0.5
     ),
     "through training": Case(ThroughTraining(labels=3), informed_game, 0.2),
-    "through any training": Case(ThroughAnyTraining(iterations=3), informed_game, 0.2),
+    "through any training": Case(ThroughAnyTraining(iterations=3), few_game, 0.2),
     "closed form of linear models": Case(GlmClosedForm(), linear_game, 1e-12),
     "reconn": Case(SMALL, informed_game, 0.75),
     "reconn delta span": Case(replace(SMALL, inputs="delta", span=True), informed_game, 0.8),
@@ -517,14 +526,47 @@ CASES = {
 }
 
 
-@pytest.fixture(params=CASES, ids=lambda name: name.replace(",", "").replace(" ", "-"))
-def case(request):
-    return CASES[request.param]
+def _name(case: str) -> str:
+    return case.replace(",", "").replace(" ", "-")
+
+
+@pytest.fixture(  # one process for all laws of an attack: they share its first run
+    params=[
+        pytest.param(name, marks=pytest.mark.xdist_group(f"laws of {_name(name)}"))
+        for name in CASES
+    ],
+    ids=[_name(name) for name in CASES],
+)
+def named(request):
+    return request.param
 
 
 @pytest.fixture
-def game(case, key):
-    return case.game(key)
+def case(named):
+    return CASES[named]
+
+
+@cache
+def _game(name, key):
+    return CASES[name].game(key)
+
+
+@pytest.fixture
+def game(named, key):
+    """A copy, in which what was one tensor still is: a law may change it."""
+    return copy.deepcopy(_game(named, key))
+
+
+@cache
+def _found(name, key):
+    knowledge, release, _ = copy.deepcopy(_game(name, key))
+    return run(CASES[name], knowledge, release, key)
+
+
+@pytest.fixture
+def found(named, key):
+    """What the attack finds, run once for all laws."""
+    return _found(named, key)
 
 
 def run(case, knowledge, release, key):
@@ -540,11 +582,11 @@ def same(a, b) -> bool:
     )
 
 
-def test_clears_its_bar_on_an_easy_case(case, game, key):
+def test_clears_its_bar_on_an_easy_case(case, game, key, request):
     if case.bar is None:
         pytest.skip("tests/attacks/split has a case that is large enough for it")
     knowledge, release, secret = game
-    found = run(case, knowledge, release, key)
+    found = request.getfixturevalue("found")
     truth = secret.open().inputs
     mean = MeanRecord().prepare(knowledge, key=key, store=NullStore()).run(release)
     if isinstance(release, contract.Gradient):  # (r, b, *shape): matched one to one
@@ -555,19 +597,15 @@ def test_clears_its_bar_on_an_easy_case(case, game, key):
         assert case.error(found.candidates, truth) < case.bar * case.error(mean.candidates, truth)
 
 
-def test_shapes(case, game, key):
-    knowledge, release, secret = game
-    found = run(case, knowledge, release, key)
-    shape = secret.open().shape
+def test_shapes(game, found):
+    shape = game[2].open().shape
     assert found.candidates.shape[2:] == shape
     assert found.confidence.shape == found.candidates.shape[:2]
     assert found.labels is None or found.labels.shape == found.candidates.shape[:2]
     assert bool(torch.isfinite(found.candidates).all())
 
 
-def test_real_candidates_come_first_and_the_others_are_zero(case, game, key):
-    knowledge, release, _ = game
-    found = run(case, knowledge, release, key)
+def test_real_candidates_come_first_and_the_others_are_zero(found):
     assert found.real.dtype == torch.bool
     assert found.real.shape == found.candidates.shape[:2]
     assert bool((found.real.long().diff(dim=1) <= 0).all())
@@ -577,19 +615,18 @@ def test_real_candidates_come_first_and_the_others_are_zero(case, game, key):
         assert torch.equal(found.found(index), found.candidates[index, :count])
 
 
-def test_same_key_same_bits(case, game, key):
+def test_same_key_same_bits(case, game, found, key):
     knowledge, release, _ = game
-    assert same(run(case, knowledge, release, key), run(case, knowledge, release, key))
+    assert same(found, run(case, knowledge, release, key))
 
 
-def test_another_secret_identical_bits(case, game, key):
+def test_another_secret_identical_bits(case, game, found, key):
     """The truth is swapped in every place that holds it: the attack must not notice."""
     knowledge, release, secret = game
-    before = run(case, knowledge, release, key)
     truth = secret.open()
     truth.inputs.zero_()
     truth.labels.zero_()
-    assert same(before, run(case, knowledge, release, key))
+    assert same(found, run(case, knowledge, release, key))
 
 
 def test_no_argument_and_no_field_takes_a_secret(case):
@@ -601,7 +638,7 @@ def test_no_argument_and_no_field_takes_a_secret(case):
     assert case.attack.__dataclass_params__.frozen
 
 
-def test_releases_do_not_influence_each_other(case, game, key):
+def test_releases_do_not_influence_each_other(case, game, found, key):
     knowledge, release, _ = game
     prepared = case.attack.prepare(knowledge, key=key, store=NullStore())
     assert isinstance(prepared, Prepared)
@@ -616,7 +653,7 @@ def test_releases_do_not_influence_each_other(case, game, key):
         part = contract.Weights(release.parameters[:fewer], release.layout)
     torch.testing.assert_close(
         prepared.run(part).candidates,
-        prepared.run(release).candidates[:fewer],
+        found.candidates[:fewer],
         rtol=1e-4,
         atol=1e-5,
     )

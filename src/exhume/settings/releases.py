@@ -56,6 +56,11 @@ class CheckpointSettings(Section):
         "Only the tensors below this name: the head of a larger network, on the vectors that enter it.",
         example="classifier",
     )
+    model: SharedText = setting(
+        None,
+        "With convolutions: package.module:factory or file.py:factory, your nn.Module.",
+        shared="model",
+    )
     activation: str = setting("relu", "Between the layers: relu, gelu, tanh, elu, silu, …")
     head: str = setting(
         "",

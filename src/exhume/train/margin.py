@@ -296,20 +296,28 @@ def _pulls_on(
         signals.insert(0, (signals[0] @ matrix).mul_(network.act.slope(before, given)))
     first, *later = signals
 
-    def on_coefficients(to: Tensor, times: float) -> None:
-        if rows is None:
-            to.add_(first, alpha=times)
-        else:
-            to.index_add_(0, rows, first, alpha=times)
-
-    def on_left(to: Tensor, times: float) -> None:
-        """No record pulls on what is left of the start."""
-
     matrices = [
         partial(_add_products, signal, fed) for signal, fed in zip(later, active, strict=True)
     ]
     biases = [partial(_add_sum, signal) for signal in later] if network.later_biases else []
-    return [on_coefficients, on_left, partial(_add_sum, first), *matrices, *biases]
+    return [
+        partial(_add_rows, first, rows),
+        _add_nothing,
+        partial(_add_sum, first),
+        *matrices,
+        *biases,
+    ]
+
+
+def _add_rows(signal: Tensor, rows: Tensor | None, to: Tensor, times: float) -> None:
+    if rows is None:
+        to.add_(signal, alpha=times)
+    else:
+        to.index_add_(0, rows, signal, alpha=times)
+
+
+def _add_nothing(to: Tensor, times: float) -> None:
+    """No record pulls on what is left of the start."""
 
 
 def _add_products(signal: Tensor, fed: Tensor, to: Tensor, times: float) -> None:

@@ -1,4 +1,5 @@
 """A user's own checkpoint: tensors from a file that is never executed, read as a fully connected network.
+With convolutions: `convolved.py`.
 
 What the network is follows from the tensors' names and shapes: two-dimensional ones are the layers, one after
 the other, and a one-dimensional one of the same name is a layer's bias. The activation leaves no trace in a
@@ -22,14 +23,16 @@ from exhume.models.activations import activation as known_activation
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.matrices import Dense, Matrices
 from exhume.models.mlp import MLP
+from exhume.models.own.convolved import Convolved
 from exhume.victims.against_base import Against, check_finite, read_against
+from exhume.victims.convolved import convolution_in, read_convolved
 from exhume.victims.tensor_file import read_tensors
 
-__all__ = ["Checkpoint", "activation_named", "read_checkpoint", "secret_of"]
+__all__ = ["TRAINING", "Checkpoint", "activation_named", "read_checkpoint", "secret_of"]
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _SPELT = {"leakyrelu": "leaky-relu", "swish": "silu", "none": "identity", "linear": "identity"}
-_TRAINING = "audit the way it is trained instead, as [victim] with `exhume audit`"
+TRAINING = "audit the way it is trained instead, as [victim] with `exhume audit`"
 _HEAD = (
     "of a head behind a frozen backbone give its name with --part, and what enters it as vectors with "
     "--trained-on"
@@ -41,7 +44,7 @@ class Checkpoint:
     """The release a checkpoint is, and how it was read."""
 
     release: Weights  # one model
-    architecture: Dense
+    architecture: Dense | Convolved
     inferred: tuple[str, ...]  # sentences
 
 
@@ -58,11 +61,12 @@ def read_checkpoint(
     part: str = "",
     trust: bool = False,
     against: Against | None = None,
+    model: str = "",
 ) -> Checkpoint:
     """The network in a safetensors file or a saved state dict; with `trust`, in a file that runs code.
 
     part: only tensors whose names begin with it, such as the head of a larger network. against: the base of
-    an adapter or a difference.
+    an adapter or a difference. model: the network by name, where there are convolutions.
     Raises `NotApplicable` with the layer, and with what to use instead, for what the attack does not cover.
     """
     if against is None:
@@ -73,6 +77,17 @@ def read_checkpoint(
     if part:
         named = _part_of(named, part)
     check_finite(named, "checkpoint")
+    if not (model and convolution_in(named)):
+        _check_norms(named)
+    if convolution_in(named):
+        release, convolved, how = read_convolved(
+            named,
+            model=model,
+            activation=activation_named(activation),
+            shape=shape,
+            instead=f"{TRAINING}; {_HEAD}",
+        )
+        return Checkpoint(release, convolved, (*notes, how))
     _check_kinds(named)
     layers, order = _in_order(named, math.prod(shape), sorted_names=path.suffix == ".safetensors")
     function = activation_named(activation)
@@ -130,23 +145,21 @@ def _part_of(named: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
     return found
 
 
-def _check_kinds(named: Mapping[str, Tensor]) -> None:
-    """Refuse, with the tensor's name, every layer that is not a fully connected one."""
+def _check_norms(named: Mapping[str, Tensor]) -> None:
+    """Refuse, with the layer's name, statistics over batches."""
     for name in named:
         layer, _, last = name.rpartition(".")
         if last in _STATISTICS:
             raise NotApplicable(
                 f"{layer or name}: a batch norm leaves the length of the weights before it free, so that "
-                f"weight decay never brings them to the point the attack needs; {_TRAINING}; {_HEAD}",
+                f"weight decay never brings them to the point the attack needs; {TRAINING}; {_HEAD}",
                 ever=True,
             )
+
+
+def _check_kinds(named: Mapping[str, Tensor]) -> None:
+    """Refuse, with the tensor's name, every layer that is not a fully connected one."""
     for name, tensor in named.items():
-        if tensor.ndim > 2:
-            raise NotApplicable(
-                f"{name}: a convolution (shape {tuple(tensor.shape)}) has no row span of whole "
-                f"images; {_TRAINING}; {_HEAD}",
-                ever=True,
-            )
         if not tensor.is_floating_point():
             raise NotApplicable(
                 f"{name}: {str(tensor.dtype).removeprefix('torch.')} values; give the weights as they were "
@@ -155,7 +168,7 @@ def _check_kinds(named: Mapping[str, Tensor]) -> None:
             )
         if tensor.ndim == 1 and not _bias_of(name, named):
             raise NotApplicable(
-                f"{name}: a vector that is no layer's bias (a normalisation, a PReLU?); {_TRAINING}; {_HEAD}",
+                f"{name}: a vector that is no layer's bias (a normalisation, a PReLU?); {TRAINING}; {_HEAD}",
                 ever=True,
             )
 
@@ -205,12 +218,12 @@ def _no_chain(order: list[str], named: Mapping[str, Tensor], inputs: int) -> Exh
         if len(named[before]) != named[after].shape[1]:
             return NotApplicable(
                 f"{after}: takes {named[after].shape[1]} inputs where {before} gives "
-                f"{len(named[before])}; only chains of fully connected layers are covered; {_TRAINING}; "
+                f"{len(named[before])}; only chains of fully connected layers are covered; {TRAINING}; "
                 f"{_HEAD}",
                 ever=True,
             )
     return NotApplicable(
-        f"{order[0]}: the layers form no single chain from {inputs} inputs; {_TRAINING}; {_HEAD}",
+        f"{order[0]}: the layers form no single chain from {inputs} inputs; {TRAINING}; {_HEAD}",
         ever=True,
     )
 

@@ -14,7 +14,6 @@ from exhume.contract import (
     Progress,
     Records,
     Secret,
-    Shard,
     Store,
     Weights,
     silent,
@@ -22,12 +21,12 @@ from exhume.contract import (
 from exhume.defences.margin import ProtectedDescent
 from exhume.models.heads import Head, pulls
 from exhume.models.matrices import Dense
-from exhume.store import address, digest
+from exhume.store import address, cached, digest
 from exhume.train.margin import MarginDescent, Trained, train_to_margin
 from exhume.train.recipe import FullBatch
 from exhume.train.stationarity import stationarity
 
-__all__ = ["MarginVictim", "choose", "release_margin"]
+__all__ = ["MarginVictim", "choose", "release_margin", "trained_in_full"]
 
 
 _CPU = torch.device("cpu")
@@ -130,13 +129,23 @@ def _trained(
     mlp = recipe.architecture
     if not isinstance(mlp, Dense):
         raise ExhumeError(f"architecture: {mlp} is not fully connected")
-    name = address("release_margin", recipe, (digest(start), digest(centred)), key, 0)
-    saved = store.load(name)
-    if saved is None:
-        saved = Shard({"parameters": recipe.fit(start, centred, centred.none_for(1), key)})
-        store.save(name, saved)
-    flat = saved["parameters"][0]
+    flat = trained_in_full(recipe, centred, key=key, store=store, progress=progress).parameters[0]
     losses, _ = pulls(
         "multiclass", mlp.matrices(flat).forward(centred.inputs.flatten(1))[1], centred.labels
     )
     return mlp, Trained(flat, recipe.descent.steps, float(losses.mean()), torch.zeros(0))
+
+
+def trained_in_full(
+    recipe: FullBatch, centred: Records, *, key: Key, store: Store, progress: Progress = silent
+) -> Weights:
+    """One network of any kind, trained on the records as they are, and kept."""
+    network = recipe.architecture
+    start = network.initial(key.fold("victim")).to(centred.inputs.device)
+    name = address("release_margin", recipe, (digest(start), digest(centred)), key, 0)
+
+    def trained() -> dict[str, Tensor]:
+        progress("training the network", 0, 1)
+        return {"parameters": recipe.fit(start, centred, centred.none_for(1), key)}
+
+    return Weights(cached(store, name, trained)["parameters"], network.layout)

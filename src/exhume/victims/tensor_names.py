@@ -14,11 +14,17 @@ _SHOWN = 2  # tensors of either side in a sentence
 
 
 def check_names(
-    named: Mapping[str, Tensor], module: nn.Module, what: str, *, partial: bool = False
+    named: Mapping[str, Tensor],
+    module: nn.Module,
+    what: str,
+    *,
+    partial: bool = False,
+    argument: str = "payload",
 ) -> None:
     """Raise `ExhumeError` where tensors are missing, are called otherwise, or have another shape or kind.
 
-    what: names the file in the sentence; partial: some parameters may be missing, as frozen ones are.
+    what: names the file in the sentence, argument: the setting; partial: some parameters may be missing, as
+    frozen ones are.
     """
     wanted = {n: tuple(p.shape) for n, p in module.named_parameters()}
     buffers = {n for n, _ in module.named_buffers()}
@@ -26,10 +32,10 @@ def check_names(
     lost = {n: shape for n, shape in wanted.items() if n not in given}
     strange = {n: shape for n, shape in given.items() if n not in wanted and n not in buffers}
     if lost and (strange or not partial or len(lost) == len(wanted)):
-        raise ExhumeError(_other(what, strange, lost))
+        raise ExhumeError(f"{argument}: {_other(what, strange, lost)}")
     for name, shape in wanted.items():
         if name in given:
-            _check_tensor(what, name, named[name], shape)
+            _check_tensor(argument, what, name, named[name], shape)
 
 
 def _other(
@@ -37,8 +43,8 @@ def _other(
 ) -> str:
     """What is there in the place of what is not."""
     if not strange:
-        return f"payload: {what} lacks {_listed(lost)}"
-    sentence = f"payload: {what} has {_listed(strange)}, the model wants {_listed(lost)}"
+        return f"{what} lacks {_listed(lost)}"
+    sentence = f"{what} has {_listed(strange)}, the model wants {_listed(lost)}"
     if sorted(strange.values()) == sorted(lost.values()):
         return f"{sentence}: the same shapes under other names; rename them"
     return f"{sentence}: it comes from another model"
@@ -50,12 +56,14 @@ def _listed(tensors: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(some) + (f" and {more} more" if more else "")
 
 
-def _check_tensor(what: str, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+def _check_tensor(
+    argument: str, what: str, name: str, tensor: Tensor, shape: tuple[int, ...]
+) -> None:
     if not tensor.is_floating_point():
         kind = str(tensor.dtype).removeprefix("torch.")
-        raise ExhumeError(f"payload: {name} holds {kind} values, not floating-point numbers")
+        raise ExhumeError(f"{argument}: {name} holds {kind} values, not floating-point numbers")
     if tuple(tensor.shape) != shape:
         raise ExhumeError(
-            f"payload: {what} has {name} {tuple(tensor.shape)}, the model wants {name} {shape}: it comes "
+            f"{argument}: {what} has {name} {tuple(tensor.shape)}, the model wants {name} {shape}: it comes "
             "from another model"
         )

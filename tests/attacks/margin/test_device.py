@@ -7,6 +7,7 @@ which holds no numbers, so that whatever mixes with the inputs fails.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -46,6 +47,11 @@ class Elsewhere(TorchFunctionMode):
 RECIPE = MarginDescent(MLP, weight_decay=0.01, epochs=1500, stop_loss=0.0)
 
 
+@cache
+def released(key):
+    return release_margin(RECIPE, pictures(key), key=key, store=NullStore())
+
+
 def pictures(key):
     drawn = torch.rand(8, 1, 6, 6, generator=key.fold("pictures").generator())
     return Records(drawn, torch.arange(8) % 4, tuple("abcd"))
@@ -61,7 +67,7 @@ def pictures(key):
     ids=lambda attack: type(attack).__name__,
 )
 def test_an_attack_makes_no_tensor_elsewhere(attack, key):
-    made = release_margin(RECIPE, pictures(key), key=key, store=NullStore())
+    made = released(key)
     knowledge = Knowledge(architecture=MLP, centre=made.centre)
 
     def found():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ TINY = HiddenSpan(
 SHORT = FirstLayer(restarts=1, descent=Descent(steps=20))
 
 
+@cache
 def victim(key, *, decay, head="multiclass"):
     classes = 4 if head == "multiclass" else 2
     pictures = torch.rand(8, *SHAPE, generator=key.fold("pictures").generator())
@@ -100,7 +102,7 @@ def test_the_distance_and_its_gradient(activation, found, key):
     naive = (far + (hidden @ rows.T).square() @ weights) / new.square().sum(1)
     (slope,) = torch.autograd.grad(naive.sum(), inputs)
     network = Matrices(first, bias, (), act=act)
-    problem = _Problem(network, Rows(rows, 1 - weights.sqrt()), known if found else None)
+    problem = _Problem(network, Rows(rows, 1 - weights.sqrt(), weights), known if found else None)
     value, gradient = problem.at(inputs.detach())
     torch.testing.assert_close(value, naive.detach())
     torch.testing.assert_close(gradient, slope)

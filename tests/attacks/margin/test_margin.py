@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -35,6 +36,7 @@ SHAPE = (1, 6, 6)
 TINY = FirstLayer(restarts=2, contrast=0.28, largest=0.32)
 
 
+@cache
 def victim(key, head="multiclass", decay=0.0):
     classes = 4 if head == "multiclass" else 2
     pictures = torch.rand(8, *SHAPE, generator=key.fold("pictures").generator())

@@ -14,7 +14,8 @@ from exhume.attacks.margin.premises import Premises, premises_of
 from exhume.auditing import audit
 from exhume.auditing.checkpoint.conditions import conditions_of, doubt_of
 from exhume.auditing.checkpoint.fit import Fit
-from exhume.auditing.checkpoint.ladder import _mixed_alike, recipe_like
+from exhume.auditing.checkpoint.ladder import _mixed_alike
+from exhume.auditing.checkpoint.recipes import recipe_like
 from exhume.contract import ExhumeError, Key, Records
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.matrices import Matrices

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -28,12 +28,12 @@ from torch import Tensor, nn
 from exhume.attacks.gradient.gated.layers import features_of, lowest_of
 from exhume.attacks.margin.descent import Descent, fall
 from exhume.attacks.margin.known import Known
-from exhume.attacks.margin.pool import Run, by_own_confidence, distinct
+from exhume.attacks.margin.pool import Run, by_own_confidence, distinct, said
 from exhume.attacks.margin.restarts import Restarts
 from exhume.attacks.margin.rows import Rows, orthonormal, row_space, without
 from exhume.contract import Architecture, Key, Knowledge, NotApplicable, Progress, Store, silent
 
-__all__ = ["FeatureSpan"]
+__all__ = ["FeatureSpan", "first_connected", "records_by"]
 
 _SHARED = 3  # leading directions of the layer that all records have in common
 _COLOURS = (0.0, 0.35, 0.65, 1.0)  # of images of one colour, in every channel
@@ -76,19 +76,21 @@ class FeatureSpan:
                 f"records of shape {shape}: the span of features is for images",
                 ever=False,
             )
-        once = partial(self._once, reader)
+        layer_of = lru_cache(maxsize=1)(partial(_Layer.of, reader, widen=self.widen))
+        once = partial(self._once, reader, layer_of)
         return Restarts(self, reader, once, key, store, progress, by_own_confidence)
 
-    def _once(
+    def _once(  # noqa: PLR0917
         self,
         reader: Known,
+        layer_of: Callable[[Tensor], _Layer],
         parameters: Tensor,
         key: Key,
         earlier: list[Run],
         progress: Callable[[int], None],
     ) -> Run:
-        layer = _Layer.of(reader, parameters, self.widen)
-        nothing = layer.uninformative()
+        layer = layer_of(parameters)
+        nothing = layer.uninformative
         images = self._start(reader, round(self.starts * layer.records), parameters, key)
         beside = self._found(earlier, layer, nothing)
         images, lost = self._descend(images, layer, beside, progress)
@@ -162,20 +164,11 @@ class _Layer:
     def of(reader: Known, parameters: Tensor, widen: float) -> _Layer:
         """Refuses a network without convolutions, and a layer that keeps its start."""
         architecture = reader.architecture
-        chain = lowest_of(architecture, parameters)
-        if chain is None:
-            raise NotApplicable("no fully connected layer takes one vector a record", ever=False)
-        if chain.whole:
-            raise NotApplicable(
-                f"{chain.layers[0].name}: takes the record itself; HiddenSpan and FirstLayer are for such "
-                "networks",
-                ever=False,
-            )
-        name = chain.layers[0].name
-        weights = architecture.layout.split(parameters)[f"{name}.weight"]
-        records = _records(torch.linalg.svdvals(weights.double()))
-        rows = row_space(weights, round(widen * records), f"{name}.weight")
-        centre = reader.centre.to(parameters)
+        name, weights = first_connected(architecture, parameters)
+        rows = row_space(
+            weights, lambda values: round(widen * records_by(values)), f"{name}.weight"
+        )
+        records, centre = records_by(rows.values), reader.centre.to(parameters)
         return _Layer(architecture, parameters, name, rows, records, centre)
 
     @cached_property
@@ -198,11 +191,10 @@ class _Layer:
 
     def labels(self, images: Tensor) -> Tensor:
         """(m,) what the network says: it has learnt its training records."""
-        outputs: Tensor = torch.func.functional_call(
-            self.module, self.named, (images - self.centre,)
-        )
-        return (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
+        outputs = torch.func.functional_call(self.module, self.named, (images - self.centre,))
+        return said(outputs)
 
+    @cached_property
     def uninformative(self) -> Tensor:
         """(u, f) orthonormal: the leading directions of the layer, and the features of flat images."""
         channels = self.centre.shape[0]
@@ -216,7 +208,21 @@ class _Layer:
         return orthonormal(torch.cat([self.rows.basis[:_SHARED], flat_rows]))
 
 
-def _records(values: Tensor) -> int:
+def first_connected(architecture: Architecture, parameters: Tensor) -> tuple[str, Tensor]:
+    """Name and weights of the first fully connected layer; refuses a network without convolutions."""
+    chain = lowest_of(architecture, parameters)
+    if chain is None:
+        raise NotApplicable("no fully connected layer takes one vector a record", ever=False)
+    name = chain.layers[0].name
+    if chain.whole:
+        raise NotApplicable(
+            f"{name}: takes the record itself; HiddenSpan and FirstLayer are for such networks",
+            ever=False,
+        )
+    return name, architecture.layout.split(parameters)[f"{name}.weight"]
+
+
+def records_by(values: Tensor) -> int:
     """Where the spectrum (falling) drops most, before its middle: features drift, so it has no clear end."""
     half = values[: max(3, len(values) // 2)].clamp_min(_ROUNDING * float(values[0]))
     return int((half[1:-1] / half[2:]).argmax()) + 2

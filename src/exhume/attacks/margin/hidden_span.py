@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.margin.descent import Descent, fall, stepper
-from exhume.attacks.margin.pool import Run, by_own_confidence, distinct
+from exhume.attacks.margin.pool import Run, by_own_confidence, distinct, said
 from exhume.attacks.margin.reading import Reader
 from exhume.attacks.margin.residual import Span
 from exhume.attacks.margin.restarts import Restarts
@@ -93,8 +93,8 @@ class HiddenSpan:
         scale = scale_of(span, reader.mlp.input_shape, self.contrast)
         coordinates, lost = self._descend(problem, span, scale, key, progress)
         distance, _ = _Problem(span.network, rows).at(coordinates)
-        labels, records = _labels(span.network, coordinates), float(len(span.basis) + 1)
-        inputs = span.inputs(coordinates)
+        labels = said(span.network.forward(coordinates)[1])
+        inputs, records = span.inputs(coordinates), float(len(span.basis) + 1)
         return Run(inputs, labels, -distance, float(distance.median()), lost, records)
 
     def random_distance(self, reader: Reader, parameters: Tensor, key: Key) -> float:
@@ -198,9 +198,3 @@ class _Problem:
         share = outside.square().sum(1, keepdim=True) / size
         by_hidden = (self.rows.outside(outside) - share * new).mul_(2 / size)
         return share[:, 0], by_hidden.mul_(act.slope(entering, hidden)) @ self.network.first
-
-
-def _labels(network: Matrices, coordinates: Tensor) -> Tensor:
-    """(m,) what the network says: it has learnt its training records."""
-    outputs = network.forward(coordinates)[1]
-    return (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)

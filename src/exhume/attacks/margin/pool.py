@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-__all__ = ["Run", "agreed", "by_own_confidence", "distinct", "pooled", "stretched", "to_images"]
+__all__ = [
+    "Run",
+    "agreed",
+    "by_own_confidence",
+    "distinct",
+    "pooled",
+    "said",
+    "stretched",
+    "to_images",
+]
 
 _SAME = 0.7  # cosine above which two candidates are the same image
 
@@ -76,6 +85,11 @@ def distinct(inputs: Tensor, sure: Tensor, same: float) -> tuple[Tensor, Tensor]
             kept.append(index)
             sizes.append(int(alike.sum()))
     return torch.tensor(kept, device=units.device), torch.tensor(sizes, device=units.device)
+
+
+def said(outputs: Tensor) -> Tensor:
+    """(m,) labels by (m, c) outputs, which a network has learnt of its training records."""
+    return (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
 
 
 def _agreement(runs: list[Run]) -> Tensor:

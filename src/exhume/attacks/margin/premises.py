@@ -2,7 +2,7 @@
 
 Three things must be so. The first layer's spectrum ends, and so tells how many records there are. Nothing is
 left of the random start, so that layers are sums over records. And a record is asked for by more equations
-than it has unknowns.
+than it has unknowns. Behind convolutions the first fully connected layer takes the first layer's place.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from exhume.attacks.margin.feature_span import first_connected, records_by
 from exhume.attacks.margin.reading import rank_of
+from exhume.contract import Architecture
 from exhume.models.matrices import Matrices
 
-__all__ = ["LEFT", "Premises", "premises_of"]
+__all__ = ["LEFT", "FeaturePremises", "Premises", "feature_premises", "premises_of"]
 
-LEFT = 1e-3  # share of the second layer's square that may lie outside its records' directions
+LEFT = 1e-3  # share of a layer's square that may lie outside its records' directions
 _ROUNDING = 1e-6  # of the largest singular value
 
 
@@ -71,6 +73,49 @@ def premises_of(network: Matrices, widen: float) -> Premises:
     )
 
 
+@dataclass(frozen=True)
+class FeaturePremises:
+    """Of one release with convolutions."""
+
+    layer: str  # the first fully connected one
+    records: int  # by its spectrum
+    fall: float  # from the last singular value of the records to the next; infinite: what follows is rounding
+    left: float  # share of its square outside `directions`
+    directions: int  # that belong to the records
+    features: int  # that enter it
+    unknowns: int  # of each record: its pixels
+
+    @property
+    def equations(self) -> int:
+        return self.features - self.directions
+
+
+def feature_premises(
+    architecture: Architecture, parameters: Tensor, widen: float
+) -> FeaturePremises:
+    """widen: directions per training record, as `FeatureSpan` takes them. Refuses what it refuses."""
+    name, weights = first_connected(architecture, parameters)
+    values = torch.linalg.svdvals(weights.double())
+    records = records_by(values)
+    behind = float(values[records]) if records < len(values) else 0.0
+    rounding = behind <= _ROUNDING * float(values[0])
+    directions = round(widen * records)
+    return FeaturePremises(
+        layer=name,
+        records=records,
+        fall=math.inf if rounding else float(values[records - 1]) / behind,
+        left=_outside(values, directions),
+        directions=directions,
+        features=weights.shape[1],
+        unknowns=math.prod(architecture.input_shape),
+    )
+
+
 def _left(matrix: Tensor, directions: int) -> float:
-    squares = torch.linalg.svdvals(matrix.double()).square()
+    return _outside(torch.linalg.svdvals(matrix.double()), directions)
+
+
+def _outside(values: Tensor, directions: int) -> float:
+    """Share of the squares behind so many singular values."""
+    squares = values.square()
     return float(squares[directions:].sum() / squares.sum())

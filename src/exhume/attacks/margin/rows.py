@@ -9,6 +9,7 @@ direction is weighted by the noise that is there, down to the floor e that round
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -28,15 +29,20 @@ class Rows:
 
     basis: Tensor  # (q, k) orthonormal, leading first
     damped: Tensor  # (q,) 1 - sqrt(w_j); 0 for all other directions
+    values: Tensor  # (min(k, outputs),) all singular values of the layer, falling
 
     def outside(self, vectors: Tensor) -> Tensor:
         """(m, k) vectors, each component v_j times sqrt(w_j)."""
         return torch.addmm(vectors, (vectors @ self.basis.T) * self.damped, self.basis, alpha=-1)
 
 
-def row_space(matrix: Tensor, count: int, name: str) -> Rows:
-    """Read a layer (outputs, inputs); refuses one with too much outside `count` directions: its start."""
+def row_space(matrix: Tensor, directions: int | Callable[[Tensor], int], name: str) -> Rows:
+    """Read a layer (outputs, inputs); refuses one with too much outside its directions: its start.
+
+    directions: how many, or how many by its singular values.
+    """
     _, values, rows = torch.linalg.svd(matrix.double(), full_matrices=False)
+    count = directions if isinstance(directions, int) else directions(values)
     left = float(values[count:].square().sum() / values.square().sum())
     if count >= len(values) or left > _LEFT:
         raise NotApplicable(
@@ -49,7 +55,7 @@ def row_space(matrix: Tensor, count: int, name: str) -> Rows:
     floor = noise_edge(values, aspect) if tail else float(values[count])
     kept = int((values > floor).sum())
     damped = 1 - floor / (values[:kept].square() + floor**2).sqrt()
-    return Rows(rows[:kept].to(matrix), damped.to(matrix))
+    return Rows(rows[:kept].to(matrix), damped.to(matrix), values)
 
 
 def without(vectors: Tensor, rows: Tensor) -> Tensor:

@@ -13,9 +13,20 @@ from exhume.attacks.margin.reading import GAP
 from exhume.auditing.checkpoint.fit import FAR, Fit
 from exhume.evidence import Condition
 
-__all__ = ["conditions_of", "doubt_of"]
+__all__ = [
+    "EQUATIONS",
+    "START_GONE",
+    "conditions_of",
+    "counted",
+    "doubt_of",
+    "of_the_owner",
+    "share_of",
+]
 
 _LEFT_FIRST = 0.05  # of the first layer's
+START_GONE = "Nothing is left of the random start"
+EQUATIONS = "There are more equations than unknowns"
+_COUNTS = "The weights show how many records they were trained on"
 _COUNTED = 0.8  # of the records given
 _RIGHT = 0.9  # of the training records
 _LITTLE, _MOST = 1e-5, 0.1  # shares that are said in another way
@@ -24,7 +35,7 @@ _LITTLE, _MOST = 1e-5, 0.1  # shares that are said in another way
 def conditions_of(premises: Premises, fit: Fit | None) -> tuple[Condition, ...]:
     """In the order in which they are read; fit: None without training records."""
     read = (_counted(premises, fit), _start_gone(premises), _enough(premises))
-    return read if fit is None else (*read, *_of_the_owner(fit))
+    return read if fit is None else (*read, *of_the_owner(fit, "the first layer"))
 
 
 def doubt_of(conditions: tuple[Condition, ...]) -> str:
@@ -33,47 +44,49 @@ def doubt_of(conditions: tuple[Condition, ...]) -> str:
 
 
 def _counted(premises: Premises, fit: Fit | None) -> Condition:
-    needs = "The weights show how many records they were trained on"
-    count = premises.records
     if premises.whole:
         return Condition(
-            needs,
+            _COUNTS,
             f"no: all {premises.unknowns} directions of the first layer are in use",
             holds=False,
             why=f"the first layer uses all of its {premises.unknowns} directions, so that records cannot be "
             "counted: there are as many records as inputs or neurons, or its random start is still there, "
             "which only training with weight decay removes",
         )
-    if premises.fall < GAP:
+    return counted("the first layer", premises.records, premises.fall, fit)
+
+
+def counted(layer: str, count: int, fall: float, fit: Fit | None) -> Condition:
+    """By a layer's spectrum. fall: from the last singular value that counts to the next."""
+    if fall < GAP:
         return Condition(
-            needs,
-            f"no: {count} by the first layer's spectrum, which then runs on without a gap",
+            _COUNTS,
+            f"no: {count} by {layer}'s spectrum, which then runs on without a gap",
             holds=False,
-            why="the first layer's spectrum runs into the noise of its random start without a gap, so that "
+            why=f"{layer}'s spectrum runs into the noise of its random start without a gap, so that "
             "records cannot be counted",
         )
-    fall = "rounding" if math.isinf(premises.fall) else f"{_times(premises.fall)} less"
-    found = f"{count} by the first layer's spectrum, behind them {fall}"
+    behind = "rounding" if math.isinf(fall) else f"{_times(fall)} less"
+    found = f"{count} by {layer}'s spectrum, behind them {behind}"
     if fit is not None and count < _COUNTED * fit.records:
         return Condition(
-            needs,
+            _COUNTS,
             f"{found}; {fit.records} are given",
             holds=False,
             why=f"the weights show {count} records where {fit.records} were trained on: the others left no "
             "trace of their own",
         )
-    return Condition(needs, found, holds=True)
+    return Condition(_COUNTS, found, holds=True)
 
 
 def _start_gone(premises: Premises) -> Condition:
     """The layer that the attack reads, if it has lost its start; where no layer has, the second."""
-    needs = "Nothing is left of the random start"
     first, second = premises.left_first, premises.left_second
     if premises.whole:
-        return Condition(needs, "cannot be told where records cannot be counted", holds=False)
+        return Condition(START_GONE, "cannot be told where records cannot be counted", holds=False)
     if second is None and not premises.gates:
         return Condition(
-            needs,
+            START_GONE,
             "only a second hidden layer, or ReLU, would show it",
             holds=False,
             why="the attack needs two hidden layers, or one with ReLU",
@@ -82,17 +95,16 @@ def _start_gone(premises: Premises) -> Condition:
         left, most, layer = second, LEFT, "second"
     else:
         left, most, layer = first, _LEFT_FIRST, "first"
-    found = f"{_share(left)} of the {layer} layer lies outside what the records span, at most {most:.1%}"
+    found = f"{share_of(left)} of the {layer} layer lies outside what the records span, at most {most:.1%}"
     why = (
-        f"the network keeps its random start ({_share(left)} of the {layer} layer), and only training with "
+        f"the network keeps its random start ({share_of(left)} of the {layer} layer), and only training with "
         "weight decay until that is gone makes the weights a sum over the records"
     )
     holds = left <= most
-    return Condition(needs, found, holds=holds, why="" if holds else why)
+    return Condition(START_GONE, found, holds=holds, why="" if holds else why)
 
 
 def _enough(premises: Premises) -> Condition:
-    needs = "There are more equations than unknowns"
     if premises.spans or not premises.gates:
         have, want = premises.equations, premises.unknowns
         found = f"{have:,} equations for the {want:,} unknowns of each record"
@@ -101,10 +113,11 @@ def _enough(premises: Premises) -> Condition:
         found = f"{have:,} neurons for {want:,} records"
     holds = have > want
     why = "" if holds else f"too many records for so few neurons: {found}"
-    return Condition(needs, found, holds=holds, why=why)
+    return Condition(EQUATIONS, found, holds=holds, why=why)
 
 
-def _of_the_owner(fit: Fit) -> list[Condition]:
+def of_the_owner(fit: Fit, layer: str) -> list[Condition]:
+    """What only the training records tell. layer: the one that they must explain."""
     learnt = "The network has learnt its training records"
     if fit.right is None:
         return [Condition(learnt, fit.unfit, holds=False, why=fit.unfit)]
@@ -124,13 +137,13 @@ def _of_the_owner(fit: Fit) -> list[Condition]:
     holds = fit.residual <= FAR
     why = (
         "this network is not at the point the attack needs: its training records leave "
-        f"{fit.residual:.0%} of the first layer unexplained"
+        f"{fit.residual:.0%} of {layer} unexplained"
     )
-    found = f"{_share(1 - fit.residual)} of the first layer, at least {1 - FAR:.0%}"
+    found = f"{share_of(1 - fit.residual)} of {layer}, at least {1 - FAR:.0%}"
     return [right, Condition(needs, found, holds=holds, why="" if holds else why)]
 
 
-def _share(value: float) -> str:
+def share_of(value: float) -> str:
     """In percent, as exactly as it matters."""
     if value < _LITTLE:
         return f"less than {_LITTLE:.3%}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -9,10 +10,10 @@ from torch import Tensor
 from exhume.auditing.checkpoint.preprocessing import Preprocessing
 from exhume.contract import Records
 from exhume.models.heads import Head, margins
+from exhume.models.matrices import Dense
 from exhume.train.stationarity import stationarity
-from exhume.victims.checkpoint import Checkpoint
 
-__all__ = ["FAR", "Fit", "fit_of"]
+__all__ = ["FAR", "Fit", "fit_of", "fit_to"]
 
 _MANY = 500  # records; the least squares behind the residual grows with the cube
 _WELL = 0.9
@@ -42,15 +43,27 @@ class Fit:
 
 
 def fit_of(
-    checkpoint: Checkpoint, records: Records, preprocessing: Preprocessing, head: Head
+    mlp: Dense, parameters: Tensor, records: Records, preprocessing: Preprocessing, head: Head
 ) -> Fit:
-    mlp, count = checkpoint.architecture, len(records)
-    if int(records.labels.max()) >= max(2, mlp.outputs):
-        why = f"the training records have more classes than the network's {mlp.outputs} outputs"
-        return Fit(count, unfit=why, notes=(f"{why[0].upper()}{why[1:]}.",))
-    network = mlp.matrices(checkpoint.release.parameters[0])
+    """parameters: (p,); left unexplained: the residual of stationarity of the first layer."""
+    network = mlp.matrices(parameters)
     inputs = preprocessing.entering(records.inputs).flatten(1).to(network.first.dtype)
-    found = margins(head, network.forward(inputs)[1], records.labels)
+    outputs = network.forward(inputs)[1]
+    return fit_to(
+        outputs,
+        records.labels,
+        head,
+        lambda: stationarity(network, inputs, records.labels, head).first_layer,
+    )
+
+
+def fit_to(outputs: Tensor, labels: Tensor, head: Head, residual: Callable[[], float]) -> Fit:
+    """outputs: (n, c) for the training records; residual: what is asked if the network does well on them."""
+    count, classes = len(labels), outputs.shape[1]
+    if int(labels.max()) >= max(2, classes):
+        why = f"the training records have more classes than the network's {classes} outputs"
+        return Fit(count, unfit=why, notes=(f"{why[0].upper()}{why[1:]}.",))
+    found = margins(head, outputs, labels)
     right = float((found > 0).double().mean())
     if right < _WELL:
         note = (
@@ -62,6 +75,6 @@ def fit_of(
     if count > _MANY:
         why = f"whether its weights are at the point the attack needs is checked up to {_MANY} records"
         return Fit(count, found, right, unfit=why)
-    at = stationarity(network, inputs, records.labels, head)
-    unsure = () if at.first_layer <= FAR else (_UNSURE,)
-    return Fit(count, found, right, at.first_layer, notes=unsure)
+    left = residual()
+    unsure = () if left <= FAR else (_UNSURE,)
+    return Fit(count, found, right, left, notes=unsure)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,24 +13,20 @@ from exhume.auditing.checkpoint.running import Attack, Control
 from exhume.auditing.checkpoint.scoring_records import ScoringRecords
 from exhume.auditing.controls import Ladder, Rung
 from exhume.auditing.estimate import forward_operations, seconds_of
-from exhume.contract import Key, Progress, Records
+from exhume.contract import Key, Progress, Records, Store, Weights
 from exhume.evidence import LineupRow
-from exhume.models.heads import Head
-from exhume.models.homogeneous import HomogeneousMLP
-from exhume.models.matrices import Dense
 from exhume.report.folder import RunFolder
 from exhume.train.margin import MarginDescent
-from exhume.victims.margin import release_margin
+from exhume.train.recipe import FullBatch
+from exhume.victims.margin import release_margin, trained_in_full
 
-__all__ = ["checkpoint_ladder", "recipe_like"]
+__all__ = ["checkpoint_ladder"]
 
 _COUNTS = (16, 64, 256)
-_EPOCHS = 20_000
-_DECAY = 2e-3
 
 
 def checkpoint_ladder(
-    recipe: MarginDescent,
+    recipe: MarginDescent | FullBatch,
     given: ScoringRecords,
     preprocessing: Preprocessing,
     key: Key,
@@ -41,7 +36,7 @@ def checkpoint_ladder(
 
     attack: on what is trained here.
     """
-    recipe, own = replace(recipe, epochs=_EPOCHS), len(given.trained)
+    own = len(given.trained)
     rungs = [
         _rung(recipe, given, preprocessing.for_control(), count, key=key.fold(count), attack=attack)
         for count in _COUNTS
@@ -51,23 +46,13 @@ def checkpoint_ladder(
     return Ladder(respect, f"{own:,}, as it is", "in the checkpoint as it is", tuple(rungs))
 
 
-def recipe_like(network: Dense, head: Head, *, spans: bool) -> MarginDescent:
-    """A training that ends where the attack can read it. spans: by weight decay; else by a small start.
-
-    A small start is there for homogeneous networks only: the others need decay.
-    """
-    if isinstance(network, HomogeneousMLP) and not spans:
-        small = replace(network, first_scale=1e-4)
-        return MarginDescent(small, head, growing_steps=0.003)
-    return MarginDescent(network, head, weight_decay=_DECAY, stop_loss=0.0)
-
-
-def _how(recipe: MarginDescent) -> str:
-    return "with weight decay" if recipe.weight_decay else "from a small start"
+def _how(recipe: MarginDescent | FullBatch) -> str:
+    small = isinstance(recipe, MarginDescent) and not recipe.weight_decay
+    return "from a small start" if small else "with weight decay"
 
 
 def _rung(
-    recipe: MarginDescent,
+    recipe: MarginDescent | FullBatch,
     given: ScoringRecords,
     preprocessing: Preprocessing,
     count: int,
@@ -85,13 +70,31 @@ def _rung(
         trained, others = given.strangers[chosen], given.strangers[rest]
         entering = Records(preprocessing.entering(trained.inputs), trained.labels, trained.classes)
         store = folder.store()
-        victim = release_margin(recipe, entering, key=key, store=store, progress=progress)
-        row = attack(Control(victim, trained, others, preprocessing), store, progress)
+        release, centre = _released(recipe, entering, key=key, store=store, progress=progress)
+        row = attack(Control(release, centre, trained, others, preprocessing), store, progress)
         return dict.fromkeys(attacks, row)
 
-    seconds = seconds_of(3 * _EPOCHS * count * forward_operations(recipe.architecture))
+    epochs = recipe.epochs if isinstance(recipe, MarginDescent) else recipe.descent.steps
+    seconds = seconds_of(3 * epochs * count * forward_operations(recipe.architecture))
     words = f"trained here on {count} of the decoys {_how(recipe)}"
     return Rung(str(count), words, seconds, run)
+
+
+def _released(
+    recipe: MarginDescent | FullBatch,
+    records: Records,
+    *,
+    key: Key,
+    store: Store,
+    progress: Progress,
+) -> tuple[Weights, Tensor]:
+    """The weights, and what the records lost before they entered."""
+    if isinstance(recipe, MarginDescent):
+        victim = release_margin(recipe, records, key=key, store=store, progress=progress)
+        return victim.release, victim.centre
+    centre = records.inputs.mean(0)
+    centred = Records(records.inputs - centre, records.labels, records.classes)
+    return trained_in_full(recipe, centred, key=key, store=store, progress=progress), centre
 
 
 def _mixed_alike(own: Records, others: Records, count: int, key: Key) -> Tensor:

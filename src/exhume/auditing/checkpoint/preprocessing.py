@@ -31,6 +31,7 @@ class Preprocessing:
     mean: Tensor | None = None
     std: Tensor | None = None
     spread: float = 1.0  # of vectors as they enter, about 0, as a root mean square
+    contrast: float = CONTRAST  # of images about the middle, likewise
 
     @property
     def images(self) -> bool:
@@ -52,7 +53,7 @@ class Preprocessing:
         """Of a record as it enters, as a root mean square; about 0."""
         if not self.images:
             return self.spread
-        return CONTRAST if self.std is None else CONTRAST / float(self.std.mean())
+        return self.contrast if self.std is None else self.contrast / float(self.std.mean())
 
     @property
     def centre(self) -> Tensor | None:
@@ -74,6 +75,16 @@ class Preprocessing:
             return plain
         std = torch.ones(self.shape) if self.std is None else self.std
         return replace(plain, std=std * (self.size / wanted), spread=wanted)
+
+    def in_the_network(self) -> tuple[Preprocessing, Tensor | None, Tensor | None]:
+        """Another one, for images about their middle, and the (shift, scale) of a network that does the rest.
+
+        An attack that seeks whole images does so about the mean; one of 0 says nothing of where they lie.
+        """
+        if self.mean is None or bool(self.mean.any()):
+            return replace(self, std=None), None, self.std
+        grey = torch.full(self.shape, 0.5)
+        return replace(self, mean=grey, std=None, contrast=2 * CONTRAST), grey, self.std
 
     def entering(self, inputs: Tensor) -> Tensor:
         """(n, *shape) records as the network takes them."""

@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from exhume.attacks.margin.hidden_span import HiddenSpan
-from exhume.attacks.margin.premises import Premises, premises_of
-from exhume.auditing.checkpoint.conditions import conditions_of
-from exhume.auditing.checkpoint.fit import Fit, fit_of
-from exhume.auditing.checkpoint.ladder import checkpoint_ladder, recipe_like
+from exhume.auditing.checkpoint.approach import Approach, approach_to
+from exhume.auditing.checkpoint.fit import Fit
+from exhume.auditing.checkpoint.ladder import checkpoint_ladder
 from exhume.auditing.checkpoint.preprocessing import Preprocessing, preprocessing_given
 from exhume.auditing.checkpoint.running import Subject, attack_checkpoint, control
 from exhume.auditing.checkpoint.scoring_records import ScoringRecords, records_given, shape_of
@@ -25,6 +23,7 @@ from exhume.auditing.release import AuditedRelease, Inputs, Load
 from exhume.contract import ExhumeError, Key, NotApplicable, Progress, Store
 from exhume.evidence import Condition
 from exhume.models.heads import Head, check_head
+from exhume.models.own.convolved import Convolved
 from exhume.report.folder import RunFolder
 from exhume.results import Findings
 from exhume.settings import Brief, CheckpointSettings
@@ -34,12 +33,6 @@ from exhume.victims.checkpoint import Checkpoint, read_checkpoint
 __all__ = ["CheckpointRelease", "read_checkpoint_release"]
 
 _ALONE = "sees the weights; knows nothing else"
-_DEVIATIONS = (
-    "Where weight decay has removed the second layer's start, records are sought one by one in its span; "
-    "else only the first layer is explained. Buzaglo23 explains all layers.",
-    "The number of training records is read off the first layer's spectrum.",
-    "Images are matched at full resolution, not at half; vectors by cosine.",
-)
 
 
 def read_checkpoint_release(brief: Brief, load: Load) -> CheckpointRelease | None:
@@ -63,7 +56,13 @@ def read_checkpoint_release(brief: Brief, load: Load) -> CheckpointRelease | Non
             part=settings.part,
             trust=settings.trust,
             against=tuned[1] if tuned else None,
+            model=settings.model or "",
         )
+        if isinstance(checkpoint.architecture, Convolved):
+            preprocessing, shift, scale = preprocessing.in_the_network()
+            network = replace(checkpoint.architecture, shift=shift, scale=scale)
+            checkpoint = replace(checkpoint, architecture=network)
+        approach = approach_to(checkpoint)
     except NotApplicable as why:
         return CheckpointRelease(settings, why, preprocessing, given)
     outputs = checkpoint.architecture.outputs
@@ -71,7 +70,7 @@ def read_checkpoint_release(brief: Brief, load: Load) -> CheckpointRelease | Non
     if given is not None:
         given = given.numbered(max(2, outputs))
         preprocessing = preprocessing.scaled_by(given.strangers.inputs)
-    return CheckpointRelease(settings, checkpoint, preprocessing, given, head)
+    return CheckpointRelease(settings, checkpoint, preprocessing, given, head, approach)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +80,7 @@ class CheckpointRelease(AuditedRelease):
     preprocessing: Preprocessing
     given: ScoringRecords | None  # what the owner gave to score with
     head: Head = "multiclass"
+    approach: Approach | None = None  # to a checkpoint that can be attacked
     threads: int = 0
 
     @property
@@ -88,28 +88,23 @@ class CheckpointRelease(AuditedRelease):
         return "the checkpoint"
 
     @cached_property
-    def premises(self) -> Premises:
-        assert isinstance(self.checkpoint, Checkpoint)  # asked before
-        network = self.checkpoint.architecture.matrices(self.checkpoint.release.parameters[0])
-        return premises_of(network, HiddenSpan.widen)
-
-    @cached_property
     def fit(self) -> Fit | None:
         """Of a checkpoint that can be attacked, to the records that the owner gave."""
         if self.given is None:
             return None
-        assert isinstance(self.checkpoint, Checkpoint)
-        return fit_of(self.checkpoint, self.given.trained, self.preprocessing, self.head)
+        assert self.approach is not None
+        return self.approach.fit(self.given.trained, self.preprocessing, self.head)
 
     def conditions(self) -> tuple[Condition, ...]:
         if isinstance(self.checkpoint, NotApplicable):
             needs = "The network is one that the attack reads"
             return (Condition(needs, "it is not", holds=False, why=self.checkpoint.why),)
-        return conditions_of(self.premises, self.fit)
+        assert self.approach is not None
+        return self.approach.conditions(self.fit)
 
     @property
     def deviations(self) -> tuple[str, ...]:
-        return _DEVIATIONS
+        return () if self.approach is None else self.approach.deviations
 
     def digests(self) -> dict[str, str]:
         if isinstance(self.checkpoint, NotApplicable):
@@ -145,6 +140,7 @@ class CheckpointRelease(AuditedRelease):
 
     def _subject(self) -> Subject:
         assert isinstance(self.checkpoint, Checkpoint)  # asked before
+        assert self.approach is not None
         return Subject(
             self.settings,
             self.checkpoint,
@@ -152,14 +148,14 @@ class CheckpointRelease(AuditedRelease):
             self.head,
             self.given,
             self.fit,
-            self.premises,
+            self.approach,
             self.conditions(),
         )
 
     def ladder(self) -> Ladder | None:
-        if isinstance(self.checkpoint, NotApplicable) or self.given is None:
+        recipe = None if self.approach is None else self.approach.easier(self.head)
+        if recipe is None or self.given is None:
             return None
-        recipe = recipe_like(self.checkpoint.architecture, self.head, spans=self.premises.spans)
         key = Key.from_seed(self.settings.seed).fold("ladder")
         attack = control(self._subject(), recipe.architecture)
         return checkpoint_ladder(recipe, self.given, self.preprocessing, key, attack)

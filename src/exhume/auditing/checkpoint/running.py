@@ -9,16 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from exhume.attacks.margin.descent import Descent
-from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.attacks.margin.hidden_span import HiddenSpan
-from exhume.attacks.margin.premises import Premises
-from exhume.attacks.margin.strongest import Strongest
 from exhume.auditing.at_risk import factors_of_one
+from exhume.auditing.checkpoint.approach import Approach
 from exhume.auditing.checkpoint.conditions import doubt_of
 from exhume.auditing.checkpoint.findings import margin_findings, unscored_findings
 from exhume.auditing.checkpoint.fit import Fit
-from exhume.auditing.checkpoint.preprocessing import CONTRAST, Preprocessing
+from exhume.auditing.checkpoint.preprocessing import Preprocessing
 from exhume.auditing.checkpoint.scoring_records import ScoringRecords
 from exhume.auditing.checkpoint.vector_findings import vector_findings
 from exhume.contract import (
@@ -44,16 +40,9 @@ from exhume.score.vectors import alike_vectors, score_vectors
 from exhume.score.verdict import not_audited
 from exhume.settings import CheckpointSettings
 from exhume.victims.checkpoint import Checkpoint, secret_of
-from exhume.victims.margin import MarginVictim
 
 __all__ = ["Attack", "Control", "Subject", "attack_checkpoint", "control"]
 
-_CONFIDENCE = {
-    "first-layer": "Confidence is the cosine with the nearest candidate of another restart; with one "
-    "restart, the share of the weights that a candidate explains.",
-    "hidden-span": "Confidence is minus the share of a candidate's hidden activations outside the second "
-    "layer's span.",
-}
 _TUNED = (
     "the attack explains all weights by training records, and those of a fine-tuned network are mostly its "
     "base's; audit an adapter or difference of few steps as [update], the way of fine-tuning as [victim] "
@@ -65,7 +54,8 @@ _TUNED = (
 class Control:
     """A network that was trained here."""
 
-    victim: MarginVictim
+    release: Weights
+    centre: Tensor  # (*shape) what its records lost before they entered
     trained: Records
     others: Records
     preprocessing: Preprocessing
@@ -84,17 +74,12 @@ class Subject:
     head: Head
     given: ScoringRecords | None  # for scoring only
     fit: Fit | None
-    premises: Premises
+    approach: Approach
     conditions: tuple[Condition, ...]
 
     @property
     def spec(self) -> AttackSpec:
-        noun = self.preprocessing.noun
-        if self.premises.spans:
-            name = f"Training {noun} from the span of hidden activations"
-            return AttackSpec("hidden-span", name, "Buzaglo23", "the released weights")
-        name = f"Training {noun} from the first layer"
-        return AttackSpec("first-layer", name, "Buzaglo23", "the released weights")
+        return self.approach.spec(self.preprocessing.noun)
 
     @property
     def facts(self) -> Facts:
@@ -105,32 +90,8 @@ class Subject:
             "architecture": str(self.checkpoint.architecture),
             "head": self.head,
             "read_as": " ".join(self.checkpoint.inferred),
-            "records_by_the_spectrum": float(self.premises.records),
+            "records_by_the_spectrum": float(self.approach.records),
         }
-
-    def mounted(self, size: float) -> Strongest:
-        """The attack as the settings ask for it, on records of this size as they enter."""
-        steps, restarts = self.settings.steps, self.settings.restarts
-        times = size / CONTRAST
-        first, hidden = FirstLayer(), HiddenSpan()
-        return Strongest(
-            replace(
-                first,
-                head=self.head,
-                restarts=restarts,
-                contrast=first.contrast * times,
-                largest=first.largest * times,
-                descent=Descent(steps=steps),
-            ),
-            replace(
-                hidden,
-                head=self.head,
-                restarts=restarts,
-                contrast=hidden.contrast * times,
-                largest=hidden.largest * times,
-                descent=replace(hidden.descent, steps=steps),
-            ),
-        )
 
     def run(
         self,
@@ -143,7 +104,7 @@ class Subject:
         progress: Progress,
     ) -> Reconstruction:
         """What the attack brings back, as records."""
-        attack = self.mounted(preprocessing.size)
+        attack = self.approach.mounted(self.settings, self.head, preprocessing.size)
         prepared = attack.prepare(knowledge, key=key, store=store, progress=progress)
         found = prepared.run(release)
         return replace(found, candidates=preprocessing.records(found.candidates))
@@ -151,8 +112,8 @@ class Subject:
 
 def attack_checkpoint(subject: Subject, store: Store, progress: Progress) -> Findings:
     """The findings; where the attack does not apply after all, why."""
-    mlp, preprocessing = subject.checkpoint.architecture, subject.preprocessing
-    knowledge = Knowledge(architecture=mlp, centre=preprocessing.centre)
+    network, preprocessing = subject.approach.architecture, subject.preprocessing
+    knowledge = Knowledge(architecture=network, centre=preprocessing.centre)
     key = Key.from_seed(subject.settings.seed).fold("attack")
     knows = knowledge.known()
     try:
@@ -174,7 +135,7 @@ def attack_checkpoint(subject: Subject, store: Store, progress: Progress) -> Fin
             knows,
             found,
             preprocessing.middle,
-            confidence=_CONFIDENCE[subject.spec.id],
+            confidence=subject.approach.confidence,
             facts=subject.facts,
         )
     progress("scoring", 0, 1)
@@ -207,9 +168,7 @@ def _scored(
             given.trained, subject.preprocessing.entering(given.trained.inputs)
         )
         weights = subject.checkpoint.release.parameters[0]
-        beside |= factors_of_one(
-            subject.checkpoint.architecture, weights, entering, torch.zeros(())
-        )
+        beside |= factors_of_one(subject.approach.architecture, weights, entering, torch.zeros(()))
     facts, notes = subject.facts | fit.facts, (*given.notes, *fit.notes)
     secret = secret_of(given.trained)
     if not images:
@@ -272,9 +231,9 @@ def control(subject: Subject, architecture: Architecture) -> Attack:
 
     def attack(one: Control, store: Store, progress: Progress) -> LineupRow:
         key = Key.from_seed(subject.settings.seed).fold("control")
-        known = Knowledge(architecture=architecture, centre=one.victim.centre)
+        known = Knowledge(architecture=architecture, centre=one.centre)
         found = subject.run(
-            one.victim.release, known, one.preprocessing, key, store=store, progress=progress
+            one.release, known, one.preprocessing, key, store=store, progress=progress
         )
         return lined_up(found, one.trained, one.others, key)[0]
 

@@ -8,16 +8,15 @@ from typing import Any
 import torch
 
 from exhume.attacks.margin.feature_span import FeatureSpan
-from exhume.contract import Knowledge, Records, Shard, Weights
+from exhume.contract import Knowledge, Records
 from exhume.contract import Outcome as Ended
 from exhume.models.cnn import CNN
 from exhume.score.places import line_up, places_for
-from exhume.store import address, digest
 from exhume.studies.arms import mounted
 from exhume.studies.framework import Run
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
-from exhume.victims.margin import choose
+from exhume.victims.margin import choose, trained_in_full
 
 __all__ = ["Convolutional", "convolutional"]
 
@@ -41,7 +40,9 @@ def convolutional(run: Run[Any], source: str, arm: Convolutional) -> dict[str, f
     classes = arm.network.outputs
     train, others = choose(records, classes, arm.each, arm.strangers * classes, key.fold("choose"))
     centre, here = train.inputs.mean(0), run.part("victim cnn")
-    release = _trained(here, arm, Records(train.inputs - centre, train.labels, train.classes))
+    centred = Records(train.inputs - centre, train.labels, train.classes)
+    recipe, own = FullBatch(arm.network, arm.descent), here.key.fold("margin-ordinary", "cnn")
+    release = trained_in_full(recipe, centred, key=own, store=here.store, progress=here.progress)
     knowledge = Knowledge(architecture=arm.network, centre=centre)
     found = mounted(arm.attack, knowledge, release, key.fold("attack"), here)
     if found.status.outcome is Ended.NOT_APPLICABLE:
@@ -59,15 +60,3 @@ def convolutional(run: Run[Any], source: str, arm: Convolutional) -> dict[str, f
         "distance": found.observed["residual"],
         "refused": 0.0,
     }
-
-
-def _trained(run: Run[Any], arm: Convolutional, centred: Records) -> Weights:
-    recipe, key = FullBatch(arm.network, arm.descent), run.key.fold("margin-ordinary", "cnn")
-    start = arm.network.initial(key.fold("victim"))
-    name = address("convolutional victim", recipe, (digest(start), digest(centred)), key, 0)
-    saved = run.store.load(name)
-    if saved is None:
-        run.progress("training the network", 0, 1)
-        saved = Shard({"parameters": recipe.fit(start, centred, centred.none_for(1), key)})
-        run.store.save(name, saved)
-    return Weights(saved["parameters"], arm.network.layout)
