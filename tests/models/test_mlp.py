@@ -22,6 +22,17 @@ def test_slopes_are_derivatives(name):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_gates_have_derivatives_and_kinks_are_smoothed(name):
+    act = activation(name)
+    x = torch.linspace(-3.05, 3, 41, dtype=torch.float64, requires_grad=True)
+    gate, curve = act.gated(x, act.apply(x), 7.0)
+    (expected,) = torch.autograd.grad((gate + 0 * x).sum(), x)
+    torch.testing.assert_close(curve, expected)
+    far = (x - act.kink[0]).abs() > 2.5  # there a smoothed kink is none
+    torch.testing.assert_close(gate[far], act.slope(x, act.apply(x))[far], rtol=0, atol=1e-6)
+
+
 def test_there_are_the_twelve_of_table_three():
     assert len(ACTIVATIONS) == 12
     torch.testing.assert_close(

@@ -11,8 +11,9 @@ from torch.nn.functional import normalize
 
 from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.attacks.margin.hidden_span import HiddenSpan, _Problem, scale_of, second_layer
+from exhume.attacks.margin.hidden_span import HiddenSpan, _Problem, second_layer
 from exhume.attacks.margin.pool import distinct
+from exhume.attacks.margin.reading import scale_of
 from exhume.attacks.margin.residual import Span
 from exhume.attacks.margin.rows import Rows
 from exhume.attacks.margin.strongest import Strongest, met
@@ -245,17 +246,20 @@ def test_where_starts_do_not_meet_both_attacks_are_pooled(key):
     assert bool((both.confidence[0].diff() <= 0).all())
 
 
-def test_without_gates_the_hidden_span_is_all_there_is(key):
-    smooth = MLP(SHAPE, (20, 20), 3, "gelu", "torch")
-    prepared = Strongest(SHORT, TINY).prepare(
-        Knowledge(architecture=smooth), key=key, store=NullStore()
-    )
-    assert prepared.first is None
-    start = Weights(smooth.initial(key)[None], smooth.layout)
-    assert prepared.run(start).status.outcome == Outcome.NOT_APPLICABLE
-    shallow = MLP(SHAPE, (20,), 3, "gelu", "torch")
-    with pytest.raises(NotApplicable, match="the network has gelu"):
-        Strongest(SHORT, TINY).prepare(Knowledge(architecture=shallow), key=key, store=NullStore())
+def test_meeting_counts_only_far_below_random_inputs(key):
+    """Starts that meet no nearer to the span than random inputs have found nothing."""
+    mlp, made = victim(key, decay=0.01)
+    knowledge = Knowledge(architecture=mlp, centre=made.centre)
+    prepared = TINY.prepare(knowledge, key=key, store=NullStore())
+    found = prepared.run(made.release)
+    apart = TINY.random_distance(prepared.reader, made.release.parameters[0], key)
+    near = met(found, made.centre, 0.05 * apart)
+    assert 2 <= near <= met(found, made.centre)
+    assert met(found, made.centre, 0.0) == 0
+    truth = (made.secret.open().inputs - made.centre).flatten(1)
+    span = prepared.reader.span(made.release.parameters[0], None)
+    problem = _Problem(span.network, second_layer(span, TINY.widen))
+    assert float(problem.at(truth @ span.basis.T)[0].median()) < 0.05 * apart
 
 
 def test_the_strongest_attack_refuses_what_the_others_refuse(key):

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.func import functional_call
 
 from exhume.attacks.margin.residual import Residual, span_of
 from exhume.models.homogeneous import HomogeneousMLP
+from exhume.models.mlp import MLP
 from exhume.train.stationarity import stationarity
 
 
@@ -89,6 +91,30 @@ def test_loss_and_gradient_agree_with_autograd(head, others, weights, hidden, ke
     )
     by_c, by_lambda = torch.autograd.grad(wanted, (coordinates, multipliers))
     found = problem.at(coordinates.detach(), multipliers.detach())
+    assert found.loss == pytest.approx(wanted.item(), rel=1e-10)
+    torch.testing.assert_close(found.coordinates, by_c, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(found.multipliers, by_lambda, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "tanh", "elu", "silu"])
+def test_smooth_activations_and_biases_agree_with_autograd(activation, key):
+    """The first layer's gradient of lambda·u·Phi, by one create_graph backward."""
+    mlp = MLP((5,), (7, 6), 4, activation)
+    generator = key.generator()
+    parameters = torch.randn(mlp.layout.size, generator=generator, dtype=torch.float64)
+    span = span_of(mlp.matrices(parameters), rank=3)
+    labels = torch.arange(6) % 4
+    coordinates = torch.randn(6, 3, generator=generator, dtype=torch.float64).requires_grad_()
+    multipliers = torch.rand(6, generator=generator, dtype=torch.float64).requires_grad_()
+    named = {k: t.clone().requires_grad_() for k, t in mlp.layout.split(parameters).items()}
+    out = functional_call(mlp.build().double(), named, (coordinates @ span.basis,))
+    u = wanted_outputs(out, labels, "multiclass", "softmax")
+    first = list(named.values())[:2]
+    grads = torch.autograd.grad(out, first, multipliers[:, None] * u, create_graph=True)
+    wanted = sum((p.detach() - g).square().sum() for p, g in zip(first, grads, strict=True))
+    wanted = wanted / sum(p.detach().square().sum() for p in first)
+    by_c, by_lambda = torch.autograd.grad(wanted, (coordinates, multipliers))
+    found = Residual(span, labels).at(coordinates.detach(), multipliers.detach())
     assert found.loss == pytest.approx(wanted.item(), rel=1e-10)
     torch.testing.assert_close(found.coordinates, by_c, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(found.multipliers, by_lambda, rtol=1e-8, atol=1e-10)

@@ -9,8 +9,10 @@ Against eq. (6) of Buzaglo23:
    column is divided by the spread that inputs have there, which is about the root of its singular value.
 5. Multipliers have a free scale; the contrast of candidates is bounded.
 6. Adam; restarts are pooled, and later ones begin with what the earlier ones agree on.
-7. With few neurons an image the residual falls below its value at the truth. What it lacks is a preference
-   for images, total variation (`smooth`), and gates smooth enough to change sides (`alpha`).
+7. The residual falls below its value at the truth. What it lacks is a preference for images, total variation
+   (`smooth`), and, with few neurons an image, gates smooth enough to change sides (`alpha`).
+8. Other activations have their own derivative where ReLU has its gate; kinks are smoothed, nothing else is.
+   Their second layers forget their records (those of a class fall on one direction), the first does not.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from torch import Tensor
 from exhume.attacks.margin.descent import Descent, Start, descend
 from exhume.attacks.margin.pool import Run, agreed
 from exhume.attacks.margin.priors import Prior
-from exhume.attacks.margin.reading import Reader, check_gates, labels_for
+from exhume.attacks.margin.reading import Reader, labels_for, scale_of
 from exhume.attacks.margin.residual import Residual, Span
 from exhume.attacks.margin.restarts import Restarts
 from exhume.contract import ExhumeError, Key, Knowledge, Progress, Store, silent
@@ -38,11 +40,11 @@ __all__ = ["FirstLayer"]
 
 @dataclass(frozen=True)
 class FirstLayer:
-    """Reconstruct training records from the first layer of a ReLU network.
+    """Reconstruct training records from the first layer of a network.
 
     Sees: `Weights`, r networks, each trained on its own unknown records.
-    Assumes: the architecture; optionally the labels of the training records and the mean that the
-    released preprocessing subtracts.
+    Assumes: the architecture, fully connected, any activation that is not linear, any biases; optionally the
+    labels of the training records and the mean that the released preprocessing subtracts.
     Guarantees: nothing about the truth is used. Every restart is a piece of work of its own: a killed
     run goes on where it was and ends with the same bits; memory does not grow with restarts.
     Reference: Buzaglo23, eq. (6); the six changes are ours.
@@ -58,11 +60,15 @@ class FirstLayer:
     restarts: int = 6
     fresh: int = 2  # restarts that begin at random; later ones with what the earlier ones agree on
     alpha: float = 50.0  # steepness of the smoothed derivative; the authors search 10 to 500
-    contrast: float = 0.22  # standard deviation of a candidate's pixels at the start
-    largest: float = 0.25  # and at most
+    contrast: float = (
+        0.22  # standard deviation of a candidate's pixels at the start; vectors: `scale_of`
+    )
+    largest: float = 0.25  # and at most; vectors: in proportion
     descent: Descent = Descent()
     prior: Prior = Prior()
-    smooth: float = 0.0  # weight of total variation for a candidate's share of the residual
+    smooth: float = (
+        3e-4  # weight of an image's total variation per candidate, at a contrast of 0.22
+    )
 
     def __post_init__(self) -> None:
         if self.smooth < 0:
@@ -72,7 +78,6 @@ class FirstLayer:
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> Restarts:
         reader = Reader.of(knowledge, self.head)
-        check_gates(reader.mlp)
         return Restarts(self, reader, partial(self._once, reader), key, store, progress)
 
     def _once(
@@ -87,25 +92,28 @@ class FirstLayer:
         records, again = len(span.basis) + 1, len(earlier) >= self.fresh
         count = round((self.later if again else self.candidates) * records)
         labels = labels_for(count, reader, parameters)
-        start, columns = self._start(span, count, key)
+        scale = scale_of(span, reader.mlp.input_shape, self.contrast)
+        start, columns = self._start(span, scale, count, key)
         if again:
             labels, start = _begin_with(agreed(earlier), span, labels, start)
         problem = Residual(span, labels, self.head, self.others, self.alpha, self.weights, columns)
         start = _with_multipliers(problem, start, signed=self.head == "regression")
         shape = reader.mlp.input_shape
-        prior = replace(self.prior, tv=self.prior.tv + self.smooth / count)
+        variation = self.smooth * (FirstLayer.contrast / self.contrast) / count
+        prior = replace(self.prior, tv=self.prior.tv + variation)
         found = descend(problem, start, self.descent, prior=prior, shape=shape, progress=progress)
         return found.run(span, labels, records)
 
-    def _start(self, span: Span, count: int, key: Key) -> tuple[Start, Tensor]:
+    def _start(self, span: Span, scale: float, count: int, key: Key) -> tuple[Start, Tensor]:
         spread = span.values.sqrt()
-        root = math.sqrt(span.basis.shape[1])
-        spread = spread * (self.contrast * root / spread.norm())
+        spread = spread * (scale / spread.norm())
         noise = torch.randn(count, len(spread), generator=key.generator(), dtype=torch.float64)
         coordinates = noise.to(spread) * spread
         columns = _columns(spread if self.whiten else torch.ones_like(spread), span.network.bias)
         raw = torch.zeros_like(coordinates[:, 0])
-        return Start(coordinates, raw, spread, largest=self.largest * root), columns
+        return Start(
+            coordinates, raw, spread, largest=scale * self.largest / self.contrast
+        ), columns
 
 
 def _columns(spread: Tensor, bias: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ Memory: m·k numbers for m starts; it does not grow with the rounds.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -28,7 +27,7 @@ from torch import Tensor
 
 from exhume.attacks.margin.descent import Descent, fall, stepper
 from exhume.attacks.margin.pool import Run, by_own_confidence, distinct, said
-from exhume.attacks.margin.reading import Reader
+from exhume.attacks.margin.reading import Reader, scale_of
 from exhume.attacks.margin.residual import Span
 from exhume.attacks.margin.restarts import Restarts
 from exhume.attacks.margin.rows import Rows, orthonormal, row_space, without
@@ -36,12 +35,11 @@ from exhume.contract import Key, Knowledge, NotApplicable, Progress, Store, sile
 from exhume.models.heads import Head
 from exhume.models.matrices import Matrices
 
-__all__ = ["HiddenSpan", "scale_of", "second_layer"]
+__all__ = ["HiddenSpan", "second_layer"]
 
 _OFTEN = 3  # starts that end at the same image make it certain
 _RANDOM = 200  # inputs that show how far from the span something is that was not trained on
 _TINY = 1e-12  # added to Adam's root mean squares
-_LONGER = 1.7  # inputs over the first layer's norm per its bias's, whose terms cancel less
 
 
 @dataclass(frozen=True)
@@ -154,18 +152,6 @@ def _spread(span: Span, scale: float) -> Tensor:
     spread = span.values.sqrt()
     scaled: Tensor = spread * (scale / spread.norm())
     return scaled
-
-
-def scale_of(span: Span, shape: tuple[int, ...], contrast: float) -> float:
-    """The norm of a start: that of an image of such contrast.
-
-    Vectors may have any scale; the first layer and its bias show it: they are the same sum, of the inputs and
-    of ones.
-    """
-    bias = float(span.network.bias.norm())
-    if len(shape) == 3 or not bias:
-        return contrast * math.sqrt(span.basis.shape[1])
-    return _LONGER * float(span.network.first.norm()) / bias
 
 
 def second_layer(span: Span, widen: float) -> Rows:

@@ -36,7 +36,6 @@ class Premises:
     directions: int  # of the second layer that belong to the records
     unknowns: int  # of each record
     neurons: int  # of the first layer
-    gates: bool = True  # ReLU, which the attack on the first layer asks for
 
     @property
     def equations(self) -> int:
@@ -69,7 +68,6 @@ def premises_of(network: Matrices, widen: float) -> Premises:
         directions=directions,
         unknowns=rank,
         neurons=neurons,
-        gates=network.act.name == "relu",
     )
 
 

@@ -27,11 +27,11 @@ from exhume.store import digest
 __all__ = [
     "GAP",
     "Reader",
-    "check_gates",
     "check_homogeneous",
     "labels_for",
     "noise_edge",
     "rank_of",
+    "scale_of",
 ]
 
 GAP = 1.5  # factor between neighbouring singular values that ends the span
@@ -40,6 +40,7 @@ _CLIFF = (
     30.0  # factor of a drop that ends the data wherever it is, if what follows is next to nothing
 )
 _FLOOR = 1e-4  # share of the largest singular value that is next to nothing
+_LONGER = 1.7  # inputs over the first layer's norm per its bias's, whose terms cancel less
 _ROUNDING = 1e-6  # share of the largest singular value below which one is rounding
 
 
@@ -112,6 +113,18 @@ def noise_edge(values: Tensor, aspect: float) -> float:
     return (1 + math.sqrt(b)) * omega / lam * float(values.median())
 
 
+def scale_of(span: Span, shape: tuple[int, ...], contrast: float) -> float:
+    """The norm of a start: that of an image of such contrast.
+
+    Vectors may have any scale; the first layer and its bias show it: they are the same sum, of the inputs and
+    of ones.
+    """
+    bias = float(span.network.bias.norm())
+    if len(shape) == 3 or not bias:
+        return contrast * math.sqrt(span.basis.shape[1])
+    return _LONGER * float(span.network.first.norm()) / bias
+
+
 def labels_for(count: int, reader: Reader, like: Tensor) -> Tensor:
     """(count,) labels of the candidates: those known, repeated, or as many of each class."""
     if reader.labels is not None:
@@ -132,6 +145,11 @@ def dense(architecture: Architecture | None) -> Dense:
                 "tells apart",
                 ever=False,
             )
+        if isinstance(architecture, MLP) and architecture.activation == "identity":
+            raise NotApplicable(
+                "act1: a linear network's weights are one sum over all records, which nothing tells apart",
+                ever=False,
+            )
         return architecture
     if isinstance(architecture, CNN):
         raise NotApplicable(
@@ -143,19 +161,14 @@ def dense(architecture: Architecture | None) -> Dense:
     )
 
 
-def check_gates(mlp: Dense) -> None:
-    """Refuse what has no gates: the first layer's attack smooths the derivative of ReLU."""
-    if isinstance(mlp, MLP) and mlp.activation == "identity":
-        raise NotApplicable(
-            f"act1: the first layer alone is explained by ReLU's gates, and the network has "
-            f"{mlp.activation}; HiddenSpan reads any activation",
-            ever=False,
-        )
-
-
 def check_homogeneous(mlp: Dense) -> None:
     """Refuse what eq. (6) does not hold for."""
-    check_gates(mlp)
+    if isinstance(mlp, MLP) and mlp.activation != "relu":
+        raise NotApplicable(
+            f"act1: eq. (6) needs a homogeneous network, and this one has {mlp.activation}; FirstLayer and "
+            "HiddenSpan read any activation",
+            ever=False,
+        )
     if not isinstance(mlp, HomogeneousMLP):
         raise NotApplicable(
             f"fc{len(mlp.hidden) + 1}.bias: a bias after the first layer breaks homogeneity, on which "

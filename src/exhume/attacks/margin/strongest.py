@@ -63,29 +63,22 @@ class Strongest:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> PreparedStrongest:
-        ready, refusals = list[Restarts](), list[NotApplicable]()
-        for attack in (self.hidden, self.first):
-            try:
-                ready.append(attack.prepare(knowledge, key=key, store=store, progress=progress))
-            except NotApplicable as why:
-                refusals.append(why)
-        if not ready:
-            raise refusals[-1]
-        hidden = next((one for one in ready if isinstance(one.config, HiddenSpan)), None)
-        first = next((one for one in ready if isinstance(one.config, FirstLayer)), None)
+        first = self.first.prepare(knowledge, key=key, store=store, progress=progress)
+        try:
+            hidden = self.hidden.prepare(knowledge, key=key, store=store, progress=progress)
+        except NotApplicable:  # one hidden layer
+            return PreparedStrongest(first, None)
         return PreparedStrongest(first, hidden)
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedStrongest:
-    """At least one of the two is there: the first layer's needs ReLU, the hidden span two hidden layers."""
-
-    first: Restarts | None
-    hidden: Restarts | None
+    first: Restarts
+    hidden: Restarts | None  # needs two hidden layers
 
     def run(self, releases: Release) -> Reconstruction:
         if not isinstance(releases, Weights):
-            return self._only().run(releases)
+            return self.first.run(releases)
         rows = [Weights(row[None], releases.layout) for row in releases.parameters]
         found = [self._one(row) for row in rows]
         refused = [one for one in found if one.status.outcome is Outcome.NOT_APPLICABLE]
@@ -93,19 +86,12 @@ class PreparedStrongest:
 
     def choice(self, release: Weights) -> Restarts:
         """Which attack one release gets first: its own choice, so that releases do not touch each other."""
-        if self.hidden is None or self.first is None:
-            return self._only()
-        return self.hidden if _readable(self.hidden, release) else self.first
-
-    def _only(self) -> Restarts:
-        only = self.first or self.hidden
-        assert only is not None  # `prepare` refuses otherwise
-        return only
+        return self.hidden if self.hidden and _readable(self.hidden, release) else self.first
 
     def _one(self, release: Weights) -> Reconstruction:
         chosen = self.choice(release)
         found = chosen.run(release)
-        if chosen is self.first or self.first is None:  # nothing else is there
+        if chosen is self.first:
             return found
         assert isinstance(chosen.config, HiddenSpan)
         assert isinstance(chosen.reader, Reader)

@@ -84,14 +84,7 @@ def _start_gone(premises: Premises) -> Condition:
     first, second = premises.left_first, premises.left_second
     if premises.whole:
         return Condition(START_GONE, "cannot be told where records cannot be counted", holds=False)
-    if second is None and not premises.gates:
-        return Condition(
-            START_GONE,
-            "only a second hidden layer, or ReLU, would show it",
-            holds=False,
-            why="the attack needs two hidden layers, or one with ReLU",
-        )
-    if second is not None and (premises.spans or not premises.gates or first > _LEFT_FIRST):
+    if second is not None and (premises.spans or first > _LEFT_FIRST):
         left, most, layer = second, LEFT, "second"
     else:
         left, most, layer = first, _LEFT_FIRST, "first"
@@ -105,7 +98,7 @@ def _start_gone(premises: Premises) -> Condition:
 
 
 def _enough(premises: Premises) -> Condition:
-    if premises.spans or not premises.gates:
+    if premises.spans:
         have, want = premises.equations, premises.unknowns
         found = f"{have:,} equations for the {want:,} unknowns of each record"
     else:

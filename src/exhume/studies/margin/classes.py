@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.studies.claims import line, prefixed
 from exhume.studies.framework import Chart, Claims, Outcome, Run, Scale, Study
-from exhume.studies.margin.game import GOOD, MarginGame, from_small_start, quick
+from exhume.studies.margin.game import GOOD, MarginGame, crowded, from_small_start, quick
 from exhume.victims.margin import choose
 
 __all__ = ["STUDY"]
 
 _SHARE = ("good", "good_share", "good_share_low", "good_share_high")
+_ENOUGH = 5  # neurons an image
 _KEPT = (*_SHARE, "decoy_rate", "tpr_at_1pct", "ssim_median")
 
 
@@ -29,6 +30,7 @@ class _Setting:
     width: int
     attack: FirstLayer
     decoys: int = 1000
+    few: FirstLayer | None = None  # the attack with fewer neurons an image than `_ENOUGH`
 
     def victims(self) -> dict[str, tuple[int, int]]:
         """Name to (classes, images of each)."""
@@ -36,12 +38,11 @@ class _Setting:
         return grid | {f"c{c}.total{self.total}": (c, self.total // c) for c in self.classes}
 
 
+_GRID = ("cifar10", (2, 3, 4, 5, 10), (1, 5, 10, 50), 500, 1000)
 _SCALES: dict[Scale, _Setting] = {
     "smoke": _Setting("digits", (2, 5), (2,), 10, 60, attack=quick().first, decoys=50),
-    "cpu": _Setting("cifar10", (2, 5, 10), (1, 5, 10), 60, 1000, attack=FirstLayer(restarts=2)),
-    "paper": _Setting(
-        "cifar10", (2, 3, 4, 5, 10), (1, 5, 10, 50), 500, 1000, attack=FirstLayer(restarts=16)
-    ),
+    "cpu": _Setting(*_GRID, attack=FirstLayer(restarts=2), few=crowded(restarts=2)),
+    "paper": _Setting(*_GRID, attack=FirstLayer(restarts=16), few=crowded(restarts=16)),
 }
 
 
@@ -70,7 +71,9 @@ def _one(run: Run[_Setting], name: str, classes: int, each: int) -> dict[str, fl
     key = run.key.fold("margin-classes", classes, each)
     chosen = choose(records, classes, each, setting.decoys, key.fold("choose"))
     recipe = from_small_start(records.shape, setting.width, classes)
-    game = MarginGame.begun(run, name, setting.attack, recipe, chosen, key=key)
+    tight = setting.width < _ENOUGH * classes * each
+    attack = setting.few if tight and setting.few is not None else setting.attack
+    game = MarginGame.begun(run, name, attack, recipe, chosen, key=key)
     _, scores = game.once(0)
     measured = {metric: scores.metrics[metric] for metric in _KEPT}
     measured["residual_at_truth"] = game.victim.report["residual_at_truth"]
@@ -104,4 +107,4 @@ def _counts(metrics: dict[str, float], victim: str, images: int) -> tuple[float,
 
 
 _TITLE = "Good reconstructions by number of classes and images (Figs. 3, 8)"
-STUDY = Study("margin-classes", _TITLE, "Buzaglo23", _SCALES, _run)
+STUDY = Study("margin-classes", _TITLE, "Buzaglo23", _SCALES, _run, threads={"smoke": 1, "cpu": 1})

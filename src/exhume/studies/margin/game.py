@@ -63,13 +63,11 @@ def quick(restarts: int = 1, steps: int = 40) -> Strongest:
 
 
 def crowded(restarts: int, steps: int = 150) -> FirstLayer:
-    """The first layer's attack for few neurons an image: smoother gates, and smooth images preferred.
+    """The first layer's attack for few neurons an image: smoother gates.
 
     Settings were chosen on one victim of 100 images, width 200, with a key of its own.
     """
-    return FirstLayer(
-        alpha=5.0, smooth=3e-4, restarts=restarts, descent=Descent(steps=steps, rate=0.1)
-    )
+    return FirstLayer(alpha=5.0, restarts=restarts, descent=Descent(steps=steps, rate=0.1))
 
 
 def from_small_start(
