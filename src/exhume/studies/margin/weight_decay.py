@@ -58,7 +58,15 @@ class _Setting:
         }
 
 
-_CPU = (0.001, 0.003, 0.01, 0.02, 0.05)  # decays
+_CPU = (
+    0.001,
+    0.003,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.14,
+)  # decays; at the last some training images are misread
 _PAPER = (1e-4, 1e-3, 3e-3, 0.01, 0.02, 0.05, 0.15)
 _TWO = Strongest(FirstLayer(restarts=2))
 _SCALES: dict[Scale, _Setting] = {
