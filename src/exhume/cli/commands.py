@@ -163,7 +163,7 @@ def study_figures(
         typer.Option("--public", help="The records of this audit are public: draw them."),
     ] = False,
 ) -> None:
-    """Write a run's charts (SVG) and what came back: pictures (PNG) or words (SVG), below the private ones."""
+    """Write charts (SVG) and what came back, pictures (PNG) or words (SVG), below the private records."""
     if run.suffix != ".json" or not run.exists():
         refuse_unfinished(run)
     from exhume.report.sheet import write_sheets
