@@ -58,8 +58,15 @@ def test_a_kept_result_has_charts_alone(tmp_path):
     assert drawn.name == "gradient-start-chart1.svg"
 
 
+def _cells(picture):
+    """Mean brightness of the private record of each of two cells."""
+    grey = torch.tensor(list(picture.convert("L").getdata())).reshape(picture.height, -1) / 255
+    return [float(grey[:12, left : left + 12].mean()) for left in (0, 20)]
+
+
 def test_an_audit_is_drawn_only_if_its_records_are_public(make_run, tmp_path):
-    run = make_run(audit(classes=["a", "b", "c"]), evidence(5))
+    made = evidence(5)
+    run = make_run(audit(classes=["a", "b", "c"]), made)
     with pytest.raises(ExhumeError, match="holds private records; --public draws them"):
         write_sheets(run, tmp_path / "out")
     (drawn,) = write_sheets(run, tmp_path / "out", public=True, most=2)
@@ -67,6 +74,9 @@ def test_an_audit_is_drawn_only_if_its_records_are_public(make_run, tmp_path):
     picture = Image.open(drawn)
     assert picture.width == 2 * (12 + 8)  # two records
     assert picture.height == 3 * 14 - 2 + 14 + 8  # each above what came back and the nearest held
+    best, worst = (cell for cell in _cells(picture))
+    assert best == pytest.approx(float(made["targets"][made["mse"].argmin()].mean()), abs=0.02)
+    assert worst == pytest.approx(float(made["targets"][made["mse"].argmax()].mean()), abs=0.02)
     with pytest.raises(ExhumeError, match="no attack 'other'; it has closed-form"):
         write_sheets(run, tmp_path / "out", public=True, attack="other")
 
@@ -84,6 +94,6 @@ def test_texts_stand_above_what_came_back_word_by_word():
     assert len([r for r in root.iter(f"{space}rect") if r.get("class") == "right"]) == 2
     wide = ElementTree.fromstring(text_file(texts, 3))
     assert all(float(t.get("x")) < 760 for t in wide.iter(f"{space}text"))
-    assert "(nothing)" in text_file(texts, 2)  # a text that did not come back is shown, too
+    assert "(nothing)" in text_file(texts, 3)  # a text that did not come back is shown, too
     listed = Texts(rows, 2, ordered=True, truth=True, lists=True, listed=("they",), unlisted=0)
     assert text_file(listed, 9) == ""

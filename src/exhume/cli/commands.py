@@ -157,7 +157,9 @@ def study_figures(
     attack: Annotated[
         str, typer.Option(help="Draw this attack alone, by its id in result.json; default: all.")
     ] = "",
-    most: Annotated[int, typer.Option(min=1, help="Records of an attack: the first ones.")] = 64,
+    most: Annotated[
+        int, typer.Option(min=1, help="Records of an attack; of more, evenly from best to worst.")
+    ] = 64,
     public: Annotated[
         bool,
         typer.Option("--public", help="The records of this audit are public: draw them."),

@@ -13,7 +13,7 @@ from torch import Tensor
 from exhume.contract import ExhumeError
 from exhume.report.chart_file import chart_file
 from exhume.report.gallery import read_evidence
-from exhume.report.text_file import text_file
+from exhume.report.text_file import evenly, text_file
 from exhume.report.texts import texts_of
 from exhume.results import StudyResult, read_result
 
@@ -35,7 +35,7 @@ def write_sheets(
     run: the folder of a study or an audit, or a study's kept result (docs/results/NAME.json): charts alone.
     public: the audit's records are; without it an audit is refused.
     attack: the id of the only attack to draw, without charts; "": all.
-    most: records of an attack, the first ones.
+    most: records of an attack; where there are more, evenly from the best to the worst.
     """
     kept = run.suffix == ".json"
     result = read_result(run if kept else run / "result.json")
@@ -78,10 +78,12 @@ def contact_sheet(
     if not {"targets", "reconstructions"} <= set(evidence) or evidence["targets"].ndim != 4:
         return None
     rows = [evidence[role] for role in _ROWS if role in evidence]
-    stacks = list(zip(*rows, strict=True))[:most]
     labels = evidence["labels"].tolist() if "labels" in evidence else []
     words = [classes[n] if 0 <= n < len(classes) else str(n) for n in map(int, labels)]
-    cells = [_cell(stack, words[place] if words else "") for place, stack in enumerate(stacks)]
+    cells = [
+        _cell([row[place] for row in rows], words[place] if words else "")
+        for place in _chosen(evidence, most)
+    ]
     wide, high = cells[0].size
     across = max(1, (_WIDE + _GAP) // (wide + _GAP))
     lines = -(-len(cells) // across)
@@ -93,6 +95,16 @@ def contact_sheet(
     data = io.BytesIO()
     sheet.quantize(128).save(data, format="PNG", optimize=True)
     return data.getvalue()
+
+
+def _chosen(evidence: Mapping[str, Tensor], most: int) -> list[int]:
+    """All places as they stand, or so many of them by rank, with the best and the worst: no selection."""
+    back = evidence["reconstructions"]
+    if len(back) <= most:
+        return list(range(len(back)))
+    error = (evidence["targets"].float() - back.float()).flatten(1).square().mean(1)
+    order = torch.nan_to_num(error, nan=torch.inf).argsort(stable=True)
+    return [int(order[place]) for place in evenly(len(order), most)]
 
 
 def _cell(stack: Sequence[Tensor], label: str) -> Image.Image:

@@ -8,7 +8,7 @@ from markupsafe import escape
 
 from exhume.report.texts import Texts, Word
 
-__all__ = ["text_file"]
+__all__ = ["evenly", "text_file"]
 
 _WIDE, _EDGE, _NAMES = 760, 14, 96  # pixels: the file, its margin, the column of names
 _LETTER, _SPACE, _LINE = 7.8, 9.0, 23  # of the letters below
@@ -27,9 +27,10 @@ text { font: 13px ui-monospace, Menlo, Consolas, monospace; fill: #1e2126; }
 
 def text_file(texts: Texts, most: int) -> str:
     """The whole file: words that came back are marked, wrong ones struck out; "" for lists of words."""
-    rows = [row for row in texts.rows if row.original][:most]
-    if texts.lists or not rows:
+    known = [row for row in texts.rows if row.original]  # the best first
+    if texts.lists or not known:
         return ""
+    rows = [known[place] for place in evenly(len(known), most)]
     marks, height, right, asked = [], _EDGE, 0, 0
     for place, row in enumerate(rows):
         if place:
@@ -53,6 +54,13 @@ def text_file(texts: Texts, most: int) -> str:
             "</svg>\n",
         ]
     )
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """At most so many of the places, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return [round(place * (count - 1) / max(most - 1, 1)) for place in range(most)]
 
 
 def _line(name: str, words: Sequence[Word], height: int, *, struck: bool) -> tuple[list[str], int]:
