@@ -12,6 +12,7 @@ import argparse
 import shutil
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 FIGURES = Path(__file__).parent / "figures"
@@ -72,6 +73,7 @@ def plain(report: Path, file: Path, high: int) -> list[Path]:
         page.goto(report.resolve().as_uri())
         page.screenshot(path=file)
         browser.close()
+    Image.open(file).convert("RGB").quantize(128).save(file, optimize=True)
     return [file]
 
 
