@@ -40,7 +40,7 @@ def noted(name: str) -> str:
     if typed:
         names = ", ".join(f"`{study}`" for study in typed)
         said.append(f"typed from a run of {names} with exhume {version()}, without a kept result")
-    return f"\n\n---\n\n*Numbers on [this page](numbers.md): {'; '.join(said)}.*\n" if said else ""
+    return f"\n\n---\n\n*[Numbers](numbers.md) on this page: {'; '.join(said)}.*\n" if said else ""
 
 
 def listed() -> str:
