@@ -1,12 +1,13 @@
 # make demo: set up and audit a released MNIST classifier, ending with the path of the report
 # make test: set up and run the tests
 # make docs: build the site into site/; a dead link is an error
+# make looks: pictures of the most important pages that make docs has built, at two widths, in .ci/output
 # make lock: write the hashes in lock/ anew, after a change to pyproject.toml or constraints.txt
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check docs setup test-slow lock clean
+.PHONY: demo test check docs looks setup test-slow lock clean
 
 setup: $(VENV)/ready-test $(VENV)-serve/ready
 
@@ -80,6 +81,9 @@ else
 	.venv-docs/bin/pip $(HASHED) -r lock/docs.txt
 endif
 	touch $@
+
+looks: setup
+	$(BIN)/python docs/_screenshots.py --site site --out .ci/output
 
 lock: .venv-lock/ready
 	.venv-lock/bin/python lock/relock.py

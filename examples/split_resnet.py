@@ -1,6 +1,6 @@
 """A small residual network, trained the usual way and saved, ready for `exhume audit-split`.
 
-    python examples/split_resnet.py cifar10 work
+    python examples/split_resnet.py cifar10 work [EPOCHS [RECORDS]]
 
 It is somebody's own network: a plain `nn.Module` with a residual connection, nothing of ours in it.
 """
@@ -81,4 +81,5 @@ def main(source: str, work: Path, *, width: int = 16, epochs: int = 10, records:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    sizes = dict(zip(("epochs", "records"), map(int, sys.argv[3:])))
+    main(sys.argv[1], Path(sys.argv[2]), **sizes)

@@ -13,6 +13,7 @@ import exhume
 from exhume.report.chart_file import chart_file
 from exhume.report.sheet import write_sheets
 from exhume.results import read_result
+from exhume.studies import STUDIES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -63,6 +64,38 @@ def test_every_kept_result_has_its_charts_on_a_page(kept, tmp_path):
     for drawn in write_sheets(kept, tmp_path):
         assert (DOCS / "figures" / drawn.name).read_text() == drawn.read_text(), drawn.name
         assert f"(figures/{drawn.name})" in text, f"no page shows {drawn.name}"
+
+
+@pytest.fixture(scope="module")
+def origins():
+    spec = importlib.util.spec_from_file_location("origins", DOCS / "_origins.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_page_with_a_study_says_where_its_numbers_come_from(origins):
+    listed = origins.listed()
+    for page in DOCS.glob("*.md"):
+        kept, typed = origins.studies_of(page.name)
+        note = origins.noted(page.name)
+        assert all(f"(results/{study}.json)" in note for study in kept)
+        assert all(f"`{study}`" in note for study in typed)
+        assert (f"exhume {origins.version()}" in note) == bool(typed)
+        assert (f"]({page.name})" in listed) == bool(note)
+    assert origins.studies_of("update-networks.md") == (["update-networks"], [])
+    assert origins.studies_of("limits.md") == ([], [])
+    for page in DOCS.glob("*.md"):
+        for studies in origins.studies_of(page.name):
+            assert set(studies) <= set(STUDIES), page.name
+
+
+def test_every_page_with_a_kept_result_shows_its_figure(origins):
+    """Where the study has a chart; `exhume study figures docs/results/NAME.json` draws it."""
+    for page in DOCS.glob("*.md"):
+        for study in origins.studies_of(page.name)[0]:
+            if any(chart_file(c) for c in read_result(DOCS / "results" / f"{study}.json").charts):
+                assert f"(figures/{study}-chart" in page.read_text(), page.name
 
 
 def test_the_reference_has_every_public_name(hook):

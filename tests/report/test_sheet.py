@@ -8,10 +8,13 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from PIL import Image
+from report_runs import audit, evidence
 
 from exhume.contract import ExhumeError
 from exhume.report.chart_file import chart_file
 from exhume.report.sheet import contact_sheet, write_sheets
+from exhume.report.text_file import text_file
+from exhume.report.texts import TextRow, Texts, Word
 from exhume.results import Chart, Point
 
 
@@ -53,3 +56,44 @@ def test_a_kept_result_has_charts_alone(tmp_path):
     kept = Path(__file__).parents[2] / "docs" / "results" / "gradient-start.json"
     (drawn,) = write_sheets(kept, tmp_path)
     assert drawn.name == "gradient-start-chart1.svg"
+
+
+def _cells(picture):
+    """Mean brightness of the private record of each of two cells."""
+    grey = torch.tensor(list(picture.convert("L").getdata())).reshape(picture.height, -1) / 255
+    return [float(grey[:12, left : left + 12].mean()) for left in (0, 20)]
+
+
+def test_an_audit_is_drawn_only_if_its_records_are_public(make_run, tmp_path):
+    made = evidence(5)
+    run = make_run(audit(classes=["a", "b", "c"]), made)
+    with pytest.raises(ExhumeError, match="holds private records; --public draws them"):
+        write_sheets(run, tmp_path / "out")
+    (drawn,) = write_sheets(run, tmp_path / "out", public=True, most=2)
+    assert drawn.name == "run-closed-form.png"
+    picture = Image.open(drawn)
+    assert picture.width == 2 * (12 + 8)  # two records
+    assert picture.height == 3 * 14 - 2 + 14 + 8  # each above what came back and the nearest held
+    best, worst = (cell for cell in _cells(picture))
+    assert best == pytest.approx(float(made["targets"][made["mse"].argmin()].mean()), abs=0.02)
+    assert worst == pytest.approx(float(made["targets"][made["mse"].argmax()].mean()), abs=0.02)
+    with pytest.raises(ExhumeError, match="no attack 'other'; it has closed-form"):
+        write_sheets(run, tmp_path / "out", public=True, attack="other")
+
+
+def test_texts_stand_above_what_came_back_word_by_word():
+    words = [Word("they", True), Word("<b>", False)]
+    found = (Word("they", True), Word("&", False))
+    rows = (TextRow(tuple(words), found, 0.5, ""), TextRow(tuple(words), None, 0.0, ""))
+    long = TextRow(tuple(Word("word" * 9, True) for _ in range(9)), (), 0.0, "")
+    texts = Texts((*rows, long), 3, ordered=True, truth=True, lists=False, listed=(), unlisted=0)
+    root = ElementTree.fromstring(text_file(texts, 1))
+    assert root.get("aria-label") == "A text above what came back of it: 1 of 2 words are right."
+    space = "{http://www.w3.org/2000/svg}"
+    assert [t.text for t in root.iter(f"{space}text") if t.get("class") == "wrong"] == ["&"]
+    assert len([r for r in root.iter(f"{space}rect") if r.get("class") == "right"]) == 2
+    wide = ElementTree.fromstring(text_file(texts, 3))
+    assert all(float(t.get("x")) < 760 for t in wide.iter(f"{space}text"))
+    assert "(nothing)" in text_file(texts, 3)  # a text that did not come back is shown, too
+    listed = Texts(rows, 2, ordered=True, truth=True, lists=True, listed=("they",), unlisted=0)
+    assert text_file(listed, 9) == ""

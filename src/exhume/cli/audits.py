@@ -47,7 +47,7 @@ from exhume.settings.sources import check_files
 
 _CODES = """
 
-Exit code 0: audited. 1: audited, and it leaks more than --fail-over, or is what --fail-on names. 2: could
+Exit code 0: audited. 1: audited, and it leaks more than --fail-over, or --fail-on names its verdict. 2: could
 not audit."""
 _SECTIONS = {
     "data": DataSettings,

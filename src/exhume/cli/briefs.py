@@ -35,16 +35,16 @@ def init(
         str | None, typer.Option(help="mlp, cnn, or your own: file.py:factory.")
     ] = None,
     optimiser: Annotated[
-        str | None, typer.Option(help="Of your training.", click_type=Choice(_OPTIMISERS))
+        str | None, typer.Option(help="Optimiser of your training.", click_type=Choice(_OPTIMISERS))
     ] = None,
-    momentum: Annotated[float | None, typer.Option(help="Of your training.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Momentum of your training.")] = None,
     batch: Annotated[int | None, typer.Option(help="Records that a step sees.")] = None,
     checkpoint: Annotated[str | None, typer.Option(help="The file of weights.")] = None,
     holds: Annotated[
         str | None, typer.Option(help="What is in the file.", click_type=Choice(HOLDS))
     ] = None,
-    base: Annotated[str | None, typer.Option(help="Of an adapter or a difference.")] = None,
-    budget: Annotated[str | None, typer.Option(help="What an audit may take.")] = None,
+    base: Annotated[str | None, typer.Option(help="Base of an adapter or a difference.")] = None,
+    budget: Annotated[str | None, typer.Option(help="How long an audit may take.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
 ) -> None:
     """Write a commented audit.toml by asking what is released and to whom."""

@@ -150,16 +150,27 @@ def study_run(
 @with_exit_codes
 def study_figures(
     run: Annotated[
-        Path, typer.Argument(help="The folder of a finished study, or docs/results/NAME.json.")
+        Path,
+        typer.Argument(help="The folder of a finished study or audit, or docs/results/NAME.json."),
     ],
     out: Annotated[Path, typer.Option(help="Where to write them.")] = Path("docs/figures"),
+    attack: Annotated[
+        str, typer.Option(help="Draw this attack alone, by its id in result.json; default: all.")
+    ] = "",
+    most: Annotated[
+        int, typer.Option(min=1, help="Records of an attack; of more, evenly from best to worst.")
+    ] = 64,
+    public: Annotated[
+        bool,
+        typer.Option("--public", help="The records of this audit are public: draw them."),
+    ] = False,
 ) -> None:
-    """Write a study's charts (SVG) and what it brought back (PNG: private records above, answers below)."""
+    """Write charts (SVG) and what came back, pictures (PNG) or words (SVG), below the private records."""
     if run.suffix != ".json" or not run.exists():
         refuse_unfinished(run)
     from exhume.report.sheet import write_sheets
 
-    for path in write_sheets(run, out):
+    for path in write_sheets(run, out, public=public, attack=attack, most=most):
         tell(f"wrote: {path}")
 
 

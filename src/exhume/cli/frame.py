@@ -90,7 +90,7 @@ def _any_command(
     show_version: Annotated[
         bool,
         typer.Option(
-            "--version", help="Say the version, and end.", callback=_say_version, is_eager=True
+            "--version", help="Print the version and exit.", callback=_say_version, is_eager=True
         ),
     ] = False,
 ) -> None:
@@ -158,7 +158,7 @@ Ray = Annotated[
 ]
 Processes = Annotated[
     int | None,
-    typer.Option(help="Train in so many processes on this machine. The result stays the same."),
+    typer.Option(help="Train in this many processes on this machine. The result stays the same."),
 ]
 
 ResumeAnyway = Annotated[

@@ -45,9 +45,9 @@ def serve(
     server: Annotated[Path, typer.Argument(help="A server's folder written by exhume export.")],
     only: Annotated[str | None, typer.Option(help="Which bodies: 0-4 or 0,2,5.")] = None,
     port: Annotated[
-        int, typer.Option(help="REST; gRPC is the next one, metrics the third.")
+        int, typer.Option(help="Port of REST; gRPC takes the next one, metrics the one after.")
     ] = 8080,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     token_file: Annotated[
         Path | None,
         typer.Option(
@@ -56,12 +56,14 @@ def serve(
     ] = None,
     certificate: Annotated[Path | None, typer.Option(help="TLS certificate, PEM.")] = None,
     private_key: Annotated[
-        Path | None, typer.Option(help="Its key, readable by you alone.")
+        Path | None, typer.Option(help="Private key of the certificate, readable by you alone.")
     ] = None,
-    max_megabytes: Annotated[float, typer.Option(help="Of one message, at most.")] = 16.0,
-    at_once: Annotated[int, typer.Option(help="Requests in work; more are refused.")] = 64,
-    seconds: Annotated[float, typer.Option(help="For a client to send a whole message.")] = 10.0,
-    threads: Annotated[int, typer.Option(help="Processor threads of a request.")] = 1,
+    max_megabytes: Annotated[float, typer.Option(help="Size of the largest message.")] = 16.0,
+    at_once: Annotated[int, typer.Option(help="Requests served at once; more are refused.")] = 64,
+    seconds: Annotated[
+        float, typer.Option(help="Time a client has to send a whole message.")
+    ] = 10.0,
+    threads: Annotated[int, typer.Option(help="Processor threads for each request.")] = 1,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond this machine without token or TLS.")
     ] = False,

@@ -27,14 +27,14 @@ DEFENCES = (
     "random-head",
 )
 
-_SEED = "Everything random derives from it; not given: the brief's."
-_THREADS = "Processor threads; not given: the brief's."
+_SEED = "Seed of everything random; default: the brief's."
+_THREADS = "Processor threads; default: the brief's."
 
 
 _BASE = ("", "The state that an adapter or a difference is added to.")
 _ADAPTER = ("", "A LoRA adapter of --base.")
 _DELTA = ("", "Differences to --base.")
-_SCALING = (0.0, "Of --adapter; default: what adapter_config.json beside it says.")
+_SCALING = (0.0, "Scaling of --adapter; default: what adapter_config.json beside it says.")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class CheckpointSettings(Section):
     scaling: float = setting(*_SCALING, example=2.0)
     part: str = setting(
         "",
-        "Only the tensors below this name: the head of a larger network, on the vectors that enter it.",
+        "Use only the tensors below this name: the head of a larger network, on its input vectors.",
         example="classifier",
     )
     model: SharedText = setting(
@@ -68,15 +68,15 @@ class CheckpointSettings(Section):
         choices=("multiclass", "binary", "regression"),
     )
     shape: tuple[int, ...] = setting(
-        (), "Of one record, such as 3,32,32; known with --trained-on.", example=(3, 32, 32)
+        (), "Shape of one record, such as 3,32,32; known with --trained-on.", example=(3, 32, 32)
     )
     mean: str = setting(
         "",
-        "What your preprocessing subtracts: an .npz file, 0.5, or a number a channel or column; 0: nothing.",
+        "What your preprocessing subtracts: an .npz file, a number, one per channel or column; 0: nothing.",
         example="0.5",
     )
     std: str = setting(
-        "", "What it divides by afterwards: as --mean; not given: nothing.", example="0.25"
+        "", "What it then divides by, given like --mean; default: nothing.", example="0.25"
     )
     trained_on: SharedText = setting(
         None,
@@ -85,17 +85,17 @@ class CheckpointSettings(Section):
     )
     rows: str = setting(
         "",
-        "Which rows of it: 0:100,205 or an .npy file; the others serve as decoys.",
+        "Which rows were trained on: 0:100,205 or an .npy file; the others serve as decoys.",
         example="0:100",
     )
     decoys: str = setting("", "Records of the same kind that were not trained on.")
     pictures: str = setting(
-        "", "Of vectors: the images behind --trained-on, in its order, to be shown on the page."
+        "", "For vectors: the images behind --trained-on, in its order, to show on the page."
     )
     restarts: int = setting(  # as `FirstLayer` has it
-        6, "Of the attack; more find more, in proportional time.", least=1
+        6, "Restarts of the attack; more find more, and take longer.", least=1
     )
-    steps: int = setting(300, "Of each restart.", least=1)  # as the attack's `Descent` has it
+    steps: int = setting(300, "Steps of each restart.", least=1)  # as the attack's `Descent` has it
     trust: bool = setting(
         False, "Read a pickle or torch.export file; that runs code in it.", flag="--trust"
     )
@@ -146,7 +146,7 @@ class UpdateSettings(Section):
     adapter: str = setting(*_ADAPTER, file=True)
     delta: str = setting(*_DELTA, file=True)
     scaling: float = setting(*_SCALING, example=2.0)
-    made: int = setting(0, "Instead of files: make so many updates here, from --data.", least=0)
+    made: int = setting(0, "Instead of files: make this many updates here, from --data.", least=0)
     server: str = setting(
         "honest",
         "chooses: also attack as a malicious server that chooses the weights; reported beside the verdict.",
@@ -193,18 +193,18 @@ class UpdateSettings(Section):
     )
     vocabulary: str = setting(
         "",
-        "Texts: a file of words, one a line, in the order of their token numbers.",
+        "Texts: a file of words, one per line, in the order of their token numbers.",
         example="vocab.txt",
     )
     length: int = setting(
         0, "Texts: tokens of a record; 0: as many as the longest has.", example=64
     )
     padding: int = setting(
-        -1, "Texts: the padding token; -1: as the vocabulary or the model say.", example=0
+        -1, "Texts: the padding token; -1: what the vocabulary or the model says.", example=0
     )
     mask: int = setting(
         -1,
-        "Masked loss: the mask token; -1: as the vocabulary says.",
+        "Masked loss: the mask token; -1: what the vocabulary says.",
         example=103,
         least=-1,
     )
@@ -213,7 +213,7 @@ class UpdateSettings(Section):
         0.1, "Gradient matching: the largest step.", above=0, noun="a rate"
     )
     tv: float = setting(
-        0.03, "Gradient matching: weight of the total variation of images; it falls.", least=0
+        0.03, "Gradient matching: initial weight of the total variation of images.", least=0
     )
     polish: int = setting(0, "L-BFGS steps after gradient matching.", least=0)
     search_steps: int = setting(
@@ -310,17 +310,17 @@ class SplitSettings(Section):
     )
     weights: str = setting(
         "",
-        "Its state dict or .safetensors; nothing in it is run.",
+        "The network's state dict or .safetensors; nothing in it is run.",
         file=True,
         example="net.safetensors",
     )
     first: tuple[str, ...] = setting(
         (),
-        "Last layer that the client keeps; others to compare after a comma: conv1,block1.",
+        "Last layer that the client keeps; after a comma, others to compare: conv1,block1.",
         example=("conv1", "block1"),
     )
     second: str = setting(
-        "", "Last layer on the server; default: the last that can be.", example="pool"
+        "", "Last layer on the server; default: the last one possible.", example="pool"
     )
     defend: str = setting(
         "",
@@ -328,24 +328,26 @@ class SplitSettings(Section):
         choices=DEFENCES,
         example="ensembler",
     )
-    bodies: int = setting(4, "N of an ensemble.", least=1)
-    selected: int = setting(2, "P of the Ensembler.", least=1)
-    sigma: float = setting(0.1, "Of the noise on the features.", least=0)
+    bodies: int = setting(4, "Bodies of an ensemble (N).", least=1)
+    selected: int = setting(2, "Bodies that the Ensembler selects (P).", least=1)
+    sigma: float = setting(0.1, "Standard deviation of the noise on the features.", least=0)
     bits: float = setting(
-        8.0, "That a channel lets through for each request, at most, on average.", above=0
+        8.0, "Bits per request that a channel lets through, at most, on average.", above=0
     )
-    numbers: int = setting(16, "That a channel sends for each request.", least=1)
-    epochs: int = setting(10, "Of training the defence, and a plain network beside it.", least=1)
-    rate: float = setting(0.1, "Its learning rate.", above=0, noun="a rate")
-    batch: int = setting(128, "Its batch, and the attackers'.", least=1)
-    augment: bool = setting(False, "Move and mirror its training images; wrong for digits.")
-    attack_epochs: int = setting(8, "Of shadow and decoder.", least=1)
-    channels: int = setting(64, "Of shadow and decoder.", least=1)
+    numbers: int = setting(16, "Numbers per request that a channel sends.", least=1)
+    epochs: int = setting(
+        10, "Epochs to train the defence, and a plain network beside it.", least=1
+    )
+    rate: float = setting(0.1, "Learning rate of that training.", above=0, noun="a rate")
+    batch: int = setting(128, "Batch size of that training, and of the attackers'.", least=1)
+    augment: bool = setting(False, "Shift and mirror the training images; wrong for digits.")
+    attack_epochs: int = setting(8, "Epochs to train the attackers' shadow and decoder.", least=1)
+    channels: int = setting(64, "Channels of the attackers' shadow and decoder.", least=1)
     targets: int = setting(0, "Inputs to attack.", least=0)
     held: int = setting(0, "Records that the attacker holds.", least=0)
-    seen: int = setting(0, "Inputs sent before.", least=0)
+    seen: int = setting(0, "Earlier inputs whose features the server has seen.", least=0)
     train: int = setting(0, "Records to train a defence on.", least=0)
-    lpips: bool = setting(True, "Measure it too, on images in colour.")
+    lpips: bool = setting(True, "Also measure LPIPS, on images in colour.")
     device: SharedText = setting(None, "cpu or cuda; not given: the brief's.", shared="device")
     seed: SharedNumber = setting(None, _SEED, shared="seed")
     threads: SharedNumber = setting(None, _THREADS, shared="threads", least=0)

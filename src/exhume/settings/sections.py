@@ -39,7 +39,7 @@ class DataSettings(Section):
     fixed: int = setting(  # |D-|; Balle22: 10,000, its notebook: 1,000
         0, "Training records that the adversary knows.", least=0
     )
-    targets: int = setting(0, "Private records to attack; each gets a model of its own.", least=0)
+    targets: int = setting(0, "Private records to attack, each in a model of its own.", least=0)
     shadows: int = setting(  # Balle22: 59,000, its notebook: 10,000
         0, "Shadow models that the adversary trains.", least=0
     )
@@ -63,7 +63,10 @@ class VictimSettings(Section):
         (10,), "Widths of the hidden layers: 10 or 64,32.", example=(64, 32)
     )
     activation: str = setting(
-        "elu", "Between the layers; floor is max(-0.5, x).", choices=ACTIVATIONS, example="relu"
+        "elu",
+        "Activation between the layers; floor is max(-0.5, x).",
+        choices=ACTIVATIONS,
+        example="relu",
     )
     init: str = setting("lecun", "How weights are drawn.", choices=("lecun", "torch"))
     start: str = setting("", "A file of weights that training starts from.", file=True)
@@ -120,7 +123,7 @@ class AttackSettings(Section):
     prefix: ClassVar[str] = "attack."
 
     exact: int = setting(
-        0, "Also attack so many targets by differentiating through training.", least=0
+        0, "Also attack this many targets by differentiating through training.", least=0
     )
 
 
@@ -159,7 +162,7 @@ class BudgetSettings(Section):
 class Settings:
     """What every release of a brief shares."""
 
-    seed: int = setting(0, "Everything random derives from it.")
+    seed: int = setting(0, "Seed of everything random.")
     data: DataSettings = field(default_factory=DataSettings)
     victim: VictimSettings = field(default_factory=VictimSettings)
     attack: AttackSettings = field(default_factory=AttackSettings)
