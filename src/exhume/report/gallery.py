@@ -264,17 +264,8 @@ def _pictures(evidence: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _card(evidence: Mapping[str, Tensor], index: int, rank: int, classes: list[str]) -> Card:
-    def at(name: str) -> float | None:
-        return float(evidence[name][index]) if name in evidence else None
-
-    def named(name: str) -> tuple[int | None, str]:
-        if name not in evidence:
-            return None, ""
-        label = int(evidence[name][index])
-        return label, classes[label] if 0 <= label < len(classes) else str(label)
-
-    label, label_name = named("labels")
-    inferred, inferred_name = named("inferred")
+    label, label_name = _label(evidence, "labels", index, classes)
+    inferred, inferred_name = _label(evidence, "inferred", index, classes)
     pictures = tuple(
         Picture(role, caption, _drawing(evidence[role][index], f"Rank {rank}: {alt}"))
         for role, (caption, alt) in PICTURES.items()
@@ -283,17 +274,30 @@ def _card(evidence: Mapping[str, Tensor], index: int, rank: int, classes: list[s
     return Card(
         rank=rank,
         pictures=pictures,
-        mse=at("mse"),
-        ssim=at("ssim"),
-        cosine=at("cosine"),
-        oracle=at("oracle_mse"),
-        confidence=at("confidence"),
+        mse=_figure(evidence, "mse", index),
+        ssim=_figure(evidence, "ssim", index),
+        cosine=_figure(evidence, "cosine", index),
+        oracle=_figure(evidence, "oracle_mse", index),
+        confidence=_figure(evidence, "confidence", index),
         label=label,
         label_name=label_name,
         inferred_name=inferred_name,
         label_right=label == inferred,
         lined_up=_place(evidence, index),
     )
+
+
+def _figure(evidence: Mapping[str, Tensor], name: str, index: int) -> float | None:
+    return float(evidence[name][index]) if name in evidence else None
+
+
+def _label(
+    evidence: Mapping[str, Tensor], name: str, index: int, classes: list[str]
+) -> tuple[int | None, str]:
+    if name not in evidence:
+        return None, ""
+    label = int(evidence[name][index])
+    return label, classes[label] if 0 <= label < len(classes) else str(label)
 
 
 def _place(evidence: Mapping[str, Tensor], index: int) -> int | None:

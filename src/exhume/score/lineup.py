@@ -139,16 +139,22 @@ class Lineup:
             rivals = [
                 _Rivals(at[i], torch.tensor([at[int(j)] for j in drawn[i]]), len(used)) for i in own
             ]
-            rows = [[m[self.release[i]][used] for m in self.similarity] for i in own]
+            rows = [[_ordered(m[self.release[i]][used]) for m in self.similarity] for i in own]
             for start in range(0, draws, _AT_ONCE):
                 count = min(_AT_ONCE, draws - start)
                 seat = torch.rand(count, len(used), generator=generator).argsort(1).T.contiguous()
                 for one, measures in zip(rivals, rows, strict=True):
                     won = torch.zeros(count, dtype=torch.bool)
-                    for row in measures:
-                        won |= one.first(row, seat)
+                    for order, level in measures:
+                        won |= one.first(order, level, seat)
                     counts[start : start + count] += won
         return counts
+
+
+def _ordered(row: Tensor) -> tuple[Tensor, Tensor]:
+    """(n,) similarities: the order of the records, the most alike first, and the level of each place."""
+    values, order = row.sort(descending=True)
+    return order, torch.cat([torch.zeros(1), (values[1:] < values[:-1]).float()]).cumsum(0)
 
 
 class _Rivals:
@@ -164,13 +170,12 @@ class _Rivals:
             places, 1 + 4 * places // (len(strangers) + 1)
         )  # the leader is mostly among these
 
-    def first(self, row: Tensor, seat: Tensor) -> Tensor:
+    def first(self, order: Tensor, level: Tensor, seat: Tensor) -> Tensor:
         """(d,) bool: is the record at the target's place strictly more alike than the strangers' are?
 
-        row: (n,) similarities of the records; seat: (n, d) the place of each record.
+        order, level: (n,) of the records' similarities, as `_ordered` gives them; seat: (n, d) the place of
+        each record.
         """
-        values, order = row.sort(descending=True)
-        level = torch.cat([torch.zeros(1), (values[1:] < values[:-1]).float()]).cumsum(0)
         won, settled = self._leads(self.role[seat[order[: self.ahead]]], level)
         if not bool(settled.all()):
             rest = ~settled
