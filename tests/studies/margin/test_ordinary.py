@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from exhume.contract import Outcome, Reconstruction, Records, Status
+from exhume.store import read_shard
 from exhume.studies import run_study
-from exhume.studies.margin.ordinary import _SCALES, _lined_up
+from exhume.studies.margin.ordinary import _SCALES, _TINY, _lined_up
 
 
 def test_smoke(tmp_path):
@@ -17,6 +20,28 @@ def test_smoke(tmp_path):
         assert 0 <= result.metrics[f"{arm}.decoy_rate"] <= 1
     assert result.metrics["relu.ssim_median"] > 0.8
     assert run_study("margin-ordinary", "smoke", tmp_path / "run").metrics == result.metrics
+
+
+def test_a_head_shows_the_images_behind_its_vectors(tmp_path, monkeypatch):
+    """The backbone of this test passes its images on as vectors."""
+
+    def flat(run, records):
+        return Records(records.inputs.flatten(1), records.labels, records.classes)
+
+    small = replace(_TINY, mix=(3,) * 5, epochs=1500)
+    setting = replace(
+        _SCALES["smoke"], arms={"relu": _TINY}, embedded=small, convolved=None, strangers=20
+    )
+    monkeypatch.setitem(_SCALES, "smoke", setting)
+    monkeypatch.setattr("exhume.studies.margin.ordinary._features", flat)
+    result = run_study("margin-ordinary", "smoke", tmp_path / "run")
+    assert {"relu", "head", "decoys"} == {claim.id for claim in result.claims}
+    assert result.metrics["head.records"] == 15
+    assert result.metrics["head.p"] <= 0.01
+    (found,) = (tmp_path / "run").glob("*margin-head*")
+    evidence = read_shard(found)
+    assert evidence["target_pictures"].shape == (15, 1, 8, 8)
+    assert evidence["decoy_pictures"].shape == (15, 1, 8, 8)
 
 
 def test_the_arms_are_what_they_are_called():
