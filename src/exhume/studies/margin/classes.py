@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.studies.claims import line, prefixed
 from exhume.studies.framework import Chart, Claims, Outcome, Run, Scale, Study
-from exhume.studies.margin.game import GOOD, MarginGame, crowded, from_small_start, quick
+from exhume.studies.margin.game import (
+    GOOD,
+    ONE_THREAD,
+    MarginGame,
+    crowded,
+    from_small_start,
+    quick,
+)
 from exhume.victims.margin import choose
 
 __all__ = ["STUDY"]
@@ -107,4 +114,4 @@ def _counts(metrics: dict[str, float], victim: str, images: int) -> tuple[float,
 
 
 _TITLE = "Good reconstructions by number of classes and images (Figs. 3, 8)"
-STUDY = Study("margin-classes", _TITLE, "Buzaglo23", _SCALES, _run, threads={"smoke": 1, "cpu": 1})
+STUDY = Study("margin-classes", _TITLE, "Buzaglo23", _SCALES, _run, threads=ONE_THREAD)

@@ -33,13 +33,14 @@ from exhume.score.intervals import bootstrap
 from exhume.score.margin import MarginScores, above_bar, score_margin
 from exhume.studies.arms import mounted
 from exhume.studies.claims import line
-from exhume.studies.framework import Chart, Run
+from exhume.studies.framework import Chart, Run, Scale
 from exhume.train.functional import accuracy
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import MarginVictim, release_margin
 
 __all__ = [
     "GOOD",
+    "ONE_THREAD",
     "MarginGame",
     "Played",
     "counts",
@@ -51,6 +52,10 @@ __all__ = [
 __all__ += ["margin_and_likeness", "settled"]
 
 GOOD = "images above SSIM 0.4"
+ONE_THREAD: Mapping[Scale, int] = {
+    "smoke": 1,
+    "cpu": 1,
+}  # several wait for each other beside other work
 _FIRST, _HIDDEN = 2.6, 7.0  # of our steps in the time of one of eq. (6)
 
 

@@ -24,6 +24,7 @@ from exhume.score.margin import MarginScores
 from exhume.studies.claims import paired, prefixed, ranged
 from exhume.studies.framework import Claims, Outcome, Run, Scale, Stated, Study
 from exhume.studies.margin.game import (
+    ONE_THREAD,
     MarginGame,
     counts,
     crowded,
@@ -191,7 +192,7 @@ STUDY = Study(
     _SCALES,
     _run,
     on_device=True,
-    threads={"smoke": 1, "cpu": 1},
+    threads=ONE_THREAD,
 )
 _OF_1000 = "Training images from the weights alone: 1,000 images at width 4,000, weight decay"
 THOUSAND = Study("margin-thousand", _OF_1000, "Buzaglo23", _THOUSAND, _run, on_device=True)

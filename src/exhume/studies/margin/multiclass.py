@@ -17,7 +17,15 @@ from exhume.contract import Records
 from exhume.score.intervals import bootstrap
 from exhume.studies.claims import prefixed, ranged
 from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
-from exhume.studies.margin.game import MarginGame, Played, counts, decayed, from_small_start, quick
+from exhume.studies.margin.game import (
+    ONE_THREAD,
+    MarginGame,
+    Played,
+    counts,
+    decayed,
+    from_small_start,
+    quick,
+)
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import choose
 
@@ -134,4 +142,4 @@ def _claims(metrics: dict[str, float]) -> Claims:
 
 
 _TITLE = "Training images from the weights alone: ten classes, two, weight decay (Figs. 1, 2, 4)"
-STUDY = Study("margin-multiclass", _TITLE, "Buzaglo23", _SCALES, _run)
+STUDY = Study("margin-multiclass", _TITLE, "Buzaglo23", _SCALES, _run, threads=ONE_THREAD)

@@ -37,7 +37,7 @@ from exhume.studies.arms import mounted
 from exhume.studies.claims import line, prefixed
 from exhume.studies.framework import Chart, Claims, Outcome, Run, Scale, Stated, Study
 from exhume.studies.margin.convolutional import Convolutional, convolutional
-from exhume.studies.margin.game import quick
+from exhume.studies.margin.game import ONE_THREAD, quick
 from exhume.train.margin import MarginDescent
 from exhume.train.optimisers import Adam, Descent
 from exhume.train.recipe import FullBatch
@@ -339,4 +339,4 @@ def _back(name: str, bar: float, metrics: dict[str, float]) -> Stated:
 
 
 _TITLE = "Ordinary checkpoints: biases, activations, mini-batches, heads"
-STUDY = Study("margin-ordinary", _TITLE, "Buzaglo23", _SCALES, _run, threads={"smoke": 1, "cpu": 1})
+STUDY = Study("margin-ordinary", _TITLE, "Buzaglo23", _SCALES, _run, threads=ONE_THREAD)

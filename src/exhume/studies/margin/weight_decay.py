@@ -22,6 +22,7 @@ from exhume.studies.claims import flattened, line, mean_of, paired
 from exhume.studies.framework import Chart, Claims, Outcome, Run, Scale, Study
 from exhume.studies.margin.game import (
     GOOD,
+    ONE_THREAD,
     MarginGame,
     decayed,
     from_small_start,
@@ -208,4 +209,4 @@ def _with_errors(setting: _Setting, metrics: dict[str, float]) -> Claims:
 
 
 _TITLE = "Weight decay and the margin (Figs. 4, 5)"
-STUDY = Study("margin-weight-decay", _TITLE, "Buzaglo23", _SCALES, _run)
+STUDY = Study("margin-weight-decay", _TITLE, "Buzaglo23", _SCALES, _run, threads=ONE_THREAD)
