@@ -108,7 +108,8 @@ class _FullyConnected:
     def deviations(self) -> tuple[str, ...]:
         return (
             "Where weight decay has removed the second layer's start, records are sought one by one in its "
-            "span; else only the first layer is explained. Buzaglo23 explains all layers.",
+            "span; else, and in doubt besides, only the first layer is explained. Buzaglo23 explains all "
+            "layers.",
             _COUNTED.format("first"),
             _MATCHED,
         )
