@@ -6,7 +6,7 @@ images in all, shared among c classes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.studies.claims import line, prefixed
@@ -38,6 +38,7 @@ class _Setting:
     attack: FirstLayer
     decoys: int = 1000
     few: FirstLayer | None = None  # the attack with fewer neurons an image than `_ENOUGH`
+    slower: float = 0.2  # rate of the victims with a fixed number of images: three classes diverge at .5
 
     def victims(self) -> dict[str, tuple[int, int]]:
         """Name to (classes, images of each)."""
@@ -78,6 +79,8 @@ def _one(run: Run[_Setting], name: str, classes: int, each: int) -> dict[str, fl
     key = run.key.fold("margin-classes", classes, each)
     chosen = choose(records, classes, each, setting.decoys, key.fold("choose"))
     recipe = from_small_start(records.shape, setting.width, classes)
+    if name.endswith(f".total{setting.total}"):
+        recipe = replace(recipe, rate=setting.slower)
     tight = setting.width < _ENOUGH * classes * each
     attack = setting.few if tight and setting.few is not None else setting.attack
     game = MarginGame.begun(run, name, attack, recipe, chosen, key=key)
