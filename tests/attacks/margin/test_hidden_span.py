@@ -246,6 +246,25 @@ def test_where_starts_do_not_meet_both_attacks_are_pooled(key):
     assert bool((both.confidence[0].diff() <= 0).all())
 
 
+def test_behind_smooth_activations_both_attacks_are_run(key):
+    """There starts meet nearer to the span than records are."""
+    pictures = torch.rand(8, *SHAPE, generator=key.fold("pictures").generator())
+    records = Records(pictures, torch.arange(8) % 4, tuple("abcd"))
+    mlp = MLP(SHAPE, (200, 60), 4, "gelu", "torch")
+    recipe = MarginDescent(
+        mlp, rate=0.2, weight_decay=0.01, epochs=1500, stop_loss=0.0, momentum=0.9
+    )
+    made = release_margin(recipe, records, key=key, store=NullStore())
+    knowledge = Knowledge(architecture=mlp, centre=made.centre)
+    short = replace(TINY, restarts=2, descent=Descent(steps=60, rate=0.2))
+
+    def found(attack):
+        return attack.prepare(knowledge, key=key, store=NullStore()).run(made.release)
+
+    many = sum(found(attack).candidates.shape[1] for attack in (short, SHORT))
+    assert found(Strongest(SHORT, short)).candidates.shape[1] == many
+
+
 def test_meeting_counts_only_far_below_random_inputs(key):
     """Starts that meet no nearer to the span than random inputs have found nothing."""
     mlp, made = victim(key, decay=0.01)

@@ -5,7 +5,8 @@ records come back one by one (`HiddenSpan`). Whether they did is seen without th
 nothing to do with each other end at the same records, and far nearer to the span than random inputs are.
 Where too few do, or the second layer keeps its start, the first layer alone is a sum over records
 (`FirstLayer`); in doubt both are run and pooled. Meeting alone is not enough: with two classes starts meet at
-places where no record is, at a fifth of the distance of random inputs; records are at a thousandth.
+places where no record is, at a fifth of the distance of random inputs; records are at a thousandth. Behind
+smooth activations there is always doubt: starts slide below the records' own distance and meet there.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ class PreparedStrongest:
         assert isinstance(chosen.config, HiddenSpan)
         assert isinstance(chosen.reader, Reader)
         apart = chosen.config.random_distance(chosen.reader, release.parameters[0], chosen.key)
-        if met(found, chosen.reader.centre, _APART * apart) >= _ENOUGH * found.observed["records"]:
+        kinked = chosen.reader.mlp.matrices(release.parameters[0]).act.curve is None
+        certain = met(found, chosen.reader.centre, _APART * apart)
+        if kinked and certain >= _ENOUGH * found.observed["records"]:
             return found
         return _pooled(found, self.first.run(release))
 
