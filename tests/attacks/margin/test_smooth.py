@@ -9,7 +9,7 @@ import torch
 
 from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.contract import ExhumeError, Knowledge, Records
+from exhume.contract import ExhumeError, Knowledge, Records, Weights
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.store import NullStore
 from exhume.train.margin import MarginDescent
@@ -37,3 +37,15 @@ def test_candidates_are_smoother_with_it(key):
         return float(images.diff(dim=2).abs().mean() + images.diff(dim=3).abs().mean())
 
     assert variation(replace(rough, smooth=0.1)) < variation(rough)
+
+
+def test_it_has_no_say_where_the_layer_keeps_its_start(key):
+    mlp = HomogeneousMLP((1, 6, 6), (40, 40), 4)
+    release = Weights(mlp.initial(key)[None], mlp.layout)
+    short = FirstLayer(restarts=1, smooth=0.0, descent=Descent(steps=5))
+
+    def found(attack):
+        knowledge = Knowledge(architecture=mlp)
+        return attack.prepare(knowledge, key=key, store=NullStore()).run(release).candidates
+
+    assert torch.equal(found(replace(short, smooth=0.1)), found(short))

@@ -10,7 +10,8 @@ Against eq. (6) of Buzaglo23:
 5. Multipliers have a free scale; the contrast of candidates is bounded.
 6. Adam; restarts are pooled, and later ones begin with what the earlier ones agree on.
 7. The residual falls below its value at the truth. What it lacks is a preference for images, total variation
-   (`smooth`), and, with few neurons an image, gates smooth enough to change sides (`alpha`).
+   (`smooth`; not where the layer keeps its start), and, with few neurons an image, gates smooth enough to
+   change sides (`alpha`).
 8. Other activations have their own derivative where ReLU has its gate; kinks are smoothed, nothing else is.
    Their second layers forget their records (those of a class fall on one direction), the first does not.
 """
@@ -36,6 +37,8 @@ from exhume.models.heads import Head
 from exhume.train.stationarity import Others
 
 __all__ = ["FirstLayer"]
+
+_START = 0.05  # share of the first layer's square outside the records' directions: its start
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class FirstLayer:
         start = _with_multipliers(problem, start, signed=self.head == "regression")
         shape = reader.mlp.input_shape
         variation = self.smooth * (FirstLayer.contrast / self.contrast) / count
-        prior = replace(self.prior, tv=self.prior.tv + variation)
+        prior = replace(self.prior, tv=self.prior.tv + (variation if _is_sum(span) else 0.0))
         found = descend(problem, start, self.descent, prior=prior, shape=shape, progress=progress)
         return found.run(span, labels, records)
 
@@ -114,6 +117,16 @@ class FirstLayer:
         return Start(
             coordinates, raw, spread, largest=scale * self.largest / self.contrast
         ), columns
+
+
+def _is_sum(span: Span) -> bool:
+    """Whether records explain the first layer.
+
+    Where its start is still there, the residual says little: a preference for smooth images would decide alone.
+    """
+    inside, (neurons, rank) = span.values.square().sum(), span.network.first.shape
+    whole = rank == min(neurons, span.basis.shape[1])
+    return not whole and span.outside <= _START * (float(inside) + span.outside)
 
 
 def _columns(spread: Tensor, bias: Tensor) -> Tensor:
