@@ -122,7 +122,7 @@ class FirstLayer:
 def _is_sum(span: Span) -> bool:
     """Whether records explain the first layer.
 
-    Where its start is still there, the residual says little: a preference for smooth images would decide alone.
+    Where its start is still there the residual says little, and a preference for smooth images decides.
     """
     inside, (neurons, rank) = span.values.square().sum(), span.network.first.shape
     whole = rank == min(neurons, span.basis.shape[1])
