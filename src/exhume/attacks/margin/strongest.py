@@ -39,7 +39,7 @@ from exhume.models.heads import Head
 __all__ = ["Strongest", "met"]
 
 _OFTEN = 3  # starts that end at the same record
-_ENOUGH = 0.25  # of the records must be met so often, or the other attack is run too
+_ENOUGH = 0.5  # of the records must be met so often, or the other attack is run too
 _APART = (
     0.05  # of a random input's distance from the span: a place that is met is a record below it
 )
