@@ -63,13 +63,13 @@ def seconds_of(operations: float, threads: int = 1) -> float:
     return operations / (_GENERAL * threads)
 
 
-def stacked_seconds(architecture: Architecture, records: float) -> float:
+def stacked_seconds(architecture: Architecture, records: int) -> float:
     """Of so many ways of a record through the network and back, in training."""
     speed = _GENERAL if fully_connected(architecture) is None else _STACKED
     return 3 * records * forward_operations(architecture) / speed
 
 
-def search_seconds(architecture: Architecture, records: float) -> float:
+def search_seconds(architecture: Architecture, records: int) -> float:
     """Of so many ways through the network and back, in a search for inputs."""
     speed = _GENERAL if fully_connected(architecture) is None else _SEARCHED
     return 3 * records * forward_operations(architecture) / speed
