@@ -220,6 +220,14 @@ def test_init_asks_and_writes_a_brief_that_runs(tmp_path, monkeypatch):
     assert "audit.toml exists; choose another name, or --force" in again.stderr
 
 
+def test_init_whose_questions_are_not_answered_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = CliRunner().invoke(app, ["init"], input="training\n")
+    assert asked.exit_code == 130
+    assert asked.stderr.splitlines()[-1] == "exhume: stopped; nothing was written"
+    assert not (tmp_path / "audit.toml").exists()
+
+
 def test_init_without_questions(invoke, tmp_path):
     out = tmp_path / "a.toml"
     options = ["--release", "checkpoint", "--data", "digits", "--budget", "1m"]

@@ -126,6 +126,22 @@ def test_work_of_an_earlier_run_does_not_make_the_rest_look_quick(spoken):
     assert said[-1] == "training: 950 of 1,000 after 20 s, about 20 s left"
 
 
+def test_waiting_for_a_large_piece_does_not_make_the_rest_longer(spoken):
+    said, clock, progress = spoken
+    progress("training", 0, 400)
+    clock.now = 60.0
+    progress("training", 64, 400)
+    for clock.now in (80.0, 100.0):
+        progress.tick()
+    assert said[-2:] == [
+        "training: 64 of 400 after 80 s, about 5 min left",
+        "training: 64 of 400 after 2 min, about 5 min left",
+    ]
+    clock.now = 1000.0
+    progress.tick()
+    assert said[-1].endswith("about 32 s left")
+
+
 def finished(word, *fixes, kind="weights"):
     row = ReleaseRow(kind, "it", word, "", "")
     return Result("", "", 0, Verdict(word, "", ""), fixes=fixes, releases=(row,))

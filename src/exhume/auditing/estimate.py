@@ -21,19 +21,25 @@ from exhume.models.own.language import LanguageModel
 from exhume.models.own.text import TextModel
 from exhume.models.split.cost import multiply_adds
 from exhume.store import address, cached, digest
+from exhume.train.batch_norm import mixes_batches
 from exhume.train.recipe import FullBatch, MiniBatch
 
 __all__ = [
     "forward_operations",
     "language_seconds",
     "network_seconds",
+    "search_seconds",
     "seconds_of",
     "seconds_per_model",
+    "seconds_per_model_of",
+    "stacked_seconds",
     "text_seconds",
 ]
 
 _STACKED = 40e9  # operations a second and thread: MLPs, trained side by side
 _GENERAL = 15e9  # any other module
+_SEARCHED = 120e9  # a search for inputs of an MLP, counted as if it never ended early
+_LAYER = 6e-4  # seconds of overhead a step and layer, where models are trained one after another
 _PRIVATE = 3.0  # times as long with clipping
 _SWEEPS = 3  # over the places of a text, until its words no longer change
 _EACH = 2e-5  # seconds of overhead a text
@@ -57,6 +63,18 @@ def seconds_of(operations: float, threads: int = 1) -> float:
     return operations / (_GENERAL * threads)
 
 
+def stacked_seconds(architecture: Architecture, records: int) -> float:
+    """Of so many ways of a record through the network and back, in training."""
+    speed = _GENERAL if fully_connected(architecture) is None else _STACKED
+    return 3 * records * forward_operations(architecture) / speed
+
+
+def search_seconds(architecture: Architecture, records: int) -> float:
+    """Of so many ways through the network and back, in a search for inputs."""
+    speed = _GENERAL if fully_connected(architecture) is None else _SEARCHED
+    return 3 * records * forward_operations(architecture) / speed
+
+
 def language_seconds(net: LanguageModel, batch: int) -> float:
     """Of one update of a language model: each token after each beginning, through its first layers."""
     tried = (batch * net.length) ** 2 / 32
@@ -78,15 +96,23 @@ def seconds_per_model(
     recipe: Recipe, fixed: Records, *, threads: int, initial: torch.Tensor, key: Key, store: Store
 ) -> float:
     """Of training one model on so many records and one more."""
+    counted = seconds_per_model_of(recipe, len(fixed), threads)
+    return _timed(recipe, fixed, initial, key, store) if counted is None else counted
+
+
+def seconds_per_model_of(recipe: Recipe, known: int, threads: int) -> float | None:
+    """Of training one model on so many records and one more; None: it has to be timed."""
     if not isinstance(recipe, FullBatch | MiniBatch):
-        return _timed(recipe, fixed, initial, key, store)
-    rows = len(fixed) + 1
+        return None
+    net, steps, rows = recipe.architecture, recipe.descent.steps, known + 1
     if isinstance(recipe, MiniBatch):
         rows = min(rows, recipe.order.size)
-    operations = 3 * forward_operations(recipe.architecture) * rows * recipe.descent.steps
-    speed = _GENERAL if fully_connected(recipe.architecture) is None else _STACKED
     clipped = isinstance(recipe, FullBatch) and recipe.privacy.clips
-    return operations / (speed * threads) * (_PRIVATE if clipped else 1)
+    seconds = stacked_seconds(net, rows * steps) / threads * (_PRIVATE if clipped else 1)
+    if mixes_batches(net):
+        layers = [m for m in net.build().modules() if any(True for _ in m.parameters(False))]
+        seconds += _LAYER * len(layers) * steps
+    return seconds
 
 
 def _timed(recipe: Recipe, fixed: Records, initial: torch.Tensor, key: Key, store: Store) -> float:

@@ -119,6 +119,9 @@ def with_exit_codes(command: Callable[P, int | None]) -> Callable[P, None]:
         except KeyboardInterrupt:
             say("stopped; finished work is kept, and the same command goes on from there")
             code = INTERRUPTED
+        except click.Abort:  # a question was not answered
+            say("stopped; nothing was written")
+            code = INTERRUPTED
         except Exception:  # noqa: BLE001 - exit code 1 means a leak, so a bug must not end in it
             typer.echo(_lines_of(traceback.format_exc().rstrip()), err=True)
             say("this is a defect of exhume; nothing was audited")

@@ -55,6 +55,7 @@ class _Stage:
     done: int
     total: int
     said: float  # when its last line was
+    moved: float  # when the last piece was done
 
 
 @dataclass
@@ -73,10 +74,12 @@ class ProgressLines:
         with self._lock:
             now, known = self.clock(), self._stage
             if known is None or known.name != stage:
-                known = self._stage = _Stage(stage, now, done, done, total, now)
+                known = self._stage = _Stage(stage, now, done, done, total, now, now)
                 if total > 1 and done < total:
                     self.say(f"{stage}: {done:,} of {total:,}")
                 return
+            if done > known.done:
+                known.moved = now
             known.done, known.total = done, total
             if done >= total:
                 self._ended(known, now)
@@ -100,8 +103,15 @@ class ProgressLines:
     def _going(self, stage: _Stage, now: float) -> None:
         stage.said = now
         made, took = stage.done - stage.first, now - stage.began
-        left = f"{about(took / made * (stage.total - stage.done))} left" if made else "at work"
+        left = f"{about(_left(stage, now))} left" if made else "at work"
         self.say(f"{stage.name}: {stage.done:,} of {stage.total:,} after {_took(took)}, {left}")
+
+
+def _left(stage: _Stage, now: float) -> float:
+    """By the pace up to the last finished piece: waiting for the next one does not make it longer."""
+    each = (stage.moved - stage.began) / (stage.done - stage.first)
+    rest = (stage.total - stage.done) * each
+    return max(rest - (now - stage.moved), rest / 10)
 
 
 def _took(seconds: float) -> str:

@@ -74,4 +74,4 @@ def _measured(m: dict[str, float], classes: int) -> Iterator[Tile]:
 
 def _effort(cost: Cost) -> Tile:
     trained = f"{number(cost.models)} models trained" if cost.models else "no models trained"
-    return Tile("Effort", duration(cost.seconds), trained)
+    return Tile("Effort of the best attack", duration(cost.seconds), trained)

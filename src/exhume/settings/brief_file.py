@@ -97,12 +97,12 @@ seed = 0
 _DATA = """
 # Your records: a name from `exhume data list`, a folder of images with a sub-folder per class, an .npz file
 # with x and y, a .csv table, idx files, a torch Dataset (mine.py:dataset), a `datasets` folder; for updates
-# also texts: a .txt file (a text, a tab, its label a line), a folder of .txt files, tokens in an .npz file.
+# also texts: a .txt file (each line a text, a tab and its label), a folder of .txt files, tokens in an .npz.
 """
 _RELEASED = {
     "training": """
 # Released: weights, trained like this on all but one of the records, to someone who knows the others, the
-# training and its start. The strongest adversary there is: what it cannot find, nobody can by this road.
+# training and its start. What this adversary cannot find, no weaker one of the same kind finds.
 """,
     "checkpoint": """
 # Released: this file, to anyone. [data] above is what it was trained on; it serves to score only.

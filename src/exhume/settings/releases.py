@@ -117,7 +117,9 @@ class CheckpointSettings(Section):
         if self.checkpoint and self.base:
             raise ExhumeError("checkpoint: give it, or an adapter or difference and its base")
         if not (self.checkpoint or self.base):
-            raise ExhumeError("checkpoint: no file of weights is named")
+            raise ExhumeError(
+                "checkpoint: no file of weights is named: exhume audit-weights net.pt"
+            )
         if any(size < 1 for size in self.shape):
             raise ExhumeError(f"shape: {self.shape} given, every size must be at least 1")
         if self.trained_on == "" and (self.rows or self.decoys or self.pictures):
@@ -271,7 +273,10 @@ class UpdateSettings(Section):
                 "server: an update that was sent has its weights; chooses needs --made"
             )
         if not (self.after or self.update or self.made or tuned):
-            raise ExhumeError("update: give a gradient, a recorded folder, or --before and --after")
+            raise ExhumeError(
+                "update: give a gradient, a recorded folder, or --before and --after; or have updates made "
+                "of your records: --made 4 --batch-size 8 --data …"
+            )
         self._check_training(bool(self.after or tuned))
 
     def _check_training(self, of_states: bool) -> None:

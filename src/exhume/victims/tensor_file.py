@@ -242,8 +242,9 @@ def _check_total(size: int, path: Path, what: str) -> None:
 
 
 def _damaged(path: Path, error: Exception, what: str) -> ExhumeError:
-    first = (str(error).splitlines() or [type(error).__name__])[0][:120]
-    return ExhumeError(f"{what}: {path} is truncated, damaged or not a file of weights ({first})")
+    first = (str(error).splitlines() or [""])[0][:120]
+    why = f" ({first})" if " " in first else ""  # a KeyError says a number, which says nothing
+    return ExhumeError(f"{what}: {path} is truncated, damaged or not a file of weights{why}")
 
 
 def _state(loaded: Any, path: Path, what: str) -> tuple[dict[str, Tensor], list[str]]:

@@ -12,7 +12,7 @@ from exhume.auditing.checkpoint.preprocessing import Preprocessing
 from exhume.auditing.checkpoint.running import Attack, Control
 from exhume.auditing.checkpoint.scoring_records import ScoringRecords
 from exhume.auditing.controls import Ladder, Rung
-from exhume.auditing.estimate import forward_operations, seconds_of
+from exhume.auditing.estimate import stacked_seconds
 from exhume.contract import Key, Progress, Records, Store, Weights
 from exhume.evidence import LineupRow
 from exhume.report.folder import RunFolder
@@ -75,7 +75,7 @@ def _rung(
         return dict.fromkeys(attacks, row)
 
     epochs = recipe.epochs if isinstance(recipe, MarginDescent) else recipe.descent.steps
-    seconds = seconds_of(3 * epochs * count * forward_operations(recipe.architecture))
+    seconds = stacked_seconds(recipe.architecture, epochs * count)
     words = f"trained here on {count} of the decoys {_how(recipe)}"
     return Rung(str(count), words, seconds, run)
 

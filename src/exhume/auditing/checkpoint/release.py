@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 
 from exhume.auditing.checkpoint.approach import Approach, approach_to
 from exhume.auditing.checkpoint.fit import Fit
@@ -16,7 +17,7 @@ from exhume.auditing.checkpoint.preprocessing import Preprocessing, preprocessin
 from exhume.auditing.checkpoint.running import Subject, attack_checkpoint, control
 from exhume.auditing.checkpoint.scoring_records import ScoringRecords, records_given, shape_of
 from exhume.auditing.controls import Ladder
-from exhume.auditing.estimate import forward_operations, seconds_of
+from exhume.auditing.estimate import search_seconds
 from exhume.auditing.fine_tuned import against_of
 from exhume.auditing.plan import AttackOption
 from exhume.auditing.release import AuditedRelease, Inputs, Load
@@ -33,6 +34,7 @@ from exhume.victims.checkpoint import Checkpoint, read_checkpoint
 __all__ = ["CheckpointRelease", "read_checkpoint_release"]
 
 _ALONE = "sees the weights; knows nothing else"
+_SCORED = 8e-5  # seconds a number of the training records: line-ups, similarities, pictures
 
 
 def read_checkpoint_release(brief: Brief, load: Load) -> CheckpointRelease | None:
@@ -130,8 +132,10 @@ class CheckpointRelease(AuditedRelease):
             return [replace(option, why_not=f"{self.checkpoint.why}{never}")]
         records = min(len(self.given.trained) if self.given else 100, 1000)
         steps = self.settings.restarts * self.settings.steps
-        forward = forward_operations(self.checkpoint.architecture)
-        seconds = seconds_of(steps * 2 * records * 3 * forward)
+        net = self.checkpoint.architecture
+        seconds = search_seconds(net, steps * 2 * records)
+        if self.given:
+            seconds += _SCORED * records * prod(net.input_shape)
 
         def run(folder: RunFolder, progress: Progress) -> list[Findings]:
             return [attack_checkpoint(self._subject(), folder.store(), progress)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from exhume.auditing.controls import RUNG_TARGETS, Ladder, Rung
+from exhume.auditing.estimate import seconds_per_model_of
 from exhume.auditing.training.game import (
     CLOSED_FORM,
     CORRECTED,
@@ -62,7 +63,7 @@ def _quieter(release: TrainingRelease, noise: float) -> Ladder:
 def _rung(
     release: TrainingRelease, settings: Settings, value: str, words: str, share: float
 ) -> Rung:
-    """share: of the time that a model takes."""
+    """share: of the time that a model takes, where that is not counted."""
     targets = min(RUNG_TARGETS, settings.data.targets)
     settings = settings.with_values("data", targets=targets)
 
@@ -81,5 +82,8 @@ def _rung(
         rows = {one.section.spec.id: one.section.lineup for one in found}
         return {name: row for name, row in rows.items() if row is not None}
 
-    seconds = share * release.per_model * (targets + settings.data.shadows)
+    each = seconds_per_model_of(release.recipe, settings.data.fixed, settings.machine.threads)
+    if each is None:
+        each = share * release.per_model
+    seconds = each * (targets + settings.data.shadows)
     return Rung(value, words, seconds, run)
