@@ -32,7 +32,7 @@ def unnamed(nav: str) -> list[dict[str, str]]:
 
 def _heading(page: Path) -> str:
     first = page.read_text(encoding="utf-8").split("\n", 1)[0]
-    return first.removeprefix("# ").strip()
+    return first.removeprefix("# ").replace("`", "").strip()
 
 
 def on_files(files, config):

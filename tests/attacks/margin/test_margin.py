@@ -127,6 +127,24 @@ def test_a_killed_attack_goes_on_and_ends_with_the_same_bits(key, tmp_path):
     assert torch.equal(again.confidence, whole.confidence)
 
 
+def test_labels_by_the_network_follow_the_mix_of_classes(key):
+    pictures = torch.rand(12, *SHAPE, generator=key.fold("pictures").generator())
+    mix = torch.tensor([0] * 9 + [1, 2, 3])
+    mlp = HomogeneousMLP(SHAPE, (100, 60), 4, first_scale=1e-4)
+    recipe = MarginDescent(mlp, growing_steps=0.01, stop_loss=1e-5)
+    records = Records(pictures, mix, tuple("abcd"))
+    made = release_margin(recipe, records, key=key, store=NullStore())
+    attack = replace(TINY, restarts=1, descent=Descent(steps=3))
+
+    def of_the_first_class(labels):
+        knowledge = Knowledge(architecture=mlp, centre=made.centre)
+        prepared = replace(attack, labels=labels).prepare(knowledge, key=key, store=NullStore())
+        return int((prepared.run(made.release).labels == 0).sum())
+
+    assert of_the_first_class("even") == 6  # of 24
+    assert of_the_first_class("own") > 6
+
+
 @pytest.mark.parametrize("activation", ["gelu", "tanh", "silu"])
 def test_digits_behind_a_smooth_activation_come_back(activation, key):
     """One hidden layer, biases, weight decay: the first layer is a sum, whatever the activation."""

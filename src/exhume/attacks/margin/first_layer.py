@@ -8,7 +8,8 @@ Against eq. (6) of Buzaglo23:
 4. Directions are weighted alike: errors of the multipliers reach the residual through the inputs, so each
    column is divided by the spread that inputs have there, which is about the root of its singular value.
 5. Multipliers have a free scale; the contrast of candidates is bounded.
-6. Adam; restarts are pooled, and later ones begin with what the earlier ones agree on.
+6. Adam; restarts are pooled, and later ones begin with what the earlier ones agree on. Classes need not be
+   even: what the network says of random inputs follows their shares (`labels`).
 7. The residual falls below its value at the truth. What it lacks is a preference for images, total variation
    (`smooth`; not where the layer keeps its start), and, with few neurons an image, gates smooth enough to
    change sides (`alpha`).
@@ -22,12 +23,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from exhume.attacks.margin.descent import Descent, Start, descend
-from exhume.attacks.margin.pool import Run, agreed
+from exhume.attacks.margin.pool import Run, agreed, said
 from exhume.attacks.margin.priors import Prior
 from exhume.attacks.margin.reading import Reader, labels_for, scale_of
 from exhume.attacks.margin.residual import Residual, Span
@@ -69,6 +71,7 @@ class FirstLayer:
     largest: float = 0.25  # and at most; vectors: in proportion
     descent: Descent = Descent()
     prior: Prior = Prior()
+    labels: Literal["even", "own"] = "even"  # own: by the network, for any mix of classes
     smooth: float = (
         3e-4  # weight of an image's total variation per candidate, at a contrast of 0.22
     )
@@ -94,9 +97,12 @@ class FirstLayer:
         span = reader.span(parameters, self.rank)
         records, again = len(span.basis) + 1, len(earlier) >= self.fresh
         count = round((self.later if again else self.candidates) * records)
-        labels = labels_for(count, reader, parameters)
         scale = scale_of(span, reader.mlp.input_shape, self.contrast)
         start, columns = self._start(span, scale, count, key)
+        if self.labels == "own" and reader.labels is None:
+            labels = said(span.network.forward(start.coordinates)[1])
+        else:
+            labels = labels_for(count, reader, parameters)
         if again:
             labels, start = _begin_with(agreed(earlier), span, labels, start)
         problem = Residual(span, labels, self.head, self.others, self.alpha, self.weights, columns)

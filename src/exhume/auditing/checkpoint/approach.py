@@ -153,6 +153,7 @@ class _FullyConnected:
                 restarts=restarts,
                 contrast=first.contrast * times,
                 largest=first.largest * times,
+                labels="own",
                 descent=Descent(steps=settings.steps),
             ),
             replace(
