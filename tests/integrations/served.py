@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import importlib.util
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -57,14 +58,20 @@ def planted(selected=(1, 3), bodies=4, seed=0):
 
 
 def free_ports() -> int:
-    """The first of three ports in a row that nobody listens at."""
-    for _ in range(50):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first = probe.getsockname()[1]
-        if first < 65000 and all(_free(first + i) for i in range(3)):
+    """The first of three ports in a row that are free, below those that outgoing connections are given."""
+    for first in random.SystemRandom().sample(range(20_000, 32_000, 3), 200):
+        if all(_unused(first + i) for i in range(3)):
             return first
     raise RuntimeError("no three ports in a row are free")
+
+
+def _unused(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def _free(port: int) -> bool:
