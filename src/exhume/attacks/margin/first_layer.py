@@ -31,7 +31,7 @@ from torch import Tensor
 from exhume.attacks.margin.descent import Descent, Start, descend
 from exhume.attacks.margin.pool import Run, agreed, said
 from exhume.attacks.margin.priors import Prior
-from exhume.attacks.margin.reading import Reader, labels_for, scale_of
+from exhume.attacks.margin.reading import Reader, labels_for, scale_of, spread_of
 from exhume.attacks.margin.residual import Residual, Span
 from exhume.attacks.margin.restarts import Restarts
 from exhume.contract import ExhumeError, Key, Knowledge, Progress, Store, silent
@@ -114,8 +114,7 @@ class FirstLayer:
         return found.run(span, labels, records)
 
     def _start(self, span: Span, scale: float, count: int, key: Key) -> tuple[Start, Tensor]:
-        spread = span.values.sqrt()
-        spread = spread * (scale / spread.norm())
+        spread = spread_of(span, scale)
         noise = torch.randn(count, len(spread), generator=key.generator(), dtype=torch.float64)
         coordinates = noise.to(spread) * spread
         columns = _columns(spread if self.whiten else torch.ones_like(spread), span.network.bias)

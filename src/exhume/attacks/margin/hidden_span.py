@@ -27,7 +27,7 @@ from torch import Tensor
 
 from exhume.attacks.margin.descent import Descent, fall, stepper
 from exhume.attacks.margin.pool import Run, by_own_confidence, distinct, said
-from exhume.attacks.margin.reading import Reader, scale_of
+from exhume.attacks.margin.reading import Reader, scale_of, spread_of
 from exhume.attacks.margin.residual import Span
 from exhume.attacks.margin.restarts import Restarts
 from exhume.attacks.margin.rows import Rows, orthonormal, row_space, without
@@ -98,7 +98,7 @@ class HiddenSpan:
     def random_distance(self, reader: Reader, parameters: Tensor, key: Key) -> float:
         """The median f of random inputs in the span of the first layer, which are no records."""
         span = reader.span(parameters, None)
-        spread = _spread(span, scale_of(span, reader.mlp.input_shape, self.contrast))
+        spread = spread_of(span, scale_of(span, reader.mlp.input_shape, self.contrast))
         generator = key.fold("random inputs").generator()
         noise = torch.randn(_RANDOM, len(spread), generator=generator, dtype=torch.float64)
         problem = _Problem(span.network, second_layer(span, self.widen))
@@ -108,7 +108,7 @@ class HiddenSpan:
         self, problem: _Problem, span: Span, scale: float, key: Key, progress: Callable[[int], None]
     ) -> tuple[Tensor, float]:
         """(m, r) where the starts end, and the step at which they stopped being finite or -1."""
-        spread = _spread(span, scale)
+        spread = spread_of(span, scale)
         longest = scale * self.largest / self.contrast
         shape = (round(self.starts * (len(spread) + 1)), len(spread))
         scaled = torch.randn(shape, generator=key.generator(), dtype=torch.float64).to(spread)
@@ -145,13 +145,6 @@ class HiddenSpan:
         network = span.network
         hidden = network.act.apply(network.forward(all_inputs[kept] @ span.basis.T)[0][0])
         return orthonormal(hidden)
-
-
-def _spread(span: Span, scale: float) -> Tensor:
-    """(r,) what starts have in each direction, for a norm of `scale`."""
-    spread = span.values.sqrt()
-    scaled: Tensor = spread * (scale / spread.norm())
-    return scaled
 
 
 def second_layer(span: Span, widen: float) -> Rows:

@@ -32,6 +32,7 @@ __all__ = [
     "noise_edge",
     "rank_of",
     "scale_of",
+    "spread_of",
 ]
 
 GAP = 1.5  # factor between neighbouring singular values that ends the span
@@ -123,6 +124,13 @@ def scale_of(span: Span, shape: tuple[int, ...], contrast: float) -> float:
     if len(shape) == 3 or not bias:
         return contrast * math.sqrt(span.basis.shape[1])
     return _LONGER * float(span.network.first.norm()) / bias
+
+
+def spread_of(span: Span, scale: float) -> Tensor:
+    """(r,) what starts have in each direction, for a norm of `scale`."""
+    spread = span.values.sqrt()
+    scaled: Tensor = spread * (scale / spread.norm())
+    return scaled
 
 
 def labels_for(count: int, reader: Reader, like: Tensor) -> Tensor:

@@ -96,11 +96,11 @@ class PreparedStrongest:
             return found
         assert isinstance(chosen.config, HiddenSpan)
         assert isinstance(chosen.reader, Reader)
-        apart = chosen.config.random_distance(chosen.reader, release.parameters[0], chosen.key)
-        kinked = chosen.reader.mlp.matrices(release.parameters[0]).act.curve is None
-        certain = met(found, chosen.reader.centre, _APART * apart)
-        if kinked and certain >= _ENOUGH * found.observed["records"]:
-            return found
+        if chosen.reader.mlp.matrices(release.parameters[0]).act.curve is None:  # a kink
+            apart = chosen.config.random_distance(chosen.reader, release.parameters[0], chosen.key)
+            certain = met(found, chosen.reader.centre, _APART * apart)
+            if certain >= _ENOUGH * found.observed["records"]:
+                return found
         return _pooled(found, self.first.run(release))
 
 
