@@ -14,7 +14,7 @@ from exhume.contract import ExhumeError, Key, Records
 from exhume.defences.split.channel import Channel
 from exhume.defences.split.dropout_ensemble import DropoutEnsemble
 from exhume.defences.split.ensembler import Ensembler, likeness
-from exhume.defences.split.single import Dropout, Noise, RandomHead, Shredder
+from exhume.defences.split.single import Dropout, ForeignHead, Noise, RandomHead, Shredder
 from exhume.models.drawing import he_normal
 from exhume.models.split.pipeline import Client
 from exhume.store import FolderStore, NullStore
@@ -148,6 +148,26 @@ def test_a_random_head_is_not_trained(job, key):
     pipeline = train(RandomHead(), replace(job, schedule=Schedule(1, 40)), key)
     fresh = job.fresh(key).head.state_dict()
     assert all(torch.equal(t, fresh[n]) for n, t in pipeline.client.head.state_dict().items())
+
+
+def test_a_foreign_head_is_put_in_front_of_a_network_trained_for_another(job, key):
+    quick = replace(job, schedule=Schedule(4, 20, 0.05))
+    plain, foreign = train(Noise(), quick, key), train(ForeignHead(), quick, key)
+    for ours, theirs in (
+        (plain.bodies[0], foreign.bodies[0]),
+        (plain.client.tail, foreign.client.tail),
+    ):
+        pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+    assert (ForeignHead(replaced=False).strength, ForeignHead().strength) == (0, 1)
+    kept = train(ForeignHead(replaced=False), quick, key).client.head
+    assert all(
+        torch.equal(t, kept.state_dict()[n]) for n, t in plain.client.head.state_dict().items()
+    )
+    heads = [p.client.head.state_dict() for p in (plain, foreign)]
+    assert not any(torch.equal(heads[0][n], heads[1][n]) for n in heads[0] if "weight" in n)
+    inputs, labels = job.records.inputs, job.records.labels
+    assert foreign.accuracy(inputs, labels) < plain.accuracy(inputs, labels)
 
 
 def test_shredder_leaves_the_network_and_grows_its_noise(job, key):

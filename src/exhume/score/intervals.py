@@ -9,7 +9,14 @@ from torch import Tensor
 from exhume.contract import Key
 from exhume.results import Rate
 
-__all__ = ["bootstrap", "clopper_pearson", "detectable_rate", "rate_of", "rate_reaching"]
+__all__ = [
+    "bootstrap",
+    "clopper_pearson",
+    "clustered",
+    "detectable_rate",
+    "rate_of",
+    "rate_reaching",
+]
 
 
 def clopper_pearson(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
@@ -35,6 +42,43 @@ def bootstrap(
     means = values.cpu()[picks].mean(1)
     tail = (1 - level) / 2
     low, high = torch.quantile(means, torch.tensor([tail, 1 - tail], dtype=means.dtype))
+    return float(low), float(high)
+
+
+def clustered(
+    values: Tensor,
+    key: Key,
+    other: Tensor | None = None,
+    *,
+    level: float = 0.95,
+    draws: int = 2000,
+) -> tuple[float, float]:
+    """Percentile interval of the mean of (clients, shadows, images), or of its difference to another mean.
+
+    Clients are drawn anew, then shadows and images within each. The other values have the same clients and
+    images, and shadows of their own. With few clients the interval is itself uncertain, and rather too short.
+    """
+    arrays = (
+        [values.double().cpu()] if other is None else [values.double().cpu(), other.double().cpu()]
+    )
+    clients, _, images = arrays[0].shape
+    generator = key.generator()
+    drawn = torch.randint(clients, (draws, clients), generator=generator)
+    picked = torch.randint(images, (draws, clients, images), generator=generator)
+    means = []
+    for array in arrays:
+        count = array.shape[1]
+        which = torch.randint(count, (draws, clients, count), generator=generator)
+        chosen = torch.stack(
+            [
+                array[drawn[:, i][:, None], which[:, i]].mean(1).gather(1, picked[:, i]).mean(1)
+                for i in range(clients)
+            ]
+        )
+        means.append(chosen.mean(0))
+    apart = means[0] if other is None else means[0] - means[1]
+    tail = (1 - level) / 2
+    low, high = torch.quantile(apart, torch.tensor([tail, 1 - tail], dtype=apart.dtype))
     return float(low), float(high)
 
 

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from exhume.contract import Key
 from exhume.results import Point
-from exhume.score.intervals import bootstrap
+from exhume.score.intervals import bootstrap, clustered
 
 __all__ = [
     "Comparison",
     "Decided",
     "Paired",
+    "clustered_pair",
     "fewer",
     "flattened",
     "line",
@@ -75,6 +76,14 @@ def paired(one: Tensor, other: Tensor, key: Key, what: str = "", digits: int = 3
     apart = one - other
     low, high = bootstrap(apart, key) if bool(apart.any()) else (0.0, 0.0)
     return Paired(float(one.mean()), float(other.mean()), low, high, what, digits)
+
+
+def clustered_pair(one: Tensor, other: Tensor, key: Key, what: str = "") -> Paired:
+    """(clients, shadows, images) twice, same clients and images; clients that only one has are left out."""
+    count = min(len(one), len(other))
+    one, other = one[:count], other[:count]
+    low, high = clustered(one, key, other)
+    return Paired(float(one.mean()), float(other.mean()), low, high, what)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from exhume.store import digest
 from exhume.train.single import Schedule, train_module
 from exhume.train.split import FEATURES, SplitJob, check_dropped, fixed_noise, train_split
 
-__all__ = ["Dropout", "Noise", "RandomHead", "Shredder", "quiet"]
+__all__ = ["Dropout", "ForeignHead", "Noise", "RandomHead", "Shredder", "quiet"]
 
 
 def _alone(parts: Split, noise: Tensor) -> Pipeline:
@@ -109,6 +109,32 @@ class RandomHead:
     ) -> Pipeline:
         parts = train_split(job, random_head=self.frozen, key=key, store=store, progress=progress)
         return quiet(parts, job)
+
+
+@dataclass(frozen=True)
+class ForeignHead:
+    """A finished network whose head is replaced by one with random weights; nothing is trained behind it.
+
+    Sees: the network, its training records.
+    Assumes: nothing about the attacker.
+    Guarantees: nothing; body and tail were trained behind another head, so that the answers are nearly lost.
+    Reference: Ensembler24, Table 3 (Random head, by what it costs there: 65 points).
+    """
+
+    replaced: bool = True
+
+    @property
+    def strength(self) -> float:
+        return float(self.replaced)
+
+    def train(
+        self, job: SplitJob, *, key: Key, store: Store, progress: Progress = silent
+    ) -> Pipeline:
+        plain = quiet(train_split(job, key=key, store=store, progress=progress), job)
+        if not self.replaced:
+            return plain
+        head = job.fresh(key.fold("foreign head")).head.requires_grad_(False).eval()
+        return replace(plain, client=replace(plain.client, head=head))
 
 
 @dataclass(frozen=True)

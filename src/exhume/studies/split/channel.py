@@ -49,9 +49,9 @@ _SCALES: dict[Scale, Setting] = {
     ),
     "cpu": Setting(
         Sizes(45_000, 200, 5_000, 1_000, 5_000),
-        ThinClient(),
+        ThinClient(channels=(24, 48, 96), wide=200),
         Schedule(4, 100, 0.1),
-        Schedule(2, 100, 0.1),
+        Schedule(3, 100, 0.1),
         Effort(32, Schedule(6, 50, 3e-3, "adam", 0.0), 2),
         bits=(4, 8, 12, 24),
         cuts=("conv3", "conv2", "conv1"),

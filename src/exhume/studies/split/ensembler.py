@@ -1,12 +1,18 @@
-"""Ensembler24's defences on one data set, met with the paper's attackers and with those it leaves out."""
+"""Ensembler24's defences on one data set: the networks of several clients, and who attacks which of them.
+
+NONE, Single and the Ensembler are trained for several clients, each with records, bodies and secrets of its
+own; the other defences for the first. All train for the same number of epochs. What the paper leaves open,
+lambda of eq. 3 and the size of Shredder's noise, is chosen on validation records, before any attacker is run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from exhume.attacks.split.committee import Committee
@@ -16,24 +22,22 @@ from exhume.attacks.split.layer_fit import Pass
 from exhume.attacks.split.likelihood import Likelihood
 from exhume.attacks.split.lookalike import Lookalike
 from exhume.attacks.split.shadow import LEARNED
-from exhume.contract import Attack, Cost, Key, Outcome, Status
+from exhume.contract import Attack, Key
 from exhume.defences.split.dropout_ensemble import DropoutEnsemble
 from exhume.defences.split.ensembler import Ensembler
-from exhume.defences.split.single import Dropout, Noise, RandomHead, Shredder
+from exhume.defences.split.single import Dropout, ForeignHead, Noise, RandomHead, Shredder
 from exhume.models.lpips import perceptual
-from exhume.models.split.pipeline import Pipeline
-from exhume.results import AttackSpec, Findings, Section
+from exhume.models.split.inverter import OwnForm
 from exhume.score.features import Distance
-from exhume.studies.claims import prefixed
 from exhume.studies.framework import Run
-from exhume.studies.split.game import ClientSetting, Row, SplitGame, bound_of, inversion
-from exhume.train.split import ANSWERS, SplitDefence
+from exhume.studies.split.game import ClientSetting, SplitGame, bound_of, inversion
+from exhume.train.split import ANSWERS, FEATURES, SplitDefence, SplitJob
 
-__all__ = ["QUICK", "Attackers", "Setting", "fill", "findings", "game_of", "make", "play"]
+__all__ = ["QUICK", "Attackers", "Network", "Setting", "Trained", "game_of", "train_networks"]
 
-_SHOWN = 8  # images of each row on the page
-_SEVERAL = ("ensembler", "dr_ensemble")  # bodies
-_THOROUGH = ("none", "ensembler")  # met with every attacker, and with the bound of a known head
+SEVERAL_CLIENTS = ("none", "single", "ensembler")
+_SEVERAL_BODIES = ("ensembler", "dr_ensemble")
+_COST = {"ensembler": 0.03, "shredder": 0.06}  # accuracy that a chosen strength may cost at most
 
 
 @dataclass(frozen=True)
@@ -44,35 +48,53 @@ class Attackers:
     lookalike: Lookalike
     match: float = 10.0
     search_steps: int = 100  # of the likelihood
+    subsets: bool = True  # every selection is tried
 
     @staticmethod
-    def of(shadow: ShadowInversion, lookalike: Lookalike) -> Attackers:
+    def of(shadow: ShadowInversion, lookalike: Lookalike, *, subsets: bool = True) -> Attackers:
         """All decoders alike, trained alike."""
         decoder, schedule = shadow.decoder, shadow.decoder_schedule
-        return Attackers(shadow, replace(lookalike, decoder=decoder, decoder_schedule=schedule))
+        own = replace(lookalike, decoder=decoder, decoder_schedule=schedule)
+        return Attackers(shadow, own, subsets=subsets)
 
     @property
     def adaptive(self) -> ShadowInversion:
         return replace(self.shadow, reads=LEARNED)
 
-    def against(self, defence: str, ensembler: Ensembler) -> dict[str, Attack]:
-        """By name; the paper's attacker of one body has none."""
-        bodies, every = ensembler.bodies if defence in _SEVERAL else 1, defence in _THOROUGH
+    def against(self, defence: str, ensembler: Ensembler, job: SplitJob) -> dict[str, Attack]:
+        """By name. `shadow` is the paper's attacker of one body, `adaptive` its attacker of several."""
+        bodies = ensembler.bodies if defence in _SEVERAL_BODIES else 1
         alone = tuple(replace(self.shadow, reads=(i,)) for i in range(bodies))
         several = self.adaptive if bodies > 1 else alone[0]
-        found: dict[str, Attack] = {"": alone[0]}
-        if bodies > 1:
-            found = {f"body_{i + 1}": one for i, one in enumerate(alone)}
-            found |= {"adaptive": several} if every else {}
+        found: dict[str, Attack] = {"adaptive" if bodies > 1 else "shadow": several}
         found["lookalike"] = self.lookalike
-        if every:
+        found["true_head"] = bound_of(self.shadow)
+        if bodies > 1:
+            found |= {f"body_{i + 1}": one for i, one in enumerate(alone)}
+        if defence in SEVERAL_CLIENTS:
+            form = OwnForm(job.network, job.first, job.second)
+            found["own_form"] = replace(several, head=form)
+        if defence in ("none", "ensembler"):
             found["matched"] = replace(several, match=self.match)
             found["likelihood"] = Likelihood(several, steps=self.search_steps)
-            if bodies > 1:
-                found["committee"] = Committee((*alone, several))
+        if defence == "none":
+            found["training_set"] = self._with_more(several, len(job.records))
+        if defence == "ensembler":
+            found["committee"] = Committee((*alone, several))
+            if self.subsets:
                 found["subsets"] = SubsetSearch(ensembler.selected, inversion=self.shadow)
-            found["true_head"] = bound_of(self.shadow)
         return found
+
+    def _with_more(self, attack: ShadowInversion, held: int) -> ShadowInversion:
+        """For so many records: as few epochs as make twice the steps of a shadow on 3,000, at least one."""
+        longer = attack.shadow_schedule
+        epochs = max(1, round(2 * longer.epochs * 3_000 / held))
+        fewer = max(1, round(2 * attack.decoder_schedule.epochs * 3_000 / held))
+        return replace(
+            attack,
+            shadow_schedule=replace(longer, epochs=epochs),
+            decoder_schedule=replace(attack.decoder_schedule, epochs=fewer),
+        )
 
 
 QUICK = Attackers.of(inversion(4, 1, 30), Lookalike(3, 2, Pass(3, 64), Pass(3, 64), Pass(3, 64)))
@@ -81,137 +103,155 @@ QUICK = Attackers.of(inversion(4, 1, 30), Lookalike(3, 2, Pass(3, 64), Pass(3, 6
 
 @dataclass(frozen=True)
 class Setting:
-    """One scale of a table: on which data, how large."""
+    """One scale of a table: on which data, how large, over how many clients and shadows."""
 
     client: ClientSetting
     defences: tuple[str, ...]
+    validation: int  # of the test records: those on which strengths are chosen
     ensembler: Ensembler = Ensembler(2, 1)
     attackers: Attackers = QUICK
-    shredder: Shredder = Shredder(1.0)
+    clients: int = 1  # of NONE, Single and the Ensembler
+    shadows: int = 1  # of every attacker that trains one
+    lambdas: tuple[float, ...] = (0.1,)  # of eq. 3
+    shredders: tuple[float, ...] = (1.0,)  # sigma of the noise that Shredder starts from
+    shredder: Shredder = Shredder()
     sigma: float = 0.1  # of Single
     dropout: float = 0.5
 
-    def game(self, run: Run[Any]) -> SplitGame:
+    def defence(self, name: str, strength: float, key: Key) -> tuple[SplitDefence, Key]:
         """Single is the first pipeline of the Ensembler's stage 1: the same definition, one training."""
-        key = run.key.fold("victim")
-        defences: dict[str, tuple[SplitDefence, Key]] = {
-            "none": (Noise(), key),
-            "shredder": (self.shredder, key),
-            "single": (Noise(self.sigma), key.fold("body", 0)),
-            "dr_single": (Dropout(self.dropout, ANSWERS), key),
-            "dr_ensemble": (DropoutEnsemble(self.ensembler.bodies, self.dropout, ANSWERS), key),
-            "random_head": (RandomHead(), key),
-            "ensembler": (self.ensembler, key),
+        if name.startswith("body_"):
+            return Noise(self.sigma), key.fold("body", int(name.removeprefix("body_")) - 1)
+        made: dict[str, SplitDefence] = {
+            "none": Noise(),
+            "shredder": replace(self.shredder, sigma=strength),
+            "dr_single": Dropout(self.dropout, FEATURES),
+            "dr_answers": Dropout(self.dropout, ANSWERS),
+            "dr_ensemble": DropoutEnsemble(self.ensembler.bodies, self.dropout, FEATURES),
+            "random_head": RandomHead(),
+            "foreign_head": ForeignHead(),
+            "ensembler": replace(self.ensembler, likeness=strength),
         }
-        distance: Distance = perceptual(progress=run.progress)
-
-        def in_colour(one: Tensor, other: Tensor) -> Tensor:
-            """Grey images are shown to it in three equal channels."""
-            return distance(*(x.expand(-1, 3, -1, -1) for x in (one, other)))
-
-        return replace(SplitGame.of(run, self.client, run.key, defences), distance=in_colour)
+        if name == "single":
+            return Noise(self.sigma), key.fold("body", 0)
+        return made[name], key
 
 
-def play(run: Run[Setting]) -> tuple[dict[str, Row], dict[str, float]]:
-    """Rows by name, the mean image first, and their metrics."""
-    setting = run.setting
-    attacks = {n: setting.attackers.against(n, setting.ensembler) for n in setting.defences}
-    fill(run, attacks, setting.ensembler.bodies)
-    game = game_of(run)
-    rows = {"mean_image": game.mean_image()}
-    metrics = prefixed("mean_image", rows["mean_image"].metrics)
-    for name in setting.defences:
-        pipeline = game.pipeline(name)
-        metrics |= _facts(game, name, pipeline)
-        cost = metrics[f"{name}.accuracy"] - metrics["none.accuracy"]
-        for row, found in _rows(game, attacks[name], name, pipeline).items():
-            rows[row] = found
-            metrics |= prefixed(row, found.metrics)
-            metrics |= {f"{row}.delta_accuracy": cost, f"{row}.seconds": found.seconds}
-    return rows, metrics | {"accuracy": metrics["none.accuracy"]}
+@dataclass(frozen=True)
+class Network:
+    """One network to be trained: whose, how defended, how strongly where that is chosen."""
+
+    client: int
+    defence: str
+    strength: float = 0.0
+
+    def __str__(self) -> str:
+        chosen = f" {self.strength:g}" if self.strength else ""
+        return f"client {self.client + 1}, {self.defence}{chosen}"
 
 
-@lru_cache(maxsize=1)  # one in each process
-def game_of(run: Run[Any]) -> SplitGame:
-    game: SplitGame = run.setting.game(run)
-    return game
+@dataclass(frozen=True)
+class Trained:
+    """What was trained, and what is known of each network."""
+
+    networks: Mapping[str, tuple[Network, ...]]  # by defence, client by client
+    facts: Mapping[Network, Mapping[str, float]] = field(repr=False)
+    tried: Mapping[
+        str, Mapping[float, float]
+    ]  # by defence: strength to accuracy on validation records
+
+    def mean(self, defence: str, fact: str) -> float:
+        values = [self.facts[network][fact] for network in self.networks[defence]]
+        return sum(values) / len(values)
+
+    def costs(self, defence: str) -> list[float]:
+        """Accuracy lost against the same client's undefended network."""
+        plain = self.networks["none"]
+        return [
+            self.facts[plain[network.client]]["accuracy"] - self.facts[network]["accuracy"]
+            for network in self.networks[defence]
+        ]
 
 
-def fill(run: Run[Any], attacks: Mapping[str, Mapping[str, Attack]], bodies: int) -> None:
-    """Where several processes run, they train the networks, then the attackers; the study then only loads.
+@lru_cache(maxsize=2)  # in each process
+def game_of(run: Run[Setting], client: int) -> SplitGame:
+    """The records of one client and its attacker, and the network that all its defences train."""
+    key = run.key.fold("client", client)
+    distance: Distance = perceptual(progress=run.progress)
 
-    attacks: by defence; bodies: of the one whose subsets are tried.
-    """
-    order = sorted(attacks, key=lambda name: name not in _SEVERAL)
-    run.fill("training the networks", make, [(name, None) for name in order])
-    tried = [(name, one) for name in order for one in _pieces(attacks[name].values(), bodies)]
-    run.fill("training the attackers", make, tried)
+    def in_colour(one: Tensor, other: Tensor) -> Tensor:
+        """Grey images are shown to it in three equal channels."""
+        return distance(*(x.expand(-1, 3, -1, -1) for x in (one, other)))
 
-
-def make(run: Run[Any], piece: tuple[str, Attack | None]) -> None:
-    """Leave in the store the network of a defence, and what an attacker against it trains, if any."""
-    (name, attack), game = piece, game_of(run)
-    pipeline = game.pipeline(name)
-    if attack is not None:
-        replace(game, distance=None).meet(pipeline, attack, name)
+    game = SplitGame.of(run, run.setting.client, key, {})
+    return replace(game, distance=in_colour)
 
 
-def _pieces(attacks: Iterable[Attack], bodies: int) -> list[Attack]:
-    """What attackers need trained, each once, those with several bodies first.
-
-    None needs what another trains, so that they can be made in any order; they are met in the store.
-    """
-    found: list[Attack] = []
-    for attack in attacks:
-        if isinstance(attack, SubsetSearch):
-            subsets = attack.subsets(bodies)
-            found += [replace(attack.inversion, reads=subset) for subset in subsets]
-        elif not isinstance(attack, Committee | Likelihood):
-            found.append(attack)
-    return list(dict.fromkeys(reversed(found)))
+def defended(run: Run[Setting], network: Network) -> SplitGame:
+    """The client's game with this network's defence in it."""
+    game = game_of(run, network.client)
+    defence = run.setting.defence(network.defence, network.strength, game.key.fold("victim"))
+    return replace(game, defences={network.defence: defence})
 
 
-def _rows(
-    game: SplitGame, attacks: Mapping[str, Attack], name: str, pipeline: Pipeline
-) -> dict[str, Row]:
-    """Rows of one defence; of the attackers of one body among several, the best.
-
-    Which body is best is judged with the truth in sight, as in the paper: a bound on that attacker.
-    """
-    rows = {
-        who: game.meet(pipeline, attack, name, f"{name} {who}".strip())
-        for who, attack in attacks.items()
+def train_networks(run: Run[Setting]) -> Trained:
+    """Every network of the table. First what needs no other one, then what is built on it."""
+    setting, every = run.setting, range(run.setting.clients)
+    asked = [n for n in setting.defences if n not in ("shredder", "ensembler")]
+    first = [
+        Network(client, name)
+        for client in every
+        for name in asked
+        if client == 0 or name in SEVERAL_CLIENTS
+    ]
+    if "ensembler" in setting.defences:
+        later = [f"body_{i + 1}" for i in range(1, setting.ensembler.bodies)]
+        first += [Network(client, name) for client in every for name in later]
+    first.sort(key=lambda one: (one.client, one.defence not in _SEVERAL_BODIES))
+    facts = _made(run, first)
+    plain = facts[Network(0, "none")]["validation"]
+    ladders = {"ensembler": setting.lambdas, "shredder": setting.shredders}
+    trials = [
+        Network(0, name, strength)
+        for name, ladder in ladders.items()
+        if name in setting.defences
+        for strength in ladder
+    ]
+    facts |= _made(run, trials)
+    tried, strongest = dict[str, dict[float, float]](), dict[str, float]()
+    for name in ladders.keys() & set(setting.defences):
+        seen = {n.strength: facts[n]["validation"] for n in trials if n.defence == name}
+        good = [s for s, accuracy in seen.items() if accuracy >= plain - _COST[name]]
+        tried[name], strongest[name] = seen, max(good, default=min(seen))
+    networks = {
+        name: tuple(
+            Network(client, name, strongest.get(name, 0.0))
+            for client in (every if name in SEVERAL_CLIENTS else (0,))
+        )
+        for name in setting.defences
     }
-    alone = [rows.pop(who) for who in attacks if who.startswith("body_")]
-    if alone:
-        best = {f"best_{by}": max(alone, key=lambda row: row.mean(by)) for by in ("ssim", "psnr")}
-        rows = best | rows
-    return {f"{name}_{who}".removesuffix("_"): row for who, row in rows.items()}
+    facts |= _made(run, [n for several in networks.values() for n in several if n not in facts])
+    return Trained(networks, facts, tried)
 
 
-def _facts(game: SplitGame, name: str, pipeline: Pipeline) -> dict[str, float]:
-    """Accuracy; size of the noise beside that of the features; what became of eq. 3's cosine."""
-    sent, noise = pipeline.released(game.parts.test.inputs), pipeline.client.noise
+def _made(run: Run[Setting], networks: list[Network]) -> dict[Network, dict[str, float]]:
+    found = run.arms("training the networks", _train, {str(n): n for n in networks})
+    return {network: found[str(network)] for network in networks}
+
+
+def _train(run: Run[Any], network: Network) -> dict[str, float]:
+    """Accuracy on test and on validation records; size of the noise beside that of the features."""
+    game, aside = defended(run, network), run.setting.validation
+    pipeline = game.pipeline(network.defence)
+    test = game.parts.test
+    sent, noise = pipeline.released(test.inputs[:500]), pipeline.client.noise
     found = {
-        f"{name}.accuracy": game.accuracy(pipeline),
-        f"{name}.noise_size": float(noise.square().mean().sqrt()),
-        f"{name}.feature_size": float((sent - noise).square().mean().sqrt()),
+        "accuracy": pipeline.accuracy(test.inputs[aside:], test.labels[aside:]),
+        "validation": pipeline.accuracy(test.inputs[:aside], test.labels[:aside]),
+        "noise_size": float(noise.square().mean().sqrt()),
+        "feature_size": float((sent - noise).square().mean().sqrt()),
     }
-    if name == "ensembler":
-        found[f"{name}.likeness"] = game.likeness(name, pipeline)
+    if network.defence == "ensembler":
+        with torch.no_grad():
+            found["likeness"] = game.likeness(network.defence, pipeline)
     return found
-
-
-def findings(row: str, found: Row) -> Findings:
-    """The row on the page: its first images, and what came back of them."""
-    scores = found.scores
-    tensors = {"targets": scores.targets, "reconstructions": scores.reconstructions}
-    tensors |= {name: scores.each[name] for name in ("mse", "ssim", "psnr")}
-    section = Section(
-        AttackSpec(row, row.replace("_", " "), "Ensembler24", "the features that the client sends"),
-        Status(Outcome.CONVERGED),
-        metrics={name: found.mean(name) for name in scores.each},
-        cost=Cost(found.seconds),
-    )
-    shown = {name: tensor[:_SHOWN].contiguous() for name, tensor in tensors.items()}
-    return Findings(section, evidence=shown)

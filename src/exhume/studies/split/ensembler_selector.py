@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import linear_regression
 from typing import Any
 
@@ -25,7 +26,7 @@ from exhume.models.split.pipeline import Pipeline
 from exhume.store import NullStore
 from exhume.studies.claims import Comparison, prefixed
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
-from exhume.studies.split.ensembler import QUICK, Attackers, fill, game_of, make
+from exhume.studies.split.ensembler import QUICK, Attackers
 from exhume.studies.split.game import PAPER, ClientSetting, Row, SplitGame, inversion
 from exhume.train.single import Schedule
 from exhume.train.split import SplitDefence
@@ -91,10 +92,9 @@ _SCALES: dict[Scale, _Setting] = {
 
 
 def _run(run: Run[_Setting]) -> Outcome:
-    setting, game, rows = run.setting, game_of(run), dict[str, Row]()
+    setting, game, rows = run.setting, _game(run), dict[str, Row]()
     attacks = {name: setting.attacks(name) for name in setting.variants}
-    run.fill("training the bodies", make, [(_PLAIN, None)])  # which most variants share
-    fill(run, attacks, setting.variants[_PLAIN].bodies)
+    _fill(run, attacks, setting.variants[_PLAIN].bodies)
     metrics = prefixed("mean_image", game.mean_image().metrics)
     metrics["none.accuracy"] = game.accuracy(game.pipeline("none"))
     for name in setting.variants:
@@ -120,6 +120,42 @@ def _run(run: Run[_Setting]) -> Outcome:
         ],
         charts=[_chart(setting, metrics)],
     )
+
+
+@lru_cache(maxsize=1)  # one in each process
+def _game(run: Run[Any]) -> SplitGame:
+    game: SplitGame = run.setting.game(run)
+    return game
+
+
+def _fill(run: Run[_Setting], attacks: Mapping[str, Mapping[str, Attack]], bodies: int) -> None:
+    """Where several processes run, they train the networks, then the attackers; the study then only loads.
+
+    attacks: by variant; bodies: of the one whose subsets are tried.
+    """
+    run.fill("training the bodies", _make, [(_PLAIN, None)])  # which most variants share
+    run.fill("training the networks", _make, [(name, None) for name in attacks])
+    tried = [(name, one) for name in attacks for one in _pieces(attacks[name].values(), bodies)]
+    run.fill("training the attackers", _make, tried)
+
+
+def _make(run: Run[Any], piece: tuple[str, Attack | None]) -> None:
+    """Leave in the store the network of a variant, and what an attacker against it trains, if any."""
+    (name, attack), game = piece, _game(run)
+    pipeline = game.pipeline(name)
+    if attack is not None:
+        game.meet(pipeline, attack, name)
+
+
+def _pieces(attacks: Iterable[Attack], bodies: int) -> list[Attack]:
+    """What attackers need trained, each once; none needs what another trains."""
+    found: list[Attack] = []
+    for attack in attacks:
+        if isinstance(attack, SubsetSearch):
+            found += [replace(attack.inversion, reads=subset) for subset in attack.subsets(bodies)]
+        else:
+            found.append(attack)
+    return list(dict.fromkeys(reversed(found)))
 
 
 def _guessed(pipeline: Pipeline, observed: Mapping[str, float]) -> dict[str, float]:
