@@ -6,6 +6,7 @@ from exhume.studies.split import (
     ensembler_tables,
     knowledge,
     points,
+    repairs,
     text,
 )
 
@@ -20,4 +21,5 @@ STUDIES = (
     ensembler_tables.FACES,
     ensembler_selector.STUDY,
     channel.STUDY,
+    repairs.STUDY,
 )

@@ -116,7 +116,8 @@ class SplitGame:
 
     def meet(self, pipeline: Pipeline, attack: Attack, defence: str, row: str = "") -> Row:
         """One attacker against one defence. row: what progress calls them, if not by the defence."""
-        release, secret = release_features(pipeline, self.parts.target)
+        sent = self.key.fold("sent", defence)  # of fresh noise, where there is some
+        release, secret = release_features(pipeline, self.parts.target, sent)
         key, run = self.key.fold("attack", defence), self.run.part(row or defence)
         found = mounted(attack, self._known(pipeline, attack), release, key, run)
         return Row(score_inputs(secret, found, self.distance), found.observed, found.cost.seconds)
@@ -126,7 +127,9 @@ class SplitGame:
         held, head = self.parts.shadow, isinstance(attack, TrueHeadInversion)
         if isinstance(attack, QueriedInversion):
             return queried_knowledge(pipeline, held)
-        return server_knowledge(pipeline, held, earlier=self.parts.public, with_head=head)
+        return server_knowledge(
+            pipeline, held, earlier=self.parts.public, with_head=head, key=self.key.fold("earlier")
+        )
 
     def holding(self, records: Records) -> SplitGame:
         """The same game with other records in the attacker's hands."""
