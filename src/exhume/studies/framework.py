@@ -135,12 +135,16 @@ class Run(Generic[S]):
         """What to read for a named set: the user's copy, or the set itself."""
         return self.asked.data or name
 
-    def records(self, name: str) -> Records:
-        """The records of a named set, or of the user's copy of it, which must have its shape."""
+    def records(self, name: str, size: int = 0) -> Records:
+        """The records of a named set, or of the user's copy of it, which must have its shape.
+
+        size: a user's images are cropped and resized to it instead, whatever their shape; 0: they are not.
+        """
         if name not in self.loaded:
-            found = data.load(self.source(name), progress=self.progress)
+            own = size if self.asked.data else 0
+            found = data.load(self.source(name), size=own or None, progress=self.progress)
             shape = {known.name: known.shape for known in data.catalogue()}.get(name, found.shape)
-            if self.asked.data and found.shape != shape:
+            if self.asked.data and not own and found.shape != shape:
                 raise ExhumeError(
                     f"--data: {self.asked.data} has records of shape {found.shape}; a copy of {name}, "
                     f"which {self.study.name} reads, has {shape}"

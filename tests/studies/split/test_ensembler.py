@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from exhume.contract import ExhumeError, Key
@@ -119,6 +120,21 @@ def test_table_3_has_a_random_head(tmp_path):
         assert f"{kind}.delta_accuracy" in result["metrics"]
     with pytest.raises(ExhumeError, match="celeba-hq:FOLDER"):
         run_study("ensembler-faces", "paper", tmp_path / "other")
+
+
+def test_table_3_takes_a_folder_of_faces(tmp_path):
+    generator = Key.from_seed(0).generator()
+    for person in "abcd":
+        folder = tmp_path / "photos" / person
+        folder.mkdir(parents=True)
+        for index in range(50):
+            side = 40 + index  # no two alike: they are cropped and resized
+            pixels = torch.randint(0, 256, (side, 60, 3), generator=generator).to(torch.uint8)
+            Image.fromarray(pixels.numpy()).save(folder / f"{index}.png")
+    result = run_study("ensembler-faces", "smoke", tmp_path / "run", data=str(tmp_path / "photos"))
+    drawn = load_file(tmp_path / "run" / result.attacks[0].evidence)
+    assert drawn["reconstructions"].shape == (8, 3, 48, 48)
+    assert result.classes == ("a", "b", "c", "d")
 
 
 @pytest.mark.network

@@ -1,7 +1,8 @@
 """What the Ensembler's idea suggests next: hide the head better. Each still sends as much as before.
 
 Fresh noise on the features, a secret rotation of their channels, and a head that is trained against a
-decoder. None of them bounds what a request tells; `Channel` does. The study `split-repairs` says what each leaves.
+decoder. None of them bounds what a request tells; `Channel` does. The
+study `split-repairs` says what each leaves.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Ensembler24, Tables 1 to 3: split inference on CIFAR-10, CIFAR-100 and faces, and attackers it leaves out.
 
-CIFAR-100's network has no max-pool before the cut. The faces are CelebA-HQ at paper scale, ORL below it.
+CIFAR-100's network has no max-pool before the cut. The faces are CelebA-HQ at paper scale, ORL below it, or
+those of a user's folder, one sub-folder a person (`--data FOLDER`), cropped and resized.
 """
 
 from __future__ import annotations
@@ -80,14 +81,14 @@ TABLE_3 = Paper(
 
 
 def _run(paper: Paper, run: Run[Setting]) -> Outcome:
-    trained, key = train_networks(run), run.key.fold("claims")
+    trained, key, client = train_networks(run), run.key.fold("claims"), run.setting.client
     rows = _rows(run, trained)
     metrics = _metrics(trained, rows, key.fold("intervals"))
     return Outcome(
         claims=_claims(paper, rows, trained, key) | _about_shadows(rows, key),
         metrics=metrics,
         attacks=[findings(name, row) for name, row in rows.items() if name != "mean_image"],
-        classes=list(run.records(run.setting.client.source).classes),
+        classes=list(run.records(client.source, client.size).classes),
         deviations=_deviations(paper, run.setting, trained),
         charts=_charts(paper, rows, metrics),
     )
@@ -275,7 +276,7 @@ _CPU = Setting(
     shredder=Shredder(schedule=Schedule(1, 64, 1e-2, "adam", 0.0)),
 )  # what two cores do in an hour and a half
 _ORL = ClientSetting(
-    Sizes(60, 12, 60, 40, 20), 4, Schedule(1, 30, 0.05), source="faces", halvings=1
+    Sizes(60, 12, 60, 40, 20), 4, Schedule(1, 30, 0.05), source="faces", halvings=1, size=48
 )
 _STRONG = Attackers.of(inversion(64, 50, 128), Lookalike(starts=12), subsets=False)
 _SMALL = ClientSetting(Sizes(100, 12, 60, 40, 50), 4, Schedule(1, 50, 0.05))
@@ -354,7 +355,12 @@ FACES = _table(
             lambdas=(1.0, 0.3, 0.1),
         ),
         "paper": _at_paper_scale(
-            replace(PAPER, source="celeba-hq", sizes=Sizes(15_000, 1_000, 8_000, 3_000, 3_000)),
+            replace(
+                PAPER,
+                source="celeba-hq",
+                sizes=Sizes(15_000, 1_000, 8_000, 2_000, 4_000),
+                size=128,
+            ),
             _FIVE,
             5,
         ),

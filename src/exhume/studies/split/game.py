@@ -46,6 +46,7 @@ class ClientSetting:
     augment: bool = True
     max_pool: bool = True
     halvings: int = 0  # how often images are halved before anything else
+    size: int = 0  # to which a user's own images are cropped and resized in place of that
 
     def deviation(self, networks: str, images: str = "images", seen: str = "") -> str:
         """The sizes in words."""
@@ -101,7 +102,9 @@ class SplitGame:
 
     @staticmethod
     def of(run: Run[Any], client: ClientSetting, key: Key, defences: Defences) -> SplitGame:
-        records = _halved(run.records(client.source), client.halvings)
+        resized = client.size and run.asked.data
+        records = run.records(client.source, client.size)
+        records = _halved(records, 0 if resized else client.halvings)
         parts = data.split(records, client.sizes, key.fold("split"))
         network = ResNet18(records.shape, len(records.classes), client.width, client.max_pool)
         job = SplitJob(

@@ -2,9 +2,9 @@
 
 The Ensembler hides the client's head. Here it is hidden better: fresh noise in place of a fixed map, a
 secret rotation of the channels, a head trained against a decoder, deeper cuts, and an Ensembler with a
-rotation. Each is met with attackers without the head (a lookalike of the first layer where it is one, shadows of the
-client's own form) and with one who has it. The verdict is the audit's own: who is identified in a line-up
-among strangers of the class.
+rotation. Each is met with attackers without the head (a lookalike of the first layer where it is one, shadows
+of the client's own form) and with one who has it. The verdict is the audit's own: who is identified in a
+line-up among strangers of the class.
 """
 
 from __future__ import annotations
