@@ -65,18 +65,22 @@ class FreshNoise(nn.Module):
 class ChannelNetwork:
     """Another network with k numbers in place of the features at its first cut.
 
-    A chain of head, encode, body and tail: encode is a dense layer and `UnitLength`, and the body begins with
-    a dense layer, batch norm and ReLU back to the shape of the features.
+    A chain of head, encode, body and tail: encode is two dense layers and `UnitLength`, and the body begins
+    with a dense layer, batch norm and ReLU back to the shape of the features. With one dense layer alone
+    inputs of two classes would not get far enough apart to be told through noise.
     """
 
     network: Network
     first: str  # last layer of the other network's head
     second: str  # last layer of its body
     numbers: int = 16  # k
+    hidden: int = 64  # width of the encoder
 
     def __post_init__(self) -> None:
-        if self.numbers < 1:
-            raise ExhumeError(f"numbers: {self.numbers} given, at least 1 needed")
+        if self.numbers < 1 or self.hidden < 1:
+            raise ExhumeError(
+                f"numbers: {self.numbers}, hidden: {self.hidden} given, at least 1 needed"
+            )
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -88,7 +92,10 @@ class ChannelNetwork:
         size = math.prod(shape)
 
         def narrow() -> nn.Module:
-            return nn.Sequential(nn.Flatten(), nn.Linear(size, self.numbers), UnitLength())
+            inner = nn.Linear(size, self.hidden, bias=False)
+            sharp = (nn.BatchNorm1d(self.hidden), nn.ReLU())
+            last = nn.Linear(self.hidden, self.numbers)
+            return nn.Sequential(nn.Flatten(), inner, *sharp, last, UnitLength())
 
         def wide() -> nn.Module:
             dense = nn.Linear(self.numbers, size, bias=False)

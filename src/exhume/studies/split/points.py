@@ -1,7 +1,8 @@
 """Ensembler24, Figs 2 and 3: how much comes back, by where the network is cut.
 
 VGG-16 and ResNet-18 are trained once, without a defence, and cut at every pair of first and second points.
-Every cut is met with the paper's attacker; every first point also with matched moments and a known head.
+Every cut is met with several shadows of the paper's attacker; every first point also with shadows of the
+head's own form, with matched moments and with a known head.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +20,10 @@ from exhume.attacks.split.inversion import ShadowInversion
 from exhume.contract import Attack, Key
 from exhume.data import Sizes
 from exhume.models.split.cut import Split, cut
+from exhume.models.split.inverter import OwnForm
 from exhume.models.split.pipeline import Client, Pipeline
 from exhume.models.split.vgg import VGG16
+from exhume.score.features import InputScores
 from exhume.score.intervals import bootstrap
 from exhume.studies.claims import flattened, point_of
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
@@ -31,6 +36,7 @@ __all__ = ["STUDY", "chained", "slope"]
 
 _NAMES = {"vgg16": "VGG-16", "resnet18": "ResNet-18"}
 _UNRECOGNISED = {"vgg16": "not recognised after h = 6", "resnet18": "not recognised after h = 2"}
+_SHOWN = 16
 _LITTLE = 0.01  # SSIM for one step of a split point: less than that is none
 
 
@@ -47,6 +53,7 @@ class _Setting:
     vgg16: _Cuts
     resnet18: _Cuts = (("conv1", "block1", "block2"), ("block3", "block4", "pool"))
     match: float = 10.0
+    shadows: int = 1  # of each cell
 
 
 _SCALES: dict[Scale, _Setting] = {
@@ -55,13 +62,17 @@ _SCALES: dict[Scale, _Setting] = {
         inversion(4, 1, 30),
         vgg16=(("conv1", "conv7"), ("conv8", "pool")),
         resnet18=(("conv1", "block2"), ("block3", "pool")),
+        shadows=2,
     ),
     "cpu": _Setting(
         ClientSetting(Sizes(4_000, 200, 1_000, 500, 1_000), 8, Schedule(8, 32, 0.05)),
         inversion(32, 4, 16),
-        vgg16=(("conv1", "conv2", "conv4", "conv7"), ("conv8", "conv10", "pool")),
+        vgg16=(_VGG16[:7], ("conv8", "conv10", "pool")),
+        shadows=3,
     ),
-    "paper": _Setting(PAPER, inversion(64, 50, 128), vgg16=(_VGG16[:7], (*_VGG16[7:], "pool"))),
+    "paper": _Setting(
+        PAPER, inversion(64, 50, 128), vgg16=(_VGG16[:7], (*_VGG16[7:], "pool")), shadows=3
+    ),
 }
 
 
@@ -82,8 +93,8 @@ class _Grid:
         return torch.stack([row.scores.each["ssim"] for row in rows]).mean(0)
 
     def pictures(self) -> dict[str, Row]:
-        """Of every first point: the shadow's, with moments matched, the head known."""
-        kinds = {self.seconds[-1]: "shadow", "matched": "matched", "head_known": "head known"}
+        """Of every first point: the shadow's, that of the own form, the head known."""
+        kinds = {self.seconds[-1]: "shadow", "own_form": "own form", "head_known": "head known"}
         return {
             f"{first}, {who}": self.rows[f"{first}.{column}"]
             for first in self.firsts
@@ -91,14 +102,38 @@ class _Grid:
         }
 
 
+@dataclass(frozen=True)
+class _Cell:
+    network: str
+    first: str
+    column: str  # the second point, or an attacker
+    shadow: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.network} {self.first} {self.column} {self.shadow + 1}"
+
+
 def _run(run: Run[_Setting]) -> Outcome:
     setting, key = run.setting, run.key.fold("split-points")
-    game = SplitGame.of(run, setting.client, key, {})
-    records = game.parts.fixed
-    vgg = VGG16(records.shape, len(records.classes), setting.client.width)
+    trained = run.arms("training the networks", _train, {name: name for name in _NAMES})
+    cuts = {"vgg16": setting.vgg16, "resnet18": setting.resnet18}
+    cells = [
+        _Cell(name, first, column, shadow)
+        for name, (firsts, seconds) in cuts.items()
+        for first in firsts
+        for column in (*seconds, "own_form", "matched", "head_known")
+        for shadow in range(1 if column == "head_known" else setting.shadows)
+    ]
+    made = run.tensors("attacking", _meet, {str(cell): cell for cell in cells})
     grids = [
-        _grid(replace(game, job=replace(game.job, network=vgg)), "vgg16", setting.vgg16),
-        _grid(game, "resnet18", setting.resnet18),
+        _Grid(
+            name,
+            _NAMES[name],
+            *cuts[name],
+            _rows(run, name, cells, made),
+            trained[name]["accuracy"],
+        )
+        for name in cuts
     ]
     metrics = {f"{grid.name}.accuracy": grid.accuracy for grid in grids}
     for grid in grids:
@@ -115,29 +150,70 @@ def _run(run: Run[_Setting]) -> Outcome:
             "The network is trained once and cut afterwards: without a defence the cut does not matter to "
             "it.",
             "The paper shows pictures; SSIM is ours. The shadow's head has three convolutions at every "
-            "depth.",
-            "Intervals are over images; one shadow was trained for each cell.",
-            "Matched moments and the known head are not in the paper.",
+            "depth, or the client's own form.",
+            f"{setting.shadows} shadows for each cell; a cell is their mean, `ssim_least` and `ssim_most` "
+            "say how far they are apart. Intervals are over images.",
+            "Own form, matched moments and the known head are not in the paper.",
         ],
         charts=[chart for grid in grids for chart in _charts(grid, key.fold("charts"))],
     )
 
 
-def _grid(game: SplitGame, name: str, cuts: _Cuts) -> _Grid:
-    run, shape, (firsts, seconds) = game.run.part(name), game.parts.fixed.shape, cuts
+@lru_cache(maxsize=2)  # in each process
+def _game(run: Run[_Setting], name: str) -> tuple[SplitGame, Split]:
+    """Records and the network, trained now or before."""
+    setting, key = run.setting, run.key.fold("split-points")
+    game = SplitGame.of(run, setting.client, key, {})
+    records = game.parts.fixed
+    if name == "vgg16":
+        vgg = VGG16(records.shape, len(records.classes), setting.client.width)
+        game = replace(game, job=replace(game.job, network=vgg))
+    return game, train_split(game.job, **run.part(name).working(key.fold(name)))
+
+
+def _train(run: Run[Any], name: str) -> dict[str, float]:
+    game, trained = _game(run, name)
+    return {"accuracy": game.accuracy(_alone(trained, game.parts.fixed.shape))}
+
+
+def _meet(run: Run[Any], cell: _Cell) -> dict[str, Tensor]:
+    """One attacker with one shadow against one cut."""
+    game, trained = _game(run, cell.network)
+    seconds = getattr(run.setting, cell.network)[1]
+    second = cell.column if cell.column in seconds else seconds[-1]
     attack: ShadowInversion = run.setting.attack
-    matched = replace(attack, match=run.setting.match)
-    trained = train_split(game.job, **run.working(game.key.fold(name)))
-    whole, chain = _alone(trained, shape), chained(trained)
+    chosen: dict[str, Attack] = {
+        "own_form": replace(attack, head=OwnForm(game.job.network, cell.first, second)),
+        "matched": replace(attack, match=run.setting.match),
+        "head_known": bound_of(attack),
+    }
+    pipeline = _alone(cut(chained(trained), cell.first, second), game.parts.fixed.shape)
+    again = f" {cell.shadow}" if cell.shadow else ""
+    label = f"{cell.network} {cell.first} {cell.column}{again}"
+    row = game.meet(pipeline, chosen.get(cell.column, attack), label)
+    found = {f"each.{name}": values for name, values in row.scores.each.items()}
+    return found | {"images": row.scores.reconstructions[:_SHOWN].contiguous()}
+
+
+def _rows(
+    run: Run[_Setting], name: str, cells: Sequence[_Cell], made: Mapping[str, Mapping[str, Tensor]]
+) -> dict[str, Row]:
+    """By first point, and second point or attacker: the mean over shadows; and the mean image."""
+    game, _ = _game(run, name)
     rows = {"mean_image": game.mean_image()}
-    for first in firsts:
-        ends = {second: _alone(cut(chain, first, second), shape) for second in seconds}
-        attacks: dict[str, Attack] = dict.fromkeys(seconds, attack)
-        attacks |= {"matched": matched, "head_known": bound_of(attack)}
-        for column, one in attacks.items():
-            pipeline = ends.get(column, ends[seconds[-1]])
-            rows[f"{first}.{column}"] = game.meet(pipeline, one, f"{name} {first} {column}")
-    return _Grid(name, _NAMES[name], firsts, seconds, rows, game.accuracy(whole))
+    for cell in (one for one in cells if one.network == name and not one.shadow):
+        same = [replace(cell, shadow=i) for i in range(run.setting.shadows)]
+        several = [made[str(one)] for one in same if str(one) in made]
+        each = {
+            measure.removeprefix("each."): torch.stack([one[measure] for one in several]).mean(0)
+            for measure in several[0]
+            if measure.startswith("each.")
+        }
+        means = [float(one["each.ssim"].mean()) for one in several]
+        apart = {"ssim_least": min(means), "ssim_most": max(means)} if len(means) > 1 else {}
+        scores = InputScores(each, game.parts.target.inputs[:_SHOWN], several[0]["images"])
+        rows[f"{cell.first}.{cell.column}"] = Row(scores, apart)
+    return rows
 
 
 def chained(parts: Split) -> nn.Sequential:
@@ -215,6 +291,7 @@ def _charts(grid: _Grid, key: Key) -> list[Chart]:
     null = grid.rows["mean_image"].mean("ssim")
     by_first = {
         "shadow (mean over second points)": points("shadow", grid.seconds),
+        "shadow of the own form": points("own form", ["own_form"]),
         "shadow, moments matched": points("matched", ["matched"]),
         "head known (bound)": points("bound", ["head_known"]),
         "mean image": [Point(first, null) for first in grid.firsts],
@@ -230,4 +307,12 @@ def _charts(grid: _Grid, key: Key) -> list[Chart]:
 
 
 _TITLE = "What comes back from a split network, by where it is cut"
-STUDY = Study("split-points", _TITLE, "Ensembler24", _SCALES, _run)
+STUDY = Study(
+    "split-points",
+    _TITLE,
+    "Ensembler24",
+    _SCALES,
+    _run,
+    spreads=True,
+    threads={"smoke": 1, "cpu": 1},
+)
