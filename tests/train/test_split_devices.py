@@ -18,11 +18,12 @@ from exhume.attacks.split.layer_fit import LayerFit, Pass
 from exhume.attacks.split.queried import QueriedInversion
 from exhume.attacks.split.windows import Windows
 from exhume.contract import Knowledge, Records
-from exhume.defences.split import dropout_ensemble, ensembler, single
+from exhume.defences.split import dropout_ensemble, ensembler, hiding, single
 from exhume.defences.split.channel import Channel
 from exhume.defences.split.dropout_ensemble import DropoutEnsemble
 from exhume.defences.split.ensembler import Ensembler
-from exhume.defences.split.single import Dropout, Noise, RandomHead, Shredder
+from exhume.defences.split.hiding import Adversarial, Fresh, Rotated
+from exhume.defences.split.single import Dropout, ForeignHead, Noise, RandomHead, Shredder
 from exhume.models.drawing import he_normal
 from exhume.models.split.channel import FreshNoise
 from exhume.models.split.cost import multiply_adds
@@ -32,7 +33,7 @@ from exhume.store import NullStore
 from exhume.train import split as training
 from exhume.train.split import SplitJob, augmented_images
 
-MODULES = (training, single, dropout_ensemble, ensembler, shadow, inversion, queried)
+MODULES = (training, single, dropout_ensemble, ensembler, hiding, shadow, inversion, queried)
 
 
 class Reached(Exception):
@@ -85,7 +86,17 @@ def reached(train):
 
 @pytest.mark.parametrize(
     "defence",
-    [Noise(0.5), Dropout(0.5), RandomHead(), DropoutEnsemble(2, 0.3), Channel(0.3, 4)],
+    [
+        Noise(0.5),
+        Dropout(0.5),
+        RandomHead(),
+        ForeignHead(),
+        DropoutEnsemble(2, 0.3),
+        Channel(0.3, 4),
+        Fresh(0.3),
+        Rotated(),
+        Adversarial(1.0, Decoder(4)),
+    ],
     ids=str,
 )
 def test_defences(defence, job, key):

@@ -152,6 +152,10 @@ class Run(Generic[S]):
             self.loaded[name] = found
         return self.loaded[name]
 
+    def placed(self, name: str, size: int = 0) -> Records:
+        """The same on the device that was asked for: what is trained on them goes there, too."""
+        return self.records(name, size).to(device_named(self.asked.device))
+
     # Arms: pieces of work whose numbers are kept
 
     def address(self, arm: str) -> str:
@@ -210,7 +214,9 @@ def _make(
 
 def _as_tensors(values: Mapping[str, float] | Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
-        name: value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+        name: (
+            value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+        ).cpu()
         for name, value in values.items()
     }
 

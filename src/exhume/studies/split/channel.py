@@ -260,5 +260,6 @@ STUDY = Study(
     _SCALES,
     _run,
     spreads=True,
+    on_device=True,
     threads={"cpu": 1, "smoke": 1},
 )

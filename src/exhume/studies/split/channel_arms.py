@@ -114,7 +114,7 @@ def arms(setting: Setting) -> dict[str, Arm]:
 @lru_cache(maxsize=1)  # one in each process
 def _parts(run: Run[Setting]) -> Split:
     setting = run.setting
-    return data.split(run.records(setting.source), setting.sizes, run.key.fold("split"))
+    return data.split(run.placed(setting.source), setting.sizes, run.key.fold("split"))
 
 
 def _base(run: Run[Setting], place: str) -> SplitNetwork:
@@ -136,7 +136,7 @@ def _stages(parts: SplitNetwork) -> list[tuple[str, nn.Module]]:
 def start(run: Run[Setting], _: str) -> dict[str, Tensor]:
     """Train the network that all go on from, and say how well it does by then."""
     parts, test = _base(run, run.setting.cuts[0]), _parts(run).test
-    client = Client(parts.head, torch.zeros(()), (0,), parts.tail)
+    client = Client(parts.head, torch.zeros((), device=test.inputs.device), (0,), parts.tail)
     accuracy = Pipeline(client, (parts.body,), parts.first).accuracy(test.inputs, test.labels)
     return {"accuracy": torch.tensor(accuracy)}
 
@@ -166,7 +166,7 @@ def make(run: Run[Setting], arm: Arm) -> dict[str, Tensor]:
 
 def _work(pipeline: Pipeline, shape: tuple[int, ...]) -> dict[str, Tensor]:
     """Multiply-adds of the client (head and tail) and of the server, and bytes that one input sends."""
-    sent = pipeline.released(torch.zeros(1, *shape))
+    sent = pipeline.released(torch.zeros(1, *shape, device=pipeline.client.noise.device))
     answer = pipeline.bodies[0](sent)
     client = multiply_adds(pipeline.client.head, shape)
     client += multiply_adds(pipeline.client.tail, tuple(answer.shape[1:]))
@@ -177,7 +177,7 @@ def _work(pipeline: Pipeline, shape: tuple[int, ...]) -> dict[str, Tensor]:
 
 def _named(run: Run[Setting], pipeline: Pipeline, key: Key) -> dict[str, Tensor]:
     """How many inputs of so many the best namer names, each sent with noise of its own."""
-    records, found = run.records(run.setting.source), {}
+    records, found = run.placed(run.setting.source), {}
     order = torch.randperm(len(records), generator=key.fold("order").generator())
     plain = replace(pipeline, client=replace(pipeline.client, sigma=0.0))
     words = plain.released(records.inputs[order[: max(run.setting.named)]])

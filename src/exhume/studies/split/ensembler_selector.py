@@ -260,4 +260,6 @@ def _chart(setting: _Setting, metrics: Mapping[str, float]) -> Chart:
 
 
 _TITLE = "The Ensembler's N, P, lambda and sigma, and what trying every selection costs"
-STUDY = Study("ensembler-selector", _TITLE, "Ensembler24", _SCALES, _run, spreads=True)
+STUDY = Study(
+    "ensembler-selector", _TITLE, "Ensembler24", _SCALES, _run, spreads=True, on_device=True
+)

@@ -290,6 +290,7 @@ def _table(name: str, title: str, paper: Paper, scales: Mapping[Scale, Setting])
         scales,
         partial(_run, paper),
         spreads=True,
+        on_device=True,
         threads={"smoke": 1, "cpu": 1},
     )
 

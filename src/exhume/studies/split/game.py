@@ -103,7 +103,7 @@ class SplitGame:
     @staticmethod
     def of(run: Run[Any], client: ClientSetting, key: Key, defences: Defences) -> SplitGame:
         resized = client.size and run.asked.data
-        records = run.records(client.source, client.size)
+        records = run.placed(client.source, client.size)
         records = _halved(records, 0 if resized else client.halvings)
         parts = data.split(records, client.sizes, key.fold("split"))
         network = ResNet18(records.shape, len(records.classes), client.width, client.max_pool)

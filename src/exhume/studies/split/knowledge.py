@@ -112,7 +112,7 @@ def _run(run: Run[_Setting]) -> Outcome:
 def _cases(run: Run[_Setting], game: SplitGame) -> dict[str, tuple[Attack, Records]]:
     """Attackers, and the records that each holds."""
     setting, held = run.setting, game.parts.shadow
-    faces = as_pictures(run.records(setting.others.source), held.shape)
+    faces = as_pictures(run.placed(setting.others.source), held.shape)
     paper, asking = setting.attack, QueriedInversion(setting.attack.decoder, setting.steps)
     assert isinstance(paper.head, ShadowHead)  # of `inversion`
     shorter, longer = (replace(paper.head, convolutions=count) for count in (2, 5))
@@ -140,7 +140,8 @@ def as_pictures(records: Records, shape: tuple[int, ...]) -> Records:
 def _noise(count: int, like: Records, key: Key) -> Records:
     """Independent uniform pixels."""
     pixels = torch.rand(count, *like.shape, generator=key.fold("noise").generator())
-    return Records(pixels, torch.zeros(count, dtype=torch.long), ("noise",))
+    made = Records(pixels, torch.zeros(count, dtype=torch.long), ("noise",))
+    return made.to(like.inputs.device)
 
 
 def _claims(rows: Mapping[str, Row], queries: tuple[int, ...], key: Key) -> Claims:
@@ -193,4 +194,4 @@ def _charts(rows: Mapping[str, Row], queries: tuple[int, ...], key: Key) -> list
 
 
 _TITLE = "What the server of a split network knows, against what it gets"
-STUDY = Study("split-knowledge", _TITLE, "Ensembler24", _SCALES, _run)
+STUDY = Study("split-knowledge", _TITLE, "Ensembler24", _SCALES, _run, on_device=True)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from exhume.attacks.split.inversion import ShadowInversion
 from exhume.contract import Attack, Key
 from exhume.data import Sizes
-from exhume.models.split.cut import Split, cut
+from exhume.models.split.cut import Split, cut, device_of
 from exhume.models.split.inverter import OwnForm
 from exhume.models.split.pipeline import Client, Pipeline
 from exhume.models.split.vgg import VGG16
@@ -226,7 +226,7 @@ def chained(parts: Split) -> nn.Sequential:
 
 def _alone(parts: Split, shape: tuple[int, ...]) -> Pipeline:
     """One body, no noise."""
-    quiet = torch.zeros(parts.feature_shape(shape))
+    quiet = torch.zeros(parts.feature_shape(shape), device=device_of(parts.head))
     return Pipeline(Client(parts.head, quiet, (0,), parts.tail), (parts.body,), parts.first)
 
 
@@ -314,5 +314,6 @@ STUDY = Study(
     _SCALES,
     _run,
     spreads=True,
+    on_device=True,
     threads={"smoke": 1, "cpu": 1},
 )

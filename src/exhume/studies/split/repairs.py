@@ -154,7 +154,7 @@ def _meet(run: Run[Any], which: tuple[str, str]) -> dict[str, Tensor]:
     game, form = _placed(run, name)
     attack = _attacks(run.setting, name, form)[attacker]
     row = game.meet(game.pipeline(name), attack, name, f"{name} {attacker}")
-    drawn, target = row.scores.reconstructions, game.parts.target
+    drawn, target = row.scores.reconstructions.cpu(), game.parts.target.to(torch.device("cpu"))
     crowded = bool((torch.bincount(target.labels) > FEWEST).all())
     lineup = Lineup(
         likeness([one[None] for one in drawn], target.inputs),
@@ -314,5 +314,6 @@ STUDY = Study(
     _SCALES,
     _run,
     spreads=True,
+    on_device=True,
     threads={"cpu": 1, "smoke": 1},
 )
