@@ -66,11 +66,13 @@ class Attackers:
         bodies = ensembler.bodies if defence in _SEVERAL_BODIES else 1
         alone = tuple(replace(self.shadow, reads=(i,)) for i in range(bodies))
         several = self.adaptive if bodies > 1 else alone[0]
-        found: dict[str, Attack] = {"adaptive" if bodies > 1 else "shadow": several}
+        found: dict[str, Attack] = {f"body_{i + 1}": one for i, one in enumerate(alone)}
+        if bodies == 1:
+            found = {"shadow": several}
+        elif defence == "ensembler":
+            found["adaptive"] = several
         found["lookalike"] = self.lookalike
         found["true_head"] = bound_of(self.shadow)
-        if bodies > 1:
-            found |= {f"body_{i + 1}": one for i, one in enumerate(alone)}
         if defence in SEVERAL_CLIENTS:
             form = OwnForm(job.network, job.first, job.second)
             found["own_form"] = replace(several, head=form)
