@@ -205,12 +205,13 @@ def test_a_closed_output_does_not_undo_the_audit(run, sink):
 def test_init_asks_and_writes_a_brief_that_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runner = CliRunner()
-    asked = runner.invoke(app, ["init"], input="weights\ntraining\ndigits\nmlp\ngd\n0.9\n5m\n")
+    asked = runner.invoke(app, ["init"], input="weights\ntraining\ndigits\nmlp\ngd\n0.9\n0.2\n50\n5m\n")
     assert asked.exit_code == 0
     assert "'weights' is not one of these." in asked.stdout
     text = (tmp_path / "audit.toml").read_text()
     assert 'source = "digits"' in text
-    assert "momentum = 0.9 " in text
+    for said in ("momentum = 0.9 ", "rate = 0.2 ", "steps = 50 "):
+        assert said in text
     small = text.replace('source = "digits"', 'source = "digits"\ntargets = 10\nshadows = 60')
     (tmp_path / "audit.toml").write_text(small.replace("fixes = true", "fixes = false"))
     done = runner.invoke(app, ["audit", "audit.toml", "--out", "run", "--steps", "20"])

@@ -58,7 +58,7 @@ def test_the_page_says_verdict_knowledge_and_key_figures(make_run: MakeRun) -> N
         "every training record except the target",
         "86 of 100",
         "86 % (78 % to 92 %)",
-        "by chance 0 %",
+        "by chance 0%",
         "Showing 200 of 230 targets: the 100 with the lowest error",
         "fewer shadows",
         "data.path",
@@ -341,7 +341,7 @@ def test_numbers_read_well() -> None:
         "–",
     ]
     assert (number(1e-7), number(2.5e-5), number(-3e7)) == ("10⁻⁷", "2.5 × 10⁻⁵", "-3 × 10⁷")
-    assert [percent(v) for v in (0.86, 0.8612, 0.0, math.nan)] == ["86 %", "86.1 %", "0 %", "–"]
+    assert [percent(v) for v in (0.86, 0.8612, 0.0, math.nan)] == ["86%", "86.1%", "0%", "–"]
     assert [duration(v) for v in (0.5, 61.2, 930, 9000)] == ["0.5 s", "61 s", "16 min", "2.5 h"]
     assert [show(v) for v in (None, True, [], [1, "a"], {"k": 2})] == [
         "–",

@@ -39,6 +39,8 @@ def init(
     ] = None,
     momentum: Annotated[float | None, typer.Option(help="Momentum of your training.")] = None,
     batch: Annotated[int | None, typer.Option(help="Records that a step sees.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Learning rate of your training.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of your training.")] = None,
     checkpoint: Annotated[str | None, typer.Option(help="The file of weights.")] = None,
     holds: Annotated[
         str | None, typer.Option(help="What is in the file.", click_type=Choice(HOLDS))
@@ -60,6 +62,9 @@ def init(
         known = "file.py:factory" if release == "features" else "mlp"
         model = _asked(model, "Your model (mlp, cnn, or file.py:factory)", known)
     training = _training(optimiser, momentum, batch) if release == "training" else {}
+    if training:
+        training["rate"] = _asked(rate, "Its learning rate", 0.1)
+        training["steps"] = _asked(steps, "How many steps it takes", 100)
     if holds is None and checkpoint is None and release in ("checkpoint", "updates"):
         holds = _chosen("What is in the file, or does a client send?", HOLDS)
     tuned = holds in ("adapter", "delta")

@@ -290,7 +290,7 @@ def number(value: Number) -> str:
 
 def percent(value: Number) -> str:
     """A rate in percent, to a tenth where that is not zero."""
-    return f"{100 * value:.1f}".removesuffix(".0") + " %" if math.isfinite(value) else MISSING
+    return f"{100 * value:.1f}".removesuffix(".0") + "%" if math.isfinite(value) else MISSING
 
 
 def duration(seconds: Number) -> str:
