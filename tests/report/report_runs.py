@@ -104,7 +104,7 @@ def study(**changes: Any) -> dict[str, Any]:
             {
                 "id": "b",
                 "statement": "infers labels",
-                "paper": "99 %",
+                "paper": "99%",
                 "measured": 0.9,
                 "holds": False,
             },

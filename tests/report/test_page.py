@@ -57,7 +57,7 @@ def test_the_page_says_verdict_knowledge_and_key_figures(make_run: MakeRun) -> N
         "Most records come back.",
         "every training record except the target",
         "86 of 100",
-        "86 % (78 % to 92 %)",
+        "86% (78% to 92%)",
         "by chance 0%",
         "Showing 200 of 230 targets: the 100 with the lowest error",
         "fewer shadows",
@@ -132,7 +132,7 @@ def test_the_redacted_page_holds_no_record(make_run: MakeRun) -> None:
         assert png_data_uri(tensors[role][0]).split(",")[1][60:90] not in text
     for value in tensors["mse"].tolist():
         assert repr(value) not in text
-    for words in ("Redacted version", "left out of this redacted version", "83 % to 89 %"):
+    for words in ("Redacted version", "left out of this redacted version", "83% to 89%"):
         assert words in text
     assert 'class="chart"' in text  # the histogram stays
 
@@ -357,7 +357,7 @@ def test_intervals_join_their_metric() -> None:
         {"odd": 3, "success": 0.5, "success_low": 0.4, "success_high": 0.6, "low": 1}
     )
     assert [(r.name, r.value) for r in rows] == [
-        ("Success rate", "50 % (40 % to 60 %)"),
+        ("Success rate", "50% (40% to 60%)"),
         ("Odd", "3"),
         ("Low", "1"),
     ]
