@@ -54,7 +54,9 @@ from exhume.attacks.split.likelihood import Likelihood
 from exhume.attacks.split.lookalike import Lookalike
 from exhume.attacks.split.namer import BayesNamer
 from exhume.attacks.split.queried import QueriedInversion
+from exhume.attacks.split.token_search import KnownHead, ShadowReading
 from exhume.attacks.split.translation import ShadowTranslation
+from exhume.attacks.split.words_as_sent import WordsAsSent
 from exhume.contract import (
     Attack,
     Key,
@@ -77,10 +79,10 @@ from exhume.models.mlp import MLP
 from exhume.models.ordinary import VisionTransformer
 from exhume.models.own.language import LanguageModel
 from exhume.models.own.module import ModuleArchitecture
-from exhume.models.own.text import TextModel
+from exhume.models.own.text import TextModel, whole_numbers
 from exhume.models.reconstructors import Dense
-from exhume.models.split.inverter import Decoder, ShadowHead
-from exhume.models.split.pipeline import Pipeline
+from exhume.models.split.inverter import Decoder, OwnForm, ShadowHead
+from exhume.models.split.pipeline import Pipeline, undefended
 from exhume.models.split.seq2seq import Translator
 from exhume.models.two_layer import TwoLayer
 from exhume.naming import seeded_globals
@@ -254,6 +256,37 @@ def sentence_game(key: Key) -> tuple[Knowledge, Release, Secret]:
         words, body, held.source, held.target, earlier=earlier.source, with_table=True
     )
     return known, release, secret
+
+
+@dataclass(frozen=True)
+class Sender:
+    """A client that sends its words as they are, of 22 words; the server makes two classes of them."""
+
+    input_shape: tuple[int, ...] = (5,)
+
+    def module(self, key: Key) -> nn.Module:
+        with seeded_globals(key):
+            made = nn.Sequential(
+                nn.Embedding(22, 22), nn.Flatten(), nn.Linear(110, 8), nn.ReLU(), nn.Linear(8, 2)
+            )
+        return whole_numbers(made)
+
+
+def token_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """What a text classifier's client sends, whose table is the identity."""
+    pairs = synthetic_pairs(1500, words=20, length=5, key=key)
+    corpus = pair_corpus(pairs, length=5, vocabulary=24, key=key)
+    held, earlier, private = (one.source for one in corpus.deal(400, 400, 20))
+    held, earlier, private = (
+        Records((r.inputs - 2).clamp_min(0), r.inputs[:, 0].long() % 2, ("a", "b"))
+        for r in (held, earlier, private)
+    )
+    net = Sender().module(key)
+    with torch.no_grad():
+        net[0].weight.copy_(torch.eye(22))
+    pipeline = undefended(net, "0", "3", (5,))
+    release, secret = release_features(pipeline, private)
+    return server_knowledge(pipeline, held, earlier=earlier, with_head=True), release, secret
 
 
 def decayed_game(key: Key) -> tuple[Knowledge, Release, Secret]:
@@ -484,6 +517,21 @@ CASES = {
     ),
     "split, cipher": Case(SubstitutionCipher(), sentence_game, 0.1),
     "split, table known": Case(KnownTable(), sentence_game, 1e-12),
+    "split, unplaced cipher": Case(
+        SubstitutionCipher(tolerance=0.0, positions="none", padding=None, unknown=-1),
+        token_game,
+        0.3,
+    ),
+    "split, placed cipher": Case(
+        SubstitutionCipher(tolerance=0.0, positions="found", padding=None, unknown=-1),
+        token_game,
+        None,
+    ),
+    "split, words as sent": Case(WordsAsSent(22), token_game, 1e-12),
+    "split, known head of texts": Case(KnownHead(22), token_game, 1e-12),
+    "split, shadow of texts": Case(
+        ShadowReading(OwnForm(Sender(), "0", "3"), KnownHead(22), QUICK), token_game, None
+    ),
     "split, likelihood": Case(Likelihood(SHADOWED, steps=20), split_game, None),
     "split, lookalike": Case(LOOKALIKE, split_game, None),
     "split, committee": Case(Committee((SHADOWED, SHADOWED)), split_game, None),

@@ -353,6 +353,21 @@ class SplitSettings(Section):
     seen: int = setting(0, "Earlier inputs whose features the server has seen.", least=0)
     train: int = setting(0, "Records to train a defence on.", least=0)
     lpips: bool = setting(True, "Also measure LPIPS, on images in colour.")
+    vocabulary: str = setting(
+        "",
+        "Texts: a file of words, one per line, in the order of their token numbers.",
+        file=True,
+        example="vocab.txt",
+    )
+    length: int = setting(
+        0, "Texts: tokens of a record; 0: as many as the longest has.", least=0, example=64
+    )
+    padding: int = setting(
+        -1,
+        "Texts: the padding token; -1: what the vocabulary or the model says.",
+        least=-1,
+        example=0,
+    )
     device: SharedText = setting(None, "cpu or cuda; not given: the brief's.", shared="device")
     seed: SharedNumber = setting(None, _SEED, shared="seed")
     threads: SharedNumber = setting(None, _THREADS, shared="threads", least=0)

@@ -79,8 +79,8 @@ def translate(
 
 def _greedy(words: Words, body: Body, sent: Tensor, longest: int) -> Tensor:
     memory, real = body.encode(sent), (sent != 0).any(2)
-    begun = torch.full((len(sent), 1), START)
-    over = torch.zeros(len(sent), dtype=torch.bool)
+    begun = torch.full((len(sent), 1), START, device=sent.device)
+    over = torch.zeros(len(sent), dtype=torch.bool, device=sent.device)
     for _ in range(longest):
         answer = body.decode(memory, real, words.begin(begun))
         following = words.name(answer[:, -1]).argmax(1).masked_fill(over, PADDING)

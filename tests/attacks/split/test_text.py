@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from exhume.attacks.split.cipher import KnownTable, SubstitutionCipher, numbered
+from exhume.attacks.split.cipher import KnownTable, SubstitutionCipher
 from exhume.attacks.split.decipher import by_frequency, decipher
+from exhume.attacks.split.sent_vectors import numbered
 from exhume.attacks.split.translation import ShadowTranslation
 from exhume.contract import Activations, ExhumeError, Key, NotApplicable, Outcome, Weights
 from exhume.data.synthetic import synthetic_pairs
@@ -146,7 +147,7 @@ def test_what_does_not_fit_is_said(game, key):
     ("make", "said"),
     [
         (lambda: SubstitutionCipher(rounds=-1), "rounds at least 0"),
-        (lambda: SubstitutionCipher(tolerance=1.0), r"tolerance in \(0, 1\) needed"),
+        (lambda: SubstitutionCipher(tolerance=1.0), r"tolerance in \[0, 1\) needed"),
         (lambda: ShadowTranslation(NET, hidden=0), "hidden: at least 1 needed"),
     ],
 )

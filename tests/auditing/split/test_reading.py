@@ -64,7 +64,7 @@ def test_weights_that_do_not_fit(settings, records, tmp_path):
 
 def test_records_that_do_not_fit(settings):
     flat = Records(torch.rand(300, 64), torch.arange(300) % 3, ("a", "b", "c"))
-    with pytest.raises(ExhumeError, match="only images are covered so far"):
+    with pytest.raises(ExhumeError, match="only images and texts are covered so far"):
         read_split(settings, flat)
     many = Records(torch.rand(300, 1, 8, 8), torch.arange(300) % 4, tuple("abcd"))
     with pytest.raises(ExhumeError, match="4 classes, but the network has 3 outputs"):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from exhume.contract import ExhumeError, Key
-from exhume.models.split.cut import cut, points
+from exhume.models.split.cut import cut, layer_named, points
 from exhume.models.split.resnet import ResNet18
 from exhume.models.split.vgg import VGG16
 
@@ -135,3 +135,37 @@ def test_asking_for_the_shape_of_features_leaves_every_layer_in_its_mode(key):
     assert [layer.training for layer in parts.head.modules()] == modes
     inputs = torch.rand(8, 1, 8, 8, generator=key.generator())
     torch.testing.assert_close(parts.head(inputs)[:1], parts.head(inputs[:1]))
+
+
+class Summed(nn.Module):
+    """It adds behind its last layer, and asks what cannot be traced if told so."""
+
+    def __init__(self, *, asks):
+        super().__init__()
+        self.a, self.b, self.asks = nn.Linear(4, 4), nn.Linear(4, 4), asks
+
+    def forward(self, x):
+        if self.asks and x.sum() > 1e9:
+            return x
+        return self.a(x) + self.b(x)
+
+
+class Holding(nn.Module):
+    def __init__(self, *, asks):
+        super().__init__()
+        self.stem, self.two = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), Summed(asks=asks)
+        self.mid, self.out = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.out(self.mid(self.two(self.stem(x))))
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_container_that_computes_behind_its_last_layer_is_a_layer_by_itself(asks):
+    whole = Holding(asks=asks)
+    assert layer_named(whole, "stem") == "stem.1"
+    assert layer_named(whole, "two") == "two"
+    parts, x = cut(whole, "two", "mid"), torch.rand(3, 4)
+    assert torch.equal(parts(x), whole(x))
+    assert torch.equal(parts.head(x), whole.two(whole.stem(x)))
+    assert points(whole, ("two",)) == ("stem.0", "stem.1", "two", "mid")

@@ -16,6 +16,14 @@ from torch import Tensor
 
 from exhume.attacks.releases import features_of
 from exhume.attacks.split.decipher import by_frequency, decipher
+from exhume.attacks.split.sent_vectors import (
+    gap_between,
+    nearest_of,
+    numbered,
+    real_ones,
+    shifts,
+    unplaced,
+)
 from exhume.contract import (
     Cost,
     ExhumeError,
@@ -32,9 +40,10 @@ from exhume.contract import (
 )
 from exhume.models.split.seq2seq import PADDING, UNKNOWN, Words, sinusoids
 
-__all__ = ["KnownTable", "ReadTable", "SubstitutionCipher", "numbered"]
+__all__ = ["FOUND", "NO_POSITIONS", "SINUSOIDS", "KnownTable", "ReadTable", "SubstitutionCipher"]
 
-_AT_ONCE = 4096
+SINUSOIDS, NO_POSITIONS, FOUND = _POSITIONS = ("sinusoids", "none", "found")
+"""What a client adds to a word's vector: the public sinusoids, nothing, or a vector of each place."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +51,30 @@ class SubstitutionCipher:
     """Number the vectors that a client has sent, then decipher the numbers.
 
     Sees: `Activations`, what the client sends for n sentences.
-    Assumes: what the client sent before, sentences of the server's own of the same kind, sinusoids as
-    positions. Neither the body nor a translation. No query.
+    Assumes: what the client sent before, sentences of the server's own of the same kind, a vector for each
+    place that depends on its word alone but for a position that is added. Neither the body nor a
+    translation. No query.
     Guarantees: nothing about the truth is used. A vector not seen before is an unknown word. No randomness.
     Reference: ours; Ensembler24 leaves it out.
     """
 
     rounds: int = 25  # 0: by frequency alone
-    tolerance: float = 0.5  # vectors closer than this share of their usual length are one word
+    tolerance: float = (
+        0.5  # vectors closer than this share of their usual length are one word; 0: found out
+    )
+    positions: str = (
+        SINUSOIDS  # what is added to a vector: these, nothing, or something to be found out
+    )
+    padding: int | None = PADDING  # fills sentences up; it counts as a word unless it sends zeros
+    unknown: int = UNKNOWN  # stands for a vector not seen before
 
     def __post_init__(self) -> None:
-        if self.rounds < 0 or not 0 < self.tolerance < 1:
-            raise ExhumeError(f"rounds at least 0 and tolerance in (0, 1) needed: {self}")
+        if self.rounds < 0 or not 0 <= self.tolerance < 1:
+            raise ExhumeError(f"rounds at least 0 and tolerance in [0, 1) needed: {self}")
+        if self.positions not in _POSITIONS:
+            raise ExhumeError(
+                f"positions: {self.positions!r} is not one of {', '.join(_POSITIONS)}"
+            )
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
@@ -61,29 +82,71 @@ class SubstitutionCipher:
         knowledge.require("reading the embeddings as a cipher", "shadow", "seen")
         assert knowledge.shadow is not None
         assert knowledge.seen is not None
+        seen = knowledge.seen
+        if seen.ndim != 3 or seen.shape[1:2] != knowledge.shadow.shape:
+            raise NotApplicable(
+                f"features of shape {tuple(seen.shape[1:])} are not one vector for each of "
+                f"{knowledge.shadow.shape[0]} places",
+                ever=False,
+            )
+        if not bool((seen != 0).any()):
+            raise NotApplicable("nothing but zeros was sent before", ever=False)
         started = time.perf_counter()
         progress("deciphering", 0, 1)
-        vectors = _unplaced(knowledge.seen)
-        apart = self.tolerance * float(_real(vectors).norm(dim=1).median())
-        symbols, centres = numbered(vectors, _real(vectors)[:0], apart)
-        plain = knowledge.shadow.inputs.long()
+        places, apart = self._placed(seen)
+        vectors = unplaced(seen, places)
+        symbols, centres = numbered(vectors, real_ones(vectors)[:0], apart)
+        silent_places = bool((seen == 0).all(2).any())
+        padding = self.padding if silent_places else None
+        plain = _from_one(knowledge.shadow.inputs.long().cpu(), padding)
         kinds = (len(centres) + 1, int(plain.max()) + 1)
         if self.rounds:
-            words = decipher(symbols, plain, kinds, self.rounds)
+            words = decipher(symbols.cpu(), plain, kinds, self.rounds)
         else:
-            words = by_frequency(symbols, plain, kinds)
+            words = by_frequency(symbols.cpu(), plain, kinds)
         progress("deciphering", 1, 1)
-        words[1:][words[1:] == 0] = UNKNOWN  # more symbols than words
-        counts = torch.bincount(symbols.flatten(), minlength=kinds[0])
+        named = torch.where(words > 0, _as_given(words, padding), self.unknown)  # 0: left over
+        counts = torch.bincount(symbols.flatten().cpu(), minlength=kinds[0])
         return ReadTable(
             centres,
-            words[1:],
-            counts[1:].double().log1p(),
+            named[1:].to(seen.device),
+            counts[1:].double().log1p().to(seen.device),
             apart,
-            tuple(knowledge.seen.shape[1:]),
+            tuple(seen.shape[1:]),
             {"symbols": float(len(centres))},
             Cost(time.perf_counter() - started),
+            places,
+            self.unknown if self.padding is None else self.padding,
+            self.unknown,
         )
+
+    def _placed(self, seen: Tensor) -> tuple[Tensor, float]:
+        """(l, e) what is added at every place, and how far apart the vectors of two words are."""
+        places = torch.zeros_like(seen[0])
+        if self.positions == SINUSOIDS:
+            places = _sinusoids_like(seen)
+        vectors = unplaced(seen, places)
+        if self.tolerance:
+            apart = self.tolerance * float(real_ones(vectors).norm(dim=1).median())
+        else:
+            apart = gap_between(vectors)
+        if self.positions == FOUND:
+            places = shifts(vectors, apart)
+        return places, apart
+
+
+def _from_one(tokens: Tensor, padding: int | None) -> Tensor:
+    """Token numbers from 1, 0 for the padding; those above it stay."""
+    if padding is None:
+        return tokens + 1
+    return torch.where(tokens == padding, 0, tokens + (tokens < padding).long())
+
+
+def _as_given(words: Tensor, padding: int | None) -> Tensor:
+    """The inverse of `_from_one`, for words."""
+    if padding is None:
+        return words - 1
+    return words - (words <= padding).long()
 
 
 @dataclass(frozen=True)
@@ -106,16 +169,19 @@ class KnownTable:
                 ever=True,
             )
         with torch.no_grad():
-            every = torch.arange(UNKNOWN, head.net.source)[:, None]
-            table = _unplaced(head.send(every))[:, 0]
+            every = torch.arange(UNKNOWN, head.net.source, device=head.source.weight.device)[
+                :, None
+            ]
+            table = _plain(head.send(every))[:, 0]
         return ReadTable(
             table,
             every[:, 0],
-            torch.ones(len(table), dtype=torch.float64),
+            torch.ones(len(table), dtype=torch.float64, device=table.device),
             float("inf"),
             knowledge.features,
             {},
             Cost(),
+            _sinusoids_like(table.new_zeros(1, *knowledge.features)),
         )
 
 
@@ -130,6 +196,9 @@ class ReadTable:
     features: tuple[int, ...]
     observed: dict[str, float]
     cost: Cost
+    places: Tensor  # (l, e) what is added at every place; not a number: nobody knows
+    padding: int = PADDING  # where nothing was sent
+    unknown: int = UNKNOWN
 
     def run(self, releases: Release) -> Reconstruction:
         wanted = f"{self.features} expected"
@@ -137,12 +206,13 @@ class ReadTable:
         if isinstance(values, Reconstruction):
             return values
         started = time.perf_counter()
-        vectors = _unplaced(values)
+        vectors = unplaced(values, self.places)
         real = (vectors != 0).any(2)
-        far, nearest = _nearest(vectors[real], self.centres)
-        tokens = torch.full(real.shape, PADDING)
-        tokens[real] = torch.where(far <= self.apart, self.words[nearest], UNKNOWN)
-        sure = torch.zeros(real.shape, dtype=torch.float64)
+        far, nearest = nearest_of(vectors[real], self.centres)
+        device = values.device
+        tokens = torch.full(real.shape, self.padding, device=device)
+        tokens[real] = torch.where(far <= self.apart, self.words[nearest], self.unknown)
+        sure = torch.zeros(real.shape, dtype=torch.float64, device=device)
         sure[real] = torch.where(far <= self.apart, self.sure[nearest], 0.0)
         return Reconstruction(
             candidates=tokens[:, None].to(values.dtype),
@@ -153,37 +223,12 @@ class ReadTable:
         )
 
 
-def numbered(vectors: Tensor, centres: Tensor, apart: float) -> tuple[Tensor, Tensor]:
-    """(n, l, e), zeros where there is nothing, to numbers (n, l) and what they stand for, (s, e).
-
-    A vector has the number of the nearest centre within `apart`, else it becomes one. Numbers are from 1.
-    """
-    real = (vectors != 0).any(2)
-    for part in torch.split(vectors[real], _AT_ONCE):
-        new = part[_nearest(part, centres)[0] > apart]
-        while len(new):
-            centres = torch.cat([centres, new[:1]])
-            new = new[(new - new[0]).norm(dim=1) > apart]
-    numbers = torch.zeros(real.shape, dtype=torch.long)
-    numbers[real] = 1 + _nearest(vectors[real], centres)[1]
-    return numbers, centres
+def _plain(features: Tensor) -> Tensor:
+    """(n, l, e) without the sinusoids; zeros stay zeros."""
+    return unplaced(features, _sinusoids_like(features))
 
 
-def _nearest(vectors: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
-    """(n,) distance to the nearest centre and which it is; infinite where there is none."""
-    if not len(centres):
-        nowhere = torch.zeros(len(vectors), dtype=torch.long)
-        return torch.full((len(vectors),), float("inf"), dtype=vectors.dtype), nowhere
-    parts = [torch.cdist(part, centres).min(1) for part in torch.split(vectors, _AT_ONCE)]
-    return torch.cat([p.values for p in parts]), torch.cat([p.indices for p in parts])
-
-
-def _unplaced(features: Tensor) -> Tensor:
-    """(n, l, e) without the positions; zeros stay zeros."""
-    real = (features != 0).any(2, keepdim=True)
-    return (features - sinusoids(*features.shape[1:]).to(features.dtype)) * real
-
-
-def _real(vectors: Tensor) -> Tensor:
-    """(n, l, e) to the (m, e) that are there."""
-    return vectors[(vectors != 0).any(2)]
+def _sinusoids_like(features: Tensor) -> Tensor:
+    """(n, l, e) to (l, e)."""
+    _, length, width = features.shape
+    return sinusoids(length, width, features.device).to(features.dtype)

@@ -20,8 +20,10 @@ _LAGS = ((0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0))
 def moments(features: Tensor) -> list[Tensor]:
     """(n, c, h, w) to the mean (c, h, w) and, for each lag that fits, covariances of channels (c, c).
 
-    (n, k) numbers are maps of one place.
+    (n, k) numbers are maps of one place, (n, l, e) vectors maps of one column.
     """
+    if features.ndim == 3:
+        features = features.transpose(1, 2)[..., None]
     if features.ndim == 2:
         features = features[:, :, None, None]
     if features.ndim != 4 or len(features) < 2:

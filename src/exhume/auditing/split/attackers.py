@@ -28,18 +28,20 @@ __all__ = [
     "HEAD_KNOWN",
     "Attacker",
     "attacker_named",
+    "likelihood_steps",
     "lookalike_applies",
     "lookalike_seconds",
     "models_of",
     "names_for",
     "rounds_of",
+    "shadows_of",
 ]
 
 HEAD_KNOWN = "head-known"
 FEW = ("as-sent", "shadow", "matched", HEAD_KNOWN)
 """Those who are tried at depths that are not in use."""
 
-_SHADOWLESS = ("as-sent", "lookalike", HEAD_KNOWN)
+_SHADOWLESS = ("as-sent", "lookalike", "frequency", "cipher", HEAD_KNOWN)
 _MATCH = 10.0  # weight of the moments
 _STARTS = 2  # lookalikes of the client's own form
 _SUBSETS = 10  # tried at most
@@ -199,6 +201,19 @@ def models_of(name: str, bodies: int, selected: int) -> int:
     return {"as-sent": 0, "lookalike": 1, "likelihood": 0, "committee": 0, HEAD_KNOWN: 1}.get(
         name, 2
     )
+
+
+def shadows_of(name: str, bodies: int, selected: int, *, own_form: bool = False) -> int:
+    """Shadow heads that an attacker trains which no other one has trained."""
+    if name == "lookalike":
+        return _STARTS if own_form else 0
+    if name == "subsets":
+        return _subsets(bodies, selected)
+    return 0 if name in ("as-sent", "likelihood", "committee", HEAD_KNOWN) else 1
+
+
+def likelihood_steps(settings: SplitSettings) -> int:
+    return _steps(_SEARCH, settings)
 
 
 def rounds_of(name: str, bodies: int, selected: int) -> int:

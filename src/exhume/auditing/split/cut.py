@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import torch
 from scipy.stats import binom
+from torch import Tensor
 
 from exhume import data
 from exhume.auditing.judging import adjusted
@@ -21,21 +23,22 @@ from exhume.contract import (
     Reconstruction,
     Records,
     Release,
+    Shard,
     Store,
 )
 from exhume.models.split.inverter import OwnForm
 from exhume.models.split.pipeline import Pipeline
 from exhume.results import AttackSpec, Findings, Section, Word
 from exhume.score.features import Distance
-from exhume.score.lineup import LEVEL
+from exhume.score.lineup import LEVEL, Alike
 from exhume.score.places import Places, line_up, places_for
-from exhume.score.recognised import Recognised, recognise
+from exhume.score.recognised import recognise
 from exhume.score.verdict import found_something, leak_of, silent
 from exhume.settings import SplitSettings
 from exhume.victims.checkpoint import secret_of
 from exhume.victims.split import release_features, server_knowledge
 
-__all__ = ["AttackedCut", "CutAudit", "joined", "slug", "untrained"]
+__all__ = ["AttackedCut", "CutAudit", "Images", "Kind", "Scored", "joined", "slug", "untrained"]
 
 _LEARNED = (
     0.5  # of the way from chance to the network's accuracy: less, and a shadow has not learned
@@ -71,7 +74,7 @@ class AttackedCut:
     def strongest(self) -> Findings | None:
         """The attacker without the head who brought most back; None: nothing could be scored."""
         scored = [one for one in self.real if one.section.leak is not None]
-        return max(scored, key=lambda one: (one.share, one.metrics["affine_ssim"]), default=None)
+        return max(scored, key=lambda one: (one.share, _likeness(one.metrics)), default=None)
 
     @property
     def word(self) -> Word:
@@ -89,6 +92,59 @@ class AttackedCut:
 
 
 @dataclass(frozen=True, eq=False)
+class Scored:
+    """What one attacker found, scored."""
+
+    metrics: dict[str, float]
+    evidence: dict[str, Tensor]  # for the owner's eyes
+    sentence: str  # how alike it is
+    notes: Mapping[str, Any] = field(default_factory=dict)  # that belong to the evidence
+
+
+class Kind(Protocol):
+    """What the records are: who attacks them, and how what came back is compared with them."""
+
+    @property
+    def padding(self) -> int | None:
+        """Of texts."""
+        ...
+
+    @property
+    def alike(self) -> Alike | None:
+        """For the line-up; None: as is usual for such records."""
+        ...
+
+    def attacker(self, name: str, pipeline: Pipeline, form: OwnForm | None) -> Attacker: ...
+    def score(self, parts: data.Split, found: Reconstruction) -> Scored:
+        """Of what was found for the targets."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Compared by what a viewer would say; see `recognise`."""
+
+    settings: SplitSettings
+    shape: tuple[int, ...]
+    distance: Distance | None = None
+    padding: int | None = None
+    alike: Alike | None = None
+
+    def attacker(self, name: str, pipeline: Pipeline, form: OwnForm | None) -> Attacker:
+        return attacker_named(name, self.settings, pipeline, self.shape, form)
+
+    def score(self, parts: data.Split, found: Reconstruction) -> Scored:
+        mean = parts.shadow.inputs.mean(0)
+        scored = recognise(secret_of(parts.target), found, mean, distance=self.distance)
+        m = scored.metrics
+        sentence = (
+            f"Mean SSIM {m['ssim']:.2f}, after an affine fit {m['affine_ssim']:.2f}; the mean image has "
+            f"{m['mean_image_affine_ssim']:.2f}."
+        )
+        return Scored(m, scored.evidence, sentence)
+
+
+@dataclass(frozen=True, eq=False)
 class CutAudit:
     """What all cuts of one audit share."""
 
@@ -96,7 +152,7 @@ class CutAudit:
     parts: data.Split
     places: Places
     tests: int  # attackers that decide
-    distance: Distance | None
+    kind: Kind
     key: Key
     store: Store
     progress: Progress
@@ -107,7 +163,7 @@ class CutAudit:
         parts: data.Split,
         tests: int,
         *,
-        distance: Distance | None,
+        kind: Kind,
         store: Store,
         progress: Progress,
     ) -> CutAudit:
@@ -115,8 +171,15 @@ class CutAudit:
         key = Key.from_seed(settings.seed)
         release = torch.arange(len(parts.target))
         held = joined(parts.shadow, parts.public)
-        places = places_for(parts.target, release, parts.test, key.fold("places"), held=held)
-        return CutAudit(settings, parts, places, tests, distance, key, store, progress)
+        places = places_for(
+            parts.target,
+            release,
+            parts.test,
+            key.fold("places"),
+            held=held,
+            padding=kind.padding,
+        )
+        return CutAudit(settings, parts, places, tests, kind, key, store, progress)
 
     def attack(
         self, pipeline: Pipeline, where: str, names: Sequence[str], form: OwnForm | None = None
@@ -127,14 +190,9 @@ class CutAudit:
         test = parts.test
         requests = self.key.fold("requests", where)  # of fresh noise, where there is some
         release, _ = release_features(pipeline, parts.target, requests.fold("targets"))
-        secret, mean = secret_of(self.parts.target), self.parts.shadow.inputs.mean(0)
-
-        def score(found: Reconstruction) -> Recognised:
-            return recognise(secret, found, mean, distance=self.distance)
-
         met = {}
         for name in names:
-            attacker = attacker_named(name, self.settings, pipeline, parts.target.shape, form)
+            attacker = self.kind.attacker(name, pipeline, form)
             knowledge = server_knowledge(
                 pipeline,
                 parts.shadow,
@@ -142,7 +200,7 @@ class CutAudit:
                 with_head=attacker.given_head,
                 key=requests.fold("earlier"),
             )
-            met[name] = attacker, self._meet(attacker, knowledge, release, score, where)
+            met[name] = attacker, self._meet(attacker, knowledge, release, where)
         accuracy = pipeline.accuracy(test.inputs, test.labels, requests.fold("test"))
         general = untrained(pipeline, test, accuracy, where)
         shadows = _unlearned([one for _, one in met.values()], accuracy, len(test.classes), where)
@@ -159,7 +217,6 @@ class CutAudit:
         attacker: Attacker,
         knowledge: Knowledge,
         release: Release,
-        score: Callable[[Reconstruction], Recognised],
         where: str,
     ) -> Findings:
         """One attacker; one that cannot be mounted is a finding, too. What several need is trained once."""
@@ -187,9 +244,10 @@ class CutAudit:
         found = _here(prepared.run(release))
         if found.status.outcome is Outcome.NOT_APPLICABLE:
             return Findings(Section(spec, found.status, knowledge.known()))
-        scored = score(found)
+        scored = self.kind.score(self.parts, found)
         answers = [found.found(place) for place in range(len(self.parts.target))]
-        row, ranks = line_up(self.places, answers, self.key.fold("line-up"), tests=self.tests)
+        key, alike = self.key.fold("line-up"), self.kind.alike
+        row, ranks = line_up(self.places, answers, key, tests=self.tests, alike=alike)
         own = {f"own_{figure}": value for figure, value in found.observed.items()}
         section = Section(
             spec,
@@ -199,9 +257,9 @@ class CutAudit:
             leak_of(row),
             lineup=row,
             cost=found.cost,
-            notes=(_likeness(scored.metrics), *_BOUND[: attacker.given_head]),
+            notes=(scored.sentence, *_BOUND[: attacker.given_head]),
         )
-        return Findings(section, evidence=scored.evidence | {"rank": ranks})
+        return Findings(section, evidence=Shard(scored.evidence | {"rank": ranks}, scored.notes))
 
 
 def _here(found: Reconstruction) -> Reconstruction:
@@ -244,14 +302,11 @@ def _unlearned(met: Sequence[Findings], accuracy: float, classes: int, where: st
     )
 
 
-def _likeness(metrics: dict[str, float]) -> str:
-    return (
-        f"Mean SSIM {metrics['ssim']:.2f}, after an affine fit {metrics['affine_ssim']:.2f}; the mean image "
-        f"has {metrics['mean_image_affine_ssim']:.2f}."
-    )
+def _likeness(metrics: Mapping[str, float]) -> float:
+    return metrics.get("affine_ssim", metrics.get("token_accuracy", 0.0))
 
 
 def joined(one: Records, other: Records) -> Records:
     """The records of both."""
     inputs = torch.cat([one.inputs, other.inputs])
-    return Records(inputs, torch.cat([one.labels, other.labels]), one.classes)
+    return replace(one, inputs=inputs, labels=torch.cat([one.labels, other.labels]))

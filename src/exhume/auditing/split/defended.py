@@ -39,6 +39,7 @@ DEFENCE = "defence"  # folder of a run, with the trained parts
 
 _RATE = 0.5  # of dropout
 _REPEATS = 20
+_ENSEMBLES = ("ensembler", "dropout-ensemble")
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +136,12 @@ def check_defence(settings: SplitSettings) -> None:
 
 
 def check_trainable(settings: SplitSettings, owned: LoadedSplit) -> None:
-    """Refuse, before anything is attacked, what could not be trained afterwards."""
+    """Refuse, before anything is attacked, what could not be trained or attacked afterwards."""
+    if owned.text and settings.defend in _ENSEMBLES:
+        raise ExhumeError(
+            f"defend: {settings.defend} has several bodies, and for texts there are no attackers of such; "
+            "channel, single, shredder, dropout and random-head are covered"
+        )
     network, key = OwnNetwork(settings.model, owned.shape), Key.from_seed(settings.seed)
     one, other = (network.module(key.fold(i)).state_dict().values() for i in range(2))
     if all(torch.equal(a, b) for a, b in zip(one, other, strict=True)):

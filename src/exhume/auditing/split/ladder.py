@@ -9,19 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import torch
-
 from exhume import data
 from exhume.auditing.controls import RUNG_TARGETS, Ladder, Rung
-from exhume.auditing.split.cut import CutAudit, slug
+from exhume.auditing.split.cut import CutAudit, joined, slug
 from exhume.auditing.split.reading import LoadedSplit
-from exhume.contract import Progress, Records
+from exhume.contract import Progress
 from exhume.evidence import LineupRow
 from exhume.models.split.pipeline import Pipeline
 from exhume.report.folder import RunFolder
 from exhume.settings import SplitSettings
 
-__all__ = ["fewer_targets", "shallower_cuts", "where_defended", "without_defence"]
+__all__ = [
+    "fewer_targets",
+    "shallower_cuts",
+    "where_defended",
+    "without_defence",
+]
 
 AuditOf = Callable[[RunFolder, Progress], CutAudit]
 
@@ -29,12 +32,7 @@ AuditOf = Callable[[RunFolder, Progress], CutAudit]
 def fewer_targets(parts: data.Split) -> data.Split:
     """The first few targets; the others are strangers."""
     few, rest = parts.target[:RUNG_TARGETS], parts.target[RUNG_TARGETS:]
-    strangers = Records(
-        torch.cat([parts.test.inputs, rest.inputs]),
-        torch.cat([parts.test.labels, rest.labels]),
-        parts.test.classes,
-    )
-    return replace(parts, target=few, test=strangers)
+    return replace(parts, target=few, test=joined(parts.test, rest))
 
 
 def shallower_cuts(owned: LoadedSplit, audit_of: AuditOf, seconds: float) -> Ladder | None:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from exhume import data
+from exhume.auditing.split.text_form import TextForm, text_form
 from exhume.contract import ExhumeError, Key, Records
 from exhume.models.own.factory import module_named
+from exhume.models.own.text import drawn_tokens, whole_numbers
 from exhume.models.split.cut import cut, layer_named, points
 from exhume.models.split.inverter import halvings
 from exhume.models.split.pipeline import Pipeline, undefended
@@ -33,6 +35,7 @@ class LoadedSplit:
     first: tuple[str, ...]  # depths; the first is the one in use
     second: str
     notes: tuple[str, ...]
+    text: TextForm | None = None  # None: images
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -43,13 +46,17 @@ class LoadedSplit:
 
     def shallower(self) -> tuple[str, ...]:
         """Points before the split in use at which the network could be cut and attacked, shallowest first."""
-        legal = points(self.module)
+        legal = points(self.module, self.first[:1])
         before = legal[: legal.index(self.first[0])] if self.first[0] in legal else ()
-        return _invertible(self.module, self.second, self.shape, before)
+        find = _readable if self.text else _invertible
+        return find(self.module, self.second, self.shape, before)
 
     def fingerprint(self) -> str:
         """Of the weights and of the function that they are used in."""
         probe = torch.rand(2, *self.shape, generator=Key.from_seed(0).generator())
+        if self.text:
+            rows = (64, self.shape[0])
+            probe = drawn_tokens(rows, self.text.vocabulary, None, Key.from_seed(0)).float()
         with torch.no_grad():
             return digest(self.module(probe).double().round(decimals=4))
 
@@ -66,7 +73,7 @@ class LoadedNetwork:
 
 def read_network(settings: SplitSettings) -> LoadedNetwork:
     """All that can be checked before records are read: the factory, the weights, the names of layers."""
-    module = module_named(settings.model, Key.from_seed(settings.seed))
+    module = whole_numbers(module_named(settings.model, Key.from_seed(settings.seed)))
     notes: list[str] = []
     if settings.weights:
         notes += _load(module, Path(settings.weights))
@@ -75,7 +82,10 @@ def read_network(settings: SplitSettings) -> LoadedNetwork:
     module.eval().requires_grad_(False)
     legal = points(module)
     if len(legal) < 2:
-        raise ExhumeError("model: it has fewer than two points at which it can be cut")
+        raise ExhumeError(
+            "model: it has fewer than two points at which it can be cut: nothing but one layer's output may "
+            "cross a point (a mask, for instance, has to be made of the vectors, not of the tokens)"
+        )
     first = tuple(layer_named(module, name) for name in settings.first)
     second = layer_named(module, settings.second) if settings.second else legal[-1]
     for name in first:
@@ -95,20 +105,23 @@ def read_split(
 
     network: where it was read before the records were.
     """
-    if len(records.shape) != 3:
-        raise ExhumeError(f"data: records of shape {records.shape}; only images are covered so far")
+    if len(records.shape) != 3 and records.vocabulary is None:
+        raise ExhumeError(
+            f"data: records of shape {records.shape}; only images and texts are covered so far"
+        )
     key = Key.from_seed(settings.seed)
     network = network or read_network(settings)
     module = network.module
+    text = text_form(module, records, settings)
     outputs = _outputs(module, records.shape)
     if outputs < len(records.classes):
         raise ExhumeError(
             f"data: {len(records.classes)} classes, but the network has {outputs} outputs"
         )
-    first, second = _cuts(network, records.shape)
+    first, second = _cuts(network, records.shape, texts=text is not None)
     parts = data.split(records, sizes_of(settings, len(records)), key.fold("split"))
     _enough(parts)
-    return LoadedSplit(module, parts, first, second, network.notes)
+    return LoadedSplit(module, parts, first, second, network.notes, text)
 
 
 def sizes_of(settings: SplitSettings, records: int) -> data.Sizes:
@@ -152,13 +165,23 @@ def _outputs(module: nn.Module, shape: tuple[int, ...]) -> int:
             f"model: it cannot take records of shape {shape} ({str(error).splitlines()[0]})"
         ) from error
     if not isinstance(logits, Tensor) or logits.ndim != 2:
-        raise ExhumeError("model: its output for n inputs must be (n, classes)")
+        raise ExhumeError(
+            "model: its output for n inputs must be (n, classes); of models that write or translate text, "
+            "only the study split-text has an audit"
+        )
     return int(logits.shape[1])
 
 
-def _cuts(network: LoadedNetwork, shape: tuple[int, ...]) -> tuple[tuple[str, ...], str]:
+def _cuts(
+    network: LoadedNetwork, shape: tuple[int, ...], *, texts: bool
+) -> tuple[tuple[str, ...], str]:
     """Depths and the second point, as given or chosen; every one is tried before anything is trained."""
     module, second = network.module, network.second
+    if texts:
+        first = network.first or _readable(module, second, shape, points(module))[:_DEPTHS]
+        if not first:
+            raise ExhumeError("model: no point before the second one sends anything for a text")
+        return first, second
     first = network.first or _invertible(module, second, shape, points(module))[:_DEPTHS]
     if not first:
         raise ExhumeError("model: no point before the second one gives maps that halve the images")
@@ -178,6 +201,21 @@ def _invertible(
         except ExhumeError:
             continue
         found.append(name)
+    return tuple(found)
+
+
+def _readable(
+    module: nn.Module, second: str, shape: tuple[int, ...], legal: Sequence[str]
+) -> tuple[str, ...]:
+    """Points at which something leaves the client for a text."""
+    found = []
+    for name in legal:
+        try:
+            sent = cut(module, name, second).feature_shape(shape)
+        except ExhumeError:
+            continue
+        if sent:
+            found.append(name)
     return tuple(found)
 
 

@@ -11,20 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from exhume.auditing.controls import Ladder
-from exhume.auditing.estimate import network_seconds
 from exhume.auditing.fixes import Fix, Tried
 from exhume.auditing.plan import AttackOption
 from exhume.auditing.release import AuditedRelease, Inputs, Load
 from exhume.auditing.split.attackers import (
     FEW,
     HEAD_KNOWN,
-    lookalike_applies,
-    lookalike_seconds,
     models_of,
     names_for,
-    rounds_of,
 )
-from exhume.auditing.split.cut import AttackedCut, CutAudit, joined
+from exhume.auditing.split.cut import AttackedCut, CutAudit, Images, Kind, joined
 from exhume.auditing.split.defended import (
     Defended,
     check_defence,
@@ -41,6 +37,8 @@ from exhume.auditing.split.ladder import (
 )
 from exhume.auditing.split.limits import audit_channel
 from exhume.auditing.split.reading import LoadedSplit, read_network, read_split
+from exhume.auditing.split.seconds import Seconds
+from exhume.auditing.split.texts import TEXT_FEW, TEXT_NAMES, Texts
 from exhume.auditing.split.words import charts, facts, notes_on
 from exhume.choices import device_named, threads_for
 from exhume.contract import Key, Progress, Records, Store
@@ -85,7 +83,8 @@ def read_split_release(brief: Brief, load: Load) -> SplitRelease | None:
     network = read_network(settings)
     if settings.defend:
         check_defence(settings)
-    records = load(settings.data, Reading())
+    reading = Reading(settings.vocabulary, settings.length, settings.padding)
+    records = load(settings.data, reading)
     owned = read_split(settings, records, network)
     if settings.defend:
         check_trainable(settings, owned)
@@ -142,18 +141,21 @@ class SplitRelease(AuditedRelease):
 
     def options(self) -> list[AttackOption]:
         """One, with all attackers of the split in use; elsewhere only a few are tried."""
-        guarded, names = bool(self.settings.defend), _names(self.settings)
+        guarded, names = bool(self.settings.defend), _names(self.settings, self.owned)
+        few = _few(self.owned)
         others = len(self.owned.first) - (not guarded)
         bodies, selected = _bodies(self.settings)
-        seconds = self._attack_seconds(names) + others * self._attack_seconds(FEW)
+        takes = self._seconds()
+        elsewhere = self.owned.first[not guarded :]
+        seconds = takes.attack(names) + sum(takes.attack(few, first) for first in elsewhere)
         models = sum(models_of(name, bodies, selected) for name in names)
-        models += others * sum(models_of(name, 1, 1) for name in FEW)
+        models += others * sum(models_of(name, 1, 1) for name in few)
         return [
             AttackOption(
                 "split",
                 "Inputs from a split network's features",
                 _THREAT,
-                seconds + guarded * self._training_seconds(),
+                seconds + guarded * takes.training(),
                 self._run,
                 records=len(self.owned.parts.target),
                 models=models,
@@ -164,17 +166,14 @@ class SplitRelease(AuditedRelease):
     def ladder(self) -> Ladder | None:
         """Shallower cuts of the same network; for a defended one the plain one trained beside it."""
         few = replace(self.owned, parts=fewer_targets(self.owned.parts))
-        seconds = self._attack_seconds(_CONTROLLED)
+        seconds = self._seconds().attack(_few(self.owned) if self.owned.text else _CONTROLLED)
 
         def audit_of(folder: RunFolder, progress: Progress) -> CutAudit:
-            tests = len(_names(self.settings))
+            kind = _kind(self.settings, few, None)
+            tests = len(_names(self.settings, few))
+            store = folder.store()
             return CutAudit.of(
-                self.settings,
-                few.parts,
-                tests,
-                distance=None,
-                store=folder.store(),
-                progress=progress,
+                self.settings, few.parts, tests, kind=kind, store=store, progress=progress
             )
 
         def plain() -> Pipeline:
@@ -189,7 +188,8 @@ class SplitRelease(AuditedRelease):
     def charts(self, found: Sequence[Findings]) -> list[Chart]:
         if self._attacked is None:
             return []
-        return charts(self._attacked.depths, self._attacked.guarded)
+        texts = self.owned.text is not None
+        return charts(self._attacked.depths, self._attacked.guarded, texts=texts)
 
     def fixes(self) -> list[Fix]:
         """Defences of the split in use; each is trained, and attacked by everyone who applies."""
@@ -227,7 +227,8 @@ class SplitRelease(AuditedRelease):
             self.settings, defend=name, first=self.owned.first[:1], second=self.owned.second
         )
         guarded = replace(self, settings=settings)
-        seconds = guarded._training_seconds() + guarded._attack_seconds(_names(settings))
+        takes = guarded._seconds()
+        seconds = takes.training() + takes.attack(_names(settings, self.owned))
 
         def run(folder: RunFolder, progress: Progress) -> Tried:
             owned = read_split(settings, self.records)  # dealt anew: some are for training
@@ -249,26 +250,8 @@ class SplitRelease(AuditedRelease):
         promised = f"{settings.bits:g} bits a request on average, for any attacker"
         return Fix(f"split-{name}", said, promised, "accuracy", seconds, run)
 
-    def _forward_seconds(self) -> float:
-        return network_seconds(
-            self.owned.module, self.owned.shape, threads_for(self.settings.threads)
-        )
-
-    def _attack_seconds(self, names: Sequence[str]) -> float:
-        bodies, selected = _bodies(self.settings)
-        rounds = sum(rounds_of(name, bodies, selected) for name in names)
-        passes = 3 * rounds * self.settings.attack_epochs * len(self.owned.parts.shadow)
-        searched = 0.0
-        plain = self.owned.pipeline(self.owned.first[0])
-        if "lookalike" in names and lookalike_applies(plain, self.owned.shape):
-            searched = lookalike_seconds(self.settings, plain.client.noise.shape[0])
-        return passes * self._forward_seconds() + searched
-
-    def _training_seconds(self) -> float:
-        """N bodies one after another, the client's part, and a plain network to compare with."""
-        records = len(self.owned.parts.fixed) or 10_000
-        rounds = 3 * (_bodies(self.settings)[0] + 2) * self.settings.epochs * records
-        return rounds * self._forward_seconds()
+    def _seconds(self) -> Seconds:
+        return Seconds(self.settings, self.owned, *_bodies(self.settings))
 
 
 def _deciding(one: Findings, name: str) -> Findings:
@@ -294,9 +277,20 @@ def _bodies(settings: SplitSettings) -> tuple[int, int]:
     return (settings.bodies, settings.bodies) if settings.defend == "dropout-ensemble" else (1, 1)
 
 
-def _names(settings: SplitSettings) -> tuple[str, ...]:
+def _names(settings: SplitSettings, owned: LoadedSplit) -> tuple[str, ...]:
     """Attackers of the split in use."""
-    return names_for(_bodies(settings)[0])
+    return TEXT_NAMES if owned.text else names_for(_bodies(settings)[0])
+
+
+def _few(owned: LoadedSplit) -> tuple[str, ...]:
+    """Those of them who are tried elsewhere."""
+    return TEXT_FEW if owned.text else FEW
+
+
+def _kind(settings: SplitSettings, owned: LoadedSplit, distance: Distance | None) -> Kind:
+    if owned.text is None:
+        return Images(settings, owned.shape, distance)
+    return Texts(settings, owned.text, owned.shape, owned.second)
 
 
 def _attack(
@@ -306,19 +300,19 @@ def _attack(
     distance: Distance | None = None
     if settings.lpips and owned.shape[0] == 3:
         distance = perceptual(progress=progress)
-    names = _names(settings)
+    names = _names(settings, owned)
     audit = CutAudit.of(
         settings,
         owned.parts,
         len(names),
-        distance=distance,
+        kind=_kind(settings, owned, distance),
         store=folder.store(),
         progress=progress,
     )
     depths = {}
     for place, first in enumerate(owned.first):
         progress("attacking depths", place, len(owned.first))
-        tried = names if not (place or settings.defend) else FEW
+        tried = names if not (place or settings.defend) else _few(owned)
         depths[first] = audit.attack(owned.pipeline(first), f"after {first}", tried)
     progress("attacking depths", len(owned.first), len(owned.first))
     if not settings.defend:

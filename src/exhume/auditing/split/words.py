@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -44,29 +45,51 @@ def notes_on(
     bound = in_use.bound
     if bound is not None and bound.section.leak is not None:
         notes.append(
-            f"An adversary who knew the client's head would get {bound.section.leak} back (SSIM "
-            f"{bound.metrics['ssim']:.2f})."
+            f"An adversary who knew the client's head would get {bound.section.leak} back "
+            f"({_likeness(bound.metrics)})."
         )
     if defence is not None:
         notes.append(defence.cost_sentence())
     return tuple(notes)
 
 
-def charts(depths: Mapping[str, AttackedCut], guarded: AttackedCut | None) -> list[Chart]:
-    """SSIM after an affine fit, attacker by attacker, and that of the mean image."""
+def _likeness(metrics: Mapping[str, float]) -> str:
+    if "ssim" in metrics:
+        return f"SSIM {metrics['ssim']:.2f}"
+    return f"{metrics['token_accuracy']:.0%} of the tokens in place"
+
+
+@dataclass(frozen=True)
+class _Figure:
+    value: str
+    null: str
+    nobody: str
+    axis: str
+
+
+_SSIM = _Figure("affine_ssim", "mean_image_affine_ssim", "mean image", "SSIM after an affine fit")
+_TOKENS = _Figure(
+    "token_accuracy", "usual_token_accuracy", "usual words", "share of tokens in place"
+)
+
+
+def charts(
+    depths: Mapping[str, AttackedCut], guarded: AttackedCut | None, *, texts: bool = False
+) -> list[Chart]:
+    """How alike, attacker by attacker, and what the mean image or the usual words have for nothing."""
     series: dict[str, list[Point]] = {}
-    rows = dict(depths)
+    rows, figure = dict(depths), _TOKENS if texts else _SSIM
     if guarded is not None:
         rows[f"{next(iter(depths))}, defended"] = guarded
     for name, cut in rows.items():
         for attacker, one in cut.found.items():
-            if one.metrics:
-                series.setdefault(attacker, []).append(Point(name, one.metrics["affine_ssim"]))
-        null = next((m["mean_image_affine_ssim"] for m in cut.measured), None)
+            if figure.value in one.metrics:
+                series.setdefault(attacker, []).append(Point(name, one.metrics[figure.value]))
+        null = next((m[figure.null] for m in cut.measured if figure.null in m), None)
         if null is not None:
-            series.setdefault("mean image", []).append(Point(name, null))
+            series.setdefault(figure.nobody, []).append(Point(name, null))
     title = "How much of an input comes back"
-    return [Chart(title, "last layer of the client's head", "SSIM after an affine fit", series)]
+    return [Chart(title, "last layer of the client's head", figure.axis, series)]
 
 
 def facts(settings: SplitSettings, owned: LoadedSplit, defence: Defended | None) -> Facts:

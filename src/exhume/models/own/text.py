@@ -28,6 +28,7 @@ __all__ = [
     "embedding_of",
     "layer_input",
     "takes_tokens",
+    "whole_numbers",
 ]
 
 _RECORDS = 3  # of a probe
@@ -149,6 +150,14 @@ def takes_tokens(module: nn.Module, length: int) -> bool:
         return embedding_of(copy.deepcopy(module).eval(), length) is not None
     except ExhumeError:
         return False
+
+
+def whole_numbers(module: nn.Module) -> nn.Module:
+    """The module itself; from now on its embeddings take tokens that come as floats, like any other input."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            layer.register_forward_pre_hook(_as_numbers)
+    return module
 
 
 # By running it

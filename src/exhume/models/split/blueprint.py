@@ -11,6 +11,7 @@ from torch import nn
 
 from exhume.contract import ExhumeError, Key
 from exhume.models.own.factory import module_named
+from exhume.models.own.text import whole_numbers
 from exhume.models.split.channel import ChannelNetwork
 from exhume.models.split.cut import Split, cut, wider_tail
 from exhume.models.split.network import Network
@@ -31,7 +32,7 @@ class OwnNetwork:
     input_shape: tuple[int, ...]
 
     def module(self, key: Key) -> nn.Module:
-        return module_named(self.factory, key)
+        return whole_numbers(module_named(self.factory, key))
 
 
 _Kind = type[ResNet18] | type[VGG16] | type[OwnNetwork] | type[ChannelNetwork]

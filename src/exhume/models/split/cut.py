@@ -1,8 +1,9 @@
 """A network cut at two points: the client keeps head and tail, the server computes the body.
 
 `cut` takes an `nn.Sequential` apart by the names of its children, and any other module through
-`torch.fx`, by the names of its submodules. A point can be cut if nothing but that layer's output
-crosses it; a residual connection around it, for instance, would cross as well.
+`torch.fx`, by the names of its submodules; where they cannot be traced, its children are taken whole. A
+point can be cut if nothing but that layer's output crosses it; a residual connection around it, for
+instance, would cross as well.
 """
 
 from __future__ import annotations
@@ -46,23 +47,39 @@ class Split:
         return _outline(self.head, input_shape)
 
 
-def points(module: nn.Module) -> tuple[str, ...]:
-    """Names at which the module may be cut, in order."""
+def points(module: nn.Module, whole: Sequence[str] = ()) -> tuple[str, ...]:
+    """Names at which the module may be cut, in order. whole: containers that are taken as one layer."""
     if isinstance(module, nn.Sequential):
         return tuple(name for name, _ in module.named_children())[:-1]
-    graph = _traced(module).graph
+    graph = _traced(module, whole).graph
     names = [str(node.target) for node in graph.nodes if node.op == "call_module"]
     return tuple(name for name in names[:-1] if not _crossing(graph, name))
 
 
 def layer_named(module: nn.Module, name: str) -> str:
-    """The layer that is meant: the name itself, or the last layer of a container of that name."""
+    """The layer that is meant: the name itself, or the last layer of a container of that name.
+
+    A container that does something behind its last layer (a sum, an activation) is a layer by itself.
+    """
     if isinstance(module, nn.Sequential):
         return name
     graph = _traced(module).graph
     names = [str(node.target) for node in graph.nodes if node.op == "call_module"]
     within = [one for one in names if one.startswith(f"{name}.")]
-    return within[-1] if name not in names and within else name
+    if name in names or not within or not _ends(graph, name, within[-1]):
+        return name
+    return within[-1]
+
+
+def _ends(graph: fx.Graph, container: str, last: str) -> bool:
+    """Whether the container's output is that of its last layer."""
+    own = [node for node in graph.nodes if container in _owners(node)]
+    return bool(own[-1].op == "call_module" and own[-1].target == last)
+
+
+def _owners(node: fx.Node) -> list[str]:
+    """Names of the modules in whose forward a node was made."""
+    return [str(name) for name, _ in (node.meta.get("nn_module_stack") or {}).values()]
 
 
 def cut(module: nn.Module, first: str, second: str) -> Split:
@@ -71,7 +88,7 @@ def cut(module: nn.Module, first: str, second: str) -> Split:
     if isinstance(whole, nn.Sequential):
         parts = _cut_chain(whole, first, second)
     else:
-        parts = _cut_graph(_traced(whole), first, second)
+        parts = _cut_graph(_traced(whole, (first, second)), first, second)
     head, body, tail = parts
     return Split(head, body, tail, first, second)
 
@@ -104,10 +121,29 @@ def _place(names: Sequence[str], name: str) -> int:
     raise ExhumeError(f"split: the network has no layer {name!r}{hint}")
 
 
-def _traced(module: nn.Module) -> fx.GraphModule:
+class _Tracer(fx.Tracer):
+    """Does not look into containers that are to be taken whole; children: into none of the module's."""
+
+    def __init__(self, whole: Sequence[str], *, children: bool = False) -> None:
+        super().__init__()
+        self.whole, self.children = whole, children
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if module_qualified_name in self.whole:
+            return True
+        if self.children:
+            return not isinstance(m, nn.Sequential | nn.ModuleList)
+        return super().is_leaf_module(m, module_qualified_name)
+
+
+def _traced(
+    module: nn.Module, whole: Sequence[str] = (), *, children: bool = False
+) -> fx.GraphModule:
     try:
-        return fx.symbolic_trace(module)
+        return fx.GraphModule(module, _Tracer(whole, children=children).trace(module))
     except Exception as error:  # whatever the forward does under tracing
+        if not children:
+            return _traced(module, whole, children=True)
         raise ExhumeError(
             f"split: {type(module).__name__} cannot be traced ({error}); "
             "give it as an nn.Sequential of the parts to cut between"

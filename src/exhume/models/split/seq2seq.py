@@ -168,10 +168,10 @@ class _Layer(nn.Module):
         return out
 
 
-def sinusoids(places: int, width: int) -> Tensor:
+def sinusoids(places: int, width: int, device: torch.device | None = None) -> Tensor:
     """(l, e): sin and cos of i / 10000^(2k/e), side by side."""
-    rates = torch.exp(-math.log(10_000) * torch.arange(0, width, 2) / width)
-    angles = torch.arange(places)[:, None] * rates
+    rates = torch.exp(-math.log(10_000) * torch.arange(0, width, 2, device=device) / width)
+    angles = torch.arange(places, device=device)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], 2).flatten(1)
 
 
@@ -186,9 +186,9 @@ def read_out(tokens: Tensor, words: Sequence[str]) -> list[str]:
 
 def _placed(table: nn.Embedding, tokens: Tensor, noise: Tensor | None = None) -> Tensor:
     tokens, width = tokens.long(), table.embedding_dim
-    vectors = math.sqrt(width) * table(tokens) + sinusoids(tokens.shape[1], width)
+    vectors = math.sqrt(width) * table(tokens) + sinusoids(tokens.shape[1], width, tokens.device)
     if noise is not None:
-        vectors = vectors + noise
+        vectors = vectors + noise.to(vectors.device)
     placed: Tensor = vectors * (tokens != PADDING)[:, :, None]
     return placed
 
