@@ -205,7 +205,9 @@ def test_a_closed_output_does_not_undo_the_audit(run, sink):
 def test_init_asks_and_writes_a_brief_that_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runner = CliRunner()
-    asked = runner.invoke(app, ["init"], input="weights\ntraining\ndigits\nmlp\ngd\n0.9\n0.2\n50\n5m\n")
+    asked = runner.invoke(
+        app, ["init"], input="weights\ntraining\ndigits\nmlp\ngd\n0.9\n0.2\n50\n5m\n"
+    )
     assert asked.exit_code == 0
     assert "'weights' is not one of these." in asked.stdout
     text = (tmp_path / "audit.toml").read_text()

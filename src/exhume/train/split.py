@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from exhume.contract import ExhumeError, Key, Progress, Records, Store, silent
+from exhume.models.drawing import he_normal
 from exhume.models.split.blueprint import Blueprint, Network
 from exhume.models.split.channel import FreshNoise
 from exhume.models.split.cut import Split, cut
@@ -48,6 +50,9 @@ class SplitJob:
     schedule: Schedule = Schedule()
     augment: bool = True  # images are moved and mirrored at random
     shift: int = _SHIFT  # pixels that they are moved by at most
+    aid: float = (
+        0.0  # weight of the loss of a dense layer that reads what is sent, in training only
+    )
 
     @property
     def blueprint(self) -> Blueprint:
@@ -75,7 +80,14 @@ class SplitJob:
     def digests(self) -> tuple[str, ...]:
         """All that a loss on this job's batches depends on."""
         moved = () if self.shift == _SHIFT else (f"shift {self.shift}",)
-        return (digest(self.records), str(describe(self.network)), str(self.augment), *moved)
+        aided = (f"aid {self.aid}",) if self.aid else ()
+        return (
+            digest(self.records),
+            str(describe(self.network)),
+            str(self.augment),
+            *moved,
+            *aided,
+        )
 
 
 @runtime_checkable
@@ -143,7 +155,9 @@ def train_split(
 
     random_head: the head stays as it was drawn, except for batch-norm statistics.
     sigma: of Gaussian noise on the features that is new at every step. start: where training begins; it is
-    copied. None: weights drawn from the key.
+    copied. None: weights drawn from the key. With the job's aid, a dense layer that is thrown away afterwards
+    also names the classes from what is sent, so that the head learns to tell them apart by itself: what few
+    bits carry is what the client knows.
     """
     parts = job.fresh(key)
     if start is not None:
@@ -153,6 +167,9 @@ def train_split(
         parts.head.requires_grad_(False)
     added = torch.zeros(()) if noise is None else noise.to(job.device)
     fresh = FreshNoise(sigma)
+    whole, reader = parts.whole, _reader(job, parts, key)
+    if reader is not None:
+        whole["reader"] = reader
 
     def loss(rows: Tensor, generator: torch.Generator) -> Tensor:
         inputs, labels = job.batch(rows, generator)
@@ -164,10 +181,13 @@ def train_split(
         answer = parts.body(features)
         if dropped == ANSWERS:
             answer = apply_dropout(answer, dropout, generator)
-        return F.cross_entropy(parts.tail(answer), labels)
+        entropy = F.cross_entropy(parts.tail(answer), labels)
+        if reader is None:
+            return entropy
+        return entropy + job.aid * F.cross_entropy(reader(features.flatten(1)), labels)
 
     train_module(
-        parts.whole,
+        whole,
         loss,
         len(job.records),
         job.schedule,
@@ -186,3 +206,10 @@ def train_split(
         stage=stage,
     )
     return parts
+
+
+def _reader(job: SplitJob, parts: Split, key: Key) -> nn.Module | None:
+    if not job.aid:
+        return None
+    size, classes = math.prod(parts.feature_shape(job.records.shape)), len(job.records.classes)
+    return he_normal(lambda: nn.Linear(size, classes), key.fold("reader")).to(job.device)

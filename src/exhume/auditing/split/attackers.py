@@ -43,7 +43,7 @@ FEW = ("as-sent", "shadow", "matched", HEAD_KNOWN)
 
 _SHADOWLESS = ("as-sent", "lookalike", "frequency", "cipher", HEAD_KNOWN)
 _MATCH = 10.0  # weight of the moments
-_STARTS = 2  # lookalikes of the client's own form
+_STARTS = 2  # shadows of the client's own form; the one that classifies best is inverted
 _SUBSETS = 10  # tried at most
 _FULL = 8  # epochs from which searches take all their steps
 _SEARCH = 100  # steps of the likelihood
@@ -77,9 +77,9 @@ class Attacker:
 def names_for(bodies: int) -> tuple[str, ...]:
     """Every attacker of a client that reads so many bodies; the last one knows its head."""
     if bodies == 1:
-        return ("as-sent", "shadow", "lookalike", "matched", "likelihood", HEAD_KNOWN)
+        return ("as-sent", "shadow", "own-form", "lookalike", "matched", "likelihood", HEAD_KNOWN)
     alone = tuple(f"body-{i + 1}" for i in range(bodies))
-    several = ("adaptive", "lookalike", "matched", "likelihood", "committee", "subsets")
+    several = ("adaptive", "own-form", "lookalike", "matched", "likelihood", "committee", "subsets")
     return ("as-sent", *alone, *several, HEAD_KNOWN)
 
 
@@ -88,11 +88,11 @@ def attacker_named(
     settings: SplitSettings,
     pipeline: Pipeline,
     shape: tuple[int, ...],
-    form: OwnForm | None = None,
+    form: OwnForm,
 ) -> Attacker:
     """One of `names_for`, against any pipeline: one of several bodies becomes the same of a single one.
 
-    shape: of the inputs; form: of the client's head, where its attackers build one like it.
+    shape: of the inputs; form: of the client's head, which is no secret.
     """
     schedule = Schedule(settings.attack_epochs, settings.batch, 3e-3, "adam", 0.0)
     head, decoder = ShadowHead(settings.channels), Decoder(settings.channels)
@@ -107,8 +107,11 @@ def attacker_named(
         return Attacker(
             name, f"Inverting a shadow of {name.replace('-', ' ')}", alone[place], paper
         )
-    if name == "lookalike" and form is not None:
-        alike = replace(alone[0], head=form, match=_MATCH, starts=_STARTS)
+    own = replace(several, head=form, starts=_STARTS)
+    if name == "own-form":
+        return Attacker(name, "Inverting shadows of the client's own form", own)
+    if name == "lookalike" and pipeline.client.sigma:  # numbers have no windows to look at
+        alike = replace(own, match=_MATCH)
         return Attacker(name, "Inverting a lookalike of the client's own form", alike)
     if name == "lookalike":
         return _lookalike(settings, pipeline.client.head, shape, decoder, schedule)
@@ -198,9 +201,8 @@ def models_of(name: str, bodies: int, selected: int) -> int:
     """Shadows and decoders that an attacker trains which no other one has trained."""
     if name == "subsets":
         return _subsets(bodies, selected) + 1
-    return {"as-sent": 0, "lookalike": 1, "likelihood": 0, "committee": 0, HEAD_KNOWN: 1}.get(
-        name, 2
-    )
+    few = {"as-sent": 0, "lookalike": 1, "likelihood": 0, "committee": 0, HEAD_KNOWN: 1}
+    return (few | {"own-form": _STARTS + 1}).get(name, 2)
 
 
 def shadows_of(name: str, bodies: int, selected: int, *, own_form: bool = False) -> int:
@@ -209,6 +211,8 @@ def shadows_of(name: str, bodies: int, selected: int, *, own_form: bool = False)
         return _STARTS if own_form else 0
     if name == "subsets":
         return _subsets(bodies, selected)
+    if name == "own-form":
+        return _STARTS
     return 0 if name in ("as-sent", "likelihood", "committee", HEAD_KNOWN) else 1
 
 
@@ -222,6 +226,8 @@ def rounds_of(name: str, bodies: int, selected: int) -> int:
         return _subsets(bodies, selected) * selected
     if name in ("shadow", "adaptive", "matched"):
         return bodies
+    if name == "own-form":
+        return _STARTS * bodies
     return 0 if name in ("as-sent", "committee") else 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from scipy.stats import binom
@@ -26,6 +26,7 @@ from exhume.contract import (
     Shard,
     Store,
 )
+from exhume.models.split.blueprint import OwnNetwork
 from exhume.models.split.inverter import OwnForm
 from exhume.models.split.pipeline import Pipeline
 from exhume.results import AttackSpec, Findings, Section, Word
@@ -101,6 +102,7 @@ class Scored:
     notes: Mapping[str, Any] = field(default_factory=dict)  # that belong to the evidence
 
 
+@runtime_checkable
 class Kind(Protocol):
     """What the records are: who attacks them, and how what came back is compared with them."""
 
@@ -126,11 +128,14 @@ class Images:
 
     settings: SplitSettings
     shape: tuple[int, ...]
+    second: str  # last layer of the body
     distance: Distance | None = None
     padding: int | None = None
     alike: Alike | None = None
 
     def attacker(self, name: str, pipeline: Pipeline, form: OwnForm | None) -> Attacker:
+        if form is None:  # the network's own, cut
+            form = OwnForm(OwnNetwork(self.settings.model, self.shape), pipeline.cut, self.second)
         return attacker_named(name, self.settings, pipeline, self.shape, form)
 
     def score(self, parts: data.Split, found: Reconstruction) -> Scored:

@@ -289,7 +289,7 @@ def _few(owned: LoadedSplit) -> tuple[str, ...]:
 
 def _kind(settings: SplitSettings, owned: LoadedSplit, distance: Distance | None) -> Kind:
     if owned.text is None:
-        return Images(settings, owned.shape, distance)
+        return Images(settings, owned.shape, owned.second, distance)
     return Texts(settings, owned.text, owned.shape, owned.second)
 
 
@@ -325,8 +325,5 @@ def _attack(
     return _Attacked(depths, guarded, made)
 
 
-def _form(made: Defended) -> OwnForm | None:
-    """Of a client behind a channel: its numbers have no windows to look at, so that the whole is rebuilt."""
-    if not made.pipeline.client.sigma:
-        return None
+def _form(made: Defended) -> OwnForm:
     return OwnForm(made.job.network, made.job.first, made.job.second)

@@ -74,7 +74,7 @@ class ChannelNetwork:
     first: str  # last layer of the other network's head
     second: str  # last layer of its body
     numbers: int = 16  # k
-    hidden: int = 64  # width of the encoder
+    hidden: int = 32  # width of the encoder
 
     def __post_init__(self) -> None:
         if self.numbers < 1 or self.hidden < 1:

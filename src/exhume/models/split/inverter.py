@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
+import torch
 from torch import nn
 
-from exhume.contract import ExhumeError, Key
+from exhume.contract import ExhumeError, Key, NotApplicable
 from exhume.models.drawing import he_normal
 from exhume.models.split.channel import UnitLength
 from exhume.models.split.cut import cut
@@ -85,8 +86,20 @@ class OwnForm:
     second: str  # last layer of the body
 
     def module(self, shape: tuple[int, ...], features: tuple[int, ...], key: Key) -> nn.Module:
-        """(n, *shape) to (n, *features), drawn from the key."""
+        """(n, *shape) to (n, *features), drawn from the key.
+
+        A network that comes with its weights cannot be drawn anew, and must not be handed to an attacker.
+        """
         parts = cut(self.network.module(key), self.first, self.second)
+        others = cut(self.network.module(key.fold("another")), self.first, self.second)
+        pairs = zip(parts.head.parameters(), others.head.parameters(), strict=True)
+        same = [bool(torch.equal(a, b)) for a, b in pairs if a.ndim > 1]
+        if same and all(same):
+            raise NotApplicable(
+                "the network has the same weights whatever the seed, so that no other head of its form "
+                "can be drawn; give a factory that does not load them",
+                ever=True,
+            )
         made = parts.feature_shape(shape)
         if made != features:
             raise ExhumeError(

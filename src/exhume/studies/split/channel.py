@@ -54,7 +54,7 @@ _SCALES: dict[Scale, Setting] = {
         Schedule(3, 100, 0.1),
         Effort(32, Schedule(6, 50, 3e-3, "adam", 0.0), 2),
         bits=(4, 8, 12, 24),
-        cuts=("conv3", "conv2", "conv1"),
+        cuts=("conv3", "conv2"),
         others=(12, 24),
         numbers=10,
         named=(3_000, 50_000),

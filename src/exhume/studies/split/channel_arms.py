@@ -40,6 +40,7 @@ from exhume.victims.split import release_features, server_knowledge
 __all__ = ["NAMED", "SHOWN", "Arm", "Effort", "Setting", "arms", "class_mean", "make", "start"]
 
 SHOWN = 16
+_AID = 1.0  # weight of what the client alone can tell, in all trainings alike
 _SHIFT = 2  # pixels that training images are moved by at most: few epochs learn more with less
 _SECOND = "pool"  # last layer of the body
 NAMED = {"lookalike": "lookalike", "true_head": "head known"}
@@ -121,7 +122,13 @@ def _base(run: Run[Setting], place: str) -> SplitNetwork:
     """The network without a channel, cut somewhere, as all go on from it; trained now or before."""
     setting, key = run.setting, run.key.fold("split-channel", "base")
     job = SplitJob(
-        setting.network, setting.cuts[0], _SECOND, _parts(run).fixed, setting.training, shift=_SHIFT
+        setting.network,
+        setting.cuts[0],
+        _SECOND,
+        _parts(run).fixed,
+        setting.training,
+        shift=_SHIFT,
+        aid=_AID,
     )
     trained = train_split(job, **run.working(key))
     chain = nn.Sequential(OrderedDict(_stages(trained)))
@@ -145,7 +152,9 @@ def make(run: Run[Setting], arm: Arm) -> dict[str, Tensor]:
     """Train one network further, count its work, and meet it with its attackers."""
     setting, parts = run.setting, _parts(run)
     key = run.key.fold("split-channel", arm.cut)
-    job = SplitJob(setting.network, arm.cut, _SECOND, parts.fixed, setting.tuning, shift=_SHIFT)
+    job = SplitJob(
+        setting.network, arm.cut, _SECOND, parts.fixed, setting.tuning, shift=_SHIFT, aid=_AID
+    )
     base = _base(run, arm.cut)
     defence = Channel.of_bits(float(arm.bits), setting.numbers) if arm.bits else Channel()
     if arm.alone:
