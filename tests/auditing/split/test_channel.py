@@ -24,7 +24,7 @@ from exhume.store import NullStore
 from exhume.train.single import Schedule
 from exhume.train.split import SplitJob
 
-NAMES = ("as-sent", "shadow", "lookalike", "matched", "likelihood", "head-known")
+NAMES = ("as-sent", "shadow", "own-form", "lookalike", "matched", "likelihood", "head-known")
 
 
 def named(settings, factory):

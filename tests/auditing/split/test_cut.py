@@ -16,9 +16,22 @@ from exhume.auditing.split.reading import read_split
 from exhume.auditing.split.release import SplitRelease
 from exhume.contract import Outcome, Status, silent
 from exhume.evidence import LineupRow
+from exhume.models.split.inverter import OwnForm
 from exhume.models.split.pipeline import Client, Pipeline
 from exhume.report.folder import RunFolder
 from exhume.results import AttackSpec, Findings, Section
+
+
+class Form:
+    """Of a head that nobody builds here."""
+
+    input_shape = (1, 8, 8)
+
+    def module(self, key):
+        return nn.Sequential(nn.Identity(), nn.Identity(), nn.Flatten())
+
+
+FORM = OwnForm(Form(), "0", "1")
 
 
 def pipeline_of(*layers, bodies=1):
@@ -28,7 +41,7 @@ def pipeline_of(*layers, bodies=1):
 
 
 def lookalike(settings, *layers):
-    return attacker_named("lookalike", settings, pipeline_of(*layers), (1, 8, 8))
+    return attacker_named("lookalike", settings, pipeline_of(*layers), (1, 8, 8), FORM)
 
 
 def conv(*more, **how):
@@ -68,12 +81,14 @@ def test_every_attacker_has_a_counterpart_of_one_body(settings):
     """A plain network is the easier version of one with several bodies."""
     plain = pipeline_of(nn.Identity())
     for name in names_for(3):
-        assert attacker_named(name, settings, plain, (1, 8, 8)).id == name
-    assert attacker_named("body-3", settings, plain, (1, 8, 8)).attack.reads == (0,)
+        assert attacker_named(name, settings, plain, (1, 8, 8), FORM).id == name
+    assert attacker_named("body-3", settings, plain, (1, 8, 8), FORM).attack.reads == (0,)
     several = pipeline_of(nn.Identity(), bodies=3)
-    assert attacker_named("body-3", settings, several, (1, 8, 8)).attack.reads == (2,)
-    assert attacker_named("adaptive", settings, several, (1, 8, 8)).attack.reads == "learned"
-    assert len(attacker_named("committee", settings, several, (1, 8, 8)).attack.inversions) == 4
+    assert attacker_named("body-3", settings, several, (1, 8, 8), FORM).attack.reads == (2,)
+    assert attacker_named("adaptive", settings, several, (1, 8, 8), FORM).attack.reads == "learned"
+    assert (
+        len(attacker_named("committee", settings, several, (1, 8, 8), FORM).attack.inversions) == 4
+    )
 
 
 def test_what_attackers_take():
@@ -147,6 +162,7 @@ def test_a_fix_says_what_the_strongest_attacker_still_gets(settings, records, tm
     assert tried.by in {
         "What was sent, looked at",
         "Inverting a shadow of the head",
+        "Inverting shadows of the client's own form",
         "Inverting a lookalike of the client's own form",
         "Inverting a shadow that matches moments",
         "Searching for inputs that a shadow sends alike",

@@ -19,7 +19,7 @@ from exhume.models.split.parts import load_pipeline
 from exhume.report.folder import RunFolder
 from exhume.settings import Brief
 
-ALONE = ("as-sent", "shadow", "lookalike", "matched", "likelihood", "head-known")
+ALONE = ("as-sent", "shadow", "own-form", "lookalike", "matched", "likelihood", "head-known")
 FEW = ("as-sent", "shadow", "matched", "head-known")
 
 
@@ -34,7 +34,7 @@ def test_depths_are_attacked_and_a_weak_attacker_proves_nothing(settings, tmp_pa
         *(f"after-0-{name}" for name in ALONE),
         *(f"after-1-{name}" for name in FEW),
     ]
-    assert [a["counts"] for a in result["attacks"]] == [*[True] * 5, *[False] * 5]
+    assert [a["counts"] for a in result["attacks"]] == [*[True] * 6, *[False] * 5]
     assert result["victim"]["test_accuracy"] > 0.9
     assert result["victim"]["bytes_up_per_input"] == 3 * 8 * 8 * 4
     assert result["charts"][0]["series"].keys() == {*ALONE, "mean image"}
@@ -71,7 +71,7 @@ def test_a_defence_is_trained_attacked_costed_and_kept(settings, records, tmp_pa
     done = audit(Brief.of(defended), tmp_path / "run")
     attacks = done.result.attacks
     lines = [one.spec.id.removeprefix("after-0-with-ensembler-") for one in attacks[4:]]
-    several = ("adaptive", "lookalike", "matched", "likelihood", "committee", "subsets")
+    several = ("adaptive", "own-form", "lookalike", "matched", "likelihood", "committee", "subsets")
     assert lines == ["as-sent", "body-1", "body-2", *several, "head-known"]
     facts = done.result.victim
     assert facts["defended_bytes_up_per_input"] == 2 * facts["bytes_up_per_input"]
