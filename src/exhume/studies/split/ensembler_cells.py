@@ -26,7 +26,11 @@ __all__ = ["Cells", "best_body", "findings", "mean_images", "meet_all"]
 
 _SHOWN = 8  # images of each row on the page
 _SHADOWED = ("shadow", "adaptive")  # of every client, several times
-_EVERY_CLIENT = (*_SHADOWED, "lookalike", "true_head", "training_set")
+_EVERY_CLIENT = (
+    *_SHADOWED,
+    "true_head",
+)  # the others meet the first client only, but for these rows:
+_EVERY_CLIENT_TOO = ("none.own_form", "none.lookalike", "ensembler.lookalike")
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ def meet_all(run: Run[Setting], trained: Trained) -> dict[str, Cells]:
         for attacker in _attackers(run, network)
         if network.client == 0
         or attacker in _EVERY_CLIENT
-        or (defence, attacker) == ("none", "own_form")
+        or f"{defence}.{attacker}" in _EVERY_CLIENT_TOO
         for shadow in range(_shadows(run.setting, attacker))
     ]
     cells.sort(key=lambda cell: cell.network.defence != "ensembler")  # the longest first
