@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from exhume.attacks.split.token_search import KnownHead
-from exhume.auditing.estimate import seconds_of
 from exhume.auditing.split.attackers import (
     HEAD_KNOWN,
     likelihood_steps,
@@ -33,6 +32,9 @@ __all__ = ["Seconds"]
 
 _ANY = Key.from_seed(0)
 _BACK = 3  # forward and backward, in forward passes
+_SPEED = (
+    60e9  # operations a second and thread, of products in batches of convolutions and dense layers
+)
 _NUMBER = 4e-9  # seconds of a number that a layer puts out, there and back: norms, ReLUs, pooling
 _STEP = 4e-3  # seconds of a step besides
 _SCORED = 2e-3  # seconds to score one target
@@ -113,7 +115,7 @@ class Seconds:
     def _pass(self, module: nn.Module, shape: tuple[int, ...]) -> float:
         """Seconds of one record's way through it."""
         threads = threads_for(self.settings.threads)
-        products = seconds_of(2 * multiply_adds(module, shape), threads)
+        products = 2 * multiply_adds(module, shape) / (_SPEED * threads)
         return products + _NUMBER / _BACK * _numbers(module, shape)
 
 
