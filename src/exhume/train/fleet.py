@@ -2,28 +2,53 @@
 
 Each chunk is one piece of work with a content address, so a killed job that is started again loads
 what it had finished and ends with the same bits. The chunk size is part of what decides the bits:
-choose it once (`chunk_for`), write it down, reuse it.
+choose it once (`chunk_for`), write it down, reuse it. A chunk is trained in one thread wherever that is,
+so that neither the number of processes nor that of threads changes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from exhume.contract import ExhumeError, Key, Progress, Recipe, Records, Store, silent
-from exhume.scale import HERE, Cluster, run_jobs, where_now
+from exhume.data.memory_guard import memory_free
+from exhume.scale import Cluster, Cores, Processes, Work, run_jobs, where_now
 from exhume.store import address, digest
+from exhume.train.blocks import LARGEST_CHUNK
+from exhume.train.cost import seconds_per_model_of
 
-__all__ = ["LARGEST_CHUNK", "chunk_for", "train_fleet"]
+__all__ = ["LARGEST_CHUNK", "chunk_for", "fleet_work", "train_fleet"]
 
-LARGEST_CHUNK = 64  # beyond this a stack falls out of the processor's caches and gains nothing
+_PROCESS = 400 << 20  # bytes of a worker process beside what it trains
+_FREE = 0.8  # of the free memory that workers may fill
 
 
 def chunk_for(bytes_per_model: int, memory: int) -> int:
     """How many models to train at once within so many bytes."""
     return max(1, min(LARGEST_CHUNK, memory // max(1, bytes_per_model)))
+
+
+@runtime_checkable
+class _Sized(Protocol):
+    """A recipe that says what memory a model takes."""
+
+    def bytes_per_model(self, records: int) -> int: ...
+
+
+def fleet_work(recipe: Recipe, known: int, models: int, chunk: int) -> Work:
+    """What it takes to train so many models on so many records, and one each."""
+    size = recipe.bytes_per_model(known + 1) if isinstance(recipe, _Sized) else 0
+    each = min(chunk, models) * size
+    seconds = seconds_per_model_of(recipe, known, 1)
+    return Work(
+        jobs=-(-models // chunk),
+        seconds=None if seconds is None else seconds * models,
+        fit=int(_FREE * memory_free() // (each + _PROCESS)),
+    )
 
 
 def train_fleet(
@@ -43,7 +68,7 @@ def train_fleet(
     initial: (p,) or one row per model; extra: (s, e, *shape). Holds one chunk at a time; elsewhere
     (`scale.spread_over`) two for each that can be trained at once, saved as they arrive.
     """
-    if fixed.inputs.device.type != "cpu" and where_now() != HERE:
+    if fixed.inputs.device.type != "cpu" and isinstance(where_now(), Cluster | Processes):
         raise ExhumeError(
             f"device: {fixed.inputs.device.type} given, but "
             f"{'a Ray cluster trains' if isinstance(where_now(), Cluster) else 'other processes train'} "
@@ -71,7 +96,9 @@ def train_fleet(
     progress(stage, 0, total)
     shared = _Shared(recipe, initial if one_start else None, fixed, key)
     turn = 0
-    for index, trained in run_jobs(_fit, chunks(), shared=shared):
+    spread = fixed.inputs.device.type == "cpu" and isinstance(where_now(), Cores | Processes)
+    work = fleet_work(recipe, len(fixed), total, chunk) if spread and total else None
+    for index, trained in run_jobs(_fit, chunks(), shared=shared, threads=1, work=work):
         if trained is not None:
             store.save(names.pop(index), {"parameters": trained})
             ready[index] = trained

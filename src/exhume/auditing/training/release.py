@@ -34,8 +34,10 @@ from exhume.contract import Key, NotApplicable, Progress, Recipe, Records, Store
 from exhume.data import Reading
 from exhume.report.folder import RunFolder
 from exhume.results import AttackSpec, Findings
+from exhume.scale import Cores, Here, where_now, workers_for
 from exhume.settings import Brief, Settings
 from exhume.train.claimed_privacy import ClaimedPrivacy
+from exhume.train.fleet import fleet_work
 from exhume.train.recipe import FullBatch
 
 __all__ = ["TrainingRelease", "read_training"]
@@ -124,7 +126,19 @@ class TrainingRelease(AuditedRelease):
             tuple(self.records.classes),
             uses,
             self.records.columns,
+            self._place(),
         )
+
+    def _place(self) -> str:
+        """In words, where the shadow models are trained; the released ones are fewer."""
+        sizes, machine = self.settings.data, self.settings.machine
+        work = fleet_work(self.recipe, sizes.fixed, sizes.shadows, machine.chunk)
+        if work.seconds is None:
+            work = replace(work, seconds=self.per_model * machine.threads * sizes.shadows)
+        count = workers_for(work, machine.threads)
+        if count > 1:
+            return f"in {count} processes with one thread each"
+        return "in this process, in one thread" if isinstance(where_now(), Here | Cores) else ""
 
     def game(self, store: Store, progress: Progress) -> Game:
         """Trained once, attacked by all."""
