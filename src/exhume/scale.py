@@ -168,15 +168,17 @@ def run_jobs(
     shared: S,
     threads: int | None = None,
     work: Work | None = None,
+    device: str = "cpu",
 ) -> Iterator[tuple[int, R | None]]:
     """Yield (index, function(shared, job)) for every job, as they finish.
 
     A job that is None needs no work and comes back as None. Closing the iterator, or Ctrl-C, cancels
-    what is running. threads: of each job, wherever it runs; None: the caller's.
+    what is running. threads: of each job, wherever it runs; None: the caller's. device: cuda gives every
+    job on a cluster a GPU of its own, which is the only one that it sees.
     """
     where, each = where_now(), threads or torch.get_num_threads()
     if isinstance(where, Cluster):
-        yield from drive(_Nodes(function, shared, where, each), jobs)
+        yield from drive(_Nodes(function, shared, where, each, device), jobs)
     elif isinstance(where, Processes):
         count = workers_for(work, torch.get_num_threads())
         yield from run_in_processes(function, jobs, shared=shared, count=count, threads=each)
@@ -226,15 +228,23 @@ class _Nodes:
     """The nodes of a cluster at work on one function."""
 
     def __init__(
-        self, function: Callable[[S, J], R], shared: S, where: Cluster, threads: int
+        self, function: Callable[[S, J], R], shared: S, where: Cluster, threads: int, device: str
     ) -> None:
         self.function, self.where, self.threads = function, where, threads
-        if not _slots(self.threads):
+        self.gpus, self.arithmetic = int(device != "cpu"), _arithmetic(device)
+        if self.gpus and not _slots(self.threads, self.gpus):
+            raise ExhumeError(
+                f"device: {device} given, but no node of the Ray cluster offers a GPU and {threads} cores "
+                "(ray start --num-gpus)"
+            )
+        if not _slots(self.threads, self.gpus):
             raise ExhumeError(
                 f"threads: {self.threads} given, but the largest node of the Ray cluster has "
                 f"{max(_alive_cores(), default=0)} cores: use fewer threads or larger nodes"
             )
-        self.work = _ray().remote(num_cpus=self.threads, max_retries=RETRIES)(_work)
+        self.work = _ray().remote(num_cpus=self.threads, num_gpus=self.gpus, max_retries=RETRIES)(
+            _work
+        )
         self.common = _ray().put(shared)
         self.running: dict[Any, int] = {}  # reference of a result to its job's index
 
@@ -243,14 +253,16 @@ class _Nodes:
         return self.running.values()
 
     def ahead(self) -> int:
-        return max(2, 2 * _slots(self.threads))
+        return max(2, 2 * _slots(self.threads, self.gpus))
 
     def begin(self, index: int, job: Any) -> None:
-        begun = self.work.remote(self.function, self.common, job, self.threads, _arithmetic())
+        begun = self.work.remote(self.function, self.common, job, self.threads, self.arithmetic)
         self.running[begun] = index
 
     def first(self) -> tuple[int, Any]:
-        reference = _first_finished(list(self.running), self.threads, self.where.patience)
+        reference = _first_finished(
+            list(self.running), self.threads, self.gpus, self.where.patience
+        )
         index = self.running.pop(reference)
         return index, _taken(reference, index)
 
@@ -267,18 +279,27 @@ def _work(
     function: Callable[[S, J], R], shared: S, job: J, threads: int, arithmetic: str
 ) -> Answer[R]:
     """One job with the caller's number of threads, on a node that computes like the caller."""
-    if _arithmetic() != arithmetic:
+    own = _arithmetic("cuda" if _GPU in arithmetic else "cpu")
+    if own != arithmetic:
         return Answer(
             None,
-            f"a node of the Ray cluster computes with {_arithmetic()}, this process with {arithmetic}: "
+            f"a node of the Ray cluster computes with {own}, this process with {arithmetic}: "
             "the bits would differ, so make them alike",
         )
     return attempt(function, shared, job, threads)
 
 
-def _arithmetic() -> str:
+_GPU = ", GPU "
+
+
+def _arithmetic(device: str = "cpu") -> str:
     capability = torch.backends.cpu.get_cpu_capability()
-    return f"exhume {version('exhume')}, torch {torch.__version__}, {capability}"
+    here = f"exhume {version('exhume')}, torch {torch.__version__}, {capability}"
+    return here if device == "cpu" else f"{here}{_GPU}{_gpu_name()}"
+
+
+def _gpu_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
 
 
 # Dealings with Ray
@@ -325,26 +346,31 @@ def _alive_cores() -> list[int]:
     return [int(node["Resources"].get("CPU", 0)) for node in _ray().nodes() if node["Alive"]]
 
 
-def _slots(threads: int) -> int:
-    """Jobs that the cluster can run at once."""
-    return sum(cores // threads for cores in _alive_cores())
+def _slots(threads: int, gpus: int = 0) -> int:
+    """Jobs that the cluster can run at once, each with so many cores and GPUs."""
+    if not gpus:
+        return sum(cores // threads for cores in _alive_cores())
+    offered = [node["Resources"] for node in _ray().nodes() if node["Alive"]]
+    return sum(
+        min(int(one.get("CPU", 0)) // threads, int(one.get("GPU", 0)) // gpus) for one in offered
+    )
 
 
-def _first_finished(references: list[Any], threads: int, patience: float) -> Any:
+def _first_finished(references: list[Any], threads: int, gpus: int, patience: float) -> Any:
     """Wait for one of them, as long as there is a node that could run it."""
     deserted: float | None = None  # since when
     while True:
         finished, _ = _ray().wait(references, num_returns=1, timeout=_GLANCE)
         if finished:
             return finished[0]
-        if _slots(threads):
+        if _slots(threads, gpus):
             deserted = None
         elif deserted is None:
             deserted = time.monotonic()
         elif time.monotonic() - deserted > patience:
             raise ExhumeError(
-                f"the Ray cluster has had no node with {threads} cores for {patience:g} seconds: "
-                "finished work is kept; add nodes and run it again"
+                f"the Ray cluster has had no node with {threads} cores{' and a GPU' if gpus else ''} for "
+                f"{patience:g} seconds: finished work is kept; add nodes and run it again"
             )
 
 
