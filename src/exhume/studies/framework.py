@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from exhume import data
+from exhume.auditing.training.cost import Stage
 from exhume.choices import device_named, threads_for
 from exhume.contract import ExhumeError, Key, Progress, Records, Shard, silent
 from exhume.report.folder import RunFolder, environment
@@ -68,6 +69,7 @@ class Study(Generic[S]):
     spreads: bool = False  # falls into long jobs, so that the command uses a process for each core
     on_device: bool = False  # its training follows --device
     threads: Mapping[Scale, int] = field(default_factory=dict)  # where not one for each core
+    stages: Callable[[S], Sequence[Stage]] | None = None  # what it takes; None: nobody has counted
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,10 @@ class Run(Generic[S]):
     @property
     def key(self) -> Key:
         return Key.from_seed(self.seed)
+
+    @property
+    def device(self) -> torch.device:
+        return device_named(self.asked.device)
 
     @property
     def store(self) -> FolderStore:

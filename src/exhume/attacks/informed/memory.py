@@ -62,11 +62,11 @@ def closed_form_bytes(  # noqa: PLR0917
     """
     components = min(held, values)
     models = min(4 * shadows * parameters, LIMITS.models)
-    read = min(8 * shadows * parameters, LIMITS.whole)
-    blocks = 2 * _READING * min(LIMITS.block, 8 * largest * parameters)
-    if 8 * shadows * parameters <= LIMITS.whole:
-        blocks = _READING * 8 * largest * parameters
-    kernels = 8 * max(1, shadows // max(1, largest)) * largest**2
+    read = 8 * shadows * parameters
+    blocks = _READING * 8 * largest * parameters
+    if read > LIMITS.whole:
+        read, blocks = 0, 2 * min(_READING * LIMITS.block, blocks)
+    kernels = 8 * -(-shadows // largest) * largest**2
     kept = 8 * shadows * components + 8 * shadows * values
     basis = 16 * held * values + 40 * components**2
     working = 8 * (7 * largest**2 + 10 * largest * components)
