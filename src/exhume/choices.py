@@ -50,6 +50,7 @@ def sizes_for(records: int, settings: Settings) -> Sizes:
 
 
 _LADDER = ((200, 2000), (100, 1000), (50, 500), (40, 200), (25, 100), (20, 50))
+_ALONE = 4  # models in a chunk whose models gain nothing by being trained together: less is lost
 _SHARE = 0.7  # of a budget, for the models that every attack on weights needs
 
 
@@ -86,14 +87,22 @@ def resolve(settings: Settings, records: Records) -> Settings:
         test=sizes.test,
     )
     machine = settings.machine
-    size = recipe_for(settings, records).bytes_per_model(sizes.fixed + 1)
+    recipe, threads = recipe_for(settings, records), threads_for(machine.threads)
+    size = recipe.bytes_per_model(sizes.fixed + 1)
     if size > machine.memory << 20:
         raise ExhumeError(
             f"victim: training one such model takes {size >> 20:,} MiB, machine.memory allows "
             f"{machine.memory:,}; choose smaller widths or allow more"
         )
-    chunk = machine.chunk or chunk_for(size, machine.memory << 20)
-    return settings.with_values("machine", chunk=chunk, threads=threads_for(machine.threads))
+    chunk = machine.chunk or _chunk(recipe, size, (machine.memory << 20) // threads)
+    return settings.with_values("machine", chunk=chunk, threads=threads)
+
+
+def _chunk(recipe: Trains, size: int, memory: int) -> int:
+    """What a process trains at once in its share of the memory; few where it trains one after another."""
+    by_memory = chunk_for(size, memory)
+    alone = isinstance(recipe, OwnTraining) or mixes_batches(recipe.architecture)
+    return min(_ALONE, by_memory) if alone else by_memory
 
 
 def _check(sizes: Sizes, records: Records, settings: Settings) -> None:

@@ -1,13 +1,13 @@
 """Independent jobs, in this process, in several, or on a Ray cluster: the only file that knows Ray.
 
-    with spread_over(Cluster("auto")):     # or Processes(4)
+    with spread_over(Cluster("auto")):     # or Processes(4), or Cores()
         audit(settings, out)
 
 A job is a value, its function is importable by name, and its result depends on nothing else, so where
 it runs changes the time and not the bits. That takes the same number of threads per job (the caller's,
-set in every worker) and the same arithmetic (a node with another torch or another instruction set is
-refused). The place is a property of the process, like torch's number of threads, and not an argument
-of attacks and victims, which do not depend on it.
+or as many as the job is said to have, set in every worker) and the same arithmetic (a node with another
+torch or another instruction set is refused). The place is a property of the process, like torch's number
+of threads, and not an argument of attacks and victims, which do not depend on it.
 
 Memory: `shared` is sent once; no job is begun more than twice the cluster's slots beyond the oldest
 unfinished one, so at most that many jobs and results are held, here and there.
@@ -30,20 +30,24 @@ from typing import Any, TypeVar
 import torch
 
 from exhume.contract import ExhumeError
-from exhume.workers import RETRIES, Answer, attempt, drive, run_in_processes
+from exhume.workers import RETRIES, Answer, attempt, drive, pinned, run_in_processes
 
 __all__ = [
     "HERE",
     "Cluster",
+    "Cores",
     "Here",
     "Processes",
     "Where",
+    "Work",
     "place",
     "run_jobs",
     "spread_over",
     "where_now",
+    "workers_for",
 ]
 
+_WORTH = 20.0  # estimated seconds of one thread from which on starting processes (2 to 3 s) pays
 _CONNECT = 5.0  # seconds for a cluster's address to answer
 _GLANCE = 2.0  # seconds between two looks at the nodes while nothing finishes
 
@@ -65,6 +69,24 @@ class Processes:
 
 
 @dataclass(frozen=True)
+class Cores:
+    """As many worker processes as this process may have threads, for work that is worth their start.
+
+    Work of which nothing is known is done here. On a busy machine this is several times as fast as threads,
+    which wait for each other inside every small product.
+    """
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is known of jobs beforehand; it decides where they run, and never what they give."""
+
+    jobs: int
+    seconds: float | None  # of all of them in one thread, estimated; None: the first job is timed
+    fit: int  # of them are held in memory at once, at most
+
+
+@dataclass(frozen=True)
 class Cluster:
     """A running Ray cluster of which this machine is a node."""
 
@@ -79,7 +101,7 @@ class Cluster:
             raise ExhumeError(f"ray: {self.address!r} is neither auto nor HOST:PORT")
 
 
-Where = Here | Processes | Cluster
+Where = Here | Processes | Cores | Cluster
 HERE = Here()
 
 _WHERE: ContextVar[Where] = ContextVar("where", default=HERE)
@@ -113,6 +135,8 @@ def place() -> dict[str, str | int]:
         return {"where": "this process"}
     if isinstance(where, Processes):
         return {"where": "processes of this machine", "processes": where.count}
+    if isinstance(where, Cores):
+        return {"where": "this process, and a process for each thread where it pays"}
     alive = _alive_cores()
     return {
         "where": "Ray cluster",
@@ -122,35 +146,105 @@ def place() -> dict[str, str | int]:
     }
 
 
+def workers_for(work: Work | None, threads: int) -> int:
+    """Processes that such work gets here; 1: it is done in this one.
+
+    threads: as many cores as are to be busy.
+    """
+    where = where_now()
+    if isinstance(where, Processes):
+        return where.count if work is None else max(1, min(where.count, work.fit))
+    if not isinstance(where, Cores) or work is None:
+        return 1
+    if work.seconds is not None and work.seconds < _WORTH:
+        return 1
+    return max(1, min(threads, work.jobs, work.fit))
+
+
 def run_jobs(
-    function: Callable[[S, J], R], jobs: Iterable[J | None], *, shared: S
+    function: Callable[[S, J], R],
+    jobs: Iterable[J | None],
+    *,
+    shared: S,
+    threads: int | None = None,
+    work: Work | None = None,
+    device: str = "cpu",
 ) -> Iterator[tuple[int, R | None]]:
     """Yield (index, function(shared, job)) for every job, as they finish.
 
     A job that is None needs no work and comes back as None. Closing the iterator, or Ctrl-C, cancels
-    what is running.
+    what is running. threads: of each job, wherever it runs; None: the caller's. device: cuda gives every
+    job on a cluster a GPU of its own, which is the only one that it sees.
     """
-    where = where_now()
-    if isinstance(where, Here):
-        for index, job in enumerate(jobs):
-            yield index, None if job is None else function(shared, job)
+    where, each = where_now(), threads or torch.get_num_threads()
+    if isinstance(where, Cluster):
+        yield from drive(_Nodes(function, shared, where, each, device), jobs)
     elif isinstance(where, Processes):
-        yield from run_in_processes(function, jobs, shared=shared, count=where.count)
+        count = workers_for(work, torch.get_num_threads())
+        yield from run_in_processes(function, jobs, shared=shared, count=count, threads=each)
     else:
-        yield from drive(_Nodes(function, shared, where), jobs)
+        yield from _here_or_on_cores(function, jobs, shared, each, work)
+
+
+def _here_or_on_cores(
+    function: Callable[[S, J], R],
+    jobs: Iterable[J | None],
+    shared: S,
+    threads: int,
+    work: Work | None,
+) -> Iterator[tuple[int, R | None]]:
+    """One after another; or in processes as soon as it is known that this pays."""
+    stream, index, cores = iter(jobs), 0, torch.get_num_threads()
+    while work is None or work.seconds is None or workers_for(work, cores) == 1:
+        job = next(stream, _END)
+        if isinstance(job, _End):
+            return
+        began = time.process_time()
+        result = None if job is None else _here(function, shared, job, threads)
+        index += 1
+        if job is not None and work is not None and work.seconds is None:
+            left = max(0, work.jobs - index)
+            work = Work(left, left * (time.process_time() - began), work.fit)
+        yield index - 1, result
+    count = workers_for(work, cores)
+    found = run_in_processes(function, stream, shared=shared, count=count, threads=threads)
+    for later, result in found:
+        yield index + later, result
+
+
+def _here(function: Callable[[S, J], R], shared: S, job: J, threads: int) -> R:
+    with pinned(threads):
+        return function(shared, job)
+
+
+class _End:
+    """Of a stream of jobs, in which None is a job."""
+
+
+_END = _End()
 
 
 class _Nodes:
     """The nodes of a cluster at work on one function."""
 
-    def __init__(self, function: Callable[[S, J], R], shared: S, where: Cluster) -> None:
-        self.function, self.where, self.threads = function, where, torch.get_num_threads()
-        if not _slots(self.threads):
+    def __init__(
+        self, function: Callable[[S, J], R], shared: S, where: Cluster, threads: int, device: str
+    ) -> None:
+        self.function, self.where, self.threads = function, where, threads
+        self.gpus, self.arithmetic = int(device != "cpu"), _arithmetic(device)
+        if self.gpus and not _slots(self.threads, self.gpus):
+            raise ExhumeError(
+                f"device: {device} given, but no node of the Ray cluster offers a GPU and {threads} cores "
+                "(ray start --num-gpus)"
+            )
+        if not _slots(self.threads, self.gpus):
             raise ExhumeError(
                 f"threads: {self.threads} given, but the largest node of the Ray cluster has "
                 f"{max(_alive_cores(), default=0)} cores: use fewer threads or larger nodes"
             )
-        self.work = _ray().remote(num_cpus=self.threads, max_retries=RETRIES)(_work)
+        self.work = _ray().remote(num_cpus=self.threads, num_gpus=self.gpus, max_retries=RETRIES)(
+            _work
+        )
         self.common = _ray().put(shared)
         self.running: dict[Any, int] = {}  # reference of a result to its job's index
 
@@ -159,14 +253,16 @@ class _Nodes:
         return self.running.values()
 
     def ahead(self) -> int:
-        return max(2, 2 * _slots(self.threads))
+        return max(2, 2 * _slots(self.threads, self.gpus))
 
     def begin(self, index: int, job: Any) -> None:
-        begun = self.work.remote(self.function, self.common, job, self.threads, _arithmetic())
+        begun = self.work.remote(self.function, self.common, job, self.threads, self.arithmetic)
         self.running[begun] = index
 
     def first(self) -> tuple[int, Any]:
-        reference = _first_finished(list(self.running), self.threads, self.where.patience)
+        reference = _first_finished(
+            list(self.running), self.threads, self.gpus, self.where.patience
+        )
         index = self.running.pop(reference)
         return index, _taken(reference, index)
 
@@ -183,18 +279,27 @@ def _work(
     function: Callable[[S, J], R], shared: S, job: J, threads: int, arithmetic: str
 ) -> Answer[R]:
     """One job with the caller's number of threads, on a node that computes like the caller."""
-    if _arithmetic() != arithmetic:
+    own = _arithmetic("cuda" if _GPU in arithmetic else "cpu")
+    if own != arithmetic:
         return Answer(
             None,
-            f"a node of the Ray cluster computes with {_arithmetic()}, this process with {arithmetic}: "
+            f"a node of the Ray cluster computes with {own}, this process with {arithmetic}: "
             "the bits would differ, so make them alike",
         )
     return attempt(function, shared, job, threads)
 
 
-def _arithmetic() -> str:
+_GPU = ", GPU "
+
+
+def _arithmetic(device: str = "cpu") -> str:
     capability = torch.backends.cpu.get_cpu_capability()
-    return f"exhume {version('exhume')}, torch {torch.__version__}, {capability}"
+    here = f"exhume {version('exhume')}, torch {torch.__version__}, {capability}"
+    return here if device == "cpu" else f"{here}{_GPU}{_gpu_name()}"
+
+
+def _gpu_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
 
 
 # Dealings with Ray
@@ -241,26 +346,31 @@ def _alive_cores() -> list[int]:
     return [int(node["Resources"].get("CPU", 0)) for node in _ray().nodes() if node["Alive"]]
 
 
-def _slots(threads: int) -> int:
-    """Jobs that the cluster can run at once."""
-    return sum(cores // threads for cores in _alive_cores())
+def _slots(threads: int, gpus: int = 0) -> int:
+    """Jobs that the cluster can run at once, each with so many cores and GPUs."""
+    if not gpus:
+        return sum(cores // threads for cores in _alive_cores())
+    offered = [node["Resources"] for node in _ray().nodes() if node["Alive"]]
+    return sum(
+        min(int(one.get("CPU", 0)) // threads, int(one.get("GPU", 0)) // gpus) for one in offered
+    )
 
 
-def _first_finished(references: list[Any], threads: int, patience: float) -> Any:
+def _first_finished(references: list[Any], threads: int, gpus: int, patience: float) -> Any:
     """Wait for one of them, as long as there is a node that could run it."""
     deserted: float | None = None  # since when
     while True:
         finished, _ = _ray().wait(references, num_returns=1, timeout=_GLANCE)
         if finished:
             return finished[0]
-        if _slots(threads):
+        if _slots(threads, gpus):
             deserted = None
         elif deserted is None:
             deserted = time.monotonic()
         elif time.monotonic() - deserted > patience:
             raise ExhumeError(
-                f"the Ray cluster has had no node with {threads} cores for {patience:g} seconds: "
-                "finished work is kept; add nodes and run it again"
+                f"the Ray cluster has had no node with {threads} cores{' and a GPU' if gpus else ''} for "
+                f"{patience:g} seconds: finished work is kept; add nodes and run it again"
             )
 
 

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait as ended
 from multiprocessing.context import BaseContext
@@ -24,7 +25,7 @@ import torch
 
 from exhume.contract import ExhumeError
 
-__all__ = ["RETRIES", "Answer", "attempt", "drive", "run_in_processes"]
+__all__ = ["RETRIES", "Answer", "attempt", "drive", "pinned", "run_in_processes"]
 
 RETRIES = 5  # times that a job is begun again after its node or its process was lost
 
@@ -48,13 +49,21 @@ class Answer(Generic[R]):
 
 
 def attempt(function: Callable[[S, J], R], shared: S, job: J, threads: int) -> Answer[R]:
-    """One job with the caller's number of threads."""
+    """One job with so many threads."""
+    try:
+        with pinned(threads):
+            return Answer(function(shared, job))
+    except ExhumeError as error:
+        return Answer(None, str(error))
+
+
+@contextmanager
+def pinned(threads: int) -> Iterator[None]:
+    """Torch's number of threads inside; before and after, what it was."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        return Answer(function(shared, job))
-    except ExhumeError as error:
-        return Answer(None, str(error))
+        yield
     finally:
         torch.set_num_threads(before)
 
@@ -94,10 +103,10 @@ def drive(crew: Crew, jobs: Iterable[J | None]) -> Iterator[tuple[int, Any]]:
 
 
 def run_in_processes(
-    function: Callable[[S, J], R], jobs: Iterable[J | None], *, shared: S, count: int
+    function: Callable[[S, J], R], jobs: Iterable[J | None], *, shared: S, count: int, threads: int
 ) -> Iterator[tuple[int, R | None]]:
-    """Yield (index, function(shared, job)) as they finish, from so many processes."""
-    common = pickle.dumps((function, shared, torch.get_num_threads()))
+    """Yield (index, function(shared, job)) as they finish, from so many processes of so many threads."""
+    common = pickle.dumps((function, shared, threads))
     yield from drive(_Workers(count, common), jobs)
 
 

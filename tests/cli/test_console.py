@@ -169,6 +169,10 @@ def test_an_audit_says_its_plan_its_cost_and_what_comes_next(tmp_path):
     assert rest[0].startswith(
         "exhume:   records: 300 of the 1,797 in digits: 50 known to the adversary, 12 att"
     )
+    assert rest[1].startswith(
+        "exhume:   1,797 records; models are trained on 51 each (--fixed says so"
+    )
+    assert rest[2].startswith("exhume:   takes ")
     assert "CPU seconds (no limit)" in done.stderr
     assert "exhume: training shadow models: 60 of 60 in " in done.stderr
     assert done.stderr.splitlines()[-1].endswith("CPU seconds")

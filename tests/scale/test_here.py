@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from exhume import scale
 from exhume.cli import app
 from exhume.contract import ExhumeError, Key
 from exhume.models.mlp import MLP
-from exhume.scale import HERE, Cluster, place, run_jobs, spread_over, where_now
+from exhume.scale import HERE, Cluster, Processes, place, run_jobs, spread_over, where_now
 from exhume.store import NullStore
+from exhume.train import fleet
 from exhume.train.fleet import train_fleet
 from exhume.train.recipe import FullBatch
 
@@ -114,8 +116,7 @@ def test_a_worker_uses_the_callers_threads_and_puts_its_own_back():
     assert (answer.result, torch.get_num_threads()) == (2, 1)
 
 
-def test_a_gpu_is_not_silently_left_out(make_records, monkeypatch):
-    monkeypatch.setattr(scale, "_connect", lambda where: False)
+def test_a_gpu_is_not_silently_left_out(make_records):
     mlp, key = MLP((6,), (5,), 3), Key.from_seed(0)
     records = make_records(4, (6,), 3, key).to(torch.device("meta"))
     job = train_fleet(
@@ -129,7 +130,82 @@ def test_a_gpu_is_not_silently_left_out(make_records, monkeypatch):
         stage="s",
     )
     with (
-        spread_over(Cluster()),
-        pytest.raises(ExhumeError, match="^device: meta given, but a Ray cluster trains on cpu"),
+        spread_over(Processes(2)),
+        pytest.raises(ExhumeError, match="^device: meta given, but other processes train on cpu"),
     ):
         next(job)
+
+
+class FakeRay:
+    """Ray in this process: jobs are done when they are begun."""
+
+    def __init__(self, *nodes: dict[str, float]) -> None:
+        self.offered = [{"Alive": True, "Resources": node} for node in nodes]
+        self.asked: dict[str, int] = {}
+
+    def nodes(self):
+        return self.offered
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def put(self, value):
+        return value
+
+    def remote(self, **asked):
+        self.asked = asked
+
+        def begun(function):
+            return SimpleNamespace(remote=lambda *given: (function(*given),))
+
+        return begun
+
+    def wait(self, references, **_):
+        return references[:1], references[1:]
+
+    def get(self, reference):
+        return reference[0]
+
+    exceptions = SimpleNamespace(RayTaskError=ZeroDivisionError, RayError=KeyError)
+
+
+def test_every_job_on_a_cluster_has_a_gpu_of_its_own(monkeypatch):
+    ray = FakeRay({"CPU": 4.0, "GPU": 2.0}, {"CPU": 8.0}, {"CPU": 1.0, "GPU": 4.0})
+    monkeypatch.setattr(scale, "_ray", lambda: ray)
+    monkeypatch.setattr(scale, "_gpu_name", lambda: "the same")
+    assert (scale._slots(1), scale._slots(1, 1), scale._slots(2, 1)) == (13, 3, 2)
+    with spread_over(Cluster()):
+        found = dict(run_jobs(_doubled, [3, None, 4], shared=2, threads=1, device="cuda"))
+        assert found == {0: 6, 1: None, 2: 8}
+        assert (ray.asked["num_gpus"], ray.asked["num_cpus"]) == (1, 1)
+        list(run_jobs(_doubled, [3], shared=2, threads=1))
+        assert ray.asked["num_gpus"] == 0
+
+
+def _doubled(factor: int, job: int) -> int:
+    return factor * job
+
+
+def test_a_cluster_without_gpus_and_one_with_others_are_refused(monkeypatch):
+    monkeypatch.setattr(scale, "_ray", lambda: FakeRay({"CPU": 8.0}))
+    why = "^device: cuda given, but no node of the Ray cluster offers a GPU and 1 cores"
+    with spread_over(Cluster()), pytest.raises(ExhumeError, match=why):
+        list(run_jobs(_doubled, [3], shared=2, threads=1, device="cuda"))
+    monkeypatch.setattr(scale, "_gpu_name", lambda: "ours")
+    asked = scale._arithmetic("cuda")
+    monkeypatch.setattr(scale, "_gpu_name", lambda: "theirs")
+    answer = scale._work(_doubled, 2, 3, 1, asked)
+    assert answer.refusal is not None
+    assert "GPU theirs, this process with" in answer.refusal
+    assert scale._work(_doubled, 2, 3, 1, scale._arithmetic()).result == 6
+
+
+def test_a_worker_trains_on_its_device_and_sends_numbers_back(make_records):
+    mlp, key = MLP((6,), (5,), 3), Key.from_seed(0)
+    records = make_records(8, (6,), 3, key)
+    recipe, start = FullBatch(mlp), mlp.initial(key)
+    chunk = fleet._Chunk.of(None, records[:3].one_each(), 0, sent=True)
+    here = fleet._fit(fleet._Shared(recipe, start, records, key), chunk)
+    there = fleet._fit(fleet._Shared(recipe, start, records, key, "cpu"), chunk)
+    assert torch.equal(here, there)
+    assert there.device.type == "cpu"

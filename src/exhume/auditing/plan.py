@@ -92,6 +92,9 @@ class Inputs:
     classes: tuple[str, ...] = ()
     uses: tuple[tuple[int, str], ...] = ()  # how many records, and what for
     columns: tuple[Column, ...] = ()  # of a table
+    place: str = ""  # where its models are trained
+    size: str = ""  # of the sets that they are trained on, and why
+    takes: str = ""  # operations, memory and disk
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +143,8 @@ class Plan:
         for one in self.releases:
             lines.append(f"plan: {one.name} (seed {one.inputs.seed}, threads {one.inputs.threads})")
             lines += [f"  {one.records}"] if one.given or one.inputs.uses else []
+            lines += [f"  {said}" for said in (one.inputs.size, one.inputs.takes) if said]
+            lines += [f"  models are trained {one.inputs.place}"] if one.inputs.place else []
             lines += [f"  attack: {_line(attack)}" for attack in one.attacks if attack.run]
             lines += [f"  left out: {a.name}: {a.why}" for a in one.attacks if not a.run]
             if one.control_seconds is not None and any(a.run for a in one.attacks):
@@ -158,6 +163,9 @@ class Plan:
                     "seed": one.inputs.seed,
                     "data": one.inputs.data,
                     "threads": one.inputs.threads,
+                    "place": one.inputs.place,
+                    "size": one.inputs.size,
+                    "takes": one.inputs.takes,
                     "given": one.given,
                     "uses": {what: count for count, what in one.inputs.uses},
                     "attacks": to_json(one.attacks),

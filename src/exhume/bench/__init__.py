@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from exhume.bench import ensembler, glm, gradient, margin, shadows, update
+from exhume.bench import convolutions, ensembler, glm, gradient, margin, shadows, update
+from exhume.bench.busy import run_busy
 from exhume.contract import ExhumeError, Progress, silent
 
 __all__ = ["BENCHES", "run_benches"]
 
 Bench = Callable[[Progress], list[dict[str, Any]]]
 
+
+def _shadows(progress: Progress) -> list[dict[str, Any]]:
+    return [*shadows.run(progress), *convolutions.run(progress)]
+
+
 BENCHES: dict[str, Bench] = {
-    "shadows": shadows.run,
+    "shadows": _shadows,
     "glm": glm.run,
     "margin": margin.run,
     "gradient": gradient.run,
@@ -27,11 +33,19 @@ def run_benches(
     *,
     progress: Progress = silent,
     more: Mapping[str, Bench] | None = None,
+    busy: bool = False,
 ) -> list[dict[str, Any]]:
-    """One entry per case of the named bench, or of all. more: benches of rooms below this one."""
+    """One entry per case of the named bench, or of all. more: benches of rooms below this one.
+
+    busy: beside a process that spins.
+    """
     benches = {**BENCHES, **(more or {})}
     if name is not None and name not in benches:
         raise ExhumeError(f"bench: {name!r} is not one of {', '.join(benches)}")
+    if busy and name != "shadows":
+        raise ExhumeError(f"--busy: only of bench shadows, not of {name or 'all'}")
+    if busy:
+        return run_busy(progress)
     if name is not None:
         return benches[name](progress)
     return [entry for one in benches for entry in _entries_or_why_not(one, benches[one], progress)]

@@ -30,7 +30,7 @@ from exhume.train.fleet import LARGEST_CHUNK
 from exhume.train.recipe import FullBatch
 from exhume.train.stacked import Descent
 
-__all__ = ["CASES", "Case", "one_at_a_time", "run"]
+__all__ = ["CASES", "Case", "bench_records", "one_at_a_time", "run"]
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ def _measure(case: Case) -> dict[str, Any]:
     architecture = case.architecture
     recipe = FullBatch(architecture, Descent(steps=case.steps, momentum=0.9), case.privacy)
     initial = architecture.initial(key)
-    fixed = _records(case.records, architecture, key.fold("fixed"))
-    extra = _records(case.models, architecture, key.fold("extra")).one_each()
+    fixed = bench_records(case.records, architecture, key.fold("fixed"))
+    extra = bench_records(case.models, architecture, key.fold("extra")).one_each()
     ours, alone, gemm = [], [], []
     for _ in range(_REPEATS):
         seconds, stacked = timed(lambda: recipe.fit(initial, fixed, extra, key))
@@ -138,10 +138,12 @@ def one_at_a_time(
     *,
     privacy: Privacy = NOT_PRIVATE,
     noise: NoiseStream | None = None,
+    form: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
     """The reference: one module, one optimiser, autograd, per-record gradients if private. (p,)."""
     model = architecture.build()
     torch.nn.utils.vector_to_parameters(initial.clone(), model.parameters())
+    model.to(memory_format=form)  # type: ignore[call-overload]  # the stubs lack it
     optimiser = torch.optim.SGD(
         model.parameters(),
         lr=descent.rate,
@@ -149,6 +151,7 @@ def one_at_a_time(
         weight_decay=descent.weight_decay,
     )
     inputs = torch.cat([fixed.inputs, extra.inputs[0]])
+    inputs = inputs.to(memory_format=form) if inputs.ndim == 4 else inputs
     labels = torch.cat([fixed.labels, extra.labels[0]])
     for _ in range(descent.steps):
         optimiser.zero_grad()
@@ -157,7 +160,7 @@ def one_at_a_time(
         else:
             torch.autograd.backward(F.cross_entropy(model(inputs), labels))
         optimiser.step()
-    return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    return torch.cat([part.detach().flatten() for part in model.parameters()])
 
 
 def _private_gradient(
@@ -185,7 +188,7 @@ def _private_gradient(
         tensor.grad = part.view_as(tensor)
 
 
-def _records(count: int, architecture: Architecture, key: Key) -> Records:
+def bench_records(count: int, architecture: Architecture, key: Key) -> Records:
     """Images of about MNIST's density that differ by class: training is as stable as on real ones.
 
     No column is zero throughout, so nothing is skipped that a dense set would pay for.

@@ -113,6 +113,12 @@ def study_run(
     keep: Annotated[
         bool, typer.Option("--keep", help="Also store the result as docs/results/NAME.json.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what it takes, and run nothing.")
+    ] = False,
+    workers: Annotated[
+        int, typer.Option(help="With --dry-run: workers of one thread; default: the cores here.")
+    ] = 0,
 ) -> None:
     """Rerun one result of a paper and put our numbers beside its own."""
     refuse_unknown_study(name)
@@ -123,6 +129,13 @@ def study_run(
     from exhume.choices import threads_for
     from exhume.studies import run_study, study_named
 
+    if dry_run:
+        from exhume.studies.plan import plan_lines
+
+        cores = threads_for(0)
+        for told in plan_lines(study_named(name), scale.value, workers or cores, cores):
+            tell(told)
+        return
     folder = out or Path("runs") / f"{name}-{scale.value}-{seed or 0}"
     if study_named(name).spreads and scale is not Scale.smoke and ray is None:
         processes = processes or threads_for(0)
@@ -193,12 +206,15 @@ def study_papers(
 def bench(
     name: Annotated[str | None, typer.Argument(help="Which one; default: all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    busy: Annotated[
+        bool, typer.Option("--busy", help="shadows: beside a process that spins, and idle.")
+    ] = False,
 ) -> None:
     """Measure speed, as ratios within one run."""
     from exhume.bench import run_benches
 
     with progress_shown() as progress:
-        results = run_benches(name, progress=progress, more={"serve": _bench_serve})
+        results = run_benches(name, progress=progress, more={"serve": _bench_serve}, busy=busy)
     if as_json:
         tell(json.dumps(results))
         return

@@ -161,7 +161,10 @@ Ray = Annotated[
 ]
 Processes = Annotated[
     int | None,
-    typer.Option(help="Train in this many processes on this machine. The result stays the same."),
+    typer.Option(
+        help="Train in this many processes on this machine; default: as many as threads, where it pays. "
+        "The result stays the same."
+    ),
 ]
 
 ResumeAnyway = Annotated[
@@ -185,10 +188,10 @@ def run_on(address: str | None, processes: int | None) -> Iterator[None]:
     import torch
 
     from exhume.choices import threads_for
-    from exhume.scale import HERE, Cluster, Where, spread_over
+    from exhume.scale import Cluster, Cores, Where, spread_over
     from exhume.scale import Processes as InProcesses
 
-    where: Where = HERE if address is None else Cluster(address)
+    where: Where = Cores() if address is None else Cluster(address)
     if processes is not None:
         where = InProcesses(processes)
     with spread_over(where):

@@ -13,10 +13,11 @@ from pathlib import Path, PurePosixPath
 
 from exhume.contract import ExhumeError
 
-__all__ = ["check_memory", "memory_here", "size_of"]
+__all__ = ["check_memory", "memory_free", "memory_here", "size_of"]
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
+_MACHINE = Path("/proc/meminfo")
 
 
 def check_memory(needed: int, what: str) -> None:
@@ -44,6 +45,16 @@ def memory_here() -> float:
     space = resource.getrlimit(resource.RLIMIT_AS)[0]
     own = [] if space == resource.RLIM_INFINITY else [float(space)]
     return min(machine, *own, *_group_limits(_GROUPS, _OWN_GROUPS), float("inf"))
+
+
+def memory_free(machine: Path = _MACHINE) -> float:
+    """Bytes that are not taken now, by anybody; where the system does not say, those allowed at most."""
+    try:
+        lines = machine.read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):  # no such system
+        return memory_here()
+    free = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return min(memory_here(), *(1024.0 * int(kib) for kib in free))
 
 
 def _group_limits(groups: Path, own_groups: Path) -> Iterator[float]:

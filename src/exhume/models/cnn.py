@@ -54,7 +54,7 @@ class CNN:
             )
 
     @property
-    def _outlines(self) -> list[tuple[int, int, int]]:
+    def outlines(self) -> list[tuple[int, int, int]]:
         """Channels, height and width of the input and after each convolution."""
         channels, height, width = self.input_shape
         shapes = [(channels, height, width)]
@@ -66,12 +66,12 @@ class CNN:
     @property
     def features(self) -> tuple[int, int, int]:
         """Channels, height and width of what the convolutions leave."""
-        return self._outlines[-1]
+        return self.outlines[-1]
 
     @property
     def places(self) -> tuple[int, ...]:
         """The number of places at which each convolution is applied."""
-        return tuple(height * width for _, height, width in self._outlines[1:])
+        return tuple(height * width for _, height, width in self.outlines[1:])
 
     @property
     def sizes(self) -> tuple[int, ...]:

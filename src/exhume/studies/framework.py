@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Generic, Literal, TypedDict, TypeVar
@@ -20,14 +19,16 @@ import torch
 from torch import Tensor
 
 from exhume import data
+from exhume.auditing.training.cost import Stage
 from exhume.choices import device_named, threads_for
 from exhume.contract import ExhumeError, Key, Progress, Records, Shard, silent
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.results import Chart, Claim, Findings, Point, StudyResult
-from exhume.scale import Here, Processes, run_jobs, where_now
+from exhume.scale import Cores, Here, Processes, run_jobs, where_now
 from exhume.store import FolderStore, address
 from exhume.studies.setting_file import plain, taken_up
+from exhume.workers import pinned
 
 __all__ = ["Asked", "Chart", "Claims", "Outcome", "Point", "Run", "Scale", "Stated", "Study"]
 __all__ += ["run_study", "sources_in"]
@@ -68,6 +69,7 @@ class Study(Generic[S]):
     spreads: bool = False  # falls into long jobs, so that the command uses a process for each core
     on_device: bool = False  # its training follows --device
     threads: Mapping[Scale, int] = field(default_factory=dict)  # where not one for each core
+    stages: Callable[[S], Sequence[Stage]] | None = None  # what it takes; None: nobody has counted
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,10 @@ class Run(Generic[S]):
     @property
     def key(self) -> Key:
         return Key.from_seed(self.seed)
+
+    @property
+    def device(self) -> torch.device:
+        return device_named(self.asked.device)
 
     @property
     def store(self) -> FolderStore:
@@ -201,7 +207,7 @@ class Run(Generic[S]):
 
     def to_send(self) -> Run[S]:
         """This run as other processes get it: silent, its records not yet loaded."""
-        here = isinstance(where_now(), Here)
+        here = isinstance(where_now(), Here | Cores)  # of arms nothing is known beforehand
         return self if here else replace(self, progress=silent, loaded={})
 
 
@@ -237,7 +243,7 @@ def run_study(
         said = {name: getattr(asked, name) for name in ("seed", "data", "device")}
         asking = {"study": study.name, "scale": scale, **said, "setting": setting}
         threads = taken_up(folder, asking, threads_for(study.threads.get(scale, 0)))
-        with _pinned(threads):
+        with pinned(threads):
             outcome = study.run(Run(study, scale, asked, folder, threads, progress))
             found_on = environment()
         result = StudyResult(
@@ -263,16 +269,6 @@ def run_study(
         keep.mkdir(parents=True, exist_ok=True)
         RunFolder(keep).write_json(f"{study.name}.json", result.to_json())
     return result
-
-
-@contextmanager
-def _pinned(threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _check(study: Study[S], scale: Scale, asked: Asked) -> None:

@@ -13,12 +13,14 @@ from exhume.contract import Records
 from exhume.models.activations import Activation, activation
 from exhume.models.mlp import MLP
 from exhume.train.batches import Order
-from exhume.train.fleet import LARGEST_CHUNK
 
-__all__ = ["ALIGNED", "Block", "Stack", "block_records"]
+__all__ = ["ALIGNED", "LARGEST_CHUNK", "Block", "Stack", "block_records"]
 
 _BLOCK_BYTES = 1 << 22  # of one layer's activations in a block: a few of these fit a shared cache
 _FEWEST_RECORDS = 256  # in a block: below this the large products lose efficiency
+LARGEST_CHUNK = (
+    64  # models: beyond this a stack falls out of the processor's caches and gains nothing
+)
 ALIGNED = 16  # a row of weights or activations takes a multiple of so many numbers
 
 

@@ -36,6 +36,10 @@ from exhume.victims.informed import release_one_each
 ATTACK = RecoNN(Dense((64, 64)), Training(batch=32, epochs=12), chunk=32)
 
 
+def every(rows):
+    return torch.arange(len(rows))
+
+
 class Remembering:
     """A store in memory that counts, and may die while it saves."""
 
@@ -139,8 +143,8 @@ def test_scaler_and_span_know_the_training_shadows_only(game, key):
 
 def test_the_span_keeps_inner_products(key):
     rows = torch.randn(6, 40, generator=key.generator())
-    whole = fit_features("parameters", rows, torch.zeros(40), span=False)
-    inside = fit_features("parameters", rows, torch.zeros(40), span=True)
+    whole = fit_features("parameters", rows, torch.zeros(40), every(rows), span=False)
+    inside = fit_features("parameters", rows, torch.zeros(40), every(rows), span=True)
     assert inside.size == 5  # centred
     x, y = whole.apply(rows), inside.apply(rows)
     torch.testing.assert_close(y @ y.T, x @ x.T * 5 / 40, rtol=1e-3, atol=1e-4)
@@ -151,7 +155,7 @@ def test_delta_is_the_direction_of_the_change(key):
         torch.randn(12, generator=key.generator()),
         torch.randn(9, 12, generator=key.fold("c").generator()),
     )
-    features = fit_features("delta", base + change, base, span=False)
+    features = fit_features("delta", base + change, base, every(change), span=False)
     near, far = features.apply(base + change), features.apply(base + 5 * change)
     torch.testing.assert_close(near, far, rtol=1e-3, atol=1e-3)
 
@@ -159,10 +163,10 @@ def test_delta_is_the_direction_of_the_change(key):
 def test_a_parameter_that_never_moves_is_not_read(key):
     rows = torch.randn(6, 4, generator=key.generator())
     rows[:, 2] = 0.3
-    features = fit_features("parameters", rows, rows[0], span=False)
+    features = fit_features("parameters", rows, rows[0], every(rows), span=False)
     assert features.columns.tolist() == [0, 1, 3]
     with pytest.raises(NotApplicable, match="no parameter differs between the shadow models"):
-        fit_features("parameters", rows[:1].expand(3, -1), rows[0], span=False)
+        fit_features("parameters", rows[:1].expand(3, -1), rows[0], torch.arange(3), span=False)
 
 
 @pytest.mark.parametrize("optimiser", ["rmsprop", "adam"])

@@ -4,7 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from exhume.attacks.informed.regression import INTERCEPT, Sample, _Solved, basis_of, regress
+from exhume.attacks.informed.regression import (
+    INTERCEPT,
+    HeldRows,
+    Sample,
+    _Solved,
+    basis_of,
+    regress,
+)
 from exhume.contract import Records
 
 
@@ -24,7 +31,8 @@ def game(key):
     found, records = planted(key, 200)
     found, records = found[:80], records[:80]
     samples = {
-        c: Sample(found[records.labels == c], records.inputs[records.labels == c]) for c in (0, 1)
+        c: Sample(HeldRows(found[records.labels == c]), records.inputs[records.labels == c])
+        for c in (0, 1)
     }
     return samples, basis_of(records)
 
@@ -44,15 +52,15 @@ def test_leave_one_out_is_what_leaving_one_out_gives(game):
     """Refit without row i, in the naive way, for one penalty and every component."""
     samples, basis = game
     solved = _Solved.of(samples[0], basis)
-    kernel = samples[0].read @ samples[0].read.T + INTERCEPT
+    kernel, components = samples[0].read.gram() + INTERCEPT, solved.components()
     which = 5
     penalty = float(solved.penalties()[which])
     error = torch.zeros(basis.vectors.shape[1], dtype=torch.float64)
     for i in range(len(kernel)):
         rest = [j for j in range(len(kernel)) if j != i]
         inner = kernel[rest][:, rest] + penalty * torch.eye(len(rest), dtype=torch.float64)
-        guess = kernel[i, rest] @ torch.linalg.solve(inner, solved.components[rest])
-        error += (guess - solved.components[i]).square()
+        guess = kernel[i, rest] @ torch.linalg.solve(inner, components[rest])
+        error += (guess - components[i]).square()
     torch.testing.assert_close(solved.path()[0, which], error)
 
 
@@ -78,7 +86,7 @@ def test_pure_noise_gives_the_mean(key):
     read = F.normalize(torch.randn(60, 5, generator=generator, dtype=torch.float64), dim=1)
     records = torch.rand(60, 4, generator=generator, dtype=torch.float64)
     basis = basis_of(Records(records, torch.zeros(60, dtype=torch.int64), ("a",)))
-    fitted, error = regress({0: Sample(read, records)}, basis)
+    fitted, error = regress({0: Sample(HeldRows(read), records)}, basis)
     spread = float((records - records.mean(0)).square().mean())
     assert error < 1.1 * spread
     guess, _ = fitted[0].apply(F.normalize(-read, dim=1))

@@ -65,13 +65,13 @@ def test_untrained_it_is_the_closed_form(game, key):
 
 
 def test_leave_one_out_drawings_are_those_of_a_fit_without_the_shadow(make_records, key):
-    from exhume.attacks.informed.regression import Sample, basis_of, regress
+    from exhume.attacks.informed.regression import HeldRows, Sample, basis_of, regress
 
     records = make_records(12, (5,), 1, key)
     read = torch.randn(12, 4, generator=key.generator(), dtype=torch.float64)
     basis = basis_of(records)
     rows = records.inputs.double()
-    whole = regress({0: Sample(read, rows)}, basis)[0][0]
+    whole = regress({0: Sample(HeldRows(read), rows)}, basis)[0][0]
     assert whole.held_out.shape == (12, 5)
     left = float((whole.held_out.double() - rows).square().mean())
     assert left == pytest.approx(whole.held_out_error, rel=1e-5)

@@ -10,7 +10,7 @@ from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.contract import ExhumeError, Gradient, Key, Knowledge, NotApplicable, Outcome, Weights
 from exhume.data import Sizes
 from exhume.models.mlp import MLP
-from exhume.store import NullStore
+from exhume.store import FolderStore, NullStore
 from exhume.train.dp import Privacy
 from exhume.train.optimisers import Adam, Descent
 from exhume.train.recipe import FullBatch
@@ -96,3 +96,30 @@ def test_other_releases(game, key):
         fitted.run(Weights(torch.zeros(1, 3), release.layout))
     with pytest.raises(NotApplicable, match="cannot be redone without: recipe, initial, fixed"):
         ThroughTraining().prepare(Knowledge(), key=key, store=NullStore())
+
+
+def test_a_stopped_run_does_not_ask_again(game, key, tmp_path, monkeypatch):
+    """Questions that were answered before the process ended are read from the store, to the bit."""
+    from exhume.attacks.informed import through_training
+
+    knowledge, attack = game[0], ThroughTraining(questions=1.0, chunk=16)  # 64 questions, 4 chunks
+    whole = attack.prepare(knowledge, key=key, store=NullStore()).answers
+    asked, real = [], through_training.answer
+
+    def counted(*given, **more):
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        asked.append(1)
+        return real(*given, **more)
+
+    monkeypatch.setattr(through_training, "answer", counted)
+    with pytest.raises(KeyboardInterrupt):
+        attack.prepare(knowledge, key=key, store=FolderStore(tmp_path))
+    asked.clear()
+    again = attack.prepare(knowledge, key=key, store=FolderStore(tmp_path)).answers
+    assert len(asked) == 2  # the other two
+    assert torch.equal(again.first, whole.first)
+    assert torch.equal(again.rest, whole.rest)
+    asked.clear()
+    with pytest.raises(KeyboardInterrupt):  # another key asks other questions
+        attack.prepare(knowledge, key=key.fold("other"), store=FolderStore(tmp_path))

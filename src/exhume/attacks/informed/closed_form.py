@@ -12,7 +12,8 @@ layer, its imprint (imprint.py) is tried as well, and whichever has the smaller 
 What is read (the whole change, or neuron by neuron) is chosen by that error too, see reading.py; what the
 labels have in common is learned from all of them, see regression.py.
 
-Memory: 16·s·p bytes for s shadows of p parameters, and 24·n² bytes for the n shadows of one label.
+Memory: `memory.closed_form_bytes`. s shadows of p parameters and what is read off them are held whole where
+they are few; otherwise they lie in a file and are read in blocks, and 8·s²/c bytes of kernels are the most.
 Cost: the shadow models; then s·p·n + n³ + 34·n²·q operations a label, for records of q values.
 """
 
@@ -26,10 +27,19 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.baseline import holdings
-from exhume.attacks.informed.imprint import ImprintReader, find_imprint, fit_imprint
+from exhume.attacks.informed.imprint import MOST_READ, ImprintReader, find_imprint, fit_imprint
 from exhume.attacks.informed.label import LabelReader, read_labels
-from exhume.attacks.informed.reading import READINGS, Reading
-from exhume.attacks.informed.regression import Basis, Regression, Sample, basis_of, regress
+from exhume.attacks.informed.memory import LIMITS
+from exhume.attacks.informed.reading import READINGS, Reading, ReadRows
+from exhume.attacks.informed.regression import (
+    Anchors,
+    Basis,
+    HeldRows,
+    Regression,
+    Sample,
+    basis_of,
+    regress,
+)
 from exhume.attacks.informed.shadows import Shadows, train_shadows
 from exhume.attacks.releases import weights_of
 from exhume.contract import (
@@ -113,7 +123,7 @@ def _imprint(knowledge: Knowledge, trained: Shadows, reader: LabelReader) -> Imp
         return None
     return fit_imprint(
         found,
-        trained.parameters[reader.rows],
+        trained.parameters[reader.rows[:MOST_READ]],
         reader.held_out_scores(),
         trained.records[reader.rows],
         knowledge.public,
@@ -122,13 +132,14 @@ def _imprint(knowledge: Knowledge, trained: Shadows, reader: LabelReader) -> Imp
 
 def _error_as_inferred(fitted: _Fitted, trained: Shadows, reader: LabelReader) -> float:
     """Mean squared error on the reader's shadows, each answered by the label inferred with it left out."""
-    shadow, models = trained.records[reader.rows], trained.parameters[reader.rows]
-    usable = torch.tensor(sorted(fitted.regressions), device=models.device)
+    shadow = trained.records[reader.rows]
+    usable = torch.tensor(sorted(fitted.regressions), device=trained.base.device)
     inferred = usable[reader.held_out_scores()[:, usable].argmax(1)]
     truth, total = shadow.inputs.flatten(1).double(), 0.0
     for label, regression in fitted.regressions.items():
         wrong = ((inferred == label) & (shadow.labels != label)).nonzero()[:, 0]
-        read = fitted.reading.apply(models[wrong], trained.base, trained.layout)
+        models = trained.parameters[reader.rows[wrong]]
+        read = fitted.reading.apply(models, trained.base, trained.layout)
         found, _ = regression.apply(read)
         total += float((found - truth[wrong]).square().mean(1).sum())
         right = int(((inferred == label) & (shadow.labels == label)).sum())
@@ -145,11 +156,13 @@ def _fit(trained: Shadows, held: Records, progress: Progress) -> _Fitted:
         raise NotApplicable("shadow: no label has two records", ever=True)
     basis = basis_of(held)
     trial = {label: own[:_TRIAL] for label, own in rows.items()}
-    tried = []
+    best: _Fitted | None = None
     for step, reading in enumerate(READINGS):
         progress(_FITTING, step, len(READINGS) + 1)
-        tried.append(_fit_reading(reading, trained, trial, basis))
-    best = min(tried, key=lambda fitted: fitted.held_out_error)
+        fitted = _fit_reading(reading, trained, trial, basis)
+        if best is None or fitted.held_out_error < best.held_out_error:
+            best = fitted
+    assert best is not None  # READINGS is not empty
     if any(len(own) > _TRIAL for own in rows.values()):
         progress(_FITTING, len(READINGS), len(READINGS) + 1)
         best = _fit_reading(best.reading, trained, rows, basis)
@@ -161,14 +174,16 @@ def _fit_reading(
     reading: Reading, trained: Shadows, rows: dict[int, Tensor], basis: Basis
 ) -> _Fitted:
     """rows: which shadows each label's regression is fitted on."""
-    records = trained.records.inputs
-    samples = {
-        label: Sample(
-            reading.apply(trained.parameters[own], trained.base, trained.layout),
-            records[own].flatten(1).double(),
-        )
-        for label, own in rows.items()
-    }
+    records, every = trained.records.inputs, sum(len(own) for own in rows.values())
+    models, base, layout = trained.parameters, trained.base, trained.layout
+    whole = 8 * every * len(base) <= LIMITS.whole
+
+    def anchors(own: Tensor) -> Anchors:
+        if whole:
+            return HeldRows(reading.apply(models[own], base, layout))
+        return ReadRows(reading, models, own, base, layout)
+
+    samples = {label: Sample(anchors(own), records[own].flatten(1)) for label, own in rows.items()}
     regressions, error = regress(samples, basis)
     return _Fitted(reading, regressions, error)
 
@@ -220,10 +235,10 @@ class FittedClosedForm:
         """(m, p), (m, c), (m,) to records (m, q) and their expected squared errors (m,)."""
         if self.imprint is not None:
             return self.imprint.apply(parameters, scores)
-        read = self.fitted.reading.apply(parameters, self.base, self.layout)
-        records = read.new_zeros(len(parameters), math.prod(self.shape))
-        expected = read.new_zeros(len(parameters))
+        records = scores.new_zeros(len(parameters), math.prod(self.shape), dtype=torch.float64)
+        expected = scores.new_zeros(len(parameters), dtype=torch.float64)
         for label, regression in self.fitted.regressions.items():
             rows = (labels == label).nonzero()[:, 0]
-            records[rows], expected[rows] = regression.apply(read[rows])
+            read = self.fitted.reading.apply(parameters[rows], self.base, self.layout)
+            records[rows], expected[rows] = regression.apply(read)
         return records, expected

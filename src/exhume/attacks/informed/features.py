@@ -11,12 +11,14 @@ standardised they are zero, so a network could not learn from them.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from exhume.attacks.informed.memory import LIMITS, row_blocks
 from exhume.contract import NotApplicable
 
 __all__ = ["INPUTS", "Features", "fit_features", "refit_features"]
@@ -53,13 +55,27 @@ class Features:
         """(r, p) to (r, size)."""
         return self.projected(self.standardised(parameters))
 
+    def of_rows(self, parameters: Tensor, rows: Tensor) -> Tensor:
+        """(s, p) and (r,) to (r, size): the same for these rows, in blocks."""
+        found = [self.apply(block) for block in _blocks(parameters, rows)]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
 
 def fit_features(
-    kind: str, parameters: Tensor, base: Tensor, *, allowed: Tensor | None = None, span: bool
+    kind: str,
+    parameters: Tensor,
+    base: Tensor,
+    rows: Tensor,
+    *,
+    allowed: Tensor | None = None,
+    span: bool,
 ) -> Features:
-    """parameters: (s, p) training shadows; allowed: (p,) bool, the parameters that may be read."""
-    seen = _read(kind, parameters, base)
-    spread, centre = torch.std_mean(seen, dim=0)
+    """parameters: (s, p) shadows; rows: those to train on; allowed: (p,) bool, what may be read.
+
+    span: of the first of these rows, `LIMITS.span` at most. They are drawn at random, so that more of them
+    would add what few shadows have.
+    """
+    spread, centre = _moments(kind, parameters, base, rows)
     keep = spread > _ROUNDING * centre.abs()
     if allowed is not None:
         keep &= allowed
@@ -69,19 +85,39 @@ def fit_features(
     plain = Features(kind, base, columns, centre[columns], spread[columns])
     if not span:
         return plain
-    basis = _basis(plain.standardised(parameters))
+    basis = _basis(plain.of_rows(parameters, rows[: LIMITS.span]))
     return Features(kind, base, columns, plain.centre, plain.scale, basis)
 
 
-def refit_features(features: Features, parameters: Tensor, base: Tensor) -> Features:
-    """These columns and basis with the statistics of other training shadows, (s, p), and their base.
+def refit_features(features: Features, parameters: Tensor, base: Tensor, rows: Tensor) -> Features:
+    """These columns and basis with the statistics of other training shadows, rows of (s, p), and their base.
 
     A column that does not move there reads as zero.
     """
-    seen = _read(features.kind, parameters, base)[:, features.columns]
-    spread, centre = torch.std_mean(seen, dim=0)
+    spread, centre = (
+        found[features.columns] for found in _moments(features.kind, parameters, base, rows)
+    )
     still = spread <= _ROUNDING * centre.abs()
     return replace(features, base=base, centre=centre, scale=spread.masked_fill(still, math.inf))
+
+
+def _blocks(parameters: Tensor, rows: Tensor) -> Iterator[Tensor]:
+    """Copies of these rows, some at a time."""
+    for part in row_blocks(len(rows), parameters.shape[1], element=4):
+        yield parameters[rows[part]]
+
+
+def _moments(kind: str, parameters: Tensor, base: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Standard deviation (p,) and mean (p,) of what is read off these rows, in blocks where they are many."""
+    if 4 * len(rows) * parameters.shape[1] <= LIMITS.whole:
+        return torch.std_mean(_read(kind, parameters[rows], base), dim=0)
+    mean = torch.zeros_like(base, dtype=torch.float64)
+    for block in _blocks(parameters, rows):
+        mean += _read(kind, block, base).sum(0, dtype=torch.float64) / len(rows)
+    square = torch.zeros_like(mean)
+    for block in _blocks(parameters, rows):
+        square += (_read(kind, block, base) - mean.to(base)).square().sum(0, dtype=torch.float64)
+    return (square / (len(rows) - 1)).sqrt().to(base), mean.to(base)
 
 
 def _read(kind: str, parameters: Tensor, base: Tensor) -> Tensor:

@@ -28,10 +28,10 @@ from torch.func import functional_call
 from exhume.attacks.informed.ridge import Mapping, fit_mapping
 from exhume.contract import Architecture, Layout, Records
 
-__all__ = ["Imprint", "ImprintReader", "find_imprint", "fit_imprint"]
+__all__ = ["MOST_READ", "Imprint", "ImprintReader", "find_imprint", "fit_imprint"]
 
 _ROOM = 4  # inputs of the layer a fixed record: their features, taken twice, fill half at most
-_MOST = 1500  # shadows, and further records, in the regression
+MOST_READ = 1500  # shadows, and further records, in the regression
 _RANK = 1e-5  # singular values below this share of the largest count as zero
 _AT_ONCE = 256
 
@@ -121,11 +121,11 @@ def fit_imprint(
     the error counts what a wrong label does. The error is that of the shadows alone. Their own features
     are left out: with them, leaving a shadow out would not leave its record out.
     """
-    shadow, parameters, scores = shadow[:_MOST], parameters[:_MOST], scores[:_MOST]
+    shadow, parameters, scores = shadow[:MOST_READ], parameters[:MOST_READ], scores[:MOST_READ]
     read, records = imprint.read(parameters, scores), shadow.inputs
     if further is not None and len(further):
-        read = torch.cat([read, imprint.features(further.inputs[:_MOST])])
-        records = torch.cat([records, further.inputs[:_MOST]])
+        read = torch.cat([read, imprint.features(further.inputs[:MOST_READ])])
+        records = torch.cat([records, further.inputs[:MOST_READ]])
     regression = fit_mapping(
         read,
         records.flatten(1).double(),

@@ -54,7 +54,7 @@ def read_labels(
     """parameters: (s, p) shadows; labels: (s,) of their targets."""
     keep = torch.linspace(0, len(labels) - 1, min(len(labels), MOST_ANCHORS)).long()
     labels = labels[keep]
-    found = _decision_features(parameters[keep], base, layout)
+    found = _decision_features(parameters, base, layout, keep)
     centre, scale = found.mean(0), found.std(0).clamp_min(1e-12)
     anchors = (found - centre) / scale
     onehot = F.one_hot(labels, classes).double()
@@ -74,18 +74,20 @@ def read_labels(
     return best
 
 
-def _decision_features(parameters: Tensor, base: Tensor, layout: Layout) -> Tensor:
-    """(s, f): the direction of the change of the last layer and of every bias.
+def _decision_features(
+    parameters: Tensor, base: Tensor, layout: Layout, rows: Tensor | slice = slice(None)
+) -> Tensor:
+    """(s, f): the direction of the change of the last layer and of every bias, of these rows.
 
     The gradient of the last bias is softmax minus the label's one-hot vector, so this is where the
     label is written; the first layer's weights, where the record itself is, are left out.
     """
-    parts = layout.split((parameters - base).double())
+    parts, known = layout.split(parameters), layout.split(base)
     matrices = [
         name for name, shape in zip(layout.names, layout.shapes, strict=True) if len(shape) > 1
     ]
     chosen = [
-        part.reshape(len(part), -1)
+        (part[rows] - known[name]).double().flatten(1)
         for (name, part), shape in zip(parts.items(), layout.shapes, strict=True)
         if name in matrices[-1:] or len(shape) <= 1
     ]

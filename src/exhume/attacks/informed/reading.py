@@ -13,17 +13,19 @@ what the first layer made of the record. Power 1 for every layer, weighed by siz
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from exhume.attacks.informed.memory import row_blocks
 from exhume.attacks.informed.superparameters import rows_of
 from exhume.contract import Layout
 
-__all__ = ["READINGS", "Reading"]
+__all__ = ["READINGS", "ReadRows", "Reading"]
 
 _LATER = 0.5  # say of all layers after the first together; 1.0 is worse on ELU and ReLU shadows
 _LATER_POWER = 0.5
@@ -53,6 +55,39 @@ class Reading:
             block = F.normalize(change[:, start:stop], dim=1)
             change[:, start:stop] = block if layer == 0 else say * block
         return change
+
+
+@dataclass(frozen=True, eq=False)
+class ReadRows:
+    """What is read off some shadows, in blocks: read anew whenever it is needed, and never held whole."""
+
+    reading: Reading
+    parameters: Tensor  # (s, p)
+    rows: Tensor  # (n,)
+    base: Tensor  # (p,)
+    layout: Layout
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Where a block's rows are, and the (b, p) numbers read there."""
+        for part in row_blocks(len(self.rows), len(self.base)):
+            own = self.parameters[self.rows[part]]
+            yield part, self.reading.apply(own, self.base, self.layout)
+
+    def gram(self) -> Tensor:
+        """(n, n) inner products."""
+        count = len(self.rows)
+        found = self.base.new_zeros(count, count, dtype=torch.float64)
+        for here, left in self.blocks():
+            later = replace(self, rows=self.rows[here.start :])
+            for there, right in later.blocks():
+                columns = slice(here.start + there.start, here.start + there.stop)
+                product = left @ right.T
+                found[here, columns], found[columns, here] = product, product.T
+        return found
+
+    def cross(self, read: Tensor) -> Tensor:
+        """(m, p) of other models to (m, n) inner products."""
+        return torch.cat([read @ block.T for _, block in self.blocks()], dim=1)
 
 
 READINGS = (Reading("whole", None), Reading("rows", 0.0), Reading("rows, damped", 0.5))

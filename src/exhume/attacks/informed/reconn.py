@@ -137,18 +137,20 @@ def fit_reconstructor(
         )
     parts = split_shadows(len(shadows.records), attack.held_out, key)
     device = shadows.parameters.device
-    seen, base = shadows.parameters[parts.train.to(device)], shadows.base
+    models, base, train = shadows.parameters, shadows.base, parts.train.to(device)
     if start is None:
-        features = fit_features(attack.inputs, seen, base, allowed=allowed, span=attack.span)
+        features = fit_features(
+            attack.inputs, models, base, train, allowed=allowed, span=attack.span
+        )
     else:
-        features = refit_features(start.features, seen, base)
+        features = refit_features(start.features, models, base, train)
     network = attack.network.build(features.size, shadows.records.shape, key).to(device)
     if start is not None:
         network.load_state_dict(start.network.state_dict())
 
     def pairs(rows: Tensor) -> Pairs:
         rows = rows.to(device)
-        return Pairs(features.apply(shadows.parameters[rows]), shadows.records.inputs[rows])
+        return Pairs(features.of_rows(models, rows), shadows.records.inputs[rows])
 
     fitted = fit(
         network,

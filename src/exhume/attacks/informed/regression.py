@@ -12,6 +12,7 @@ leave-one-out residual of row i: A_ij / ((K + lam_j I)^-1)_ii.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from exhume.attacks.informed.ridge import INTERCEPT, PENALTIES, left_out_variance, variance
 from exhume.contract import Records
 
-__all__ = ["Basis", "Regression", "Sample", "basis_of", "regress"]
+__all__ = ["Anchors", "Basis", "HeldRows", "Regression", "Sample", "basis_of", "regress"]
 
 _SCALES = (0.0, 1.5)  # a component's scale is kept within
 
@@ -48,19 +49,40 @@ def basis_of(records: Records) -> Basis:
     return Basis(vectors, float(records.inputs.min()), float(records.inputs.max()))
 
 
+@runtime_checkable
+class Anchors(Protocol):
+    """(n, p) numbers in fp64, about unit size, read off one label's shadows; perhaps never held at once."""
+
+    def gram(self) -> Tensor: ...  # (n, n)
+    def cross(self, read: Tensor) -> Tensor: ...  # (m, p) to (m, n)
+
+
+@dataclass(frozen=True, eq=False)
+class HeldRows:
+    """Anchors in memory."""
+
+    read: Tensor  # (n, p)
+
+    def gram(self) -> Tensor:
+        return self.read @ self.read.T
+
+    def cross(self, read: Tensor) -> Tensor:
+        return read @ self.read.T
+
+
 @dataclass(frozen=True, eq=False)
 class Sample:
     """One label's shadows: what is read off them, and their records."""
 
-    read: Tensor  # (n, p) fp64, about unit size
-    records: Tensor  # (n, q) fp64
+    read: Anchors
+    records: Tensor  # (n, q)
 
 
 @dataclass(frozen=True, eq=False)
 class Regression:
     """One label's map from what is read to the record."""
 
-    anchors: Tensor  # (n, p)
+    anchors: Anchors
     mean: Tensor  # (q,)
     dual: Tensor  # (n, f): s_j A_j
     basis: Basis
@@ -71,7 +93,7 @@ class Regression:
 
     def apply(self, read: Tensor) -> tuple[Tensor, Tensor]:
         """(m, p) to records (m, q) and their expected squared errors (m,)."""
-        cross = read @ self.anchors.T + INTERCEPT
+        cross = self.anchors.cross(read) + INTERCEPT
         own = read.square().sum(1) + INTERCEPT
         found = (cross @ self.dual) @ self.basis.vectors.T + self.mean
         spread = variance(cross, own, self.inverse, self.penalty)
@@ -82,16 +104,20 @@ class Regression:
 
 def regress(samples: dict[int, Sample], basis: Basis) -> tuple[dict[int, Regression], float]:
     """Fit every label's regression; also the mean squared leave-one-out error of all shadows."""
-    solved = {label: _Solved.of(sample, basis) for label, sample in samples.items()}
-    error, product, square = torch.stack([one.path() for one in solved.values()]).sum(0)
+    solved: dict[int, _Solved] = {}
+    sums = basis.vectors.new_zeros(3, len(PENALTIES), basis.vectors.shape[1])
+    for label, sample in samples.items():
+        solved[label] = _Solved.of(sample, basis)
+        sums += solved[label].path()
+    error, product, square = sums
     picked = error.argmin(0)  # (f,) which penalty each component takes
     here = torch.arange(len(picked), device=picked.device)
     scale = product[picked, here] / square[picked, here].clamp_min(1e-300)
     together = int(error.sum(1).argmin())
-    fitted = {
-        label: one.fit(picked, scale.clamp(*_SCALES), together) for label, one in solved.items()
+    fitted = {  # what is fitted takes the place of what was solved
+        label: solved.pop(label).fit(picked, scale.clamp(*_SCALES), together) for label in samples
     }
-    sizes = {label: len(one.components) for label, one in solved.items()}
+    sizes = {label: len(sample.records) for label, sample in samples.items()}
     total = sum(one.held_out_error * sizes[label] for label, one in fitted.items())
     return fitted, total / sum(sizes.values())
 
@@ -103,16 +129,18 @@ class _Solved:
     sample: Sample
     basis: Basis
     mean: Tensor
-    components: Tensor  # (n, f): Z
     values: Tensor  # (n,)
     vectors: Tensor  # (n, n)
 
     @staticmethod
     def of(sample: Sample, basis: Basis) -> _Solved:
-        mean = sample.records.mean(0)
-        values, vectors = torch.linalg.eigh(sample.read @ sample.read.T + INTERCEPT)
-        components = (sample.records - mean) @ basis.vectors
-        return _Solved(sample, basis, mean, components, values.clamp_min(0), vectors)
+        values, vectors = torch.linalg.eigh(sample.read.gram() + INTERCEPT)
+        mean = sample.records.double().mean(0)
+        return _Solved(sample, basis, mean, values.clamp_min(0), vectors)
+
+    def components(self) -> Tensor:
+        """(n, f): Z."""
+        return (self.sample.records.double() - self.mean) @ self.basis.vectors
 
     def penalties(self) -> Tensor:
         typical = self.values.mean().clamp_min(torch.finfo(self.values.dtype).tiny)
@@ -122,23 +150,24 @@ class _Solved:
         """(3, l, f): sums over the shadows, for every penalty and component, of the leave-one-out
         prediction's squared error, its product with the truth, and its square.
         """
-        rotated = self.vectors.T @ self.components
+        components = self.components()
+        rotated = self.vectors.T @ components
         weights = self.vectors.square()
         sums = []
         for penalty in self.penalties():
             inverse = 1 / (self.values + penalty)
             dual = self.vectors @ (rotated * inverse[:, None])
             residual = dual / (weights @ inverse)[:, None]
-            guess = self.components - residual
-            terms = (residual.square(), guess * self.components, guess.square())
+            guess = components - residual
+            terms = (residual.square(), guess * components, guess.square())
             sums.append(torch.stack([term.sum(0) for term in terms]))
         return torch.stack(sums, dim=1)
 
     def fit(self, picked: Tensor, scale: Tensor, together: int) -> Regression:
-        penalties = self.penalties()
+        penalties, components = self.penalties(), self.components()
         inverse = 1 / (self.values[:, None] + penalties[picked])  # (n, f)
-        dual = self.vectors @ ((self.vectors.T @ self.components) * inverse)
-        guess = self.components - dual / (self.vectors.square() @ inverse)
+        dual = self.vectors @ ((self.vectors.T @ components) * inverse)
+        guess = components - dual / (self.vectors.square() @ inverse)
         found = (guess * scale) @ self.basis.vectors.T + self.mean
         found = found.clamp(self.basis.low, self.basis.high)
         common = penalties[together]

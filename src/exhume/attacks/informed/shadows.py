@@ -7,16 +7,19 @@ difference from it; there the base is the shadows' mean, in which the noise aver
 
 Every attack that asks with the same key, chunk and store gets the same shards, so the models are trained
 once.
+
+Memory: what `memory.LIMITS.models` says; more models than that are kept in a file.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from exhume.attacks.informed.memory import room_for
 from exhume.contract import (
     Key,
     Knowledge,
@@ -76,10 +79,19 @@ def train_shadows(
         stage="training shadow models",
         progress=progress,
     )
-    parameters = torch.cat(list(fleet))
+    parameters = _gathered(fleet, len(shadow), initial)
     if isinstance(recipe, FullBatch) and recipe.privacy.random:
         base = parameters.mean(0)
     else:
         base = recipe.fit(initial, fixed, fixed.none_for(1), key.fold("base"))[0]
     layout = recipe.architecture.layout
     return Shadows(parameters, base, shadow, layout, time.perf_counter() - started)
+
+
+def _gathered(fleet: Iterator[Tensor], models: int, initial: Tensor) -> Tensor:
+    """(s, p) of chunks that come one by one."""
+    found, done = room_for(models, initial.shape[-1], initial), 0
+    for chunk in fleet:
+        found[done : done + len(chunk)] = chunk
+        done += len(chunk)
+    return found

@@ -15,6 +15,7 @@ The label is the one whose iteration explains the release: a wrong label leaves 
 right one goes to zero, and the final residual certifies the answer without the truth.
 
 Memory: 4·b·q·k·d bytes for the answers (b = `functions`, q = `questions`·d) and 12·q·d a target.
+The answers are kept in the store, chunk by chunk, so that a stopped run does not ask again.
 Cost: q model trainings once; per target and step a few more and q·d² operations.
 """
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +49,7 @@ from exhume.contract import (
 )
 from exhume.models.mlp import MLP
 from exhume.models.own.architecture import fully_connected
+from exhume.store import address, cached, digest
 from exhume.train.influence import Answers, answer, pushes, trajectories
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
@@ -101,14 +104,20 @@ class ThroughTraining:
         questions = torch.randn(q, mlp.layout.size, generator=key.fold("questions").generator())
         questions = questions.to(initial) / mlp.layout.size**0.5
         curving = _some(fixed, self.sample, key.fold("sample"))
+        known = (digest(initial), digest(fixed))
         parts = []
         for done in range(0, q, self.chunk):
             progress("differentiating through training", done, q)
             asked = questions[done : done + self.chunk]
-            parts.append(answer(mlp, descent, path[:, 0], curving, questions=asked, basis=basis))
+            place = address("adjoint", [self, recipe], known, key, done)
+            parts.append(
+                cached(
+                    store, place, partial(_asked, mlp, descent, path[:, 0], curving, asked, basis)
+                )
+            )
         progress("differentiating through training", q, q)
-        first = torch.cat([part.first for part in parts], 2)
-        rest = torch.cat([part.rest for part in parts], 1)
+        first = torch.cat([part["first"] for part in parts], 2).to(initial.device)
+        rest = torch.cat([part["rest"] for part in parts], 1).to(initial.device)
         cost = Cost(time.perf_counter() - started, models=q + 1)
         return FittedThroughTraining(
             self,
@@ -136,6 +145,14 @@ class ThroughTraining:
                 ever=True,
             )
         return mlp, descent
+
+
+def _asked(  # noqa: PLR0917
+    mlp: MLP, descent: Descent, path: Tensor, fixed: Records, questions: Tensor, basis: Tensor
+) -> dict[str, Tensor]:
+    """The answers to some questions, as they are kept."""
+    found = answer(mlp, descent, path, fixed, questions=questions, basis=basis)
+    return {"first": found.first, "rest": found.rest}
 
 
 def _differentiable(recipe: object) -> tuple[MLP, Descent]:

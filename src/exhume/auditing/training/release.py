@@ -14,6 +14,7 @@ from exhume.auditing.fixes import Fix
 from exhume.auditing.plan import AttackOption
 from exhume.auditing.release import AuditedRelease, Inputs, Load
 from exhume.auditing.training.claimed_privacy import stated_by
+from exhume.auditing.training.cost import game_stages
 from exhume.auditing.training.game import (
     CLOSED_FORM,
     CORRECTED,
@@ -29,13 +30,16 @@ from exhume.auditing.training.game import (
 )
 from exhume.auditing.training.limits import PRIOR_AWARE, audit_limits
 from exhume.auditing.training.stored import attack_stored
-from exhume.choices import recipe_for, resolve, sized
-from exhume.contract import Key, NotApplicable, Progress, Recipe, Records, Store
+from exhume.choices import Trains, recipe_for, resolve, sized
+from exhume.contract import Key, NotApplicable, Progress, Records, Store
 from exhume.data import Reading
+from exhume.data.memory_guard import size_of
 from exhume.report.folder import RunFolder
 from exhume.results import AttackSpec, Findings
+from exhume.scale import Cores, Here, where_now, workers_for
 from exhume.settings import Brief, Settings
 from exhume.train.claimed_privacy import ClaimedPrivacy
+from exhume.train.fleet import fleet_work
 from exhume.train.recipe import FullBatch
 
 __all__ = ["TrainingRelease", "read_training"]
@@ -58,7 +62,7 @@ def read_training(brief: Brief, load: Load) -> TrainingRelease | None:
 class TrainingRelease(AuditedRelease):
     settings: Settings  # resolved
     records: Records
-    recipe: Recipe
+    recipe: Trains
     per_model: float = 0.0  # seconds
     claimed: ClaimedPrivacy | NotApplicable | None = (
         None  # its privacy, or why there is no certificate
@@ -124,7 +128,40 @@ class TrainingRelease(AuditedRelease):
             tuple(self.records.classes),
             uses,
             self.records.columns,
+            self._place(),
+            self._size(),
+            self._takes(),
         )
+
+    def _size(self) -> str:
+        """How many records a model sees, and what the others are for."""
+        fixed, every = self.settings.data.fixed, len(self.records)
+        if fixed == min(1000, every // 4):
+            cap = "at most 1,000" if fixed == 1000 else "a quarter"
+            why = f"by default {cap}: shadow models, targets and strangers need others; --fixed says more"
+        else:
+            why = "--fixed says so, besides the one that is attacked"
+        return f"{every:,} records; models are trained on {fixed + 1:,} each ({why})"
+
+    def _takes(self) -> str:
+        """In words, what training and fitting take."""
+        shape, classes = self.records.shape, len(self.records.classes)
+        stages = game_stages(self.recipe, self.settings.data, shape, classes)
+        counted = [one.operations for one in stages if one.operations is not None]
+        known = "" if len(counted) < len(stages) else f"{sum(counted):.1e} operations, "
+        memory = size_of(max(one.memory for one in stages))
+        return f"takes {known}{memory} of memory at most, {size_of(sum(one.disk for one in stages))} on disk"
+
+    def _place(self) -> str:
+        """In words, where the shadow models are trained; the released ones are fewer."""
+        sizes, machine = self.settings.data, self.settings.machine
+        work = fleet_work(self.recipe, sizes.fixed, sizes.shadows, machine.chunk)
+        if work.seconds is None:
+            work = replace(work, seconds=self.per_model * machine.threads * sizes.shadows)
+        count = workers_for(work, machine.threads)
+        if count > 1:
+            return f"in {count} processes with one thread each"
+        return "in this process, in one thread" if isinstance(where_now(), Here | Cores) else ""
 
     def game(self, store: Store, progress: Progress) -> Game:
         """Trained once, attacked by all."""

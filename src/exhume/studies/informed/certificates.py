@@ -90,8 +90,7 @@ def _run(run: Run[Setting]) -> Outcome:
 def _accuracy_without_privacy(run: Run[Setting]) -> float:
     bench = Bench.of(run, run.setting.data, replace(run.setting.victim, dp_clip=0.0))
     recipe, fixed = bench.recipe, bench.parts.fixed
-    initial = recipe.architecture.initial(run.key.fold("victim"))
-    trained = recipe.fit(initial, fixed, fixed.none_for(1), run.key)
+    trained = recipe.fit(bench.initial, fixed, fixed.none_for(1), run.key)
     return float(accuracy(recipe.architecture, trained, bench.parts.test).mean())
 
 
@@ -113,7 +112,7 @@ def play_level(bench: Bench, setting: Setting, actual: FullBatch | None = None) 
     actual, privacy, steps = actual or stated, stated.privacy, stated.descent.steps
     listed = parts.target
     targets = listed[torch.arange(setting.trials) % len(listed)]
-    initial = stated.architecture.initial(key.fold("victim"))
+    initial = bench.initial
     release, secret = release_one_each(
         actual, initial, parts.fixed, targets, chunk=bench.chunk, **run.working(key)
     )
@@ -150,4 +149,4 @@ def play_level(bench: Bench, setting: Setting, actual: FullBatch | None = None) 
 
 
 _TITLE = "What attacks reach, beside what differential privacy allows"
-STUDY = Study("certificates", _TITLE, "Balle22; Hayes et al. 2023", _SCALES, _run)
+STUDY = Study("certificates", _TITLE, "Balle22; Hayes et al. 2023", _SCALES, _run, on_device=True)

@@ -17,12 +17,14 @@ from torch import Tensor
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.reconn import RecoNN
+from exhume.auditing.training.cost import Stage, game_stages, reconn_stage
 from exhume.contract import Attack, Key
 from exhume.models.lpips import LPIPS, perceptual
 from exhume.settings import DataSettings
 from exhume.studies.arms import BALLE22_CNN, ERROR, Arm, Bench, arm_metrics
 from exhume.studies.claims import Comparison, line, paired
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
+from exhume.studies.plan import stand_in
 from exhume.train.dp import noise_for_epsilon
 
 __all__ = ["STUDY"]
@@ -240,7 +242,33 @@ def _claims(
     }
 
 
+def _stages(setting: _Setting) -> list[Stage]:
+    """The game at its full length with all attacks, then Figs 15 and 14."""
+    victim = replace(BALLE22_CNN, steps=setting.steps[-1])
+    recipe, shape, classes = stand_in(setting.data, victim)
+    stages = game_stages(recipe, setting.data, shape, classes)
+    for name, attack in _attacks(setting, 1).items():
+        if isinstance(attack, RecoNN):
+            stages.append(reconn_stage(attack, recipe, setting.data, shape, f" ({name})"))
+    for steps in setting.steps[:-1]:
+        own, *_ = stand_in(setting.data, replace(victim, steps=steps))
+        stages += game_stages(own, setting.data, shape, classes, f" ({steps} steps)")
+    private = replace(victim, dp_clip=_CLIP, dp_noise=1.0)
+    arms = {"not private": victim} | {f"epsilon {e:g}": private for e in setting.epsilons}
+    for name, other in arms.items():
+        own, *_ = stand_in(setting.private, other)
+        stages += game_stages(own, setting.private, shape, classes, f" ({name})")
+    return stages
+
+
 _TITLE = "An informed adversary against a convolutional network on CIFAR-10"
 STUDY = Study(
-    "informed-cifar10", _TITLE, "Balle22", _SCALES, _run, on_device=True, threads={"smoke": 1}
+    "informed-cifar10",
+    _TITLE,
+    "Balle22",
+    _SCALES,
+    _run,
+    on_device=True,
+    threads={"smoke": 1},
+    stages=_stages,
 )

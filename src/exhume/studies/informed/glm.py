@@ -16,6 +16,7 @@ from torch import Tensor
 from exhume.attacks.baseline import MeanRecord, holdings, snap_to_holdings
 from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.auditing.sections import targets_section
+from exhume.choices import moved
 from exhume.contract import Knowledge, Records
 from exhume.data import Sizes, Split, split
 from exhume.models.glm import softmax_regression
@@ -64,7 +65,8 @@ def _run(run: Run[_Setting]) -> Outcome:
     records = Records(loaded.inputs.double(), loaded.labels, loaded.classes)
     sizes = Sizes(setting.fixed, setting.targets, test=1000)
     parts = split(records, sizes, run.key.fold("split"))
-    fitted = {tolerance: _fitted(run, parts, tolerance) for tolerance in setting.tolerances}
+    there = moved(parts, run.device)  # scikit-learn stays here
+    fitted = {tolerance: _fitted(run, there, tolerance) for tolerance in setting.tolerances}
     metrics = {f"largest_error_{t:.0e}": one.metrics["largest_error"] for t, one in fitted.items()}
     metrics |= fitted[_ASKED].metrics | _by_sklearn(run, parts)
     return Outcome(
@@ -157,4 +159,4 @@ def _claims(metrics: dict[str, float]) -> Claims:
 
 
 _TITLE = "The missing record of a softmax regression, solved for exactly"
-STUDY = Study("informed-glm", _TITLE, "Balle22", _SCALES, _run)
+STUDY = Study("informed-glm", _TITLE, "Balle22", _SCALES, _run, on_device=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from exhume import data
 from exhume.attacks.informed.membership import membership_scores
+from exhume.choices import moved
 from exhume.contract import Key
 from exhume.data import Sizes
 from exhume.models.mlp import MLP
@@ -98,19 +99,20 @@ def _separated(run: Run[_Setting], models: _Models) -> dict[str, float]:
     records, key = run.records(run.setting.source), run.key.fold("init", models.fixed)
     m, t = run.setting.models, run.setting.targets
     sizes = Sizes(models.fixed, t, shadow=1, public=1, test=1)
-    parts = data.split(records, sizes, key.fold("split"))
+    parts = moved(data.split(records, sizes, key.fold("split")), run.device)
     mlp = MLP(records.shape, BALLE22.hidden, len(records.classes))
     recipe = FullBatch(mlp, Descent(rate=models.rate, momentum=BALLE22.momentum))
     with_one = parts.target[torch.arange(t).repeat_interleave(m)].one_each()
     scores, key = {}, key.fold(models.start)
     for name, extra in {"with": with_one, "without": parts.target.none_for(m)}.items():
         start, stage = (
-            models.initial(mlp, len(extra), key.fold(name)),
+            models.initial(mlp, len(extra), key.fold(name)).to(run.device),
             f"{models}, {name} the target",
         )
         working = run.working(key.fold("train", name))
         fleet = train_fleet(recipe, start, parts.fixed, extra, chunk=16, stage=stage, **working)
-        scores[name] = torch.cat([membership_scores(mlp, chunk, parts.target) for chunk in fleet])
+        measured = [membership_scores(mlp, chunk, parts.target).cpu() for chunk in fleet]
+        scores[name] = torch.cat(measured)
     own = scores["with"].view(t, m, t).diagonal(dim1=0, dim2=2)  # (m, t): each target's own models
     gap = gap_over_spread(own, scores["without"]).median()
     return {"auc": mean_auc(own, scores["without"]), "gap_over_spread": float(gap)}
@@ -134,4 +136,4 @@ def _claims(metrics: dict[str, float]) -> Claims:
 
 
 _TITLE = "Membership by loss: one initialisation against fresh ones (Fig. 10)"
-STUDY = Study("informed-init", _TITLE, "Balle22", _SCALES, _run)
+STUDY = Study("informed-init", _TITLE, "Balle22", _SCALES, _run, on_device=True)

@@ -128,12 +128,12 @@ def _activity(bench: Bench, watched: int) -> Tensor:
     mlp, descent = recipe.architecture, recipe.descent
     assert isinstance(mlp, MLP)
     assert isinstance(descent, Descent)
-    initial = mlp.initial(bench.key.fold("victim"))
+    initial = bench.initial
     shares = []
     for start in range(0, len(records), bench.chunk):
         extra = records[start : start + bench.chunk].one_each()
         shares.append(active_share(mlp, descent, initial, bench.parts.fixed, extra)[0][0])
-    return torch.cat(shares)
+    return torch.cat(shares).cpu()
 
 
 def _evidence(
@@ -144,8 +144,8 @@ def _evidence(
     key: Key,
 ) -> dict[str, float]:
     neurons = activity.shape[1]
-    kept = fitted["mnemonist"].chosen[:neurons]
-    importance = fitted["mnemonist"].importance[:neurons]
+    kept = fitted["mnemonist"].chosen[:neurons].cpu()
+    importance = fitted["mnemonist"].importance[:neurons].cpu()
     held = split_shadows(len(shadows.records), setting.reconn.held_out, key).choose
     whole = fitted["all"]
     check = permutation_importance(
@@ -154,7 +154,7 @@ def _evidence(
         shadows.parameters[held],
         shadows.records.inputs[held],
         key.fold("check"),
-    )[:neurons]
+    )[:neurons].cpu()
     return {
         "never_reached": float((activity == 0).double().mean()),
         "active_kept": float(activity[:, kept].mean()),
@@ -208,4 +208,4 @@ def _claims(width: int, runs: list[dict[str, float]]) -> Claims:
 
 
 _TITLE = "Reconstructing from the superparameters that memorise"
-STUDY = Study("mnemonist", _TITLE, "Mnemonist23", _SCALES, _run)
+STUDY = Study("mnemonist", _TITLE, "Mnemonist23", _SCALES, _run, on_device=True)

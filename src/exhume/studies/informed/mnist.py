@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from exhume.auditing import DEVIATIONS
+from exhume.auditing.training.cost import Stage, game_stages
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, Bench
 from exhume.studies.claims import mean_of
 from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
+from exhume.studies.plan import stand_in
 
 __all__ = ["STUDY"]
 
@@ -76,5 +78,10 @@ def _claims(metrics: dict[str, float]) -> Claims:
     }
 
 
+def _stages(setting: _Setting) -> list[Stage]:
+    recipe, shape, classes = stand_in(setting.data, setting.victim)
+    return game_stages(recipe, setting.data, shape, classes) * setting.seeds
+
+
 _TITLE = "An informed adversary reconstructs MNIST records from released weights"
-STUDY = Study("informed-mnist", _TITLE, "Balle22", _SCALES, _run, on_device=True)
+STUDY = Study("informed-mnist", _TITLE, "Balle22", _SCALES, _run, on_device=True, stages=_stages)

@@ -19,6 +19,7 @@ from torch import Tensor
 from exhume import data
 from exhume.attacks.informed.through_any_training import ThroughAnyTraining
 from exhume.attacks.informed.through_training import ThroughTraining
+from exhume.choices import moved
 from exhume.contract import Attack, Key, Knowledge, Records
 from exhume.data import Sizes
 from exhume.models.cnn import CNN
@@ -129,9 +130,10 @@ def _part(run: Run[_Setting], job: tuple[str, str]) -> dict[str, Tensor]:
     arm, key = run.setting.arms[name], run.key.fold("through training", name)
     started = time.process_time()
     count = arm.targets * arm.unknown
-    records = data.split(run.records(arm.source), Sizes(arm.fixed, count, arm.base), key)
+    dealt = data.split(run.records(arm.source), Sizes(arm.fixed, count, arm.base), key)
+    records = moved(dealt, run.device)
     recipe = _recipe(arm, records.fixed, key)
-    initial = recipe.architecture.initial(key)
+    initial = recipe.architecture.initial(key).to(run.device)
     if arm.base:
         initial = recipe.fit(initial, records.shadow, records.shadow.none_for(1), key)[0]
     rows = slice(None) if part == "all" else slice(int(part), int(part) + 1)
@@ -143,9 +145,9 @@ def _part(run: Run[_Setting], job: tuple[str, str]) -> dict[str, Tensor]:
     scores = score_batches(secret, found)
     each = torch.ones(len(grouped), dtype=torch.float64)
     return {
-        "mse": 10 ** (-scores.psnr.double() / 10),
-        "residual": -found.confidence[:, 0].double(),
-        "labels": scores.labels_right.double(),
+        "mse": 10 ** (-scores.psnr.double() / 10).cpu(),
+        "residual": -found.confidence[:, 0].double().cpu(),
+        "labels": scores.labels_right.double().cpu(),
         "trainings": each * found.cost.models / len(grouped),
         "seconds": each * (time.process_time() - started) / len(grouped),
     }
@@ -237,5 +239,6 @@ STUDY = Study(
     _SCALES,
     _run,
     spreads=True,
+    on_device=True,
     threads={"smoke": 1, "cpu": 1},  # small products: threads would wait for each other
 )

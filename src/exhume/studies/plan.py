@@ -1,0 +1,56 @@
+"""What a study takes at one of its scales, before it is run: `exhume study run NAME --dry-run`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from exhume import data
+from exhume.auditing.training.cost import Stage
+from exhume.choices import Trains, recipe_for
+from exhume.contract import ExhumeError, Records
+from exhume.data.memory_guard import size_of
+from exhume.notation import duration_of
+from exhume.settings import DataSettings, Settings, VictimSettings
+
+if TYPE_CHECKING:
+    from exhume.studies.framework import Scale, Study
+
+__all__ = ["plan_lines", "stand_in"]
+
+
+def stand_in(sizes: DataSettings, victim: VictimSettings) -> tuple[Trains, tuple[int, ...], int]:
+    """The recipe of a victim on a named set, the set's shape and its classes, without reading it."""
+    shapes = {known.name: known.shape for known in data.catalogue()}
+    shape, classes = shapes[sizes.source], 10  # of mnist, cifar10 and digits alike
+    labels = torch.zeros(1, dtype=torch.int64)
+    one = Records(torch.zeros(1, *shape), labels, tuple(str(i) for i in range(classes)))
+    return recipe_for(Settings(0, sizes, victim), one), shape, classes
+
+
+def plan_lines(study: Study[object], scale: Scale, workers: int, threads: int) -> list[str]:
+    """For the console. workers: of one thread each; threads: of the process that starts them."""
+    if study.stages is None:
+        raise ExhumeError(f"--dry-run: {study.name} does not count its work; run it at scale smoke")
+    if workers < 1:
+        raise ExhumeError(f"--workers: at least 1 needed, got {workers}")
+    stages = study.stages(study.scales[scale])
+    head = f"plan: {study.name} at scale {scale}, {workers:,} workers of one thread"
+    return [
+        head,
+        *(f"  {one.line(workers, threads)}" for one in stages),
+        _sum(stages, workers, threads),
+    ]
+
+
+def _sum(stages: Sequence[Stage], workers: int, threads: int) -> str:
+    operations = sum(one.operations or 0.0 for one in stages)
+    memory = size_of(max(one.memory for one in stages))
+    disk = size_of(sum(one.disk for one in stages))
+    spent = duration_of(3600 * sum(one.hours(workers, threads) for one in stages))
+    return (
+        f"plan: {operations:.1e} operations, {memory} of memory at most in one process, {disk} on disk, "
+        f"{spent} in all"
+    )
