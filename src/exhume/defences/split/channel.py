@@ -20,6 +20,8 @@ from exhume.train.split import SplitJob, train_split
 
 __all__ = ["Channel"]
 
+_AID = 1.0  # few bits carry no more than the client can tell by itself, so that it is trained to
+
 
 @dataclass(frozen=True)
 class Channel:
@@ -63,7 +65,8 @@ class Channel:
         if not self.sigma:
             return job
         network = ChannelNetwork(job.network, job.first, job.second, self.numbers)
-        return replace(job, network=network, first=ENCODED, second=EXPANDED)
+        aid = job.aid or _AID
+        return replace(job, network=network, first=ENCODED, second=EXPANDED, aid=aid)
 
     def train(
         self, job: SplitJob, *, key: Key, store: Store, progress: Progress = silent
