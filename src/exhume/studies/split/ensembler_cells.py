@@ -83,6 +83,8 @@ class Cells:
             f"{name}.each.ssim_most": float(means.max()),
             f"{name}.each.ssim_deviation": float(means.std(1).mean()),
         }
+        nearest = self.observed["mismatch"].argmin(1)
+        found[f"{name}.by_mismatch.ssim"] = float(means[torch.arange(clients), nearest].mean())
         return found
 
 

@@ -123,7 +123,11 @@ class SplitGame:
         release, secret = release_features(pipeline, self.parts.target, sent)
         key, run = self.key.fold("attack", defence), self.run.part(row or defence)
         found = mounted(attack, self._known(pipeline, attack), release, key, run)
-        return Row(score_inputs(secret, found, self.distance), found.observed, found.cost.seconds)
+        apart = (
+            -found.confidence[:, 0].double().mean()
+        )  # of what is sent for the answers, where so judged
+        seen = {**found.observed, "mismatch": float(apart)}
+        return Row(score_inputs(secret, found, self.distance), seen, found.cost.seconds)
 
     def _known(self, pipeline: Pipeline, attack: Attack) -> Knowledge:
         """What such an attacker needs: only one of them may ask, only the bound has the head."""
