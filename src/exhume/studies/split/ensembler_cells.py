@@ -30,6 +30,13 @@ _EVERY_CLIENT = (
     *_SHADOWED,
     "true_head",
 )  # the others meet the first client only, but for these rows:
+_ORDER = (
+    "adaptive",
+    "shadow",
+    "own_form",
+    "lookalike",
+    "true_head",
+)  # the paper's first, the rest last
 _EVERY_CLIENT_TOO = ("none.own_form", "none.lookalike", "ensembler.lookalike")
 
 
@@ -105,7 +112,9 @@ def meet_all(run: Run[Setting], trained: Trained) -> dict[str, Cells]:
         or f"{defence}.{attacker}" in _EVERY_CLIENT_TOO
         for shadow in range(_shadows(run.setting, attacker))
     ]
-    cells.sort(key=lambda cell: cell.network.defence != "ensembler")  # the longest first
+    cells.sort(
+        key=lambda cell: _ORDER.index(cell.attacker) if cell.attacker in _ORDER else len(_ORDER)
+    )
     made = run.tensors("attacking", _meet, {str(cell): cell for cell in cells})
     rows: dict[str, list[Cell]] = {}
     for cell in cells:
