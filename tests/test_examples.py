@@ -15,7 +15,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from exhume import data
+from exhume.auditing.split.limits import identified_at_most
 from exhume.cli import app
+from exhume.contract import Key
+from exhume.defences.split.channel import Channel
+from exhume.models.split.blueprint import OwnNetwork
+from exhume.store import NullStore
+from exhume.train.single import Schedule as SplitSchedule
+from exhume.train.split import SplitJob
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -170,7 +178,7 @@ def test_the_notebook(tmp_path, monkeypatch, capsys):
 
 def test_a_network_to_be_split(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("NET", "1,10,4")
-    main = runpy.run_path(str(EXAMPLES / "split_resnet.py"))["main"]
+    main = runpy.run_path(str(EXAMPLES / "split_resnet" / "net.py"))["main"]
     state = torch.random.get_rng_state()
     main("digits", tmp_path / "work", width=4, epochs=2, records=500)
     torch.random.set_rng_state(state)
@@ -206,3 +214,26 @@ def test_from_a_clean_environment_to_the_report(tmp_path):
     assert ran.returncode == 0, ran.stderr
     assert "of 80 records" in ran.stdout
     assert (tmp_path / "examples" / "own_cnn" / "run" / "report.html").exists()
+
+
+def test_a_channel_through_what_a_server_hears(tmp_path, monkeypatch):
+    """The core of examples/split_resnet without servers: what they would hear is what the client sends."""
+    monkeypatch.setenv("NET", "1,10,4")
+    folder = EXAMPLES / "split_resnet"
+    listen = runpy.run_path(str(folder / "listen.py"))
+    records = data.load("digits")
+    network = OwnNetwork(f"{folder / 'net.py'}:net", (1, 8, 8))
+    job = SplitJob(
+        network, "stem", "flat", records[:300], SplitSchedule(2, 50, 0.05), augment=False
+    )
+    pipeline = Channel.of_bits(4.0, 6).train(job, key=Key.from_seed(0), store=NullStore())
+    private, held, strangers = records[300:330], records[400:600], records[700:1100]
+    heard = listen["Listener"]("nowhere")
+    sent = pipeline.client.send(private.inputs)
+    heard.keep(json.dumps({"inputs": [{"shape": [30, 6], "data": sent.tolist()}]}).encode())
+    (kept,) = heard.heard
+    assert torch.equal(kept, sent)
+    found = listen["attack"](pipeline, kept, private, held, strangers, epochs=2, channels=4)
+    assert set(found) == {"a shadow of the head", "the true head"}
+    for identified, of, among in found.values():
+        assert identified / of <= identified_at_most(among, pipeline.client.sigma)

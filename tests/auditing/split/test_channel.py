@@ -63,7 +63,13 @@ def test_a_channel_of_four_bits_is_trained_attacked_certified_and_kept(settings,
     assert "at most 4 bits about its input, on average over inputs" in limits.notes[0]
     facts = done.result.victim
     assert (facts["channel_bits"], facts["defended_bytes_up_per_input"]) == (4.0, 16)
+    assert 0 < facts["client_share_of_multiply_adds"] < 1
+    notes = " ".join(note for one in done.result.attacks for note in one.notes)
+    assert "points of accuracy" in notes
+    assert "of a request's multiply-adds" in notes
+    assert "16 bytes up" in notes
     page = done.report.read_text()
+    assert "of a request&#39;s multiply-adds" in page
     assert "No attack did certainly better than the stated guarantee allows" in page
     client, server = (tmp_path / "run" / "defence" / side for side in ("client", "server"))
     kept = load_pipeline(client, server, factory=settings.model)

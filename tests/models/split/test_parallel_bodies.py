@@ -9,10 +9,10 @@ from torch import nn
 from exhume.bench.ensembler import Case, measure
 from exhume.contract import ExhumeError, silent
 from exhume.models.split.blueprint import Blueprint
-from exhume.models.split.cost import client_seconds, request_cost
+from exhume.models.split.cost import client_seconds, client_share, request_cost
 from exhume.models.split.cut import cut
 from exhume.models.split.parallel_bodies import WAYS, ParallelBodies, fastest, timed_ways
-from exhume.models.split.pipeline import Client, Pipeline
+from exhume.models.split.pipeline import Client, Pipeline, undefended
 from exhume.models.split.resnet import ResNet18
 
 PLAN = Blueprint(ResNet18((3, 16, 16), 5, 4), "conv1", "pool")
@@ -93,3 +93,15 @@ def test_the_bench_says_what_it_compares():
     assert entry["way"] in WAYS
     assert entry["client_ratio"] > 0
     assert entry["bytes_up"] == 2 * entry["bytes_up_once"] == 2 * 4 * 16 * 16 * 4
+
+
+def test_the_client_s_share_is_counted():
+    chain = nn.Sequential(
+        nn.Conv2d(1, 2, 3, padding=1),
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.Flatten(),
+        nn.Linear(256, 3),
+    )
+    own, others = 64 * 18 + 768, 64 * 72
+    share = client_share(undefended(chain, "0", "2", (1, 8, 8)), (1, 8, 8))
+    assert share == pytest.approx(own / (own + others))

@@ -73,14 +73,13 @@ class PreparedAsSent:
             return values
         maps, before = self._maps(values), self._maps(self.seen)
         alike = _alike(before.mean(0), self.held.inputs.double().mean(0))  # (sent, colours)
-        if maps.shape[1] == shape[0]:
-            picked = torch.arange(shape[0])  # a channel for each colour
-        else:
-            picked = alike.abs().sum(1).argmax().expand(shape[0])
-        signs = torch.where(alike[picked, torch.arange(shape[0])] < 0, -1.0, 1.0)
+        colours = torch.arange(shape[0], device=values.device)
+        likest = alike.abs().sum(1).argmax().expand(shape[0])
+        picked = colours if maps.shape[1] == shape[0] else likest  # a channel for each colour
+        signs = torch.where(alike[picked, colours] < 0, -1.0, 1.0)
         shown = [self._scaled(maps[:, picked], before[:, picked], signs * s) for s in (1, -1)]
         either = torch.stack(shown, dim=1)
-        likeness = alike[picked, torch.arange(shape[0])].abs().mean()
+        likeness = alike[picked, colours].abs().mean()
         confidence = torch.stack([likeness, -likeness]).expand(len(values), 2)
         status, cost = Status(Outcome.CONVERGED), Cost(time.perf_counter() - started)
         return Reconstruction(either.to(values.dtype), confidence, status, cost)

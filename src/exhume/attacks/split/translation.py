@@ -68,7 +68,7 @@ class ShadowTranslation:
         started = time.perf_counter()
         source, target = knowledge.shadow.inputs, knowledge.answers
         aside = max(1, round(_JUDGED * len(source)))
-        words = self.network.words(key.fold("shadow"))
+        words = self.network.words(key.fold("shadow")).to(source.device)
         train_translator(
             words,
             body,
@@ -105,7 +105,7 @@ class ShadowTranslation:
                 nn.Linear(net.width, self.hidden), nn.ReLU(), nn.Linear(self.hidden, net.source)
             ),
             key,
-        )
+        ).to(source.device)
 
         def loss(rows: Tensor, _: torch.Generator) -> Tensor:
             logits = decoder(features[rows]).transpose(1, 2)

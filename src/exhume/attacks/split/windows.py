@@ -118,6 +118,8 @@ class Windows:
 
 
 def _windows(maps: Tensor, which: Tensor, down: Tensor, across: Tensor, side: int) -> Tensor:
-    rows = (down[:, None] + torch.arange(side))[:, :, None]
-    columns = (across[:, None] + torch.arange(side))[:, None, :]
+    which, down, across = (at.to(maps.device) for at in (which, down, across))
+    inside = torch.arange(side, device=maps.device)
+    rows = (down[:, None] + inside)[:, :, None]
+    columns = (across[:, None] + inside)[:, None, :]
     return maps[which[:, None, None], :, rows, columns].permute(0, 3, 1, 2)

@@ -16,7 +16,7 @@ from exhume.defences.split.dropout_ensemble import DropoutEnsemble
 from exhume.defences.split.ensembler import Ensembler
 from exhume.defences.split.single import Dropout, Noise, RandomHead, Shredder
 from exhume.models.split.blueprint import OwnNetwork
-from exhume.models.split.cost import RequestCost, client_ratio, request_cost
+from exhume.models.split.cost import RequestCost, client_ratio, client_share, request_cost
 from exhume.models.split.parts import save_pipeline
 from exhume.models.split.pipeline import Pipeline
 from exhume.report.folder import RunFolder
@@ -55,6 +55,7 @@ class Defended:
     cost: RequestCost
     plain_cost: RequestCost
     client_ratio: float
+    client_share: float  # of all multiply-adds of a request
 
     def cost_sentence(self) -> str:
         change = 100 * (self.accuracy - self.plain_accuracy)
@@ -67,7 +68,8 @@ class Defended:
         """What a request costs besides accuracy."""
         server = self.cost.in_turn / self.plain_cost.in_turn
         return (
-            f"{server:.1f} times the server's compute, {self.client_ratio:.2f} times the client's, and "
+            f"{server:.1f} times the server's compute, {self.client_ratio:.2f} times the client's (which is "
+            f"{self.client_share:.0%} of a request's multiply-adds), and "
             f"{self.cost.bytes_up:,} bytes up and {self.cost.bytes_down:,} down per input instead of "
             f"{self.plain_cost.bytes_up:,} and {self.plain_cost.bytes_down:,}"
         )
@@ -95,6 +97,7 @@ def defended(
         request_cost(guarded, one, repeats=_REPEATS),
         request_cost(plain, one, repeats=_REPEATS),
         client_ratio(guarded, plain, one, repeats=_REPEATS),
+        client_share(guarded, parts.test.shape),
     )
 
 

@@ -16,7 +16,14 @@ from exhume.models.split.cut import device_of
 from exhume.models.split.parallel_bodies import Way, fastest, timed_ways
 from exhume.models.split.pipeline import Client, Pipeline
 
-__all__ = ["RequestCost", "client_ratio", "client_seconds", "multiply_adds", "request_cost"]
+__all__ = [
+    "RequestCost",
+    "client_ratio",
+    "client_seconds",
+    "client_share",
+    "multiply_adds",
+    "request_cost",
+]
 
 
 @dataclass(frozen=True)
@@ -104,6 +111,18 @@ def client_ratio(
         a / b for a, b in pairwise(client_seconds(clients, inputs, answers, repeats=repeats))
     ]
     return ratio
+
+
+def client_share(pipeline: Pipeline, shape: tuple[int, ...]) -> float:
+    """Of a request's multiply-adds, those that the client computes: head and tail. shape: of an input."""
+    client, features = pipeline.client, tuple(pipeline.client.noise.shape)
+    with torch.no_grad():
+        sent = torch.zeros(2, *features, device=pipeline.client.noise.device)
+        answers = [body(sent) for body in pipeline.bodies]
+    read = torch.cat([answers[i] for i in client.selected], 1)
+    own = multiply_adds(client.head, shape) + multiply_adds(client.tail, tuple(read.shape[1:]))
+    others = sum(multiply_adds(body, features) for body in pipeline.bodies)
+    return own / max(own + others, 1e-12)
 
 
 def multiply_adds(network: nn.Module, shape: tuple[int, ...]) -> float:

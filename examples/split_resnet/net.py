@@ -1,6 +1,6 @@
 """A small residual network, trained the usual way and saved, ready for `exhume audit-split`.
 
-    python examples/split_resnet.py cifar10 work [EPOCHS [RECORDS]]
+    python examples/split_resnet/net.py cifar10 work [EPOCHS [RECORDS]]
 
 It is somebody's own network: a plain `nn.Module` with a residual connection, nothing of ours in it.
 """

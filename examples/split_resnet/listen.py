@@ -1,0 +1,162 @@
+"""A server that is curious: it answers as it should, keeps what it is sent, and tries to see the inputs.
+
+    python listen.py WORK SOURCE URL [COUNT]
+
+WORK holds the run and the client of `README.md`; URL is where `exhume serve` answers over REST. Between the
+client and that server stands a listener, which passes everything on and keeps the features. The attackers get
+these features, what the server holds (its body), records like the client's, and, the last of them, the head.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from exhume import data
+from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
+from exhume.auditing.split.limits import identified_at_most
+from exhume.contract import Activations, Key, NotApplicable, Records
+from exhume.models.split.inverter import Decoder, ShadowHead
+from exhume.models.split.parts import load_pipeline
+from exhume.models.split.pipeline import Pipeline
+from exhume.score.places import line_up, places_for
+from exhume.store import NullStore
+from exhume.train.single import Schedule
+from exhume.victims.split import server_knowledge
+
+
+@dataclass
+class Listener:
+    """Passes requests on to a server, and keeps the features that are in them."""
+
+    behind: str  # the server's address
+    heard: list[Tensor] = field(default_factory=list)
+    size: int = 0  # bytes of the messages
+
+    def __enter__(self) -> str:
+        """Where it listens."""
+        listener = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self._pass_on(None)
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                listener.keep(body)
+                self._pass_on(body)
+
+            def _pass_on(self, body: bytes | None) -> None:
+                kind = {"Content-Type": self.headers.get("Content-Type", "application/json")}
+                asked = urllib.request.Request(f"{listener.behind}{self.path}", body, kind)
+                try:
+                    with urllib.request.urlopen(asked, timeout=60) as answer:
+                        status, said = answer.status, answer.read()
+                except urllib.error.HTTPError as refused:
+                    status, said = refused.code, refused.read()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(said)))
+                self.end_headers()
+                self.wfile.write(said)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._door = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._door.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{self._door.server_port}"
+
+    def __exit__(self, *_: object) -> None:
+        self._door.shutdown()
+        self._door.server_close()
+
+    def keep(self, body: bytes) -> None:
+        self.size += len(body)
+        for given in json.loads(body).get("inputs", ()):
+            values = torch.tensor(given["data"], dtype=torch.float32)
+            self.heard.append(values.reshape(given["shape"]))
+
+
+def attack(
+    pipeline: Pipeline,
+    heard: Tensor,
+    private: Records,
+    held: Records,
+    strangers: Records,
+    *,
+    epochs: int = 30,
+    channels: int = 16,
+) -> dict[str, tuple[int, int, int]]:
+    """Of each attacker: how many inputs it identifies, of how many, among how many strangers.
+
+    pipeline: for the body, and for the head that the last attacker is given. The private records are compared
+    with what the attackers return, and reach none of them.
+    """
+    schedule = Schedule(epochs, 32, 3e-3, "adam", 0.0)
+    decoder, key = Decoder(channels), Key.from_seed(0)
+    attackers = {
+        "a shadow of the head": ShadowInversion(
+            (0,), ShadowHead(channels), decoder, schedule, schedule
+        ),
+        "the true head": TrueHeadInversion(decoder, schedule),
+    }
+    release = Activations(heard, pipeline.cut)
+    places = places_for(private, torch.arange(len(private)), strangers, key, held=held)
+    found = {}
+    for name, attacker in attackers.items():
+        knowledge = server_knowledge(pipeline, held, with_head=name == "the true head")
+        try:
+            back = attacker.prepare(knowledge, key=key, store=NullStore()).run(release)
+        except NotApplicable as why:
+            sys.stdout.write(f"{name}: {why}\n")
+            continue
+        answers = [back.found(place) for place in range(len(private))]
+        row, _ = line_up(places, answers, key.fold("line-up"), tests=len(attackers))
+        found[name] = (row.identified, row.targets, row.strangers)
+    return found
+
+
+def main(work: Path, source: str, url: str, count: int = 60) -> None:
+    from exhume.integrations.serve import Client
+
+    every = data.load(source)
+    order = torch.randperm(len(every), generator=torch.Generator().manual_seed(1))
+    private, held, strangers = (
+        every[rows]
+        for rows in torch.split(
+            order, [count, (len(every) - count) // 2, -(-(len(every) - count) // 2)]
+        )
+    )
+    kept = work / "run" / "defence"
+    manifest = json.loads((kept / "client" / "manifest.json").read_text())
+    factory = manifest["network"]["network"]["factory"]
+    pipeline = load_pipeline(kept / "client", kept / "server", factory=factory)
+    listener = Listener(url)
+    with listener as door, Client(work / "client", [door], factory=factory) as client:
+        named = client(private.inputs).argmax(1)
+    heard = torch.cat(listener.heard)
+    right = float((named == private.labels).double().mean())
+    sys.stdout.write(
+        f"{count} inputs, {right:.0%} named rightly; the server was sent {tuple(heard.shape)} numbers\n"
+    )
+    for name, (who, of, among) in attack(pipeline, heard, private, held, strangers).items():
+        most = identified_at_most(among, pipeline.client.sigma)
+        sys.stdout.write(
+            f"{name}: {who} of {of} identified among {among} strangers; at most {most:.0%} on average\n"
+        )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], *map(int, sys.argv[4:]))
