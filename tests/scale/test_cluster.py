@@ -125,7 +125,7 @@ def test_a_job_that_always_kills_its_process_is_given_up(spread, monkeypatch):
 
 
 def test_a_node_that_computes_otherwise_is_refused(spread, monkeypatch):
-    monkeypatch.setattr(scale, "_arithmetic", lambda: "torch 0.1")
+    monkeypatch.setattr(scale, "_arithmetic", lambda device="cpu": "torch 0.1")
     with pytest.raises(ExhumeError, match="this process with torch 0.1: the bits would differ"):
         list(run_jobs(jobs.scaled, [1], shared=torch.ones(1)))
 

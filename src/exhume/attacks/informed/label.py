@@ -87,7 +87,7 @@ def _decision_features(
         name for name, shape in zip(layout.names, layout.shapes, strict=True) if len(shape) > 1
     ]
     chosen = [
-        (part[rows] - known[name]).double().flatten(1)
+        (part[rows] - known[name]).double().reshape(len(part[rows]), -1)
         for (name, part), shape in zip(parts.items(), layout.shapes, strict=True)
         if name in matrices[-1:] or len(shape) <= 1
     ]
