@@ -8,6 +8,8 @@ from io import IOBase
 from typing import IO
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Some virtual machines claim AMX and then refuse its instructions: products in bf16 would end the process.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 from beartype import BeartypeConf, BeartypeHintOverrides
 from beartype.claw import beartype_packages
