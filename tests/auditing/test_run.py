@@ -429,7 +429,8 @@ def test_a_fix_of_a_split_network_is_trained_and_attacked(tmp_path, monkeypatch)
     tried = rows["split-channel"]
     assert tried.words == "a channel of at most 8 bits a request"
     assert tried.guarantee == "8 bits a request on average, for any attacker"
-    assert "times the client's, and 64 bytes up" in tried.outcome
+    assert "times the client's (which is " in tried.outcome
+    assert "multiply-adds), and 64 bytes up" in tried.outcome
     assert (tried.tried, tried.leak.trials) == (True, 20)
     assert 0 <= tried.kept <= 1
     assert 0 <= tried.before <= 1

@@ -193,7 +193,7 @@ def test_a_head_that_hides_nothing_leaks(head, settings, tmp_path):
     plain = replace(settings, model=other(settings, head), weights="", first=("0",), targets=60)
     done = audit(Brief.of(plain), tmp_path / "run")
     assert done.verdict.word == "leaks"
-    lookalike = done.result.attacks[2]
+    lookalike = done.result.attacks[3]
     if head == "random_convolution":
         assert lookalike.applies
     else:

@@ -77,10 +77,9 @@ class ChannelNetwork:
     hidden: int = 32  # width of the encoder
 
     def __post_init__(self) -> None:
-        if self.numbers < 1 or self.hidden < 1:
-            raise ExhumeError(
-                f"numbers: {self.numbers}, hidden: {self.hidden} given, at least 1 needed"
-            )
+        for name, value in (("numbers", self.numbers), ("hidden", self.hidden)):
+            if value < 1:
+                raise ExhumeError(f"{name}: {value} given, at least 1 needed")
 
     @property
     def input_shape(self) -> tuple[int, ...]:
