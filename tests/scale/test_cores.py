@@ -147,7 +147,7 @@ def test_the_plan_says_where_models_are_trained(monkeypatch):
         given = ["audit", "--data", "digits", "--shadows", "130", "--dry-run", *more]
         result = CliRunner().invoke(app, given)
         assert result.exit_code == 0, result.output
-        return next(row for row in result.stdout.splitlines() if "models are trained" in row)
+        return next(row for row in result.stdout.splitlines() if "models are trained in" in row)
 
     long = ("--hidden", "2000", "--steps", "3000")
     assert (
