@@ -26,7 +26,7 @@ def open_page(browser: Any) -> Iterator[Open]:
         context = browser.new_context(offline=True, **options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(5000)
+        page.set_default_timeout(60_000)  # of a busy machine; what is waited for is an event
         page.on("console", lambda message: wrong.append(message.text))
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("dialog", lambda dialog: (wrong.append(dialog.message), dialog.dismiss()))

@@ -296,7 +296,10 @@ def test_tokens_beyond_the_embedding(invoke, place):
             '[checkpoint]\nfile = "w.safetensors"\nrows = "0:9"\n',
             "images and vectors can be scored",
         ),
-        ('[split]\nmodel = "text_nets.py:flat"\n', "say with --vocabulary how the words of the texts are numbered"),
+        (
+            '[split]\nmodel = "text_nets.py:flat"\n',
+            "say with --vocabulary how the words of the texts are numbered",
+        ),
         (
             '[fitted]\nfile = "m.skops"\n',
             "a fitted linear model is attacked with what it was fitted on",
