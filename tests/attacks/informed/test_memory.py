@@ -184,7 +184,5 @@ def test_the_peak_is_below_what_is_said(size, ways):
     given = [sys.executable, "-c", PEAK, *(str(value) for value in size)]
     done = subprocess.run(given, check=True, capture_output=True, text=True)
     peak, bound, before = (int(value) for value in done.stdout.split())
-    assert peak < 1.1 * bound + (
-        32 << 20
-    )  # the allocator's own, and a fit's objects for each class
+    assert peak < 1.1 * bound + (20 << 20)  # the allocator's own
     assert ways * bound < before

@@ -30,6 +30,7 @@ class Limits:
 
 LIMITS = Limits()
 _READING = 5  # copies of a block while it is read
+_FIT = 1 << 17  # of the fit of one class, the allocator's fragments included: up to 85 KB were seen
 _ANCHORS = 4000  # shadows that the label is learned from, at most
 
 
@@ -71,7 +72,7 @@ def closed_form_bytes(  # noqa: PLR0917
     basis = 16 * held * values + 40 * components**2
     working = 8 * (7 * largest**2 + 10 * largest * components)
     labels = 8 * 8 * min(shadows, _ANCHORS) ** 2
-    return models + read + kernels + kept + max(basis, working + blocks, labels) + 8 * classes
+    return models + read + kernels + kept + max(basis, working + blocks, labels) + _FIT * classes
 
 
 def reconn_bytes(shadows: int, parameters: int, values: int, *, span: bool, network: int) -> int:

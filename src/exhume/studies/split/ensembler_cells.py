@@ -26,18 +26,11 @@ __all__ = ["Cells", "best_body", "findings", "mean_images", "meet_all"]
 
 _SHOWN = 8  # images of each row on the page
 _SHADOWED = ("shadow", "adaptive")  # of every client, several times
-_EVERY_CLIENT = (
-    *_SHADOWED,
-    "true_head",
-)  # the others meet the first client only, but for these rows:
-_ORDER = (
-    "adaptive",
-    "shadow",
-    "own_form",
-    "lookalike",
-    "true_head",
-)  # the paper's first, the rest last
+# Attackers who meet every client; the others meet the first one only, but for the rows below.
+_EVERY_CLIENT = (*_SHADOWED, "true_head")
 _EVERY_CLIENT_TOO = ("none.own_form", "none.lookalike", "ensembler.lookalike")
+# Who is met first: the paper's attackers, and those whose rows claims are about.
+_ORDER = ("adaptive", "shadow", "own_form", "lookalike", "true_head")
 
 
 @dataclass(frozen=True)
