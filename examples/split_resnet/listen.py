@@ -24,7 +24,7 @@ from torch import Tensor
 from exhume import data
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
 from exhume.auditing.split.limits import identified_at_most
-from exhume.contract import Activations, Key, NotApplicable, Records
+from exhume.contract import Activations, ExhumeError, Key, NotApplicable, Records
 from exhume.models.split.inverter import Decoder, ShadowHead
 from exhume.models.split.parts import load_pipeline
 from exhume.models.split.pipeline import Pipeline
@@ -159,4 +159,7 @@ def main(work: Path, source: str, url: str, count: int = 60) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], *map(int, sys.argv[4:]))
+    try:
+        main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], *map(int, sys.argv[4:]))
+    except ExhumeError as error:
+        sys.exit(f"listen.py: {error}")

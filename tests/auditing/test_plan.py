@@ -29,6 +29,19 @@ def test_a_budget_takes_what_fits_in_order_and_says_what_was_left():
     assert rows[3].why == "it would take about 20 s, 10 s of the budget were left"
 
 
+def test_what_does_not_fit_is_tried_on_fewer_records():
+    def within(seconds: float) -> AttackOption | None:
+        fewer = int(seconds / 10)
+        return option("a", 10 * fewer, records=fewer) if fewer >= 2 else None
+
+    whole = option("a", 80, records=8, within=within)
+    fits, fewer, none = (planned([whole], budget)[0] for budget in (100.0, 45.0, 15.0))
+    assert (fits.records, fewer.records) == (8, 4)
+    assert fewer.run
+    assert none.why == "it would take about 80 s, 15 s of the budget were left"
+    assert planned([whole], None)[0].records == 8
+
+
 def test_what_does_not_apply_is_left_with_its_reason_whatever_the_budget():
     (row,) = planned([option("a", 1, run=None, why_not="it has a convolution")], None)
     assert (row.run, row.why) == (False, "does not apply: it has a convolution")

@@ -126,6 +126,28 @@ def test_work_of_an_earlier_run_does_not_make_the_rest_look_quick(spoken):
     assert said[-1] == "training: 950 of 1,000 after 20 s, about 20 s left"
 
 
+def test_pieces_that_come_at_once_in_the_beginning_do_not_count_as_speed(spoken):
+    said, clock, progress = spoken
+    progress("training", 0, 1000)
+    for done in (300, 600, 900):
+        clock.now += 0.1
+        progress("training", done, 1000)
+    clock.now += EVERY
+    progress.tick()
+    assert said[-1] == "training: 900 of 1,000 after 10 s, at work"
+    clock.now += EVERY
+    progress("training", 950, 1000)
+    assert said[-1] == "training: 950 of 1,000 after 20 s, about 20 s left"
+
+
+def test_quick_pieces_still_have_an_estimate(spoken):
+    said, clock, progress = spoken
+    for done in range(121):
+        progress("training", done, 1000)
+        clock.now += 0.1
+    assert said[-1] == "training: 101 of 1,000 after 10 s, about 90 s left"
+
+
 def test_waiting_for_a_large_piece_does_not_make_the_rest_longer(spoken):
     said, clock, progress = spoken
     progress("training", 0, 400)

@@ -249,3 +249,69 @@ def test_smooth_gates_change_second_derivatives_only():
     same, none = smooth_gates(nn.Sequential(nn.Linear(2, 2), nn.ELU()), 0.3)
     assert none == 0
     assert isinstance(same[1], nn.ELU)
+
+
+RELU = FullBatch(MLP(SHAPE, (5, 4), 3, "relu"), Descent(5, 0.1, 0.9))
+
+
+class Pushing(nn.Module):
+    """ReLU whose gates are off by given numbers for the known records, in backward passes."""
+
+    def __init__(self, pushes):
+        super().__init__()
+        self.pushes, self.calls = pushes, 0
+
+    def forward(self, x):
+        known = x.shape[0] == len(self.pushes[0])
+        push = self.pushes[self.calls] if known else torch.zeros_like(x)
+        self.calls += known
+        return torch.relu(x) + push * (x - x.detach())
+
+
+def test_what_pushed_gates_do_to_training(game, key):
+    fixed, extra = game
+    training, gates = unrolled(RELU, fixed, key).freed()
+    assert gates == 2
+    guess = Unknown(extra.inputs, extra.labels)
+    path = training.train(guess)
+    entered = training.entered(path)
+    assert [len(blocks) for blocks in entered] == [1] * 5
+    assert [gate.shape for gate in entered[0][0]] == [(9, 5), (9, 4)]
+    draw = key.fold("pushes").generator()
+    pushes = [
+        [tuple(torch.randn(gate.shape, generator=draw).double() for gate in gates)]
+        for (gates,) in entered
+    ]
+    still = Unknown(torch.zeros_like(extra.inputs), extra.labels)
+    moved = training.forward(path, still, pushes)
+    step, ends = 1e-6, []
+    for sign in (1, -1):
+        other = unrolled(RELU, fixed, key)
+        names = [n for n, m in other.module.named_modules() if "relu" in repr(m).lower()]
+        places = [n for n in names if not list(other.module.get_submodule(n).children())]
+        for place, gate in zip(places, range(2), strict=True):
+            ones = Pushing([sign * step * blocks[0][gate] for blocks in pushes])
+            parent, _, name = place.rpartition(".")
+            setattr(other.module.get_submodule(parent), name, ones)
+        ends.append(other.train(guess).end)
+    torch.testing.assert_close(moved, (ends[0] - ends[1]) / (2 * step), rtol=1e-4, atol=1e-7)
+    back: list = []
+    cotangent = torch.randn(moved.shape, generator=draw).double()
+    training.adjoint(path, cotangent, back)
+    together = sum(
+        (a * b).sum()
+        for there, here in zip(back, pushes, strict=True)
+        for a, b in zip(there[0], here[0], strict=True)
+    )
+    torch.testing.assert_close(together, moved @ cotangent)
+
+
+def test_free_gates_leave_training_as_it_is(game, key):
+    fixed, extra = game
+    plain = unrolled(RELU, fixed, key)
+    free, _ = plain.freed()
+    guess, along = Unknown(extra.inputs, extra.labels), Unknown(extra.inputs, extra.labels)
+    ends = [t.train(guess) for t in (plain, free)]
+    torch.testing.assert_close(ends[0].end, ends[1].end)
+    torch.testing.assert_close(plain.forward(ends[0], along), free.forward(ends[1], along))
+    assert unrolled(RECIPES["mlp"], fixed, key).freed()[1] == 0

@@ -6,7 +6,7 @@ What is not run is named with its reason. Silence is never shown as safety.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from exhume.contract import Progress
@@ -38,6 +38,9 @@ class AttackOption:
     models: int = 0  # that are trained for it
     steps: int = 0  # of its search
     tests: int = 1  # line-ups that it is judged by
+    within: Callable[[float], AttackOption | None] | None = (
+        None  # on fewer records, in so many seconds
+    )
 
 
 def plan_attacks(
@@ -46,7 +49,8 @@ def plan_attacks(
     """In the order given: what applies and fits. Without a budget: all that was asked for."""
     planned: list[tuple[AttackOption, PlannedAttack]] = []
     left = budget
-    for option in options:
+    for whole in options:
+        option = whole if left is None else _fitting(whole, left)
         before = [
             row for _, row in planned if (row.id, row.release) == (option.needs, option.release)
         ]
@@ -65,6 +69,14 @@ def plan_attacks(
             left -= option.seconds
         planned.append((option, _row(option, why)))
     return planned
+
+
+def _fitting(option: AttackOption, seconds: float) -> AttackOption:
+    """As it is if it fits or cannot be made to; else on as many records as do."""
+    if option.run is None or option.within is None or option.seconds <= seconds:
+        return option
+    fewer = option.within(seconds)
+    return option if fewer is None else replace(fewer, release=option.release)
 
 
 def _row(option: AttackOption, why: str) -> PlannedAttack:

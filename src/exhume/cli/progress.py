@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["ProgressLines", "progress_shown"]
 
 EVERY = 10.0  # seconds between two lines of the same stage
+_PAUSE = 0.5  # seconds without a new piece that end what an earlier run had done
+_TAKEN_UP = 3.0  # and after so many it has ended in any case
 
 
 @contextmanager
@@ -51,11 +53,25 @@ def _tick(lines: ProgressLines, done: threading.Event) -> None:
 class _Stage:
     name: str
     began: float
-    first: int  # what an earlier run had done already
+    first: int  # pieces that were there already: an earlier run's come all at once
+    since: float  # when the pieces behind them began
     done: int
     total: int
     said: float  # when its last line was
     moved: float  # when the last piece was done
+
+    @staticmethod
+    def begun(name: str, done: int, total: int, now: float) -> _Stage:
+        return _Stage(name, now, done, now, done, total, now, now)
+
+    def move(self, done: int, total: int, now: float) -> None:
+        """Count finished pieces; those that come at once in the beginning say nothing about the pace."""
+        all_there = self.first == self.done
+        if all_there and now - self.moved < _PAUSE and now - self.began < _TAKEN_UP:
+            self.first, self.since = done, now
+        if done > self.done:
+            self.moved = now
+        self.done, self.total = done, total
 
 
 @dataclass
@@ -74,13 +90,11 @@ class ProgressLines:
         with self._lock:
             now, known = self.clock(), self._stage
             if known is None or known.name != stage:
-                known = self._stage = _Stage(stage, now, done, done, total, now, now)
+                known = self._stage = _Stage.begun(stage, done, total, now)
                 if total > 1 and done < total:
                     self.say(f"{stage}: {done:,} of {total:,}")
                 return
-            if done > known.done:
-                known.moved = now
-            known.done, known.total = done, total
+            known.move(done, total, now)
             if done >= total:
                 self._ended(known, now)
             elif now - known.said >= EVERY:
@@ -109,7 +123,7 @@ class ProgressLines:
 
 def _left(stage: _Stage, now: float) -> float:
     """By the pace up to the last finished piece: waiting for the next one does not make it longer."""
-    each = (stage.moved - stage.began) / (stage.done - stage.first)
+    each = (stage.moved - stage.since) / (stage.done - stage.first)
     rest = (stage.total - stage.done) * each
     return max(rest - (now - stage.moved), rest / 10)
 
@@ -137,12 +151,18 @@ def _bars(console: Console) -> Iterator[Progress]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    tasks: dict[str, TaskID] = {}
+    tasks: dict[str, tuple[TaskID, _Stage]] = {}
     with Progress(*columns, console=console) as bars:
 
         def show(stage: str, done: int, total: int) -> None:
+            now = time.monotonic()
             if stage not in tasks:
-                tasks[stage] = bars.add_task(printable(stage), total=total)
-            bars.update(tasks[stage], completed=done, total=total)
+                task = bars.add_task(printable(stage), total=total)
+                tasks[stage] = task, _Stage.begun(stage, done, total, now)
+            task, known = tasks[stage]
+            known.move(done, total, now)
+            if known.first == done < total:  # the bar's own clock begins behind what was there
+                bars.reset(task, completed=done, total=total)
+            bars.update(task, completed=done, total=total)
 
         yield show

@@ -220,12 +220,18 @@ def bytes_per_model(
 
 
 def activations(architecture: Architecture) -> int:
-    """Numbers that one record leaves behind in a forward pass."""
+    """Numbers that one record leaves behind in a forward pass; other views of the same ones do not count."""
     module, counts = architecture.build().eval(), list[int]()
 
-    def count(_: nn.Module, __: object, out: object) -> None:
+    def count(_: nn.Module, given: object, out: object) -> None:
         outputs = out if isinstance(out, tuple | list) else (out,)
-        counts.extend(part.numel() for part in outputs if isinstance(part, Tensor))
+        inputs = given if isinstance(given, tuple | list) else (given,)
+        there = {part.data_ptr() for part in inputs if isinstance(part, Tensor)}
+        counts.extend(
+            part.numel()
+            for part in outputs
+            if isinstance(part, Tensor) and part.data_ptr() not in there
+        )
 
     for layer in module.modules():
         if not list(layer.children()):

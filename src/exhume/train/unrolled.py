@@ -31,9 +31,12 @@ from torch.func import functional_call
 from exhume.contract import Layout, Records
 from exhume.train.local import batch_loss
 from exhume.train.rules import Rule
-from exhume.train.smooth_gates import smooth_gates
+from exhume.train.smooth_gates import FreeGate, free_gates, smooth_gates
 
-__all__ = ["Path", "Seen", "Unknown", "Unrolled"]
+__all__ = ["Path", "Pushes", "Seen", "Unknown", "Unrolled"]
+
+Pushes = list[list[tuple[Tensor, ...]]]
+"""Of every step, block of records and gate: a number for each entry of the gate."""
 
 _BLOCK = 1024  # records whose activations are held at once
 _COPIES = 6  # of a record's activations in the graph of a gradient; on the safe side
@@ -64,6 +67,16 @@ class _Slope:
     unknown: tuple[Tensor, ...]  # leaves: inputs, and the targets of a regression; empty: none here
     by_weights: Tensor
     by_unknown: tuple[Tensor, ...]
+    pushes: tuple[Tensor, ...] = ()  # leaves of free gates
+    entered: tuple[Tensor, ...] = ()  # and what entered them
+
+    def pushed(self, by: tuple[Tensor, ...]) -> Tensor:
+        """(p,) what pushes of the gates do to the gradient: the transpose of a transpose."""
+        along = torch.zeros_like(self.by_weights).requires_grad_()
+        back = torch.autograd.grad(
+            [self.by_weights], self.pushes, [along], create_graph=True, materialize_grads=True
+        )
+        return _pulled(list(back), (along,), list(by))[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +119,11 @@ class Unrolled:
     def smoothed(self, width: float) -> tuple[Unrolled, int]:
         """The same training with gates that are smooth in second derivatives, and how many there are."""
         module, gates = smooth_gates(self.module, width)
+        return (replace(self, module=module) if gates else self), gates
+
+    def freed(self) -> tuple[Unrolled, int]:
+        """The same training with gates that can be pushed, and how many there are."""
+        module, gates = free_gates(self.module)
         return (replace(self, module=module) if gates else self), gates
 
     # Training
@@ -158,22 +176,24 @@ class Unrolled:
 
     # Derivatives
 
-    def forward(self, path: Path, along: Unknown) -> Tensor:
-        """(p,) J times a change of the unknown records."""
+    def forward(self, path: Path, along: Unknown, pushes: Pushes | None = None) -> Tensor:
+        """(p,) J times a change of the unknown records, and of free gates in each step."""
         change = torch.zeros_like(self.rule.start(self.initial))
         for t, kept in self._stretches(path):
             bent = torch.zeros_like(self.initial)
-            for slope in self._at(path, t, kept):
+            for block, slope in enumerate(self._at(path, t, kept)):
                 ahead = tuple(part[self.steps[t].unknown] for part in self._free(along))
                 outputs, weights = [slope.by_weights], [change[0]]
                 if slope.unknown:
                     outputs, weights = [*outputs, *slope.by_unknown], [*weights, *ahead]
                 bent += _pulled(outputs, (slope.weights,), weights)[0]
+                if pushes is not None:
+                    bent += slope.pushed(pushes[t][block])
             change = self.rule.push(kept, change, bent, t, self.steps[t].rate)
         return change[0]
 
-    def adjoint(self, path: Path, cotangent: Tensor) -> Unknown:
-        """The transpose of J times (p,)."""
+    def adjoint(self, path: Path, cotangent: Tensor, pushes: Pushes | None = None) -> Unknown:
+        """The transpose of J times (p,). pushes: an empty list, to be filled for every step."""
         towards = torch.zeros_like(self.rule.start(self.initial))
         towards[0] = cotangent
         found = Unknown(
@@ -182,13 +202,26 @@ class Unrolled:
         )
         for t, kept in self._stretches(path, back=True):
             towards, gradient = self.rule.pull(kept, towards, t, self.steps[t].rate)
+            here: list[tuple[Tensor, ...]] = []
             for slope in self._at(path, t, kept):
-                leaves = (slope.weights, *slope.unknown)
-                bent, *to_unknown = _pulled([slope.by_weights], leaves, [gradient])
+                gates = () if pushes is None else slope.pushes
+                leaves = (slope.weights, *gates, *slope.unknown)
+                bent, *more = _pulled([slope.by_weights], leaves, [gradient])
                 towards[0] += bent
+                here.append(tuple(more[: len(gates)]))
+                to_unknown = more[len(gates) :]
                 for total, part in zip(self._free(found), to_unknown, strict=False):
                     total[self.steps[t].unknown] += part
+            if pushes is not None:
+                pushes.insert(0, here)
         return found
+
+    def entered(self, path: Path) -> Pushes:
+        """What entered the free gates of every step, block by block."""
+        return [
+            [slope.entered for slope in self._at(path, t, kept)]
+            for t, kept in self._stretches(path)
+        ]
 
     def _free(self, unknown: Unknown) -> tuple[Tensor, ...]:
         """What is unknown: the inputs, and the targets of a regression."""
@@ -208,17 +241,33 @@ class Unrolled:
         for inputs, targets, more in self._blocks(seen):
             leaves = tuple(part[seen.unknown].detach() for part in self._free(guess))
             leaves = tuple(part.requires_grad_() for part in leaves) if more else ()
-            rows, wanted = [inputs], [targets]
+            wanted = [targets]
             if more:
-                rows.append(leaves[0])
                 wanted.append(leaves[1] if len(leaves) > 1 else guess.targets[seen.unknown])
-            outputs = functional_call(self.module, named, (torch.cat(rows),))
+            outputs, pushes, entered = self._outputs(named, inputs, leaves[:1])
             loss = batch_loss(outputs, torch.cat(wanted), "sum", self.loss) / count
             if self.loss == "mse":
                 loss = loss / outputs.shape[1]
             slopes = torch.autograd.grad(loss, (weights, *leaves), create_graph=True)
-            found.append(_Slope(weights, leaves, slopes[0], slopes[1:]))
+            found.append(_Slope(weights, leaves, slopes[0], slopes[1:], pushes, entered))
         return found
+
+    def _outputs(
+        self, named: dict[str, Tensor], known: Tensor, unknown: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Outputs, and free gates of the known records with what entered them.
+
+        Known records are seen apart from unknown ones, unless records of a step depend on each other:
+        nothing is differentiated by them.
+        """
+        first = torch.cat([known, *unknown]) if self.mixes else known
+        outputs = functional_call(self.module, named, (first,))
+        gates = [m for m in self.module.modules() if isinstance(m, FreeGate)]
+        pushes = tuple(gate.push for gate in gates if gate.push is not None)
+        entered = tuple(gate.entered for gate in gates if gate.entered is not None)
+        if unknown and not self.mixes:
+            outputs = torch.cat([outputs, functional_call(self.module, named, unknown)])
+        return outputs, pushes, entered
 
     def _named(self, weights: Tensor) -> dict[str, Tensor]:
         known = dict(self.module.named_parameters())

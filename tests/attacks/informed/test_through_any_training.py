@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from exhume import data
+from exhume.attacks.informed.jumping_gates import JumpingGates
 from exhume.attacks.informed.starts import Starts
 from exhume.attacks.informed.through_any_training import ThroughAnyTraining, through_training_of
 from exhume.attacks.informed.through_training import ThroughTraining
@@ -66,6 +67,24 @@ def test_mini_batches_of_a_known_order_give_the_record_back():
     assert -1e-3 < float(found.confidence.min()) <= 0
     assert found.cost.models == pytest.approx(found.observed["trainings"], abs=1)
     assert found.cost.models <= prepared.settings.cost(10, 2)
+
+
+def test_gates_that_jump_are_unknowns_too(monkeypatch):
+    steps = []
+    plain = JumpingGates.step
+
+    def counted(self, *given, **more):
+        steps.append(self.count)
+        return plain(self, *given, **more)
+
+    monkeypatch.setattr(JumpingGates, "step", counted)
+    recipe = FullBatch(MLP((1, 8, 8), (20,), 10, "relu"), Descent(20, momentum=0.9))
+    prepared, release, truth = play(recipe, attack=ThroughAnyTraining(trainings=2500))
+    found = prepared.run(release)
+    assert error(found, truth) < 1e-8
+    assert torch.equal(found.labels, truth.labels)
+    assert steps[0] > 100  # gates in doubt
+    assert steps[-1] < steps[0] / 10  # and fewer of them, the nearer the truth
 
 
 def test_two_records_come_back_at_once():

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from exhume import data
-from exhume.attacks.split.layer_fit import Pass
-from exhume.attacks.split.lookalike import Lookalike, fixed_part
+from exhume.attacks.split.layer_fit import LayerFit, Pass, mirrored
+from exhume.attacks.split.lookalike import Lookalike, _better, fixed_part
 from exhume.attacks.split.windows import FirstLayer, Windows
 from exhume.contract import Activations, ExhumeError, Key, Knowledge, NotApplicable, Records
 from exhume.models.split.inverter import Decoder
@@ -58,6 +58,35 @@ def test_the_layer_the_noise_and_the_inputs_are_found(planted, key):
     null = (knowledge.shadow.inputs.mean(0) - private).square().mean()
     assert float((found.candidates[:, 0] - private).square().mean() / null) < 0.5
     assert found.observed["distance"] <= min(found.observed[f"distance_{i}"] for i in range(3))
+
+
+def test_a_mirrored_layer_sees_negatives_as_the_layer_sees_pictures(planted, key):
+    _, knowledge, _, _ = planted
+    images = knowledge.shadow.inputs
+    fit = LayerFit(Windows(3, pooled=False, side=1), images, knowledge.seen, key)
+    found = fit.start(2)
+    patches = torch.rand(5, len(fit.mean), generator=key.generator())
+    seen, mirror = (
+        weight.flatten(2) @ side.T + bias[:, :, None]
+        for (weight, bias), side in (
+            (fit.layer(found), patches),
+            (fit.layer(mirrored(found)), 2 * fit.mean - patches),
+        )
+    )
+    torch.testing.assert_close(seen, mirror, atol=1e-3, rtol=1e-3)
+
+
+def judged(end, certain):
+    return {"end": torch.tensor([end]), "certain": torch.tensor(certain)}
+
+
+def test_of_two_sides_that_counts_which_agrees_with_the_noise_or_else_is_nearer():
+    near, far = judged(0.002, 0.70), judged(0.003, 0.71)
+    agreeing = judged(0.003, 0.90)
+    assert _better(near, far) is near
+    assert _better(far, near) is near
+    assert _better(near, agreeing) is agreeing
+    assert _better(agreeing, near) is agreeing
 
 
 def test_noise_is_what_recurs(planted):

@@ -15,9 +15,13 @@ def test_smoke(tmp_path):
     assert {"relu.corrected.100.mse", "closed_form.100.seconds"} <= set(metrics)
     assert metrics["corrected.200.mae_plus_mse"] < metrics["closed_form.200.mae_plus_mse"]
     assert metrics["mnemonist.100.mse"] != metrics["reconn.100.mse"]
+    assert {"reconn_change.150.mse", "relu.corrected.200.mse"} <= set(metrics)
+    assert metrics["paper_setting.corrected.mse"] <= metrics["paper_setting.closed_form.40.mse"]
     assert {claim.id for claim in result.claims} == {
         "exact",
         "closed-form",
         "shadows",
         "corrected",
+        "notebook",
+        "paper-setting",
     }

@@ -62,11 +62,15 @@ def test_smoke(tmp_path):
     assert page.count("<img") >= 2 * 8 * len(shown)
 
 
-def test_the_chosen_shadow_is_the_one_that_classifies_best():
+def test_the_chosen_shadow_is_the_one_whose_decoded_features_are_nearest():
     ssim = torch.arange(12.0).reshape(2, 3, 2)
-    accuracy = torch.tensor([[0.5, 0.7, 0.6], [0.2, 0.1, 0.4]])
-    cells = Cells({"ssim": ssim}, {"shadow_accuracy": accuracy}, 0.0, ssim, ssim)
+    mismatch = torch.tensor([[0.5, 0.1, 0.6], [0.2, 0.3, 0.1]])
+    accuracy = torch.tensor([[0.9, 0.7, 0.6], [0.2, 0.8, 0.4]])
+    observed = {"mismatch": mismatch, "shadow_accuracy": accuracy}
+    cells = Cells({"ssim": ssim}, observed, 0.0, ssim, ssim)
     assert torch.equal(cells.taken("ssim")[:, 0], torch.stack([ssim[0, 1], ssim[1, 2]]))
+    by_accuracy = cells.metrics("row", Key.from_seed(0))["row.by_accuracy.ssim"]
+    assert by_accuracy == float(torch.stack([ssim[0, 0], ssim[1, 1]]).mean())
     alone = Cells({"ssim": ssim[:, :1]}, {}, 0.0, ssim, ssim)
     assert torch.equal(alone.taken("ssim"), ssim[:, :1])
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from exhume.attacks.informed.jumping_gates import JumpingGates, gates_fit
 from exhume.attacks.informed.starts import Guess, Starts
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.attacks.releases import weights_of
@@ -52,11 +53,15 @@ __all__ = ["FittedThroughAnyTraining", "ThroughAnyTraining", "through_training_o
 
 _CONVERGED = 1e-2  # relative residual below which the records explain the release
 _EXACT = 1e-5  # and below which nothing is left to explain in single precision
-_HOPELESS = 0.5  # and above which a label is given up after `_TRIAL` steps
-_TRIAL = 2
+_TRIAL = 2  # steps for each label that may be right
+_PROMISING = 0.1  # relative residual after them below which no other label is tried
+_HOPELESS = 0.5  # and above which a label is given up, if another did better
 _LENGTHS = (1.0, 0.5, 0.2)
 _WORTH = 0.97  # of the residual: what a step must leave at most
 _LEFT = 0.03  # of the linear residual: where the solver may stop
+_NEAR = 0.35  # relative residual from which jumping gates are what is left
+_PROBE = 0.1  # of the way to the label's mean: a step that shows how gates move
+_ERROR = 0.3  # of the records' own deviation, times the residual: how far a guess is off
 _WIDTHS = (0.3, 3.0, 0.03)  # of smoothed gates, in standard deviations, for a guess of residual 1
 
 
@@ -74,6 +79,7 @@ class ThroughAnyTraining:
     unknown: int = 1  # records that are missing
     iterations: int = 12  # of Gauss-Newton
     products: int = 30  # of conjugate gradients in each
+    gate_products: int = 150  # in those that have gates among their unknowns
     directions: int = 6  # for each label in which its start is sought
     labels: int = 3  # choices of labels that are tried in full
     trainings: int = (
@@ -195,15 +201,24 @@ class FittedThroughAnyTraining:
         return dict(cached(self.store, place, lambda: self._invert(released)))
 
     def _invert(self, released: Tensor) -> dict[str, Tensor]:
-        """Labels in the order of how well their starts train towards the release, until one explains it."""
-        count, best, least = _Count(), None, float("inf")
+        """A few steps for each label that may be right, then those that came closest to the end."""
+        count, tried = _Count(), list[tuple[Guess, float]]()
         for guess in self._ordered(released, count):
-            found, residual = self._descend(released, guess, count)
+            tried.append(self._descend(released, guess, _TRIAL, count))
+            if tried[-1][1] < _PROMISING:
+                break
+        tried.sort(key=lambda one: one[1])
+        best, least = tried[0]
+        for guess, before in tried:
+            if before > _HOPELESS and before > least:
+                break
+            found, residual = self._descend(
+                released, guess, self.settings.iterations - _TRIAL, count
+            )
             if residual < least:
                 best, least = found, residual
             if residual < _CONVERGED or count.models > self.settings.trainings:
                 break
-        assert best is not None  # there is at least one label
         return {
             "inputs": best.inputs,
             "labels": best.labels,
@@ -222,9 +237,13 @@ class FittedThroughAnyTraining:
 
     # Gauss-Newton
 
-    def _descend(self, released: Tensor, guess: Guess, count: _Count) -> tuple[Guess, float]:
+    def _descend(
+        self, released: Tensor, guess: Guess, iterations: int, count: _Count
+    ) -> tuple[Guess, float]:
         residual = self._residual(released, guess, count)
-        for done in range(self.settings.iterations):
+        for _ in range(iterations):
+            if residual < _EXACT or count.models > self.settings.trainings:
+                break
             moved = None
             for step in self._steps(released, guess, residual, count):
                 moved = self._best(released, guess, residual, step, count)
@@ -233,18 +252,18 @@ class FittedThroughAnyTraining:
             if moved is None:
                 break
             guess, residual = moved
-            if residual < _EXACT or (done + 1 >= _TRIAL and residual > _HOPELESS):
-                break
-            if count.models > self.settings.trainings:
-                break
         return guess, residual
 
     def _steps(
         self, released: Tensor, guess: Guess, residual: float, count: _Count
     ) -> Iterator[Tensor]:
-        """(e, *shape) by conjugate gradients on the linearised training; where gates jump, for each width."""
+        """(e, *shape) by conjugate gradients on the linearised training; several where gates jump."""
+        free, gates = self.unrolled.freed()
+        jumping = gates > 0 and gates_fit(free)
+        if jumping and residual < _NEAR:
+            yield self._among_gates(free, released, guess, residual, count)
         for factor in _WIDTHS:
-            unrolled, gates = self.unrolled.smoothed(factor * min(1.0, residual))
+            unrolled, _ = self.unrolled.smoothed(factor * min(1.0, residual))
             path = unrolled.train(Unknown(guess.inputs, guess.labels))
             forward, adjoint = self._products(unrolled, path)
             solved = least_squares(
@@ -258,6 +277,26 @@ class FittedThroughAnyTraining:
             yield self._coloured(solved.step.view_as(guess.inputs))
             if not gates:
                 return
+        if jumping and residual >= _NEAR:
+            yield self._among_gates(free, released, guess, residual, count)
+
+    def _among_gates(
+        self, free: Unrolled, released: Tensor, guess: Guess, residual: float, count: _Count
+    ) -> Tensor:
+        """With every gate near its kink as an unknown of its own."""
+        centre = self.starts.means[[self.starts.labels.index(int(i)) for i in guess.labels]]
+        probe = guess.inputs + _PROBE * (centre - guess.inputs)
+        here, there = (Unknown(inputs, guess.labels) for inputs in (guess.inputs, probe))
+        gates = JumpingGates.of(free, here, there, released)
+        deviation = _ERROR * residual
+        if self.white is None:
+            deviation *= float(free.fixed.inputs.std())
+        right = (released - gates.path.end) * self.live
+        solved = gates.step(
+            right, deviation, self.live, self._coloured, iterations=self.settings.gate_products
+        )
+        count.models += 2 + 4 * solved.iterations
+        return solved.step
 
     def _products(self, unrolled: Unrolled, path: Path) -> tuple[Callable[[Tensor], Tensor], ...]:
         guess = path.guess

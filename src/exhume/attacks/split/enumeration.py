@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations, islice
 
+from exhume.attacks.split.facing import faced
 from exhume.attacks.split.inversion import FittedInversion, ShadowInversion, fit_decoder
 from exhume.attacks.split.shadow import Shadow, server_of, train_shadow
 from exhume.contract import Cost, ExhumeError, Key, Knowledge, Progress, Store, silent
@@ -86,5 +87,9 @@ class SubsetSearch:
             "subsets": float(len(tried)),
             **{f"chosen_{i}": float(i in best[1]) for i in range(len(server.bodies))},
         }
+        head = best[0].head
+        if own.upright and server.seen is not None:
+            decoder, head, facing = faced(decoder, head, server.seen, server.records.inputs)
+            observed |= facing
         cost = Cost(time.perf_counter() - started, models=len(tried) + 1)
-        return FittedInversion(decoder, best[0].head, server, observed, cost)
+        return FittedInversion(decoder, head, server, observed, cost)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from exhume.attacks.releases import features_of
+from exhume.attacks.split.facing import faced
 from exhume.attacks.split.shadow import LEARNED, Reads, Server, server_of, train_shadow
 from exhume.contract import (
     Cost,
@@ -49,7 +50,8 @@ class ShadowInversion:
     `match`, features that the client has sent before. No query.
     Guarantees: nothing about the truth is used; how well the shadow classifies held-out records and how
     well its own features are decoded can be observed, and are. Deterministic from the key; resumable.
-    Reference: Ensembler24 (attack; `reads="learned"` is its adaptive attacker); matching moments is ours.
+    Reference: Ensembler24 (attack; `reads="learned"` is its adaptive attacker); matching moments is ours,
+    and so is telling pictures from their negatives.
     """
 
     reads: Reads = (0,)  # which bodies; "learned": a weight for each, learned with the shadow
@@ -59,6 +61,9 @@ class ShadowInversion:
     decoder_schedule: Schedule = _SHADOWS
     match: float = 0.0  # weight of the moments of what the client has sent before
     starts: int = 1  # shadows trained; the one that classifies best is inverted
+    upright: bool = (
+        True  # mirror what looks like negatives, by features that the client has sent before
+    )
 
     def __post_init__(self) -> None:
         if not self.match >= 0:
@@ -100,8 +105,12 @@ class ShadowInversion:
             observed |= {f"shadow_accuracy_{i}": one.accuracy for i, one in enumerate(shadows)}
         if self.reads == LEARNED:
             observed |= {f"weight_{i}": float(w) for i, w in enumerate(shadow.weights)}
+        head = shadow.head
+        if self.upright and server.seen is not None:
+            decoder, head, facing = faced(decoder, head, server.seen, server.records.inputs)
+            observed |= facing
         cost = Cost(time.perf_counter() - started, models=self.starts + 1)
-        return FittedInversion(decoder, shadow.head, server, observed, cost)
+        return FittedInversion(decoder, head, server, observed, cost)
 
 
 @dataclass(frozen=True)

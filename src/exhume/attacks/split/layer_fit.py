@@ -16,7 +16,7 @@ from torch import Tensor
 from exhume.attacks.split.windows import Windows
 from exhume.contract import Key, Progress
 
-__all__ = ["LayerFit", "Pass", "nearest"]
+__all__ = ["LayerFit", "Pass", "mirrored", "nearest"]
 
 _PATCHES = 50_000  # from which the whitening is taken
 _FAINT = 0.05  # a channel that varies less than this share of all counts for less
@@ -111,6 +111,11 @@ class LayerFit:
 
 def nearest(found: list[Tensor], apart: Tensor, count: int) -> list[Tensor]:
     return [tensor[apart.argsort()[:count]] for tensor in found]
+
+
+def mirrored(found: list[Tensor]) -> list[Tensor]:
+    """Layers that see the negatives, 2·mean - patch, as these see the patches."""
+    return [-found[0], found[1]]
 
 
 def _directions(size: int, count: int, generator: torch.Generator) -> Tensor:

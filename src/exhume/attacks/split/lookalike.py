@@ -11,10 +11,11 @@ The server knows the form of the head: a convolution, ReLU, perhaps max-pool, pl
        mean over p of  || sort(p · windows of layer(own records)) - sort(p · windows seen) ||²,
 
    lowered by Adam over the weights, in coordinates in which patches of pixels are white. Several starts;
-   the distance itself, which the server can observe, says which are best (some end at the negative of the
-   images, which natural images resemble). The best three go on with more windows, the best of them twice
-   more, each time with the noise that its own means leave.
-3. A decoder of that layer, as in the paper.
+   the distance itself, which the server can observe, says which are best. Natural images resemble their
+   negatives, so the best three and their mirror images go on with more windows, and the best of either
+   side twice more, each time with the noise that its own means leave. Of the two, that counts whose means
+   agree with the noise of 1 at more places, or which is nearer.
+3. A decoder of that layer, as in the paper, or its mirror image where it decodes to negatives (facing.py).
 
 No body and no label is used, so that a secret choice of bodies is none of its concern.
 
@@ -30,8 +31,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from exhume.attacks.split.facing import faced
 from exhume.attacks.split.inversion import FittedInversion, fit_decoder
-from exhume.attacks.split.layer_fit import LayerFit, Pass, nearest
+from exhume.attacks.split.layer_fit import LayerFit, Pass, mirrored, nearest
 from exhume.attacks.split.shadow import Server
 from exhume.attacks.split.windows import FirstLayer, Windows
 from exhume.contract import Cost, ExhumeError, Key, Knowledge, Progress, Store, silent
@@ -46,6 +48,7 @@ _OFTEN = 0.5  # share of a channel's places where it must do so
 _UNLIKE = 0.5  # standard deviations by which places may differ in their means
 _ERRORS = 5.0  # standard errors by which the means of a layer that was found may differ
 _KEPT = 3  # starts that go on
+_CLEARLY = 0.05  # of all places
 
 
 @dataclass(frozen=True)
@@ -94,9 +97,11 @@ class Lookalike:
             store=store,
             progress=progress,
         )
-        whole = nn.Sequential(_Without(noise), decoder).eval()
+        whole: nn.Module = nn.Sequential(_Without(noise), decoder).eval()
+        whole, head, facing = faced(whole, layer, knowledge.seen, server.records.inputs)
+        observed |= {"mse_on_own_features": left, **facing}
         cost = Cost(time.perf_counter() - started, models=self.starts + 1)
-        return FittedInversion(whole, layer, server, observed | {"mse_on_own_features": left}, cost)
+        return FittedInversion(whole, head, server, observed, cost)
 
     def _layer(
         self, server: Server, seen: Tensor, key: Key, store: Store, progress: Progress
@@ -106,7 +111,13 @@ class Lookalike:
         windows = Windows.between(server.records.shape, server.features, self.kernel)
         noise, _ = fixed_part(seen)
         settings = (self.kernel, self.starts, self.search, self.compare, self.refine)
-        name = address("lookalike", str(settings), (digest(server.records), digest(seen)), key, 0)
+        name = address(
+            "lookalike of either sign",
+            str(settings),
+            (digest(server.records), digest(seen)),
+            key,
+            0,
+        )
         fit = LayerFit(windows, images, seen - noise, key)
         kept = cached(store, name, lambda: self._found(fit, seen, progress))
         weight, bias = (kept[name].to(images.device) for name in ("weight", "bias"))
@@ -123,17 +134,37 @@ class Lookalike:
         found = fit.start(self.starts)
         found = fit.descend(found, self.search, progress, "looking for the first layer")
         found = nearest(found, fit.judge(found, self.compare), _KEPT)
-        found = fit.descend(found, self.compare, progress, "comparing first layers")
-        apart = fit.judge(found, self.compare)
-        best = nearest(found, apart, 1)
+        both = [torch.cat(pair) for pair in zip(found, mirrored(found), strict=True)]
+        both = fit.descend(both, self.compare, progress, "comparing first layers")
+        apart = fit.judge(both, self.compare)
+        sides = [slice(0, len(apart) // 2), slice(len(apart) // 2, None)]
+        last = [
+            self._refined(fit, nearest([t[side] for t in both], apart[side], 1), seen, progress)
+            for side in sides
+        ]
+        return {**_better(*last), "apart": apart}
+
+    def _refined(
+        self, fit: LayerFit, found: list[Tensor], seen: Tensor, progress: Progress
+    ) -> dict[str, Tensor]:
         for stage in ("refining the first layer", "refining it again"):
-            weight, bias = fit.layer(best)
+            weight, bias = fit.layer(found)
             near = _quiet(weight[0], bias[0], seen[0], pooled=fit.windows.pooled)
             fit = fit.cleaned(seen - _agreed(near, fit.images, seen)[0])
-            best = fit.descend(best, self.refine, progress, stage)
-        weight, bias = fit.layer(best)
-        end = fit.judge(best, self.compare)
-        return {"weight": weight[0], "bias": bias[0], "apart": apart, "end": end}
+            found = fit.descend(found, self.refine, progress, stage)
+        weight, bias = fit.layer(found)
+        near = _quiet(weight[0], bias[0], seen[0], pooled=fit.windows.pooled)
+        certain = _agreed(near, fit.images, seen)[1].double().mean()
+        end = fit.judge(found, self.compare)
+        return {"weight": weight[0], "bias": bias[0], "end": end, "certain": certain}
+
+
+def _better(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The layer whose means agree with the noise at clearly more places; else the nearer one."""
+    more = float(other["certain"] - one["certain"])
+    if abs(more) > _CLEARLY:
+        return other if more > 0 else one
+    return other if float(other["end"]) < float(one["end"]) else one
 
 
 def _quiet(weight: Tensor, bias: Tensor, like: Tensor, *, pooled: bool) -> FirstLayer:

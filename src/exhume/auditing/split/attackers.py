@@ -47,10 +47,8 @@ _STARTS = 2  # shadows of the client's own form; the one that classifies best is
 _SUBSETS = 10  # tried at most
 _FULL = 8  # epochs from which searches take all their steps
 _SEARCH = 100  # steps of the likelihood
-_KEPT, _REFINED = (
-    3,
-    2,
-)  # starts of a lookalike that are compared, and times that the best is refined
+_KEPT = 6  # starts of a lookalike that are compared, mirror images included
+_REFINED = 4  # times that one of them is refined
 _WINDOW = 9  # features of each channel in one of its windows
 _SORTING = 1.5e-7  # seconds of one number
 

@@ -46,6 +46,8 @@ __all__ = ["TrainingRelease", "read_training"]
 
 _STORED = 40  # targets of which what training stores is looked at
 _USUAL = 300  # trainings of a target that is differentiated matrix-free
+_EXACT = 8  # targets that are differentiated through training, if there is room
+_FEWEST_EXACT = 2  # and at least, if there is not
 _INFORMED = "sees the weights; knows the training, its start, and every record but one"
 _LISTED = "as above; is told ten records, one of which it is"
 
@@ -228,23 +230,8 @@ class TrainingRelease(AuditedRelease):
 
     def _exact(self) -> AttackOption:
         asked, targets = self.settings.attack.exact, self.settings.data.targets
-        count = asked or min(8, targets)
-
-        def run(folder: RunFolder, progress: Progress) -> list[Findings]:
-            store = folder.store()
-            game = self.game(store, progress)
-            return [attack_first(game, count, store=store, progress=progress)]
-
-        option = AttackOption(
-            THROUGH_TRAINING.id,
-            THROUGH_TRAINING.name,
-            _INFORMED,
-            0.0,
-            run,
-            asked=asked > 0,
-            needs=CLOSED_FORM.id,  # the released models are those
-            records=count,
-        )
+        count = asked or min(_EXACT, targets)
+        option = replace(self._through(count), asked=asked > 0)
         if self.settings.victim.batch and self.settings.victim.batch_order != "known":
             return replace(option, run=None, why_not="the order of the batches is not known")
         try:
@@ -253,10 +240,34 @@ class TrainingRelease(AuditedRelease):
             return option if asked else replace(option, run=None, why_not=why.why)
         if isinstance(attack, ThroughTraining):
             mlp, _ = attack.applies_to(self.recipe)
-            trainings = 1.4 * attack.questions * mlp.sizes[0] + 150 * count
+            before, each = 1.4 * attack.questions * mlp.sizes[0], 150
         else:
-            trainings = attack.cost(len(self.records.classes), 0) + _USUAL * count
-        return replace(option, seconds=self.per_model * trainings)
+            before, each = attack.cost(len(self.records.classes), 0), _USUAL
+
+        def costing(option: AttackOption) -> AttackOption:
+            return replace(option, seconds=self.per_model * (before + each * option.records))
+
+        def within(seconds: float) -> AttackOption | None:
+            fewer = int((seconds / self.per_model - before) / each)
+            return costing(self._through(fewer)) if fewer >= _FEWEST_EXACT else None
+
+        return replace(costing(option), within=None if asked else within)
+
+    def _through(self, count: int) -> AttackOption:
+        def run(folder: RunFolder, progress: Progress) -> list[Findings]:
+            store = folder.store()
+            game = self.game(store, progress)
+            return [attack_first(game, count, store=store, progress=progress)]
+
+        return AttackOption(
+            THROUGH_TRAINING.id,
+            THROUGH_TRAINING.name,
+            _INFORMED,
+            0.0,
+            run,
+            needs=CLOSED_FORM.id,  # the released models are those
+            records=count,
+        )
 
     def _naming(self) -> AttackOption:
         """What the claimed privacy allows, beside what the attacks before it reached."""

@@ -1,7 +1,8 @@
 """Balle22 on CIFAR-10: the Table V network, reconstructors of Table VI, and Figs 14 and 15 in small.
 
 One shadow model at the paper's |D-| = 5,000 takes some 4 TFLOP, so the scale for two cores has few
-fixed records and few shadows. The published reconstructor is trained with and without its perceptual
+fixed records and few shadows; a ladder of |D-| says how the error grows with it, for shadows and for
+differentiating through training. The published reconstructor is trained with and without its perceptual
 and adversarial terms and scored by LPIPS as well; private training and fewer steps are attacked by the
 closed form.
 """
@@ -17,6 +18,7 @@ from torch import Tensor
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.reconn import RecoNN
+from exhume.attacks.informed.through_any_training import ThroughAnyTraining
 from exhume.auditing.training.cost import Stage, game_stages, reconn_stage
 from exhume.contract import Attack, Key
 from exhume.models.lpips import LPIPS, perceptual
@@ -29,8 +31,18 @@ from exhume.train.dp import noise_for_epsilon
 
 __all__ = ["STUDY"]
 
+_LADDER = 100  # the |D-| of the claim
 _CLIP = 10.0  # Balle22 Fig. 14
 _PAPER = "shown with 54,000 shadows at |D-| = 5,000"
+
+
+@dataclass(frozen=True)
+class _Rung:
+    """One |D-| of the ladder."""
+
+    data: DataSettings
+    through: int = 0  # targets differentiated through training
+    trainings: int = 400  # that each of them may cost
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,10 @@ class _Setting:
     private: DataSettings  # of the arms with private training, which costs twice as much
     epsilons: tuple[float, ...]
     steps: tuple[int, ...]  # of the released model; the last is that of all other arms
+    ladder: tuple[_Rung, ...] = ()
+    span: bool = (
+        False  # of the ladder's RecoNN: without it, its first layer has 226M weights (some 8 GB)
+    )
     epochs: int = 1000  # of the published reconstructor
     batch: int = 128
     rate: float = 1e-4
@@ -50,6 +66,11 @@ _SCALES: dict[Scale, _Setting] = {
         DataSettings("cifar10", fixed=4, targets=4, shadows=8, public=20, test=20),
         epsilons=(1e4,),
         steps=(2, 12),
+        ladder=(
+            _Rung(DataSettings("cifar10", 4, 6, 20, 20, 20), through=2, trainings=20),
+            _Rung(DataSettings("cifar10", 8, 6, 20, 20, 20)),
+        ),
+        span=True,
         epochs=1,
         batch=16,
         rate=1e-3,
@@ -59,6 +80,11 @@ _SCALES: dict[Scale, _Setting] = {
         DataSettings("cifar10", fixed=25, targets=30, shadows=50, public=500, test=1000),
         epsilons=(1e4, 1e6),
         steps=(10, 100),
+        ladder=(
+            _Rung(DataSettings("cifar10", 25, 50, 1000, 500, 500), through=4, trainings=1200),
+            _Rung(DataSettings("cifar10", 100, 50, 1500, 500, 500), through=2),
+            _Rung(DataSettings("cifar10", 500, 20, 200, 500, 500)),
+        ),
         epochs=30,
         batch=16,
         rate=1e-3,
@@ -80,7 +106,7 @@ def _run(run: Run[_Setting]) -> Outcome:
     arms = {name: bench.play(game, attack) for name, attack in attacks.items()}
     shown = bench.audited(game)
     private, accuracies = _private(bench, setting)
-    arms |= _by_steps(bench, setting) | private
+    arms |= _by_steps(bench, setting) | private | _ladder(bench, setting)
     seen = {name: _lpips(distance, arm, "reconstructions") for name, arm in arms.items()}
     metrics = arm_metrics(arms) | accuracies
     for name, arm in arms.items():
@@ -122,6 +148,27 @@ def _attacks(setting: _Setting, chunk: int) -> dict[str, Attack]:
         "reconn_pixels": replace(full, training=pixels),
         "mean_record": MeanRecord(),
     }
+
+
+def _ladder(bench: Bench, setting: _Setting) -> dict[str, Arm]:
+    """More known records, more to hide behind: shadows, the published network as it is, through training."""
+    arms = {}
+    for rung in setting.ladder:
+        small, name = bench.rechunked(rung.data), f"ladder.{rung.data.fixed}"
+        game, chunk = small.game(), small.chunk
+        published = _attacks(setting, chunk)["reconn_pixels"]
+        assert isinstance(published, RecoNN)
+        arms[f"{name}.closed_form"] = small.play(game)
+        arms[f"{name}.closed_form_per_label"] = small.play(
+            game, ClosedForm(chunk=chunk, imprint=False)
+        )
+        arms[f"{name}.reconn"] = small.play(game, replace(published, span=setting.span))
+        if rung.through:
+            exact = ThroughAnyTraining(products=10, trainings=rung.trainings)
+            arms[f"{name}.through_training"] = small.play(
+                game, exact, shadows=0, targets=rung.through
+            )
+    return arms
 
 
 def _by_steps(bench: Bench, setting: _Setting) -> dict[str, Arm]:
@@ -171,10 +218,29 @@ def _charts(setting: _Setting, metrics: Mapping[str, float]) -> list[Chart]:
         "mean record": [Point(x, metrics["dp.mean_record.mse"]) for x in private],
     }
     by_steps = {"closed form": line(steps, "mse", metrics)}
+    ladder = {
+        spoken: line(
+            {
+                rung.data.fixed: f"ladder.{rung.data.fixed}.{arm}"
+                for rung in setting.ladder
+                if rung.through or arm != "through_training"
+            },
+            measure,
+            metrics,
+        )
+        for spoken, arm, measure in (
+            ("closed form", "closed_form", "mse"),
+            ("closed form, per label", "closed_form_per_label", "mse"),
+            ("RecoNN without the span, pixels alone", "reconn", "mse"),
+            ("through training", "through_training", "mse"),
+            ("nearest-neighbour oracle", "closed_form", "oracle_mse"),
+        )
+    }
     return [
         Chart("Attacks on the same released models", "attack", ERROR, attacks),
         Chart("Error against the released model's steps (Fig. 15)", "steps", ERROR, by_steps),
         Chart("Error against privacy (Fig. 14)", "training", ERROR, by_privacy),
+        Chart("Error against the records known", "|D-|", ERROR, ladder, "log", "log"),
     ]
 
 
@@ -191,6 +257,13 @@ def _deviations(setting: _Setting) -> list[str]:
         "label and one regression on the imprint in the first fully connected layer.",
         f"Private arms: |D-| = {small.fixed:,}, {small.shadows:,} shadows, {small.targets:,} targets, "
         "attacked by the closed form; the number of records counts as public.",
+        "Ladder: "
+        + "; ".join(
+            f"|D-| = {rung.data.fixed:,} with {rung.data.shadows:,} shadows and {rung.data.targets:,} targets"
+            + (f", {rung.through} of them through training" if rung.through else "")
+            for rung in setting.ladder
+        )
+        + ". RecoNN reads all parameters there and draws with pixels' errors alone.",
         "Initial weights are drawn from N(0, 1/fan_in) without truncation.",
     ]
 
@@ -205,7 +278,7 @@ def _claims(
     plain = mse("dp.not_private", "dp.mean_record")
     longer, grows = mse("closed_form", f"steps_{setting.steps[0]}").above()
     closed = arms["closed_form"].scores.metrics
-    return {
+    return _of_ladder(setting, arms) | {
         "beats-oracle": (
             "CIFAR-10 records come back closer than the nearest record the adversary held",
             _PAPER,
@@ -242,6 +315,24 @@ def _claims(
     }
 
 
+def _of_ladder(setting: _Setting, arms: Mapping[str, Arm]) -> Claims:
+    counts = [rung.data.fixed for rung in setting.ladder]
+    if _LADDER not in counts:
+        return {}
+    found = arms[f"ladder.{_LADDER}.closed_form"].scores.metrics
+    spoken = ", ".join(
+        f"{arms[f'ladder.{n}.closed_form'].scores.metrics['success']:.0%} at {n:,}" for n in counts
+    )
+    return {
+        "ladder": (
+            f"At |D-| = {_LADDER} half of the records come back closer than the nearest record held",
+            _PAPER,
+            f"{spoken}, null {found['null_success']:.1%}",
+            found["success"] >= 0.5,
+        )
+    }
+
+
 def _stages(setting: _Setting) -> list[Stage]:
     """The game at its full length with all attacks, then Figs 15 and 14."""
     victim = replace(BALLE22_CNN, steps=setting.steps[-1])
@@ -253,6 +344,9 @@ def _stages(setting: _Setting) -> list[Stage]:
     for steps in setting.steps[:-1]:
         own, *_ = stand_in(setting.data, replace(victim, steps=steps))
         stages += game_stages(own, setting.data, shape, classes, f" ({steps} steps)")
+    for rung in setting.ladder:
+        own, *_ = stand_in(rung.data, victim)
+        stages += game_stages(own, rung.data, shape, classes, f" (|D-| = {rung.data.fixed:,})")
     private = replace(victim, dp_clip=_CLIP, dp_noise=1.0)
     arms = {"not private": victim} | {f"epsilon {e:g}": private for e in setting.epsilons}
     for name, other in arms.items():

@@ -37,7 +37,7 @@ class _Setting:
 _VICTIM = replace(BALLE22, rate=0.01)  # the paper's rate for CIFAR-10
 _SCALES: dict[Scale, _Setting] = {
     "smoke": _Setting(DataSettings("cifar10", 20, 40, 80, 1, 1), replace(_VICTIM, steps=50)),
-    "cpu": _Setting(DataSettings("cifar10", 200, 300, 1500, 200, 1000), _VICTIM),
+    "cpu": _Setting(DataSettings("cifar10", 25, 300, 1000, 200, 1000), BALLE22_CNN),
     "paper": _Setting(DataSettings("cifar10", 5000, 999, 53_000, 1, 1000), BALLE22_CNN),
 }
 

@@ -52,6 +52,7 @@ class _Arm:
     unknown: int = 1
     adjoint: float = 0.0  # questions for each input, asked once for all targets; 0: matrix-free
     products: int = 30  # of a Gauss-Newton step, matrix-free
+    trainings: int = 1200  # that a release may cost, matrix-free
     exact: float = 1e-6  # mean squared error up to which a record counts as exact
 
 
@@ -79,7 +80,7 @@ _SCALES: dict[Scale, _Setting] = {
             "two_records": _Arm(1000, 4, unknown=2),
             "paper_setting": _Arm(10_000, 2, rate=0.2, adjoint=1.5),
             "cnn": _cnn(25, 4),
-            "mlp.relu": _Arm(1000, 8, activation="relu"),
+            "mlp.relu": _Arm(1000, 8, activation="relu", trainings=4000),
             "adam": _Arm(1000, 4, optimiser="adam", rate=0.01),
             "cnn.100": _cnn(100, 1),
         }
@@ -90,7 +91,7 @@ _SCALES: dict[Scale, _Setting] = {
             "finetune": _Arm(10_000, 100, base=10_000, adjoint=3.0),
             "cnn": _cnn(500, 100),
             "paper_setting": _Arm(10_000, 1000, rate=0.2, adjoint=3.0),
-            "mlp.relu": _Arm(10_000, 100, activation="relu", rate=0.2),
+            "mlp.relu": _Arm(10_000, 100, activation="relu", rate=0.2, trainings=4000),
             "two_records": _Arm(10_000, 100, unknown=2, rate=0.2),
             "adam": _Arm(10_000, 100, optimiser="adam", rate=0.01),
         }
@@ -181,7 +182,7 @@ def _grouped(targets: Records, unknown: int) -> Records:
 def _attack(arm: _Arm) -> Attack:
     if arm.adjoint:
         return ThroughTraining(questions=arm.adjoint)
-    return ThroughAnyTraining(unknown=arm.unknown, products=arm.products)
+    return ThroughAnyTraining(unknown=arm.unknown, products=arm.products, trainings=arm.trainings)
 
 
 def _metrics(rows: Mapping[str, Tensor], arm: _Arm) -> dict[str, float]:

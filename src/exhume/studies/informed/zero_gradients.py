@@ -54,7 +54,7 @@ _SCALES: dict[Scale, _Setting] = {
     ),
     "cpu": _Setting(
         DataSettings("mnist", 200, 150, 600, 1, 1),
-        DataSettings("cifar10", 250, 100, 1, 1, 1),
+        DataSettings("cifar10", 5000, 100, 1, 1, 1),
         every=10,
         seeds=2,
     ),

@@ -75,9 +75,9 @@ class Attackers:
         found["true_head"] = bound_of(self.shadow)
         if defence in SEVERAL_CLIENTS:
             form = OwnForm(job.network, job.first, job.second)
-            found["own_form"] = replace(several, head=form)
+            found["own_form"] = replace(several, head=form, upright=True)
         if defence in ("none", "ensembler"):
-            found["matched"] = replace(several, match=self.match)
+            found["matched"] = replace(several, match=self.match, upright=True)
             found["likelihood"] = Likelihood(several, steps=self.search_steps)
         if defence == "none":
             found["training_set"] = self._with_more(several, len(job.records))

@@ -55,11 +55,11 @@ class Cells:
 
     @cached_property
     def chosen(self) -> Tensor:
-        """(clients,) the shadow that classifies held-out records best; an attacker without one has none."""
-        accuracy = self.observed.get("shadow_accuracy")
-        if accuracy is None or accuracy.shape[1] == 1:
-            return torch.zeros(len(self.each["ssim"]), dtype=torch.long)
-        return accuracy.argmax(1)
+        """(clients,) the shadow whose features of what it decodes are nearest to those sent."""
+        clients, shadows, _ = self.each["ssim"].shape
+        if shadows == 1:
+            return torch.zeros(clients, dtype=torch.long)
+        return self.observed["mismatch"].argmin(1)
 
     def taken(self, measure: str) -> Tensor:
         """(clients, 1, images) of the chosen shadows."""
@@ -83,8 +83,8 @@ class Cells:
             f"{name}.each.ssim_most": float(means.max()),
             f"{name}.each.ssim_deviation": float(means.std(1).mean()),
         }
-        nearest = self.observed["mismatch"].argmin(1)
-        found[f"{name}.by_mismatch.ssim"] = float(means[torch.arange(clients), nearest].mean())
+        best = self.observed["shadow_accuracy"].argmax(1)
+        found[f"{name}.by_accuracy.ssim"] = float(means[torch.arange(clients), best].mean())
         return found
 
 

@@ -199,7 +199,7 @@ def _about_shadows(rows: Mapping[str, Cells], key: Key) -> Claims:
             for name, row in (("three convolutions", plain), ("own form", own))
         ]
         claims["choosing"] = (
-            "Restarts pay: the shadow that classifies best decodes better than a single one",
+            "Restarts pay: the shadow whose decoded features fit best decodes better than a single one",
             "not tried",
             "SSIM of " + "; ".join(str(one) for one in both),
             all(one.one > one.other for one in both),
@@ -248,7 +248,9 @@ def _deviations(paper: Paper, setting: Setting, trained: Trained) -> list[str]:
         f"{clients} clients (NONE, Single, Ensembler; else one), each with records of its own, and {shadows} "
         "shadows for the paper's attackers. Intervals resample clients, shadows and images; from so few "
         "clients they are rough, and rather too short.",
-        "A row is of the shadow that classifies held-out records best; `<row>.each` are all of them.",
+        "A row is of the shadow whose features of what it decodes are nearest to those sent; `<row>.each` "
+        "are all of them, `<row>.by_accuracy` is that which classifies held-out records best. The first run "
+        "chose by accuracy; the other observable was as good or better in every row, and is used since.",
         f"N = {ensembler.bodies} bodies, P = {ensembler.selected} (the paper: 10 and {paper.selected}).",
         "Eq. 3's sum over the selected heads is ambiguous; the largest cosine of each input counts.",
         f"Bodies are in eval mode in stage 2. Lambda is {chosen:g}, the largest of {tried} that costs the "
@@ -259,7 +261,8 @@ def _deviations(paper: Paper, setting: Setting, trained: Trained) -> list[str]:
         "Dropout works on the features (`dr_single`, `dr_ensemble`) or on the bodies' answers "
         "(`dr_answers`); the paper does not say where.",
         "Best of N is chosen with the truth in sight, as in the paper: a bound on that attacker.",
-        "`matched` and `lookalike` also use the features that the client has sent before, not their inputs.",
+        "`own_form`, `matched` and `lookalike` also use the features that the client has sent before, not "
+        "their inputs: to tell pictures from negatives, which the paper's attackers are left to draw.",
         "Single is the first of the Ensembler's stage 1 pipelines, which are trained in the same way.",
     ]
 

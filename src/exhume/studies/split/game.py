@@ -65,7 +65,8 @@ def inversion(channels: int, epochs: int, batch: int, shadow_epochs: int = 0) ->
     """The paper's attacker. shadow_epochs: of its shadow; 0: as many as of its decoder."""
     schedule = Schedule(epochs, batch, 3e-3, "adam", 0.0)
     longer = replace(schedule, epochs=shadow_epochs or epochs)
-    return ShadowInversion((0,), ShadowHead(channels), Decoder(channels), longer, schedule)
+    head, decoder = ShadowHead(channels), Decoder(channels)
+    return ShadowInversion((0,), head, decoder, longer, schedule, upright=False)
 
 
 def bound_of(attack: ShadowInversion) -> TrueHeadInversion:

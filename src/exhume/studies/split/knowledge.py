@@ -123,7 +123,7 @@ def _cases(run: Run[_Setting], game: SplitGame) -> dict[str, tuple[Attack, Recor
         "faces": (paper, faces),
         "shorter_head": (replace(paper, head=shorter), held),
         "longer_head": (replace(paper, head=longer), held),
-        "seen": (replace(paper, match=setting.match), held),
+        "seen": (replace(paper, match=setting.match, upright=True), held),
         "head_known": (bound_of(paper), held),
         **{f"queries_{count}": (asking, held[:count]) for count in setting.queries},
         "queries_faces": (asking, faces),

@@ -183,8 +183,10 @@ def _meet(run: Run[Any], cell: _Cell) -> dict[str, Tensor]:
     second = cell.column if cell.column in seconds else seconds[-1]
     attack: ShadowInversion = run.setting.attack
     chosen: dict[str, Attack] = {
-        "own_form": replace(attack, head=OwnForm(game.job.network, cell.first, second)),
-        "matched": replace(attack, match=run.setting.match),
+        "own_form": replace(
+            attack, head=OwnForm(game.job.network, cell.first, second), upright=True
+        ),
+        "matched": replace(attack, match=run.setting.match, upright=True),
         "head_known": bound_of(attack),
     }
     pipeline = _alone(cut(chained(trained), cell.first, second), game.parts.fixed.shape)

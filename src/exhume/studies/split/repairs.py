@@ -133,7 +133,8 @@ def _train(run: Run[Any], name: str) -> dict[str, float]:
 
 
 def _attacks(setting: _Setting, name: str, form: OwnForm) -> dict[str, Attack]:
-    repair, shadow = setting.repairs[name], replace(setting.attack, starts=setting.starts)
+    repair = setting.repairs[name]
+    shadow = replace(setting.attack, starts=setting.starts, upright=True)
     if isinstance(repair.defence, Ensembler):
         shadow = replace(shadow, reads=LEARNED)
     found: dict[str, Attack] = {"own_form": replace(shadow, head=form)}
