@@ -3,7 +3,8 @@
     min_x ||J x - r||^2 + damping·||x||^2
 
 Iterates are filtered solutions: directions of large singular values come first, so stopping early
-regularises. Cost: one product with J and one with its transpose an iteration.
+regularises, and earlier iterates are steps for where the problem is less linear than hoped. Cost: one
+product with J and one with its transpose an iteration.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from torch import Tensor
 
 __all__ = ["Solved", "least_squares"]
 
+_EARLIER = (2, 5, 12)  # iterations after which an iterate is kept
+
 Product = Callable[[Tensor], Tensor]
 
 
@@ -24,6 +27,7 @@ class Solved:
     step: Tensor  # (m,)
     left: float  # ||J x - r|| / ||r||
     iterations: int
+    earlier: tuple[Tensor, ...] = ()  # (m,) iterates on the way, the latest first
 
 
 def least_squares(
@@ -41,18 +45,20 @@ def least_squares(
     gradient = adjoint(residual)
     step, along = torch.zeros_like(gradient), gradient.clone()
     size, first = _squared(gradient), _squared(gradient)
-    whole, done = _squared(right), 0
+    whole, done, earlier = _squared(right), 0, list[Tensor]()
     while done < iterations and size > slope**2 * first:
         image = forward(along)
         length = size / (_squared(image) + damping * _squared(along))
         step, residual = step + length * along, residual - length * image
         done += 1
+        if done in _EARLIER:
+            earlier.insert(0, step)
         if _squared(residual) <= left**2 * whole or done == iterations:
             break
         gradient = adjoint(residual) - damping * step
         before, size = size, _squared(gradient)
         along = gradient + size / before * along
-    return Solved(step, (_squared(residual) / max(whole, 1e-300)) ** 0.5, done)
+    return Solved(step, (_squared(residual) / max(whole, 1e-300)) ** 0.5, done, tuple(earlier))
 
 
 def _squared(vector: Tensor) -> float:

@@ -128,7 +128,7 @@ def test_finished_releases_are_kept(tmp_path):
 def test_effort_ends_where_it_is_said_to():
     attack = ThroughAnyTraining(trainings=1)
     prepared, release, _ = play(BATCHES, attack=attack)
-    assert prepared.run(release).observed["trainings"] < 71 + 6 + 2 + 3 * attack.products + 4
+    assert prepared.run(release).observed["trainings"] < 301 + 3 + 2 + 3 * attack.products + 4
 
 
 def test_which_attack_goes_through_a_recipe():
@@ -144,23 +144,37 @@ def test_starts_of_two_records_of_one_label_are_apart(key):
     parts = data.split(data.load("digits"), Sizes(60), key)
     recipe = FullBatch(MLP_8, Descent(3))
     initial = MLP_8.initial(key)
-    starts = Starts.of(
-        recipe,
-        initial,
-        parts.fixed,
-        directions=2,
-        key=key,
-        store=NullStore(),
-        progress=lambda *_: None,
-    )
-    ranked = starts.ranked(starts.ends[3], 2)
+    live = torch.ones_like(initial)
+    silent = lambda *_: None  # noqa: E731
+    own = {"key": key, "store": NullStore(), "progress": silent}
+    starts = Starts.of(recipe, initial, parts.fixed, live, anchors=4, **own)
+    assert starts.models == 41
+    ranked = starts.ranked(starts.ends[3, 0], 2)
     assert len(ranked) == 55
     assert [guess.left for guess in ranked] == sorted(guess.left for guess in ranked)
     twins = next(guess for guess in ranked if guess.labels.tolist() == [4, 4])
     assert not torch.equal(twins.inputs[0], twins.inputs[1])
-    (alone, *_) = starts.ranked(starts.ends[3], 1)
-    assert alone.labels.tolist() == [3]
-    assert starts.models == 31
+
+
+def test_an_anchor_is_its_own_start(key):
+    parts = data.split(data.load("digits"), Sizes(60), key)
+    recipe = FullBatch(MLP_8, Descent(3))
+    initial = MLP_8.initial(key)
+    live = torch.ones_like(initial)
+    silent = lambda *_: None  # noqa: E731
+    own = {"key": key, "store": NullStore(), "progress": silent}
+    starts = Starts.of(recipe, initial, parts.fixed, live, anchors=20, **own)
+    rare = int((parts.fixed.labels == 3).sum())
+    assert rare < 20  # so that records of other labels stand in
+    assert torch.equal(starts.anchors[3, :rare], parts.fixed.inputs[parts.fixed.labels == 3])
+    released = starts.ends[3, 1]
+    (first, *_) = starts.ranked(released, 1)
+    assert first.labels.tolist() == [3]
+    assert float((first.inputs[0] - starts.anchors[3, 1]).square().mean()) < 1e-3
+    mean, nearest = starts.others(released, first)
+    assert torch.equal(mean.inputs[0], starts.means[3])
+    assert torch.equal(nearest.inputs[0], starts.anchors[3, 1])
+    assert starts.distance(released) <= float((starts.base - released).norm())
 
 
 def test_other_releases(key):

@@ -19,7 +19,7 @@ entry of each gate in each step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -87,23 +87,24 @@ class JumpingGates:
         self,
         right: Tensor,
         deviation: float,
-        live: Tensor,
+        weighed: Callable[[Tensor], Tensor],
         coloured: Callable[[Tensor], Tensor],
         *,
         iterations: int,
     ) -> Solved:
-        """right: (p,) theta - theta(z); deviation: of the unknown records, in their own coordinates."""
+        """right: (p,) theta - theta(z), weighed; deviation: of the unknown records, in their coordinates."""
         guess, count = self.path.guess, self.count
         size = guess.inputs.numel()
 
         def forward(unknown: Tensor) -> Tensor:
             inputs = coloured(deviation * unknown[:size].view_as(guess.inputs))
             pushes = self._spread(unknown[size:]) if count else None
-            return live * self.unrolled.forward(self.path, Unknown(inputs, guess.targets), pushes)
+            along = Unknown(inputs, guess.targets)
+            return weighed(self.unrolled.forward(self.path, along, pushes))
 
         def adjoint(cotangent: Tensor) -> Tensor:
             pushes: Pushes = []
-            found = self.unrolled.adjoint(self.path, live * cotangent, pushes if count else None)
+            found = self.unrolled.adjoint(self.path, weighed(cotangent), pushes if count else None)
             inputs = deviation * coloured(found.inputs).flatten()
             return torch.cat([inputs, self._gathered(pushes)]) if count else inputs
 
@@ -111,8 +112,12 @@ class JumpingGates:
         solved = least_squares(
             forward, adjoint, right, iterations=iterations, damping=damping, slope=1e-3
         )
-        own = coloured(deviation * solved.step[:size].view_as(guess.inputs))
-        return Solved(own, solved.left, solved.iterations)
+
+        def own(unknown: Tensor) -> Tensor:
+            return coloured(deviation * unknown[:size].view_as(guess.inputs))
+
+        earlier = tuple(own(one) for one in solved.earlier)
+        return replace(solved, step=own(solved.step), earlier=earlier)
 
     def _spread(self, values: Tensor) -> Pushes:
         parts = iter(torch.split(values, [len(places) for places in self._places]))

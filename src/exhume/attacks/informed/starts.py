@@ -1,19 +1,23 @@
-"""Where to begin for each label: the mean record, moved along a few directions in which records differ.
+"""Where to begin for each label: a mixture of known records, weighed by what they do to the weights.
 
-Trained for real, forwards only: at each label's mean and a little along its principal directions, once
-for all releases. A release's difference is then fitted by these few changes; what the fit leaves over
-ranks the labels, and its coefficients are a first guess. Any training that can be repeated will do,
-differentiable or not.
+Some records of each label that the adversary holds are put into training once more, one at a time, for all
+releases together: `anchors`. A release's difference is then fitted by theirs; what the fit leaves over
+ranks the labels, and its coefficients are a first guess. Anchors are real records, so that their changes
+contain what a linearisation around a mean leaves out. Any training that can be repeated will do,
+differentiable or not. With means over the anchors x_j of a label,
 
-    theta - theta(m_c)  ≈  D_c a,      z_c = m_c + sum_i a_i u_i
+    theta - mean theta(x_j)  ≈  sum_j w_j (theta(x_j) - mean theta(x_j)),
+    z  =  mean x_j + sum_j w_j (x_j - mean x_j)
 
-Several unknown records: influences add up to first order, so the D_c of their labels stand side by
-side.
+Several unknown records: influences add up to first order, so the anchors of their labels stand side by side.
+
+Memory: 4·classes·anchors·p bytes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations_with_replacement
 
 import torch
@@ -22,16 +26,18 @@ from torch import Tensor
 from exhume.contract import Key, Progress, Recipe, Records, Store
 from exhume.train.fleet import train_fleet
 
-__all__ = ["Guess", "Starts"]
+__all__ = ["Guess", "Metric", "Starts"]
 
-_RIDGE = 1e-3  # of the fit, relative to the mean square of D's columns
-_APART = 0.5  # how far along the first direction two records of one label begin on either side
-_ENOUGH = 3  # records of a label, times the directions, below which all records lend theirs
+_SMALL = 1e-6  # of the largest second moment, below which a direction is rounding
+_RIDGE = 1e-3  # of the fit, relative to the mean square of the anchors' changes
+_APART = (
+    0.5  # of an anchor's way from the mean: how far two records of one label begin on either side
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """Records and their labels, and the share of the change that the fit leaves over."""
+    """Records and their labels, and what the fit leaves over."""
 
     inputs: Tensor  # (e, *shape)
     labels: Tensor  # (e,)
@@ -41,35 +47,34 @@ class Guess:
 @dataclass(frozen=True, eq=False)
 class Starts:
     base: Tensor  # (p,) trained without the unknown records
-    labels: tuple[int, ...]  # those tried
-    means: Tensor  # (c, *shape)
-    directions: Tensor  # (c, k, *shape)
-    ends: Tensor  # (c, p) trained at the means
-    changes: Tensor  # (c, k, p) by a move along the directions
+    anchors: (
+        Tensor  # (c, k, *shape) known records; where a label has fewer, those of others under it
+    )
+    ends: Tensor  # (c, k, p) trained with one of them once more
     bounds: tuple[float, float]  # of the records' values
+    live: Tensor  # (p,) 1 where training follows a gradient
 
     @property
     def models(self) -> int:
-        return 1 + len(self.labels) * (1 + self.directions.shape[1])
+        return 1 + self.ends.shape[0] * self.ends.shape[1]
 
     @staticmethod
     def of(
         recipe: Recipe,
         initial: Tensor,
         fixed: Records,
+        live: Tensor,
         *,
-        directions: int,
+        anchors: int,
         key: Key,
         store: Store,
         progress: Progress,
         chunk: int = 16,
     ) -> Starts:
-        labels = tuple(range(len(fixed.classes)))
-        means, along = zip(*(_of_label(fixed, label, directions) for label in labels), strict=True)
-        centres, moves = torch.stack(means), torch.stack(along)
-        tried = torch.cat([centres[:, None], centres[:, None] + moves], 1)  # (c, 1 + k, *shape)
-        wanted = torch.tensor(labels, device=initial.device)[:, None].expand(tried.shape[:2])
-        extra = Records(tried.flatten(0, 1)[:, None], wanted.flatten()[:, None], fixed.classes)
+        classes = len(fixed.classes)
+        chosen = torch.stack([_of_label(fixed, label, anchors) for label in range(classes)])
+        wanted = torch.arange(classes, device=initial.device)[:, None].expand(chosen.shape[:2])
+        extra = Records(chosen.flatten(0, 1)[:, None], wanted.reshape(-1)[:, None], fixed.classes)
         trained = train_fleet(
             recipe,
             initial,
@@ -78,40 +83,72 @@ class Starts:
             key=key,
             store=store,
             chunk=chunk,
-            stage="training at each label's mean",
+            stage="training on known records once more",
             progress=progress,
         )
-        ends = torch.cat(list(trained)).view(len(labels), -1, len(initial))
+        ends = torch.cat(list(trained)).view(classes, -1, len(initial))
         base = recipe.fit(initial, fixed, fixed.none_for(1), key)[0]
         bounds = float(fixed.inputs.min()), float(fixed.inputs.max())
-        changes = ends[:, 1:] - ends[:, :1]
-        return Starts(base, labels, centres, moves, ends[:, 0], changes, bounds)
+        return Starts(base, chosen, ends, bounds, live)
 
-    def ranked(self, released: Tensor, unknown: int, live: Tensor | None = None) -> list[Guess]:
+    def ranked(self, released: Tensor, unknown: int) -> list[Guess]:
         """(p,) to guesses, best first: one for each label, or for each choice of several."""
         guesses = [
-            self._guess(released, chosen, live)
-            for chosen in combinations_with_replacement(range(len(self.labels)), unknown)
+            self._guess(released, chosen)
+            for chosen in combinations_with_replacement(range(len(self.ends)), unknown)
         ]
         return sorted(guesses, key=lambda guess: guess.left)
 
-    def _guess(self, released: Tensor, chosen: tuple[int, ...], live: Tensor | None) -> Guess:
+    def others(self, released: Tensor, guess: Guess) -> list[Guess]:
+        """Less daring guesses under the same labels: the mean of the anchors; of one record the nearest."""
+        places = guess.labels.tolist()
+        found = [self.means[places] + self._apart(places)]
+        if len(places) == 1:
+            apart = ((self.ends[places[0]] - released) * self.live).norm(dim=1)
+            found.append(self.anchors[places[0], int(apart.argmin())][None])
+        return [Guess(inputs.clamp(*self.bounds), guess.labels, guess.left) for inputs in found]
+
+    def distance(self, released: Tensor) -> float:
+        """How far a release is from what can be guessed without a search: from training without the unknown
+        records, or from the mean training of a label."""
+        held = (torch.cat([self.base[None], self._centres]) - released) * self.live
+        return max(1e-30, min(float(self.metric.apply(one).norm()) for one in held))
+
+    @cached_property
+    def metric(self) -> Metric:
+        """In which the changes that records make to the weights are about as large in every direction."""
+        changes = ((self.ends - self._centres.mean(0)) * self.live).flatten(0, 1)
+        return Metric.of(changes)
+
+    @cached_property
+    def means(self) -> Tensor:
+        """(c, *shape)"""
+        return self.anchors.mean(1)
+
+    @cached_property
+    def _centres(self) -> Tensor:
+        return self.ends.mean(1)
+
+    @cached_property
+    def _gram(self) -> Tensor:
+        """(c, k, c, k) products of the anchors' changes."""
+        changes = ((self.ends - self._centres[:, None]) * self.live).flatten(0, 1)
+        return (changes @ changes.T).double().view(2 * self.ends.shape[:2])
+
+    def _guess(self, released: Tensor, chosen: tuple[int, ...]) -> Guess:
         places = list(chosen)
-        missing = released - self.base - (self.ends[places] - self.base).sum(0)
-        columns = self.changes[places].flatten(0, 1)  # (e·k, p)
-        if live is not None:
-            missing, columns = missing * live, columns * live
-        gram = (columns @ columns.T).double()
+        missing = released - self.base - (self._centres[places] - self.base).sum(0)
+        columns = (self.ends[places] - self._centres[places][:, None]).flatten(0, 1) * self.live
+        gram = self._gram[places][:, :, places].reshape(len(columns), -1)
         ridge = _RIDGE * gram.diagonal().mean().clamp_min(1e-30)
-        right = (columns @ missing).double()
+        right = (columns @ (missing * self.live)).double()
         eye = torch.eye(len(gram), dtype=torch.float64, device=gram.device)
         weights = torch.linalg.solve(gram + ridge * eye, right).to(missing)
-        left = float((missing - weights @ columns).norm())
-        moves = torch.einsum(
-            "ek,ek...->e...", weights.view(len(places), -1), self.directions[places]
-        )
-        inputs = self.means[places] + moves + self._apart(places)
-        labels = torch.tensor([self.labels[i] for i in places], device=released.device)
+        left = float((missing * self.live - weights @ columns).norm())
+        moves = self.anchors[places] - self.means[places][:, None]
+        mixed = torch.einsum("ek,ek...->e...", weights.view(len(places), -1), moves)
+        inputs = self.means[places] + mixed + self._apart(places)
+        labels = torch.tensor(places, device=released.device)
         return Guess(inputs.clamp(*self.bounds), labels, left)
 
     def _apart(self, places: list[int]) -> Tensor:
@@ -120,20 +157,42 @@ class Starts:
         for place in set(places):
             twins = [i for i, other in enumerate(places) if other == place]
             if len(twins) > 1:
-                for i, share in zip(
-                    twins, torch.linspace(-_APART, _APART, len(twins)), strict=True
-                ):
-                    shift[i] = float(share) * self.directions[place, 0]
+                way = self.anchors[place, 0] - self.means[place]
+                shares = torch.linspace(-_APART, _APART, len(twins))
+                for i, share in zip(twins, shares, strict=True):
+                    shift[i] = float(share) * way
         return shift
 
 
-def _of_label(fixed: Records, label: int, count: int) -> tuple[Tensor, Tensor]:
-    """A label's mean and (k, *shape) principal directions, one standard deviation long."""
-    own = fixed.inputs[fixed.labels == label]
-    if len(own) < _ENOUGH * max(1, count):
-        own = fixed.inputs
-    mean = own.mean(0)
-    flat = (own - mean).flatten(1)
-    _, sizes, vectors = torch.linalg.svd(flat, full_matrices=False)
-    moves = sizes[:count, None] / max(1, len(own) - 1) ** 0.5 * vectors[:count]
-    return mean, moves.reshape(-1, *mean.shape)
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """(floor / (floor + C))^(1/2), C the second moments of some changes of the weights; symmetric.
+
+    A few directions, above all how large the loss on the record was, move the weights much more than what
+    the record looks like. Unweighted, they alone decide what a step does.
+    """
+
+    directions: Tensor  # (r, p) orthonormal
+    factors: Tensor  # (r,)
+
+    @staticmethod
+    def of(changes: Tensor) -> Metric:
+        """changes: (k, p)."""
+        values, vectors = torch.linalg.eigh((changes @ changes.T).double())
+        large = values > _SMALL * values[-1]
+        values, vectors = values[large], vectors[:, large]
+        directions = (vectors / values.sqrt()).T.to(changes) @ changes
+        floor = values[: max(1, len(values) // 2)].mean()
+        return Metric(directions, (floor / (floor + values)).sqrt().to(changes))
+
+    def apply(self, vector: Tensor) -> Tensor:
+        """(p,)"""
+        along = self.directions @ vector
+        return vector + (along * (self.factors - 1)) @ self.directions
+
+
+def _of_label(fixed: Records, label: int, count: int) -> Tensor:
+    """(k, *shape) records of a label, as many as there are; then others."""
+    own = fixed.labels == label
+    order = torch.cat([own.nonzero()[:, 0], (~own).nonzero()[:, 0]])
+    return fixed.inputs[order[:count]]

@@ -1,16 +1,17 @@
 """Differentiating through any known training, matrix-free: find the records whose training gives the release.
 
-    min_z ||theta - theta(z)||,      J(z) dz ≈ theta - theta(z) by conjugate gradients,      z <- z + a·dz
+    min_z ||theta - theta(z)||_M,    J(z) dz ≈ theta - theta(z) by conjugate gradients,    z <- z + a·dz
 
 theta(z) is a real training. J is never formed: products with it and with its transpose go through the
 steps of training (train/unrolled.py), so any module that `torch.func` takes will do, with momentum,
 weight decay, mini-batches of known order, Adam, schedules, from any start, and several unknown records
-at once. A label begins where a few real trainings say (starts.py); the one that explains the release
-best is right, and the final residual certifies the answer without the truth. Of a regression the
-unknown number is one more coordinate.
+at once. A label begins where real trainings on known records say (starts.py); the one that explains the
+release is right, and the final residual certifies the answer without the truth. M weighs down the few
+directions in which any record moves the weights much: without it they decide every step, and the search
+ends in a valley.
 
-Cost, in trainings: classes·(1 + directions) once; a release some 3·products a Gauss-Newton step, at
-most `trainings` in all. Where d questions are affordable and releases are many, `ThroughTraining` is
+Cost, in trainings: classes·anchors once; a release some 3·products a Gauss-Newton step, at most
+`trainings` in all. Where d questions are affordable and releases are many, `ThroughTraining` is
 cheaper: its adjoint is shared by all.
 """
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ from exhume.contract import (
 )
 from exhume.models.own.architecture import fully_connected
 from exhume.store import address, cached, digest
-from exhume.train.krylov import least_squares
+from exhume.train.krylov import Solved, least_squares
 from exhume.train.unrolled import Path, Unknown, Unrolled
 from exhume.train.unrolling import check_differentiable, unroll
 from exhume.train.whitening import Whitening
@@ -52,14 +53,16 @@ from exhume.train.whitening import Whitening
 __all__ = ["FittedThroughAnyTraining", "ThroughAnyTraining", "through_training_of"]
 
 _CONVERGED = 1e-2  # relative residual below which the records explain the release
-_EXACT = 1e-5  # and below which nothing is left to explain in single precision
+_EXACT = 5e-5  # and below which nothing is left to explain in single precision
 _TRIAL = 2  # steps for each label that may be right
-_PROMISING = 0.1  # relative residual after them below which no other label is tried
-_HOPELESS = 0.5  # and above which a label is given up, if another did better
-_LENGTHS = (1.0, 0.5, 0.2)
-_WORTH = 0.97  # of the residual: what a step must leave at most
+_PROMISING = 0.75  # relative residual after them below which no other label is tried
+_HOPELESS = 0.98  # and above which a label is given up, if another did better
+_DARING = 1.5  # times the least residual of more careful starts: up to there the mixture is taken
+_LENGTHS = (1.0, 0.4, 0.15)
+_WORTH = 0.99  # of the residual: what a step must leave at most
+_WELL = 0.4  # and with which no other is tried
 _LEFT = 0.03  # of the linear residual: where the solver may stop
-_NEAR = 0.35  # relative residual from which jumping gates are what is left
+_NEAR = 0.4  # relative residual from which jumping gates are what is left
 _PROBE = 0.1  # of the way to the label's mean: a step that shows how gates move
 _ERROR = 0.3  # of the records' own deviation, times the residual: how far a guess is off
 _WIDTHS = (0.3, 3.0, 0.03)  # of smoothed gates, in standard deviations, for a guess of residual 1
@@ -72,7 +75,8 @@ class ThroughAnyTraining:
     Sees: `Weights`, r models, each trained on the fixed set and `unknown` records more.
     Assumes: the recipe with the order of its batches, the initial parameters, the fixed set; no noise.
     Guarantees: the confidence is minus the relative residual ||theta - theta(z)|| / ||theta - theta_0||,
-    theta_0 trained without the records: near 0, the answer reproduces the release.
+    theta_0 the nearest that can be had without a search (trained without the records, or the mean training
+    of a label): near 0, the answer reproduces the release.
     Reference: Balle22 (setting); the method is ours.
     """
 
@@ -80,10 +84,12 @@ class ThroughAnyTraining:
     iterations: int = 12  # of Gauss-Newton
     products: int = 30  # of conjugate gradients in each
     gate_products: int = 150  # in those that have gates among their unknowns
-    directions: int = 6  # for each label in which its start is sought
-    labels: int = 3  # choices of labels that are tried in full
+    anchors: int = 30  # known records of each label that are put into training once more
+    labels: int = (
+        3  # choices of labels that are tried together; further ones if none explains the release
+    )
     trainings: int = (
-        1200  # a release may cost, products with the derivative included; begun steps are ended
+        2000  # a release may cost, products with the derivative included; begun steps are ended
     )
     memory: int = 1024  # MiB for the states and graphs of a training
 
@@ -104,7 +110,8 @@ class ThroughAnyTraining:
             recipe,
             initial,
             fixed,
-            directions=self.directions,
+            unrolled.live,
+            anchors=self.anchors,
             key=key.fold("starts"),
             store=store,
             progress=progress,
@@ -119,7 +126,7 @@ class ThroughAnyTraining:
 
     def cost(self, classes: int, releases: int) -> int:
         """What it costs at most, counted in trainings of one model."""
-        return 1 + classes * (1 + self.directions) + releases * self.trainings
+        return 1 + classes * self.anchors + releases * self.trainings
 
 
 def through_training_of(recipe: object) -> ThroughTraining | ThroughAnyTraining:
@@ -140,6 +147,12 @@ class _Count:
     """Trainings' worth of work done so far."""
 
     models: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Release:
+    parameters: Tensor  # (p,)
+    apart: float  # from what can be guessed without a search: the unit of residuals
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,24 +214,14 @@ class FittedThroughAnyTraining:
         return dict(cached(self.store, place, lambda: self._invert(released)))
 
     def _invert(self, released: Tensor) -> dict[str, Tensor]:
-        """A few steps for each label that may be right, then those that came closest to the end."""
-        count, tried = _Count(), list[tuple[Guess, float]]()
-        for guess in self._ordered(released, count):
-            tried.append(self._descend(released, guess, _TRIAL, count))
-            if tried[-1][1] < _PROMISING:
-                break
-        tried.sort(key=lambda one: one[1])
-        best, least = tried[0]
-        for guess, before in tried:
-            if before > _HOPELESS and before > least:
-                break
-            found, residual = self._descend(
-                released, guess, self.settings.iterations - _TRIAL, count
-            )
-            if residual < least:
-                best, least = found, residual
-            if residual < _CONVERGED or count.models > self.settings.trainings:
-                break
+        """A few steps for some labels, then those that came closest to the end; then the next labels."""
+        count, apart = _Count(), self.starts.distance(released)
+        waiting = self.starts.ranked(released, self.settings.unknown)
+        best, least = waiting[0], float("inf")
+        while waiting and least >= _CONVERGED and count.models <= self.settings.trainings:
+            for found, residual in self._search(_Release(released, apart), waiting, count):
+                if residual < least:
+                    best, least = found, residual
         return {
             "inputs": best.inputs,
             "labels": best.labels,
@@ -226,21 +229,40 @@ class FittedThroughAnyTraining:
             "models": torch.tensor(count.models, dtype=torch.float64),
         }
 
-    def _ordered(self, released: Tensor, count: _Count) -> list[Guess]:
-        """The best few starts, by a real training on each."""
-        ranked = self.starts.ranked(released, self.settings.unknown, self.live)[
-            : 2 * self.settings.labels
-        ]
-        lefts = [self._residual(released, guess, count) for guess in ranked]
-        order = sorted(range(len(ranked)), key=lambda i: lefts[i])
-        return [ranked[i] for i in order[: self.settings.labels]]
+    def _search(
+        self, released: _Release, waiting: list[Guess], count: _Count
+    ) -> Iterator[tuple[Guess, float]]:
+        """Takes the next few of those that wait."""
+        tried = list[tuple[Guess, float]]()
+        while waiting and len(tried) < self.settings.labels:
+            begun = self._begun(released, waiting.pop(0), count)
+            tried.append(self._descend(released, *begun, _TRIAL, count))
+            if tried[-1][1] < _PROMISING:
+                break
+        tried.sort(key=lambda one: one[1])
+        yield tried[0]
+        for begun in tried:
+            if begun[1] > _HOPELESS or count.models > self.settings.trainings:
+                return
+            found = self._descend(released, *begun, self.settings.iterations - _TRIAL, count)
+            yield found
+            if found[1] < _CONVERGED:
+                return
+
+    def _begun(self, released: _Release, guess: Guess, count: _Count) -> tuple[Guess, float]:
+        """The start of a label whose real training comes closest."""
+        starts = [guess, *self.starts.others(released.parameters, guess)]
+        residuals = [self._residual(released, start, count) for start in starts]
+        nearest = min(range(len(starts)), key=lambda i: residuals[i])
+        if residuals[0] <= _DARING * residuals[nearest]:
+            nearest = 0
+        return starts[nearest], residuals[nearest]
 
     # Gauss-Newton
 
     def _descend(
-        self, released: Tensor, guess: Guess, iterations: int, count: _Count
+        self, released: _Release, guess: Guess, residual: float, iterations: int, count: _Count
     ) -> tuple[Guess, float]:
-        residual = self._residual(released, guess, count)
         for _ in range(iterations):
             if residual < _EXACT or count.models > self.settings.trainings:
                 break
@@ -255,8 +277,8 @@ class FittedThroughAnyTraining:
         return guess, residual
 
     def _steps(
-        self, released: Tensor, guess: Guess, residual: float, count: _Count
-    ) -> Iterator[Tensor]:
+        self, released: _Release, guess: Guess, residual: float, count: _Count
+    ) -> Iterator[Solved]:
         """(e, *shape) by conjugate gradients on the linearised training; several where gates jump."""
         free, gates = self.unrolled.freed()
         jumping = gates > 0 and gates_fit(free)
@@ -269,68 +291,83 @@ class FittedThroughAnyTraining:
             solved = least_squares(
                 forward,
                 adjoint,
-                (released - path.end) * self.live,
+                self._weighed(released.parameters - path.end),
                 iterations=self.settings.products,
                 left=_LEFT,
             )
             count.models += 1 + 3 * solved.iterations
-            yield self._coloured(solved.step.view_as(guess.inputs))
+            step, *earlier = (
+                self._coloured(one.view_as(guess.inputs)) for one in (solved.step, *solved.earlier)
+            )
+            yield replace(solved, step=step, earlier=tuple(earlier))
             if not gates:
                 return
         if jumping and residual >= _NEAR:
             yield self._among_gates(free, released, guess, residual, count)
 
     def _among_gates(
-        self, free: Unrolled, released: Tensor, guess: Guess, residual: float, count: _Count
-    ) -> Tensor:
+        self, free: Unrolled, released: _Release, guess: Guess, residual: float, count: _Count
+    ) -> Solved:
         """With every gate near its kink as an unknown of its own."""
-        centre = self.starts.means[[self.starts.labels.index(int(i)) for i in guess.labels]]
+        centre = self.starts.means[guess.labels]
         probe = guess.inputs + _PROBE * (centre - guess.inputs)
         here, there = (Unknown(inputs, guess.labels) for inputs in (guess.inputs, probe))
-        gates = JumpingGates.of(free, here, there, released)
+        gates = JumpingGates.of(free, here, there, released.parameters)
         deviation = _ERROR * residual
         if self.white is None:
             deviation *= float(free.fixed.inputs.std())
-        right = (released - gates.path.end) * self.live
         solved = gates.step(
-            right, deviation, self.live, self._coloured, iterations=self.settings.gate_products
+            self._weighed(released.parameters - gates.path.end),
+            deviation,
+            self._weighed,
+            self._coloured,
+            iterations=self.settings.gate_products,
         )
         count.models += 2 + 4 * solved.iterations
-        return solved.step
+        return solved
 
     def _products(self, unrolled: Unrolled, path: Path) -> tuple[Callable[[Tensor], Tensor], ...]:
         guess = path.guess
 
         def forward(step: Tensor) -> Tensor:
             along = Unknown(self._coloured(step.view_as(guess.inputs)), guess.targets)
-            return self.live * unrolled.forward(path, along)
+            return self._weighed(unrolled.forward(path, along))
 
         def adjoint(cotangent: Tensor) -> Tensor:
-            found = unrolled.adjoint(path, self.live * cotangent)
+            found = unrolled.adjoint(path, self._weighed(cotangent))
             return self._coloured(found.inputs).flatten()
 
         return forward, adjoint
+
+    def _weighed(self, change: Tensor) -> Tensor:
+        return self.starts.metric.apply(change * self.live)
 
     def _coloured(self, white: Tensor) -> Tensor:
         return white if self.white is None else self.white.apply(white)
 
     def _best(
-        self, released: Tensor, guess: Guess, residual: float, step: Tensor, count: _Count
+        self, released: _Release, guess: Guess, residual: float, solved: Solved, count: _Count
     ) -> tuple[Guess, float] | None:
-        """The longest step whose training comes closer to the release; None: there is none."""
-        for length in _LENGTHS:
-            inputs = (guess.inputs + length * step).clamp(*self.starts.bounds)
-            tried = Guess(inputs, guess.labels, guess.left)
-            left = self._residual(released, tried, count)
-            if left < _WORTH * residual:
-                return tried, left
-        return None
+        """The whole step if it goes well; else the best of it, of what the solver had before, and of parts.
 
-    def _residual(self, released: Tensor, guess: Guess, count: _Count) -> float:
+        None: no training comes closer to the release.
+        """
+        best: tuple[Guess, float] | None = None
+        for step in (solved.step, *solved.earlier):
+            for length in _LENGTHS:
+                inputs = (guess.inputs + length * step).clamp(*self.starts.bounds)
+                tried = Guess(inputs, guess.labels, guess.left)
+                left = self._residual(released, tried, count)
+                if left < (_WORTH * residual if best is None else best[1]):
+                    best = tried, left
+                if left < _WELL * residual:
+                    return tried, left
+        return best
+
+    def _residual(self, released: _Release, guess: Guess, count: _Count) -> float:
         """||theta - theta(z)|| / ||theta - theta_0||, by training on the guess."""
         unrolled = self.unrolled
         extra = Records(guess.inputs[None], guess.labels[None], unrolled.fixed.classes)
         trained = self.recipe.fit(unrolled.initial, unrolled.fixed, extra, self.key)[0]
         count.models += 1
-        moved = ((released - self.starts.base) * self.live).norm().clamp_min(1e-30)
-        return float(((released - trained) * self.live).norm() / moved)
+        return float(self._weighed(released.parameters - trained).norm()) / released.apart

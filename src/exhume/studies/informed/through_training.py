@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ class _Arm:
     unknown: int = 1
     adjoint: float = 0.0  # questions for each input, asked once for all targets; 0: matrix-free
     products: int = 30  # of a Gauss-Newton step, matrix-free
-    trainings: int = 1200  # that a release may cost, matrix-free
+    trainings: int = 2000  # that a release may cost, matrix-free
     exact: float = 1e-6  # mean squared error up to which a record counts as exact
 
 
@@ -61,8 +61,9 @@ class _Setting:
     arms: Mapping[str, _Arm] = field(default_factory=dict)
 
 
-def _cnn(fixed: int, targets: int, steps: int = 100) -> _Arm:
-    return _Arm(fixed, targets, "cifar10", "cnn", rate=0.01, steps=steps, products=10, exact=1e-3)
+def _cnn(fixed: int, targets: int, trainings: int = 2000) -> _Arm:
+    usual = _Arm(fixed, targets, "cifar10", "cnn", rate=0.01, products=10, exact=1e-3)
+    return replace(usual, trainings=trainings)
 
 
 _SCALES: dict[Scale, _Setting] = {
@@ -76,13 +77,13 @@ _SCALES: dict[Scale, _Setting] = {
     "cpu": _Setting(
         {
             "mlp.minibatch": _Arm(1000, 8, batch=100),
-            "finetune": _Arm(1000, 8, base=1000, adjoint=1.5),
-            "two_records": _Arm(1000, 4, unknown=2),
-            "paper_setting": _Arm(10_000, 2, rate=0.2, adjoint=1.5),
-            "cnn": _cnn(25, 4),
+            "finetune": _Arm(1000, 8, base=1000),
             "mlp.relu": _Arm(1000, 8, activation="relu", trainings=4000),
-            "adam": _Arm(1000, 4, optimiser="adam", rate=0.01),
-            "cnn.100": _cnn(100, 1),
+            "cnn": _cnn(25, 4),
+            "paper_setting": _Arm(10_000, 2, rate=0.2),
+            "two_records": _Arm(1000, 2, unknown=2),
+            "adam": _Arm(1000, 2, optimiser="adam", rate=0.01),
+            "cnn.100": _cnn(100, 1, trainings=400),
         }
     ),
     "paper": _Setting(
