@@ -18,5 +18,8 @@ def test_smoke(tmp_path):
     assert metrics["mlp.relu.fc1_weight"] > metrics["mlp.black_pixels"] > 0.7
     assert metrics["cnn.elu.conv"] == 0 < metrics["cnn.relu.conv"] < 1
     assert metrics["mlp.elu.mse"] < metrics["mlp.elu.oracle_mse"]
-    assert [len(chart["series"]) for chart in result["charts"]] == [5, 5, 2, 1]
-    assert len(result["claims"]) == 5
+    assert [len(chart["series"]) for chart in result["charts"]] == [5, 5, 2, 1, 3]
+    assert metrics["cnn.relu.rate_0.01.dead"] == 0
+    low, high = (metrics[f"cnn.relu.rate_0.5.conv_{end}"] for end in ("low", "high"))
+    assert low <= metrics["cnn.relu.rate_0.5.conv"] <= high
+    assert len(result["claims"]) == 6

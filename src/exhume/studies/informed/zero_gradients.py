@@ -2,13 +2,17 @@
 
 The share of parameters whose gradient from the target is exactly zero, over training, by activation: for
 the CNN of Table V on CIFAR-10, as the paper shows it, and for the MLP on MNIST, where black pixels give
-zero gradients too and are counted apart. On the MLP the share is then set against the error.
+zero gradients too and are counted apart. On the MLP the share is then set against the error. What share the
+CNN has depends on its rate and its start: where all neurons before the logits die, nothing reaches the
+convolutions. The ReLU network is therefore watched at several rates from several starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean
 
 from torch import Tensor
 
@@ -18,7 +22,7 @@ from exhume.score.correlation import Correlation, rank_correlation
 from exhume.score.intervals import bootstrap
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, ERROR, Bench
-from exhume.studies.claims import ranged, spread
+from exhume.studies.claims import line, ranged, spread
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.studies.informed.activations import PAPER
 from exhume.studies.informed.sweeps import DETAILS, Pooled, binned, sweep
@@ -43,6 +47,9 @@ class _Setting:
     mlp_victim: VictimSettings = BALLE22
     cnn_victim: VictimSettings = BALLE22_CNN
     seeds: int = 1  # of the MLP
+    rates: tuple[float, ...] = ()  # of the ReLU network, beside its own
+    starts: int = 1  # of it at each rate
+    few: DataSettings | None = None  # of the network at these rates; None: as `cnn`
 
 
 _SCALES: dict[Scale, _Setting] = {
@@ -51,18 +58,25 @@ _SCALES: dict[Scale, _Setting] = {
         DataSettings("cifar10", 10, 4, 1, 1, 1),
         every=50,
         cnn_victim=replace(BALLE22_CNN, steps=2),
+        rates=(0.01, 0.5),
+        starts=2,
     ),
     "cpu": _Setting(
         DataSettings("mnist", 200, 150, 600, 1, 1),
         DataSettings("cifar10", 5000, 100, 1, 1, 1),
         every=10,
         seeds=2,
+        rates=(0.01, 0.03, 0.1, 0.2),
+        starts=4,
+        few=DataSettings("cifar10", 500, 60, 1, 1, 1),
     ),
     "paper": _Setting(
         DataSettings("mnist", 10_000, 999, 58_000, 1, 1),
         DataSettings("cifar10", 5000, 999, 1, 1, 1),
         every=1,
         mlp_victim=replace(BALLE22, rate=0.2),
+        rates=(0.01, 0.03, 0.1, 0.2),
+        starts=4,
     ),
 }
 
@@ -82,7 +96,7 @@ def _run(run: Run[_Setting]) -> Outcome:
         run.progress("watching the CNN train", done, len(CNN))
         seen[name] = _watched(cnn.of_victim(replace(setting.cnn_victim, activation=name)))
     run.progress("watching the CNN train", len(CNN), len(CNN))
-    metrics = _metrics(attacked, seen, key)
+    metrics = _metrics(attacked, seen, key) | _by_rate(cnn, setting)
     relu = attacked["relu"]
     link = rank_correlation(relu.seen[_OFF].mean(0), relu.errors, key.fold("link"))
     metrics |= link.metrics("mlp.relu.off_and_error")
@@ -95,8 +109,9 @@ def _run(run: Run[_Setting]) -> Outcome:
             f"that training: the target would be one record in {setting.cnn.fixed + 1:,}.",
             f"|D-| = {setting.mlp.fixed:,} (MNIST) and {setting.cnn.fixed:,} (CIFAR-10); a look every "
             f"{setting.every} steps.",
+            f"Other rates: |D-| = {(setting.few or setting.cnn).fixed:,}, {setting.starts} starts.",
         ],
-        charts=_charts(attacked, seen, key, setting),
+        charts=[*_charts(attacked, seen, key, setting), _rates_chart(setting, metrics)],
     )
 
 
@@ -122,6 +137,46 @@ def _watched(bench: Bench, *, with_target: bool = False) -> Untouched:
         seen=targets,
         every=bench.run.setting.every,
     )
+
+
+def _by_rate(cnn: Bench, setting: _Setting) -> dict[str, float]:
+    """Of the ReLU network at each rate, the mean over starts and their range.
+
+    conv: the share of the convolutions' parameters without gradient, over the second half of training;
+    dead: the share of targets for which every neuron before the logits is off at the end.
+    """
+    metrics: dict[str, float] = {}
+    for done, rate in enumerate(setting.rates):
+        cnn.run.progress("watching the CNN at other rates", done, len(setting.rates))
+        victim = replace(setting.cnn_victim, activation="relu", rate=rate)
+        benches = cnn.of_victim(victim).rechunked(setting.few).seeds(setting.starts)
+        seen = [_watched(bench) for bench in benches]
+        shares = [float(_late(one.over("conv")).mean()) for one in seen]
+        dead = [float((one.over("fc1.bias")[-1] == 1).double().mean()) for one in seen]
+        metrics |= {
+            f"cnn.relu.rate_{rate:g}.conv": fmean(shares),
+            f"cnn.relu.rate_{rate:g}.conv_low": min(shares),
+            f"cnn.relu.rate_{rate:g}.conv_high": max(shares),
+            f"cnn.relu.rate_{rate:g}.dead": fmean(dead),
+        }
+    cnn.run.progress("watching the CNN at other rates", len(setting.rates), len(setting.rates))
+    return metrics
+
+
+def _late(shares: Tensor) -> Tensor:
+    return shares[len(shares) // 2 :]
+
+
+def _rates_chart(setting: _Setting, metrics: Mapping[str, float]) -> Chart:
+    arms = {rate: f"cnn.relu.rate_{rate:g}" for rate in setting.rates}
+    series = {
+        "convolutions' parameters without gradient (range over starts)": line(
+            arms, "conv", metrics
+        ),
+        "targets for which the hidden layer is dead": line(arms, "dead", metrics),
+        "paper: convolutions above": [Point(rate, 0.8) for rate in setting.rates],
+    }
+    return Chart("Dead neurons and zero gradients, ReLU CNN", "rate", "share", series, "log")
 
 
 def _metrics(
@@ -189,6 +244,16 @@ def _claims(
             f"{metrics['cnn.relu.conv']:.1%} ({ranged('cnn.relu.conv', metrics, '.1%')})",
             metrics["cnn.relu.conv_low"] > 0.8,
         ),
+        "dead": (
+            "The share follows the death of neurons before the logits, which rate and start decide",
+            "not discussed",
+            "; ".join(
+                f"rate {rate}: {ranged(f'cnn.relu.rate_{rate}.conv', metrics, '.0%')} over starts, "
+                f"dead for {metrics[f'cnn.relu.rate_{rate}.dead']:.0%} of the targets"
+                for rate in _rates(metrics)
+            ),
+            _rises([metrics[f"cnn.relu.rate_{rate}.conv"] for rate in _rates(metrics)]),
+        ),
         "others": (
             "Other activations leave no parameter without gradient",
             "non-zero gradients everywhere",
@@ -215,6 +280,16 @@ def _claims(
             link.low > 0,
         ),
     }
+
+
+def _rates(metrics: Mapping[str, float]) -> list[str]:
+    """Those watched, as they are written in the metrics' names."""
+    parts = [name.split("rate_")[1] for name in metrics if name.endswith(".dead")]
+    return [part.removesuffix(".dead") for part in parts]
+
+
+def _rises(values: Sequence[float]) -> bool:
+    return all(one <= other for one, other in pairwise(values)) and values[-1] > values[0]
 
 
 _TITLE = "Parameters that receive no gradient from the record (Fig. 16)"
