@@ -67,7 +67,11 @@ def _run(run: Run[_Setting]) -> Outcome:
         classes=list(bench.records.classes),
         deviations=[
             NO_NETWORK,
-            f"The released model is {game.recipe.architecture}; the paper's is the CNN of its Table V.",
+            *(
+                []
+                if setting.victim.network == BALLE22_CNN.network
+                else [f"The released model is {game.recipe.architecture}, not the CNN of Table V."]
+            ),
             f"|D-| = {setting.data.fixed:,}, {setting.data.shadows:,} shadows, "
             f"{setting.data.targets} targets, one seed.",
             "Background is the frame of 4 pixels along the edge; colourfulness is that of Hasler and "
