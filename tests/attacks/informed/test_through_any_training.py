@@ -7,7 +7,7 @@ import torch
 
 from exhume import data
 from exhume.attacks.informed.jumping_gates import JumpingGates
-from exhume.attacks.informed.starts import Starts
+from exhume.attacks.informed.starts import Metric, Starts
 from exhume.attacks.informed.through_any_training import ThroughAnyTraining, through_training_of
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.contract import ExhumeError, Gradient, Key, Knowledge, NotApplicable, Outcome, Weights
@@ -175,6 +175,29 @@ def test_an_anchor_is_its_own_start(key):
     assert torch.equal(mean.inputs[0], starts.means[3])
     assert torch.equal(nearest.inputs[0], starts.anchors[3, 1])
     assert starts.distance(released) <= float((starts.base - released).norm())
+
+
+def test_anchors_stay_within_time_and_memory():
+    attack = ThroughAnyTraining(memory=64)
+    assert attack.anchors_of(10, 1000) == 30
+    assert attack.anchors_of(100, 1000) == 6
+    assert attack.anchors_of(600, 1000) == 2
+    assert attack.anchors_of(10, 100_000) == 8  # 64 MiB for them and for the metric
+    assert attack.cost(100, 2, 1000) == 1 + 600 + 2 * attack.trainings
+
+
+def test_the_metric_weighs_stiff_directions_down(key):
+    draw = torch.randn(40, 50, generator=key.generator())
+    draw[:, 0] *= 100
+    metric = Metric.of(draw)
+    stiff, soft = torch.eye(50)[0], torch.eye(50)[1]
+    assert float(metric.apply(stiff).norm()) < 0.05
+    assert float(metric.apply(soft).norm()) > 0.5
+    one, other = torch.randn(2, 50, generator=key.fold(1).generator())
+    there, back = metric.apply(one) @ other, one @ metric.apply(other)
+    assert float(there) == pytest.approx(float(back), abs=1e-4)
+    same = Metric.of(torch.zeros(3, 5))
+    assert torch.equal(same.apply(torch.ones(5)), torch.ones(5))
 
 
 def test_other_releases(key):

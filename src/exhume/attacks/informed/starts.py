@@ -11,7 +11,7 @@ differentiable or not. With means over the anchors x_j of a label,
 
 Several unknown records: influences add up to first order, so the anchors of their labels stand side by side.
 
-Memory: 4·classes·anchors·p bytes.
+Memory: 4·classes·anchors·p bytes, as much for the metric, and twice that while it is made.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from exhume.train.fleet import train_fleet
 __all__ = ["Guess", "Metric", "Starts"]
 
 _SMALL = 1e-6  # of the largest second moment, below which a direction is rounding
+_NOTHING = 1e-30
 _RIDGE = 1e-3  # of the fit, relative to the mean square of the anchors' changes
 _APART = (
     0.5  # of an anchor's way from the mean: how far two records of one label begin on either side
@@ -178,10 +179,13 @@ class Metric:
     @staticmethod
     def of(changes: Tensor) -> Metric:
         """changes: (k, p)."""
-        values, vectors = torch.linalg.eigh((changes @ changes.T).double())
-        large = values > _SMALL * values[-1]
+        wide = changes.double()  # in single precision the directions would not be orthonormal
+        values, vectors = torch.linalg.eigh(wide @ wide.T)
+        large = values > max(_SMALL * float(values[-1]), _NOTHING)
+        if not bool(large.any()):  # all alike: nothing to weigh down
+            return Metric(changes[:0], changes.new_zeros(0))
         values, vectors = values[large], vectors[:, large]
-        directions = (vectors / values.sqrt()).T.to(changes) @ changes
+        directions = ((vectors / values.sqrt()).T @ wide).to(changes)
         floor = values[: max(1, len(values) // 2)].mean()
         return Metric(directions, (floor / (floor + values)).sqrt().to(changes))
 

@@ -52,6 +52,8 @@ from exhume.train.whitening import Whitening
 
 __all__ = ["FittedThroughAnyTraining", "ThroughAnyTraining", "through_training_of"]
 
+_FEWEST, _MOST = 2, 600  # anchors of a label, and of all labels
+_NUMBER = 4  # bytes
 _CONVERGED = 1e-2  # relative residual below which the records explain the release
 _EXACT = 5e-5  # and below which nothing is left to explain in single precision
 _TRIAL = 2  # steps for each label that may be right
@@ -84,7 +86,7 @@ class ThroughAnyTraining:
     iterations: int = 12  # of Gauss-Newton
     products: int = 30  # of conjugate gradients in each
     gate_products: int = 150  # in those that have gates among their unknowns
-    anchors: int = 30  # known records of each label that are put into training once more
+    anchors: int = 30  # known records of each label that are put into training once more, at most
     labels: int = (
         3  # choices of labels that are tried together; further ones if none explains the release
     )
@@ -111,7 +113,7 @@ class ThroughAnyTraining:
             initial,
             fixed,
             unrolled.live,
-            anchors=self.anchors,
+            anchors=self.anchors_of(len(fixed.classes), len(initial)),
             key=key.fold("starts"),
             store=store,
             progress=progress,
@@ -124,9 +126,14 @@ class ThroughAnyTraining:
             self, recipe, unrolled, starts, white, key, store, cost, progress
         )
 
-    def cost(self, classes: int, releases: int) -> int:
+    def anchors_of(self, classes: int, parameters: int) -> int:
+        """How many records of each label are put into training once more, within time and memory."""
+        room = (self.memory << 20) // (2 * _NUMBER * max(1, parameters) * classes)
+        return max(_FEWEST, min(self.anchors, _MOST // classes, room))
+
+    def cost(self, classes: int, releases: int, parameters: int = 0) -> int:
         """What it costs at most, counted in trainings of one model."""
-        return 1 + classes * self.anchors + releases * self.trainings
+        return 1 + classes * self.anchors_of(classes, parameters) + releases * self.trainings
 
 
 def through_training_of(recipe: object) -> ThroughTraining | ThroughAnyTraining:

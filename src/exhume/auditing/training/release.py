@@ -242,7 +242,8 @@ class TrainingRelease(AuditedRelease):
             mlp, _ = attack.applies_to(self.recipe)
             before, each = 1.4 * attack.questions * mlp.sizes[0], 150
         else:
-            before, each = attack.cost(len(self.records.classes), 0), _USUAL
+            size = self.recipe.architecture.layout.size
+            before, each = attack.cost(len(self.records.classes), 0, size), _USUAL
 
         def costing(option: AttackOption) -> AttackOption:
             return replace(option, seconds=self.per_model * (before + each * option.records))
