@@ -71,7 +71,7 @@ def train_module(
     The module is returned in eval mode, without gradients.
     """
     module.train()
-    _lay_out(module, torch.channels_last)
+    _lay_out(module, _layout())
     trained = [p for p in module.parameters() if p.requires_grad]
     optimiser = _optimiser(trained, schedule)
     start = tuple(digest(tensor) for tensor in module.state_dict().values())
@@ -94,6 +94,12 @@ def train_module(
         progress(stage, epoch + 1, schedule.epochs)
     _lay_out(module, torch.contiguous_format)
     return module.requires_grad_(False).eval()
+
+
+def _layout() -> torch.memory_format:
+    """Channels last is the faster one; on processors without AVX-512 its backward pass corrupts memory."""
+    wide = "AVX512" in torch.backends.cpu.get_cpu_capability()
+    return torch.channels_last if wide else torch.contiguous_format
 
 
 def _lay_out(module: nn.Module, form: torch.memory_format) -> None:
