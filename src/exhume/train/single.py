@@ -97,7 +97,7 @@ def train_module(
 
 
 def _layout() -> torch.memory_format:
-    """Channels last is the faster one; on processors without AVX-512 its backward pass corrupts memory."""
+    """Channels last is the faster one; without AVX-512 its backward pass aborts the process."""
     wide = "AVX512" in torch.backends.cpu.get_cpu_capability()
     return torch.channels_last if wide else torch.contiguous_format
 
