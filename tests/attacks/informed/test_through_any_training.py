@@ -52,6 +52,15 @@ def play(recipe, unknown=1, targets=1, attack=None, fixed=60):
     return prepared, release, secret.open()
 
 
+def starts_of(key, anchors):
+    """Starts of a small training, and the records it knows."""
+    fixed = data.split(data.load("digits"), Sizes(60), key).fixed
+    initial = MLP_8.initial(key)
+    recipe, live = FullBatch(MLP_8, Descent(3)), torch.ones_like(initial)
+    own = {"key": key, "store": NullStore(), "progress": lambda *_: None}
+    return Starts.of(recipe, initial, fixed, live, anchors=anchors, **own), fixed
+
+
 def error(found, truth) -> float:
     """The largest mean squared error, records matched with the nearest candidate."""
     apart = truth.inputs[:, :, None] - found.candidates[:, None]
@@ -141,13 +150,7 @@ def test_which_attack_goes_through_a_recipe():
 
 
 def test_starts_of_two_records_of_one_label_are_apart(key):
-    parts = data.split(data.load("digits"), Sizes(60), key)
-    recipe = FullBatch(MLP_8, Descent(3))
-    initial = MLP_8.initial(key)
-    live = torch.ones_like(initial)
-    silent = lambda *_: None  # noqa: E731
-    own = {"key": key, "store": NullStore(), "progress": silent}
-    starts = Starts.of(recipe, initial, parts.fixed, live, anchors=4, **own)
+    starts, _ = starts_of(key, anchors=4)
     assert starts.models == 41
     ranked = starts.ranked(starts.ends[3, 0], 2)
     assert len(ranked) == 55
@@ -157,16 +160,10 @@ def test_starts_of_two_records_of_one_label_are_apart(key):
 
 
 def test_an_anchor_is_its_own_start(key):
-    parts = data.split(data.load("digits"), Sizes(60), key)
-    recipe = FullBatch(MLP_8, Descent(3))
-    initial = MLP_8.initial(key)
-    live = torch.ones_like(initial)
-    silent = lambda *_: None  # noqa: E731
-    own = {"key": key, "store": NullStore(), "progress": silent}
-    starts = Starts.of(recipe, initial, parts.fixed, live, anchors=20, **own)
-    rare = int((parts.fixed.labels == 3).sum())
+    starts, fixed = starts_of(key, anchors=20)
+    rare = int((fixed.labels == 3).sum())
     assert rare < 20  # so that records of other labels stand in
-    assert torch.equal(starts.anchors[3, :rare], parts.fixed.inputs[parts.fixed.labels == 3])
+    assert torch.equal(starts.anchors[3, :rare], fixed.inputs[fixed.labels == 3])
     released = starts.ends[3, 1]
     (first, *_) = starts.ranked(released, 1)
     assert first.labels.tolist() == [3]

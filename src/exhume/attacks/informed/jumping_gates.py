@@ -96,10 +96,12 @@ class JumpingGates:
         guess, count = self.path.guess, self.count
         size = guess.inputs.numel()
 
+        def own(unknown: Tensor) -> Tensor:
+            return coloured(deviation * unknown[:size].view_as(guess.inputs))
+
         def forward(unknown: Tensor) -> Tensor:
-            inputs = coloured(deviation * unknown[:size].view_as(guess.inputs))
             pushes = self._spread(unknown[size:]) if count else None
-            along = Unknown(inputs, guess.targets)
+            along = Unknown(own(unknown), guess.targets)
             return weighed(self.unrolled.forward(self.path, along, pushes))
 
         def adjoint(cotangent: Tensor) -> Tensor:
@@ -112,10 +114,6 @@ class JumpingGates:
         solved = least_squares(
             forward, adjoint, right, iterations=iterations, damping=damping, slope=1e-3
         )
-
-        def own(unknown: Tensor) -> Tensor:
-            return coloured(deviation * unknown[:size].view_as(guess.inputs))
-
         earlier = tuple(own(one) for one in solved.earlier)
         return replace(solved, step=own(solved.step), earlier=earlier)
 
