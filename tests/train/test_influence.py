@@ -17,6 +17,7 @@ from exhume.train.influence import (
     trajectories,
 )
 from exhume.train.optimisers import Descent
+from exhume.train.smooth_gates import smooth_gates
 from exhume.train.stacked import descend
 
 
@@ -38,7 +39,7 @@ def records(make_records, key):
 
 
 @pytest.mark.parametrize("hidden", [(3,), (3, 2)])
-@pytest.mark.parametrize("name", ["elu", "tanh", "relu", "gelu"])
+@pytest.mark.parametrize("name", ["elu", "tanh", "gelu", "celu", "selu", "silu", "softplus"])
 def test_hessian_products_equal_autograd(hidden, name, records, key):
     mlp = MLP((4,), hidden, 3, activation=name)
     flat = mlp.initial(key).double()
@@ -50,6 +51,26 @@ def test_hessian_products_equal_autograd(hidden, name, records, key):
     )
     expected = directions @ hessian(loss_of(mlp, records))(flat)
     torch.testing.assert_close(torch.cat([part.flatten(1) for part in found], 1), expected)
+
+
+@pytest.mark.parametrize("name", ["relu", "leaky-relu"])
+def test_records_near_a_kink_are_counted_by_a_kernel(name, records, key):
+    """As those gates do that are smooth in second derivatives only."""
+    mlp = MLP((4,), (3, 2), 3, activation=name)
+    module, gates = smooth_gates(mlp.build(), 0.1)
+    assert gates == 2
+    flat = mlp.initial(key).double().requires_grad_()
+    direction = torch.randn(1, mlp.layout.size, generator=key.generator(), dtype=torch.float64)
+    found = _hessian_product(
+        list(mlp.layout.split(flat.detach()).values()),
+        list(mlp.layout.split(direction).values()),
+        _Shared.of(mlp, records),
+    )
+    outputs = functional_call(module, mlp.layout.split(flat), (records.inputs,))
+    loss = F.cross_entropy(outputs, records.labels)
+    (slope,) = torch.autograd.grad(loss, flat, create_graph=True)
+    (expected,) = torch.autograd.grad(slope @ direction[0], flat)
+    torch.testing.assert_close(torch.cat([part.flatten() for part in found]), expected)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])

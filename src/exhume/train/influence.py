@@ -16,6 +16,7 @@ first layer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -29,7 +30,9 @@ from exhume.models.mlp import MLP
 from exhume.train.optimisers import Descent
 from exhume.train.stacked import descend
 
-__all__ = ["Answers", "answer", "pushes", "trajectories"]
+__all__ = ["Answers", "answer", "pushes", "pushes_of_error", "trajectories"]
+
+_BLUR = 0.1  # width of a kink, in standard deviations of what enters
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,19 +94,38 @@ def pushes(mlp: MLP, weights: Tensor, first: Tensor, onehot: Tensor) -> tuple[Te
     with the record is the gradient of the first weights, and all the rest of the gradient (p - k·d,).
     Written for `torch.func` to batch and differentiate.
     """
-    act = activation(mlp.activation)
-    layers = list(mlp.layout.split(weights).values())
-    inputs, outputs, signal = [], [], first
-    for weight, bias in zip(layers[2::2], layers[3::2], strict=True):
-        inputs.append(signal)
-        outputs.append(act.apply(signal))
-        signal = weight @ outputs[-1] + bias
-    error = torch.softmax(signal, 0) - onehot
-    gradient: list[Tensor] = []
-    for weight, x, y in zip(layers[2::2][::-1], inputs[::-1], outputs[::-1], strict=True):
+    signals = _signals(mlp, weights, first)
+    return _back(mlp, weights, signals, torch.softmax(signals[-1], 0) - onehot)
+
+
+def pushes_of_error(
+    mlp: MLP, weights: Tensor, first: Tensor, error: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same for an error (c,) of the outputs that is given: linear in it."""
+    return _back(mlp, weights, _signals(mlp, weights, first), error)
+
+
+def _signals(mlp: MLP, weights: Tensor, first: Tensor) -> list[Tensor]:
+    """What enters each hidden layer's activation, and the outputs."""
+    act, layers, signals = activation(mlp.activation), _layers(mlp, weights), [first]
+    for weight, bias in layers:
+        signals.append(weight @ act.apply(signals[-1]) + bias)
+    return signals
+
+
+def _back(mlp: MLP, weights: Tensor, signals: list[Tensor], error: Tensor) -> tuple[Tensor, Tensor]:
+    act, gradient = activation(mlp.activation), list[Tensor]()
+    for (weight, _), x in zip(_layers(mlp, weights)[::-1], signals[-2::-1], strict=True):
+        y = act.apply(x)
         gradient = [torch.outer(error, y).flatten(), error, *gradient]
         error = (weight.T @ error) * act.slope(x, y)
     return error, torch.cat([error, *gradient])
+
+
+def _layers(mlp: MLP, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Weights and biases behind the first layer."""
+    parts = list(mlp.layout.split(weights).values())
+    return list(zip(parts[2::2], parts[3::2], strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,14 +153,19 @@ class _Shared:
 
 
 def _derivatives(act: Activation, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Value, first and second derivative; the second by differentiating the first."""
-    with torch.enable_grad():
-        leaf = x.detach().requires_grad_()
-        slope = act.slope(leaf, act.apply(leaf))
-        if not slope.requires_grad:  # piecewise linear
-            return act.apply(x), slope, torch.zeros_like(x)
-        (curvature,) = torch.autograd.grad(slope.sum(), leaf)
-    return act.apply(x), slope.detach(), curvature
+    """Value, first and second derivative.
+
+    A kink has none; of a thousand records some are always near it, and when the weights move a share of the
+    gates in proportion flips. Counting records by a kernel around the kink gives the mean of that.
+    """
+    y = act.apply(x)
+    slope = act.slope(x, y)
+    if act.curve is not None:
+        return y, slope, act.curve(x, y)
+    where, low, high = act.kink
+    wide = (_BLUR * x.std()).clamp_min(1e-12)
+    kernel = torch.exp(-0.5 * ((x - where) / wide).square()) / (wide * math.sqrt(2 * math.pi))
+    return y, slope, (high - low) * kernel
 
 
 def _hessian_product(weights: list[Tensor], tangent: list[Tensor], shared: _Shared) -> list[Tensor]:

@@ -26,14 +26,23 @@ from torch import Tensor
 from exhume.contract import Key, Progress, Recipe, Records, Store
 from exhume.train.fleet import train_fleet
 
-__all__ = ["Guess", "Metric", "Starts"]
+__all__ = ["Guess", "Metric", "Starts", "anchors_within"]
 
+_FEWEST, _MOST = 2, 600  # anchors of a label, and of all labels
+_NUMBER = 4  # bytes
+_DARING = 1.5  # times the least residual of more careful starts: up to there the mixture is taken
 _SMALL = 1e-6  # of the largest second moment, below which a direction is rounding
 _NOTHING = 1e-30
 _RIDGE = 1e-3  # of the fit, relative to the mean square of the anchors' changes
 _APART = (
     0.5  # of an anchor's way from the mean: how far two records of one label begin on either side
 )
+
+
+def anchors_within(wanted: int, memory: int, classes: int, parameters: int) -> int:
+    """How many records of each label are put into training once more, within time and `memory` MiB."""
+    room = (memory << 20) // (2 * _NUMBER * max(1, parameters) * classes)
+    return max(_FEWEST, min(wanted, _MOST // classes, room))
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,15 +114,25 @@ class Starts:
         places = guess.labels.tolist()
         found = [self.means[places] + self._apart(places)]
         if len(places) == 1:
-            apart = ((self.ends[places[0]] - released) * self.live).norm(dim=1)
-            found.append(self.anchors[places[0], int(apart.argmin())][None])
+            found.append(self.by_distance(released, places[0])[:1])
         return [Guess(inputs.clamp(*self.bounds), guess.labels, guess.left) for inputs in found]
+
+    def by_distance(self, released: Tensor, label: int) -> Tensor:
+        """(k, *shape) the anchors of a label, that first whose training is nearest to the release."""
+        apart = ((self.ends[label] - released) * self.live).norm(dim=1)
+        return self.anchors[label][apart.argsort(stable=True)]
+
+    @staticmethod
+    def nearest(residuals: list[float]) -> int:
+        """Which of a guess and the less daring ones to begin with, by their trainings' residuals."""
+        least = min(range(len(residuals)), key=lambda i: residuals[i])
+        return 0 if residuals[0] <= _DARING * residuals[least] else least
 
     def distance(self, released: Tensor) -> float:
         """How far a release is from what can be guessed without a search: from training without the unknown
         records, or from the mean training of a label."""
         held = (torch.cat([self.base[None], self._centres]) - released) * self.live
-        return max(1e-30, min(float(self.metric.apply(one).norm()) for one in held))
+        return max(1e-30, float(self.metric.apply(held).norm(dim=1).min()))
 
     @cached_property
     def metric(self) -> Metric:
@@ -189,10 +208,10 @@ class Metric:
         floor = values[: max(1, len(values) // 2)].mean()
         return Metric(directions, (floor / (floor + values)).sqrt().to(changes))
 
-    def apply(self, vector: Tensor) -> Tensor:
-        """(p,)"""
-        along = self.directions @ vector
-        return vector + (along * (self.factors - 1)) @ self.directions
+    def apply(self, vectors: Tensor) -> Tensor:
+        """(..., p)"""
+        along = vectors @ self.directions.T
+        return vectors + (along * (self.factors - 1)) @ self.directions
 
 
 def _of_label(fixed: Records, label: int, count: int) -> Tensor:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.informed.jumping_gates import JumpingGates, gates_fit
-from exhume.attacks.informed.starts import Guess, Starts
+from exhume.attacks.informed.starts import Guess, Starts, anchors_within
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.attacks.releases import weights_of
 from exhume.contract import (
@@ -52,14 +52,11 @@ from exhume.train.whitening import Whitening
 
 __all__ = ["FittedThroughAnyTraining", "ThroughAnyTraining", "through_training_of"]
 
-_FEWEST, _MOST = 2, 600  # anchors of a label, and of all labels
-_NUMBER = 4  # bytes
 _CONVERGED = 1e-2  # relative residual below which the records explain the release
 _EXACT = 5e-5  # and below which nothing is left to explain in single precision
 _TRIAL = 2  # steps for each label that may be right
 _PROMISING = 0.75  # relative residual after them below which no other label is tried
 _HOPELESS = 0.98  # and above which a label is given up, if another did better
-_DARING = 1.5  # times the least residual of more careful starts: up to there the mixture is taken
 _LENGTHS = (1.0, 0.4, 0.15)
 _WORTH = 0.99  # of the residual: what a step must leave at most
 _WELL = 0.4  # and with which no other is tried
@@ -128,8 +125,7 @@ class ThroughAnyTraining:
 
     def anchors_of(self, classes: int, parameters: int) -> int:
         """How many records of each label are put into training once more, within time and memory."""
-        room = (self.memory << 20) // (2 * _NUMBER * max(1, parameters) * classes)
-        return max(_FEWEST, min(self.anchors, _MOST // classes, room))
+        return anchors_within(self.anchors, self.memory, classes, parameters)
 
     def cost(self, classes: int, releases: int, parameters: int = 0) -> int:
         """What it costs at most, counted in trainings of one model."""
@@ -260,9 +256,7 @@ class FittedThroughAnyTraining:
         """The start of a label whose real training comes closest."""
         starts = [guess, *self.starts.others(released.parameters, guess)]
         residuals = [self._residual(released, start, count) for start in starts]
-        nearest = min(range(len(starts)), key=lambda i: residuals[i])
-        if residuals[0] <= _DARING * residuals[nearest]:
-            nearest = 0
+        nearest = self.starts.nearest(residuals)
         return starts[nearest], residuals[nearest]
 
     # Gauss-Newton

@@ -11,19 +11,21 @@ labels: with questions c_1 … c_q, and f_t(z) the record's gradient at step t o
 
     <c_i, J dz> = sum_t <a_{i,t}, d f_t(z) / dz · dz> / (n + 1).
 
-The label is the one whose iteration explains the release: a wrong label leaves a residual near 1, the
-right one goes to zero, and the final residual certifies the answer without the truth.
+Labels are tried in the order in which trainings on known records explain the release (starts.py), and
+begin where these say. A wrong label leaves a residual near 1, the right one goes to zero, and the final
+residual certifies the answer without the truth. Residuals and questions are weighed alike: down in the few
+directions in which any record moves the weights much, which would decide every step.
 
 Memory: 4·b·q·k·d bytes for the answers (b = `functions`, q = `questions`·d) and 12·q·d a target.
 The answers are kept in the store, chunk by chunk, so that a stopped run does not ask again.
-Cost: q model trainings once; per target and step a few more and q·d² operations.
+Cost: q + classes·anchors model trainings once; per target and step a few more and q·d² operations.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -31,7 +33,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import jacrev, vmap
 
+from exhume.attacks.informed.free_errors import FreeErrors
 from exhume.attacks.informed.normal import Normal
+from exhume.attacks.informed.starts import Guess, Starts, anchors_within
 from exhume.attacks.releases import weights_of
 from exhume.contract import (
     Cost,
@@ -59,8 +63,13 @@ __all__ = ["FittedThroughTraining", "ThroughTraining"]
 _DAMPINGS = (10.0, 1.0, 0.1)  # tried around the current one, all trained side by side
 _FIRST_DAMPING, _LEAST_DAMPING = 1e-2, 1e-10  # relative to the mean square of J's columns
 _CONVERGED = 1e-2  # relative residual below which the record explains the release
-_SETTLED = 1e-3  # and below which an iteration that no longer halves it has met rounding
+_SETTLED = 1e-3  # and below which an iteration that does not get on any more has met rounding
 _EXACT = 1e-6  # and below which nothing is left to explain in single precision
+_ON = 0.8  # of the residual before: what getting on means
+_TRIAL = 3  # steps after which a label must look right
+_PROMISING = 0.75  # relative residual that does
+_FREED = 3  # labels from whose starts errors are left free
+_ANCHORED, _ANCHORS = 2, 5  # labels whose nearest anchors are tried besides, and how many of them
 
 
 _State = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # z, theta, path, residual, damping
@@ -78,6 +87,7 @@ class ThroughTraining:
     """
 
     questions: float = 3.0  # covectors asked, times the record's size
+    anchors: int = 30  # known records of each label that are put into training once more, at most
     functions: int = 12  # of time, in which a record's influence is written down
     sample: int = 2000  # fixed records that stand for all in the Hessians; residuals use all
     iterations: int = 10
@@ -97,12 +107,25 @@ class ThroughTraining:
         assert initial is not None  # `lacking` has seen to these
         assert fixed is not None
         mlp, descent = self.applies_to(recipe)
+        assert recipe is not None
         q, b = int(self.questions * mlp.sizes[0]), min(self.functions, descent.steps)
         started = time.perf_counter()
-        path, base = trajectories(mlp, descent, initial, fixed, fixed.none_for(1))
+        starts = Starts.of(
+            recipe,
+            initial,
+            fixed,
+            torch.ones_like(initial),
+            anchors=anchors_within(self.anchors, self.memory, len(fixed.classes), len(initial)),
+            key=key.fold("starts"),
+            store=store,
+            progress=progress,
+        )
+        path, end = trajectories(
+            mlp, _without_gradient(descent, len(fixed)), initial, fixed, fixed.none_for(1)
+        )
         basis = _time_basis(mlp, path[:, 0], fixed[:256], b)
         questions = torch.randn(q, mlp.layout.size, generator=key.fold("questions").generator())
-        questions = questions.to(initial) / mlp.layout.size**0.5
+        questions = starts.metric.apply(questions.to(initial) / mlp.layout.size**0.5)
         curving = _some(fixed, self.sample, key.fold("sample"))
         known = (digest(initial), digest(fixed))
         parts = []
@@ -118,16 +141,18 @@ class ThroughTraining:
         progress("differentiating through training", q, q)
         first = torch.cat([part["first"] for part in parts], 2).to(initial.device)
         rest = torch.cat([part["rest"] for part in parts], 1).to(initial.device)
-        cost = Cost(time.perf_counter() - started, models=q + 1)
+        answers = Answers(first, rest, basis)
+        cost = Cost(time.perf_counter() - started, models=q + 1 + starts.models)
         return FittedThroughTraining(
             self,
             mlp,
             descent,
             initial,
             fixed,
-            base[0],
+            starts,
             questions,
-            Answers(first, rest, basis),
+            answers,
+            FreeErrors(mlp, answers, path[:, 0], end[0], len(fixed) + 1, starts.bounds),
             cost,
             progress,
         )
@@ -153,6 +178,13 @@ def _asked(  # noqa: PLR0917
     """The answers to some questions, as they are kept."""
     found = answer(mlp, descent, path, fixed, questions=questions, basis=basis)
     return {"first": found.first, "rest": found.rest}
+
+
+def _without_gradient(descent: Descent, records: int) -> Descent:
+    """Training on one record more, which has no gradient: the others count for n of n + 1."""
+    share = records / (records + 1)
+    decay = descent.weight_decay / share
+    return replace(descent, rate=descent.rate * share, weight_decay=decay)
 
 
 def _differentiable(recipe: object) -> tuple[MLP, Descent]:
@@ -194,6 +226,38 @@ def _time_basis(mlp: MLP, path: Tensor, records: Records, functions: int) -> Ten
 
 
 @dataclass(frozen=True, eq=False)
+class _Released:
+    parameters: Tensor  # (m, p)
+    apart: Tensor  # (m,) how far from what can be guessed without a search: the unit of residuals
+
+    def __getitem__(self, rows: Tensor) -> _Released:
+        return _Released(self.parameters[rows], self.apart[rows])
+
+    def left(self, trained: Tensor, starts: Starts) -> Tensor:
+        """(m, p) to relative residuals (m,)."""
+        missing = starts.metric.apply(self.parameters - trained)
+        relative: Tensor = missing.norm(dim=1) / self.apart
+        return relative
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    records: Tensor  # (m, d)
+    labels: Tensor  # (m,)
+    residual: Tensor  # (m,)
+
+    def __getitem__(self, rows: Tensor) -> _Found:
+        return _Found(self.records[rows], self.labels[rows], self.residual[rows])
+
+    def take(self, rows: Tensor, found: _Found) -> None:
+        """What is better in some rows."""
+        wins = found.residual < self.residual[rows]
+        self.records[rows[wins]] = found.records[wins]
+        self.labels[rows[wins]] = found.labels[wins]
+        self.residual[rows[wins]] = found.residual[wins]
+
+
+@dataclass(frozen=True, eq=False)
 class FittedThroughTraining:
     """Ready for every release of the same recipe, start and fixed set."""
 
@@ -202,15 +266,16 @@ class FittedThroughTraining:
     descent: Descent
     initial: Tensor
     fixed: Records
-    base: Tensor  # (p,)
+    starts: Starts
     questions: Tensor  # (q, p)
     answers: Answers
+    free: FreeErrors
     cost: Cost
     progress: Progress
 
     def run(self, releases: Release) -> Reconstruction:
         shape, who, whose = self.fixed.shape, "this attack", "the recipe's model has"
-        released = weights_of(releases, shape, len(self.base), who=who, whose=whose)
+        released = weights_of(releases, shape, len(self.initial), who=who, whose=whose)
         if isinstance(released, Reconstruction):
             return released
         started, parameters = time.perf_counter(), released.parameters
@@ -236,73 +301,96 @@ class FittedThroughTraining:
     def _invert(self, released: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(m, p) to records (m, d), labels (m,) and relative residuals (m,).
 
-        Labels are tried in the order of how well one step from their mean record explains the release,
-        until one explains it.
+        A release begins where free errors say. If that does not explain it, labels are tried in their order,
+        a few steps each and more where these look right, and at last it goes on where it came closest.
         """
-        starts, ranking = self._starts(released)
-        rows = torch.arange(len(released), device=released.device)
-        labels = ranking[:, 0].clone()
-        records, residual = self._descend(released, starts[labels, rows], labels)
-        for tried in ranking.T[1 : self.settings.labels]:
-            open_ = (residual >= _CONVERGED).nonzero()[:, 0]
-            if not len(open_):
+        game = _Released(
+            released, released.new_tensor([self.starts.distance(one) for one in released])
+        )
+        ranked = [self.starts.ranked(one, 1) for one in released]
+        best = self._descend(game, self._freed(game, ranked), trial=False)
+        for place in range(min(self.settings.labels, len(ranked[0]))):
+            rows = (best.residual >= _CONVERGED).nonzero()[:, 0]
+            if not len(rows):
                 break
-            found, left = self._descend(released[open_], starts[tried[open_], open_], tried[open_])
-            wins = left < residual[open_]
-            records[open_[wins]], residual[open_[wins]] = found[wins], left[wins]
-            labels[open_[wins]] = tried[open_[wins]]
-        return records, labels, residual
+            guesses = [ranked[row][place] for row in rows.tolist()]
+            begun = self._begun(game[rows], guesses)
+            best.take(rows, self._descend(game[rows], begun, trial=True))
+        rows = (best.residual >= _CONVERGED).nonzero()[:, 0]
+        if len(rows):
+            best.take(rows, self._descend(game[rows], best[rows], trial=False))
+        return best.records, best.labels, best.residual
 
-    def _descend(self, released: Tensor, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Levenberg-Marquardt from (m, d) guesses under (m,) labels: records and relative residuals."""
-        moved = (released - self.base).norm(dim=1).clamp_min(1e-30)
-        damping = torch.full_like(moved, _FIRST_DAMPING)
+    def _freed(self, game: _Released, ranked: list[list[Guess]]) -> _Found:
+        """Where free errors say that each release begins."""
+        records, labels = [], []
+        for one, asked, guesses in zip(
+            game.parameters, self._ask(game.parameters - self.free.end), ranked, strict=True
+        ):
+            starts = self._places_to_begin(one, guesses)
+            found = self.free.solve(asked, starts, self.settings.iterations)
+            records.append(found.record)
+            labels.append(self.free.label(found))
+        z, wanted = torch.stack(records), torch.tensor(labels, device=game.apart.device)
+        return _Found(z, wanted, torch.full_like(game.apart, float("inf")))
+
+    def _places_to_begin(self, released: Tensor, guesses: list[Guess]) -> Iterator[Tensor]:
+        """(d,) one after the other: what each label's anchors say, then more of the anchors themselves."""
+        for guess in guesses[:_FREED]:
+            yield guess.inputs.flatten()
+            for other in self.starts.others(released, guess):
+                yield other.inputs.flatten()
+        for guess in guesses[:_ANCHORED]:
+            nearest = self.starts.by_distance(released, int(guess.labels))
+            yield from nearest[1 : 1 + _ANCHORS].flatten(1)
+
+    def _begun(self, game: _Released, guesses: list[Guess]) -> _Found:
+        """Of each release the start of its label whose training comes closest."""
+        several = [
+            [guess, *self.starts.others(one, guess)]
+            for one, guess in zip(game.parameters, guesses, strict=True)
+        ]
+        records = torch.stack([torch.cat([g.inputs for g in row]).flatten(1) for row in several])
+        labels = torch.cat([guess.labels for guess in guesses])
+        count = records.shape[1]
+        _, theta = self._train(records.flatten(0, 1), labels.repeat_interleave(count))
+        left = game[torch.arange(len(labels)).repeat_interleave(count)].left(theta, self.starts)
+        taken = [Starts.nearest(row) for row in left.view(-1, count).tolist()]
+        rows = torch.arange(len(taken))
+        return _Found(records[rows, taken], labels, left.view(-1, count)[rows, taken])
+
+    def _descend(self, game: _Released, begun: _Found, *, trial: bool) -> _Found:
+        """Levenberg-Marquardt. trial: given up where the first steps do not look right."""
+        z, labels = begun.records.clone(), begun.labels
         path, theta = self._train(z, labels)
-        residual = (released - theta).norm(dim=1) / moved
-        going = torch.ones_like(moved, dtype=torch.bool)
-        for _ in range(self.settings.iterations):
+        residual = game.left(theta, self.starts)
+        damping = torch.full_like(residual, _FIRST_DAMPING)
+        going = torch.ones_like(residual, dtype=torch.bool)
+        for done in range(1, self.settings.iterations + 1):
             rows = going.nonzero()[:, 0]
             state = (z[rows], theta[rows], path[:, rows], residual[rows], damping[rows])
-            state = self._improve(released[rows], moved[rows], labels[rows], state)
-            slow = state[3] > 0.5 * residual[rows]
+            state = self._improve(game[rows], labels[rows], state)
+            slow = state[3] > _ON * residual[rows]
             z[rows], theta[rows], path[:, rows], residual[rows], damping[rows] = state
             going[rows] = ~((state[3] < _SETTLED) & slow | (state[3] < _EXACT))
+            if trial and done == _TRIAL:
+                going &= residual < _PROMISING
             if not bool(going.any()):
                 break
-        return z, residual
+        return _Found(z, labels, residual)
 
-    def _improve(self, released: Tensor, moved: Tensor, labels: Tensor, state: _State) -> _State:
+    def _improve(self, game: _Released, labels: Tensor, state: _State) -> _State:
         """One step, tried under several dampings; the best of them, or none."""
         z, theta, path, residual, damping = state
-        equations = Normal.of(self._jacobian(path, z, labels), self._ask(released - theta))
+        equations = Normal.of(self._jacobian(path, z, labels), self._ask(game.parameters - theta))
         best = (z, theta, path, residual, damping * 10)
         for factor in _DAMPINGS:
-            tried = (z + equations.solve(damping * factor)).clamp(*self._range())
+            tried = (z + equations.solve(damping * factor)).clamp(*self.starts.bounds)
             tried_path, tried_theta = self._train(tried, labels)
-            left = (released - tried_theta).norm(dim=1) / moved
+            left = game.left(tried_theta, self.starts)
             kept = (damping * factor).clamp_min(_LEAST_DAMPING)
             best = _better(best, (tried, tried_theta, tried_path, left, kept))
         return best
-
-    def _range(self) -> tuple[float, float]:
-        return float(self.fixed.inputs.min()), float(self.fixed.inputs.max())
-
-    def _starts(self, released: Tensor) -> tuple[Tensor, Tensor]:
-        """One step from each label's mean record: guesses (c, m, d), and labels by closeness (m, l)."""
-        c = self.mlp.outputs
-        guesses = released.new_zeros(c, len(released), self.mlp.sizes[0])
-        lefts = released.new_full((c, len(released)), float("inf"))
-        present = torch.unique(self.fixed.labels)
-        for label in present.tolist():
-            mean = self.fixed.inputs[self.fixed.labels == label].flatten(1).mean(0, keepdim=True)
-            one = torch.tensor([label], device=mean.device)
-            path, theta = self._train(mean, one)
-            equations = Normal.of(self._jacobian(path, mean, one), self._ask(released - theta))
-            step = equations.solve(released.new_full((1,), _FIRST_DAMPING))
-            guesses[label] = (mean + step).clamp(*self._range())
-            _, theta = self._train(guesses[label], one.expand(len(released)))
-            lefts[label] = (released - theta).norm(dim=1)
-        return guesses, lefts.argsort(0).T[:, : len(present)]
 
     def _train(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         extra = Records(z.reshape(-1, 1, *self.fixed.shape), labels[:, None], self.fixed.classes)

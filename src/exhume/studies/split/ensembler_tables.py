@@ -354,7 +354,7 @@ FACES = _table(
             _FIVE,
             30,
             Ensembler(4, 2),
-            Attackers.of(inversion(16, 80, 20, shadow_epochs=160), Lookalike()),
+            Attackers.of(inversion(16, 80, 20, shadow_epochs=80), Lookalike()),
             clients=3,
             shadows=3,
             lambdas=(1.0, 0.3, 0.1),
