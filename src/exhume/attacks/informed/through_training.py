@@ -115,7 +115,7 @@ class ThroughTraining:
             initial,
             fixed,
             torch.ones_like(initial),
-            anchors=anchors_within(self.anchors, self.memory, len(fixed.classes), len(initial)),
+            anchors=self.anchors_of(len(fixed.classes), len(initial)),
             key=key.fold("starts"),
             store=store,
             progress=progress,
@@ -162,14 +162,22 @@ class ThroughTraining:
         mlp, descent = _differentiable(recipe)
         if not mlp.hidden:
             raise NotApplicable("a linear model has a closed form of its own", ever=True)
-        q, b = int(self.questions * mlp.sizes[0]), min(self.functions, descent.steps)
-        needed = 4 * b * q * mlp.sizes[0] * mlp.sizes[1] >> 20
+        needed = self.bytes_of(mlp, descent) >> 20
         if needed > self.memory:
             raise NotApplicable(
                 f"the adjoint of this network takes {needed:,} MiB, {self.memory:,} are allowed",
                 ever=True,
             )
         return mlp, descent
+
+    def bytes_of(self, mlp: MLP, descent: Descent) -> int:
+        """Memory of the answers."""
+        q, b = int(self.questions * mlp.sizes[0]), min(self.functions, descent.steps)
+        return 4 * b * q * mlp.sizes[0] * mlp.sizes[1]
+
+    def anchors_of(self, classes: int, parameters: int) -> int:
+        """How many records of each label are put into training once more, within time and memory."""
+        return anchors_within(self.anchors, self.memory, classes, parameters)
 
 
 def _asked(  # noqa: PLR0917

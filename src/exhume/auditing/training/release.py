@@ -46,6 +46,9 @@ __all__ = ["TrainingRelease", "read_training"]
 
 _STORED = 40  # targets of which what training stores is looked at
 _USUAL = 300  # trainings of a target that is differentiated matrix-free
+_READ = (
+    1e8  # bytes of the adjoint that a target takes a second for: they are read some hundred times
+)
 _EXACT = 8  # targets that are differentiated through training, if there is room
 _FEWEST_EXACT = 2  # and at least, if there is not
 _INFORMED = "sees the weights; knows the training, its start, and every record but one"
@@ -239,17 +242,20 @@ class TrainingRelease(AuditedRelease):
         except NotApplicable as why:
             return option if asked else replace(option, run=None, why_not=why.why)
         if isinstance(attack, ThroughTraining):
-            mlp, _ = attack.applies_to(self.recipe)
-            before, each = 1.4 * attack.questions * mlp.sizes[0], 150
+            mlp, descent = attack.applies_to(self.recipe)
+            anchors = attack.anchors_of(len(self.records.classes), mlp.layout.size)
+            before = 1.4 * attack.questions * mlp.sizes[0] + anchors * len(self.records.classes)
+            each = 150 * self.per_model + attack.bytes_of(mlp, descent) / _READ
         else:
             size = self.recipe.architecture.layout.size
-            before, each = attack.cost(len(self.records.classes), 0, size), _USUAL
+            before = attack.cost(len(self.records.classes), 0, size)
+            each = _USUAL * self.per_model
 
         def costing(option: AttackOption) -> AttackOption:
-            return replace(option, seconds=self.per_model * (before + each * option.records))
+            return replace(option, seconds=self.per_model * before + each * option.records)
 
         def within(seconds: float) -> AttackOption | None:
-            fewer = int((seconds / self.per_model - before) / each)
+            fewer = int((seconds - self.per_model * before) / each)
             return costing(self._through(fewer)) if fewer >= _FEWEST_EXACT else None
 
         return replace(costing(option), within=None if asked else within)

@@ -24,8 +24,8 @@ from exhume.models.split.inverter import OwnForm
 from exhume.models.split.pipeline import Client, Pipeline
 from exhume.models.split.vgg import VGG16
 from exhume.score.features import InputScores
-from exhume.score.intervals import bootstrap
-from exhume.studies.claims import flattened, point_of
+from exhume.score.intervals import clustered
+from exhume.studies.claims import flattened
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.studies.split.game import PAPER, ClientSetting, Row, SplitGame, bound_of, inversion
 from exhume.studies.split.pictures import pictured
@@ -37,6 +37,8 @@ __all__ = ["STUDY", "chained", "slope"]
 _NAMES = {"vgg16": "VGG-16", "resnet18": "ResNet-18"}
 _UNRECOGNISED = {"vgg16": "not recognised after h = 6", "resnet18": "not recognised after h = 2"}
 _SHOWN = 16
+_DRAWS = 2000  # of an interval
+_ALONE = ("matched", "head_known")  # columns of one shadow, or of none
 _LITTLE = 0.01  # SSIM for one step of a split point: less than that is none
 
 
@@ -85,12 +87,14 @@ class _Grid:
     firsts: tuple[str, ...]
     seconds: tuple[str, ...]
     rows: Mapping[str, Row]  # by first point, and second point or attacker; the mean image
+    shadows: Mapping[str, Tensor]  # SSIM of each shadow of these rows, (s, t)
     accuracy: float
 
     def ssim(self, firsts: Sequence[str], columns: Sequence[str]) -> Tensor:
-        """(t,) of every image, the mean over rows."""
-        rows = [self.rows[f"{first}.{column}"] for first in firsts for column in columns]
-        return torch.stack([row.scores.each["ssim"] for row in rows]).mean(0)
+        """(s, t) of every shadow and image of several rows."""
+        return torch.cat(
+            [self.shadows[f"{first}.{column}"] for first in firsts for column in columns]
+        )
 
     def pictures(self) -> dict[str, Row]:
         """Of every first point: the shadow's, that of the own form, the head known."""
@@ -122,7 +126,7 @@ def _run(run: Run[_Setting]) -> Outcome:
         for name, (firsts, seconds) in cuts.items()
         for first in firsts
         for column in (*seconds, "own_form", "matched", "head_known")
-        for shadow in range(1 if column == "head_known" else setting.shadows)
+        for shadow in range(1 if column in _ALONE else setting.shadows)
     ]
     made = run.tensors("attacking", _meet, {str(cell): cell for cell in cells})
     grids = [
@@ -130,7 +134,7 @@ def _run(run: Run[_Setting]) -> Outcome:
             name,
             _NAMES[name],
             *cuts[name],
-            _rows(run, name, cells, made),
+            *_rows(run, name, cells, made),
             trained[name]["accuracy"],
         )
         for name in cuts
@@ -151,8 +155,9 @@ def _run(run: Run[_Setting]) -> Outcome:
             "it.",
             "The paper shows pictures; SSIM is ours. The shadow's head has three convolutions at every "
             "depth, or the client's own form.",
-            f"{setting.shadows} shadows for each cell; a cell is their mean, `ssim_least` and `ssim_most` "
-            "say how far they are apart. Intervals are over images.",
+            f"{setting.shadows} shadows for each cell (one with matched moments); a cell is their mean, "
+            "`ssim_least` and `ssim_most` say how far they are apart. Intervals resample shadows and "
+            "images; there is one network of each kind.",
             "Own form, matched moments and the known head are not in the paper.",
         ],
         charts=[chart for grid in grids for chart in _charts(grid, key.fold("charts"))],
@@ -199,10 +204,13 @@ def _meet(run: Run[Any], cell: _Cell) -> dict[str, Tensor]:
 
 def _rows(
     run: Run[_Setting], name: str, cells: Sequence[_Cell], made: Mapping[str, Mapping[str, Tensor]]
-) -> dict[str, Row]:
-    """By first point, and second point or attacker: the mean over shadows; and the mean image."""
+) -> tuple[dict[str, Row], dict[str, Tensor]]:
+    """By first point, and second point or attacker: the mean over shadows, and the SSIM of each of them.
+
+    Besides, the mean image.
+    """
     game, _ = _game(run, name)
-    rows = {"mean_image": game.mean_image()}
+    rows, shadows = {"mean_image": game.mean_image()}, dict[str, Tensor]()
     for cell in (one for one in cells if one.network == name and not one.shadow):
         same = [replace(cell, shadow=i) for i in range(run.setting.shadows)]
         several = [made[str(one)] for one in same if str(one) in made]
@@ -215,7 +223,8 @@ def _rows(
         apart = {"ssim_least": min(means), "ssim_most": max(means)} if len(means) > 1 else {}
         scores = InputScores(each, game.parts.target.inputs[:_SHOWN], several[0]["images"])
         rows[f"{cell.first}.{cell.column}"] = Row(scores, apart)
-    return rows
+        shadows[f"{cell.first}.{cell.column}"] = torch.stack([one["each.ssim"] for one in several])
+    return rows, shadows
 
 
 def chained(parts: Split) -> nn.Sequential:
@@ -233,7 +242,7 @@ def _alone(parts: Split, shape: tuple[int, ...]) -> Pipeline:
 
 
 def slope(values: Tensor) -> Tensor:
-    """(t, k) to the least-squares change for one step, of every image (t,)."""
+    """(t, k) to the least-squares change for one step, of every row (t,)."""
     steps = torch.arange(values.shape[1], dtype=values.dtype)
     steps = steps - steps.mean()
     return values @ steps / steps.square().sum()
@@ -241,7 +250,7 @@ def slope(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Trend:
-    """Mean SSIM at each split point, and the interval of its change for one step."""
+    """Mean SSIM at each split point, and the interval of its change for one step (shadows and images)."""
 
     means: Mapping[str, float]
     low: float
@@ -249,10 +258,19 @@ class _Trend:
 
     @staticmethod
     def of(values: Mapping[str, Tensor], key: Key) -> _Trend:
-        """values: (t,) by point."""
-        table = torch.stack(list(values.values()), 1)
-        means = dict(zip(values, table.mean(0).tolist(), strict=True))
-        return _Trend(means, *bootstrap(slope(table), key))
+        """values: (s, t) by point, of the same images and of shadows of its own."""
+        means = {point: float(each.mean()) for point, each in values.items()}
+        generator = key.generator()
+        images = next(iter(values.values())).shape[1]
+        picked = torch.randint(images, (_DRAWS, images), generator=generator)
+        drawn = []
+        for each in values.values():
+            which = torch.randint(len(each), (_DRAWS, len(each)), generator=generator)
+            drawn.append(each.double()[which].mean(1).gather(1, picked).mean(1))
+        slopes = slope(torch.stack(drawn, 1))
+        tails = torch.tensor([0.025, 0.975], dtype=slopes.dtype)
+        low, high = torch.quantile(slopes, tails).tolist()
+        return _Trend(means, low, high)
 
     def __str__(self) -> str:
         means = ", ".join(f"{point} {mean:.3f}" for point, mean in self.means.items())
@@ -288,7 +306,7 @@ def _claims(grid: _Grid, key: Key) -> Claims:
 
 def _charts(grid: _Grid, key: Key) -> list[Chart]:
     def points(label: str, columns: Sequence[str]) -> list[Point]:
-        return [point_of(f, grid.ssim([f], columns), key.fold(label, f)) for f in grid.firsts]
+        return [_point(f, grid.ssim([f], columns), key.fold(label, f)) for f in grid.firsts]
 
     null = grid.rows["mean_image"].mean("ssim")
     by_first = {
@@ -299,13 +317,18 @@ def _charts(grid: _Grid, key: Key) -> list[Chart]:
         "mean image": [Point(first, null) for first in grid.firsts],
     }
     by_second = {
-        f"first point {f}": [point_of(s, grid.ssim([f], [s]), key.fold(f, s)) for s in grid.seconds]
+        f"first point {f}": [_point(s, grid.ssim([f], [s]), key.fold(f, s)) for s in grid.seconds]
         for f in grid.firsts[:5]
     }
     return [
         Chart(f"{grid.shown}: first split point", "last layer of the head", "SSIM", by_first),
         Chart(f"{grid.shown}: second split point", "last layer of the body", "SSIM", by_second),
     ]
+
+
+def _point(x: str, values: Tensor, key: Key) -> Point:
+    """The mean of (s, t) values with its interval, at x."""
+    return Point(x, float(values.mean()), *clustered(values[None], key))
 
 
 _TITLE = "What comes back from a split network, by where it is cut"
