@@ -8,7 +8,7 @@ from exhume.models.split.cut import cut
 from exhume.models.split.vgg import VGG16
 from exhume.studies import run_study
 from exhume.studies.split.pictures import mosaic
-from exhume.studies.split.points import chained, slope
+from exhume.studies.split.points import _Trend, chained, slope
 
 
 def test_slope_equals_least_squares(key):
@@ -16,6 +16,17 @@ def test_slope_equals_least_squares(key):
     steps = torch.stack([torch.ones(4), torch.arange(4.0)], 1).double()
     naive = torch.linalg.lstsq(steps, values.T).solution[1]
     torch.testing.assert_close(slope(values), naive)
+
+
+def test_shadows_that_differ_widen_the_interval_of_a_trend(key):
+    """Images agree to the last digit here, so that only the shadows' differences are left."""
+    alike = {point: torch.full((3, 40), level) for point, level in (("a", 0.3), ("b", 0.2))}
+    lots = {"a": torch.tensor([0.1, 0.3, 0.5]), "b": torch.tensor([0.0, 0.2, 0.4])}
+    apart = {point: means[:, None].expand(3, 40) for point, means in lots.items()}
+    sure, unsure = _Trend.of(alike, key), _Trend.of(apart, key)
+    assert (sure.low, sure.high) == pytest.approx((-0.1, -0.1))
+    assert unsure.low < -0.25
+    assert unsure.high > 0.05
 
 
 def test_a_network_that_was_cut_is_whole_again():

@@ -89,7 +89,6 @@ class ThroughTraining:
     questions: float = 3.0  # covectors asked, times the record's size
     anchors: int = 30  # known records of each label that are put into training once more, at most
     functions: int = 12  # of time, in which a record's influence is written down
-    sample: int = 2000  # fixed records that stand for all in the Hessians; residuals use all
     iterations: int = 10
     labels: int = 10  # how many labels to try for a release that none has explained yet
     chunk: int = 32  # targets at once
@@ -126,7 +125,6 @@ class ThroughTraining:
         basis = _time_basis(mlp, path[:, 0], fixed[:256], b)
         questions = torch.randn(q, mlp.layout.size, generator=key.fold("questions").generator())
         questions = starts.metric.apply(questions.to(initial) / mlp.layout.size**0.5)
-        curving = _some(fixed, self.sample, key.fold("sample"))
         known = (digest(initial), digest(fixed))
         parts = []
         for done in range(0, q, self.chunk):
@@ -134,9 +132,7 @@ class ThroughTraining:
             asked = questions[done : done + self.chunk]
             place = address("adjoint", [self, recipe], known, key, done)
             parts.append(
-                cached(
-                    store, place, partial(_asked, mlp, descent, path[:, 0], curving, asked, basis)
-                )
+                cached(store, place, partial(_asked, mlp, descent, path[:, 0], fixed, asked, basis))
             )
         progress("differentiating through training", q, q)
         first = torch.cat([part["first"] for part in parts], 2).to(initial.device)
@@ -209,13 +205,6 @@ def _differentiable(recipe: object) -> tuple[MLP, Descent]:
     if recipe.privacy.clips or recipe.privacy.noise:
         raise NotApplicable("private training adds noise the adversary cannot redo", ever=False)
     return mlp, recipe.descent
-
-
-def _some(records: Records, most: int, key: Key) -> Records:
-    """At most so many of the records, drawn at random."""
-    if len(records) <= most:
-        return records
-    return records[torch.randperm(len(records), generator=key.generator())[:most]]
 
 
 def _time_basis(mlp: MLP, path: Tensor, records: Records, functions: int) -> Tensor:

@@ -77,13 +77,13 @@ _SCALES: dict[Scale, _Setting] = {
     "cpu": _Setting(
         {
             "mlp.minibatch": _Arm(1000, 8, batch=100),
-            "finetune": _Arm(1000, 8, base=1000),
-            "mlp.relu": _Arm(1000, 8, activation="relu", trainings=4000),
+            "finetune": _Arm(1000, 8, base=1000, adjoint=3.0),
+            "mlp.relu": _Arm(1000, 8, activation="relu", adjoint=3.0),
             "cnn": _cnn(25, 4),
-            "paper_setting": _Arm(10_000, 2, rate=0.2),
+            "paper_setting": _Arm(10_000, 2, rate=0.2, adjoint=2.0),
             "two_records": _Arm(1000, 2, unknown=2),
-            "adam": _Arm(1000, 2, optimiser="adam", rate=0.01),
-            "cnn.100": _cnn(100, 1, trainings=400),
+            "adam": _Arm(1000, 1, optimiser="adam", rate=0.01, trainings=1000),
+            "cnn.100": _cnn(100, 1, trainings=200),
         }
     ),
     "paper": _Setting(

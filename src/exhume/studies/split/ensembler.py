@@ -61,8 +61,13 @@ class Attackers:
     def adaptive(self) -> ShadowInversion:
         return replace(self.shadow, reads=LEARNED)
 
-    def against(self, defence: str, ensembler: Ensembler, job: SplitJob) -> dict[str, Attack]:
-        """By name. `shadow` is the paper's attacker of one body, `adaptive` its attacker of several."""
+    def against(
+        self, defence: str, ensembler: Ensembler, job: SplitJob, held: int
+    ) -> dict[str, Attack]:
+        """By name. `shadow` is the paper's attacker of one body, `adaptive` its attacker of several.
+
+        held: how many records they usually have.
+        """
         bodies = ensembler.bodies if defence in _SEVERAL_BODIES else 1
         alone = tuple(replace(self.shadow, reads=(i,)) for i in range(bodies))
         several = self.adaptive if bodies > 1 else alone[0]
@@ -80,18 +85,18 @@ class Attackers:
             found["matched"] = replace(several, match=self.match, upright=True)
             found["likelihood"] = Likelihood(several, steps=self.search_steps)
         if defence == "none":
-            found["training_set"] = self._with_more(several, len(job.records))
+            found["training_set"] = self._with_more(several, len(job.records) / held)
         if defence == "ensembler":
             found["committee"] = Committee((*alone, several))
             if self.subsets:
                 found["subsets"] = SubsetSearch(ensembler.selected, inversion=self.shadow)
         return found
 
-    def _with_more(self, attack: ShadowInversion, held: int) -> ShadowInversion:
-        """For so many records: as few epochs as make twice the steps of a shadow on 3,000, at least one."""
+    def _with_more(self, attack: ShadowInversion, times: float) -> ShadowInversion:
+        """For so many times the records: as few epochs as make twice the usual steps, at least one."""
         longer = attack.shadow_schedule
-        epochs = max(1, round(2 * longer.epochs * 3_000 / held))
-        fewer = max(1, round(2 * attack.decoder_schedule.epochs * 3_000 / held))
+        epochs = max(1, round(2 * longer.epochs / times))
+        fewer = max(1, round(2 * attack.decoder_schedule.epochs / times))
         return replace(
             attack,
             shadow_schedule=replace(longer, epochs=epochs),

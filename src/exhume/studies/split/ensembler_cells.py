@@ -119,7 +119,8 @@ def meet_all(run: Run[Setting], trained: Trained) -> dict[str, Cells]:
 def _attackers(run: Run[Setting], network: Network) -> list[str]:
     """Of a defence; all clients have the same."""
     setting, job = run.setting, defended(run, network).job
-    return list(setting.attackers.against(network.defence, setting.ensembler, job))
+    held = setting.client.sizes.shadow
+    return list(setting.attackers.against(network.defence, setting.ensembler, job, held))
 
 
 def _shadows(setting: Setting, attacker: str) -> int:
@@ -130,20 +131,12 @@ def _meet(run: Run[Any], cell: Cell) -> dict[str, Tensor]:
     """One attacker with one shadow against one client."""
     game, name = defended(run, cell.network), cell.network.defence
     setting = run.setting
-    attack = setting.attackers.against(name, setting.ensembler, game.job)[cell.attacker]
+    held = setting.client.sizes.shadow
+    attack = setting.attackers.against(name, setting.ensembler, game.job, held)[cell.attacker]
     if cell.attacker == "training_set":
         game = game.holding(game.parts.fixed)
     again = f"{name} shadow {cell.shadow}" if cell.shadow else name
-    row = game.meet(game.pipeline(name), attack, again, f"{cell}")
-    found = {f"each.{measure}": values for measure, values in row.scores.each.items()}
-    found |= {
-        f"observed.{n}": torch.tensor(value, dtype=torch.float64)
-        for n, value in row.observed.items()
-    }
-    found["seconds"] = torch.tensor(row.seconds, dtype=torch.float64)
-    found["images"] = row.scores.reconstructions[:_SHOWN].contiguous()
-    found["targets"] = row.scores.targets[:_SHOWN].contiguous()
-    return found
+    return game.meet(game.pipeline(name), attack, again, f"{cell}").kept(_SHOWN)
 
 
 def _joined(cells: Sequence[Cell], made: Mapping[str, Mapping[str, Tensor]]) -> Cells:

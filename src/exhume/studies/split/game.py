@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from exhume import data
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
@@ -88,6 +90,16 @@ class Row:
 
     def mean(self, measure: str) -> float:
         return float(self.scores.each[measure].mean())
+
+    def kept(self, shown: int) -> dict[str, Tensor]:
+        """As an arm is kept: every measure, what the attacker observed, and the first images."""
+        found = {f"each.{measure}": values for measure, values in self.scores.each.items()}
+        numbers = {f"observed.{n}": value for n, value in self.observed.items()}
+        numbers["seconds"] = self.seconds
+        found |= {n: torch.tensor(value, dtype=torch.float64) for n, value in numbers.items()}
+        found["images"] = self.scores.reconstructions[:shown].contiguous()
+        found["targets"] = self.scores.targets[:shown].contiguous()
+        return found
 
 
 @dataclass(frozen=True, eq=False)

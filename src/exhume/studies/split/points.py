@@ -197,9 +197,7 @@ def _meet(run: Run[Any], cell: _Cell) -> dict[str, Tensor]:
     pipeline = _alone(cut(chained(trained), cell.first, second), game.parts.fixed.shape)
     again = f" {cell.shadow}" if cell.shadow else ""
     label = f"{cell.network} {cell.first} {cell.column}{again}"
-    row = game.meet(pipeline, chosen.get(cell.column, attack), label)
-    found = {f"each.{name}": values for name, values in row.scores.each.items()}
-    return found | {"images": row.scores.reconstructions[:_SHOWN].contiguous()}
+    return game.meet(pipeline, chosen.get(cell.column, attack), label).kept(_SHOWN)
 
 
 def _rows(
