@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
 
+from exhume.attacks.informed.record_jacobian import record_jacobian
 from exhume.models.mlp import MLP
 from exhume.train.influence import Answers, pushes_of_error
 
@@ -138,19 +139,11 @@ class FreeErrors:
 
     def _by_record(self, z: Tensor, errors: Tensor) -> Tensor:
         """(q, d) with the errors held."""
-        answers, basis = self.answers, self.answers.basis
-        b, k, q, d = answers.first.shape
-        weight, bias = self._layers
-        before = weight @ z + bias
-        given = basis @ errors.view(b, -1).to(basis)
-        given = given - given.mean(1, keepdim=True)
-        made, _ = vmap(self._push)(self.path, before, given)  # (t, k)
-        by_first, by_rest = vmap(jacrev(self._push, argnums=1))(self.path, before, given)
-        direct = ((basis.T @ made).view(1, b * k) @ answers.first.view(b * k, q * d)).view(q, d)
-        by_time = torch.einsum("tb,bkq->tqk", basis, self._along(z))
-        through = by_time @ by_first + answers.rest @ by_rest  # (t, q, k)
-        found: Tensor = direct + through.transpose(0, 1).flatten(1) @ weight.flatten(0, 1)
-        return found
+        basis = self.answers.basis
+        given = basis @ errors.view(basis.shape[1], -1).to(basis)
+        given = (given - given.mean(1, keepdim=True))[:, None]
+        path = self.path[:, None]
+        return record_jacobian(self.mlp, self.answers, path, z[None], pushes_of_error, given)[0]
 
 
 def _relative(missing: Tensor, wanted: Tensor) -> float:

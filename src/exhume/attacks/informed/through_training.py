@@ -24,17 +24,18 @@ Cost: q + classes·anchors model trainings once; per target and step a few more 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import jacrev, vmap
+from torch.func import vmap
 
 from exhume.attacks.informed.free_errors import FreeErrors
 from exhume.attacks.informed.normal import Normal
+from exhume.attacks.informed.record_jacobian import record_jacobian
 from exhume.attacks.informed.starts import Guess, Starts, anchors_within
 from exhume.attacks.releases import weights_of
 from exhume.contract import (
@@ -398,38 +399,10 @@ class FittedThroughTraining:
         return difference @ self.questions.T
 
     def _jacobian(self, path: Tensor, z: Tensor, labels: Tensor) -> Tensor:
-        """(steps, m, p), (m, d), (m,) to (m, q, d): the answers applied to d f_t / d z.
-
-        The gradient of the first weights is error ⊗ z, so z acts directly, and through the first
-        layer's pre-activation, on which all the rest depends.
-        """
-        answers, layers = self.answers, self.mlp.layout.split(path)
-        basis, first = answers.basis, answers.first
-        b, k, q, d = first.shape
-        onehot = F.one_hot(labels, self.mlp.outputs).to(z)
-        before = torch.einsum("tmkd,md->tmk", layers["fc1.weight"], z) + layers["fc1.bias"]
-
-        def push(weights: Tensor, signal: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-            return pushes(self.mlp, weights, signal, wanted)
-
-        def over_targets(of: Callable[..., tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-            found: tuple[Tensor, Tensor] = vmap(vmap(of), in_dims=(0, 0, None))(
-                path, before, onehot
-            )
-            return found
-
-        errors, _ = over_targets(push)  # (t, m, k)
-        d_errors, d_rest = over_targets(jacrev(push, argnums=1))  # (t, m, k, k), (t, m, p - kd, k)
-        spread = torch.einsum("tb,tmk->mbk", basis, errors).flatten(1)
-        jacobian = (spread @ first.view(b * k, q * d)).view(-1, q, d)
-        # the answers' first weights on z
-        along = (first.view(b * k * q, d) @ z.T).view(b, k, q, -1)
-        for i in range(len(z)):
-            by_time = torch.einsum("tb,bkq->tqk", basis, along[..., i])
-            through = by_time @ d_errors[:, i] + answers.rest @ d_rest[:, i]  # (t, q, k)
-            weights = layers["fc1.weight"][:, i].flatten(0, 1)  # (t·k, d)
-            jacobian[i] += through.transpose(0, 1).flatten(1) @ weights
-        return jacobian / (len(self.fixed) + 1)
+        """(steps, m, p), (m, d), (m,) to (m, q, d): the answers applied to d f_t / d z."""
+        onehot = F.one_hot(labels, self.mlp.outputs).to(z).expand(len(path), -1, -1)
+        found = record_jacobian(self.mlp, self.answers, path, z, pushes, onehot)
+        return found / (len(self.fixed) + 1)
 
 
 def _better(old: _State, new: _State) -> _State:

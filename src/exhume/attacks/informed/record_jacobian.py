@@ -1,0 +1,45 @@
+"""How a record moves the answers of train/influence.py: the Jacobian of sum_t <a_t, f_t(z)>.
+
+The gradient of the first weights is error ⊗ z, so z acts directly, and through the first layer's
+pre-activation, on which all the rest of its gradient f_t depends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.func import jacrev, vmap
+
+from exhume.models.mlp import MLP
+from exhume.train.influence import Answers
+
+__all__ = ["record_jacobian"]
+
+Push = Callable[[MLP, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""`pushes`, or `pushes_of_error`."""
+
+
+def record_jacobian(  # noqa: PLR0917
+    mlp: MLP, answers: Answers, path: Tensor, z: Tensor, push: Push, given: Tensor
+) -> Tensor:
+    """(steps, m, p) and (m, d) to (m, q, d). given: (steps, m, c), the last argument of push."""
+    layers, basis, first = mlp.layout.split(path), answers.basis, answers.first
+    b, k, q, d = first.shape
+    before = torch.einsum("tmkd,md->tmk", layers["fc1.weight"], z) + layers["fc1.bias"]
+
+    def of(weights: Tensor, signal: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:
+        return push(mlp, weights, signal, more)
+
+    errors, _ = vmap(vmap(of))(path, before, given)  # (t, m, k)
+    d_errors, d_rest = vmap(vmap(jacrev(of, argnums=1)))(path, before, given)
+    spread = torch.einsum("tb,tmk->mbk", basis, errors).flatten(1)
+    jacobian = (spread @ first.view(b * k, q * d)).view(-1, q, d)
+    along = (first.view(b * k * q, d) @ z.T).view(b, k, q, -1)  # the answers' first weights on z
+    for i in range(len(z)):
+        by_time = torch.einsum("tb,bkq->tqk", basis, along[..., i])
+        through = by_time @ d_errors[:, i] + answers.rest @ d_rest[:, i]  # (t, q, k)
+        weights = layers["fc1.weight"][:, i].flatten(0, 1)  # (t·k, d)
+        jacobian[i] += through.transpose(0, 1).flatten(1) @ weights
+    return jacobian
