@@ -164,9 +164,9 @@ class Run(Generic[S]):
 
     # Arms: pieces of work whose numbers are kept
 
-    def address(self, arm: str) -> str:
+    def address(self, arm: str, setting: object) -> str:
         """Where an arm is kept: its name, with all that its numbers depend on."""
-        chosen = [self.setting, self.asked.data, self.asked.device]
+        chosen = [setting, self.asked.data, self.asked.device]
         return address(f"study {self.study.name}", chosen, (arm,), self.key, 0)
 
     def arms(
@@ -184,15 +184,23 @@ class Run(Generic[S]):
         stage: str,
         make: Callable[[Run[S], J], Mapping[str, float] | Mapping[str, Tensor]],
         jobs: Mapping[str, J],
+        setting: Callable[[J], object] | None = None,
     ) -> dict[str, dict[str, Tensor]]:
-        """The same for arms that are tensors: what the folder lacks is made here, or where jobs run."""
-        found = {name: self.store.load(self.address(name)) for name in jobs}
+        """The same for arms that are tensors: what the folder lacks is made here, or where jobs run.
+
+        setting: what the numbers of one job depend on, where that is less than the whole setting.
+        """
+        places = {
+            name: self.address(name, setting(job) if setting else self.setting)
+            for name, job in jobs.items()
+        }
+        found = {name: self.store.load(place) for name, place in places.items()}
         lacking = [None if found[name] is not None else job for name, job in jobs.items()]
         self.progress(stage, 0, len(jobs))
         names, made = list(jobs), run_jobs(_make, lacking, shared=(make, self.to_send()))
         for done, (index, values) in enumerate(made, 1):
             if values is not None:
-                self.store.save(self.address(names[index]), values)
+                self.store.save(places[names[index]], values)
                 found[names[index]] = Shard(values)
             self.progress(stage, done, len(jobs))
         return {name: kept for name, kept in found.items() if kept is not None}

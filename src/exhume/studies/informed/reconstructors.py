@@ -44,6 +44,7 @@ class _Setting:
     notebook: int  # those of the authors' notebook, for its network; first seed only
     through: int  # targets differentiated through training, first seed only
     seeds: int
+    questions: float = 3.0  # that it asks, for each input
     relu_through: int = 0  # of ReLU; at the scale of two cores its search does not end in minutes
     epochs: int = 100
     notebook_epochs: int = 200
@@ -59,6 +60,7 @@ _SCALES: dict[Scale, _Setting] = {
         middle=100,
         notebook=150,
         through=2,
+        questions=1.2,
         seeds=1,
         epochs=2,
         notebook_epochs=2,
@@ -150,7 +152,7 @@ def _relu(bench: Bench) -> Bench:
 def _first_seed(bench: Bench, setting: _Setting) -> dict[str, Arm]:
     """What is run on the first seed only."""
     published = RecoNN(training=Training(epochs=setting.epochs), chunk=bench.chunk)
-    count, game, exact = setting.middle, bench.game(), ThroughTraining()
+    count, game, exact = setting.middle, bench.game(), ThroughTraining(setting.questions)
     longer = Training(rate=_NOTEBOOK_RATE, epochs=setting.notebook_epochs)
     notebook = RecoNN(training=longer, chunk=bench.chunk)
     many, change, relu = setting.notebook, replace(notebook, inputs="delta"), _relu(bench).game()

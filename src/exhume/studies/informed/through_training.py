@@ -78,12 +78,12 @@ _SCALES: dict[Scale, _Setting] = {
         {
             "mlp.minibatch": _Arm(1000, 8, batch=100),
             "finetune": _Arm(1000, 8, base=1000, adjoint=3.0),
-            "mlp.relu": _Arm(1000, 8, activation="relu", adjoint=3.0),
             "cnn": _cnn(25, 4),
             "paper_setting": _Arm(10_000, 2, rate=0.2, adjoint=2.0),
             "two_records": _Arm(1000, 2, unknown=2),
             "adam": _Arm(1000, 1, optimiser="adam", rate=0.01, trainings=1000),
             "cnn.100": _cnn(100, 1, trainings=200),
+            "mlp.relu": _Arm(1000, 8, activation="relu", adjoint=3.0),
         }
     ),
     "paper": _Setting(
@@ -103,7 +103,7 @@ _SCALES: dict[Scale, _Setting] = {
 def _run(run: Run[_Setting]) -> Outcome:
     arms = run.setting.arms
     jobs = {f"{name}/{part}": (name, part) for name, arm in arms.items() for part in _parts(arm)}
-    found = run.tensors("through training", _part, jobs)
+    found = run.tensors("through training", _part, jobs, lambda job: arms[job[0]])
     metrics: dict[str, float] = {}
     for name, arm in arms.items():
         rows = [kept for job, kept in found.items() if job.rpartition("/")[0] == name]
