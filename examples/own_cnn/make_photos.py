@@ -10,17 +10,13 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-COUNT = 800
-
 
 def main(folder: Path) -> None:
     digits = load_digits()
     for index, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
-        if index < COUNT:
-            place = folder / str(label)
-            place.mkdir(parents=True, exist_ok=True)
-            grey = Image.fromarray((image * 255 / 16).astype(np.uint8))
-            grey.save(place / f"{index}.png")
+        place = folder / str(label)
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((image * 255 / 16).astype(np.uint8)).save(place / f"{index}.png")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,17 @@ def sizes_for(records: int, settings: Settings) -> Sizes:
     )
 
 
-_LADDER = ((200, 2000), (100, 1000), (50, 500), (40, 200), (25, 100), (20, 50))
+_LADDER = (
+    (200, 2000),
+    (150, 1500),
+    (100, 1000),
+    (75, 750),
+    (50, 500),
+    (45, 350),
+    (40, 200),
+    (25, 100),
+    (20, 50),
+)  # targets and shadows
 _ALONE = 4  # models in a chunk whose models gain nothing by being trained together: less is lost
 _SHARE = 0.7  # of a budget, for the models that every attack on weights needs
 

@@ -201,6 +201,18 @@ def study_papers(
         tell(f"wrote: {path}")
 
 
+@study_app.command("tables")
+@with_exit_codes
+def study_tables(
+    docs: Annotated[Path, typer.Option(help="The folder with pages and results/.")] = Path("docs"),
+) -> None:
+    """Fill the pages' tables from the results that are kept."""
+    from exhume.studies.tables import write_tables
+
+    for path in write_tables(docs):
+        tell(f"wrote: {path}")
+
+
 @app.command()
 @with_exit_codes
 def bench(

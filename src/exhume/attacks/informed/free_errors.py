@@ -40,7 +40,7 @@ class Freed:
     record: Tensor  # (d,)
     errors: Tensor  # (b·c,) in functions of time
     left: float  # of the answers that it does not explain, relative
-    damping: float = _FIRST_DAMPING
+    damping: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,15 +56,13 @@ class FreeErrors:
         """asked: (q,) answers about theta - theta_0; starts: (d,) each, tried until one explains them."""
         wanted, tried = self.records * asked.double(), list[Freed]()
         for start in starts:
-            _, errors, missing = self._explain(start, wanted)
-            begun = Freed(start, errors, _relative(missing, wanted))
-            tried.append(self._descend(begun, wanted, _TRIAL))
+            tried.append(self._descend(start, _FIRST_DAMPING, wanted, _TRIAL))
             if tried[-1].left < _PROMISING:
-                tried[-1] = self._descend(tried[-1], wanted, iterations)
+                tried[-1] = self._on(tried[-1], wanted, iterations)
                 if tried[-1].left < _EXPLAINED:
                     break
         best = min(tried, key=lambda one: one.left)
-        return best if best.left < _EXPLAINED else self._descend(best, wanted, iterations)
+        return best if best.left < _EXPLAINED else self._on(best, wanted, iterations)
 
     def label(self, freed: Freed) -> int:
         """The output whose errors are negative."""
@@ -72,9 +70,11 @@ class FreeErrors:
         errors = errors - errors.mean(1, keepdim=True)
         return int(errors.sum(0).argmin())
 
-    def _descend(self, begun: Freed, wanted: Tensor, iterations: int) -> Freed:
+    def _on(self, found: Freed, wanted: Tensor, iterations: int) -> Freed:
+        return self._descend(found.record, found.damping, wanted, iterations)
+
+    def _descend(self, z: Tensor, damping: float, wanted: Tensor, iterations: int) -> Freed:
         """Levenberg-Marquardt; what the errors can explain is taken out of every step."""
-        z, damping = begun.record, begun.damping
         columns, errors, missing = self._explain(z, wanted)
         for _ in range(iterations):
             steep = self._by_record(z, errors).double()
@@ -133,9 +133,8 @@ class FreeErrors:
         spread = torch.einsum("tb,tkc,ta->bkac", basis, by_first, basis)
         found = torch.einsum("bkq,bkac->qac", self._along(z), spread)
         found = found + torch.einsum("tqc,ta->qac", answers.rest @ by_rest, basis)
-        return (found - found.mean(2, keepdim=True)).flatten(
-            1
-        )  # the errors of a softmax add up to 0
+        found = found - found.mean(2, keepdim=True)  # the errors of a softmax add up to 0
+        return found.flatten(1)
 
     def _by_record(self, z: Tensor, errors: Tensor) -> Tensor:
         """(q, d) with the errors held."""

@@ -46,9 +46,7 @@ __all__ = ["TrainingRelease", "read_training"]
 
 _STORED = 40  # targets of which what training stores is looked at
 _USUAL = 300  # trainings of a target that is differentiated matrix-free
-_READ = (
-    1e8  # bytes of the adjoint that a target takes a second for: they are read some hundred times
-)
+_READ = 1e8  # bytes of the adjoint that take a target a second: it reads them some hundred times
 _EXACT = 8  # targets that are differentiated through training, if there is room
 _FEWEST_EXACT = 2  # and at least, if there is not
 _INFORMED = "sees the weights; knows the training, its start, and every record but one"
