@@ -61,3 +61,10 @@ def test_only_pages_that_change_are_written(tmp_path):
     assert write_tables(tmp_path) == [page]
     assert "| none | 0.110 |" in page.read_text()
     assert write_tables(tmp_path) == []
+
+
+def test_claims_of_a_study():
+    new = filled("<!-- claims split-points -->\n<!-- /claims -->", DOCS, "page.md")
+    assert "| claim | paper | measured | |" in new
+    assert "| VGG-16: SSIM falls with the first split's depth | not recognised after h = 6 |" in new
+    assert new.count("| **does not hold** |") + new.count("| holds |") == 6

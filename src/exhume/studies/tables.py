@@ -11,21 +11,23 @@ A page says what a table is made of, in a comment that no reader sees:
 
 `exhume study tables` writes what stands between the two comments. Braces hold a metric of the kept result
 (`docs/results/NAME.json`) and its format. A row with names in brackets stands for as many rows: `*` is the
-name, and what follows its "=" is shown in its place.
+name, and what follows its "=" is shown in its place. `<!-- claims NAME -->` … `<!-- /claims -->` holds the
+claims of a study.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from exhume.contract import ExhumeError
-from exhume.results import StudyResult, read_result
+from exhume.results import Claim, StudyResult, read_result
 
 __all__ = ["filled", "write_tables"]
 
 _TABLE = re.compile(r"(<!-- table ([a-z0-9-]+)\n(.*?)\n-->\n)(.*?)(<!-- /table -->)", re.DOTALL)
+_CLAIMS = re.compile(r"(<!-- claims ([a-z0-9-]+) -->\n)(.*?)(<!-- /claims -->)", re.DOTALL)
 _NAMES = re.compile(r"\[([^]]*)\](?!\()")  # not a link
 _METRIC = re.compile(r"\{([^{}:]+):([^{}]+)\}")
 
@@ -45,23 +47,47 @@ def write_tables(docs: Path) -> list[Path]:
 def filled(text: str, docs: Path, page: str) -> str:
     """A page with its tables as the kept results have them."""
 
-    def fill(found: re.Match[str]) -> str:
+    def table(found: re.Match[str]) -> str:
         begin, study, template, _, end = found.groups()
-        kept = docs / "results" / f"{study}.json"
-        result = read_result(kept) if kept.is_file() else None
-        if not isinstance(result, StudyResult):
-            raise ExhumeError(
-                f"{page}: a table is made of {study}, which has no kept result; "
-                f"exhume study run {study} --keep makes one"
-            )
+        metrics = _kept(docs, study, page).metrics
         rows = [
-            _with_numbers(row, result.metrics, f"{page}: the table of {study}")
+            _with_numbers(row, metrics, f"{page}: the table of {study}")
             for line in template.splitlines()
             for row in _rows(line)
         ]
-        return begin + "\n" + "\n".join(rows) + "\n\n" + end
+        return _between(begin, rows, end)
 
-    return _TABLE.sub(fill, text)
+    def claims(found: re.Match[str]) -> str:
+        begin, study, _, end = found.groups()
+        return _between(begin, _claimed(_kept(docs, study, page).claims), end)
+
+    return _CLAIMS.sub(claims, _TABLE.sub(table, text))
+
+
+def _between(begin: str, rows: Iterable[str], end: str) -> str:
+    return begin + "\n" + "\n".join(rows) + "\n\n" + end
+
+
+def _kept(docs: Path, study: str, page: str) -> StudyResult:
+    path = docs / "results" / f"{study}.json"
+    result = read_result(path) if path.is_file() else None
+    if not isinstance(result, StudyResult):
+        raise ExhumeError(
+            f"{page}: a table is made of {study}, which has no kept result; "
+            f"exhume study run {study} --keep makes one"
+        )
+    return result
+
+
+def _claimed(claims: Sequence[Claim]) -> Iterator[str]:
+    """The rows of a table; what the papers say is left out where all claims are our own."""
+    theirs = any(claim.paper != "ours" for claim in claims)
+    yield "| claim | paper | measured | |" if theirs else "| claim | measured | |"
+    yield "|---|---|---|---|" if theirs else "|---|---|---|"
+    for claim in claims:
+        word = "holds" if claim.holds else "**does not hold**"
+        cells = [claim.statement, *([claim.paper] if theirs else []), claim.measured, word]
+        yield "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
 def _rows(line: str) -> Iterator[str]:
