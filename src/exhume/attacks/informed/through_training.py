@@ -24,7 +24,6 @@ Cost: q + classes·anchors model trainings once; per target and step a few more 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -33,25 +32,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from exhume.attacks.informed.flipping_gates import FlippingGates
 from exhume.attacks.informed.free_errors import FreeErrors
-from exhume.attacks.informed.normal import Normal
-from exhume.attacks.informed.record_jacobian import record_jacobian
-from exhume.attacks.informed.starts import Guess, Starts, anchors_within
-from exhume.attacks.releases import weights_of
-from exhume.contract import (
-    Cost,
-    Key,
-    Knowledge,
-    NotApplicable,
-    Outcome,
-    Progress,
-    Reconstruction,
-    Records,
-    Release,
-    Status,
-    Store,
-    silent,
-)
+from exhume.attacks.informed.inversion import FittedThroughTraining
+from exhume.attacks.informed.starts import Starts, anchors_within
+from exhume.contract import Cost, Key, Knowledge, NotApplicable, Progress, Records, Store, silent
 from exhume.models.mlp import MLP
 from exhume.models.own.architecture import fully_connected
 from exhume.store import address, cached, digest
@@ -59,21 +44,7 @@ from exhume.train.influence import Answers, answer, pushes, trajectories
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
 
-__all__ = ["FittedThroughTraining", "ThroughTraining"]
-
-_DAMPINGS = (10.0, 1.0, 0.1)  # tried around the current one, all trained side by side
-_FIRST_DAMPING, _LEAST_DAMPING = 1e-2, 1e-10  # relative to the mean square of J's columns
-_CONVERGED = 1e-2  # relative residual below which the record explains the release
-_SETTLED = 1e-3  # and below which an iteration that does not get on any more has met rounding
-_EXACT = 1e-6  # and below which nothing is left to explain in single precision
-_ON = 0.8  # of the residual before: what getting on means
-_TRIAL = 3  # steps after which a label must look right
-_PROMISING = 0.75  # relative residual that does
-_FREED = 3  # labels from whose starts errors are left free
-_ANCHORED, _ANCHORS = 2, 5  # labels whose nearest anchors are tried besides, and how many of them
-
-
-_State = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # z, theta, path, residual, damping
+__all__ = ["ThroughTraining"]
 
 
 @dataclass(frozen=True)
@@ -141,7 +112,9 @@ class ThroughTraining:
         answers = Answers(first, rest, basis)
         cost = Cost(time.perf_counter() - started, models=q + 1 + starts.models)
         return FittedThroughTraining(
-            self,
+            self.iterations,
+            self.labels,
+            self.chunk,
             mlp,
             descent,
             initial,
@@ -150,6 +123,7 @@ class ThroughTraining:
             questions,
             answers,
             FreeErrors(mlp, answers, path[:, 0], end[0], len(fixed) + 1, starts.bounds),
+            FlippingGates(mlp, descent, fixed, self.questions, key, progress),
             cost,
             progress,
         )
@@ -221,198 +195,3 @@ def _time_basis(mlp: MLP, path: Tensor, records: Records, functions: int) -> Ten
     errors = vmap(over_records, in_dims=(0, 0, None))(path, before, onehot)  # (steps, n, k)
     left: Tensor = torch.linalg.svd(errors.flatten(1), full_matrices=False)[0]
     return left[:, :functions].contiguous()
-
-
-@dataclass(frozen=True, eq=False)
-class _Released:
-    parameters: Tensor  # (m, p)
-    apart: Tensor  # (m,) how far from what can be guessed without a search: the unit of residuals
-
-    def __getitem__(self, rows: Tensor) -> _Released:
-        return _Released(self.parameters[rows], self.apart[rows])
-
-    def left(self, trained: Tensor, starts: Starts) -> Tensor:
-        """(m, p) to relative residuals (m,)."""
-        missing = starts.metric.apply(self.parameters - trained)
-        relative: Tensor = missing.norm(dim=1) / self.apart
-        return relative
-
-
-@dataclass(frozen=True, eq=False)
-class _Found:
-    records: Tensor  # (m, d)
-    labels: Tensor  # (m,)
-    residual: Tensor  # (m,)
-
-    def __getitem__(self, rows: Tensor) -> _Found:
-        return _Found(self.records[rows], self.labels[rows], self.residual[rows])
-
-    def take(self, rows: Tensor, found: _Found) -> None:
-        """What is better in some rows."""
-        wins = found.residual < self.residual[rows]
-        self.records[rows[wins]] = found.records[wins]
-        self.labels[rows[wins]] = found.labels[wins]
-        self.residual[rows[wins]] = found.residual[wins]
-
-
-@dataclass(frozen=True, eq=False)
-class FittedThroughTraining:
-    """Ready for every release of the same recipe, start and fixed set."""
-
-    settings: ThroughTraining
-    mlp: MLP
-    descent: Descent
-    initial: Tensor
-    fixed: Records
-    starts: Starts
-    questions: Tensor  # (q, p)
-    answers: Answers
-    free: FreeErrors
-    cost: Cost
-    progress: Progress
-
-    def run(self, releases: Release) -> Reconstruction:
-        shape, who, whose = self.fixed.shape, "this attack", "the recipe's model has"
-        released = weights_of(releases, shape, len(self.initial), who=who, whose=whose)
-        if isinstance(released, Reconstruction):
-            return released
-        started, parameters = time.perf_counter(), released.parameters
-        total = len(parameters)
-        found = []
-        for done in range(0, total, self.settings.chunk):
-            self.progress("reconstructing", done, total)
-            found.append(self._invert(parameters[done : done + self.settings.chunk]))
-        self.progress("reconstructing", total, total)
-        records, labels, residual = (torch.cat(parts) for parts in zip(*found, strict=True))
-        explained = float((residual < _CONVERGED).double().mean())
-        status = Outcome.CONVERGED if explained == 1 else Outcome.STOPPED_EARLY
-        reason = "" if explained == 1 else f"{explained:.0%} of the releases are explained to 1%"
-        return Reconstruction(
-            candidates=records.reshape(total, 1, *shape),
-            confidence=-residual[:, None],
-            status=Status(status, reason),
-            cost=Cost(self.cost.seconds + time.perf_counter() - started, self.cost.models),
-            labels=labels[:, None],
-            observed={"residual": float(residual.median()), "explained": explained},
-        )
-
-    def _invert(self, released: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(m, p) to records (m, d), labels (m,) and relative residuals (m,).
-
-        A release begins where free errors say. If that does not explain it, labels are tried in their order,
-        a few steps each and more where these look right, and at last it goes on where it came closest.
-        """
-        game = _Released(
-            released, released.new_tensor([self.starts.distance(one) for one in released])
-        )
-        ranked = [self.starts.ranked(one, 1) for one in released]
-        best = self._descend(game, self._freed(game, ranked), trial=False)
-        for place in range(min(self.settings.labels, len(ranked[0]))):
-            rows = (best.residual >= _CONVERGED).nonzero()[:, 0]
-            if not len(rows):
-                break
-            guesses = [ranked[row][place] for row in rows.tolist()]
-            begun = self._begun(game[rows], guesses)
-            best.take(rows, self._descend(game[rows], begun, trial=True))
-        rows = (best.residual >= _CONVERGED).nonzero()[:, 0]
-        if len(rows):
-            best.take(rows, self._descend(game[rows], best[rows], trial=False))
-        return best.records, best.labels, best.residual
-
-    def _freed(self, game: _Released, ranked: list[list[Guess]]) -> _Found:
-        """Where free errors say that each release begins."""
-        records, labels = [], []
-        for one, asked, guesses in zip(
-            game.parameters, self._ask(game.parameters - self.free.end), ranked, strict=True
-        ):
-            starts = self._places_to_begin(one, guesses)
-            found = self.free.solve(asked, starts, self.settings.iterations)
-            records.append(found.record)
-            labels.append(self.free.label(found))
-        z, wanted = torch.stack(records), torch.tensor(labels, device=game.apart.device)
-        return _Found(z, wanted, torch.full_like(game.apart, float("inf")))
-
-    def _places_to_begin(self, released: Tensor, guesses: list[Guess]) -> Iterator[Tensor]:
-        """(d,) one after the other: what each label's anchors say, then more of the anchors themselves."""
-        for guess in guesses[:_FREED]:
-            yield guess.inputs.flatten()
-            for other in self.starts.others(released, guess):
-                yield other.inputs.flatten()
-        for guess in guesses[:_ANCHORED]:
-            nearest = self.starts.by_distance(released, int(guess.labels))
-            yield from nearest[1 : 1 + _ANCHORS].flatten(1)
-
-    def _begun(self, game: _Released, guesses: list[Guess]) -> _Found:
-        """Of each release the start of its label whose training comes closest."""
-        several = [
-            [guess, *self.starts.others(one, guess)]
-            for one, guess in zip(game.parameters, guesses, strict=True)
-        ]
-        records = torch.stack([torch.cat([g.inputs for g in row]).flatten(1) for row in several])
-        labels = torch.cat([guess.labels for guess in guesses])
-        count = records.shape[1]
-        _, theta = self._train(records.flatten(0, 1), labels.repeat_interleave(count))
-        left = game[torch.arange(len(labels)).repeat_interleave(count)].left(theta, self.starts)
-        taken = [Starts.nearest(row) for row in left.view(-1, count).tolist()]
-        rows = torch.arange(len(taken))
-        return _Found(records[rows, taken], labels, left.view(-1, count)[rows, taken])
-
-    def _descend(self, game: _Released, begun: _Found, *, trial: bool) -> _Found:
-        """Levenberg-Marquardt. trial: given up where the first steps do not look right."""
-        z, labels = begun.records.clone(), begun.labels
-        path, theta = self._train(z, labels)
-        residual = game.left(theta, self.starts)
-        damping = torch.full_like(residual, _FIRST_DAMPING)
-        going = torch.ones_like(residual, dtype=torch.bool)
-        for done in range(1, self.settings.iterations + 1):
-            rows = going.nonzero()[:, 0]
-            state = (z[rows], theta[rows], path[:, rows], residual[rows], damping[rows])
-            state = self._improve(game[rows], labels[rows], state)
-            slow = state[3] > _ON * residual[rows]
-            z[rows], theta[rows], path[:, rows], residual[rows], damping[rows] = state
-            going[rows] = ~((state[3] < _SETTLED) & slow | (state[3] < _EXACT))
-            if trial and done == _TRIAL:
-                going &= residual < _PROMISING
-            if not bool(going.any()):
-                break
-        return _Found(z, labels, residual)
-
-    def _improve(self, game: _Released, labels: Tensor, state: _State) -> _State:
-        """One step, tried under several dampings; the best of them, or none."""
-        z, theta, path, residual, damping = state
-        equations = Normal.of(self._jacobian(path, z, labels), self._ask(game.parameters - theta))
-        best = (z, theta, path, residual, damping * 10)
-        for factor in _DAMPINGS:
-            tried = (z + equations.solve(damping * factor)).clamp(*self.starts.bounds)
-            tried_path, tried_theta = self._train(tried, labels)
-            left = game.left(tried_theta, self.starts)
-            kept = (damping * factor).clamp_min(_LEAST_DAMPING)
-            best = _better(best, (tried, tried_theta, tried_path, left, kept))
-        return best
-
-    def _train(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        extra = Records(z.reshape(-1, 1, *self.fixed.shape), labels[:, None], self.fixed.classes)
-        return trajectories(self.mlp, self.descent, self.initial, self.fixed, extra)
-
-    def _ask(self, difference: Tensor) -> Tensor:
-        """(m, p) to the answers (m, q)."""
-        return difference @ self.questions.T
-
-    def _jacobian(self, path: Tensor, z: Tensor, labels: Tensor) -> Tensor:
-        """(steps, m, p), (m, d), (m,) to (m, q, d): the answers applied to d f_t / d z."""
-        onehot = F.one_hot(labels, self.mlp.outputs).to(z).expand(len(path), -1, -1)
-        found = record_jacobian(self.mlp, self.answers, path, z, pushes, onehot)
-        return found / (len(self.fixed) + 1)
-
-
-def _better(old: _State, new: _State) -> _State:
-    """Target by target, the state with the smaller residual."""
-    wins = new[3] < old[3]
-    z, theta, path, residual, damping = old
-    return (
-        torch.where(wins[:, None], new[0], z),
-        torch.where(wins[:, None], new[1], theta),
-        torch.where(wins[None, :, None], new[2], path),
-        torch.where(wins, new[3], residual),
-        torch.where(wins, new[4], damping),
-    )
