@@ -98,9 +98,9 @@ QUICK = "--fixed 40 --targets 20 --shadows 120 --test 300 --steps 40".split()
 
 
 def test_an_own_network_and_own_images(follow):
-    said = follow("own_cnn", *QUICK)
+    said = follow("own_cnn", *QUICK, "--budget", "1m", "--steps", "15")
     assert "of 20 records" in said
-    assert "model.py:build with 4,874 parameters" in Path("run/result.json").read_text()
+    assert "model.py:build with 105,418 parameters" in Path("run/result.json").read_text()
     assert Path("run/report.html").exists()
     assert len(Path("audit.toml").read_text().splitlines()) <= 10
     assert "exhume" not in Path("model.py").read_text().split('"""')[2]
@@ -212,7 +212,7 @@ def test_from_a_clean_environment_to_the_report(tmp_path):
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert "of 80 records" in ran.stdout
+    assert "of 75 records" in ran.stdout
     assert (tmp_path / "examples" / "own_cnn" / "run" / "report.html").exists()
 
 

@@ -34,6 +34,7 @@ from exhume.choices import Trains, recipe_for, resolve, sized
 from exhume.contract import Key, NotApplicable, Progress, Records, Store
 from exhume.data import Reading
 from exhume.data.memory_guard import size_of
+from exhume.models.activations import activation
 from exhume.report.folder import RunFolder
 from exhume.results import AttackSpec, Findings
 from exhume.scale import Cores, Here, where_now, workers_for
@@ -41,12 +42,14 @@ from exhume.settings import Brief, Settings
 from exhume.train.claimed_privacy import ClaimedPrivacy
 from exhume.train.fleet import fleet_work
 from exhume.train.recipe import FullBatch
+from exhume.train.smooth_gates import free_gates
 
 __all__ = ["TrainingRelease", "read_training"]
 
 _STORED = 40  # targets of which what training stores is looked at
-_USUAL = 300  # trainings of a target that is differentiated matrix-free
+_USUAL = 300  # trainings of a target that is differentiated matrix-free, without kinks
 _READ = 1e8  # bytes of the adjoint that take a target a second: it reads them some hundred times
+_GATES = 4  # trainings for each input that a target with kinks takes besides
 _EXACT = 8  # targets that are differentiated through training, if there is room
 _FEWEST_EXACT = 2  # and at least, if there is not
 _INFORMED = "sees the weights; knows the training, its start, and every record but one"
@@ -243,11 +246,13 @@ class TrainingRelease(AuditedRelease):
             mlp, descent = attack.applies_to(self.recipe)
             anchors = attack.anchors_of(len(self.records.classes), mlp.layout.size)
             before = 1.4 * attack.questions * mlp.sizes[0] + anchors * len(self.records.classes)
-            each = 150 * self.per_model + attack.bytes_of(mlp, descent) / _READ
+            gates = _GATES * mlp.sizes[0] if activation(mlp.activation).curve is None else 0
+            each = (150 + gates) * self.per_model + attack.bytes_of(mlp, descent) / _READ
         else:
             size = self.recipe.architecture.layout.size
             before = attack.cost(len(self.records.classes), 0, size)
-            each = _USUAL * self.per_model
+            kinks = free_gates(self.recipe.architecture.build())[1]
+            each = (attack.trainings if kinks else _USUAL) * self.per_model
 
         def costing(option: AttackOption) -> AttackOption:
             return replace(option, seconds=self.per_model * before + each * option.records)
