@@ -77,6 +77,23 @@ def test_a_folder_of_another_setting_is_refused(tmp_path):
         ran(tmp_path / "run", wider)
 
 
+def test_an_arm_may_depend_on_less_than_the_whole_setting(tmp_path):
+    """A study that grows keeps what it had."""
+    run = Run(STUDY, "smoke", Asked(), RunFolder.create(tmp_path / "run"), 1)
+    made = []
+
+    def make(run, job):
+        made.append(job)
+        return {"number": 0.1}
+
+    grown = replace(run, study=replace(STUDY, scales={"smoke": Sizes(3, kinds={"a b": 0.6})}))
+    for one in (run, grown):
+        one.tensors("arms", make, {"one": 1, "two": 2}, lambda job: job)
+    assert made == [1, 2]
+    grown.tensors("arms", make, {"one": 3}, lambda job: job)
+    assert made == [1, 2, 3]
+
+
 def test_arms_are_kept_under_the_whole_setting(tmp_path):
     folder = RunFolder.create(tmp_path / "run")
     run = Run(STUDY, "smoke", Asked(), folder, 1)
@@ -96,8 +113,8 @@ def test_arms_are_kept_under_the_whole_setting(tmp_path):
         replace(run, study=replace(STUDY, name="another")),
         replace(run, study=replace(STUDY, scales={"smoke": Sizes(3, kinds={"a b": 0.6})})),
     )
-    addresses = {run.address("one"), run.address("two"), *(r.address("one") for r in others)}
-    assert len(addresses) == 7
+    addresses = {(r.address(arm, r.setting)) for r in (run, *others) for arm in ("one", "two")}
+    assert len(addresses) == 12
     for other in others:
         other.arms("arms", make, {"one": 1})
     assert len(made) == 6

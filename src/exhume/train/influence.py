@@ -155,7 +155,7 @@ class _Shared:
     blur: float
 
     @staticmethod
-    def of(mlp: MLP, fixed: Records, blur: float) -> _Shared:
+    def of(mlp: MLP, fixed: Records, blur: float = _BLUR) -> _Shared:
         flat = fixed.inputs.flatten(1)
         onehot = F.one_hot(fixed.labels, mlp.outputs).T.to(flat.dtype)
         return _Shared(flat, flat.T.contiguous(), onehot, activation(mlp.activation), blur)
