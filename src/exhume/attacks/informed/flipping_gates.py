@@ -25,8 +25,8 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import jacrev, vmap
 
+from exhume.attacks.informed.record_jacobian import record_pushes
 from exhume.contract import Key, Progress, Records
 from exhume.models.activations import Activation, activation
 from exhume.models.mlp import MLP
@@ -101,7 +101,9 @@ class FlippingGates:
         self, own: Own, records: Records, doubts: _Doubts, questions: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The questions' answers by record, (q, d), and by gate, (q, g)."""
-        errors, d_errors, d_rest, weights = self._record(own)
+        onehot = F.one_hot(own.label, self.mlp.outputs).to(own.path).expand(len(own.path), 1, -1)
+        made = record_pushes(self.mlp, own.path[:, None], own.record[None], pushes, onehot)
+        errors, d_errors, d_rest, weights = (part[:, 0] for part in made)
         found, total = [], len(records)
         for done in range(0, len(questions), _CHUNK):
             self.progress("differentiating through its own training", done, len(questions))
@@ -117,24 +119,11 @@ class FlippingGates:
         self.progress("differentiating through its own training", len(questions), len(questions))
         return torch.cat([one for one, _ in found]), torch.cat([one for _, one in found])
 
-    def _record(self, own: Own) -> tuple[Tensor, ...]:
-        """Of all steps: first errors (k,), their derivatives by what enters (k, k), the rest's, weights."""
-        layers = self.mlp.layout.split(own.path)
-        before = layers["fc1.weight"] @ own.record + layers["fc1.bias"]
-        onehot = F.one_hot(own.label, self.mlp.outputs).to(own.path)
-
-        def of(weights: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-            return pushes(self.mlp, weights, first, onehot)
-
-        errors, _ = vmap(of)(own.path, before)
-        d_errors, d_rest = vmap(jacrev(of, argnums=1))(own.path, before)
-        return errors, d_errors, d_rest, layers["fc1.weight"]
-
 
 def _in_doubt(gates: _Gates, own: Own) -> _Doubts:
     """Gates that may flip between the guess's training and the release's."""
     where, low, high = gates.act.kink
-    near = []
+    near, widest = [], _widest()
     for t, (here, there) in enumerate(zip(own.path, own.moved, strict=True)):
         before, other = gates.entering(here), gates.entering(there)
         first = gates.layers(here)[0][0].norm(dim=1)
@@ -145,7 +134,7 @@ def _in_doubt(gates: _Gates, own: Own) -> _Doubts:
             if not layer:  # the record itself moves, too
                 moves[:, -1] += own.deviation * first
             close = (x - where).abs() / moves
-            unit, record = (close < _widest()).nonzero().T
+            unit, record = (close < widest).nonzero().T
             place = torch.tensor([[t, layer]], device=x.device).expand(len(unit), 2)
             near.append(
                 (close[unit, record], torch.cat([place, unit[:, None], record[:, None]], 1))
