@@ -1,5 +1,7 @@
 # make demo: set up and audit a released MNIST classifier, ending with the path of the report
-# make test: set up and run the tests
+# make test: set up and run the tests, a few minutes
+# make test-all: everything, some hours on two cores: long tests, hostile files, kills and load; says what was skipped
+# make mutants: plant mistakes, count those that the tests notice; an hour, goes on where it was stopped
 # make docs: build the site into site/; a dead link is an error
 # make looks: pictures of the most important pages that make docs has built, at two widths, in .ci/output
 # make lock: write the hashes in lock/ anew, after a change to pyproject.toml or constraints.txt
@@ -7,7 +9,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check docs looks setup test-slow lock clean
+.PHONY: demo test test-all mutants check docs looks setup lock clean
 
 setup: $(VENV)/ready-test $(VENV)-serve/ready
 
@@ -59,8 +61,11 @@ demo: $(VENV)/ready
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
-test-slow: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow or hostile"
+test-all: setup
+	OMP_NUM_THREADS=1 EXHUME_TYPES=all $(BIN)/python -m pytest -n 2 --dist loadgroup -m "" -rs
+
+mutants: setup
+	$(BIN)/python tests/mutants/run.py --out runs/mutants --keep
 
 check: setup
 	$(BIN)/ruff format --check src tests lock
