@@ -1,8 +1,9 @@
 """What each test executes, how long it takes and how much memory: a plugin, `pytest -p recording`.
 
 Environment: EXHUME_RECORD is the folder to write to. Each process leaves `coverage.NAME` (lines by test, a
-shared fixture as a context of its own) and `tests.NAME.jsonl` (a row a test: seconds, CPU seconds with those
-of its processes, the peak of this process's memory, and the shared fixtures that it used).
+shared fixture as a context of its own) and `tests.NAME.jsonl`: a row a test (its own seconds, CPU seconds
+with those of its processes, the peak of this process's memory, the shared fixtures that it used) and a row a
+set-up of such a fixture.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ _lines.start()
 _contexts = [BEFORE]
 _set_up: dict[pytest.FixtureDef[Any], str] = {}
 _number = itertools.count()
+_shared = [0.0]  # seconds of all set-ups of shared fixtures
 _USED = pytest.StashKey[list[str]]()
 
 
@@ -66,20 +68,24 @@ def _name(item: pytest.Item) -> str:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
-    began, worked = time.perf_counter(), _processor_seconds()
+    began, worked, before = time.perf_counter(), _processor_seconds(), _shared[0]
     _enter(name := _name(item))
     result = yield
     _leave()
     row = {
         "test": name,
-        "seconds": time.perf_counter() - began,
+        "seconds": time.perf_counter() - began - (_shared[0] - before),
         "cpu": _processor_seconds() - worked,
         "peak": _peak_bytes(),
         "fixtures": item.stash.get(_USED, []),
     }
+    _write(row)
+    return result
+
+
+def _write(row: dict[str, Any]) -> None:
     with (FOLDER / f"tests.{WORKER}.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
-    return result
 
 
 @pytest.hookimpl(wrapper=True)
@@ -87,14 +93,17 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[Any]:
     """The set-up of a shared fixture is a context of its own: every test that uses it executes its lines."""
     if fixturedef.scope == "function":
         return (yield)
-    _set_up[fixturedef] = (
-        f"fixture {fixturedef.baseid}::{fixturedef.argname} {WORKER} {next(_number)}"
-    )
-    _enter(_set_up[fixturedef])
+    name = f"fixture {fixturedef.baseid}::{fixturedef.argname} {WORKER} {next(_number)}"
+    _set_up[fixturedef] = name
+    _enter(name)
+    began, before = time.perf_counter(), _shared[0]
     try:
         return (yield)
     finally:
         _leave()
+        own = time.perf_counter() - began - (_shared[0] - before)
+        _shared[0] += own
+        _write({"fixture": name, "seconds": own})
 
 
 @pytest.hookimpl(wrapper=True)

@@ -111,7 +111,12 @@ class Tests:
 
     def __init__(self, record: Path, source: Path) -> None:
         rows = list(rows_of(sorted(record.glob("tests.*.jsonl"))))
-        self.seconds = {row["test"]: float(row["seconds"]) for row in rows}
+        shared = {row["fixture"]: float(row["seconds"]) for row in rows if "fixture" in row}
+        rows = [row for row in rows if "test" in row]
+        self.seconds = {  # as if it ran alone
+            row["test"]: float(row["seconds"]) + sum(shared.get(f, 0.0) for f in row["fixtures"])
+            for row in rows
+        }
         self.of_fixture: dict[str, set[str]] = defaultdict(set)
         for row in rows:
             for fixture in row["fixtures"]:
