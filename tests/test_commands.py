@@ -40,12 +40,17 @@ def commands(page: Path) -> list[str]:
 WRITTEN = [(page, line) for page in PAGES for line in dict.fromkeys(commands(page))]
 
 
+@pytest.fixture(scope="module")
+def exhume():
+    return typer.main.get_command(app)
+
+
 @pytest.mark.parametrize(
     ("page", "line"), WRITTEN, ids=lambda value: value.stem if isinstance(value, Path) else value
 )
-def test_every_command_in_a_page_can_be_given(page, line):
+def test_every_command_in_a_page_can_be_given(page, line, exhume):
     words = shlex.split(line)[1:]
-    command, name = typer.main.get_command(app), "exhume"
+    command, name = exhume, "exhume"
     while isinstance(command, click.Group) or type(command).__name__ == "TyperGroup":
         if words[0].startswith("-"):
             return

@@ -1,4 +1,4 @@
-"""The examples run, and what they say to run next runs too."""
+"""The examples run, and what they say to run next runs too. One for each kind of release is not slow."""
 
 from __future__ import annotations
 
@@ -68,16 +68,17 @@ def follow(tmp_path, monkeypatch, capsys):
 
 def test_a_checkpoint_to_be_audited(tmp_path, capsys):
     main = runpy.run_path(str(EXAMPLES / "checkpoint.py"))["main"]
-    main("digits", tmp_path / "work", each=2, width=60, decoys=100)
+    main("digits", tmp_path / "work", each=1, width=40, decoys=100)
     command = shlex.split(capsys.readouterr().out)
     assert command[:2] == ["exhume", "audit-weights"]
-    quick = ["--restarts", "1", "--steps", "150"]
+    quick = ["--restarts", "1", "--steps", "100"]
     result = CliRunner().invoke(app, [*command[1:], *quick])
     assert result.exit_code == 0, result.output
-    assert "of 20 records" in result.stdout
+    assert "of 10 records" in result.stdout
     assert (tmp_path / "work" / "run" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_an_ordinary_checkpoint(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     main = runpy.run_path(str(EXAMPLES / "own_checkpoint" / "train.py"))["main"]
@@ -97,6 +98,7 @@ def test_an_ordinary_checkpoint(tmp_path, monkeypatch, capsys):
 QUICK = "--fixed 40 --targets 20 --shadows 120 --test 300 --steps 40".split()
 
 
+@pytest.mark.slow
 def test_an_own_network_and_own_images(follow):
     said = follow("own_cnn", *QUICK, "--budget", "1m", "--steps", "15")
     assert "of 20 records" in said
@@ -112,6 +114,7 @@ def test_a_head_on_frozen_features(follow):
     assert victim["architecture"] == "model.py:build with 650 parameters"
 
 
+@pytest.mark.slow
 def test_a_private_network_by_opacus(follow):
     pytest.importorskip("opacus", reason="opacus is not installed: pip install 'exhume[opacus]'")
     quick = "--fixed 20 --targets 12 --shadows 12 --test 300".split()
@@ -126,6 +129,7 @@ def test_a_private_network_by_opacus(follow):
     assert [row["bound"] for row in limits["rows"]] == [pytest.approx(1.0, abs=1e-3)] * 2
 
 
+@pytest.mark.slow
 def test_an_adapter_of_a_base(follow, monkeypatch):
     monkeypatch.setenv("RANK", "48")
     assert "The release leaks: 1 of 1 records" in follow("lora_adapter")
@@ -140,6 +144,7 @@ def test_a_published_credit_model(follow):
     assert main(Path("loose"), tolerance=1e-4) == 0  # scikit-learn's default
 
 
+@pytest.mark.slow
 def test_a_client_that_trains_on_notes(follow):
     said = follow("text_client")
     assert "4 of 4 records" in said
@@ -163,6 +168,7 @@ def test_a_client_that_fine_tunes_a_language_model(follow):
     assert "exhume" not in Path("client.py").read_text()
 
 
+@pytest.mark.slow
 def test_the_notebook(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     notebook = json.loads((EXAMPLES / "audit.ipynb").read_text())
@@ -176,16 +182,19 @@ def test_the_notebook(tmp_path, monkeypatch, capsys):
     assert Path("notebook-run/report.html").exists()
 
 
-def test_a_network_to_be_split(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    "first", ["stem", pytest.param("stem,block1.out,block2.out", marks=pytest.mark.slow)]
+)
+def test_a_network_to_be_split(first, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("NET", "1,10,4")
     main = runpy.run_path(str(EXAMPLES / "split_resnet" / "net.py"))["main"]
     state = torch.random.get_rng_state()
-    main("digits", tmp_path / "work", width=4, epochs=2, records=500)
+    main("digits", tmp_path / "work", width=4, epochs=2, records=300)
     torch.random.set_rng_state(state)
     setting, *command = shlex.split(capsys.readouterr().out)
     assert (setting, command[:2]) == ("NET=1,10,4", ["exhume", "audit-split"])
     quick = ["--attack-epochs", "1", "--channels", "4", "--targets", "30", "--held", "100"]
-    result = CliRunner().invoke(app, [*command[1:], *quick])
+    result = CliRunner().invoke(app, [*command[1:], *quick, "--first", first])
     assert result.exit_code == 0, result.output  # it was not gated
     assert "The release leaks" in result.stdout
     assert (tmp_path / "work" / "run" / "report.html").exists()
@@ -216,6 +225,7 @@ def test_from_a_clean_environment_to_the_report(tmp_path):
     assert (tmp_path / "examples" / "own_cnn" / "run" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_channel_through_what_a_server_hears(tmp_path, monkeypatch):
     """The core of examples/split_resnet without servers: what they would hear is what the client sends."""
     monkeypatch.setenv("NET", "1,10,4")

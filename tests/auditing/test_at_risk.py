@@ -18,61 +18,44 @@ from exhume.auditing import at_risk
 from exhume.auditing.at_risk import AT_RISK, factors_of_one, factors_of_own
 from exhume.models.mlp import MLP
 from exhume.models.own.architecture import architecture_named
-from exhume.report.page import draw
 from exhume.score.risk import risk_of
-from exhume.settings import Settings
 
-SETTINGS = {
-    "data": {
-        "source": "digits",
-        "fixed": 60,
-        "targets": 30,
-        "shadows": 150,
-        "public": 20,
-        "test": 20,
-    },
-    "victim": {"hidden": [8], "steps": 40},
-}
+pytestmark = pytest.mark.xdist_group("trained weights")
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory):
-    return exhume.audit(SETTINGS, tmp_path_factory.mktemp("audit") / "run")
-
-
-def test_every_target_is_listed_worst_first(done):
-    rows = list(csv.DictReader((done.folder / AT_RISK).open()))
-    assert len(rows) == 30
-    assert [int(row["rank"]) for row in rows] == list(range(1, 31))
+def test_every_target_is_listed_worst_first(trained):
+    rows = list(csv.DictReader((trained.folder / AT_RISK).open()))
+    assert [int(row["rank"]) for row in rows] == list(range(1, 13))
+    assert len({row["row"] for row in rows}) == 12
     leaks = [float(row["leak"]) for row in rows]
     assert leaks == sorted(leaks, reverse=True)
     assert any(row["brought_back"] == "yes" for row in rows)
     assert set(rows[0]) == {
         *("rank", "row", "brought_back", "leak", "margin", "gradient_norm", "outlier_score", "why"),
     }
-    assert stat.S_IMODE((done.folder / AT_RISK).stat().st_mode) == 0o600
+    assert stat.S_IMODE((trained.folder / AT_RISK).stat().st_mode) == 0o600
 
 
-def test_rows_are_places_in_the_data(done):
+def test_rows_are_places_in_the_data(trained, few_records):
     """The record of that row is the one that the evidence shows for it."""
     from safetensors.torch import load_file
 
-    result = json.loads((done.folder / "result.json").read_text())
+    result = json.loads((trained.folder / "result.json").read_text())
     listed = next(attack for attack in result["attacks"] if "at_risk" in attack)
     assert listed["at_risk"]["csv"] == AT_RISK
-    evidence = load_file(done.folder / listed["evidence"])
-    everything = data.load("digits")
+    evidence = load_file(trained.folder / listed["evidence"])
+    everything = data.load(few_records)
     assert torch.equal(everything.inputs[evidence["rows"]], evidence["targets"])
     assert torch.equal(everything.labels[evidence["rows"]], evidence["labels"])
 
 
-def test_the_page_shows_the_worst_and_the_shared_page_does_not(done):
-    page = done.report.read_text()
+def test_the_page_shows_the_worst_and_the_shared_page_does_not(trained):
+    page = trained.report.read_text()
     assert "Records at risk" in page
     assert "that leak most" in page
-    worst = next(csv.DictReader((done.folder / AT_RISK).open()))["row"]
+    worst = next(csv.DictReader((trained.folder / AT_RISK).open()))["row"]
     assert f'alt="Record {worst}"' in page
-    shared = draw(done.folder, redact=True).read_text()
+    shared = trained.redacted.read_text()
     assert f"Record {worst}" not in shared
     assert "rank correlation" in shared  # over all records: no record's own
 
@@ -103,13 +86,12 @@ def test_factors_against_one_record_at_a_time(key, make_records):
 
 
 def test_places_are_those_of_the_split(key):
-    settings = Settings.from_mapping(SETTINGS)
     everything = data.load("digits")
     sizes = data.Sizes(60, 30, 150, 20, 20)
     target = data.split(everything, sizes, key).target
     rows = data.places(len(everything), sizes, key)[1]
     assert torch.equal(target.inputs, everything[rows].inputs)
-    assert settings.data.targets == len(rows)
+    assert len(rows) == sizes.target
 
 
 NETS = """
@@ -167,14 +149,13 @@ def test_factors_that_cannot_be_had_are_left_out(tmp_path, key, name, known):
         assert all(row.count(",") == header.count(",") for row in rows)
 
 
-def test_batch_norm_in_a_training_function_of_the_owner(tmp_path, monkeypatch):
+def test_batch_norm_in_a_training_function_of_the_owner(small, tmp_path, monkeypatch):
     """An extra never costs the verdict."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "nets_at_risk_too.py").write_text(NETS)
+    (tmp_path / "nets_at_risk_too.py").write_text(NETS.replace("6, 10", "6, 3"))
     victim = {"network": "nets_at_risk_too.py:normed", "train": "nets_at_risk_too.py:train"}
-    sizes = SETTINGS["data"] | {"targets": 10, "shadows": 60}
-    done = exhume.audit({"data": sizes, "victim": victim}, tmp_path / "run")
+    done = exhume.audit({**small, "victim": victim}, tmp_path / "run")
     assert done.verdict.word
     header = (done.folder / AT_RISK).read_text().splitlines()[0]
     assert header == "rank,row,brought_back,leak,margin,outlier_score,why"

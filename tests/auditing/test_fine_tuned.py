@@ -138,7 +138,7 @@ def test_a_difference_gives_its_records_away(place):
     assert result["victim"]["architecture"] == "MLP 64-40-10, relu"
 
 
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("steps", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_an_adapter_from_the_file_to_the_page(place, steps):
     fine_tuned(network(), place, steps=steps)
     done, result = audited(place, steps=steps)
@@ -186,7 +186,8 @@ def test_an_adapter_of_a_network_with_biases_is_read_and_silence_about_it_is_no_
     fine_tuned(network(), place)
     decoyed(place)
     words = "audit-weights --base base.safetensors --adapter adapter.safetensors --trained-on x.npz"
-    result = CliRunner().invoke(app, [*words.split(), "--rows", "0:10", "--out", "run"])
+    words += " --rows 0:10 --restarts 1 --steps 5 --out run"
+    result = CliRunner().invoke(app, words.split())
     assert result.exit_code == 2
     assert "those of a fine-tuned network are mostly its base's" in result.output.replace("\n", " ")
 

@@ -52,13 +52,20 @@ def test_every_way_of_convolutions_ends_with_the_same_weights(monkeypatch):
     small = replace(SMALL["cnn"], models=2)
     monkeypatch.setattr(convolutions, "CASES", (small,))
     monkeypatch.setattr(convolutions, "_REPEATS", 1)
+    monkeypatch.setattr(convolutions, "_copy_rate", lambda: 5e9)  # measured with half a gigabyte
     (entry,) = run_benches("shadows")
     assert entry["largest_difference"] < 1e-5
+    assert entry["copy_gbytes"] == 5
     assert len(entry["seconds_a_model"]) == 5
     assert entry["best"] in entry["seconds_a_model"]
     assert entry["ours"] == pytest.approx(min(entry["seconds_a_model"].values()), abs=1e-5)
     assert entry["operations"] == small.operations()
     assert entry["roof_seconds"] >= entry["operations"] / entry["peak_gflops"] / 1e9 * 0.999
+
+
+@pytest.mark.slow
+def test_the_rate_of_copies():
+    assert 1e8 < convolutions._copy_rate() < 1e13
 
 
 def test_beside_a_busy_process(monkeypatch):

@@ -101,6 +101,8 @@ def test_known_values():
     assert bits(64, 0.125, 3) == pytest.approx(64)
     assert bits_of_different(64, 0.125, 3) == pytest.approx(96)
     assert sigma_for(32.0, 64) == pytest.approx(0.125)
+    assert sigma_for(128.0, 4) == pytest.approx((4 * (2.0**64 - 1)) ** -0.5)  # the most there is
+    assert bits_of_different(64, 0.125, 1) == pytest.approx(32)
     assert success(0.5, 1.0) == pytest.approx(0.8413447)
     assert success(0.0, 1.0) == 0
     assert success(1.0, 1.0) == 1

@@ -30,10 +30,21 @@ def test_without_any_prior_mass():
     assert (zcdp(0.0, 3.0), zcdp(0.0, math.inf)) == (0.0, 1.0)
 
 
-@settings(max_examples=30)
+def test_the_best_order_counts_and_certainty_stays_certain():
+    assert rdp(0.01, {2.0: math.log(4), 3.0: math.log(2)}) == pytest.approx(0.02 ** (2 / 3))
+    assert rdp(0.01, {3.0: 0.0, 1.5: 0.0}) == pytest.approx(0.01 ** (2 / 3))
+    assert rdp(0.5, {1.0001: 0.0}) == pytest.approx(0.5 ** (1 - 1 / 1.0001))
+    assert rdp(1.0, {2.0: 0.0}) == zcdp(1.0, 0.0) == pure_dp(1.0, 0.0) == 1.0
+    assert approximate_dp(0.9, 0.0, 1.0) == 1.0
+    assert approximate_dp(0.25, 0.0, 0.0) == pytest.approx(0.25)
+    assert zcdp(0.3, 0.0) == pytest.approx(0.3)
+    assert zcdp(0.0, 1.0) == 0.0
+
+
+@settings(max_examples=15)
 @given(KAPPAS, AMOUNTS)
 def test_zcdp_is_rdp_at_the_best_order(kappa, rho):
-    orders = [1 + 10 ** (x / 200) for x in range(-1200, 1600)]
+    orders = [1 + 10 ** (x / 100) for x in range(-600, 800)]
     assert zcdp(kappa, rho) == pytest.approx(rdp(kappa, {a: a * rho for a in orders}), rel=1e-3)
 
 
@@ -63,6 +74,12 @@ def test_monotone_and_between_kappa_and_one(first, second, little, much):
         (lambda: approximate_dp(0.5, 1.0, 2.0), "delta: 2.0 given, needed from 0 to 1"),
         (lambda: rdp(0.5, {}), "curve: no order given, at least one is needed"),
         (lambda: rdp(0.5, {1.0: 1.0}), "order: 1.0 given, a finite number above 1 is needed"),
+        (
+            lambda: rdp(0.5, {2.0: 1.0, math.inf: 1.0}),
+            "order: inf given, a finite number above 1 is needed",
+        ),
+        (lambda: approximate_dp(0.5, 1.0, -0.1), "delta: -0.1 given, needed from 0 to 1"),
+        (lambda: pure_dp(-0.1, 1.0), "kappa: -0.1 given, a probability from 0 to 1 is needed"),
         (lambda: rdp(0.5, {2.0: -1.0}), "epsilon: -1.0 given, 0 or more needed"),
     ],
 )

@@ -188,21 +188,21 @@ def test_every_verdict_has_a_next_step():
 
 
 def test_an_audit_says_its_plan_its_cost_and_what_comes_next(tmp_path):
-    sizes = "--fixed 50 --targets 12 --shadows 60 --steps 5 --hidden 4 --threads 1".split()
+    sizes = "--fixed 50 --targets 2 --shadows 20 --steps 5 --hidden 4 --threads 1".split()
     done = CliRunner().invoke(
         app, ["audit", "--data", "digits", *sizes, "--out", str(tmp_path / "run")]
     )
     plan, *rest = done.stderr.splitlines()
     assert plan == "exhume: plan: the trained weights (seed 0, threads 1)"
     assert rest[0].startswith(
-        "exhume:   records: 300 of the 1,797 in digits: 50 known to the adversary, 12 att"
+        "exhume:   records: 250 of the 1,797 in digits: 50 known to the adversary, 2 att"
     )
     assert rest[1].startswith(
         "exhume:   1,797 records; models are trained on 51 each (--fixed says so"
     )
     assert rest[2].startswith("exhume:   takes ")
     assert "CPU seconds (no limit)" in done.stderr
-    assert "exhume: training shadow models: 60 of 60 in " in done.stderr
+    assert "exhume: training shadow models: 20 of 20 in " in done.stderr
     assert done.stderr.splitlines()[-1].endswith("CPU seconds")
     *_, after, last = done.stdout.splitlines()
     assert after.startswith("next: ")

@@ -1,4 +1,4 @@
-"""The sources as they are: what they bring has the pinned content."""
+"""The sources as they are: what they bring has the pinned content. The smallest is fetched always."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from exhume.data.sets import SETS
 pytestmark = pytest.mark.network
 
 
+@pytest.mark.slow
 def test_mnist(no_user_cache: Path) -> None:
     records = load("mnist")
     assert records.inputs.shape == (70_000, 1, 28, 28)
@@ -31,6 +32,7 @@ def test_mnist(no_user_cache: Path) -> None:
     assert hashlib.sha256(head + pixels).hexdigest() == published
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
 def test_cifar10() -> None:
     records = load("cifar10")
@@ -46,11 +48,13 @@ def test_faces() -> None:
     assert records.classes[1] == "s2"
 
 
+@pytest.mark.slow
 def test_english_french() -> None:
     found = pairs("en-fr")
     assert (len(found), found.source[0], found.target[0]) == (178_009, "Go.", "Va !")
 
 
+@pytest.mark.slow
 def test_wrong_pin_leaves_nothing(no_user_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = SETS["faces"]
     pip = known.routes[0].origin
@@ -61,6 +65,7 @@ def test_wrong_pin_leaves_nothing(no_user_cache: Path, monkeypatch: pytest.Monke
     assert not no_user_cache.exists()
 
 
+@pytest.mark.slow
 def test_packages_that_do_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     file = File("none", "0" * 64)
     parse = SETS["faces"].routes[0].parse

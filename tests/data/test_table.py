@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 import torch
@@ -126,6 +127,20 @@ def test_an_endless_line(written):
     assert "a line of more than 4,194,304 characters" in text
 
 
+def test_blocks_are_all_that_is_held_of_the_text(written, monkeypatch):
+    """A row of a block takes some 550 bytes as text, and four numbers as Python's objects 100."""
+    monkeypatch.setattr(sys.modules["exhume.data.table"], "_CELLS", 1 << 10)
+    rows = 20_000
+    path = written("a,b,c,y\n" + "1.25,3.5,2.75,0\n0.25,4.5,7.75,1\n" * (rows // 2))
+    tracemalloc.start()
+    try:
+        load(path)
+        assert tracemalloc.get_traced_memory()[1] < 30 * rows
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.slow
 def test_a_table_takes_little_more_than_its_inputs(written):
     """A few bytes a cell, and no Python object for each: 10 MB of text."""
     path = written("a,b,c,y\n" + "1.25,3.5,2.75,0\n0.25,4.5,7.75,1\n" * 300_000)

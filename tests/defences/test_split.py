@@ -79,7 +79,7 @@ def pictures(count, key):
 @pytest.fixture(scope="module")
 def job():
     records = pictures(120, Key.from_seed(0))
-    return SplitJob(Small(), "0", "2", records, Schedule(16, 20, 0.1), augment=False)
+    return SplitJob(Small(), "0", "2", records, Schedule(10, 20, 0.1), augment=False)
 
 
 @pytest.fixture(params=DEFENCES)
@@ -102,8 +102,18 @@ def test_it_trains_a_pipeline_that_works(row, job, key):
     assert not any(p.requires_grad for part in parts for p in part.parameters())
 
 
-def test_the_same_key_the_same_bits_and_the_global_generator_alone(row, job, key):
-    quick = replace(job, schedule=Schedule(1, 40, 0.05))
+@pytest.fixture(scope="module")
+def quick(job):
+    return replace(job, schedule=Schedule(1, 40, 0.05))
+
+
+@pytest.fixture(scope="module")
+def plain(quick):
+    """A network trained without any defence."""
+    return train_split(quick, key=Key.from_seed(0), store=NullStore())
+
+
+def test_the_same_key_the_same_bits_and_the_global_generator_alone(row, job, quick, key):
     torch.manual_seed(1)
     untouched = torch.rand(1)
     torch.manual_seed(1)
@@ -116,15 +126,13 @@ def test_the_same_key_the_same_bits_and_the_global_generator_alone(row, job, key
     assert not torch.equal(first, third(x, key.generator()))
 
 
-def test_strength_zero_is_plain_training(row, job, key):
+def test_strength_zero_is_plain_training(row, job, quick, plain, key):
     none, real = row
-    quick = replace(job, schedule=Schedule(1, 40, 0.05))
     x = job.records.inputs[:5]
     assert real.strength > 0
     if none is None:
         pytest.skip("one body of one is still trained twice")
     assert none.strength == 0
-    plain = train_split(quick, key=key, store=NullStore())
     torch.testing.assert_close(train(none, quick, key)(x), plain(x))
 
 
@@ -217,12 +225,13 @@ def test_bodies_do_not_depend_on_the_selection(job, key):
 
 
 def test_the_likeness_term_drives_the_head_away_from_those_of_stage_one(job, key):
-    parts = Ensembler(2, 2).stage_one(job, key=key, store=NullStore())
+    short = replace(job, schedule=Schedule(6, 20, 0.1))
+    parts = Ensembler(2, 2).stage_one(short, key=key, store=NullStore())
     x = job.records.inputs
 
     def alike(weight):
         made = Ensembler(2, 2, likeness=weight).stage_two(
-            job, parts, (0, 1), key=key, store=NullStore()
+            short, parts, (0, 1), key=key, store=NullStore()
         )
         own = made.client.head(x).flatten(1)
         likest = [
@@ -238,7 +247,7 @@ def test_the_likeness_term_drives_the_head_away_from_those_of_stage_one(job, key
 
 
 def test_a_killed_ensembler_ends_with_the_same_bits(job, key, dying_store):
-    quick = replace(job, schedule=Schedule(1, 40))
+    quick = replace(job, records=job.records[:60], schedule=Schedule(1, 30))
     x = job.records.inputs[:4]
     whole = train(Ensembler(3, 2), quick, key)
     for at in (1, 2, 4, 7):
@@ -276,8 +285,8 @@ def test_dropout_keeps_the_mean_and_drops_its_share(key):
     assert apply_dropout(values, 0.0, key.generator()) is values
 
 
-def test_what_is_dropped_changes_the_training(job, key):
-    sent, answered = (train(Dropout(0.5, where), job, key) for where in ("features", "answers"))
+def test_what_is_dropped_changes_the_training(job, quick, key):
+    sent, answered = (train(Dropout(0.5, where), quick, key) for where in ("features", "answers"))
     x = job.records.inputs[:5]
     assert not torch.equal(sent.client.send(x), answered.client.send(x))
 

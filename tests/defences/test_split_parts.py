@@ -112,7 +112,7 @@ def test_every_defence_comes_back_with_the_same_bits(defence, job, tmp_path, key
 
 @pytest.mark.parametrize(
     ("network", "second"),
-    [(ResNet18(width=4), "pool"), (VGG16(width=4, outputs=7), "pool")],
+    [(ResNet18(width=2), "pool"), (VGG16(width=2, outputs=7), "pool")],
     ids=["resnet", "vgg"],
 )
 def test_our_networks_are_named_with_their_arguments(network, second, tmp_path, key):

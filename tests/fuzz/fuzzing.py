@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 from exhume.contract import ExhumeError
+
+
+def blocks(few: int, many: int) -> Any:
+    """A test of the first few `cases`, and the same of all others up to so many, which is slow."""
+    rest = pytest.param(range(few, many), id=f"{few} to {many}", marks=pytest.mark.slow)
+    return pytest.mark.parametrize("cases", [pytest.param(range(few), id=f"first {few}"), rest])
 
 
 def clean(run: Callable[[], object], case: int) -> str | None:

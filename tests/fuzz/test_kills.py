@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-FEW = ("audit:3:1", "audit:12:1", "gradient-defences:2:1")
+FEW = [  # the first one is killed twice: before it renames a file, then before it removes what was left
+    ("audit:12:1",),
+    pytest.param(("audit:3:1", "gradient-defences:2:1"), marks=pytest.mark.slow),
+]
 MANY = {  # 115 cases, of one or two kills each
     "audit": ("audit:0:70",),
     "gradient-defences": ("gradient-defences:0:30",),
@@ -48,8 +51,9 @@ def check(lines: list[dict], cases: int) -> int:
     return sum(line.get("kills", 0) for line in lines)
 
 
-def test_a_few_kills(tmp_path):
-    check(ended(FEW, tmp_path), len(FEW))
+@pytest.mark.parametrize("parts", FEW)
+def test_a_few_kills(parts, tmp_path):
+    assert check(ended(parts, tmp_path), len(parts)) >= len(parts)
 
 
 @pytest.mark.hostile

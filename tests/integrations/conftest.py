@@ -11,6 +11,17 @@ sys.path.insert(0, str(Path(__file__).parent))  # for served, in every import mo
 
 
 @pytest.fixture(scope="session")
+def client_folder(tmp_path_factory):
+    """What a client of four bodies holds."""
+    served = pytest.importorskip("served")
+    from exhume.integrations.exporting import export_parts
+
+    place = tmp_path_factory.mktemp("client")
+    export_parts(served.planted(), served.PLAN, place, None)
+    return place
+
+
+@pytest.fixture(scope="session")
 def running(tmp_path_factory):
     """A folder with an exported pipeline, and two servers that hold half of its bodies each."""
     pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")

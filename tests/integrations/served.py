@@ -1,9 +1,11 @@
-"""Real MLServer processes with the bodies of a small network."""
+"""MLServer processes with the bodies of a small network, and a stand-in for tests of the client alone."""
 
 from __future__ import annotations
 
+import functools
 import http.client
 import importlib.util
+import json
 import os
 import random
 import signal
@@ -13,14 +15,19 @@ import sys
 import threading
 import time
 import urllib.request
+import zlib
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from exhume.contract import Key
+from exhume.integrations.exporting import version_of
 from exhume.models.split.blueprint import Blueprint
 from exhume.models.split.cut import cut
+from exhume.models.split.parts import load_bodies
 from exhume.models.split.pipeline import Client, Pipeline
 from exhume.models.split.resnet import ResNet18
 
@@ -43,18 +50,25 @@ def server_python() -> str | None:
     return None
 
 
-def planted(selected=(1, 3), bodies=4, seed=0):
+@functools.cache
+def planted(selected=(1, 3), bodies=4, seed=0, plan=PLAN):
     """A pipeline with drawn weights: bodies and head by the seed, whatever is selected."""
     key = Key.from_seed(seed)
-    made = tuple(
-        cut(PLAN.network.module(key.fold(i)), "conv1", "pool").body.eval() for i in range(bodies)
-    )
-    head = cut(PLAN.network.module(key.fold("head")), "conv1", "pool").head.eval()
-    noise = torch.randn(PLAN.shapes()[0], generator=key.fold("noise").generator())
-    client = Client(head, noise, selected, PLAN.tail(len(selected)).eval())
+    made = tuple(_parts(plan, key.fold(i)).body for i in range(bodies))
+    head = _parts(plan, key.fold("head")).head
+    noise = torch.randn(plan.shapes()[0], generator=key.fold("noise").generator())
+    client = Client(head, noise, selected, plan.tail(len(selected)).eval())
     for module in (*made, head, client.tail):
         module.requires_grad_(False)
     return Pipeline(client, made, "conv1")
+
+
+@functools.cache
+def _parts(plan, key):
+    parts = cut(plan.network.module(key), plan.first, plan.second)
+    for part in (parts.head, parts.body):
+        part.eval()
+    return parts
 
 
 def free_ports() -> int:
@@ -96,6 +110,10 @@ class Running:
     @property
     def rest(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return self.grpc, self.rest
 
     def start(self) -> None:
         command = [server_python(), "-m", "exhume", "serve", str(self.folder / "server")]
@@ -142,6 +160,60 @@ class Running:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
+
+
+def bomb(megabytes):
+    """Spaces as gzip, made quickly: one megabyte, again and again. Only its checksum at the end is wrong."""
+    packer = zlib.compressobj(wbits=31)
+    one = packer.compress(b" " * 2**20) + packer.flush(zlib.Z_FULL_FLUSH)
+    return one + one[10:] * (megabytes - 1) + packer.flush()  # 10 bytes of header
+
+
+class StandIn:
+    """The bodies of a folder behind REST, in a thread of this process."""
+
+    def __init__(self, folder: Path) -> None:
+        bodies = {f"/v2/models/body{body.index}": body for body in load_bodies(folder / "server")}
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+            def do_GET(self) -> None:
+                self.reply({"versions": [version_of(bodies[self.path].sha256)]})
+
+            @torch.inference_mode()
+            def do_POST(self) -> None:
+                asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                (given,) = asked["inputs"]
+                features = np.array(given["data"], np.float32).reshape(given["shape"])
+                body = bodies[self.path.partition("/versions/")[0]]
+                answer = body.module(torch.from_numpy(features))
+                said = {"name": "answer", "shape": list(answer.shape), "datatype": "FP32"}
+                self.reply(
+                    {"id": asked["id"], "outputs": [{**said, "data": answer.ravel().tolist()}]}
+                )
+
+            def reply(self, message: dict) -> None:
+                content = json.dumps(message).encode()
+                self.send_response(200)
+                self.send_header("content-length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+        self.listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.urls = (f"http://127.0.0.1:{self.listener.server_port}",)
+
+    def start(self) -> None:
+        forever = {"poll_interval": 0.01}
+        threading.Thread(target=self.listener.serve_forever, kwargs=forever, daemon=True).start()
+
+    def wait(self) -> None:
+        """It listens from its making on."""
+
+    def kill(self) -> None:
+        self.listener.shutdown()
+        self.listener.server_close()
 
 
 class Health:

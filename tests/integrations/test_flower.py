@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
+from exhume.cli import app
 from exhume.contract import ExhumeError
 from exhume.train.routine import PLAIN, Routine
 from exhume.victims.recorded import Recording, recorded_in
@@ -145,26 +148,67 @@ def test_what_a_run_does_not_tell(tmp_path):
         ).aggregate_train(1, [bare])
 
 
-@pytest.mark.flower
-@pytest.mark.network  # MNIST, where it is not cached
-@pytest.mark.xdist_group("ray")  # its simulation runs on Ray
-def test_two_clients_in_flowers_simulation_are_recorded_and_audited(tmp_path):
-    pytest.importorskip("ray", reason="Flower's simulation needs Ray: pip install 'exhume[flower]'")
-    quick = {"RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1"}
+QUICK = {"RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1"}
+
+
+def run_python(*given, cwd):
+    """What a process of its own says: Flower's simulation starts Ray in it."""
     done = subprocess.run(
-        [sys.executable, EXAMPLE / "run.py", tmp_path / "run"],
-        env=os.environ | quick,
+        [sys.executable, *given],
+        env=os.environ | QUICK,
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
-        cwd=tmp_path,
+        cwd=cwd,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "The release leaks: 8 of 8 records (100%)" in done.stdout
-    result = json.loads((tmp_path / "run" / "audit" / "result.json").read_text())
+    return done.stdout
+
+
+def by_the_example(run):
+    return run_python(EXAMPLE / "run.py", run, cwd=run.parent)
+
+
+SIMULATED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from federation import simulate
+from exhume import data
+run = Path(sys.argv[2])
+simulate(run / "recorded")
+some = data.load("mnist")[:1000]
+np.savez(run / "mnist.npz", x=some.inputs, y=some.labels)
+"""
+
+
+def audited_here(run):
+    """What the example does, but for the audit: in this process, with a seventieth of the data."""
+    run_python("-c", SIMULATED, EXAMPLE, run, cwd=run.parent)
+    who = run / "who.json"
+    who.write_text(json.dumps(runpy.run_path(str(EXAMPLE / "federation.py"))["CLIENTS"]))
+    given = ["--model", f"{EXAMPLE / 'federation.py'}:make", "--data", str(run / "mnist.npz")]
+    given += ["--records", str(who), "--out", str(run / "audit")]
+    told = CliRunner().invoke(app, ["audit-update", str(run / "recorded"), *given])
+    assert told.exit_code == 0, told.output
+    return told.stdout
+
+
+@pytest.mark.flower
+@pytest.mark.network  # MNIST, where it is not cached
+@pytest.mark.xdist_group("ray")  # its simulation runs on Ray
+@pytest.mark.parametrize(
+    "way", [audited_here, pytest.param(by_the_example, marks=pytest.mark.slow)]
+)
+def test_two_clients_in_flowers_simulation_are_recorded_and_audited(way, tmp_path):
+    pytest.importorskip("ray", reason="Flower's simulation needs Ray: pip install 'exhume[flower]'")
+    run = tmp_path / "run"
+    assert "The release leaks: 8 of 8 records (100%)" in way(run)
+    result = json.loads((run / "audit" / "result.json").read_text())
     assert result["victim"]["clients"] == 2
     (ratio,) = [a for a in result["attacks"] if a["id"] == "bias-ratio"]
     assert ratio["metrics"]["recovered"] == 1
     assert ratio["metrics"]["certified"] == 8
-    assert (tmp_path / "run" / "recorded").stat().st_mode & 0o777 == 0o700
+    assert (run / "recorded").stat().st_mode & 0o777 == 0o700

@@ -14,6 +14,7 @@ served = pytest.importorskip("served")
 PLAN, planted = served.PLAN, served.planted
 
 
+@pytest.mark.slow
 def test_a_body_as_onnx_answers_the_same(tmp_path):
     """That it knows no selector follows: it is made of a server folder that knows none."""
     for package in ("onnx", "onnxscript", "onnxruntime"):

@@ -1,4 +1,4 @@
-"""A channel on real MLServer processes: k numbers with fresh noise leave the client, and nothing else."""
+"""What a client with a channel sends: k numbers with fresh noise, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from exhume.integrations.exporting import export_parts
 from exhume.integrations.serve import Client
 
 served = pytest.importorskip("served")
-pytestmark = [pytest.mark.serve, pytest.mark.xdist_group("serve")]
+REAL = (pytest.mark.slow, pytest.mark.serve, pytest.mark.xdist_group("serve"))
 
 PLAN = Blueprint(ChannelNetwork(served.PLAN.network, "conv1", "pool", 6), "encode", "body")
 
@@ -34,20 +34,23 @@ def planted():
     return Pipeline(client, (parts.body,), "encode")
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory):
-    """Two servers that hold the same body."""
-    if served.server_python() is None:
-        pytest.skip("no interpreter with MLServer: make test sets one up, or EXHUME_SERVE_PYTHON")
+@pytest.fixture(scope="module", params=["stand-in", pytest.param("MLServer", marks=REAL)])
+def running(request, tmp_path_factory):
+    """A client's folder, and two servers that hold the same body."""
     folder = tmp_path_factory.mktemp("channel")
     export_parts(planted(), PLAN, folder / "client", folder / "server")
-    servers = [served.Running(folder, "0") for _ in range(2)]
+    if request.param == "stand-in":
+        servers = [served.StandIn(folder) for _ in range(2)]
+    elif served.server_python() is None:
+        pytest.skip("no interpreter with MLServer: make test sets one up, or EXHUME_SERVE_PYTHON")
+    else:
+        servers = [served.Running(folder, "0") for _ in range(2)]
     for server in servers:
         server.start()
     try:
         for server in servers:
             server.wait()
-        yield servers
+        yield folder / "client", servers
     finally:
         for server in servers:
             server.kill()
@@ -71,35 +74,19 @@ def images(count):
     return torch.rand(count, 3, 16, 16, generator=Key.from_seed(0).generator())
 
 
-def client_of(running, kind="grpc"):
-    urls = [getattr(server, kind) for server in running]
-    return Client(running[0].folder / "client", urls, deadline=60.0)
+def client_of(running, *urls):
+    folder, servers = running
+    return Client(folder, urls or [server.urls[0] for server in servers], deadline=60.0)
 
 
-@pytest.mark.parametrize("kind", ["grpc", "rest"])
-def test_the_same_logits_as_in_this_process(kind, running, monkeypatch):
+def test_the_same_logits_as_in_this_process(running, monkeypatch):
     generator = Key.from_seed(1).generator()
     noise = torch.randn(7, 6, generator=generator, dtype=torch.float64)
     monkeypatch.setattr(channels, "system_gaussian", lambda shape: noise)
-    with client_of(running, kind) as client:
-        torch.testing.assert_close(client(images(7)), planted()(images(7)), atol=1e-5, rtol=1e-5)
-
-
-def test_noise_is_fresh_for_every_request_and_never_for_a_repetition(running, asked):
-    same = images(1).expand(3, 3, 16, 16)
-    with client_of(running) as client:
-        one, two = client(same), client(same)
-        assert [sent.shape for sent in asked] == [(3, 6), (3, 6)]
-        rows = {tuple(row) for sent in asked for row in sent.tolist()}
-        assert len(rows) == 6
-        assert not torch.allclose(one, two)
-        running[0].kill()
-        asked.clear()
-        client(same)
-        assert len(asked) > 1  # the first server, then the second
-        assert all((sent == asked[0]).all() for sent in asked)
-    running[0].start()
-    running[0].wait()
+    for url in running[1][0].urls:
+        with client_of(running, url) as client:
+            found = client(images(7))
+        torch.testing.assert_close(found, planted()(images(7)), atol=1e-5, rtol=1e-5)
 
 
 def test_without_the_system_s_randomness_no_server_is_asked(running, asked, monkeypatch):
@@ -109,6 +96,22 @@ def test_without_the_system_s_randomness_no_server_is_asked(running, asked, monk
             client(images(2))
         monkeypatch.undo()
     assert not asked
+
+
+def test_noise_is_fresh_for_every_request_and_never_for_a_repetition(running, asked):
+    """The last test of these servers: one of them dies."""
+    same = images(1).expand(3, 3, 16, 16)
+    with client_of(running) as client:
+        one, two = client(same), client(same)
+        assert [sent.shape for sent in asked] == [(3, 6), (3, 6)]
+        rows = {tuple(row) for sent in asked for row in sent.tolist()}
+        assert len(rows) == 6
+        assert not torch.allclose(one, two)
+        running[1][0].kill()
+        asked.clear()
+        client(same)
+        assert len(asked) > 1  # the first server, then the second
+        assert all((sent == asked[0]).all() for sent in asked)
 
 
 def _fails(size):

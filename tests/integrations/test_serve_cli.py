@@ -71,6 +71,7 @@ print(json.dumps([[one.exit_code, one.output] for one in told]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.serve
 @pytest.mark.xdist_group("serve")
 def test_what_is_not_served(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import http.client
 import json
 import socket
@@ -140,9 +139,8 @@ def test_large_messages_are_refused_unread(running):
             pass  # it has hung up
         else:
             pytest.fail("everything was read")
-    bomb = gzip.compress(b" " * 2**26)
     packed = {**ADMITTED, "content-encoding": "gzip"}
-    assert post(server, INFER, bomb, packed)[0] == 415
+    assert post(server, INFER, served.bomb(128), packed)[0] == 415
     assert server.resident() - before < 2**26
     still_right(running)
 

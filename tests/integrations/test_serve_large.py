@@ -72,11 +72,10 @@ def messages():
     ]
 
 
-def test_health_beside_large_messages(tmp_path, monkeypatch):
+def test_health_beside_large_messages(tmp_path):
     if served.server_python() is None:
         pytest.skip("no interpreter with MLServer: make test sets one up, or EXHUME_SERVE_PYTHON")
-    monkeypatch.setattr(served, "PLAN", PLAN)
-    pipeline = served.planted(selected=(0,), bodies=1)
+    pipeline = served.planted((0,), bodies=1, plan=PLAN)
     export_parts(pipeline, PLAN, tmp_path / "client", tmp_path / "server")
     (tmp_path / "token").write_text(served.TOKEN)
     (tmp_path / "token").chmod(0o600)

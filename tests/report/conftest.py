@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).parent))  # for report_runs, in every import mode of pytest
 
@@ -27,24 +26,9 @@ QUIET = (
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
     """A run folder: `make_run(result, tensors, config="…", environment={…})`."""
+    from report_runs import write_run
 
-    def make(
-        result: dict[str, Any],
-        tensors: dict[str, Any] | None = None,
-        *,
-        config: str = 'seed = 0\n[data]\npath = "/home/jane/my data/mnist.npz"\n',
-        environment: dict[str, Any] | None = None,
-    ) -> Path:
-        run = tmp_path / "run"
-        run.mkdir()
-        (run / "result.json").write_text(json.dumps(result))
-        (run / "config.toml").write_text(config)
-        (run / "environment.json").write_text(json.dumps(environment or {"torch": "2.13.0"}))
-        if tensors:
-            save_file(tensors, run / "closed-form.safetensors")
-        return run
-
-    return make
+    return partial(write_run, tmp_path / "run")
 
 
 @pytest.fixture(scope="session")

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 NASTY = "</script><img src=x onerror=alert(1)>"
 MakeRun = Callable[..., Path]
+
+
+def write_run(
+    run: Path,
+    result: dict[str, Any],
+    tensors: dict[str, Any] | None = None,
+    *,
+    config: str = 'seed = 0\n[data]\npath = "/home/jane/my data/mnist.npz"\n',
+    environment: dict[str, Any] | None = None,
+) -> Path:
+    run.mkdir()
+    (run / "result.json").write_text(json.dumps(result))
+    (run / "config.toml").write_text(config)
+    (run / "environment.json").write_text(json.dumps(environment or {"torch": "2.13.0"}))
+    if tensors:
+        save_file(tensors, run / "closed-form.safetensors")
+    return run
 
 
 def evidence(

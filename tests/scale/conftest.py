@@ -10,11 +10,21 @@ FOLDER = str(Path(__file__).parent)
 sys.path.insert(0, FOLDER)  # for planted_jobs, in every import mode of pytest
 
 
-@pytest.fixture(scope="session")
-def cluster():
+@pytest.fixture
+def cluster(started):
     """A head and a second node on this machine, one core each, and this process connected to them."""
+    if not started.worker_nodes:  # a test has killed it
+        started.add_node(num_cpus=1)
+    return started
+
+
+@pytest.fixture(scope="session")
+def started():
+    """The nodes, started once, so that their workers are, too."""
     ray = pytest.importorskip("ray", reason="needs Ray: pip install 'exhume[ray]'")
     from ray.cluster_utils import Cluster as Nodes
+
+    from exhume import scale
 
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (FOLDER, before)))  # of the workers
@@ -26,7 +36,7 @@ def cluster():
     }  # 25 s otherwise
     nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 1, "_system_config": impatient})
     nodes.add_node(num_cpus=1)
-    ray.init(address=nodes.address, logging_level="ERROR", log_to_driver=False)
+    assert scale._connect(scale.Cluster(nodes.address))  # as a command does, but for all tests
     yield nodes
     ray.shutdown()
     nodes.shutdown()

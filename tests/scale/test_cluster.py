@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -118,6 +117,7 @@ def test_a_bug_keeps_its_traceback(spread):
         list(run_jobs(jobs.fails, [1], shared=None))
 
 
+@pytest.mark.slow
 def test_a_job_that_always_kills_its_process_is_given_up(spread, monkeypatch):
     monkeypatch.setattr(scale, "RETRIES", 0)
     with pytest.raises(ExhumeError, match=r"^job 0 was lost 1 times on the Ray cluster \(WorkerCr"):
@@ -136,6 +136,7 @@ def test_more_threads_than_any_node_has(spread):
         next(run_jobs(jobs.threads, [1], shared=None))
 
 
+@pytest.mark.slow
 def test_threads_of_the_caller_and_then_no_such_node_any_more(spread, cluster, tmp_path):
     node = cluster.add_node(num_cpus=2)
     torch.set_num_threads(2)
@@ -152,7 +153,11 @@ def test_threads_of_the_caller_and_then_no_such_node_any_more(spread, cluster, t
     killer.join()
 
 
+@pytest.mark.slow
 def test_ctrl_c_cancels_what_is_running(spread, tmp_path):
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored where a shell started us with &
     note = tmp_path / "begun"
     threading.Thread(
         target=lambda: (until(note.exists), os.kill(os.getpid(), signal.SIGINT))
@@ -172,64 +177,12 @@ def test_jobs_left_behind_after_the_connection_start_no_ray(spread, monkeypatch)
     left.close()
 
 
-def test_a_killed_node_loses_nothing_and_changes_no_bit(cluster, make_records, tmp_path):
-    key, mlp = Key.from_seed(0), MLP((20,), (6,), 3)
-    trace, slow = tmp_path / "trace", tmp_path / "slow"
-    recipe = jobs.Traced(FullBatch(mlp, Descent(steps=20)), str(trace), str(slow))
-    fixed = make_records(40, (20,), 3, key.fold("fixed"))
-    extra = make_records(28, (20,), 3, key.fold("extra")).one_each()
-
-    def fleet(folder):
-        store = FolderStore(tmp_path / folder)
-        start = mlp.initial(key)
-        return train_fleet(
-            recipe, start, fixed, extra, key=key, store=store, chunk=3, stage="training"
-        )
-
-    def begun() -> list[tuple[str, str]]:  # chunk and node, in order
-        lines = trace.read_text().splitlines() if trace.exists() else []
-        return [(chunk, node) for chunk, node in map(str.split, lines)]
-
-    expected = list(fleet("local"))
-    assert not begun()
-    third = str(2 * 3)  # the first model of the chunk
-    shards = sorted((tmp_path / "local").iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    (tmp_path / "spread").mkdir()
-    (tmp_path / "spread" / shards[2].name).write_bytes(shards[2].read_bytes())  # finished earlier
-
-    doomed = cluster.add_node(num_cpus=1)
-    slow.write_text(doomed.node_id)
-
-    def kill():
-        until(lambda: doomed.node_id in {node for _, node in begun()})
-        cluster.remove_node(doomed, allow_graceful=False)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    with spread_over(Cluster(cluster.address)):
-        chunks = list(fleet("spread"))
-    killer.join()
-
-    assert [len(chunk) for chunk in chunks] == [3] * 9 + [1]
-    assert torch.equal(torch.cat(chunks), torch.cat(expected))
-    assert {p.name: p.read_bytes() for p in (tmp_path / "spread").iterdir()} == {
-        p.name: p.read_bytes() for p in (tmp_path / "local").iterdir()
-    }
-    begun_by = {chunk: [node for c, node in begun() if c == chunk] for chunk, _ in begun()}
-    assert third not in begun_by
-    assert len(begun_by) == 9
-    (redone,) = [nodes for nodes in begun_by.values() if doomed.node_id in nodes]
-    assert redone[0] == doomed.node_id
-    assert redone[1:]
-    assert doomed.node_id not in redone[1:]
-
-
 def test_the_same_audit_through_the_command_line(cluster, tmp_path):
-    size = "--data digits --fixed 50 --targets 10 --shadows 150 --steps 10 --threads 1".split()
+    size = "--data digits --fixed 6 --targets 20 --shadows 80 --steps 10 --threads 1".split()
     local, spread = tmp_path / "local", tmp_path / "spread"
-    assert CliRunner().invoke(app, ["audit", *size, "--out", str(local)]).exit_code == 0
-    command = [sys.executable, "-m", "exhume", "audit", *size, "--out", str(spread)]
-    subprocess.run([*command, "--ray", cluster.address], check=True, capture_output=True)
+    for out, more in ((local, ()), (spread, ("--ray", cluster.address))):
+        result = CliRunner().invoke(app, ["audit", *size, "--out", str(out), *more])
+        assert result.exit_code == 0, result.output
     for name in ("config.toml", "closed-form.safetensors"):
         assert (local / name).read_bytes() == (spread / name).read_bytes()
     where = {run: json.loads((run / "environment.json").read_text()) for run in (local, spread)}
@@ -277,6 +230,7 @@ def test_two_nodes_are_faster_than_one(cluster, make_records, capsys):
     assert one / two > 1.4
 
 
+@pytest.mark.slow
 def test_the_users_own_code_trains_on_the_cluster(
     cluster, make_records, key, tmp_path, monkeypatch
 ):
@@ -297,3 +251,56 @@ def test_the_users_own_code_trains_on_the_cluster(
         (tmp_path / "mine.py").write_text(OWN.replace("lr=0.1", "lr=0.2"))
         with pytest.raises(ExhumeError, match="train: mine.py:train is not the code that it was"):
             trained()
+
+
+def test_a_killed_node_loses_nothing_and_changes_no_bit(cluster, make_records, tmp_path):
+    """The last test of two nodes: whoever comes later starts another one."""
+    key, mlp = Key.from_seed(0), MLP((20,), (6,), 3)
+    trace, slow = tmp_path / "trace", tmp_path / "slow"
+    recipe = jobs.Traced(FullBatch(mlp, Descent(steps=20)), str(trace), str(slow))
+    fixed = make_records(40, (20,), 3, key.fold("fixed"))
+    extra = make_records(28, (20,), 3, key.fold("extra")).one_each()
+
+    def fleet(folder):
+        store = FolderStore(tmp_path / folder)
+        start = mlp.initial(key)
+        return train_fleet(
+            recipe, start, fixed, extra, key=key, store=store, chunk=3, stage="training"
+        )
+
+    def begun() -> list[tuple[str, str]]:  # chunk and node, in order
+        lines = trace.read_text().splitlines() if trace.exists() else []
+        return [(chunk, node) for chunk, node in map(str.split, lines)]
+
+    expected = list(fleet("local"))
+    assert not begun()
+    third = str(2 * 3)  # the first model of the chunk
+    shards = sorted((tmp_path / "local").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    (tmp_path / "spread").mkdir()
+    (tmp_path / "spread" / shards[2].name).write_bytes(shards[2].read_bytes())  # finished earlier
+
+    (doomed,) = cluster.worker_nodes
+    slow.write_text(doomed.node_id)
+
+    def kill():
+        until(lambda: doomed.node_id in {node for _, node in begun()})
+        cluster.remove_node(doomed, allow_graceful=False)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with spread_over(Cluster(cluster.address)):
+        chunks = list(fleet("spread"))
+    killer.join()
+
+    assert [len(chunk) for chunk in chunks] == [3] * 9 + [1]
+    assert torch.equal(torch.cat(chunks), torch.cat(expected))
+    assert {p.name: p.read_bytes() for p in (tmp_path / "spread").iterdir()} == {
+        p.name: p.read_bytes() for p in (tmp_path / "local").iterdir()
+    }
+    begun_by = {chunk: [node for c, node in begun() if c == chunk] for chunk, _ in begun()}
+    assert third not in begun_by
+    assert len(begun_by) == 9
+    (redone,) = [nodes for nodes in begun_by.values() if doomed.node_id in nodes]
+    assert redone[0] == doomed.node_id
+    assert redone[1:]
+    assert doomed.node_id not in redone[1:]

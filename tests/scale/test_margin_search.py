@@ -13,7 +13,7 @@ from exhume.models.homogeneous import HomogeneousMLP
 from exhume.scale import Cluster, spread_over
 from exhume.store import NullStore
 
-pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.xdist_group("ray")]
 
 
 def test_the_same_choice_here_and_there(cluster, key):

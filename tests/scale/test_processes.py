@@ -87,12 +87,16 @@ def test_one_that_always_dies_is_said(two, monkeypatch):
         list(run_jobs(jobs.dies, [0], shared=None))
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "end", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_workers_end_with_the_caller(end, tmp_path):
     code = (
-        "import local_jobs\n"
+        "import local_jobs, signal\n"
         "from exhume.scale import Processes, run_jobs, spread_over\n"
         "if __name__ == '__main__':\n"
+        # ignored otherwise where a shell started the tests with &
+        "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "    with spread_over(Processes(2)):\n"
         f"        list(run_jobs(local_jobs.naps, range(2), shared={str(tmp_path)!r}))\n"
     )
@@ -178,7 +182,7 @@ def test_what_cannot_be_is_one_sentence(given, said):
 def test_the_command_trains_in_processes_and_gives_the_same_result(tmp_path):
     def run(*more):
         out = tmp_path / f"run{len(more)}"
-        small = "--fixed 60 --targets 20 --shadows 80 --hidden 8 --steps 10"
+        small = "--fixed 6 --targets 20 --shadows 80 --hidden 8 --steps 10"
         given = ["audit", "--data", "digits", *small.split(), "--threads", "1", "--out", str(out)]
         result = CliRunner().invoke(app, [*given, *more])
         assert result.exit_code == 0, result.output

@@ -23,6 +23,57 @@ def test_a_permuted_batch_is_matched_one_to_one():
     torch.testing.assert_close(scores.matched, truth)
 
 
+def test_the_metrics_are_those_of_a_loop(key):
+    generator = key.generator()
+    truth = torch.rand(2, 3, 1, 2, 2, generator=generator)
+    found = truth + 0.2 * torch.randn(truth.shape, generator=generator)
+    found[0, 1] = truth[0, 1]
+    found[1, 2] = 0
+    scores = scored(found, truth, labels=torch.tensor([[0, 0, 1], [1, 0, 0]]))
+    metrics = scores.metrics()
+    cosines = torch.nn.functional.cosine_similarity(found.flatten(2), truth.flatten(2), dim=2)
+    torch.testing.assert_close(scores.cosines, cosines.double())
+    assert metrics["min_cosine"] == 0
+    assert metrics["mean_cosine"] == pytest.approx(float(cosines.mean()))
+    assert metrics["recovered"] == pytest.approx(float((cosines >= 0.99).double().mean()))
+    decibels = -10 * torch.log10((found - truth).square().flatten(2).mean(2).double())
+    torch.testing.assert_close(scores.psnr, decibels.clamp(max=100))
+    assert metrics["psnr"] == pytest.approx(float(scores.psnr.mean()))
+    assert (metrics["batch_size_right"], scores.sizes.tolist()) == (0.5, [3, 2])
+    assert scores.labels_right.tolist() == [[True, True, False], [False, True, False]]
+    assert metrics["label_accuracy"] == 0.5
+    units = (torch.nn.functional.normalize(one.flatten(2), dim=2) for one in (found, truth))
+    apart = torch.sub(*units).norm(dim=2).double()
+    apart[1, 2] = 2**0.5
+    torch.testing.assert_close(scores.errors, apart, atol=1e-3, rtol=0)
+
+
+def test_what_counts_as_recovered():
+    truth = torch.tensor([[[1.0, 0], [0, 1]]])
+    found = torch.tensor([[[1.0, 0.1424], [0.1426, 1.0]]])  # tan arccos 0.99 = 0.14249
+    scores = scored(found, truth)
+    assert scores.metrics()["recovered"] == 0.5
+    assert scores.metrics()["label_accuracy"] == 0
+
+
+def test_labels_go_with_the_candidates_that_were_found(key):
+    """An empty place before them does not move them."""
+    truth = torch.eye(3)[None, :2]
+    found = torch.stack([torch.zeros(3), truth[0, 1], truth[0, 0]])[None]
+    assert scored(found, truth, labels=torch.tensor([[0, 1, 0]])).labels_right.tolist() == [
+        [True, False]
+    ]
+
+
+def test_features_in_place_of_the_records(key):
+    truth = torch.rand(2, 3, 4, generator=key.generator()) - 0.5
+    found = truth[:, [1, 2, 0]].square()
+    scores = scored(found, truth, through=torch.square)
+    assert scores.metrics()["min_cosine"] == pytest.approx(1)
+    torch.testing.assert_close(scores.matched, truth.square())
+    assert scored(truth, truth, through=torch.square).metrics()["mean_cosine"] < 0.9
+
+
 def test_one_candidate_serves_one_record():
     truth = torch.eye(3)[None]
     same = torch.tensor([[[1.0, 0, 0]] * 3])
@@ -46,3 +97,7 @@ def test_the_sign_counts_unless_told_otherwise():
     free = scored(-truth, truth, up_to_sign=True)
     assert free.cosines.tolist() == [[1, 1]]
     torch.testing.assert_close(free.matched, truth)
+    mixed = scored(truth * torch.tensor([[[1.0], [-1.0]]]), truth, up_to_sign=True)
+    assert mixed.cosines.tolist() == [[1, 1]]
+    assert scored(-truth[:, :1], truth[:, :1]).cosines.tolist() == [[-1]]
+    assert float(scored(-truth[:, :1], truth[:, :1]).errors) == pytest.approx(2)

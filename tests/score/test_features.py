@@ -5,7 +5,8 @@ import torch
 
 from exhume.contract import ExhumeError, Outcome, Reconstruction, Records, Secret, Status
 from exhume.score.features import score_constant, score_inputs
-from exhume.score.pixels import affine_fitted
+from exhume.score.pixels import affine_fitted, psnr
+from exhume.score.structure import ssim
 
 
 def found(images):
@@ -42,9 +43,33 @@ def test_a_constant_image_gains_nothing_but_its_level(key):
     expected = truth.flatten(1).var(1, correction=0).double()
     torch.testing.assert_close(scores.each["affine_mse"], expected, atol=1e-6, rtol=0)
     assert "lpips" not in scores.each
+    each = scores.each
+    assert float(each["mse"].mean()) == pytest.approx(float(truth.square().mean()))
+    level = truth.mean((1, 2, 3), keepdim=True).expand_as(truth)
+    torch.testing.assert_close(each["affine_psnr"], psnr(level, truth), atol=1e-4, rtol=0)
+    torch.testing.assert_close(each["affine_ssim"], ssim(level, truth), atol=1e-4, rtol=0)
+
+
+def test_a_distance_sees_every_pair_once_and_in_order(key):
+    """Two hundred and fifty pairs are given in parts, clipped to what an image can show."""
+    truth = torch.rand(250, 1, 2, 2, generator=key.generator())
+    secret = Secret(Records(truth, torch.zeros(250, dtype=torch.long), ("a",)))
+    sizes = []
+
+    def distance(a, b):
+        sizes.append(len(a))
+        return (a - b).abs().amax((1, 2, 3))
+
+    scores = score_inputs(secret, found(truth + 0.5), distance)
+    assert sizes[:3] == [100, 100, 50]
+    expected = ((truth + 0.5).clamp(0, 1) - truth).amax((1, 2, 3)).double()
+    torch.testing.assert_close(scores.each["lpips"], expected)
 
 
 def test_answers_to_other_inputs_are_refused():
     secret = Secret(Records(torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.long), ("a",)))
     with pytest.raises(ExhumeError, match="3 releases answered, 2 inputs were sent"):
         score_inputs(secret, found(torch.zeros(3, 1, 8, 8)), None)
+    empty = Reconstruction(torch.zeros(2, 0, 1, 8, 8), torch.zeros(2, 0), Status(Outcome.CONVERGED))
+    with pytest.raises(ExhumeError, match="2 releases answered, 2 inputs were sent"):
+        score_inputs(secret, empty, None)

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from exhume.contract import ExhumeError, Key
+from exhume.evidence import LineupRow
+from exhume.score.intervals import rate_reaching
 from exhume.score.lineup import LEVEL, Lineup, holm, likeness, strangers_for
 
 KEY = Key.from_seed(0)
@@ -38,7 +40,7 @@ def test_planted_records_are_identified():
 
 
 def test_every_permutation_counted_by_hand():
-    """Three places of a stratum, all six permutations: the sampled p is near the exact one."""
+    """Two places of a stratum of twelve, all pairs of records there: the sampled p is near the exact one."""
     similarity, stratum = drawn(1, 12, seed=3), torch.zeros(12)
     lineup = Lineup((similarity,), torch.tensor([0, 0] + [-1] * 10), stratum)
     score = lineup.score(KEY, draws=4000)
@@ -59,6 +61,114 @@ def test_every_permutation_counted_by_hand():
     share = sum(c >= observed for c in exact) / len(exact)
     assert score.count == observed
     assert score.p == pytest.approx(share, abs=0.03)
+
+
+def naive_score(lineup, key, draws):
+    """The definition, record by record, with the permutations that `score` draws, among all strangers."""
+    everyone = range(len(lineup.release))
+    strangers = {
+        i: [j for j in everyone if same_stratum(lineup, i, j) and not same_release(lineup, i, j)]
+        for i in everyone
+        if lineup.release[i] >= 0
+    }
+    strangers = {i: own for i, own in strangers.items() if len(own) >= 9}
+
+    def ahead(i, at):
+        """By measure: at how many strangers' places a record is at least as alike as that at the target's."""
+        rows = [m[lineup.release[i]] for m in lineup.similarity]
+        return [sum(float(row[at[j]] >= row[at[i]]) for j in strangers[i]) for row in rows]
+
+    ranks = {i: 1 + min(ahead(i, list(everyone))) for i in strangers}
+    counts, generator = [0] * draws, key.fold("permutations").generator()
+    for label in sorted(set(lineup.stratum.tolist())):
+        own = [i for i in strangers if lineup.stratum[i] == label]
+        used = sorted({j for i in own for j in (i, *strangers[i])})
+        for draw in range(draws) if own else ():
+            if draw % 1000 == 0:
+                left = min(1000, draws - draw)
+                seats = torch.rand(left, len(used), generator=generator).argsort(1)
+            at = {used[int(s)]: record for record, s in zip(used, seats[draw % 1000], strict=True)}
+            counts[draw] += sum(min(ahead(i, at)) == 0 for i in own)
+    tails = [(1 + sum(c >= least for c in counts)) / (1 + draws) for least in range(len(ranks) + 2)]
+    enough = [least for least, tail in enumerate(tails) if tail <= 0.01]
+    return ranks, counts, tails, enough[0] if enough else len(ranks) + 1
+
+
+def same_stratum(lineup, i, j):
+    return lineup.stratum[i] == lineup.stratum[j]
+
+
+def same_release(lineup, i, j):
+    return lineup.release[i] == lineup.release[j]
+
+
+@pytest.mark.parametrize(
+    ("releases", "places", "strata", "levels", "draws"),
+    [
+        ([0, 1, 2], 33, 1, 1000, 99),  # p is 0.01 where no permutation does as well
+        ([0, 0, 1, 1], 28, 2, 6, 50),  # many ties; so few draws prove nothing
+        ([0], 12, 1, 1000, 1015),  # more than are drawn at once
+        ([1, 0, 0, 2, 1], 45, 3, 1000, 300),
+    ],
+)
+def test_the_score_is_that_of_the_definition(releases, places, strata, levels, draws):
+    stratum = torch.arange(places) % strata
+    release = torch.tensor(releases + [-1] * (places - len(releases)))
+    measures = []
+    for seed in (1, 2):
+        rows = (drawn(3, places, seed=seed) * levels).floor()
+        rows[release[: len(releases)], torch.arange(len(releases))] += 0.4 * levels
+        measures.append(rows)
+    lineup = Lineup(tuple(measures), release, stratum)
+    ranks, counts, tails, needed = naive_score(lineup, KEY, draws)
+    score = lineup.score(KEY, draws=draws)
+    assert dict(zip(score.targets.tolist(), score.ranks.tolist(), strict=True)) == ranks
+    assert score.count == sum(rank == 1 for rank in ranks.values())
+    assert score.identified.tolist() == [ranks[i] == 1 for i in score.targets.tolist()]
+    assert score.p == pytest.approx(tails[score.count])
+    assert score.chance == pytest.approx(sum(counts) / draws / len(ranks))
+    assert score.needed == needed
+    assert score.detectable == rate_reaching(needed, len(ranks))
+    assert score.left_out == len(releases) - len(ranks)
+
+
+def test_without_targets_nothing_is_proved():
+    score = Lineup((drawn(1, 20),), torch.full((20,), -1), torch.zeros(20)).score(KEY, draws=99)
+    assert (score.count, score.p, score.chance, score.needed) == (0, 1.0, 0.0, 1)
+    assert (score.fewest, score.left_out, score.detectable) == (0, 0, 1.0)
+    few = Lineup((drawn(1, 9),), torch.tensor([0] + [-1] * 8), torch.zeros(9)).score(KEY, draws=99)
+    assert (few.count, few.p, few.left_out) == (0, 1.0, 1)
+
+
+def test_a_target_needs_nine_strangers_and_has_at_most_those_asked_for():
+    lineup = one_release_each(3, 197, 1, drawn(3, 200))
+    assert lineup.score(KEY, draws=9).fewest == 99
+    assert lineup.score(KEY, strangers=30, draws=9).fewest == 30
+    assert lineup.score(KEY, strangers=500, draws=9).fewest == 199
+    for strangers, kept in ((9, 1), (8, 0)):
+        small = one_release_each(1, strangers, 1, drawn(1, 1 + strangers))
+        assert len(small.score(KEY, draws=9).targets) == kept
+
+
+def test_fewer_strangers_are_a_sample_of_their_stratum():
+    """A target ahead of a third of its stratum's strangers only: its rank among a few says so, too."""
+    row = torch.cat([torch.tensor([0.5]), torch.linspace(0, 0.75, 300), torch.ones(300)])
+    release = torch.tensor([0] + [-1] * 600)
+    stratum = torch.tensor([0] * 301 + [1] * 300)  # those who would be ahead of it are of another
+    score = Lineup((row.double()[None],), release, stratum).score(KEY, strangers=100, draws=9)
+    assert 15 <= int(score.ranks[0]) - 1 <= 52  # of 100, a third are ahead
+
+
+def test_the_row_of_a_score():
+    planted = drawn(3, 90, seed=9)
+    planted[torch.arange(3), torch.arange(3)] += 2
+    release = torch.tensor([0, 1, 2, 0] + [-1] * 86)
+    stratum = torch.tensor([0, 0, 0, 7] + [0] * 86)
+    score = Lineup((planted,), release, stratum).score(KEY, draws=999)
+    assert score.row(left_out=4, among="others") == LineupRow(
+        3, 3, 88, score.chance, 0.001, score.needed, score.detectable, 5, "others"
+    )
+    assert score.row(among="others").left_out == 1
 
 
 def test_ties_lose():
@@ -93,11 +203,11 @@ def test_answers_that_carry_only_the_class_identify_nobody():
 def test_the_level_holds_under_the_null(shared):
     """One answer for all targets, or one each: significant at .05 in about 5% of the draws, not more."""
     alarms = 0
-    for seed in range(200):
-        rows = drawn(1, 60, seed=seed).expand(20, 60) if shared else drawn(20, 60, seed=seed)
-        lineup = one_release_each(20, 40, 2, rows)
+    for seed in range(100):
+        rows = drawn(1, 40, seed=seed).expand(10, 40) if shared else drawn(10, 40, seed=seed)
+        lineup = one_release_each(10, 30, 2, rows)
         alarms += lineup.score(Key.from_seed(seed), draws=199).p <= 0.05
-    assert alarms <= 20  # 10 expected; 20 has a probability of .2%
+    assert alarms <= 12  # at most 5 expected; more than 12 have a probability of .15%
 
 
 def test_one_checkpoint_with_many_members():
@@ -139,6 +249,40 @@ def test_speckle_is_seen_through_by_correlation():
     assert int(negative[0].argmin()) == 0  # signed: the negative is no likeness
 
 
+def test_likeness_of_images_in_numbers():
+    pool, found = drawn(4, 2, 3, 3), drawn(2, 2, 3, 3, seed=1)
+    error, correlation = likeness([found, found[:1]], pool)
+    flat, theirs = found.flatten(1), pool.flatten(1)
+    expected = -(flat[:, None] - theirs).square().mean(2)
+    torch.testing.assert_close(error, torch.stack([expected.amax(0), expected[0]]))
+    both = torch.corrcoef(torch.cat([flat, theirs]))[:2, 2:]
+    torch.testing.assert_close(correlation, torch.stack([both.amax(0), both[0]]))
+
+
+def test_likeness_of_vectors_in_numbers():
+    pool, found = drawn(6, 4), drawn(1, 4, seed=1)
+    (error,) = likeness([found], pool)
+    expected = ((found - pool) / pool.std(0)).square().mean(1)
+    torch.testing.assert_close(error[0], -expected)
+
+
+def test_what_is_not_finite_answers_nothing():
+    pool = drawn(5, 4)
+    broken = pool[2:4].clone()
+    broken[0, 1] = torch.nan
+    (error,) = likeness([broken, broken[:1], pool[:0]], pool)
+    assert int(error[0].argmax()) == 3
+    assert bool((error[1:] == -torch.inf).all())
+    (nothing,) = likeness([broken, broken], pool[:0])
+    assert nothing.shape == (2, 0)
+
+
+def test_a_measure_that_is_given_is_the_only_one():
+    pool = drawn(5, 1, 4, 4)
+    (only,) = likeness([pool[:2]], pool, lambda found, own: found[:, 0, 0, :1] + own[:, 0, 0, 0])
+    torch.testing.assert_close(only[0], pool[:2, 0, 0, 0].max() + pool[:, 0, 0, 0])
+
+
 def test_columns_of_vectors_count_alike():
     pool = drawn(50, 3) * torch.tensor([1.0, 1000.0, 1e-3])
     (alike,) = likeness([pool[7:8] + torch.tensor([0.0, 5.0, 0.0])], pool)
@@ -151,12 +295,22 @@ def test_tokens_in_place():
     assert alike[0].tolist() == [0.75, 0.5, 0.25]
 
 
-def test_how_many_strangers():
-    assert strangers_for(50, 4, 2) == 99
-    assert strangers_for(1, 1, 1) == 199 or strangers_for(1, 1, 1) >= 99
-    assert 1 / (strangers_for(1, 1, 1) + 1) <= LEVEL
-    assert strangers_for(1, 20, 2) == 1999  # then only a proof can decide
-    assert (2 / (strangers_for(2, 4, 2) + 1)) ** 2 <= LEVEL / 4
+@pytest.mark.parametrize(
+    ("targets", "tests", "measures", "strangers"),
+    [
+        (50, 4, 2, 99),
+        (1, 1, 1, 99),  # 1 in 100 is just enough
+        (1, 1, 2, 199),
+        (1, 2, 2, 399),
+        (1, 7, 1, 799),  # 1 in 800 is below .01 / 7, 1 in 400 is not
+        (2, 4, 2, 99),
+        (2, 26, 2, 199),  # 1 in 2500 is above .01 / 26
+        (1, 20, 2, 1999),  # then only a proof can decide
+        (0, 0, 2, 199),  # as one target and one test
+    ],
+)
+def test_how_many_strangers(targets, tests, measures, strangers):
+    assert strangers_for(targets, tests, measures) == strangers
 
 
 def test_what_would_be_noticed():
@@ -179,5 +333,11 @@ def test_holm():
 def test_shapes_that_do_not_fit():
     with pytest.raises(ExhumeError, match="3 places"):
         Lineup((torch.zeros(1, 4),), torch.tensor([0, -1, -1]), torch.zeros(3))
+    with pytest.raises(ExhumeError, match="3 places"):
+        Lineup((torch.zeros(1, 3), torch.zeros(2, 3)), torch.tensor([0, -1, -1]), torch.zeros(3))
+    with pytest.raises(ExhumeError, match="3 places"):
+        Lineup((torch.zeros(1, 3),), torch.tensor([0, -1, -1]), torch.zeros(4))
     with pytest.raises(ExhumeError, match="a release that nothing answers"):
         Lineup((torch.zeros(1, 3),), torch.tensor([1, -1, -1]), torch.zeros(3))
+    empty = Lineup((torch.zeros(1, 0),), torch.zeros(0).long(), torch.zeros(0))
+    assert empty.score(KEY, draws=9).p == 1.0

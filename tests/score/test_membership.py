@@ -26,11 +26,16 @@ def test_targets_are_separated_one_by_one():
     assert mean_auc(members, others) == 1.0
     assert mean_auc(others, members) == 0.0
     assert float(auc(members.flatten(), others.flatten())) < 1
+    assert mean_auc(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])) == 0.5
 
 
 def test_gap_over_spread():
     members, others = torch.tensor([[3.0], [5.0]]), torch.tensor([[0.0], [2.0]])
     assert float(gap_over_spread(members, others)) == pytest.approx(3 / 2**0.5)
+    members, others = torch.arange(10.0).reshape(5, 2).double() ** 2, torch.eye(2).double()
+    columns = zip(members.T, others.T, strict=True)
+    naive = [(a.mean() - b.mean()) / ((a.var() + b.var()) / 2) ** 0.5 for a, b in columns]
+    torch.testing.assert_close(gap_over_spread(members, others), torch.stack(naive))
     still = torch.ones(3, 1)
     assert float(gap_over_spread(still, still)) == 0
     assert float(gap_over_spread(still + 1, still)) == float("inf")
@@ -40,9 +45,14 @@ def test_what_cannot_be_scored_is_refused():
     one = torch.ones(1, 2)
     with pytest.raises(ExhumeError, match="0 models with and 1 without"):
         auc(one[:0], one)
-    with pytest.raises(ExhumeError, match="at least 2 of each needed"):
-        gap_over_spread(one, one)
+    with pytest.raises(ExhumeError, match="1 models with and 0 without"):
+        auc(one, one[:0])
+    for members, others in ((1, 2), (2, 1)):
+        with pytest.raises(ExhumeError, match="at least 2 of each needed"):
+            gap_over_spread(one.expand(members, 2), one.expand(others, 2))
     with pytest.raises(ExhumeError, match="not of the same targets"):
         auc(one, torch.ones(1, 3))
-    with pytest.raises(ExhumeError, match="not a number"):
-        auc(one * float("nan"), one)
+    broken = torch.tensor([[1.0, float("nan")]])
+    for members, others in ((broken, one), (one, broken)):
+        with pytest.raises(ExhumeError, match="not a number"):
+            auc(members, others)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from exhume.contract import ExhumeError, Outcome, Reconstruction, Records, Secret, Status
-from exhume.score.naming import named_rightly
+from exhume.score.naming import named_rightly, nearest_is_right
 
 CLASSES = ("a", "b")
 
@@ -34,6 +34,19 @@ def test_equal_candidates_are_one():
     assert named_rightly(secret, answers([[1.0, 0.0]]), LISTED).tolist() == [True]
 
 
+def test_many_candidates_of_any_shape(key):
+    listed = torch.rand(40, 2, 3, generator=key.generator())
+    which = torch.randint(40, (25,), generator=key.generator())
+    answers = listed[which] + 0.3 * torch.randn(25, 2, 3, generator=key.generator())
+    naive = [
+        min(range(40), key=lambda i: float((answer - listed[i]).square().sum())) == own
+        for answer, own in zip(answers, which.tolist(), strict=True)
+    ]
+    found = nearest_is_right(answers, listed[which], listed)
+    assert found.tolist() == naive
+    assert 5 < sum(naive) < 25
+
+
 def test_refusals():
     with pytest.raises(ExhumeError, match="candidates: a record behind a release is not on the"):
         named_rightly(Secret(records([[0.5, 0.5]])), answers([[0.5, 0.5]]), LISTED)
@@ -41,3 +54,6 @@ def test_refusals():
         ExhumeError, match="1 candidates for each of 2 releases do not answer 1 rec"
     ):
         named_rightly(Secret(LISTED[:1]), answers([[0.5, 0.5], [0.0, 0.0]]), LISTED)
+    nothing = Reconstruction(torch.zeros(1, 0, 2), torch.zeros(1, 0), Status(Outcome.CONVERGED))
+    with pytest.raises(ExhumeError, match="0 candidates for each of 1 releases"):
+        named_rightly(Secret(LISTED[:1]), nothing, LISTED)

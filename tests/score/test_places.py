@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from scipy.stats import rankdata
 
 from exhume.contract import ExhumeError, Key, Records, Vocabulary
+from exhume.score import places as places_module
 from exhume.score.averages import averages_among
+from exhume.score.lineup import likeness
 from exhume.score.placebo import placebo
-from exhume.score.places import PEOPLE, line_up, places_for
+from exhume.score.places import PEOPLE, Places, line_up, places_for
 
 KEY = Key.from_seed(4)
 
@@ -39,9 +42,45 @@ def test_copies_stand_there_once_and_what_is_held_not_at_all():
     assert (held.targets, held.left_out) == (5, 5)
 
 
+def test_who_counts_as_a_copy(monkeypatch):
+    """Pair by pair: within 1% of the variance of what is held, or of an earlier record."""
+    monkeypatch.setattr(places_module, "_ROWS", 7)
+    generator = KEY.generator()
+    vectors = torch.rand(40, 1, 3, generator=generator).repeat(1, 2, 1).reshape(80, 3)
+    vectors += 0.06 * torch.randn(80, 3, generator=generator)
+    everyone = Records(vectors, torch.zeros(80).long(), ("a",))
+    held = Records(vectors[60:75] + 0.02, torch.zeros(15).long(), ("a",))
+    order = torch.randperm(80, generator=KEY.fold("copies").generator()).tolist()
+    squared = (vectors[:, None] - vectors).double().square().sum(2)
+    bar = 0.01 * vectors.double().var(0).mean() * 3
+    near = (vectors[:, None] - held.inputs).double().square().sum(2).amin(1) <= bar
+    first = [all(squared[i, j] > bar for j in order[: order.index(i)]) for i in range(80)]
+    kept = torch.tensor(first) & ~near
+    places = places_for(everyone[:20], each(20), everyone[20:], KEY, held=held)
+    torch.testing.assert_close(places.inputs, vectors[kept])
+    assert 5 < int(near.sum()) < 40 < sum(first) < 75
+    assert places.release.tolist() == [i if i < 20 else -1 for i in kept.nonzero()[:, 0].tolist()]
+    assert places.left_out == 20 - int(kept[:20].sum())
+
+
+def test_no_more_strangers_than_a_line_up_can_use():
+    vectors = torch.rand(2200, 20, generator=KEY.generator())
+    labels = (torch.arange(2200) % 22 == 0).long()  # 100 of the second class
+    everyone = Records(vectors, labels, ("a", "b"))
+    places = places_for(everyone[:50], each(50), everyone[50:], KEY)
+    strangers = places.stratum[places.release < 0]
+    assert torch.bincount(strangers).tolist() == [400, 97]
+    picked = places.inputs[50:450]
+    assert not torch.equal(picked, everyone.inputs[50:][labels[50:] == 0][:400])  # drawn at random
+    alone = places_for(everyone[1:2], each(1), everyone[50:], KEY)  # one target needs many
+    assert torch.bincount(alone.stratum).tolist() == [2001, 97]
+    texts = Records(torch.arange(3000).reshape(500, 6), torch.zeros(500).long(), ("a",))
+    assert len(places_for(texts[:50], each(50), texts[50:], KEY).inputs) == 500
+
+
 def test_copies_of_a_target_do_not_make_it_famous():
     """Every record twice: a class-mean answer identifies nobody, and no duplicate counts."""
-    records = pictures(200, 1)
+    records = pictures(120, 1)
     twice = Records(records.inputs.repeat(2, 1, 1, 1), records.labels.repeat(2), records.classes)
     mean = records.inputs.mean(0, keepdim=True)
     row, ranks = line_up(places_for(twice[:30], each(30), twice[30:], KEY), [mean] * 30, KEY)
@@ -57,6 +96,37 @@ def test_strangers_are_of_the_same_class_by_name():
     places = places_for(targets, each(4), named, KEY)
     strangers = places.stratum[places.release < 0]
     assert torch.equal(strangers, 1 - others.labels)
+    unknown = Records(others.inputs, others.labels, ("c", "a"))
+    places = places_for(targets, each(4), unknown, KEY)
+    assert torch.equal(places.stratum[places.release < 0], 2 - 2 * others.labels)
+    assert places.targets == 4
+
+
+def test_without_strangers_targets_are_each_others():
+    places = places_for(pictures(30), each(30), pictures(30)[:0], KEY)
+    row, ranks = line_up(places, [x[None] for x in places.inputs], KEY)
+    assert (row.identified, row.strangers, row.left_out) == (30, 14, 0)
+    assert ranks.tolist() == [1] * 30
+
+
+def test_the_number_of_strangers_follows_the_number_of_tests():
+    places = places_for(pictures(2, 1), each(2), pictures(300, 1, seed=1), KEY)
+    answers = [x[None] for x in places.inputs[:2]]
+    assert line_up(places, answers, KEY)[0].strangers == 99
+    assert line_up(places, answers, KEY, tests=26)[0].strangers == 199
+
+
+def test_every_rank_belongs_to_its_target():
+    """The second is held, the fourth has no answer, the fifth gets the sixth's."""
+    targets, strangers = pictures(6, 1), pictures(40, 1, seed=1)
+    answers = [x[None] for x in targets.inputs]
+    answers[3], answers[4] = answers[3][:0], answers[5]
+    places = places_for(targets, each(6), strangers, KEY, held=targets[1:2])
+    row, ranks = line_up(places, answers, KEY)
+    assert [ranks[i].item() for i in (0, 1, 2, 5)] == [1, 0, 1, 1]
+    assert ranks[3] == 1 + row.strangers == 45
+    assert ranks[4] > 1
+    assert (row.identified, row.targets, row.left_out) == (3, 5, 1)
 
 
 def test_texts_stand_beside_texts_of_their_length():
@@ -68,6 +138,12 @@ def test_texts_stand_beside_texts_of_their_length():
     lengths = (places.inputs != 0).sum(1)
     for stratum in torch.unique(places.stratum):
         assert len(torch.unique(lengths[places.stratum == stratum])) == 1
+    two = Records(tokens, torch.arange(90) // 45, ("a", "b"), Vocabulary())
+    places = places_for(two[:6], each(6), two[6:], KEY, padding=0)
+    lengths = (tokens != 0).sum(1) // 2 - 1  # 2, 4 and 6 words
+    assert torch.equal(places.stratum, 3 * two.labels + lengths)
+    unpadded = places_for(two[:6], each(6), two[6:], KEY)
+    assert torch.equal(unpadded.stratum, 3 * two.labels)
 
 
 def test_people():
@@ -81,8 +157,40 @@ def test_people():
     assert places.targets == 15
     row, _ = line_up(places, [x[None] for x in targets.inputs], KEY)
     assert (row.identified, row.p) == (15, 1e-4)
-    known = faces[70:]  # the adversary holds the targets' other photographs
-    assert places_for(targets, each(15), strangers, KEY, held=known).targets <= 15
+    known = faces[40:45]  # the adversary holds other photographs of five targets
+    places = places_for(targets, each(15), strangers, KEY, held=known)
+    assert (places.targets, places.left_out) == (10, 5)
+    assert len(places.inputs) == 25
+    assert set(places.stratum.tolist()) == {0}
+
+
+def crowd(alone, strange):
+    """Ten targets, so many each of a class of its own; 60 strangers, so many of other classes."""
+    labels = [1 + i if i < alone else 0 for i in range(10)]
+    labels += [20 + i if i < strange else 0 for i in range(60)]
+    inputs = torch.rand(70, 1, 6, 6, generator=KEY.generator())
+    everyone = Records(inputs, torch.tensor(labels), tuple(f"p{i}" for i in range(80)))
+    return everyone[:10], everyone[10:]
+
+
+@pytest.mark.parametrize(
+    ("alone", "strange", "known", "targets"),
+    [
+        (5, 40, True, None),  # half of them have strangers of their class
+        (6, 40, True, 7),  # six people, and one of the class of the other four
+        (6, 40, False, None),  # nothing is held that could be the same person
+        (6, 2, True, None),  # 9 people are too few for each other
+        (6, 3, True, 7),
+        (9, 0, True, 10),  # nobody has strangers, in classes or among people
+    ],
+)
+def test_when_people_stand_among_people(alone, strange, known, targets):
+    private, strangers = crowd(alone, strange)
+    held = Records(torch.rand(3, 1, 6, 6), torch.tensor([77] * 3), private.classes)
+    places = places_for(private, each(10), strangers, KEY, held=held if known else None)
+    assert places.among == (PEOPLE if targets else "strangers of the same class")
+    assert places.targets == (targets or 10)
+    assert places.left_out == 10 - places.targets
 
 
 def test_shapes_must_agree():
@@ -99,19 +207,78 @@ def test_averages():
     found = torch.stack([mean, mixed, near])
     assert averages_among(found, batch).tolist() == [True, True, False]
     assert averages_among(mean[None], batch[:1]).tolist() == [False]
+    assert averages_among(found[:0], batch).shape == (0,)
+    line = Records(torch.tensor([[0.0], [4.0]]), torch.zeros(2).long(), ("a",))
+    there = torch.tensor([[0.9], [1.0], [1.1]])  # halfway between a record and the mean
+    assert averages_among(there, line).tolist() == [False, False, True]
+
+
+def naive_placebo(places):
+    """The definition, with the draws that `placebo` makes: every p-value, not yet times their number."""
+    generator, strata = KEY.generator(), sorted(set(places.stratum.tolist()))
+    of_class = [(places.stratum == label).nonzero()[:, 0] for label in strata]
+    held, p_values = torch.zeros(len(places.release), dtype=torch.bool), []
+    for rows in of_class:
+        strangers = rows[places.release[rows] < 0]
+        order = torch.randperm(len(strangers), generator=generator)
+        held[strangers[order[: min(50, len(strangers) // 5)]]] = True
+    for among_held in (False, True):
+        totals = 0
+        for everyone in of_class:
+            rows = everyone[~held[everyone]] if among_held else everyone
+            own = places.inputs[everyone]
+            answers = own[held[everyone]] if among_held else own.mean(0, keepdim=True)
+            drawn = torch.rand(1999, len(rows), generator=generator).argsort(1)
+            targets = int((places.release[rows] >= 0).sum())
+            alike = torch.stack([m[0] for m in likeness([answers], places.inputs[rows])])
+            ranks = torch.stack([torch.as_tensor(rankdata(m)) for m in alike])
+            members = torch.cat([torch.arange(targets)[None], drawn[:, :targets]])
+            sums = ranks[:, members].sum(2) - targets * (len(rows) + 1) / 2
+            totals = totals + sums / len(rows)
+        far = totals.abs()
+        p_values += ((far[:, 1:] >= far[:, :1] - 1e-9).sum(1) + 1).div(2000).tolist()
+    return p_values
+
+
+def test_a_placebo_is_that_of_the_definition():
+    inputs = torch.rand(420, 1, 2, 2, generator=KEY.generator())
+    labels = torch.tensor([0] * 12 + [1] * 8 + [0] * 300 + [1] * 100)  # targets first in each
+    release = torch.tensor([0] * 20 + [-1] * 400)
+    places = Places(inputs, release, labels, release)
+    p_values = naive_placebo(places)
+    assert len(p_values) == 4
+    assert placebo(places, KEY) == pytest.approx(min(1.0, 4 * min(p_values)))
+    places.inputs[:20] = 0.5 + 0.3 * (inputs[:20] - 0.5)
+    found = placebo(places, KEY)
+    assert found == pytest.approx(4 * min(naive_placebo(places)))
+    assert found < 0.1
 
 
 def test_a_placebo_notices_a_choice_and_spares_a_draw():
-    records = pictures(300, 2)
-    chosen = (
-        (records.inputs - records.inputs.mean(0)).flatten(1).norm(dim=1).argsort()
-    )  # typical ones
-    picked, rest = records[chosen[:30]], records[chosen[30:]]
-    none = torch.zeros(30, dtype=torch.long)
-    assert placebo(places_for(picked, none, rest, KEY), KEY) < 0.01
+    records = pictures(150, 2)
+    far = (records.inputs - records.inputs.mean(0)).flatten(1).norm(dim=1).argsort()
+    none = torch.zeros(15, dtype=torch.long)
+    for order in (far, far.flip(0)):  # the most typical ones, and the least
+        places = places_for(records[order[:15]], none, records[order[15:]], KEY)
+        assert placebo(places, KEY) == 4 / 2000  # two answers, two measures; no draw was as extreme
     rejected = 0
-    for draw in range(60):
-        order = torch.randperm(300, generator=KEY.fold(draw).generator())
-        places = places_for(records[order[:30]], none, records[order[30:]], KEY)
+    for draw in range(30):
+        order = torch.randperm(150, generator=KEY.fold(draw).generator())
+        places = places_for(records[order[:15]], none, records[order[15:]], KEY)
         rejected += placebo(places, KEY.fold("p", draw)) <= 0.01
-    assert rejected <= 3
+    assert rejected <= 2  # more have a probability of .3%
+
+
+def test_a_placebo_of_texts_and_of_nothing():
+    tokens = torch.randint(1, 50, (200, 6), generator=KEY.generator())
+    tokens[100:, 0] = 7
+    tokens[:20, 1:] = tokens.mode(0).values[1:]  # chosen for being usual
+    release = torch.tensor([0] * 20 + [-1] * 180)
+    places = Places(tokens, release, torch.zeros(200).long(), release)
+    assert placebo(places, KEY) == 2 / 2000
+    for release in (
+        torch.zeros(20).long(),
+        torch.full((20,), -1),
+    ):  # targets alone, strangers alone
+        alone = Places(tokens[:20], release, torch.zeros(20).long(), release)
+        assert placebo(alone, KEY) == 1.0

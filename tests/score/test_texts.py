@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from exhume.contract import ExhumeError, Outcome, Reconstruction, Records, Status
+from exhume.score.intervals import clopper_pearson
 from exhume.score.texts import NOTHING, alike_lists, alike_texts, score_texts, score_words
+from exhume.score.updates import dealt
 from exhume.victims.updates import keep_secret
 
 WORDS, PLACES, PADDING = 90, 6, 0
@@ -27,13 +29,13 @@ def answer(tokens):
     )
 
 
-def naive(truth, found, ordered):
+def naive(truth, found, ordered, padding=PADDING):
     """The share of a text's tokens that another has."""
-    longer = max(sum(token != PADDING for token in text) for text in (truth, found))
+    longer = max(sum(token != padding for token in text) for text in (truth, found))
     if ordered:
-        pairs = [(a, b) for a, b in zip(truth, found, strict=True) if a != PADDING]
+        pairs = [(a, b) for a, b in zip(truth, found, strict=True) if a != padding]
         return sum(a == b for a, b in pairs) / longer
-    real = Counter(a for a in truth if a != PADDING)
+    real = Counter(a for a in truth if a != padding)
     return sum((real & Counter(found)).values()) / longer
 
 
@@ -66,6 +68,76 @@ def test_shares_are_those_of_a_naive_count(ordered, key):
     assert scores.evidence["right_share"].tolist() == pytest.approx(want)
     assert scores.metrics["token_accuracy"] == pytest.approx(sum(want) / 4)
     assert "success" not in scores.metrics
+
+
+@pytest.mark.parametrize("padding", [PADDING, None])
+@pytest.mark.parametrize("ordered", [True, False])
+def test_every_number_by_hand(ordered, padding, key):
+    """Two texts are held, one of them in another order; one is answered by nobody; decoys come back."""
+    private, others = drawn(key.fold("p"), 8), drawn(key.fold("o"), 40)
+    held, decoys = dealt(others, key)
+    held.inputs[3] = private.inputs[1, torch.tensor([5, 1, 2, 3, 4, 0])]
+    held.inputs[4] = private.inputs[2]
+    order = torch.randperm(40, generator=key.fold("decoys").generator())
+    others.inputs[order[20:]] = held.inputs
+    found = private.inputs[:7].clone()
+    for place in range(7):
+        found[place, : min(place, 5)] = torch.randint(1, 20, (min(place, 5),))
+    found = torch.cat([found, decoys.inputs[:3].flip(1)])
+    pair = (keep_secret(private), answer(found))
+    scores = score_texts([pair], others, key, padding=padding, ordered=ordered)
+
+    def share(truth, text):
+        return naive(truth.tolist(), text.tolist(), ordered, padding)
+
+    def same(truth, text):
+        return all(truth == text) if ordered else sorted(truth.tolist()) == sorted(text.tolist())
+
+    table = [[share(truth, text) for text in held.inputs] for truth in private.inputs]
+    bars = [max(row) for row in table]
+    likest = [held.inputs[row.index(max(row))] for row in table]
+    usual = torch.stack([column.mode().values for column in held.inputs.T])
+    known = [same(*two) for two in zip(private.inputs, likest, strict=True)]
+    right = scores.evidence["right_share"].tolist()
+    matched = scores.evidence["reconstructions"]
+    new = [i for i in range(8) if not known[i]]
+    won = sum(right[i] > bars[i] for i in new)
+    lucky = sum(
+        max(share(decoy, text) for text in found) > max(share(decoy, text) for text in held.inputs)
+        for decoy in decoys.inputs
+    )
+    pairs = list(zip(private.inputs, matched, strict=True))
+    low, high = clopper_pearson(won, len(new))
+    assert known == [False, not ordered, True] + [False] * 5
+    assert won < len(new)
+    expected = {
+        "targets": 8,
+        "candidates": 10,
+        "token_accuracy": sum(right) / 8,
+        "whole_texts": sum(map(bool, (same(*two) for two in pairs))) / 8,
+        "word_accuracy": sum(naive(a.tolist(), b.tolist(), False, padding) for a, b in pairs) / 8,
+        "oracle_token_accuracy": sum(bars) / 8,
+        "usual_token_accuracy": sum(share(truth, usual) for truth in private.inputs) / 8,
+        "pool": 20,
+        "duplicates": len(known) - len(new),
+        "decoys": 20,
+        "success": won / len(new),
+        "success_low": low,
+        "success_high": high,
+        "null_success": lucky / 20,
+    }
+    assert {name: scores.metrics[name] for name in expected} == pytest.approx(expected)
+    assert lucky >= (0 if ordered else 3)
+    assert torch.equal(scores.evidence["nearest"], torch.stack(likest))
+    assert right == pytest.approx([share(a, b) for a, b in pairs])
+    assert torch.equal(scores.evidence["labels"], private.labels)
+
+
+def test_many_texts_are_counted_part_by_part(key):
+    texts = torch.randint(1, 9, (600, 5), generator=key.generator())
+    table = alike_texts(None, ordered=False)(texts, texts[:2])
+    want = [[naive(truth, text, False) for truth in texts[:2].tolist()] for text in texts.tolist()]
+    torch.testing.assert_close(table, torch.tensor(want, dtype=torch.float64))
 
 
 def test_what_is_held_already_does_not_count(key):
@@ -107,6 +179,16 @@ def test_lists_of_words(key):
     assert short.evidence["right_share"].tolist() == pytest.approx(want)
     assert short.metrics["word_accuracy"] == pytest.approx(sum(want) / 8)
     assert short.metrics["listed"] == 5
+    assert short.metrics["targets"] == 8
+    decoys = dealt(others, key)[1].inputs.tolist()
+    told = sum(all(token in listed for token in row if token != PADDING) for row in decoys)
+    assert short.metrics["null_success"] == told / 150
+    assert torch.equal(short.evidence["listed"], words[:5, 0])
+    foreign = score_words([(secret, answer([[1000], [1000], [int(words[1])]]))], others, key,
+                          padding=PADDING)  # fmt: skip
+    assert foreign.metrics["false_words"] == 2
+    ten = Records(others.inputs[:10], others.labels[:10], others.classes)
+    assert score_words([(secret, answer(words))], ten, key, padding=PADDING).metrics["decoys"] == 5
     everything = torch.arange(WORDS)[:, None]
     all_of = score_words([(secret, answer(everything))], others, key, padding=PADDING)
     assert all_of.metrics["null_success"] == 1
@@ -124,6 +206,12 @@ def test_a_list_that_leaks(key):
     scores = score_words(pairs, others, key, padding=PADDING)
     assert scores.metrics["success_low"] > scores.metrics["null_success_high"]
     assert bool(scores.evidence["covered"].all())
+    lists = [set(row.tolist()) - {PADDING} for row in private.inputs]
+    decoys = [set(row.tolist()) - {PADDING} for row in dealt(others, key)[1].inputs]
+    told = sum(any(decoy <= words for words in lists) for decoy in decoys)
+    assert scores.metrics["null_success"] == told / 150
+    swapped = [(pairs[i][0], pairs[i - 1][1]) for i in range(12)]  # each gets another's list
+    assert score_words(swapped, others, key, padding=PADDING).metrics["success"] == 0
 
 
 def test_texts_in_a_line_up(key):
@@ -137,5 +225,12 @@ def test_texts_in_a_line_up(key):
     assert torch.equal(ordered.argmax(1), torch.arange(3))
     assert (bags >= ordered).all()
     listed = alike_lists(PADDING)(texts.inputs[0].unique()[:, None], texts.inputs)
-    assert listed.shape == (1, 100)
-    assert float(listed[0, 0]) == 1
+    words = set(texts.inputs[0].tolist()) - {PADDING}
+    rows = [[token for token in row if token != PADDING] for row in texts.inputs.tolist()]
+    want = [sum(token in words for token in row) / len(row) for row in rows]
+    assert listed.tolist() == [pytest.approx(want)]
+    assert want[0] == 1
+    empty = torch.full((1, PLACES), PADDING)
+    assert alike_lists(PADDING)(texts.inputs[0][:, None], empty).tolist() == [[0.0]]
+    assert alike_texts(PADDING, ordered=True)(empty, empty).tolist() == [[0.0]]
+    assert alike_texts(PADDING, ordered=False)(empty[:0], texts.inputs).shape == (0, 100)

@@ -45,6 +45,14 @@ def test_against_pixel_by_pixel(images):
             assert float(STATISTICS[name](images)[index]) == pytest.approx(expected), name
 
 
+def test_the_smallest_image_with_a_background():
+    image = torch.zeros(1, 1, 9, 9)
+    image[:, :, 4, 4] = 1  # the only pixel that is none of it
+    assert float(background_variance(image)) == 0
+    image[:, :, 3, 4] = 1
+    assert float(background_variance(image)) == pytest.approx(1 / 80 * 79 / 80)
+
+
 def test_a_thing_on_a_constant_background_has_none_of_its_own(images):
     plain = torch.full((1, 3, 12, 12), 0.3)
     thing = plain.clone()

@@ -11,8 +11,18 @@ from hypothesis import strategies as st
 from exhume.contract import NotApplicable, Outcome, Status
 from exhume.evidence import LineupRow, Reach
 from exhume.results import AttackSpec, Section
+from exhume.score.intervals import clopper_pearson
 from exhume.score.lineup import LEVEL
-from exhume.score.verdict import MOST_UNNOTICED, gravest, not_audited, noticed, verdict_on
+from exhume.score.verdict import (
+    MOST_UNNOTICED,
+    broken,
+    gravest,
+    leak_of,
+    not_audited,
+    noticed,
+    silent,
+    verdict_on,
+)
 
 SPEC = AttackSpec("a", "An attack")
 
@@ -54,6 +64,84 @@ def test_no_leak_is_found_only_by_an_attack_that_works_somewhere():
     assert "a leak of 12% of the records or more" in quiet.detail  # .1 / .8
 
 
+def test_every_word_in_full():
+    leaks = verdict_on(section(row(80, adjusted=1e-4)))
+    assert leaks.sentence == (
+        "The release leaks: 80 of 100 records (80%) came back: each is more like its reconstruction than all "
+        "of 99 strangers of the same class are."
+    )
+    chance = (
+        "By chance 2.0% would be identified (p = 0.0001, 0.0001 for all attacks of this audit). 95% interval "
+        "of the share, over these targets alone: 70.8% to 87.3%."
+    )
+    assert leaks.detail == chance
+    more = section(row(80, adjusted=1e-4), knows_more="the client's head")
+    assert verdict_on(more).detail == (
+        f"What protects the records is that this stays secret, not what is released. {chance}"
+    )
+    told = verdict_on(replace(section(proved=2, knows_more="the head"), lineup=None))
+    assert told.sentence == (
+        "The records are at risk: an adversary who also knows the head gets 2 records back; those who do not "
+        "know it found nothing."
+    )
+    assert told.detail.endswith("not what is released.")
+    quiet = verdict_on(section(), reach())
+    assert quiet.sentence == (
+        "No leak found: 0 of 100 records (0%) are more like their reconstructions than all of 99 strangers "
+        "of the same class, not more than chance explains. An attack identifies 16 of 16 without the noise."
+    )
+    assert quiet.detail == (
+        "An attack: a leak of 12% of the records or more would have been noticed with 95% probability, if it "
+        "succeeds as it does without the noise. A smaller leak, or another attack, is not ruled out."
+    )
+
+
+def test_proofs_in_words():
+    one = replace(section(proved=1, notes=("it gives the update back", "by the way")), lineup=None)
+    verdict = verdict_on(one)
+    assert verdict.sentence == (
+        "The release leaks: 1 record was reconstructed, and the release itself proves it."
+    )
+    assert verdict.detail == "it gives the update back"
+    many = verdict_on(section(row(3, adjusted=LEVEL * 1.01), proved=3))
+    assert many.sentence.startswith("The release leaks: 3 records were reconstructed")
+    assert broken("too good").detail == "too good"
+    assert broken("too good").word == "leaks"
+    assert not_audited("No bias.").sentence == "Not audited: no bias."
+
+
+def test_without_a_line_up_or_on_a_rung_that_never_works():
+    assert "no records to compare" in verdict_on(replace(section(), lineup=None), reach()).sentence
+    assert noticed(row(detectable=0.25), reach(0.5)) == 0.5
+    assert noticed(row(detectable=0.6), reach(0.5)) == 1.0
+    assert noticed(row(detectable=0.25), reach(0.0)) == 1.0
+    assert (
+        word(section(row(detectable=0.25)), reach(0.5)) == "no leak found"
+    )  # exactly half is enough
+    assert word(section(row(detectable=0.2501)), reach(0.5)) == "not audited"
+    every = section(
+        row(targets=3, needed=3, detectable=0.3)
+    )  # all of them must be identified: possible
+    assert word(every, reach()) == "no leak found"
+
+
+def test_who_is_silent():
+    assert silent(section())
+    assert not silent(section(row(80, adjusted=LEVEL)))
+    assert not silent(section(doubt="it stopped early"))
+    assert not silent(section(row(targets=0)))
+    assert not silent(replace(section(), lineup=None))
+    assert not silent(Section.inapplicable(SPEC, NotApplicable("no bias", ever=True)))
+
+
+def test_how_much_leaks():
+    leak = leak_of(row(80, detectable=0.07))
+    assert (leak.successes, leak.trials, leak.chance, leak.detectable) == (80, 100, 0.02, 0.07)
+    assert (leak.low, leak.high) == clopper_pearson(80, 100)
+    assert leak_of(None) is None
+    assert leak_of(row(targets=0)) is None
+
+
 @pytest.mark.parametrize(
     ("found", "why"),
     [
@@ -72,6 +160,7 @@ def test_silence_that_says_nothing(found, why):
 def test_a_proof_does_not_outweigh_a_line_up_that_knows_nobody():
     assert word(section(proved=3), reach()) == "no leak found"
     assert word(section(row(1, adjusted=0.2), proved=3)) == "leaks"
+    assert word(section(row(targets=0), proved=3)) == "leaks"
     assert word(replace(section(proved=3), lineup=None)) == "leaks"
 
 
@@ -83,6 +172,9 @@ def test_gravest():
     leak, quiet = verdict_on(section(row(80, adjusted=1e-4))), verdict_on(section(), reach())
     assert gravest([not_audited("x"), quiet, leak]) is leak
     assert gravest([not_audited("x"), quiet]) is quiet
+    risk = verdict_on(section(row(80, adjusted=1e-4), knows_more="the head"))
+    assert gravest([quiet, risk, not_audited("x")]) is risk
+    assert gravest([risk, leak]) is leak
 
 
 shares = st.floats(0.01, 1.0)

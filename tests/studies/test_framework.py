@@ -120,6 +120,34 @@ def test_arms_are_kept_under_the_whole_setting(tmp_path):
     assert len(made) == 6
 
 
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
+    """What is finished when it dies is not made again."""
+    made = []
+
+    def counted(run, depth):
+        made.append(depth)
+        return double(run, depth)
+
+    def counting(run):
+        arms = run.arms("doubling", counted, {f"depth{d}": d for d in run.setting.depths})
+        return Outcome({}, {name: arm["drawn"] for name, arm in arms.items()})
+
+    def dying(stage, done, total):
+        if done == 1:
+            raise KeyboardInterrupt
+
+    study = replace(STUDY, run=counting)
+    whole = run_study(study, "smoke", tmp_path / "whole", Asked())
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study, "smoke", tmp_path / "killed", Asked(), progress=dying)
+    assert not (tmp_path / "killed" / "result.json").exists()
+    again = run_study(study, "smoke", tmp_path / "killed", Asked())
+    assert again.metrics == whole.metrics
+    assert made == [1, 2, 1, 2]
+    assert run_study(study, "smoke", tmp_path / "killed", Asked()).metrics == whole.metrics
+    assert len(made) == 4
+
+
 def test_arms_of_several_processes_are_those_of_one(tmp_path):
     told = []
     alone = run_study(

@@ -157,7 +157,10 @@ def test_noise_has_the_declared_size(key):
     assert float(moved.std()) == pytest.approx(1e-3 * 1e3 / 4, rel=0.05)
 
 
-@pytest.mark.parametrize(("noise", "steps"), [(40.0, 100), (5.0, 100), (2.0, 10)])
+@pytest.mark.parametrize(
+    ("noise", "steps"),
+    [(40.0, 100), (2.0, 10), pytest.param(5.0, 100, marks=pytest.mark.slow)],
+)
 def test_epsilon_by_three_accountants(noise, steps):
     exact = epsilon(noise, steps)
     assert epsilon(noise, steps, accountant="pld") == pytest.approx(exact, rel=1e-3)

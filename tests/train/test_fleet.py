@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import weakref
 
 import pytest
 import torch
@@ -101,6 +102,14 @@ PEAK = textwrap.dedent(
 )
 
 
+def test_a_chunk_is_let_go_before_the_next(make_records):
+    held, job = [], fleet(make_records, NullStore(), count=12, chunk=2)
+    for _ in range(6):
+        held.append(weakref.ref(next(job)))
+        assert sum(chunk() is not None for chunk in held) <= 1
+
+
+@pytest.mark.slow
 def test_peak_memory_does_not_grow_with_the_number_of_models(tmp_path):
     def peak(count: int) -> int:
         folder = str(tmp_path / str(count))

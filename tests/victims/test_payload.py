@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -71,9 +73,14 @@ NETS = {
 }
 
 
+@functools.cache
+def load_digits():
+    return data.load("digits")
+
+
 def digits_update(net, seed, size, *, steps=0, reduction="mean", kind=torch.float32):
     """Of a batch that was drawn at random: the module, its gradient by name, and the labels."""
-    digits = data.load("digits")
+    digits = load_digits()
     torch.manual_seed(seed)
     module = NETS[net]()
     optimiser = torch.optim.Adam(module.parameters(), 5e-3)
@@ -94,9 +101,10 @@ def doubts_about(module, named, **said):
 
 @pytest.mark.parametrize("steps", [0, 30])
 @pytest.mark.parametrize("net", NETS)
-def test_no_correct_update_of_a_hundred_is_doubted(net, steps):
-    """Also rounded to half precision, and as a sum; 12% of such were refused before."""
-    for seed in range(100):
+@pytest.mark.parametrize("seeds", [range(24), pytest.param(range(24, 100), marks=pytest.mark.slow)])
+def test_no_correct_update_is_doubted(net, steps, seeds):
+    """Of every size and precision, and as a sum; 12% of a hundred such were refused before."""
+    for seed in seeds:
         size = 1 + seed % 8
         kind = (torch.float32, torch.float16, torch.bfloat16)[seed % 3]
         reduction = "sum" if seed % 5 == 0 else "mean"
@@ -110,20 +118,20 @@ def test_no_correct_update_of_a_hundred_is_doubted(net, steps):
 def test_a_wrong_batch_size_is_doubted_where_the_bias_can_tell(net):
     """Untrained, batches whose classes all differ: too few records nearly always, too many mostly."""
     fewer, more, tried = 0, 0, 0
-    for seed in range(100):
+    for seed in range(48):
         size = 3 + seed % 3
         module, named, labels = digits_update(net, seed, size)
         if len(set(labels.tolist())) == size:
             tried += 1
             fewer += bool(doubts_about(module, named, batch_size=size - 1))
             more += bool(doubts_about(module, named, batch_size=size + 1))
-    assert tried > 30
+    assert tried > 15
     assert fewer > 0.9 * tried
     assert more > 0.5 * tried
 
 
 def test_states_whose_weights_were_rounded_are_not_doubted():
-    for seed in range(10):
+    for seed in range(5):
         module, named, _ = digits_update("mlp", seed, 4, steps=50)
         before = module.state_dict()
         after = {n: t - 1e-4 * named[n] for n, t in before.items()}

@@ -58,7 +58,7 @@ DEEP = (
 )
 
 
-@pytest.mark.parametrize(("layers", "batch"), [(TWO, 8), (TWO, 24), (DEEP, 8)])
+@pytest.mark.parametrize(("layers", "batch"), [(TWO, 8), (TWO, 16), (DEEP, 8)])
 def test_every_record_comes_back_and_is_counted(layers, batch):
     records = digits(batch)
     found = run(drawn(*layers), records)
@@ -69,7 +69,7 @@ def test_every_record_comes_back_and_is_counted(layers, batch):
 
 
 def test_leaky_gates():
-    records = digits(8)
+    records = digits(5)
     network = drawn(nn.Flatten, dense(64, 128), leaky(0.1), dense(128, 10))
     assert float(errors(run(network, records), records).max()) < 0.01
 
@@ -177,7 +177,7 @@ def test_the_chain_of_a_network_behind_convolutions():
 
 def test_images_behind_a_convolution():
     records, network = digits(6), drawn(*conv(nn.ReLU, dense(64, 10)))
-    found = run(network, records, FeatureDecoding(steps=400))
+    found = run(network, records, FeatureDecoding(steps=200))
     assert found.observed["batch_size"] == 6
     squared = errors(found, records) * records.inputs.flatten(1).norm(dim=1) / 8
     assert float(squared.max()) < 0.1  # 20 dB; strangers of the class are 10 apart
@@ -187,7 +187,7 @@ def test_images_behind_a_convolution():
 
 def test_a_batch_of_one_needs_a_single_layer():
     layers = (lambda: nn.Conv2d(1, 8, 3, padding=1), nn.Tanh, nn.Flatten, dense(512, 10))
-    found = run(drawn(*layers), digits(1), FeatureDecoding(steps=400))
+    found = run(drawn(*layers), digits(1), FeatureDecoding(steps=200))
     assert float(errors(found, digits(1)).max()) < 0.2
     two = run(drawn(*layers), digits(3), FeatureDecoding(steps=2))
     assert "only a batch of one" in two.status.reason

@@ -57,10 +57,10 @@ def test_records_and_labels_come_back_through_the_steps(routine):
 
 
 def test_what_is_said_of_the_training_decides():
-    network, batch = client()
+    network, batch = client(4)
     local = LocalTraining(network, rate=0.1, routine=Routine(epochs=2, local_batch=3))
     wrong = LocalTraining(network, rate=0.4, routine=local.routine)
-    found = attacked(local, batch, known=wrong)
+    found = attacked(local, batch, LocalStepsAttack(rounds=1, attempts=1), known=wrong)
     assert found.status.outcome is Outcome.STOPPED_EARLY
     assert found.observed["residual"] > 1e-3
 

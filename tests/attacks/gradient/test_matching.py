@@ -34,7 +34,7 @@ def run(attack, architecture, batches, key, parameters=None, **known):
 @pytest.mark.parametrize("mismatch", ["cosine", "l2"])
 def test_matching_finds_a_small_batch(mismatch, key):
     batches = unit_batches(1, 2, (1, 5, 5), 4, key)
-    attack = GradientMatching(mismatch, steps=250, rate=0.05, restarts=3)
+    attack = GradientMatching(mismatch, steps=150, rate=0.05, restarts=2)
     found, secret = run(attack, SMALL, batches, key, batch_size=2)
     metrics = score_batches(secret, found).metrics()
     assert metrics["min_cosine"] > 0.95
@@ -190,7 +190,7 @@ def test_restarts_can_be_held_together(key):
     batches = unit_batches(1, 1, (1, 5, 5), 4, key)
     apart, near = (
         run(
-            GradientMatching(steps=60, restarts=2, group=weight, rate=0.05),
+            GradientMatching(steps=15, restarts=2, group=weight, rate=0.05),
             SMALL,
             batches,
             key,
@@ -218,7 +218,7 @@ def test_batch_norm_statistics_are_used(key):
     assert set(seen) == {"1.mean", "1.var"}
     told = replace(plain, statistics={name: values[None] for name, values in seen.items()})
     known = Knowledge(architecture=network, batch_size=2)
-    attack = GradientMatching(steps=120, restarts=1, rate=0.05, statistics=1.0)
+    attack = GradientMatching(steps=40, restarts=1, rate=0.05, statistics=1.0)
     ends = [
         score_batches(secret, attack.prepare(known, key=key, store=NullStore()).run(release))
         for release in (plain, told)

@@ -39,9 +39,17 @@ def worst_cosine(found, truth, *, signed):
     return float(table.max(0).values.min())
 
 
-@pytest.mark.parametrize("order", [3, 4])
-@pytest.mark.parametrize("method", INSTALLED)
-def test_decomposition_of_planted_terms(order, method):
+@pytest.mark.parametrize(
+    ("method", "order"),
+    [
+        pytest.param(
+            method, order, marks=[pytest.mark.slow] if (method, order) == ("cp", 4) else []
+        )
+        for method in INSTALLED
+        for order in (3, 4)
+    ],
+)
+def test_decomposition_of_planted_terms(method, order):
     """Orthogonal terms of one sign for the textbook way; the others take any independent terms."""
     g = KEY.generator()
     directions = torch.randn(4, 4, dtype=torch.float64, generator=g)
@@ -63,7 +71,8 @@ def test_newton_bears_noise_best():
     tensor = torch.einsum("ia,ib,ic->abc", *[directions] * 3)
     noise = 0.003 * torch.randn(5, 5, 5, dtype=torch.float64, generator=g)
     noisy = tensor + sum(noise.permute(p) for p in ((0, 1, 2), (1, 2, 0), (2, 0, 1)))
-    misfits = {name: decompose(noisy, method=name, key=KEY).misfit for name in INSTALLED}
+    closed = [name for name in INSTALLED if name != "cp"]
+    misfits = {name: decompose(noisy, method=name, key=KEY).misfit for name in closed}
     assert misfits["newton"] == min(misfits.values()) < 0.05
 
 
@@ -122,9 +131,9 @@ def test_steps_that_do_not_recur_are_no_gates():
 
 
 def test_moments_find_gates_where_rounding_hides_the_steps():
-    records, _, samples = planted(4, 3000, "relu")
+    records, _, samples = planted(3, 800, "relu")
     noise = torch.randn(samples.slopes.shape, dtype=torch.float64, generator=KEY.generator())
-    coarse = samples.slopes + 1e-3 * samples.slopes.std() * noise
+    coarse = samples.slopes + 1e-2 * samples.slopes.std() * noise
     assert recurring_gates(samples.points, coarse, KEY) == []
     opened = solve_gates(
         activation("relu"), Samples(samples.points, samples.values, coarse), 4, KEY

@@ -175,7 +175,7 @@ def test_too_few_neurons_are_said_to_be_too_few(key):
     assert "too few neurons" in found.status.reason
 
 
-@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("activation", ["relu", pytest.param("tanh", marks=pytest.mark.slow)])
 def test_several_outputs_are_decomposed_jointly(activation, key):
     """Each output has noise of its own, so that ten tell more than their combination."""
     batches = unit_batches(1, 3, (16,), 10, key, positive=activation == "tanh")

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from exhume import data
-from exhume.attacks.informed.through_training import ThroughTraining
-from exhume.contract import Key, Knowledge
+from exhume.attacks.informed.through_training import ThroughTraining, _without_gradient
+from exhume.contract import Key, Knowledge, Weights
 from exhume.data import Sizes
 from exhume.models.mlp import MLP
 from exhume.store import NullStore
@@ -15,8 +15,8 @@ from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
 from exhume.victims.informed import release_one_each
 
-RECIPE = FullBatch(MLP((1, 8, 8), (10,), 10), Descent(steps=30, momentum=0.9))
-TARGETS = 5
+RECIPE = FullBatch(MLP((1, 8, 8), (10,), 10), Descent(steps=15, momentum=0.9))
+TARGETS = 3
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +53,13 @@ def test_the_record_explains_the_answers_and_others_do_not(game):
 
 def test_records_and_labels_are_found_without_training_a_model(game, monkeypatch):
     fitted, released, truth = game
-    ranked = [fitted.starts.ranked(one, 1) for one in released]
+    ranked = [fitted.starts.ranked(one, 1) for one in released[:2]]
 
     def trained(*_given, **_more):
         raise AssertionError("a model was trained")
 
     monkeypatch.setattr("exhume.attacks.informed.through_training.trajectories", trained)
-    for i, one in enumerate(released):
+    for i, one in enumerate(released[:2]):
         starts = fitted._places_to_begin(one, ranked[i])
         found = fitted.free.solve(asked_of(fitted, one), starts, 10)
         assert found.left < 0.1
@@ -75,19 +75,15 @@ def test_the_influence_of_these_records_differs_by_an_order_of_magnitude(game):
 
 
 def test_fine_tuning_gives_the_records_back(game):
-    from exhume.contract import Weights
-
     fitted, released, truth = game
-    found = fitted.run(Weights(released, RECIPE.architecture.layout))
-    errors = (found.candidates[:, 0] - truth.inputs).square().flatten(1).mean(1)
+    found = fitted.run(Weights(released[2:], RECIPE.architecture.layout))
+    errors = (found.candidates[:, 0] - truth.inputs[2:]).square().flatten(1).mean(1)
     assert float(errors.max()) < 1e-6
-    assert torch.equal(found.labels[:, 0], truth.labels)
+    assert torch.equal(found.labels[:, 0], truth.labels[2:])
 
 
 def test_training_with_a_record_that_has_no_gradient_is_where_the_answers_begin(game):
     """n of n + 1 records, weight decay as it was."""
-    from exhume.attacks.informed.through_training import _without_gradient
-
     descent = Descent(steps=7, rate=0.3, momentum=0.5, weight_decay=0.01)
     changed = _without_gradient(descent, 4)
     assert changed.rate == pytest.approx(0.24)

@@ -173,6 +173,7 @@ print(peak[0] - before, bound, 16 * s * len(base))
 """
 
 
+@pytest.mark.slow  # two processes that import everything
 @pytest.mark.parametrize(
     ("size", "ways"),
     [

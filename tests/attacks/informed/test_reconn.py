@@ -349,6 +349,7 @@ def test_the_published_convolutional_form():
     assert attack.network == Deconv((64, 32))
 
 
+@pytest.mark.slow
 @pytest.mark.network
 def test_the_convolutional_form_learns(key, make_records):
     flat = make_records(60, (3, 1, 1), 2, key)  # one colour each: nothing but colour to be learned

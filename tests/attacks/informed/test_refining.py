@@ -7,7 +7,7 @@ from exhume import data
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.refining import Refined
-from exhume.contract import ExhumeError, Gradient, Knowledge, NotApplicable, Outcome, Records
+from exhume.contract import ExhumeError, Gradient, Key, Knowledge, NotApplicable, Outcome, Records
 from exhume.data import Sizes
 from exhume.models.mlp import MLP
 from exhume.store import NullStore
@@ -16,8 +16,9 @@ from exhume.train.stacked import Descent
 from exhume.victims.informed import release_one_each
 
 
-@pytest.fixture
-def game(key):
+@pytest.fixture(scope="module")
+def game():
+    key = Key.from_seed(0)
     parts = data.split(data.load("digits"), Sizes(100, 20, 200, 0, 0), key)
     recipe = FullBatch(MLP((1, 8, 8), (8,), 10), Descent(steps=30))
     initial = recipe.architecture.initial(key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import partial
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from exhume.attacks.margin.reading import scale_of
 from exhume.attacks.margin.residual import Span
 from exhume.attacks.margin.rows import Rows
 from exhume.attacks.margin.strongest import Strongest, met
-from exhume.contract import Gradient, Knowledge, NotApplicable, Outcome, Records, Weights
+from exhume.contract import Gradient, Key, Knowledge, NotApplicable, Outcome, Records, Weights
 from exhume.models.activations import ACTIVATIONS
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.matrices import Matrices
@@ -33,8 +33,8 @@ TINY = HiddenSpan(
 SHORT = FirstLayer(restarts=1, descent=Descent(steps=20))
 
 
-@cache
-def victim(key, *, decay, head="multiclass"):
+def victim(decay, head="multiclass"):
+    key = Key.from_seed(0)
     classes = 4 if head == "multiclass" else 2
     pictures = torch.rand(8, *SHAPE, generator=key.fold("pictures").generator())
     records = Records(pictures, torch.arange(8) % classes, tuple("abcd"[:classes]))
@@ -43,6 +43,37 @@ def victim(key, *, decay, head="multiclass"):
         mlp, head, weight_decay=decay, epochs=3000 if decay else 300, stop_loss=0.0
     )
     return mlp, release_margin(recipe, records, key=key, store=NullStore())
+
+
+@pytest.fixture(scope="module")
+def decayed():
+    return victim(0.01)
+
+
+class Ends(NullStore):
+    """Where the starts of each restart ended."""
+
+    def __init__(self):
+        self.inputs = []
+
+    def save(self, name, tensors):
+        self.inputs.append(tensors["inputs"].clone())
+
+
+@pytest.fixture(scope="module")
+def tiny(decayed):
+    """What `TINY` finds in that network, and where its starts ended."""
+    mlp, made = decayed
+    knowledge, ends = Knowledge(architecture=mlp, centre=made.centre), Ends()
+    prepared = TINY.prepare(knowledge, key=Key.from_seed(0), store=ends)
+    return prepared.run(made.release), ends.inputs
+
+
+def run_on(mlp, made, attack, store=None):
+    """What an attack finds in a network whose data's centre is known."""
+    knowledge = Knowledge(architecture=mlp, centre=made.centre)
+    prepared = attack.prepare(knowledge, key=Key.from_seed(0), store=store or NullStore())
+    return prepared.run(made.release)
 
 
 def likeness(found, made, pictures=None):
@@ -54,12 +85,10 @@ def likeness(found, made, pictures=None):
     return (normalize(truth, dim=1) @ normalize(candidates, dim=1).T).max(1).values
 
 
-@pytest.mark.parametrize("head", ["multiclass", "binary"])
-def test_planted_records_come_back_with_their_labels(head, key):
-    mlp, made = victim(key, decay=0.01, head=head)
-    knowledge = Knowledge(architecture=mlp, centre=made.centre)
-    attack = replace(TINY, head=head, starts=24.0)
-    found = attack.prepare(knowledge, key=key, store=NullStore()).run(made.release)
+@pytest.mark.parametrize("head", ["multiclass", pytest.param("binary", marks=pytest.mark.slow)])
+def test_planted_records_come_back_with_their_labels(head, decayed, key):
+    mlp, made = decayed if head == "multiclass" else victim(0.01, head)
+    found = run_on(mlp, made, replace(TINY, head=head, starts=24.0))
     assert found.status.outcome == Outcome.CONVERGED
     others = torch.rand(50, *SHAPE, generator=key.fold("others").generator())
     assert float(likeness(found, made).median()) > 0.88
@@ -71,10 +100,8 @@ def test_planted_records_come_back_with_their_labels(head, key):
     assert int(found.labels[0, 0]) == int(made.secret.open().labels[nearest])
 
 
-def test_a_second_layer_that_keeps_its_start_is_refused(key):
-    mlp, made = victim(key, decay=0.0)
-    prepared = TINY.prepare(Knowledge(architecture=mlp), key=key, store=NullStore())
-    found = prepared.run(made.release)
+def test_a_second_layer_that_keeps_its_start_is_refused():
+    found = run_on(*victim(0.0), TINY)
     assert found.status.outcome == Outcome.NOT_APPLICABLE
     assert "fc2.weight: " in found.status.reason
     assert "keeps its random start" in found.status.reason
@@ -167,28 +194,20 @@ def test_records_behind_an_ordinary_network_come_back(key):
     assert scale_of(span, SHAPE, 0.22) == pytest.approx(0.22 * 6)
 
 
-def test_what_is_found_is_out_of_reach_afterwards(key):
+def test_what_is_found_is_out_of_reach_afterwards(decayed, tiny):
     """A second round of starts does not end where the first did; without the first, it would."""
-    mlp, made = victim(key, decay=0.01)
-    knowledge = Knowledge(architecture=mlp, centre=made.centre)
+    _, made = decayed
     truth = normalize((made.secret.open().inputs - made.centre).flatten(1), dim=1)
-    ends = []
-
-    class Spy(NullStore):
-        def save(self, name, tensors):
-            near = normalize(tensors["inputs"], dim=1) @ truth.T
-            ends.append({int(i) for i in near.max(1).indices[near.max(1).values > 0.95]})
-
-    TINY.prepare(knowledge, key=key, store=Spy()).run(made.release)
-    first, second, *_ = ends
+    nearest = [(normalize(inputs, dim=1) @ truth.T).max(1) for inputs in tiny[1][:2]]
+    first, second = (set(near.indices[near.values > 0.95].tolist()) for near in nearest)
     assert len(first) >= 3
     assert len(second & first) < len(first) / 2
 
 
-def test_a_killed_attack_goes_on_and_ends_with_the_same_bits(key, tmp_path):
-    mlp, made = victim(key, decay=0.01)
+def test_a_killed_attack_goes_on_and_ends_with_the_same_bits(decayed, tiny, key, tmp_path):
+    mlp, made = decayed
     knowledge = Knowledge(architecture=mlp, centre=made.centre)
-    whole = TINY.prepare(knowledge, key=key, store=NullStore()).run(made.release)
+    whole, _ = tiny
     store = FolderStore(tmp_path / "store")
 
     def stop(stage, done, total):
@@ -197,49 +216,38 @@ def test_a_killed_attack_goes_on_and_ends_with_the_same_bits(key, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         TINY.prepare(knowledge, key=key, store=store, progress=stop).run(made.release)
-    again = TINY.prepare(knowledge, key=key, store=store).run(made.release)
+    again = run_on(mlp, made, TINY, store)
     assert torch.equal(again.candidates, whole.candidates)
     assert torch.equal(again.confidence, whole.confidence)
 
 
-def test_divergence_is_a_status_and_leaves_what_was_before(key):
-    mlp, made = victim(key, decay=0.01)
+def test_divergence_is_a_status_and_leaves_what_was_before(decayed):
     wild = replace(TINY, restarts=1, descent=Descent(steps=20, rate=float("inf")))
-    found = wild.prepare(Knowledge(architecture=mlp), key=key, store=NullStore()).run(made.release)
+    found = run_on(*decayed, wild)
     assert found.status.outcome == Outcome.STOPPED_EARLY
     assert bool(torch.isfinite(found.candidates).all())
 
 
-def test_the_strongest_attack_is_the_one_that_the_weights_allow(key):
-    mlp, decayed = victim(key, decay=0.01)
-    _, kept = victim(key, decay=0.0)
-    knowledge = Knowledge(architecture=mlp, centre=decayed.centre)
-
-    def found(attack, made):
-        return attack.prepare(knowledge, key=key, store=NullStore()).run(made.release).candidates
-
-    strongest = Strongest(SHORT, TINY)
-    assert torch.equal(found(strongest, decayed), found(TINY, decayed))
-    assert torch.equal(found(strongest, kept), found(SHORT, kept))
+def test_the_strongest_attack_is_the_one_that_the_weights_allow(decayed, tiny, key):
+    mlp, made = decayed
+    _, kept = victim(0.0)
+    strongest, alone = Strongest(SHORT, TINY), tiny[0].candidates
+    assert torch.equal(run_on(mlp, kept, strongest).candidates, run_on(mlp, kept, SHORT).candidates)
     both = Weights(
-        torch.cat([decayed.release.parameters, kept.release.parameters]), decayed.release.layout
+        torch.cat([made.release.parameters, kept.release.parameters]), made.release.layout
     )
-    pair = strongest.prepare(knowledge, key=key, store=NullStore()).run(both)
-    alone = found(TINY, decayed)
-    assert torch.equal(pair.candidates[:1, : alone.shape[1]], alone)
-
-
-def test_where_starts_do_not_meet_both_attacks_are_pooled(key):
-    mlp, made = victim(key, decay=0.01)
     knowledge = Knowledge(architecture=mlp, centre=made.centre)
+    prepared = strongest.prepare(knowledge, key=key, store=NullStore())
+    assert torch.equal(prepared.run(made.release).candidates, alone)
+    assert torch.equal(prepared.run(both).candidates[:1, : alone.shape[1]], alone)
+
+
+def test_where_starts_do_not_meet_both_attacks_are_pooled(decayed, tiny):
+    made, found = decayed[1], partial(run_on, *decayed)
     lost = replace(TINY, restarts=1, starts=2.0, descent=Descent(steps=1))
-
-    def found(attack):
-        return attack.prepare(knowledge, key=key, store=NullStore()).run(made.release)
-
     alone, other, both = found(lost), found(SHORT), found(Strongest(SHORT, lost))
     assert met(alone, made.centre) == 0
-    assert met(found(TINY), made.centre) >= 2
+    assert met(tiny[0], made.centre) >= 2
     assert both.candidates.shape[1] == alone.candidates.shape[1] + other.candidates.shape[1]
     assert torch.equal(both.candidates[0, 0], alone.candidates[0, 0])
     assert torch.equal(both.candidates[0, 1], other.candidates[0, 0])
@@ -252,25 +260,21 @@ def test_behind_smooth_activations_both_attacks_are_run(key):
     records = Records(pictures, torch.arange(8) % 4, tuple("abcd"))
     mlp = MLP(SHAPE, (200, 60), 4, "gelu", "torch")
     recipe = MarginDescent(
-        mlp, rate=0.2, weight_decay=0.01, epochs=1500, stop_loss=0.0, momentum=0.9
+        mlp, rate=0.2, weight_decay=0.01, epochs=500, stop_loss=0.0, momentum=0.9
     )
     made = release_margin(recipe, records, key=key, store=NullStore())
-    knowledge = Knowledge(architecture=mlp, centre=made.centre)
-    short = replace(TINY, restarts=2, descent=Descent(steps=60, rate=0.2))
-
-    def found(attack):
-        return attack.prepare(knowledge, key=key, store=NullStore()).run(made.release)
-
+    found = partial(run_on, mlp, made)
+    short = replace(TINY, restarts=2, starts=4.0, descent=Descent(steps=30, rate=0.2))
     many = sum(found(attack).candidates.shape[1] for attack in (short, SHORT))
     assert found(Strongest(SHORT, short)).candidates.shape[1] == many
 
 
-def test_meeting_counts_only_far_below_random_inputs(key):
+def test_meeting_counts_only_far_below_random_inputs(decayed, tiny, key):
     """Starts that meet no nearer to the span than random inputs have found nothing."""
-    mlp, made = victim(key, decay=0.01)
+    mlp, made = decayed
     knowledge = Knowledge(architecture=mlp, centre=made.centre)
     prepared = TINY.prepare(knowledge, key=key, store=NullStore())
-    found = prepared.run(made.release)
+    found, _ = tiny
     apart = TINY.random_distance(prepared.reader, made.release.parameters[0], key)
     near = met(found, made.centre, 0.05 * apart)
     assert 2 <= near <= met(found, made.centre)

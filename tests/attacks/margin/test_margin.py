@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from exhume.attacks.margin.reading import rank_of
 from exhume.contract import (
     ExhumeError,
     Gradient,
+    Key,
     Knowledge,
     NotApplicable,
     Outcome,
@@ -38,19 +38,24 @@ SHAPE = (1, 6, 6)
 TINY = FirstLayer(restarts=2, contrast=0.28, largest=0.32, smooth=0.0)  # the pictures are noise
 
 
-@cache
-def victim(key, head="multiclass", decay=0.0):
+def victim(head="multiclass", decay=0.0):
+    key = Key.from_seed(0)
     classes = 4 if head == "multiclass" else 2
     pictures = torch.rand(8, *SHAPE, generator=key.fold("pictures").generator())
     records = Records(pictures, torch.arange(8) % classes, tuple("abcd"[:classes]))
     mlp = HomogeneousMLP(SHAPE, (100, 60), 4 if head == "multiclass" else 1, first_scale=1e-4)
     growing_steps = 0.0 if decay or head == "regression" else 0.01
-    epochs = 3000 if decay else 100_000
+    epochs = 800 if decay else 100_000
     stop = 0.0 if decay else 1e-6
     recipe = MarginDescent(
         mlp, head, weight_decay=decay, growing_steps=growing_steps, epochs=epochs, stop_loss=stop
     )
     return mlp, release_margin(recipe, records, key=key, store=NullStore())
+
+
+@pytest.fixture(scope="module")
+def multiclass():
+    return victim()
 
 
 def likeness(found, made):
@@ -62,25 +67,23 @@ def likeness(found, made):
     return (unit(truth, dim=1) @ unit(candidates, dim=1).T).max(1).values
 
 
-@pytest.mark.parametrize(
-    ("head", "decay", "bar"), [("multiclass", 0.0, 0.85), ("binary", 0.0, 0.85)]
-)
-def test_planted_records_come_back(head, decay, bar, key):
-    mlp, made = victim(key, head, decay)
+@pytest.mark.parametrize("head", ["multiclass", "binary"])
+def test_planted_records_come_back(head, multiclass, key):
+    mlp, made = multiclass if head == "multiclass" else victim(head)
     knowledge = Knowledge(architecture=mlp, centre=made.centre)
     attack = replace(TINY, head=head)
     found = attack.prepare(knowledge, key=key, store=NullStore()).run(made.release)
     assert found.status.outcome == Outcome.CONVERGED
     assert found.candidates.shape == (1, 32, *SHAPE)  # rank 7, so 8 records, twice, two restarts
-    assert float(likeness(found, made).median()) > bar
+    assert float(likeness(found, made).median()) > 0.85
     assert (
         made.report["residual_at_truth"] < made.report["residual_at_truth_eq6"]
         or head != "multiclass"
     )
 
 
-def test_later_restarts_begin_with_what_the_earlier_ones_agree_on(key):
-    mlp, made = victim(key)
+def test_later_restarts_begin_with_what_the_earlier_ones_agree_on(multiclass, key):
+    mlp, made = multiclass
     knowledge = Knowledge(architecture=mlp, centre=made.centre)
     attack = replace(TINY, descent=Descent(steps=0), restarts=3)
 
@@ -97,16 +100,17 @@ def test_later_restarts_begin_with_what_the_earlier_ones_agree_on(key):
 
 
 def test_regression_multipliers_have_any_sign(key):
-    mlp, made = victim(key, "regression", decay=0.01)
+    mlp, made = victim("regression", decay=0.01)
     knowledge = Knowledge(architecture=mlp, centre=made.centre)
     found = replace(TINY, head="regression").prepare(knowledge, key=key, store=NullStore())
     assert found.run(made.release).observed["residual"] < 0.5
 
 
-def test_a_killed_attack_goes_on_and_ends_with_the_same_bits(key, tmp_path):
-    mlp, made = victim(key)
+def test_a_killed_attack_goes_on_and_ends_with_the_same_bits(multiclass, key, tmp_path):
+    mlp, made = multiclass
     knowledge = Knowledge(architecture=mlp, centre=made.centre, labels=made.secret.open().labels)
-    whole = TINY.prepare(knowledge, key=key, store=NullStore()).run(made.release)
+    attack = replace(TINY, descent=Descent(steps=60))
+    whole = attack.prepare(knowledge, key=key, store=NullStore()).run(made.release)
     store = FolderStore(tmp_path / "store")
     stages = []
 
@@ -116,13 +120,13 @@ def test_a_killed_attack_goes_on_and_ends_with_the_same_bits(key, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        TINY.prepare(knowledge, key=key, store=store, progress=stop).run(made.release)
+        attack.prepare(knowledge, key=key, store=store, progress=stop).run(made.release)
     later = []
-    again = TINY.prepare(
+    again = attack.prepare(
         knowledge, key=key, store=store, progress=lambda stage, *_: later.append(stage)
     ).run(made.release)
     assert set(later) == {"restart 2 of 2"}
-    assert ("restart 1 of 2", TINY.descent.steps) in stages
+    assert ("restart 1 of 2", attack.descent.steps) in stages
     assert torch.equal(again.candidates, whole.candidates)
     assert torch.equal(again.confidence, whole.confidence)
 
@@ -145,7 +149,9 @@ def test_labels_by_the_network_follow_the_mix_of_classes(key):
     assert of_the_first_class("own") > 6
 
 
-@pytest.mark.parametrize("activation", ["gelu", "tanh", "silu"])
+@pytest.mark.parametrize(
+    "activation", ["gelu", "tanh", pytest.param("silu", marks=pytest.mark.slow)]
+)
 def test_digits_behind_a_smooth_activation_come_back(activation, key):
     """One hidden layer, biases, weight decay: the first layer is a sum, whatever the activation."""
     train, others = choose(data.load("digits"), 8, 1, 200, key)
@@ -154,7 +160,7 @@ def test_digits_behind_a_smooth_activation_come_back(activation, key):
         mlp,
         rate=0.2,
         weight_decay=0.01,
-        epochs=1500,
+        epochs=800,
         stop_loss=0.0,
         momentum=0.9,
         schedule="cosine",
@@ -280,8 +286,8 @@ def test_images_fill_the_range_and_vectors_are_left(key):
     assert torch.equal(to_images(flat, torch.zeros(8)), flat)
 
 
-def test_both_optimisers_lower_the_residual(key):
-    mlp, made = victim(key)
+def test_both_optimisers_lower_the_residual(multiclass, key):
+    mlp, made = multiclass
     knowledge = Knowledge(architecture=mlp, centre=made.centre)
 
     def residual(descent):
@@ -295,9 +301,9 @@ def test_both_optimisers_lower_the_residual(key):
 
 
 @pytest.mark.parametrize("multipliers", ["squared", "penalty"])
-def test_eq6_lowers_the_residual(multipliers, key):
+def test_eq6_lowers_the_residual(multipliers, multiclass, key):
     """The published rates are for 1,000 candidates and wide layers; a tiny network has larger gradients."""
-    mlp, made = victim(key)
+    mlp, made = multiclass
     knowledge = Knowledge(architecture=mlp, centre=made.centre)
 
     def residual(steps):
@@ -310,8 +316,8 @@ def test_eq6_lowers_the_residual(multipliers, key):
     assert residual(200) < 0.9 * residual(0)
 
 
-def test_divergence_is_a_status_and_leaves_what_was_before(key):
-    mlp, made = victim(key)
+def test_divergence_is_a_status_and_leaves_what_was_before(multiclass, key):
+    mlp, made = multiclass
     attack = Equation6(candidates=16, descent=Descent("momentum", 50, 100.0, 1000.0, falling=False))
     prepared = attack.prepare(Knowledge(architecture=mlp), key=key, store=NullStore())
     found = prepared.run(made.release)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from exhume.attacks.margin.pool import Run, _agreement
@@ -31,6 +32,7 @@ print(peak(2), peak(2), peak(9))
 """
 
 
+@pytest.mark.slow  # a process that imports everything
 def test_the_peak_does_not_grow_with_restarts():
     """All pairs of 9 x 500 candidates at once would take 77 MiB a matrix; a restart's own are 0.2 MiB."""
     done = subprocess.run([sys.executable, "-c", PEAK], check=True, capture_output=True, text=True)

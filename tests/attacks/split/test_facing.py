@@ -21,8 +21,8 @@ class Linear(nn.Module):
 
 @pytest.fixture(scope="module")
 def images():
-    records = data.load("mnist").inputs
-    return records[:1000], records[1000:1400]
+    records = data.load("digits").inputs
+    return records[:400], records[400:600]
 
 
 @pytest.mark.parametrize(("brightness", "contrast"), [(0.0, 1.0), (0.3, 0.2)])

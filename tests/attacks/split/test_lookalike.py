@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import skimage.data
 import torch
 import torch.nn.functional as F
 
@@ -10,12 +11,11 @@ from exhume import data
 from exhume.attacks.split.layer_fit import LayerFit, Pass, mirrored
 from exhume.attacks.split.lookalike import Lookalike, _better, fixed_part
 from exhume.attacks.split.windows import FirstLayer, Windows
-from exhume.contract import Activations, ExhumeError, Key, Knowledge, NotApplicable, Records
+from exhume.contract import Activations, ExhumeError, Key, Knowledge, NotApplicable, Records, silent
 from exhume.models.split.inverter import Decoder
 from exhume.store import FolderStore, NullStore
 from exhume.train.single import Schedule
 
-pytestmark = pytest.mark.network
 CHANNELS = 8
 ATTACK = Lookalike(
     starts=4,
@@ -27,11 +27,17 @@ ATTACK = Lookalike(
 )
 
 
-@pytest.fixture(scope="module")
-def planted():
+QUICK = replace(
+    ATTACK,
+    search=Pass(3, 64),
+    compare=Pass(2, 64),
+    refine=Pass(2, 64),
+    decoder_schedule=Schedule(1, 50, 1e-2, "adam", 0.0),
+)
+
+
+def plant(own, before, private):
     """A layer drawn at random, mostly colours and a little structure, in front of photographs."""
-    images = data.load("cifar10").inputs
-    own, before, private = torch.split(images[:1620], [800, 800, 20])
     generator = Key.from_seed(3).generator()
     weight = torch.randn(CHANNELS, 3, 1, 1, generator=generator)
     weight = weight + 0.3 * torch.randn(CHANNELS, 3, 3, 3, generator=generator)
@@ -43,14 +49,39 @@ def planted():
     return client, knowledge, Activations(client(private), "first"), private
 
 
+@pytest.fixture(scope="module")
+def planted():
+    """Pieces of four photographs, each half as large as it was."""
+    photographs = (
+        skimage.data.astronaut,
+        skimage.data.coffee,
+        skimage.data.cat,
+        skimage.data.rocket,
+    )
+    generator, pieces = Key.from_seed(4).generator(), []
+    for photograph in photographs:
+        pixels = torch.from_numpy(photograph().copy()).permute(2, 0, 1)[None] / 255
+        (small,) = F.avg_pool2d(pixels, 2)
+        tops, lefts = (torch.randint(n - 31, (105,), generator=generator) for n in small.shape[1:])
+        pieces += [
+            small[:, y : y + 32, x : x + 32]
+            for y, x in zip(tops.tolist(), lefts.tolist(), strict=True)
+        ]
+    shuffled = torch.stack(pieces)[torch.randperm(len(pieces), generator=generator)]
+    return plant(*torch.split(shuffled, [200, 200, 20]))
+
+
 def likeness(found: FirstLayer, client: FirstLayer, images: torch.Tensor) -> torch.Tensor:
     """(f,) correlation over images of what both layers compute, noise aside."""
     a, b = ((layer(images) - layer.noise).transpose(0, 1).flatten(1) for layer in (found, client))
     return torch.stack([torch.corrcoef(torch.stack(pair))[0, 1] for pair in zip(a, b, strict=True)])
 
 
-def test_the_layer_the_noise_and_the_inputs_are_found(planted, key):
-    client, knowledge, release, private = planted
+@pytest.mark.slow
+@pytest.mark.network
+def test_the_layer_the_noise_and_the_inputs_are_found(key):
+    images = data.load("cifar10").inputs[:1620].clone()
+    client, knowledge, release, private = plant(*torch.split(images, [800, 800, 20]))
     prepared = ATTACK.prepare(knowledge, key=key, store=NullStore())
     assert float(likeness(prepared.head, client, private).mean()) > 0.6
     assert float((prepared.head.noise - client.noise).abs().median()) < 1e-6
@@ -58,6 +89,29 @@ def test_the_layer_the_noise_and_the_inputs_are_found(planted, key):
     null = (knowledge.shadow.inputs.mean(0) - private).square().mean()
     assert float((found.candidates[:, 0] - private).square().mean() / null) < 0.5
     assert found.observed["distance"] <= min(found.observed[f"distance_{i}"] for i in range(3))
+
+
+def test_the_layer_is_nearer_than_those_around_it_and_descent_comes_nearer(planted, key):
+    client, knowledge, _, _ = planted
+    fit = LayerFit(
+        Windows.between((3, 32, 32), client.noise.shape, 3),
+        knowledge.shadow.inputs,
+        knowledge.seen - client.noise,
+        key,
+    )
+    weight = client.weight.flatten(1)
+    truth = [
+        (weight / fit.scale[:, None] @ torch.linalg.inv(fit.white))[None],
+        ((client.bias + weight @ fit.mean) / fit.scale)[None],
+    ]
+    for found, wanted in zip(fit.layer(truth), (client.weight, client.bias), strict=True):
+        torch.testing.assert_close(found[0], wanted, atol=1e-3, rtol=1e-3)
+    off = 0.5 * truth[0].std() * torch.randn(truth[0].shape, generator=key.generator())
+    near = [truth[0] + off, truth[1]]
+    how = Pass(40, 256, 32, 0.05)
+    ended = fit.descend(near, how, silent, "test")
+    apart = [float(fit.judge(layer, how)) for layer in (truth, ended, near)]
+    assert apart[0] < apart[1] < 0.5 * apart[2]
 
 
 def test_a_mirrored_layer_sees_negatives_as_the_layer_sees_pictures(planted, key):
@@ -133,15 +187,8 @@ def test_windows_show_what_the_layer_makes_of_whole_images(kernel, pooled, key):
 
 def test_the_same_bits_again_and_from_the_store(planted, key, tmp_path):
     _, knowledge, release, _ = planted
-    quick = replace(
-        ATTACK,
-        search=Pass(3, 64),
-        compare=Pass(2, 64),
-        refine=Pass(2, 64),
-        decoder_schedule=Schedule(1, 50, 1e-2, "adam", 0.0),
-    )
     store = FolderStore(tmp_path / "store")
-    runs = [quick.prepare(knowledge, key=key, store=s) for s in (NullStore(), store, store)]
+    runs = [QUICK.prepare(knowledge, key=key, store=s) for s in (NullStore(), store, store)]
     found = [prepared.run(release).candidates for prepared in runs]
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])

@@ -29,6 +29,7 @@ from exhume.train.recipe import FullBatch
 from exhume.victims.checkpoint import read_checkpoint
 
 TRAINED = 6
+pytestmark = pytest.mark.xdist_group("convolved checkpoint")
 NET = CNN((1, 8, 8), (12,), (3,), (1,), (40,), 3, "relu", "torch")
 OWN = """
 from torch import nn
@@ -65,8 +66,11 @@ def folder(tmp_path_factory):
     mean = images[:TRAINED].mean(0)
     centred = Records(images[:TRAINED] - mean, labels[:TRAINED], ("0", "1", "2"))
     start, key = NET.initial(Key.from_seed(1)), Key.from_seed(2)
-    for name, steps, decay in (("decayed", 1500, 0.01), ("kept", 50, 0.0)):
-        recipe = FullBatch(NET, Descent(steps, 0.1, 0.9, decay))
+    for name, descent in (
+        ("decayed", Descent(400, 0.15, 0.9, 0.02)),
+        ("kept", Descent(50, 0.1, 0.9)),
+    ):
+        recipe = FullBatch(NET, descent)
         flat = recipe.fit(start, centred, centred.none_for(1), key)[0]
         torch.save(NET.layout.split(flat), folder / f"{name}.pt")
     state = torch.load(folder / "decayed.pt")

@@ -23,6 +23,7 @@ from exhume.models.mlp import MLP
 from exhume.settings import Brief, CheckpointSettings
 
 TRAINED, ALL, WIDTH = 12, 160, 80
+pytestmark = pytest.mark.xdist_group("ordinary checkpoint")
 
 
 def trained(inputs, labels, decay, epochs):

@@ -11,7 +11,7 @@ from torch import nn
 
 from exhume.attacks.split.layer_fit import Pass
 from exhume.attacks.split.lookalike import Lookalike
-from exhume.auditing.split import attackers
+from exhume.auditing.split import attackers, release
 from exhume.contract import Key, Records
 from exhume.settings import SplitSettings
 
@@ -135,7 +135,7 @@ def place(tmp_path_factory, records):
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def settings(place):
     return SplitSettings(
         MODEL,
@@ -148,17 +148,30 @@ def settings(place):
         epochs=1,
         bodies=2,
         selected=1,
-        targets=30,
+        targets=12,
         seed=0,
         threads=1,
     )
 
 
-@pytest.fixture(autouse=True)
-def short_searches(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def short_searches():
     """A few steps, however many epochs the shadows have."""
-    monkeypatch.setattr(attackers, "_FULL", 10_000)
     quick = Lookalike(3, 2, *[Pass(3, 64)] * 3)
-    monkeypatch.setattr(
-        attackers, "_searching", lambda settings, kernel=3: replace(quick, kernel=kernel)
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attackers, "_FULL", 10_000)
+        patch.setattr(
+            attackers, "_searching", lambda settings, kernel=3: replace(quick, kernel=kernel)
+        )
+        yield
+
+
+@pytest.fixture
+def only(monkeypatch):
+    """Fewer attackers, where it is not about them: `only("as-sent", "shadow")`."""
+
+    def only(*names):
+        monkeypatch.setattr(release, "names_for", lambda bodies: names)
+        monkeypatch.setattr(release, "FEW", names)
+
+    return only

@@ -19,11 +19,15 @@ from exhume.integrations.exporting import export_run
 from exhume.models.split import pipeline as pipelines
 from exhume.models.split.blueprint import OwnNetwork
 from exhume.models.split.parts import load_bodies, load_client, load_pipeline
+from exhume.report.folder import RunFolder
 from exhume.settings import Brief
 from exhume.store import NullStore
 from exhume.train.single import Schedule
 from exhume.train.split import SplitJob
 
+pytestmark = pytest.mark.xdist_group("split channel")
+SIGMA = sigma_for(4.0, 4)
+INPUTS = 12 + 30 + 30  # targets, those held out, those sent before
 NAMES = ("as-sent", "shadow", "own-form", "lookalike", "matched", "likelihood", "head-known")
 
 
@@ -39,49 +43,63 @@ def trained(records):
     return Channel.of_bits(12.0, 6).train(job, key=Key.from_seed(0), store=NullStore())
 
 
-def test_a_channel_of_four_bits_is_trained_attacked_certified_and_kept(settings, records, tmp_path):
+@pytest.fixture(scope="module")
+def whole(settings, tmp_path_factory):
+    """Four bits through four numbers; the key is given, so that it is the same audit every time."""
     one = replace(
         settings, first=("0",), defend="channel", bits=4.0, numbers=4, attack_epochs=6, epochs=8
     )
-    done = audit(Brief.of(one), tmp_path / "run")
-    attacks = {a.spec.id.removeprefix("after-0-with-channel-"): a for a in done.result.attacks}
+    folder = RunFolder.create(tmp_path_factory.mktemp("channel") / "run")
+    (folder.path / "secret.key").write_text("17" * 32)
+    return audit(Brief.of(one), folder.path)
+
+
+def test_no_attacker_identifies_more_than_a_channel_allows(whole):
+    attacks = {a.spec.id.removeprefix("after-0-with-channel-"): a for a in whole.result.attacks}
     assert list(attacks)[4:] == [*NAMES, "channel-namer"]
-    assert done.verdict.word != "leaks"
-    assert not done.alarm
-    sigma = sigma_for(4.0, 4)
+    assert whole.verdict.word != "leaks"
     assert attacks["as-sent"].status.reason.endswith("are no pictures")
     assert attacks["lookalike"].applies
     for name in NAMES[1:]:
         row = attacks[name].lineup
-        assert row.share <= identified_at_most(row.strangers, sigma)
-    limits = attacks["channel-namer"].limits
+        assert row.share <= identified_at_most(row.strangers, SIGMA)
+
+
+def test_the_best_namer_stands_beside_the_certificate(whole):
+    namer = whole.result.attacks[-1]
+    limits = namer.limits
     games = [row.game for row in limits.rows]
-    assert games == ["the input named among 10", "the input named among 90"]
-    assert [row.bound for row in limits.rows] == [naming(k, 4, sigma) for k in (10, 90)]
+    assert games == ["the input named among 10", f"the input named among {INPUTS}"]
+    assert [row.bound for row in limits.rows] == [naming(k, 4, SIGMA) for k in (10, INPUTS)]
     assert all(row.rate <= row.bound for row in limits.rows)
-    assert not attacks["channel-namer"].counts
+    assert not namer.counts
     assert "at most 4 bits about its input, on average over inputs" in limits.notes[0]
-    facts = done.result.victim
+    assert not whole.alarm
+    assert json.loads((whole.folder / "result.json").read_text())["alarm"] == ""
+
+
+def test_what_a_channel_costs_is_said(whole):
+    facts = whole.result.victim
     assert (facts["channel_bits"], facts["defended_bytes_up_per_input"]) == (4.0, 16)
     assert 0 < facts["client_share_of_multiply_adds"] < 1
-    notes = " ".join(note for one in done.result.attacks for note in one.notes)
+    notes = " ".join(note for one in whole.result.attacks for note in one.notes)
     assert "points of accuracy" in notes
     assert "of a request's multiply-adds" in notes
     assert "16 bytes up" in notes
-    page = done.report.read_text()
+    page = whole.report.read_text()
     assert "of a request&#39;s multiply-adds" in page
     assert "No attack did certainly better than the stated guarantee allows" in page
-    client, server = (tmp_path / "run" / "defence" / side for side in ("client", "server"))
+
+
+def test_both_sides_are_kept_and_exported(whole, settings, tmp_path):
+    client, server = (whole.folder / "defence" / side for side in ("client", "server"))
     kept = load_pipeline(client, server, factory=settings.model)
-    assert kept.client.sigma == sigma
-    factory = export_run(tmp_path / "run", tmp_path / "client", tmp_path / "server")
+    assert kept.client.sigma == SIGMA
+    factory = export_run(whole.folder, tmp_path / "client", tmp_path / "server")
     assert factory == settings.model
-    assert load_client(tmp_path / "client", factory=factory).client.sigma == sigma
+    assert load_client(tmp_path / "client", factory=factory).client.sigma == SIGMA
     (body,) = load_bodies(tmp_path / "server", factory=factory)
     assert body.feature == (4,)
-    again = audit(Brief.of(one), tmp_path / "run")
-    assert again.metrics == done.metrics
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["alarm"] == ""
 
 
 def test_the_namer_stays_below_the_bound_and_less_noise_than_stated_is_an_alarm(

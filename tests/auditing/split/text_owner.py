@@ -115,7 +115,7 @@ def corpus(count: int, key: Key) -> Corpus:
     return Corpus(tokens, labels)
 
 
-def trained(made: nn.Module, texts: Corpus, epochs: int = 20) -> nn.Module:
+def trained(made: nn.Module, texts: Corpus, epochs: int = 3) -> nn.Module:
     optimiser = torch.optim.Adam(made.parameters(), 1e-2)
     order = torch.Generator().manual_seed(0)
     for _ in range(epochs):

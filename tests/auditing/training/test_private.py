@@ -21,9 +21,20 @@ from exhume.train.dp import NoiseStream, epsilon
 
 STEPS = 12
 NOISE = math.sqrt(STEPS) / 1.0  # naming one of ten is allowed in 39% of the cases
-DATA = {"source": "digits", "fixed": 40, "targets": 103, "shadows": 80, "public": 20, "test": 20}
 VICTIM = {"hidden": [6], "steps": STEPS, "momentum": 0.5, "dp_clip": 0.5, "dp_noise": NOISE}
-SETTINGS = {"data": DATA, "victim": VICTIM}
+pytestmark = pytest.mark.xdist_group("private training")
+
+
+@pytest.fixture(scope="module")
+def brief(few_records):
+    """A function: the brief with other sizes, or with other training. Ten shadows tell an attack nothing."""
+
+    def brief(*, targets=10, **victim):
+        sizes = {"fixed": 30, "targets": targets, "shadows": 10, "public": 20, "test": 30}
+        data = {"source": few_records, **sizes}
+        return {"data": data, "victim": {**VICTIM, **victim}, "machine": {"threads": 1}}
+
+    return brief
 
 
 @pytest.fixture
@@ -38,33 +49,53 @@ def limits_of(folder):
     return next((attack["limits"] for attack in attacks if attack["limits"]), None)
 
 
-def test_sound_training_is_shown_below_its_bound(tmp_path):
-    done = exhume.audit(SETTINGS, tmp_path / "run")
-    limits = limits_of(done.folder)
+@pytest.fixture(scope="module")
+def sound(brief, tmp_path_factory):
+    """Four lists of ten, and three targets that fill none."""
+    return exhume.audit(brief(targets=43), tmp_path_factory.mktemp("sound") / "run")
+
+
+def test_sound_training_is_shown_below_its_bound(sound):
+    limits = limits_of(sound.folder)
     rows = {(row["attack"], row["game"]): row for row in limits["rows"]}
     naming = f"the record named among {LISTED}"
     every = rows["Prior-aware attack, every step seen", naming]
-    assert (every["trials"], every["kappa"]) == (100, pytest.approx(0.1))
+    assert (every["trials"], every["kappa"]) == (40, pytest.approx(0.1))
     assert every["bound"] == pytest.approx(0.389, abs=1e-3)
     assert 0.1 < every["low"] <= every["rate"] <= every["high"]  # it is attacked
-    assert (done.alarm, limits["alarm"]) == ("", "")
-    assert done.verdict.word == "not audited"  # naming is no reconstruction, and does not count
-    assert (
-        "reconstructor found no more than chance explains, and was not shown"
-        in done.verdict.sentence
-    )
+    assert (sound.alarm, limits["alarm"]) == ("", "")
     assert len(rows) == 6  # four attacks name, two of them reconstruct
     assert any("3 targets that fill no list of 10" in note for note in limits["notes"])
-    page = done.report.read_text()
+
+
+def test_naming_is_no_reconstruction_and_does_not_count(sound):
+    assert sound.verdict.word == "not audited"
+    assert (
+        "reconstructor found no more than chance explains, and was not shown"
+        in sound.verdict.sentence
+    )
+
+
+def test_both_pages_show_what_is_allowed(sound):
+    page = sound.report.read_text()
     assert "What the stated privacy allows" in page
     assert "No attack did certainly better than the stated guarantee allows" in page
     assert "38.9%" in page
-    shared = draw(done.folder, redact=True).read_text()
+    shared = draw(sound.folder, redact=True).read_text()
     assert "What the stated privacy allows" in shared
 
 
-def test_a_broken_engine_raises_the_alarm_in_words(tmp_path, broken):
-    done = exhume.audit(SETTINGS, tmp_path / "run")
+def test_damaged_limits_are_one_sentence(sound, tmp_path):
+    content = json.loads((sound.folder / "result.json").read_text())
+    for damage in (3, {"alarm": "", "notes": [], "rows": [{"rate": "much"}]}):
+        content["attacks"][0]["limits"] = damage
+        (tmp_path / "result.json").write_text(json.dumps(content))
+        with pytest.raises(ExhumeError, match=r"attacks\[0\].limits"):
+            draw(tmp_path)
+
+
+def test_a_broken_engine_raises_the_alarm_in_words(brief, tmp_path, broken):
+    done = exhume.audit(brief(targets=40), tmp_path / "run")
     assert done.verdict.word == "leaks"
     assert done.verdict.sentence == "The stated privacy does not hold."
     assert "ALARM" in done.alarm
@@ -84,11 +115,9 @@ def test_the_gate_fails_on_an_alarm(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("order", ["known", "unknown"])
-def test_where_steps_draw_their_records_the_bound_is_lower(tmp_path, order):
-    victim = {**VICTIM, "dp_noise": 1.0, "dp_sampling": 0.3, "batch_order": order}
-    done = exhume.audit(
-        {"data": {**DATA, "targets": 20, "shadows": 40}, "victim": victim}, tmp_path / "run"
-    )
+def test_where_steps_draw_their_records_the_bound_is_lower(brief, tmp_path, order):
+    sampled = brief(dp_noise=1.0, dp_sampling=0.3, batch_order=order)
+    done = exhume.audit(sampled, tmp_path / "run")
     limits = limits_of(done.folder)
     rows = {row["attack"]: row for row in limits["rows"] if "named" in row["game"]}
     every = rows["Prior-aware attack, every step seen"]
@@ -115,22 +144,20 @@ def test_where_steps_draw_their_records_the_bound_is_lower(tmp_path, order):
         ),
     ],
 )
-def test_sampling_that_cannot_be(tmp_path, victim, sentence):
+def test_sampling_that_cannot_be(brief, tmp_path, victim, sentence):
     with pytest.raises(ExhumeError, match=sentence):
-        exhume.audit({"data": DATA, "victim": victim}, tmp_path / "run")
+        exhume.audit({**brief(), "victim": victim}, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_without_noise_nothing_is_allowed_or_forbidden(tmp_path):
-    victim = {**VICTIM, "dp_noise": 0.0}
-    done = exhume.audit({"data": {**DATA, "targets": 20}, "victim": victim}, tmp_path / "run")
+def test_without_noise_nothing_is_allowed_or_forbidden(brief, tmp_path):
+    done = exhume.audit(brief(dp_noise=0.0), tmp_path / "run")
     assert limits_of(done.folder) is None
     assert "What the stated privacy allows" not in done.report.read_text()
 
 
-def test_adam_is_attacked_from_the_end_only(tmp_path):
-    victim = {**VICTIM, "optimiser": "adam", "rate": 0.01}
-    done = exhume.audit({"data": {**DATA, "targets": 8}, "victim": victim}, tmp_path / "run")
+def test_adam_is_attacked_from_the_end_only(brief, tmp_path):
+    done = exhume.audit(brief(targets=8, optimiser="adam", rate=0.01), tmp_path / "run")
     limits = limits_of(done.folder)
     assert {row["attack"] for row in limits["rows"]} == {
         "Prior-aware attack, final weights",
@@ -139,14 +166,3 @@ def test_adam_is_attacked_from_the_end_only(tmp_path):
     }
     assert {row["trials"] for row in limits["rows"]} == {8}  # one short list
     assert any("only steps of gradient descent can be undone" in note for note in limits["notes"])
-
-
-def test_damaged_limits_are_one_sentence(tmp_path):
-    done = exhume.audit({"data": {**DATA, "targets": 8}, "victim": VICTIM}, tmp_path / "run")
-    path = done.folder / "result.json"
-    content = json.loads(path.read_text())
-    for damage in (3, {"alarm": "", "notes": [], "rows": [{"rate": "much"}]}):
-        content["attacks"][0]["limits"] = damage
-        path.write_text(json.dumps(content))
-        with pytest.raises(ExhumeError, match=r"attacks\[0\].limits"):
-            draw(done.folder)

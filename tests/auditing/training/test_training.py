@@ -1,38 +1,28 @@
+"""The audit of weights that are trained here, from the brief to the run folder."""
+
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import exhume
+import exhume.store
+from exhume.cli import app
 from exhume.contract import ExhumeError
 
-SMALL = {
-    "data": {
-        "source": "digits",
-        "fixed": 120,
-        "targets": 20,
-        "shadows": 300,
-        "public": 50,
-        "test": 50,
-    },
-    "victim": {"steps": 40},
-    "machine": {"threads": 1, "chunk": 16},
-}
+pytestmark = pytest.mark.xdist_group("trained weights")
 ARGUMENTS = "--data digits --fixed 120 --targets 20 --shadows 300 --steps 40 --threads 1".split()
-
-
-@pytest.fixture(scope="module")
-def done(tmp_path_factory):
-    out = tmp_path_factory.mktemp("audit") / "run"
-    return exhume.audit(SMALL, out, redact=True)
 
 
 def strip_times(result: dict) -> dict:
@@ -53,8 +43,8 @@ def content(folder: Path) -> dict[str, bytes]:
     return {**files, "result": json.dumps(result).encode()}
 
 
-def test_the_run_folder(done):
-    names = {p.name for p in done.folder.iterdir()}
+def test_the_run_folder(trained):
+    names = {p.name for p in trained.folder.iterdir()}
     assert names == {
         ".exhume-run",
         ".lock",
@@ -67,23 +57,27 @@ def test_the_run_folder(done):
         "report-redacted.html",
         "shards",
     }
-    assert done.folder.stat().st_mode & 0o777 == 0o700
-    assert done.verdict.word == "leaks"
-    assert done.report.name == "report.html"
-    assert done.redacted.name == "report-redacted.html"
-    result = json.loads((done.folder / "result.json").read_text())
-    metrics = result["attacks"][0]["metrics"]
+    assert trained.folder.stat().st_mode & 0o777 == 0o700
+    assert trained.report.name == "report.html"
+    assert trained.redacted.name == "report-redacted.html"
+
+
+def test_the_result(trained, small):
+    assert trained.verdict.word == "leaks"
+    (attack,) = json.loads((trained.folder / "result.json").read_text())["attacks"]
+    metrics, sizes = attack["metrics"], small["data"]
     for name in ("mse", "mae", "psnr", "ssim", "label_accuracy", "oracle_mse", "null_success"):
         assert np.isfinite(metrics[name])
-    assert metrics["pool"] == 120 + 300 + 50
-    assert {b["name"] for b in result["attacks"][0]["baselines"]} == {
+    assert metrics["pool"] == sizes["fixed"] + sizes["shadows"] + sizes["public"]
+    assert metrics["targets"] == sizes["targets"]
+    assert {b["name"] for b in attack["baselines"]} == {
         "mean record",
         "held record nearest to the reconstruction",
         "nearest-neighbour oracle (knows the truth)",
     }
 
 
-def test_machine_readable_outputs_carry_no_record(done):
+def test_machine_readable_outputs_carry_no_record(trained):
     """No list of numbers as long as a record, anywhere."""
 
     def longest(value) -> int:
@@ -94,43 +88,49 @@ def test_machine_readable_outputs_carry_no_record(done):
         return 0
 
     for name in ("result.json", "environment.json"):
-        assert longest(json.loads((done.folder / name).read_text())) < 20
+        assert longest(json.loads((trained.folder / name).read_text())) < 20
 
 
-def test_a_second_run_is_quick_and_the_same(done):
-    before = content(done.folder)
-    again = exhume.audit(SMALL, done.folder)
-    assert content(again.folder) == before
+@pytest.fixture
+def taken_up(trained, tmp_path) -> Path:
+    """A copy of the finished run, to go on with."""
+    return shutil.copytree(trained.folder, tmp_path / "run")
 
 
-def test_same_seed_elsewhere_same_bits_other_seed_not(done, tmp_path):
-    same = exhume.audit(SMALL, tmp_path / "same")
-    assert content(same.folder) == content(done.folder)
-    other = exhume.audit({**SMALL, "seed": 1}, tmp_path / "other")
-    assert content(other.folder) != content(done.folder)
+def test_the_same_again_elsewhere_has_the_same_bits(trained, small, tmp_path):
+    same = exhume.audit(small, tmp_path / "same")
+    assert content(same.folder) == content(trained.folder)
 
 
-def test_a_folder_of_another_run_is_refused(done):
+def test_another_seed_has_others(trained, small, tmp_path):
+    other = exhume.audit({**small, "seed": 1}, tmp_path / "other")
+    before, after = content(trained.folder), content(other.folder)
+    assert before["closed-form.safetensors"] != after["closed-form.safetensors"]
+    assert not {name for name in before if name.startswith("shards/")} & set(after)
+
+
+def test_a_finished_run_goes_on_with_its_own_chunk_and_trains_nothing(taken_up, small):
+    """The bits follow what was written, not the new machine."""
+    before = content(taken_up)
+    times = {p: p.stat().st_mtime_ns for p in (taken_up / "shards").iterdir()}
+    exhume.audit({**small, "machine": {"threads": 1, "chunk": 7}}, taken_up)
+    assert content(taken_up) == before
+    assert {p: p.stat().st_mtime_ns for p in (taken_up / "shards").iterdir()} == times
+
+
+def test_a_folder_of_another_run_is_refused(trained, small):
     with pytest.raises(ExhumeError, match="holds a run with other settings"):
-        exhume.audit({**SMALL, "seed": 5}, done.folder)
+        exhume.audit({**small, "seed": 5}, trained.folder)
 
 
-def test_the_bits_follow_the_written_chunk_not_the_new_machine(done):
-    elsewhere = {**SMALL, "machine": {"threads": 1, "chunk": 7}}
-    before = content(done.folder)
-    exhume.audit(elsewhere, done.folder)
-    assert content(done.folder) == before
-
-
-def test_sizes_left_open_follow_the_data(tmp_path):
-    settings = {"data": {"source": "digits", "shadows": 100, "targets": 10}, "victim": {"steps": 5}}
-    done = exhume.audit(settings, tmp_path / "run")
-    assert "fixed = 449" in (done.folder / "config.toml").read_text()
+def test_sizes_left_open_follow_the_data(small, tmp_path):
+    data = {"source": small["data"]["source"], "shadows": 60, "targets": 10}
+    done = exhume.audit({"data": data, "victim": {"steps": 5}}, tmp_path / "run")
+    assert "fixed = 60" in (done.folder / "config.toml").read_text()  # a quarter
 
 
 def test_tabular_records_have_no_ssim(tmp_path, key):
-    generator = key.generator()
-    x = torch.rand(400, 12, generator=generator).numpy()
+    x = torch.rand(200, 12, generator=key.generator()).numpy()
     np.savez(tmp_path / "credit.npz", x=x, y=(x[:, 0] > 0.5).astype(int))
     settings = {"data": {"source": str(tmp_path / "credit.npz")}, "victim": {"steps": 20}}
     done = exhume.audit(settings, tmp_path / "run")
@@ -144,22 +144,66 @@ def test_too_few_records_are_named(tmp_path):
         exhume.audit({"data": {"source": "digits", "shadows": 5000}}, tmp_path / "run")
 
 
-def test_a_read_only_place_is_named(tmp_path):
+def test_a_read_only_place_is_named(small, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ExhumeError, match="cannot use .*file/run as run folder: Not a directory"):
-        exhume.audit(SMALL, tmp_path / "file" / "run")
+        exhume.audit(small, tmp_path / "file" / "run")
 
 
-def test_a_device_that_is_not_there_is_named(tmp_path):
+def test_a_device_that_is_not_there_is_named(small, tmp_path):
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
-    settings = {**SMALL, "machine": {"device": "cuda"}}
+    settings = {**small, "machine": {"device": "cuda"}}
     with pytest.raises(ExhumeError, match="device: 'cuda' cannot be used here"):
         exhume.audit(settings, tmp_path / "run")
     with pytest.raises(
         ExhumeError, match="device: 'warp' cannot be used here: cpu and cuda are known"
     ):
-        exhume.audit({**SMALL, "machine": {"device": "warp"}}, tmp_path / "run2")
+        exhume.audit({**small, "machine": {"device": "warp"}}, tmp_path / "run2")
+
+
+# Stopped and taken up
+
+
+@contextmanager
+def stopped(after):
+    """Work is interrupted once it has saved so many shards."""
+    write, saved = exhume.store.write_shard, []
+
+    def stops(path, shard):
+        write(path, shard)
+        saved.append(path)
+        if len(saved) == after:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exhume.store, "write_shard", stops)
+        yield
+
+
+def test_stopped_between_shards_it_ends_with_the_same_bytes(trained, small, tmp_path):
+    """Killed at moments within a write: `tests/fuzz/test_kills.py`."""
+    assert shards(trained.folder) == 5
+    out = tmp_path / "run"
+    for saved in (1, 2, 1):
+        before = shards(out)
+        with stopped(after=saved), pytest.raises(KeyboardInterrupt):
+            exhume.audit(small, out)
+        assert shards(out) == before + saved
+    exhume.audit(small, out)
+    assert content(out) == content(trained.folder)
+    assert not list(out.rglob("*.part"))
+
+
+def test_stopped_the_command_says_how_to_go_on(small, tmp_path):
+    words = "audit --fixed 30 --targets 12 --shadows 60 --steps 5 --threads 1 --data".split()
+    words += [small["data"]["source"], "--out", str(tmp_path / "run")]
+    with stopped(after=1):
+        done = CliRunner().invoke(app, words)
+    assert done.exit_code == 130
+    assert "the same command goes on from there" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert shards(tmp_path / "run") == 1
 
 
 HELD = """
@@ -209,8 +253,8 @@ def shards(out: Path) -> int:
     return len(list((out / "shards").glob("*.safetensors")))
 
 
+@pytest.mark.slow
 def test_killed_between_shards_and_resumed_it_ends_with_the_same_bytes(tmp_path):
-    """At moments within a write: `tests/fuzz/test_kills.py`."""
     assert start(tmp_path / "whole").returncode == 0
     assert shards(tmp_path / "whole") == 6
     out = tmp_path / "killed"
@@ -225,6 +269,7 @@ def test_killed_between_shards_and_resumed_it_ends_with_the_same_bytes(tmp_path)
     assert not list(out.rglob("*.part"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on(tmp_path):
     run = HeldRun(tmp_path / "run").after(1)
     run.send_signal(signal.SIGINT)
@@ -264,18 +309,18 @@ def test_records_the_adversary_already_holds_are_not_audited(tmp_path):
     assert "(20 left out: copies, held by the adversary, or" in done.verdict.sentence
 
 
-def test_two_targets_have_strangers_among_what_was_not_dealt(tmp_path):
-    settings = {**SMALL, "data": {**SMALL["data"], "targets": 2, "test": 80}}
+def test_two_targets_have_strangers_among_what_was_not_dealt(small, tmp_path):
+    settings = {**small, "data": {**small["data"], "targets": 2, "test": 60}}
     done = exhume.audit(settings, tmp_path / "run")
     assert done.verdict.word == "leaks"
     assert "2 of 2 records" in done.verdict.sentence
 
 
-def test_a_folder_with_other_files_is_left_alone(tmp_path):
+def test_a_folder_with_other_files_is_left_alone(small, tmp_path):
     (tmp_path / "mine").mkdir(mode=0o755)
     (tmp_path / "mine" / "report.html").write_text("mine")
     with pytest.raises(ExhumeError, match="it holds other files; choose a new or empty one"):
-        exhume.audit(SMALL, tmp_path / "mine")
+        exhume.audit(small, tmp_path / "mine")
     assert (tmp_path / "mine" / "report.html").read_text() == "mine"
     assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o755
 
@@ -292,26 +337,29 @@ def test_a_run_folder_inside_the_data_is_refused(tmp_path):
         exhume.audit({"data": {"source": str(tmp_path / "photos")}}, tmp_path / "photos" / "run")
 
 
-def test_a_failed_setting_does_not_lock_its_folder(tmp_path):
-    bad = {**SMALL, "victim": {"steps": 40, "rate": 1e30}}
+def test_a_failed_setting_does_not_lock_its_folder(small, tmp_path):
+    bad = {**small, "victim": {"steps": 40, "rate": 1e30}}
     with pytest.raises(ExhumeError, match="training diverged"):
         exhume.audit(bad, tmp_path / "run")
-    assert exhume.audit(SMALL, tmp_path / "run").verdict.word == "leaks"
+    assert exhume.audit(small, tmp_path / "run").verdict.word == "leaks"
 
 
-def test_a_model_larger_than_the_memory_is_refused(tmp_path):
-    settings = {**SMALL, "victim": {"hidden": [10_000_000]}}
+def test_a_model_larger_than_the_memory_is_refused(small, tmp_path):
+    settings = {**small, "victim": {"hidden": [10_000_000]}}
     with pytest.raises(ExhumeError, match="training one such model takes .* MiB"):
         exhume.audit(settings, tmp_path / "run")
 
 
-def test_the_first_targets_can_be_had_exactly(tmp_path):
-    settings = {**SMALL, "attack": {"exact": 6}}
-    done = exhume.audit(settings, tmp_path / "run")
+# Other attacks
+
+
+def test_the_first_targets_can_be_had_exactly(small, tmp_path):
+    fewer = {**small, "victim": {**small["victim"], "steps": 10}, "attack": {"exact": 4}}
+    done = exhume.audit(fewer, tmp_path / "run")
     result = json.loads((done.folder / "result.json").read_text())
     closed, exact = result["attacks"]
     assert exact["id"] == "through-training"
-    assert exact["metrics"]["targets"] == 6
+    assert exact["metrics"]["targets"] == 4
     assert exact["knows"] == ["architecture", "recipe", "initial", "fixed"]
     assert exact["metrics"]["mse"] < 1e-6 < closed["metrics"]["mse"]
     assert exact["metrics"]["label_accuracy"] == 1
@@ -319,24 +367,24 @@ def test_the_first_targets_can_be_had_exactly(tmp_path):
     assert "Differentiating through training" in done.report.read_text()
 
 
-def test_an_attack_that_does_not_apply_is_reported_beside_one_that_does(tmp_path):
-    victim = {"steps": 40, "dp_clip": 10.0}
-    done = exhume.audit({**SMALL, "victim": victim, "attack": {"exact": 4}}, tmp_path / "run")
+def test_an_attack_that_does_not_apply_is_reported_beside_one_that_does(small, tmp_path):
+    victim = {**small["victim"], "dp_clip": 10.0}
+    done = exhume.audit({**small, "victim": victim, "attack": {"exact": 4}}, tmp_path / "run")
     result = json.loads((done.folder / "result.json").read_text())
     assert result["attacks"][1]["status"]["outcome"] == "not applicable"
     assert "private training adds noise" in result["attacks"][1]["status"]["reason"]
     assert done.verdict.word != "not audited"
 
 
-@pytest.mark.parametrize("exact", [1, 21])
-def test_exact_targets_are_some_of_the_targets(tmp_path, exact):
-    with pytest.raises(ExhumeError, match=f"attack.exact: {exact} given, 0 or from 2 to 20"):
-        exhume.audit({**SMALL, "attack": {"exact": exact}}, tmp_path / "run")
+@pytest.mark.parametrize("exact", [1, 13])
+def test_exact_targets_are_some_of_the_targets(small, tmp_path, exact):
+    with pytest.raises(ExhumeError, match=f"attack.exact: {exact} given, 0 or from 2 to 12"):
+        exhume.audit({**small, "attack": {"exact": exact}}, tmp_path / "run")
 
 
-def test_private_training_is_attacked_by_one_who_also_trains_without_the_noise(tmp_path):
-    victim = {"steps": 40, "momentum": 0.9, "dp_clip": 10.0, "dp_noise": 0.02}
-    done = exhume.audit({**SMALL, "victim": victim}, tmp_path / "run")
+def test_private_training_is_attacked_by_one_who_also_trains_without_the_noise(small, tmp_path):
+    victim = {**small["victim"], "momentum": 0.9, "dp_clip": 10.0, "dp_noise": 0.02}
+    done = exhume.audit({**small, "victim": victim}, tmp_path / "run")
     plain, aware, _ = json.loads((done.folder / "result.json").read_text())["attacks"]
     assert [plain["id"], aware["id"]] == ["closed-form", "noise-aware"]
     assert aware["metrics"]["mse"] < plain["metrics"]["mse"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zipfile
 
 import numpy as np
@@ -28,13 +29,14 @@ def make():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 10))
 """
 INDEX = [3, 17, 40, 41]
-RECORDS = ["--data", "digits", "--records", "3,17,40,41"]
+RECORDS = ["--data", "few.npz", "--records", "3,17,40,41"]
 QUICK = ["--threads", "1", "--search-steps", "3", "--restarts", "1", "--shape", "1,8,8"]
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(tmp_path, monkeypatch, few_digits):
     (tmp_path / "net.py").write_text(MODEL)
+    shutil.copy(few_digits, tmp_path / "few.npz")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -93,7 +95,7 @@ def test_epochs_of_batches_in_an_unknown_order_are_proved(place):
 
 def test_made_updates_train_as_is_said(place):
     done = audit(
-        *("--made", "2", "--batch-size", "4", "--data", "digits", "--rate", "0.05"),
+        *("--made", "2", "--batch-size", "4", "--data", "few.npz", "--rate", "0.05"),
         *("--epochs", "1", "--local-batch", "2", "--schedule", "linear", "--no-shuffle"),
     )
     assert done.exit_code == 0, done.output

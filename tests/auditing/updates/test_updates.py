@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 
 import numpy as np
@@ -45,6 +46,10 @@ def relu():
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 150), nn.ReLU(), nn.Linear(150, 10))
 
+def narrow():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 60), nn.ReLU(), nn.Linear(60, 10))
+
 def norm():
     torch.manual_seed(0)
     return nn.Sequential(
@@ -72,9 +77,11 @@ QUICK = ["--threads", "1", "--search-steps", "3", "--restarts", "1"]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(tmp_path_factory, few_digits):
+    """A folder with networks and few.npz, the first digits."""
     folder = tmp_path_factory.mktemp("update")
     (folder / "nets_of_test.py").write_text(MODEL)
+    shutil.copy(few_digits, folder / "few.npz")
     return folder
 
 
@@ -128,7 +135,7 @@ def section(out, name):
 
 def test_a_gradient_with_its_records(invoke, place):
     path, out = gradient_of(made("relu"), place / "g.safetensors"), place / "scored"
-    options = ["--data", "digits", "--records", "3,17,40-41", "--batch-size", "4"]
+    options = ["--data", "few.npz", "--records", "3,17,40-41", "--batch-size", "4"]
     done = invoke(path, *options, "--out", out, "--redact")
     assert done.exit_code == 0, done.output
     assert "The release leaks: 4 of 4 records" in done.stdout
@@ -146,10 +153,10 @@ def test_a_gradient_with_its_records(invoke, place):
     assert "The private records, and what came back" in page
     assert "data:image/png" not in (out / "report-redacted.html").read_text()
     assert stat.S_IMODE(out.stat().st_mode) == 0o700
-    for limit, code in (("0.5", 1), ("1", 0)):
-        assert invoke(path, *options, "--out", out, "--fail-over", limit).exit_code == code
+    assert invoke(path, *options, "--out", out, "--fail-over", "0.5").exit_code == 1
 
 
+@pytest.mark.slow
 def test_a_little_noise_is_allowed_for(invoke, place, key):
     def noisy(named):
         return {
@@ -159,7 +166,7 @@ def test_a_little_noise_is_allowed_for(invoke, place, key):
 
     path = gradient_of(made("relu"), place / "noisy.safetensors", change=noisy)
     out = place / "noisy"
-    done = invoke(path, "--data", "digits", "--records", "3,17,40,41", "--out", out)
+    done = invoke(path, "--data", "few.npz", "--records", "3,17,40,41", "--out", out)
     assert done.exit_code == 0, done.output
     assert section(out, "bias-ratio")["status"]["outcome"] == "not applicable"
     assert section(out, "tolerant-ratio")["metrics"]["success"] == 1
@@ -207,11 +214,14 @@ def test_files_of_another_precision(invoke, place, kind):
         return {name: tensor.to(kind) for name, tensor in named.items()}
 
     name = str(kind).removeprefix("torch.")
-    path = gradient_of(made("relu"), place / f"{name}.safetensors", change=cast)
-    out, options = place / name, ["--data", "digits", "--records", "3,17,40,41"]
-    done = invoke(path, *options, "--batch-size", "4", "--out", out)
+    path = gradient_of(made("narrow"), place / f"{name}.safetensors", change=cast)
+    out, options = place / name, ["--data", "few.npz", "--records", "3,17,40,41"]
+    done = invoke(path, *options, "--batch-size", "4", "--out", out, model="narrow")
     assert done.exit_code == 0, done.output
     assert "The release leaks: 4 of 4 records" in done.stdout
+    if kind is torch.bfloat16:  # rounded so much that neurons no longer agree but roughly
+        assert section(out, "bias-ratio")["status"]["outcome"] == "not applicable"
+        assert section(out, "tolerant-ratio")["metrics"]["success"] == 1
 
 
 @pytest.mark.parametrize("steps", [1, 4])
@@ -221,7 +231,7 @@ def test_states_before_and_after_local_steps(invoke, place, steps):
     out = place / f"states{steps}"
     states = ["--before", "before.pt", "--after", f"after{steps}.pt", "--rate", "0.1"]
     done = invoke(
-        *states, "--steps", steps, "--data", "digits", "--records", "3,17,40,41", "--out", out
+        *states, "--steps", steps, "--data", "few.npz", "--records", "3,17,40,41", "--out", out
     )
     assert done.exit_code == 0, done.output
     assert section(out, "bias-ratio")["metrics"]["recovered"] == 1
@@ -233,7 +243,7 @@ def test_states_before_and_after_local_steps(invoke, place, steps):
 def test_batch_norm_in_either_mode(invoke, place, mode):
     module = made("norm").train(mode == "train")
     path, out = gradient_of(module, place / "n.safetensors"), place / f"norm-{mode}"
-    options = ["--data", "digits", "--records", "3,17,40,41", "--batch-size", "4"]
+    options = ["--data", "few.npz", "--records", "3,17,40,41", "--batch-size", "4"]
     done = invoke(path, *options, "--batch-norm", mode, "--out", out, model="norm")
     if mode == "train":  # three steps of search are no evidence
         assert done.exit_code == 2
@@ -271,7 +281,7 @@ def test_a_queried_network_of_ours_falls_to_the_span_attack(invoke, place, key):
     release, _ = release_batches(network, at, private)
     save_file(network.layout.split(at), place / "q.safetensors")
     save_file(network.layout.split(release.values[0]), place / "gq.safetensors")
-    options = ["--before", "q.safetensors", "--data", "digits", "--records", "3,17,40,41"]
+    options = ["--before", "q.safetensors", "--data", "few.npz", "--records", "3,17,40,41"]
     done = invoke("gq.safetensors", *options, "--out", place / "span", model="tanh")
     assert done.exit_code == 0, done.output
     found = section(place / "span", "span")
@@ -289,11 +299,11 @@ def test_a_recorded_run_of_two_clients(invoke, place):
             made("relu").state_dict(), end, round=1, client=client, rate=0.1, batch_size=len(index)
         )
     (place / "who.json").write_text(json.dumps({"0": INDEX, "1": [7, 8, 9]}))
-    done = invoke("recorded", "--data", "digits", "--records", "who.json", "--out", place / "two")
+    done = invoke("recorded", "--data", "few.npz", "--records", "who.json", "--out", place / "two")
     assert done.exit_code == 0, done.output
     assert "7 of 7 records" in done.stdout
     assert result_of(place / "two")["victim"]["clients"] == 2
-    several = invoke("recorded", "--data", "digits", "--records", "1,2", "--out", place / "x")
+    several = invoke("recorded", "--data", "few.npz", "--records", "1,2", "--out", place / "x")
     assert "there are 2 clients (0, 1), so a JSON file" in several.stderr
 
 
@@ -305,7 +315,7 @@ def test_rounds_of_one_client_are_taken_together(invoke, place):
         trained(module, index=index)
         recording.write(before, module.state_dict(), round=number, client="a", rate=0.1)
     out = place / "taken"
-    done = invoke("rounds", "--data", "digits", "--records", "3,17,40,41", "--out", out)
+    done = invoke("rounds", "--data", "few.npz", "--records", "3,17,40,41", "--out", out)
     assert done.exit_code == 0, done.output
     assert "4 of 4 records" in done.stdout
     assert (result_of(out)["victim"]["updates"], result_of(out)["victim"]["clients"]) == (2, 1)
@@ -333,7 +343,7 @@ def test_the_same_command_takes_up_its_run(invoke, place):
     options = [
         path,
         "--data",
-        "digits",
+        "few.npz",
         "--records",
         "3,17,40,41",
         "--batch-size",

@@ -1,3 +1,5 @@
+"""The studies of gradients at smoke scale."""
+
 from __future__ import annotations
 
 import math
@@ -19,6 +21,7 @@ def test_slope():
     assert _slope([(n, 3 * n**-0.5) for n in (2, 8, 64)]) == pytest.approx(-0.5)
 
 
+@pytest.mark.slow
 def test_tensor(tmp_path):
     metrics, holds = run("gradient-tensor", tmp_path)
     assert set(holds) == {"neurons.tanh", "neurons.relu", "inputs.tanh", "inputs.relu"}
@@ -38,6 +41,7 @@ def test_batch(tmp_path):
     assert metrics["tanh.b4.matching.mean_cosine"] < metrics["tanh.b4.mean_cosine"]
 
 
+@pytest.mark.slow
 def test_start(tmp_path):
     metrics, holds = run("gradient-start", tmp_path)
     assert set(holds) == {"better-start", "polish", "fit"}
@@ -45,12 +49,14 @@ def test_start(tmp_path):
     assert metrics["tensor.mean_cosine"] > metrics["noise_start.mean_cosine"]
 
 
+@pytest.mark.slow
 def test_query(tmp_path):
     metrics, holds = run("gradient-query", tmp_path)
     assert holds["random.tanh"]
     assert metrics["tanh.steps5.gradient_norm"] != metrics["tanh.steps0.gradient_norm"]
 
 
+@pytest.mark.slow
 def test_defences(tmp_path):
     metrics, _ = run("gradient-defences", tmp_path)
     assert metrics["none.span.recovered"] == metrics["none.utility"] == pytest.approx(1)
@@ -58,6 +64,7 @@ def test_defences(tmp_path):
     assert metrics["prune.0.9.span.recovered"] < 1
 
 
+@pytest.mark.slow
 def test_noise(tmp_path):
     metrics, holds = run("gradient-noise", tmp_path)
     assert holds["span.relu"]  # dL/dW is as it was
@@ -69,7 +76,38 @@ def test_noise(tmp_path):
     assert metrics["images.digits.m8192.last.worst_error"] <= 2**0.5
 
 
+@pytest.mark.slow
 def test_deep(tmp_path):
     metrics, holds = run("gradient-deep", tmp_path)
     assert holds == {"features": True, "records": True}
     assert metrics["depth1.features.recovered"] == 1
+
+
+@pytest.mark.slow
+def test_tokens(tmp_path):
+    metrics, holds = run("gradient-tokens", tmp_path)
+    assert holds["one sentence"]
+    assert holds["averaged"]
+    assert metrics["attention.public.b2.exact"] > metrics["attention.public.b2.null_token_accuracy"]
+    assert run("gradient-tokens", tmp_path)[0] == metrics  # taken up, not run again
+
+
+@pytest.mark.slow
+def test_client(tmp_path):
+    metrics, holds = run("gradient-client", tmp_path)
+    assert holds["leak"]
+    assert metrics["none.utility"] > 0.9999
+    assert metrics["dp.noise1.recovered"] == metrics["dp.noise1.tolerant.recovered"] == 0
+    assert metrics["dp.noise1.epsilon"] < metrics["dp.noise1e-2.epsilon"]
+    assert metrics["larger_batch.2.recovered"] <= metrics["none.recovered"]
+    assert run("gradient-client", tmp_path)[0] == metrics
+
+
+@pytest.mark.slow
+def test_networks(tmp_path):
+    metrics, _ = run("update-networks", tmp_path)
+    assert metrics["small.b4.recovered"] == metrics["small.b8.recovered"] == 1
+    assert metrics["small.b8.counted"] == metrics["small_conv.b3.counted"] == 1
+    assert metrics["small_conv.b3.psnr"] > 20
+    assert metrics["fedavg.small.rate0.01.recovered"] == 1
+    assert run("update-networks", tmp_path)[0] == metrics

@@ -40,6 +40,7 @@ def test_a_difference_within_the_noise_proves_nothing():
 
 
 @pytest.mark.network
+@pytest.mark.slow
 def test_smoke(tmp_path):
     result = run_study("informed-activations", "smoke", tmp_path / "run").to_json()
     metrics, chart = result["metrics"], result["charts"][0]

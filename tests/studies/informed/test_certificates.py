@@ -149,6 +149,7 @@ def test_claims_about_samples_are_decided_by_the_numbers():
 
 
 @pytest.mark.network
+@pytest.mark.slow
 def test_smoke(tmp_path):
     result = run_study("certificates", "smoke", tmp_path / "run")
     metrics = result.metrics

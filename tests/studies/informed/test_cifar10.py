@@ -6,6 +6,7 @@ from exhume.studies import run_study
 
 
 @pytest.mark.network
+@pytest.mark.slow
 def test_smoke(tmp_path):
     result = run_study("informed-cifar10", "smoke", tmp_path / "run")
     metrics = result.metrics

@@ -50,6 +50,7 @@ def test_accuracy_lost_and_an_attack_that_never_worked_are_said():
 
 
 @pytest.mark.network
+@pytest.mark.slow
 def test_smoke(tmp_path):
     result = run_study("informed-dp", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]

@@ -6,6 +6,7 @@ from exhume.studies import run_study
 
 
 @pytest.mark.network
+@pytest.mark.slow
 def test_smoke(tmp_path):
     result = run_study("informed-factors", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]

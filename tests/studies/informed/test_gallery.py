@@ -8,6 +8,7 @@ from exhume.studies import run_study
 
 
 @pytest.mark.network
+@pytest.mark.slow
 def test_smoke(tmp_path):
     result = run_study("informed-gallery", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]

@@ -7,6 +7,7 @@ from exhume.studies.informed import mnemonist
 
 
 @pytest.mark.network
+@pytest.mark.slow
 def test_smoke(tmp_path):
     result = run_study("mnemonist", "smoke", tmp_path / "run")
     metrics = result.metrics

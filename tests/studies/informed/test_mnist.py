@@ -20,6 +20,7 @@ REQUIRED = {
 
 
 @pytest.mark.network
+@pytest.mark.slow
 def test_smoke(tmp_path):
     result = run_study("informed-mnist", "smoke", tmp_path / "run").to_json()
     written = json.loads((tmp_path / "run" / "result.json").read_text())

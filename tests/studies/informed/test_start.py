@@ -50,6 +50,7 @@ def test_earlier_training_sees_the_public_records_and_no_others(make_records, ke
 
 
 @pytest.mark.network
+@pytest.mark.slow
 def test_smoke(tmp_path):
     result = run_study("informed-start", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]

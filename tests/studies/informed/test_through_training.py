@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import pytest
+
 from exhume.studies import run_study
 
 
+@pytest.mark.slow
 def test_smoke(tmp_path):
     result = run_study("through-training", "smoke", tmp_path / "run")
     metrics = result.metrics

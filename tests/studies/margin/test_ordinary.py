@@ -11,6 +11,7 @@ from exhume.studies import run_study
 from exhume.studies.margin.ordinary import _SCALES, _TINY, _lined_up
 
 
+@pytest.mark.slow
 def test_smoke(tmp_path):
     result = run_study("margin-ordinary", "smoke", tmp_path / "run")
     claimed = {claim.id for claim in result.claims}

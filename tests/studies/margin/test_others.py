@@ -27,6 +27,7 @@ from exhume.studies import run_study
         ("margin-thousand", {"n15.decay"}, "n15.decay.good_low"),
     ],
 )
+@pytest.mark.slow
 def test_smoke(study, claims, metric, tmp_path):
     result = run_study(study, "smoke", tmp_path / "run")
     assert {claim.id for claim in result.claims} == claims

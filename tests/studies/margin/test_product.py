@@ -7,6 +7,7 @@ import pytest
 from exhume.studies import run_study
 
 
+@pytest.mark.slow
 def test_defence_smoke(tmp_path):
     result = run_study("margin-defence", "smoke", tmp_path / "run")
     metrics = result.metrics
@@ -24,6 +25,7 @@ def test_defence_smoke(tmp_path):
     assert run_study("margin-defence", "smoke", tmp_path / "run").metrics == metrics
 
 
+@pytest.mark.slow
 def test_search_smoke_killed_and_resumed(tmp_path):
     whole = run_study("margin-search", "smoke", tmp_path / "whole")
     metrics = whole.metrics

@@ -21,6 +21,7 @@ def test_the_client_of_the_real_sizes_has_at_most_a_tenth_of_the_work():
 
 
 @pytest.mark.network
+@pytest.mark.slow
 def test_smoke(tmp_path):
     result = run_study("split-channel", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]

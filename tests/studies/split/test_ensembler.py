@@ -16,6 +16,7 @@ from exhume.studies.split.ensembler_tables import TABLE_1, TABLE_2, TABLE_3
 
 
 @pytest.mark.network
+@pytest.mark.slow
 def test_smoke(tmp_path):
     result = run_study("ensembler-cifar10", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]
@@ -90,6 +91,7 @@ def planted_cifar100(folder: Path) -> Path:
 
 
 @pytest.mark.network
+@pytest.mark.slow
 def test_table_2_runs_on_the_canonical_files(tmp_path):
     copy = f"cifar100:{planted_cifar100(tmp_path / 'data')}"
     outcome = run_study("ensembler-cifar100", "smoke", tmp_path / "run", data=copy).to_json()
@@ -116,16 +118,21 @@ def test_table_2_runs_on_the_canonical_files(tmp_path):
 
 
 @pytest.mark.network
+@pytest.mark.slow
 def test_table_3_has_a_random_head(tmp_path):
     result = run_study("ensembler-faces", "smoke", tmp_path / "run").to_json()
     for row in TABLE_3.rows:
         assert f"{row}.affine_lpips" in result["metrics"]
     for kind in ("random_head", "foreign_head"):
         assert f"{kind}.delta_accuracy" in result["metrics"]
+
+
+def test_table_3_needs_a_folder_at_paper_scale(tmp_path):
     with pytest.raises(ExhumeError, match="celeba-hq:FOLDER"):
-        run_study("ensembler-faces", "paper", tmp_path / "other")
+        run_study("ensembler-faces", "paper", tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_table_3_takes_a_folder_of_faces(tmp_path):
     generator = Key.from_seed(0).generator()
     for person in "abcd":
@@ -142,6 +149,7 @@ def test_table_3_takes_a_folder_of_faces(tmp_path):
 
 
 @pytest.mark.network
+@pytest.mark.slow
 def test_the_selector_study_counts_what_it_tries(tmp_path):
     result = run_study("ensembler-selector", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from exhume.studies import run_study
+from exhume.studies import study_named
+from exhume.studies.framework import Asked, run_study
 from exhume.studies.split.knowledge import as_pictures
 
 
@@ -17,8 +20,13 @@ def test_images_are_made_to_fit(key, make_records):
 
 
 @pytest.mark.network
-def test_smoke(tmp_path):
-    result = run_study("split-knowledge", "smoke", tmp_path / "run").to_json()
+@pytest.mark.parametrize("source", ["digits", pytest.param("cifar10", marks=pytest.mark.slow)])
+def test_smoke(source, tmp_path):
+    study = study_named("split-knowledge")
+    smoke = study.scales["smoke"]
+    setting = replace(smoke, client=replace(smoke.client, source=source))
+    study = replace(study, scales={"smoke": setting})
+    result = run_study(study, "smoke", tmp_path / "run", Asked()).to_json()
     metrics = result["metrics"]
     rows = {
         *(

@@ -50,6 +50,7 @@ def test_sixteen_images_make_a_mosaic(key):
 
 
 @pytest.mark.network
+@pytest.mark.slow
 def test_smoke(tmp_path):
     result = run_study("split-points", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]

@@ -8,6 +8,7 @@ from exhume.studies.split import repairs
 
 
 @pytest.mark.network
+@pytest.mark.slow
 def test_smoke(tmp_path):
     result = run_study("split-repairs", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]

@@ -6,6 +6,7 @@ from exhume.contract import ExhumeError
 from exhume.studies import run_study
 
 
+@pytest.mark.slow
 def test_smoke(tmp_path):
     result = run_study("split-text", "smoke", tmp_path / "run").to_json()
     metrics = result["metrics"]

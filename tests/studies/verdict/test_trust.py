@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from exhume.studies import run_study
+from exhume.studies.framework import Asked, run_study
 from exhume.studies.verdict import trust
 
 
-@pytest.mark.xdist_group("verdict")
-def test_every_quick_system_has_its_word(tmp_path):
-    """Certain leaks leak, weak effort of every kind reassures nobody, a defence that holds is said to."""
-    result = run_study("verdict", "smoke", tmp_path)
+def judged(result):
     claims = {claim.id: claim for claim in result.claims}
     for name in ("no-miss", "no-false-reassurance", "says-something", "no-average"):
         assert claims[name].holds, claims[name].measured
     assert result.metrics["null.worst_cell"] == 0
-    assert not (tmp_path / "audits").exists() or not any((tmp_path / "audits").iterdir())
+    return result
+
+
+@pytest.mark.network
+def test_a_cheap_system_of_every_kind_has_its_word(tmp_path):
+    """Certain leaks leak, weak effort reassures nobody, a defence that holds is said to."""
+    cells = (
+        "constants",
+        "others-of-the-class",
+        "undefended",
+        "linear",
+        "unfinished",
+        "noisy-linear",
+    )
+    small = replace(trust.STUDY.scales["smoke"], cells=cells)
+    study = replace(trust.STUDY, scales={"smoke": small})
+    result = judged(run_study(study, "smoke", tmp_path, Asked()))
+    audits = {group: result.metrics[f"{group}.audits"] for group in small.audits}
+    assert audits == {"null": 2, "certain": 2, "unknown": 1, "defended": 1, "average": 0}
+    assert not any((tmp_path / "audits").iterdir())  # they hold private records
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_every_quick_system_has_its_word(tmp_path):
+    result = judged(run_study(trust.STUDY, "smoke", tmp_path, Asked()))
+    assert result.metrics["average.audits"] == 1
+    assert not any((tmp_path / "audits").iterdir())
 
 
 def row(word, overclaims=0.0):

@@ -1,0 +1,37 @@
+"""Few records, so that line-ups take a moment; an audit of weights that several files look at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import exhume
+from exhume.contract import Key
+
+
+@pytest.fixture(scope="session")
+def few_records(tmp_path_factory, make_mixtures) -> str:
+    """A file of 240 images of three classes that shadow models tell a lot about."""
+    records = make_mixtures(240, (1, 8, 8), 3, Key.from_seed(0))
+    path = tmp_path_factory.mktemp("records") / "few.npz"
+    np.savez(path, x=records.inputs.numpy(), y=records.labels.numpy())
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def small(few_records) -> dict[str, Any]:
+    """A brief: weights that leak every target."""
+    sizes = {"fixed": 30, "targets": 12, "shadows": 60, "public": 20, "test": 30}
+    return {
+        "data": {"source": few_records, **sizes},
+        "victim": {"steps": 30, "hidden": [8]},
+        "machine": {"threads": 1, "chunk": 16},
+    }
+
+
+@pytest.fixture(scope="session")
+def trained(small, tmp_path_factory) -> exhume.auditing.Audit:
+    """The audit of these weights, with a page that can be shared. Nobody changes its folder."""
+    return exhume.audit(small, tmp_path_factory.mktemp("trained") / "run", redact=True)

@@ -1,0 +1,256 @@
+"""What the claims about the informed adversary turn on: their metrics and bars."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from exhume.score.correlation import Correlation
+from exhume.score.texture import STATISTICS
+from exhume.studies import study_named
+from exhume.studies.informed import (
+    cifar10,
+    factors,
+    gallery,
+    glm,
+    init,
+    misspecified,
+    mnist,
+    reconstructors,
+    through_training,
+    transfer,
+    zero_gradients,
+)
+
+
+def by_arm(metrics):
+    arms = {}
+    for name, value in metrics.items():
+        arm, _, metric = name.rpartition(".")
+        arms.setdefault(arm, {})[metric] = value
+    return arms
+
+
+def test_mnist(claims_turn):
+    right = {"success": 0.6, "null_success": 0.0, "success_low": 0.501}
+    claims_turn(
+        mnist._claims,
+        right | {"mae_plus_mse": 0.0583, "label_accuracy": 0.901},
+        ("beats-oracle", {"success_low": 0.5}),
+        ("closed-form", {"mae_plus_mse": 0.0584}),
+        ("label", {"label_accuracy": 0.9}),
+    )
+
+
+def test_init(claims_turn):
+    claims_turn(
+        init._claims,
+        {"auc_shared": 0.95, "auc_fresh": 0.65},
+        ("shared", {"auc_shared": 0.949}),
+        ("fresh", {"auc_fresh": 0.651}),
+    )
+
+
+def test_glm(claims_turn):
+    right = {"largest_error": 1e-5, "label_accuracy": 1.0, "attack_seconds": 0.99, "targets": 9}
+    sklearn = {"success": 0.51, "targets": 9, "median_largest_error": 0.1}
+    claims_turn(
+        glm._claims,
+        right | {f"sklearn_{name}": value for name, value in sklearn.items()},
+        ("exact", {"largest_error": 1.1e-5}),
+        ("exact", {"label_accuracy": 0.99}),
+        ("instant", {"attack_seconds": 1.0}),
+        ("sklearn-default", {"sklearn_success": 0.5}),
+    )
+
+
+def test_misspecified(claims_turn):
+    """A mistake stops the attack unless success is above chance for certain."""
+    arms = {
+        "other-seed": "other_seed",
+        "one-record": "other_records.one",
+        "all-records": "other_records.all",
+        "rate": "other_rate.1%",
+        "fp16": "fp16.expected",
+        "int8": "int8.expected",
+        "two-records": "two_records.first",
+    }
+    numbers = {"success": 0.1, "success_low": 0.05, "success_high": 0.2}
+    numbers |= {"null_success": 0.01, "null_success_high": 0.05}
+
+    def decide(metrics):
+        scores = {arm: SimpleNamespace(metrics=m) for arm, m in by_arm(metrics).items()}
+        return misspecified._claims({a: SimpleNamespace(scores=s) for a, s in scores.items()})
+
+    claims_turn(
+        decide,
+        {f"{arm}.{n}": v for arm in ("right", *arms.values()) for n, v in numbers.items()},
+        *((claim, {f"{arm}.success_low": 0.06}) for claim, arm in arms.items()),
+    )
+
+
+def test_through_training(claims_turn):
+    arms = study_named("through-training").scales["cpu"].arms
+    shares = {"cnn": 0.75, "paper_setting": 1.0, "two_records": 0.5}
+    shares |= dict.fromkeys(("mlp.relu", "mlp.minibatch", "finetune"), 0.875)
+    right = {f"{name}.exact": share for name, share in shares.items()}
+    right |= {f"{name}.{number}": 1.0 for name in shares for number in ("targets", "mse")}
+    claims_turn(
+        lambda metrics: through_training._claims(metrics, arms),
+        right,
+        *(
+            (name.replace(".", "-").replace("_", "-"), {f"{name}.exact": share - 0.01})
+            for name, share in shares.items()
+        ),
+    )
+
+
+def test_reconstructors(claims_turn):
+    """The correction's interval lies below the closed form's error, with ELU and with ReLU."""
+    right = {
+        **{"through_training.mse": 0.99e-4, "through_training.label_accuracy": 1.0},
+        **{"closed_form.100.mae_plus_mse": 0.05, "reconn.100.mae_plus_mse": 0.051},
+        **{"closed_form.100.mse": 0.02, "closed_form.200.mse": 0.019},
+        **{"reconn.150.mae_plus_mse": 1.05 * 0.0583, "reconn_change.150.mae_plus_mse": 0.1},
+        "paper_setting.corrected.mse": 0.0089,
+    }
+    pairs = {"closed_form.200": "corrected.200"}
+    pairs |= {f"relu.closed_form.{n}": f"relu.corrected.{n}" for n in (100, 200)}
+    for plain, better in pairs.items():
+        right |= {f"{plain}.mse": 0.019, f"{better}.mse_high": 0.0189}
+        right |= {f"{arm}.mae_plus_mse": 0.05 for arm in (plain, better)}
+    smoke = study_named("reconstructors").scales["smoke"]
+    claims_turn(
+        lambda metrics: reconstructors._claims(smoke, metrics),
+        right,
+        ("exact", {"through_training.mse": 1e-4}),
+        ("closed-form", {"reconn.100.mae_plus_mse": 0.05}),
+        ("shadows", {"closed_form.100.mse": 0.019}),
+        *(("corrected", {f"{better}.mse_high": 0.019}) for better in pairs.values()),
+        ("notebook", {"reconn.150.mae_plus_mse": 0.0613}),
+        ("paper-setting", {"paper_setting.corrected.mse": 0.0090}),
+    )
+
+
+def test_factors(claims_turn):
+    setting = study_named("informed-factors").scales["smoke"]
+    values = {"width": (5, 10), "depth": (1, 2), "rate": (0.05, 0.1)}
+    right = {f"{f}.{v:g}.mse": 0.01 for f, ends in values.items() for v in ends}
+    right |= {f"{f}.change{end}": 0.001 for f in ("depth", "rate") for end in ("", "_low", "_high")}
+    right |= {f"width.change{end}": -0.001 for end in ("", "_low", "_high")} | {"rho_high": -0.01}
+
+    def decide(metrics):
+        norm = Correlation(-0.5, -0.6, metrics["rho_high"])
+        seen = {"gradient_norm.base": norm, "gradient_norm.initial": Correlation(0.0, -1.0, 1.0)}
+        return factors._claims(setting, metrics, seen)
+
+    claims_turn(
+        decide,
+        right,
+        ("width", {"width.change_high": 0.0}),
+        ("depth", {"depth.change_low": 0.0}),
+        ("rate", {"rate.change_low": 0.0}),
+        ("gradient-norm", {"rho_high": 0.0}),
+    )
+
+
+def test_gallery(claims_turn):
+    names = {name: name.replace(" ", "-") for name in STATISTICS}
+    no_link = Correlation(0.0, -1.0, 1.0)
+
+    def decide(metrics):
+        links = {name: (Correlation(0.5, metrics[name], 0.6), no_link) for name in names}
+        return gallery._claims(links, metrics)
+
+    claims_turn(
+        decide,
+        dict.fromkeys(names, 0.01) | {"success": 0.6, "null_success": 0.0, "success_low": 0.501},
+        *((claim, {name: 0.0}) for name, claim in names.items()),
+        ("beats-oracle", {"success_low": 0.5}),
+    )
+
+
+def test_transfer(claims_turn, around, key):
+    """On the same targets: 10 and 30 shadows fine-tuned against as many from scratch, 300 against 30."""
+    setting = study_named("informed-transfer").scales["cpu"]
+    right = dict.fromkeys(("tuned.10", "tuned.30", "tuned.300"), 0.019)
+    right |= dict.fromkeys(("scratch.10", "scratch.30", "mean_record"), 0.02)
+    right["scratch.300"] = 0.0188
+    right |= dict.fromkeys(("zero_shot", "zero_shot_moved"), 0.019) | {"closed_form.300": 0.018}
+
+    def decide(means):
+        errors = {name: around(mean) for name, mean in means.items()}
+        return transfer._claims(setting, errors, key, "MNIST")
+
+    claims_turn(
+        decide,
+        right,
+        ("few", {"tuned.10": 0.0198}),
+        ("few", {"scratch.30": 0.0192}),
+        ("many", {"scratch.300": 0.018}),
+        ("zero-shot", {"zero_shot": 0.0198}),
+        ("zero-shot-moved", {"zero_shot_moved": 0.0198}),
+        ("closed-form", {"closed_form.300": 0.0188}),
+    )
+
+
+def test_zero_gradients(claims_turn, around, key):
+    """max(-0.5, x) is nearer to ELU than to ReLU; the share of zeros rises with the rate."""
+    right = {"relu": 0.03, "floor": 0.019, "elu": 0.01, "leaky-relu": 0.011, "tanh": 0.012}
+    right |= {"cnn.relu.conv": 0.9, "cnn.relu.conv_low": 0.801, "cnn.relu.conv_high": 1.0}
+    for rate, share in {"0.01": 0.2, "0.1": 0.2, "0.2": 0.3}.items():
+        ends = {f"cnn.relu.rate_{rate}.conv{end}": share for end in ("", "_low", "_high")}
+        right |= ends | {f"cnn.relu.rate_{rate}.dead": share}
+    right |= {f"cnn.{name}.conv_most": 0.009 for name in ("elu", "leaky-relu", "tanh")}
+
+    def decide(numbers):
+        attacked = {
+            name: SimpleNamespace(errors=around(numbers[name]), mse=numbers[name])
+            for name in zero_gradients.MLP
+        }
+        link = Correlation(0.5, numbers["link_low"], 0.6)
+        return zero_gradients._claims(attacked, numbers, link, key)
+
+    claims_turn(
+        decide,
+        right | {"link_low": 0.01},
+        ("convolutions", {"cnn.relu.conv_low": 0.8}),
+        ("dead", {"cnn.relu.rate_0.1.conv": 0.19}),
+        ("dead", {"cnn.relu.rate_0.2.conv": 0.2}),
+        ("others", {"cnn.tanh.conv_most": 0.01}),
+        ("outlier", {"tanh": 0.0298}),
+        ("floor", {"floor": 0.0199}),
+        ("link", {"link_low": 0.0}),
+    )
+
+
+def test_cifar10(claims_turn, around, key):
+    """Arms are compared target by target; private training must be no better than the mean record."""
+    setting = study_named("informed-cifar10").scales["cpu"]
+    right = {"closed_form": 0.02, "closed_form_per_label": 0.021, "steps_10": 0.019}
+    right |= {"reconn": 0.029, "mean_record": 0.03, "seen.reconn": 0.3, "seen.reconn_pixels": 0.31}
+    right |= {"dp.epsilon_1e+06": 0.0288, "dp.not_private": 0.02, "dp.mean_record": 0.029}
+    right |= {"success_low": 0.501, "ladder": 0.5}
+
+    def arm(numbers, name):
+        metrics = {"success": numbers["ladder"], "success_low": numbers["success_low"]}
+        scores = SimpleNamespace(metrics=metrics | {"null_success": 0.01})
+        return SimpleNamespace(errors=around(numbers.get(name, 0.0)), scores=scores)
+
+    def decide(numbers):
+        rungs = [f"ladder.{rung.data.fixed}.closed_form" for rung in setting.ladder]
+        arms = {name: arm(numbers, name) for name in (*numbers, *rungs)}
+        seen = {n: around(numbers[f"seen.{n}"]) for n in ("reconn", "reconn_pixels")}
+        return cifar10._claims(setting, arms, seen, key)
+
+    claims_turn(
+        decide,
+        right,
+        ("ladder", {"ladder": 0.49}),
+        ("beats-oracle", {"success_low": 0.5}),
+        ("reconn-learns", {"reconn": 0.0298}),
+        ("imprint", {"closed_form_per_label": 0.0202}),
+        ("perceptual", {"seen.reconn": 0.3098}),
+        ("private", {"dp.epsilon_1e+06": 0.028}),
+        ("private", {"dp.not_private": 0.0288}),
+        ("steps", {"steps_10": 0.0198}),
+    )
