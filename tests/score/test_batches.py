@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from exhume.contract import Outcome, Reconstruction, Records, Secret, Status
-from exhume.score.batches import score_batches
+from exhume.score.batches import BatchScores, score_batches
 
 
 def scored(candidates, truth, labels=None, **options):
@@ -49,6 +49,8 @@ def test_the_metrics_are_those_of_a_loop(key):
 
 
 def test_what_counts_as_recovered():
+    exact = BatchScores(torch.tensor([[0.99, 0.98]], dtype=torch.float64), *[torch.zeros(1, 2)] * 4)
+    assert exact.metrics()["recovered"] == 0.5
     truth = torch.tensor([[[1.0, 0], [0, 1]]])
     found = torch.tensor([[[1.0, 0.1424], [0.1426, 1.0]]])  # tan arccos 0.99 = 0.14249
     scores = scored(found, truth)

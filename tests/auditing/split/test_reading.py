@@ -86,7 +86,7 @@ def test_points_before_the_one_in_use(settings, records):
 
 
 def test_sizes_and_folder(settings):
-    sizes = sizes_of(settings, 1000)
+    sizes = sizes_of(replace(settings, targets=30), 1000)
     assert (sizes.fixed, sizes.target, sizes.shadow, sizes.public, sizes.test) == (
         *(0, 30, 300, 100),
         100,

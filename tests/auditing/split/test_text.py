@@ -145,6 +145,7 @@ def test_words_that_are_sent_as_they_are_need_no_cipher(settings, tmp_path):
     assert looked.metrics["whole_texts"] == 1
 
 
+@pytest.mark.slow
 def test_positions_that_nobody_published_are_found(settings, tmp_path):
     """A container that adds in the end is a layer by itself."""
     done = audit(Brief.of(other(settings, "placed")), tmp_path / "run")

@@ -114,7 +114,7 @@ def test_the_gate_fails_on_an_alarm(tmp_path, capsys):
     assert "did better than the stated privacy allows" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("order", ["known", "unknown"])
+@pytest.mark.parametrize("order", ["known", pytest.param("unknown", marks=pytest.mark.slow)])
 def test_where_steps_draw_their_records_the_bound_is_lower(brief, tmp_path, order):
     sampled = brief(dp_noise=1.0, dp_sampling=0.3, batch_order=order)
     done = exhume.audit(sampled, tmp_path / "run")

@@ -49,7 +49,7 @@ def invoke(tmp_path, monkeypatch, few_digits):
     return run
 
 
-@pytest.mark.parametrize("model", ["tanh", "deep"])
+@pytest.mark.parametrize("model", ["tanh", pytest.param("deep", marks=pytest.mark.slow)])
 def test_what_it_gets_stands_beside_the_verdict(invoke, tmp_path, model):
     done, result = invoke(*MADE, "--server", "chooses", model=model)
     gets = "A server that chooses the weights gets 4 of 4 records: a client that does not check"
