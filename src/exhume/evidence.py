@@ -27,11 +27,12 @@ class LineupRow:
     strangers: int  # of every target, at least
     chance: float  # share identified by chance, on average
     p: float
-    needed: int  # identified targets from which p is at most the level; more than targets: none is enough
+    needed: int  # identified targets that are enough, for all tests of the audit; more than targets: none is
     detectable: float  # share of targets; a smaller one may go unnoticed
     left_out: int = 0  # targets with too few strangers, or with copies
     among: str = "strangers of the same class"
     adjusted: float = 1.0  # p, for all tests of the audit
+    tail: tuple[float, ...] = ()  # p of 0, 1, 2, … identified, up to the smallest that there is
 
     @property
     def share(self) -> float:

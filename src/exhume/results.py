@@ -39,6 +39,7 @@ __all__ = [
     "Section",
     "StudyResult",
     "Verdict",
+    "Word",
     "lacking_power",
     "read_json",
     "read_result",

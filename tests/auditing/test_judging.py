@@ -12,7 +12,8 @@ from exhume.contract import NotApplicable, Outcome, Status, silent
 from exhume.evidence import LineupRow
 from exhume.report.folder import RunFolder
 from exhume.results import AttackSpec, Findings, PlannedAttack, Section, Verdict
-from exhume.score.intervals import clopper_pearson
+from exhume.score.intervals import clopper_pearson, rate_of
+from exhume.score.lineup import LEVEL
 from exhume.score.verdict import leak_of, not_audited
 
 RELEASE = "the update"
@@ -250,7 +251,37 @@ def test_every_release_has_its_own_controls(judge):
     ],
 )
 def test_the_word_of_a_fix(found, word):
-    assert word_of_fix(found) == word
+    assert word_of_fix(found, rate_of(97, 100)) == word
+
+
+def test_a_secret_is_at_risk_at_best():
+    assert word_of_fix([finding("a")], rate_of(97, 100), secret=True) == "at risk"
+    assert word_of_fix([finding("a", FOUND)], rate_of(97, 100), secret=True) == "leaks"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "word"),
+    [
+        (rate_of(5, 40), (2, 0.05, 40), "not audited"),  # no drop beyond chance
+        (rate_of(12, 40), (0, 1.0, 40), "not audited"),  # a tenth is noticed, half of 17% is less
+        (rate_of(40, 40), (2, 0.05, 40), "no leak found"),
+        (rate_of(3, 3), (0, 1.0, 3), "not audited"),  # three records show nothing
+        (None, (0, 1.0, 40), "not audited"),  # it leaked without a number
+    ],
+)
+def test_silence_after_a_fix_needs_what_came_back_without_it(before, after, word):
+    assert word_of_fix([finding("a", after)], before) == word
+
+
+def test_the_power_is_that_of_the_level_which_all_tests_leave():
+    tail = (1.0, 0.6, 0.2, 0.05, 0.009, 0.0009, 1e-4)
+    found = finding("a", None, lineup=replace(row(1, 0.6), tail=tail), leak=rate_of(1, 100))
+    alone, among_nine = (adjusted([found], planned)[0].section for planned in (1, 9))
+    assert (alone.lineup.needed, among_nine.lineup.needed) == (4, 5)
+    assert tail[5] <= LEVEL / 9 < tail[4]
+    assert alone.lineup.detectable < among_nine.lineup.detectable == among_nine.leak.detectable
+    hundred = adjusted([found], 200)[0].section.lineup  # no count is enough any more
+    assert (hundred.needed, hundred.detectable) == (101, 1.0)
 
 
 # All releases together
@@ -265,14 +296,22 @@ def verdicts(*words: str) -> dict[str, Verdict]:
     [
         (["at risk"], "at risk", "It is at risk."),
         (["leaks", "no leak found"], "leaks", "1 of 2 releases leak."),
-        (["at risk", "not audited", "at risk"], "at risk", "2 of 3 releases are at risk."),
+        (
+            ["at risk", "not audited", "at risk"],
+            "at risk",
+            "2 of 3 releases are at risk; nothing is known about release 1.",
+        ),
         (["no leak found"] * 2, "no leak found", "No leak found in 2 of 2 releases."),
         (
-            ["no leak found", "not audited"],
-            "no leak found",
-            "No leak found in 1 of 2 releases; the others were not audited.",
+            ["no leak found", "not audited", "not audited"],
+            "not audited",
+            "Not audited: nothing is known about release 1, release 2; no leak was found in the others.",
         ),
-        (["not audited"] * 2, "not audited", "Not audited: no release could be judged."),
+        (
+            ["not audited"] * 2,
+            "not audited",
+            "Not audited: nothing is known about release 0, release 1.",
+        ),
     ],
 )
 def test_several_releases(words, word, sentence):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -60,7 +62,7 @@ def test_every_release_has_its_word_and_its_fix(whole):
     glance = {release["name"]: release for release in result_of(whole)["releases"]}
     assert set(glance) == {"the trained weights", "the updates of clients"}
     assert all(release["word"] == "leaks" for release in glance.values())
-    assert "initial weights that stay secret" in glance["the trained weights"]["fix"]
+    assert glance["the trained weights"]["fix"].endswith("is shown to stop it.")  # of 20 records
 
 
 def test_what_was_left_out_is_in_the_plan(whole):
@@ -78,7 +80,8 @@ def test_fixes_are_ranked_in_words(whole):
     assert stopped == sorted(stopped, reverse=True)  # those that stop it first
     secret = next(row for row in rows if row["id"] == "secret-start")
     assert secret["words"] == "initial weights that stay secret"
-    assert "records recovered, accuracy " in secret["outcome"]
+    assert "records recovered" in secret["outcome"]
+    assert secret["verdict"] == "not audited"  # too little came back without it
     assert secret["kept"] == secret["before"]
     assert whole.advice == tuple(f"{row['words']}: {row['outcome']}." for row in rows)
     titles = [chart["title"] for chart in result_of(whole)["charts"]]
@@ -339,6 +342,48 @@ def test_a_fitted_linear_model_gives_its_records_away(tmp_path):
     other, _, _ = credit(1e-12, rows=150)
     with pytest.raises(ExhumeError, match="other settings"):
         exhume.audit_fitted(other, x[:150], y[:150], tmp_path / "run", targets=30)
+
+
+@pytest.fixture(scope="module")
+def disguised():
+    """A fit of 200 records, and models that look like it: name to the model; and the records."""
+    model, x, y = credit(1e-12)
+    _, more_x, more_y = credit(1e-12, rows=300)
+    made = {"weighed": copy.deepcopy(model).fit(x, y, sample_weight=np.full(len(x), 2.0))}
+    made["of others"] = copy.deepcopy(model).fit(more_x[200:], more_y[200:])
+    for name, scale in (("scaled", 1.3), ("zero", 0.0)):
+        made[name] = copy.deepcopy(model)
+        made[name].coef_, made[name].intercept_ = scale * model.coef_, scale * model.intercept_
+    return made, x, y
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("scaled", "they nearly are with all logits times 0.78"),
+        ("weighed", "a weight of 2 for each record"),
+        ("zero", "not at the optimum"),
+        ("of others", "not at the optimum"),
+    ],
+)
+def test_silence_of_a_linear_model_is_no_evidence(disguised, tmp_path, name, cause):
+    """What is not at the optimum of these records says nothing about them, and the page says why."""
+    models, x, y = disguised
+    done = exhume.audit_fitted(models[name], x, y, tmp_path / "run", targets=60)
+    assert done.verdict.word == "not audited"
+    assert cause in done.verdict.sentence
+
+
+def test_many_columns_and_unequal_classes_raise_no_alarm(tmp_path):
+    """All other records enter an answer: among them nobody can be lined up."""
+    from sklearn.linear_model import LogisticRegression
+
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(60, 3000, generator=generator).double().numpy()
+    y = (torch.rand(60, generator=generator) < 0.3).long().numpy()
+    model = LogisticRegression(tol=1e-8).fit(x, y)
+    model.coef_, model.intercept_ = 0 * model.coef_, 0 * model.intercept_
+    assert exhume.audit_fitted(model, x, y, tmp_path / "run").verdict.word == "not audited"
 
 
 def test_a_fitted_model_in_a_file(tmp_path):

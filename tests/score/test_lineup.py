@@ -127,15 +127,19 @@ def test_the_score_is_that_of_the_definition(releases, places, strata, levels, d
     assert score.identified.tolist() == [ranks[i] == 1 for i in score.targets.tolist()]
     assert score.p == pytest.approx(tails[score.count])
     assert score.chance == pytest.approx(sum(counts) / draws / len(ranks))
-    assert score.needed == needed
-    assert score.detectable == rate_reaching(needed, len(ranks))
+    row = score.row(among="")
+    assert row.needed == needed
+    assert row.detectable == rate_reaching(needed, len(ranks))
+    assert row.tail == pytest.approx(tails[: len(row.tail)])
+    assert set(tails[len(row.tail) : len(ranks) + 1]) <= {row.tail[-1]}  # the rest is the same
     assert score.left_out == len(releases) - len(ranks)
 
 
 def test_without_targets_nothing_is_proved():
     score = Lineup((drawn(1, 20),), torch.full((20,), -1), torch.zeros(20)).score(KEY, draws=99)
-    assert (score.count, score.p, score.chance, score.needed) == (0, 1.0, 0.0, 1)
-    assert (score.fewest, score.left_out, score.detectable) == (0, 0, 1.0)
+    row = score.row(among="")
+    assert (score.count, score.p, score.chance, row.needed) == (0, 1.0, 0.0, 1)
+    assert (score.fewest, score.left_out, row.detectable) == (0, 0, 1.0)
     few = Lineup((drawn(1, 9),), torch.tensor([0] + [-1] * 8), torch.zeros(9)).score(KEY, draws=99)
     assert (few.count, few.p, few.left_out) == (0, 1.0, 1)
 
@@ -165,9 +169,10 @@ def test_the_row_of_a_score():
     release = torch.tensor([0, 1, 2, 0] + [-1] * 86)
     stratum = torch.tensor([0, 0, 0, 7] + [0] * 86)
     score = Lineup((planted,), release, stratum).score(KEY, draws=999)
-    assert score.row(left_out=4, among="others") == LineupRow(
-        3, 3, 88, score.chance, 0.001, score.needed, score.detectable, 5, "others"
-    )
+    row = score.row(left_out=4, among="others")
+    about = (row.needed, row.detectable, 5, "others")
+    assert row == LineupRow(3, 3, 88, score.chance, 0.001, *about, tail=row.tail)
+    assert row.tail[-1] == pytest.approx(0.001)
     assert score.row(among="others").left_out == 1
 
 
@@ -317,10 +322,24 @@ def test_what_would_be_noticed():
     planted = drawn(30, 90, seed=9)
     planted[torch.arange(30), torch.arange(30)] += 2
     score = one_release_each(30, 60, 1, planted).score(KEY, draws=999)
-    assert 1 <= score.needed <= 5
-    assert score.needed / 30 < score.detectable < 0.4
-    alone = one_release_each(1, 12, 1, drawn(1, 13)).score(KEY, draws=999)
+    row = score.row(among="")
+    assert 1 <= row.needed <= 5
+    assert row.needed / 30 < row.detectable < 0.4
+    alone = one_release_each(1, 12, 1, drawn(1, 13)).score(KEY, draws=999).row(among="")
     assert (alone.needed, alone.detectable) == (2, 1.0)  # a chance of 1 in 13 proves nothing
+
+
+@pytest.mark.parametrize(("targets", "tests"), [(40, 1), (100, 9), (60, 5)])
+def test_the_stated_power_is_what_planting_so_many_gives(targets, tests):
+    """Targets are identified with the stated probability, and noticed at the level that is left, in 95%."""
+    score = one_release_each(targets, 200, 1, drawn(targets, targets + 200)).score(KEY)
+    row = score.row(among="", tests=tests)
+    draws = torch.rand(4000, targets, generator=KEY.fold("identified").generator())
+    counts = (draws < row.detectable).sum(1)
+    noticed = torch.tensor([score.tail[count] <= LEVEL / tests for count in counts.tolist()])
+    assert 0.94 < noticed.double().mean() < 0.97
+    fewer = (draws < 0.9 * row.detectable).sum(1)
+    assert (score.tail[fewer] <= LEVEL / tests).double().mean() < 0.94
 
 
 def test_holm():

@@ -1,7 +1,7 @@
 """What stops a leak: defences that apply, each put to the same attack, with what it costs.
 
 A fix is judged by an adversary who knows of it: private training and rounded weights are attacked with
-shadow models that are trained that way, too.
+shadow models that are trained that way, too. What only keeps something secret is at risk at best.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from exhume.auditing.judging import word_of_fix
 from exhume.contract import ExhumeError, Progress
 from exhume.notation import duration_of
 from exhume.report.folder import RunFolder
-from exhume.results import Chart, FixRow, Point, Rate
+from exhume.results import Chart, Findings, FixRow, Point, Rate
 
 __all__ = ["Fix", "Tried", "fix_charts", "try_fixes"]
 
@@ -22,8 +23,8 @@ __all__ = ["Fix", "Tried", "fix_charts", "try_fixes"]
 class Tried:
     """A fix, and what the attack still brought back."""
 
-    leak: Rate | None  # None: no attack applies any more
-    verdict: str
+    found: Sequence[Findings]  # of every attack
+    leak: Rate | None  # of the strongest; None: none applies any more
     kept: float | None  # accuracy of the model, or how much of an update stays
     before: float | None
     by: str = ""  # the attacker that brought most back, where there are several
@@ -40,12 +41,17 @@ class Fix:
     run: Callable[[RunFolder, Progress], Tried]
     release: str = ""  # what it protects
     short: str = ""  # for a chart; else the words
+    secret: bool = False  # it protects by what nobody may learn
 
 
 def try_fixes(
-    fixes: Sequence[Fix], left: float | None, folder: RunFolder, progress: Progress
+    fixes: Sequence[Fix],
+    before: Mapping[str, Rate | None],
+    left: float | None,
+    folder: RunFolder,
+    progress: Progress,
 ) -> list[FixRow]:
-    """Best first. left: seconds of the budget; None: no limit."""
+    """Best first. before: what leaks without, by release. left: seconds of the budget; None: no limit."""
     rows: list[FixRow] = []
     for place, fix in enumerate(fixes):
         progress("trying fixes", place, len(fixes))
@@ -61,13 +67,14 @@ def try_fixes(
             rows.append(replace(row, outcome=f"not tried: {why}"))
             continue
         left = None if left is None else left - fix.seconds
+        word = word_of_fix(tried.found, before[fix.release], secret=fix.secret)
         rows.append(
             replace(
                 row,
                 tried=True,
-                outcome=_outcome(fix, tried),
+                outcome=_outcome(fix, tried, word),
                 leak=tried.leak,
-                verdict=tried.verdict,
+                verdict=word,
                 measure=fix.measure,
                 kept=tried.kept,
                 before=tried.before,
@@ -78,20 +85,28 @@ def try_fixes(
     return sorted(rows, key=_rank)
 
 
-def _rank(row: FixRow) -> tuple[bool, bool, float, float]:
-    """Those that stop the leak first, among these the cheapest; then by what still leaks."""
+def _rank(row: FixRow) -> tuple[bool, int, float, float]:
+    """Those that stop the leak first, among these the cheapest; then secrets; then by what still leaks."""
     if row.leak is None:
-        return True, True, 1.0, 0.0
+        return True, 0, 1.0, 0.0
     lost = (row.before or 0.0) - (row.kept or 0.0)
-    stopped = row.verdict == "no leak found"
-    return False, not stopped, 0.0 if stopped else row.leak.share, lost
+    order = {"no leak found": 0, "at risk": 1}
+    share = 0.0 if row.verdict in order else row.leak.share
+    return False, order.get(row.verdict, 2), share, lost
 
 
-def _outcome(fix: Fix, tried: Tried) -> str:
+_ADDED = {
+    "at risk": ", as long as nobody learns what is kept secret",
+    "not audited": ", which does not show that it helps",
+}
+
+
+def _outcome(fix: Fix, tried: Tried, word: str) -> str:
     words = "no attack applies to it any more, so that nothing is known"
     if tried.leak is not None:
         words = f"{tried.leak.successes} of {tried.leak.trials} records recovered"
         words += f" by the strongest attacker ({tried.by})" if tried.by else ""
+        words += _ADDED.get(word, "")
     if tried.kept is None or tried.before is None:
         return words
     cost = f"; {tried.cost}" if tried.cost else ""

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from scipy.stats import fisher_exact
+
 from exhume.auditing.controls import Climbed, Ladder, climb, reach_chart
 from exhume.contract import Progress
-from exhume.evidence import ControlRow, Reach
+from exhume.evidence import ControlRow, LineupRow, Reach
 from exhume.report.folder import RunFolder
-from exhume.results import Chart, Findings, PlannedAttack, Section, Verdict
-from exhume.score.lineup import holm
+from exhume.results import Chart, Findings, PlannedAttack, Rate, Section, Verdict, Word
+from exhume.score.lineup import LEVEL, among_tests, holm
 from exhume.score.verdict import (
+    MOST_UNNOTICED,
     broken,
     found_something,
     gravest,
@@ -21,7 +24,7 @@ from exhume.score.verdict import (
     verdict_on,
 )
 
-__all__ = ["Judged", "adjusted", "controlled", "overall", "word_of_fix"]
+__all__ = ["Judged", "adjusted", "controlled", "overall", "stopped_by_fix", "word_of_fix"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +39,10 @@ class Judged:
 
 
 def adjusted(found: Sequence[Findings], planned: int) -> list[Findings]:
-    """p-values for all line-ups of the audit (Holm). planned: tests that were fixed before; all count."""
+    """p-values for all line-ups of the audit (Holm), and what each could notice at the level that leaves it.
+
+    planned: tests that were fixed before; all count.
+    """
     tested = [place for place, one in enumerate(found) if one.tested]
     values = [row.p for place in tested if (row := found[place].section.lineup) is not None]
     values += [1.0] * max(0, planned - len(values))
@@ -44,7 +50,9 @@ def adjusted(found: Sequence[Findings], planned: int) -> list[Findings]:
     for place, p in zip(tested, holm(values), strict=False):
         section = found[place].section
         assert section.lineup is not None  # it was tested
-        section = replace(section, lineup=replace(section.lineup, adjusted=p))
+        row = replace(among_tests(section.lineup, len(values)), adjusted=p)
+        leak = section.leak and replace(section.leak, detectable=row.detectable)
+        section = replace(section, lineup=row, leak=leak)
         new[place] = replace(found[place], section=section)
     return new
 
@@ -84,17 +92,39 @@ def controlled(
     return Judged(new, verdicts, tuple(controls), tuple(reaches), tuple(charts))
 
 
-def word_of_fix(found: Sequence[Findings]) -> str:
-    """Of the same attacks on a protected release: the unprotected one, which leaks, is their control."""
+def word_of_fix(found: Sequence[Findings], before: Rate | None, *, secret: bool = False) -> Word:
+    """Of the same attacks on a protected release. before: what the unprotected one gave to them.
+
+    That nothing came back after a fix says something only if it would have come back without it: the drop
+    must itself be beyond chance, and the attack strong enough on the unprotected release for a leak of half
+    the records to be noticed. secret: the fix protects by what nobody may learn, which is at risk at best.
+    """
     sections = [one.section for one in adjusted(found, 0)]
     counted = [section for section in sections if section.counts and section.applies]
     if any(found_something(section) for section in counted):
         return "leaks"
     if any(section.knows_more and found_something(section) for section in sections):
         return "at risk"
-    if _doubts(counted) or not any(silent(section) for section in counted):
+    rows = [s.lineup for s in counted if s.lineup is not None and silent(s)]
+    if _doubts(counted) or not any(stopped_by_fix(row, before) for row in rows):
         return "not audited"
-    return "no leak found"
+    return "at risk" if secret else "no leak found"
+
+
+def stopped_by_fix(row: LineupRow, before: Rate | None) -> bool:
+    """Whether less is identified than before beyond chance, by an attack that would notice a leak."""
+    if (
+        before is None
+        or not row.targets
+        or before.low <= 0
+        or row.detectable > MOST_UNNOTICED * before.low
+    ):
+        return False
+    table = [
+        [before.successes, before.trials - before.successes],
+        [row.identified, row.targets - row.identified],
+    ]
+    return bool(fisher_exact(table, alternative="greater").pvalue <= LEVEL)
 
 
 def _to_control(own: Sequence[Findings]) -> dict[str, str]:
@@ -164,21 +194,30 @@ def _left_out(plan: Sequence[PlannedAttack], release: str) -> str:
 
 
 def overall(verdicts: Mapping[str, Verdict], alarm: str) -> Verdict:
-    """Of one release its own; of several the gravest word, and every sentence."""
+    """Of one release its own; of several one word for the whole, and every sentence.
+
+    One release that leaks is enough; silence about all needs silence of each, so that one that was not
+    audited leaves the whole not audited.
+    """
     several = list(verdicts.values())
     if alarm:
         return broken(alarm)
     if len(several) == 1:
         return several[0]
-    word = gravest(several).word
-    count = sum(verdict.word == word for verdict in several)
-    some = f"{count} of {len(several)} releases"
-    rest = "" if count == len(several) else "; the others were not audited"
+    gravest_first: tuple[Word, ...] = ("leaks", "at risk", "not audited", "no leak found")
+    by_word = {
+        word: [name for name, one in verdicts.items() if one.word == word] for word in gravest_first
+    }
+    word = next(word for word, names in by_word.items() if names)
+    some = f"{len(by_word[word])} of {len(several)} releases"
+    unknown = f"nothing is known about {', '.join(by_word['not audited'])}"
+    rest = f"; {unknown}" if by_word["not audited"] else ""
+    quiet = "; no leak was found in the others" if by_word["no leak found"] else ""
     sentences = {
-        "leaks": f"{some} leak.",
-        "at risk": f"{some} are at risk.",
-        "no leak found": f"No leak found in {some}{rest}.",
-        "not audited": "Not audited: no release could be judged.",
+        "leaks": f"{some} leak{rest}.",
+        "at risk": f"{some} are at risk{rest}.",
+        "not audited": f"Not audited: {unknown}{quiet}.",
+        "no leak found": f"No leak found in {some}.",
     }
     detail = " ".join(f"{name.capitalize()}: {one.sentence}" for name, one in verdicts.items())
     return Verdict(word, sentences[word], detail)

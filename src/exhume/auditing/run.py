@@ -34,6 +34,7 @@ from exhume.results import (
     Rate,
     ReleaseRow,
     Result,
+    Section,
     Verdict,
     strongest,
 )
@@ -73,7 +74,7 @@ def audit(
             on_plan(planned.plan)
         found, rows = attack(planned, folder, progress)
         judged = judge(brief, released, found, planned, rows=rows, folder=folder, progress=progress)
-        fixes = fix(brief, released, judged.verdicts, folder, progress)
+        fixes = fix(brief, released, judged, folder, progress)
         result = assemble(brief, released, judged, plan=rows, fixes=fixes)
         result = replace(
             result, resumed_from=folder.resumed_from, wall_seconds=time.perf_counter() - started
@@ -258,13 +259,27 @@ def _with_columns(one: Findings, columns: Sequence[Column]) -> Findings:
     return replace(one, evidence=Shard(one.evidence, notes))
 
 
+def quoted_sections(judged: Judged) -> list[Section]:
+    """What counts; where a release earned "no leak found", only the attacks that earned it."""
+    earned = {name for name, one in judged.verdicts.items() if one.word == "no leak found"}
+    counted = [one.section for one in judged.found if one.section.counts]
+    return [s for s in counted if s.release not in earned or s.verdict == "no leak found"]
+
+
+def leaks_of(judged: Judged) -> dict[str, Rate | None]:
+    """How much leaks, by release."""
+    quoted = quoted_sections(judged)
+    best = {name: strongest([s for s in quoted if s.release == name]) for name in judged.verdicts}
+    return {name: section.leak if section else None for name, section in best.items()}
+
+
 # Fix
 
 
 def fix(
     brief: Brief,
     released: Sequence[Released],
-    verdicts: Mapping[str, Verdict],
+    judged: Judged,
     folder: RunFolder,
     progress: Progress,
 ) -> list[FixRow]:
@@ -274,10 +289,10 @@ def fix(
     fixes = [
         replace(one, release=leaking.name)
         for leaking in released
-        if verdicts[leaking.name].word == "leaks"
+        if judged.verdicts[leaking.name].word == "leaks"
         for one in leaking.release.fixes()
     ]
-    return try_fixes(fixes, brief.budget.seconds, folder, progress)
+    return try_fixes(fixes, leaks_of(judged), brief.budget.seconds, folder, progress)
 
 
 # Write
@@ -293,14 +308,7 @@ def assemble(
 ) -> Result:
     found, verdicts = judged.found, judged.verdicts
     alarm = " ".join(one.section.limits.alarm for one in found if one.section.limits).strip()
-    counted = [one.section for one in found if one.section.counts]
-    earned = {name for name, verdict in verdicts.items() if verdict.word == "no leak found"}
-    quoted = [s for s in counted if s.release not in earned or s.verdict == "no leak found"]
-    leaks: dict[str, Rate | None] = {}
-    for name in verdicts:
-        best = strongest([section for section in quoted if section.release == name])
-        leaks[name] = best.leak if best else None
-    best = strongest(quoted)
+    leaks, best = leaks_of(judged), strongest(quoted_sections(judged))
     charts: list[Chart] = [
         chart
         for one in released
@@ -337,7 +345,7 @@ def _row(one: Released, verdict: Verdict, leak: Rate | None, fixes: Sequence[Fix
     own = [row for row in fixes if row.release == one.name and row.tried]
     best = own[0].sentence if own and own[0].verdict == "no leak found" else ""
     if own and not best:
-        best = "None of the fixes that were tried stops it."
+        best = "None of the fixes that were tried is shown to stop it."
     given = one.release.inputs()
     return ReleaseRow(
         one.room.kind,

@@ -15,7 +15,7 @@ code. Images have two measures, and first by either counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,7 +25,17 @@ from exhume.evidence import LineupRow
 from exhume.score.intervals import rate_reaching
 from exhume.score.pixels import directions
 
-__all__ = ["FEWEST", "LEVEL", "Alike", "Lineup", "LineupScore", "holm", "likeness", "strangers_for"]
+__all__ = [
+    "FEWEST",
+    "LEVEL",
+    "Alike",
+    "Lineup",
+    "LineupScore",
+    "among_tests",
+    "holm",
+    "likeness",
+    "strangers_for",
+]
 
 LEVEL = 0.01  # of an audit
 USUAL, FEWEST, MOST = 99, 9, 1999  # strangers of a target
@@ -40,8 +50,7 @@ class LineupScore:
     targets: Tensor  # (t,) places of the targets that have enough strangers
     ranks: Tensor  # (t,) by the better measure; 1: identified
     chance: float  # share of targets identified by chance, on average
-    p: float
-    needed: int  # identified targets from which p is at most `LEVEL`; more than t: none is enough
+    tail: Tensor  # (t + 2,) p of every possible count
     left_out: int  # targets with too few strangers
     fewest: int  # strangers of any target
 
@@ -55,23 +64,26 @@ class LineupScore:
         return int(self.identified.sum())
 
     @property
-    def detectable(self) -> float:
-        """The smallest share of identified targets that would be noticed with probability 95%."""
-        return rate_reaching(self.needed, len(self.targets))
+    def p(self) -> float:
+        return float(self.tail[self.count]) if len(self.targets) else 1.0
 
-    def row(self, *, left_out: int = 0, among: str) -> LineupRow:
-        """For the result. left_out: targets that were taken out before."""
-        return LineupRow(
+    def row(self, *, left_out: int = 0, among: str, tests: int = 1) -> LineupRow:
+        """For the result. left_out: targets that were taken out before. tests: of the audit."""
+        falling = self.tail[: len(self.targets) + 1].tolist()
+        last = falling.index(falling[-1])  # from here on p is the smallest
+        row = LineupRow(
             self.count,
             len(self.targets),
             self.fewest,
             self.chance,
             self.p,
-            self.needed,
-            self.detectable,
-            self.left_out + left_out,
-            among,
+            needed=len(self.targets) + 1,
+            detectable=1.0,
+            left_out=self.left_out + left_out,
+            among=among,
+            tail=tuple(falling[: last + 1]),
         )
+        return among_tests(row, tests)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,16 +108,13 @@ class Lineup:
         targets = torch.tensor(sorted(drawn), dtype=torch.long)
         ranks = torch.tensor([self._rank(i, drawn[i]) for i in targets.tolist()], dtype=torch.long)
         counts = self._permuted(drawn, draws, key.fold("permutations"))
-        observed = int((ranks == 1).sum())
         at_least = (counts[:, None] >= torch.arange(len(targets) + 2)).sum(0)
         tail = (1 + at_least).double() / (1 + draws)  # p of every possible count
-        enough = (tail <= LEVEL).nonzero()
         return LineupScore(
             targets,
             ranks,
             chance=float(counts.double().mean()) / max(1, len(targets)),
-            p=float(tail[observed]) if len(targets) else 1.0,
-            needed=int(enough[0]) if len(enough) else len(targets) + 1,
+            tail=tail,
             left_out=int((self.release >= 0).sum()) - len(targets),
             fewest=min((len(own) for own in drawn.values()), default=0),
         )
@@ -247,6 +256,15 @@ def strangers_for(targets: int, tests: int, measures: int) -> int:
     while wanted < MOST and (measures / (wanted + 1)) ** max(1, targets) > LEVEL / max(1, tests):
         wanted = min(MOST, 2 * wanted + 1)
     return wanted
+
+
+def among_tests(row: LineupRow, tests: int) -> LineupRow:
+    """What the line-up can notice as one of so many tests: the strictest level that Holm may ask of it."""
+    if not row.tail:
+        return row
+    level = LEVEL / max(1, tests)
+    needed = next((k for k, p in enumerate(row.tail) if p <= level), row.targets + 1)
+    return replace(row, needed=needed, detectable=rate_reaching(needed, row.targets))
 
 
 def holm(values: Sequence[float]) -> list[float]:

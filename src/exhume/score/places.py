@@ -96,7 +96,7 @@ def line_up(
     score = Lineup(similarity, places.release, places.stratum).score(key, strangers=strangers)
     ranks = torch.zeros(places.targets + places.left_out, dtype=torch.long)
     ranks[places.target[score.targets]] = score.ranks
-    return score.row(left_out=places.left_out, among=places.among), ranks
+    return score.row(left_out=places.left_out, among=places.among, tests=tests), ranks
 
 
 def _at(places: Places, keep: Tensor) -> Places:

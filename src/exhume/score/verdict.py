@@ -116,6 +116,8 @@ def leak_of(row: LineupRow | None) -> Rate | None:
 
 # Words
 
+_PROOFS = ("gives the update back", "gives the release back")
+
 
 def _share(row: LineupRow) -> str:
     return f"{row.identified} of {row.targets} records ({row.share:.0%})"
@@ -143,7 +145,15 @@ def _leaks(section: Section) -> Verdict:
     return Verdict(
         "leaks",
         f"The release leaks: {count} reconstructed, and the release itself proves it.",
-        " ".join(note for note in section.notes if "gives the update back" in note),
+        " ".join(
+            [
+                *(note for note in section.notes if any(said in note for said in _PROOFS)),
+                *(
+                    [f"They are not the records as they were named: {section.doubt}."]
+                    * bool(section.doubt)
+                ),
+            ]
+        ),
     )
 
 

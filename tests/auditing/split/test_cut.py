@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from exhume.auditing.controls import RUNG_TARGETS
+from exhume.auditing.judging import Judged
 from exhume.auditing.run import fix, read
 from exhume.auditing.split.attackers import attacker_named, models_of, names_for, rounds_of
 from exhume.auditing.split.cut import AttackedCut, untrained
@@ -161,8 +162,9 @@ def test_a_fix_is_trained_and_attacked(settings, tmp_path, only):
     (released,) = read(brief, silent)
     safe, leaks = Verdict("no leak found", "", ""), Verdict("leaks", "It leaks.", "")
     with RunFolder.claimed(tmp_path / "run", resume_anyway=False, progress=silent) as folder:
-        assert fix(brief, [released], {released.name: safe}, folder, silent) == []
-        (tried,) = fix(brief, [released], {released.name: leaks}, folder, silent)
+        quiet, judged = (Judged([], {released.name: verdict}) for verdict in (safe, leaks))
+        assert fix(brief, [released], quiet, folder, silent) == []
+        (tried,) = fix(brief, [released], judged, folder, silent)
     assert (tried.id, tried.release) == ("split-channel", released.name)
     assert tried.words == "a channel of at most 8 bits a request"
     assert tried.guarantee == "8 bits a request on average, for any attacker"

@@ -156,6 +156,24 @@ def test_a_gradient_with_its_records(invoke, place):
     assert invoke(path, *options, "--out", out, "--fail-over", "0.5").exit_code == 1
 
 
+def test_a_proof_stands_whatever_records_are_named(invoke, place):
+    """The client mirrors its images, its owner names them as they lie on disk."""
+    module = made("relu")
+    inputs, labels = batch()
+    F.cross_entropy(module(inputs.flip(-1)), labels).backward()
+    path, out = place / "mirrored.safetensors", place / "mirrored"
+    save_file({n: p.grad.clone() for n, p in module.named_parameters()}, path)
+    options = ["--data", "digits", "--records", "3,17,40-41", "--batch-size", "4"]
+    done = invoke(path, *options, "--out", out)
+    verdict = result_of(out)["verdict"]
+    assert verdict["word"] == "leaks", done.output
+    assert verdict["sentence"].startswith("The release leaks: 4 records were reconstructed")
+    assert "They are not the records as they were named" in verdict["detail"]
+    proving = [attack for attack in result_of(out)["attacks"] if attack["proved"]]
+    assert proving
+    assert all(attack["lineup"] is None for attack in proving)  # of other records
+
+
 @pytest.mark.slow
 def test_a_little_noise_is_allowed_for(invoke, place, key):
     def noisy(named):

@@ -2,6 +2,10 @@
 
 At the optimum the gradients of all records cancel, so whoever has all but one knows that one's gradient, and
 from it the record (Balle22). No model is trained for this: it is the owner's own release that is attacked.
+
+There is no line-up: strangers must be in nothing that enters an answer, and every other record does, other
+targets included. Only a proof speaks, and silence never does: where the model is at its optimum the attack is
+exact, and where it is not, the attack is not about this model.
 """
 
 from __future__ import annotations
@@ -11,11 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from scipy.stats import binom
 from torch import Tensor
 
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.informed.glm import GlmClosedForm
-from exhume.auditing.controls import RUNG_TARGETS, Ladder, Rung
 from exhume.auditing.estimate import seconds_of
 from exhume.auditing.plan import AttackOption
 from exhume.auditing.release import AuditedRelease, Inputs, Load
@@ -33,24 +37,31 @@ from exhume.contract import (
     Weights,
 )
 from exhume.data import Reading
-from exhume.evidence import LineupRow
+from exhume.models.glm import onehot, probabilities
 from exhume.report.folder import RunFolder
-from exhume.results import AttackSpec, Facts, Findings
-from exhume.score.places import line_up, places_for
+from exhume.results import NOT_JUDGED, AttackSpec, Facts, Findings
+from exhume.score.intervals import rate_of
 from exhume.score.targets import score_targets
+from exhume.score.verdict import not_audited
 from exhume.settings import Brief, FittedSettings
 from exhume.store import NullStore, digest
-from exhume.train.glm import Optimum
+from exhume.train.glm import Optimum, as_matrix, augmented
 from exhume.victims.checkpoint import secret_of
 from exhume.victims.fitted import release_of_fitted
 
 __all__ = ["LinearRelease", "read_linear"]
 
+_EXPLAINED = 1e-3  # relative: an answer's own gradient against the missing one
+_BY_CHANCE = 0.01  # share of answers that come so near to it for no reason: ten times what was seen
+_ONCE = 1e-4  # how often so many may do that
+_AT_OPTIMUM = 0.1  # of a record's own gradient: what all records may leave over
 _LINEAR = AttackSpec(
     "linear", "The missing record of a linear model", "Balle22", "the fitted coefficients"
 )
 _FEW, _MANY = 200, 1000  # records that are tried
 _SECONDS = 60.0  # that they may take
+_SCALES = [1.05**power for power in range(-30, 31)]  # of the logits, from .23 to 4.3
+_NEARER = 0.1  # what a scale must leave of the mismatch to be named
 _THREAT = "sees the fitted model; knows its penalty and every record but one"
 
 
@@ -115,8 +126,8 @@ class LinearRelease(AuditedRelease):
     @property
     def deviations(self) -> tuple[str, ...]:
         return (
-            "Every target is the unknown record of the same released model; the adversary holds all the "
-            "others, which are also its strangers.",
+            "Every target is the unknown record of the same released model; the adversary holds all "
+            "the others.",
         )
 
     @property
@@ -136,25 +147,6 @@ class LinearRelease(AuditedRelease):
             _LINEAR.id, _LINEAR.name, _THREAT, seconds, self._run, records=self.targets
         )
         return [option if self.why is None else replace(option, run=None, why_not=self.why.why)]
-
-    def ladder(self) -> Ladder | None:
-        """The same model, fitted until nothing is left to gain."""
-        if self.why is not None:
-            return None
-
-        words = "with the same penalty, fitted to its optimum"
-        seconds = RUNG_TARGETS * self._each + 5.0
-        rung = Rung("at its optimum", words, seconds, lambda _, __, tell: self._at_optimum(tell))
-        return Ladder("how the model was fitted", "as it is", "in the model as it is", (rung,))
-
-    def _at_optimum(self, progress: Progress) -> dict[str, LineupRow]:
-        assert self.recipe is not None  # it was read
-        key, none = Key.from_seed(self.seed), self.records.none_for(1)
-        fitted = self.recipe.fit(torch.zeros(0), self.records, none, key)
-        easier = replace(self, release=Weights(fitted, self.recipe.architecture.layout))
-        rows = self._chosen(RUNG_TARGETS)
-        found = easier._found(rows, key, progress)
-        return {_LINEAR.id: self._lined_up(found, rows, key.fold("control"))[0]}
 
     def _chosen(self, count: int) -> Tensor:
         key = Key.from_seed(self.seed).fold("targets")
@@ -180,28 +172,71 @@ class LinearRelease(AuditedRelease):
             "training": str(self.recipe),
             "records": float(len(self.records)),
         }
-        note = (
+        notes = [
             "Exact only where fitting stopped at the optimum: lower `tol` to see what could leak; the "
             "certificate says how far each answer is from explaining the missing gradient."
+        ]
+        proved = _proved(-found.confidence[:, 0])
+        doubt = "" if proved else self._premise(chosen)
+        if proved:
+            notes.append(
+                f"{proved} of {len(chosen)} answers explain what the other records leave over of the "
+                f"gradient, up to {_EXPLAINED:g} of it: with them the fit gives the release back."
+            )
+        section = replace(
+            targets_section(_LINEAR, ("recipe", "fixed"), found, scores, notes=notes, doubt=doubt),
+            leak=rate_of(proved, len(chosen)) if proved else None,
+            proved=proved,
         )
-        lineup, ranks = self._lined_up(found, chosen, key.fold("line-up"))
-        section = targets_section(
-            _LINEAR, ("recipe", "fixed"), found, scores, notes=[note], lineup=lineup
+        section.metrics["certified"] = float(proved)
+        verdict = NOT_JUDGED if proved else not_audited(doubt)
+        return [Findings(section, verdict, evidence=scores.evidence, facts=facts)]
+
+    def _premise(self, chosen: Tensor) -> str:
+        """Why silence says nothing about this model; the owner has all records, so that it can be seen."""
+        assert self.release is not None
+        assert self.recipe is not None
+        penalty = self.recipe.penalty
+        inputs = augmented(self.records.inputs, 1)
+        wanted = onehot(self.records.labels, self.recipe.architecture.outputs)
+        theta = as_matrix(self.recipe.architecture, self.release.parameters)[0]
+        logits = (theta @ inputs.T)[None]  # (1, c, n)
+        kappa = penalty.diagonal(len(self.records), inputs.shape[1] - 1)
+
+        def left(scale: float) -> Tensor:
+            """(c, d + 1) what the records leave over, were the released logits times so much."""
+            return (probabilities(scale * logits)[0] - wanted) @ inputs
+
+        error = (probabilities(logits)[0] - wanted)[:, chosen]
+        own = float((error.norm(dim=0) * inputs[chosen].norm(dim=1)).median())
+        data = left(1.0)
+        ratio = float((data + kappa * theta).norm()) / max(own, 1e-300)
+        if ratio <= _AT_OPTIMUM:
+            return (
+                "the model is at its optimum, but too few answers explain the missing gradient; silence of "
+                "a linear model is no evidence"
+            )
+        said = (
+            "the released coefficients are not at the optimum of this penalty with these records (together "
+            f"their gradients leave {ratio:.2g} times a single record's own)"
         )
-        return [Findings(section, evidence=scores.evidence | {"rank": ranks}, facts=facts)]
+        slope = float((kappa * theta).square().sum())
+        factor = -float((data * kappa * theta).sum()) / slope if slope else 1.0
+        if factor > 0 and float((data + factor * kappa * theta).norm()) <= _AT_OPTIMUM * own:
+            return (
+                f"{said}: they are with a penalty {factor:.3g} times as strong, which is what a weight of "
+                f"{1 / factor:.3g} for each record does"
+            )
+        fits = {s: float((left(s) + s * kappa * theta).norm()) for s in _SCALES}
+        best = min(fits, key=fits.__getitem__)
+        if fits[best] < _NEARER * ratio * own:
+            return f"{said}: they nearly are with all logits times {best:.2g}"
+        return f"{said}: lower `tol`, or see whether they are the records, columns and weights of the fit"
 
     def _model(self) -> str:
         classes, inputs = len(self.records.classes), self.records.inputs[0].numel()
         kind = "logistic" if classes == 2 else "softmax"
         return f"{kind} regression, {inputs:,} inputs, {classes:,} classes"
-
-    def _lined_up(
-        self, found: Reconstruction, chosen: Tensor, key: Key
-    ) -> tuple[LineupRow, Tensor]:
-        """Among other training records: the adversary holds these, so that they look rather more alike."""
-        own, others = self.records[chosen], self.records[_without(len(self.records), chosen)]
-        places = places_for(own, torch.arange(len(own)), others, key)
-        return line_up(places, [found.found(release) for release in range(len(own))], key)
 
     def _found(self, chosen: Tensor, key: Key, progress: Progress) -> Reconstruction:
         assert self.release is not None
@@ -226,6 +261,12 @@ class LinearRelease(AuditedRelease):
             torch.cat([one.labels for one in answers if one.labels is not None]),
             {"certificate_median": float((-mismatch).median())},
         )
+
+
+def _proved(mismatch: Tensor) -> int:
+    """Answers (t,) that prove themselves: so many come near to the missing gradient that it is no chance."""
+    count = int((mismatch <= _EXPLAINED).sum())
+    return count if float(binom.sf(count - 1, len(mismatch), _BY_CHANCE)) <= _ONCE else 0
 
 
 def _without(count: int, rows: Tensor) -> Tensor:

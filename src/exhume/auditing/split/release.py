@@ -238,8 +238,8 @@ class SplitRelease(AuditedRelease):
             guarded = attacked.in_use
             best = guarded.strongest
             return Tried(
+                [_deciding(one, name) for name, one in guarded.found.items()],
                 best.section.leak if best else None,
-                guarded.word,  # the system that leaks without the fix is its working control
                 attacked.defence.accuracy,
                 attacked.defence.plain_accuracy,
                 guarded.name_of(best) if best else "",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from exhume.auditing.fixes import Fix, Tried
-from exhume.auditing.judging import word_of_fix
 from exhume.auditing.training.game import (
     CLOSED_FORM,
     NOISE_AWARE,
@@ -56,6 +55,7 @@ def training_fixes(release: TrainingRelease) -> list[Fix]:
                 release.per_model * sizes.shadows,
                 lambda folder, progress: _secret_start(release, folder.store(), progress),
                 short="secret start",
+                secret=True,
             )
         )
     if isinstance(release.recipe, FullBatch) and not release.recipe.privacy.noise:
@@ -151,8 +151,8 @@ def _measured(
         raise ExhumeError(found.verdict.sentence)
     before = release.game(store, progress).facts.get("test_accuracy")
     return Tried(
+        [found],
         found.section.leak,
-        word_of_fix([found]),
         _number(game.facts.get("test_accuracy")) if kept is None else kept,
         _number(before),
     )

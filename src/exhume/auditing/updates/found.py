@@ -27,15 +27,25 @@ _AS_TRUTH = 1.05  # times what the records themselves leave unexplained
 
 
 def found_by(
-    attack: UpdateAttack, answers: Sequence[Answer], truth: Truth | None, key: Key, facts: Facts
+    attack: UpdateAttack,
+    answers: Sequence[Answer],
+    truth: Truth | None,
+    key: Key,
+    facts: Facts,
+    *,
+    tests: int = 1,
 ) -> Findings:
-    """One attack's answers to all updates, scored where there is something to score with."""
+    """One attack's answers to all updates, scored where there is something to score with.
+
+    tests: attacks on updates in this audit. A proof needs no records: it stands where those that are named
+    for a client are not the ones that it trained on.
+    """
     ran = [a for a in answers if a.found.status.outcome is not Outcome.NOT_APPLICABLE]
     notes = [answer.proof.sentence for answer in ran if answer.proof.sentence]
     section = _section(attack, answers, notes)
     if not ran:
         return Findings(section, not_audited(answers[0].found.status.reason), facts=facts)
-    proved = 0 if truth is not None and truth.wrong else _proved(answers, truth)
+    proved = _proved(answers, truth)
     metrics = _observed(ran, proved)
     evidence: dict[str, Tensor] = {}
     verdict, leak, lineup = NOT_JUDGED, None, None
@@ -51,12 +61,14 @@ def found_by(
     else:
         scores = _scores(attack, ran, truth, key)
         metrics |= scores.metrics
-        lined = lined_up(attack, ran, truth, key)
+        lined = lined_up(attack, ran, truth, key, tests)
         evidence = scores.evidence | {"rank": lined.ranks}
         lineup, leak = lined.row, leak_of(lined.row)
         metrics |= {"averages": float(lined.averages)}
         notes += [lined.sentence] * bool(lined.sentence)
         doubt = lined.doubt or truth.doubt or _unfinished(attack, ran, metrics)
+    if proved and truth is not None and truth.wrong:
+        lineup, leak = None, None  # of other records
     if proved and proved > (leak.successes if leak else 0) and (not lineup or lineup.identified):
         records = sum(answer.case.batch_size or answer.proof.records for answer in answers)
         leak = rate_of(proved, max(records, proved))  # a proof counts like a match
@@ -78,12 +90,18 @@ def found_by(
 
 
 def _proved(answers: Sequence[Answer], truth: Truth | None) -> int:
-    """Records that are proved, of each client at most as many as it has."""
+    """Records that are proved, of each client at most as many as it has.
+
+    Where the records of some clients are wrong, only their proofs count: those of the others could have
+    been compared with the truth, and were not.
+    """
     total = 0
     for client in {answer.case.client for answer in answers}:
         counts = [a.proof.records for a in answers if a.case.client == client]
-        most = len(truth.private[client]) if truth is not None else max(counts)
-        total += min(sum(counts), max(most, 0))
+        if truth is None or client in truth.strange:
+            total += max(counts)
+        elif not truth.strange:
+            total += min(sum(counts), len(truth.private[client]))
     return total
 
 

@@ -21,7 +21,6 @@ from exhume.score.places import Places, line_up, places_for
 
 __all__ = ["Lined", "Truth", "lined_up", "pooled"]
 
-_TESTS = 5  # attacks on updates
 _LEVEL = 0.01  # of the placebo
 
 
@@ -33,9 +32,8 @@ class Truth:
     others: Records
     chosen: bool = False  # by the user, not at random
     doubt: str = ""  # why silence of any attack would say nothing
-    wrong: str = (
-        ""  # that these records do not give the update: silence and proofs are not about them
-    )
+    wrong: str = ""  # that these records do not give the update: silence is not about them
+    strange: frozenset[str] = frozenset()  # clients whose records do not give their update
     places: dict[str, Places] = field(default_factory=dict, repr=False)  # once for all attacks
 
 
@@ -54,8 +52,10 @@ class Lined:
         return f"{some} nearer to a mean of the batch than to any record: an average, which counts for none."
 
 
-def lined_up(attack: UpdateAttack, ran: Sequence[Answer], truth: Truth, key: Key) -> Lined:
-    """Every record of a client against everything found in its updates."""
+def lined_up(
+    attack: UpdateAttack, ran: Sequence[Answer], truth: Truth, key: Key, tests: int
+) -> Lined:
+    """Every record of a client against everything found in its updates. tests: of the audit."""
     padding, alike = text_measure(attack, ran) if is_of_texts(ran) else (None, None)
     places = _places(truth, key.fold("places"), padding)
     answers, averages = [], 0
@@ -68,7 +68,7 @@ def lined_up(attack: UpdateAttack, ran: Sequence[Answer], truth: Truth, key: Key
         mean = averages_among(found, records)
         averages += int(mean.sum())
         answers.append(found[~mean])
-    row, ranks = line_up(places, answers, key.fold("line-up"), tests=_TESTS, alike=alike)
+    row, ranks = line_up(places, answers, key.fold("line-up"), tests=tests, alike=alike)
     if truth.wrong:
         return Lined(row, ranks, averages, truth.wrong)
     if not truth.chosen or not row.targets:

@@ -17,7 +17,6 @@ from exhume.auditing.estimate import (
     text_seconds,
 )
 from exhume.auditing.fixes import Fix, Tried
-from exhume.auditing.judging import word_of_fix
 from exhume.auditing.plan import AttackOption
 from exhume.auditing.release import AuditedRelease, Inputs, Load
 from exhume.auditing.updates.agreement import Agreement, agreements_of
@@ -110,10 +109,15 @@ def gathered(
 def agreed(cases: Sequence[Case], truth: Truth) -> tuple[list[Case], Truth]:
     """What the named records give beside what was sent: its noise is known then, or that they are wrong."""
     found = {one.client: one for one in agreements_of(cases, truth.private)}
-    wrong = [one.sentence for one in found.values() if one.wrong]
+    wrong = {name: one.sentence for name, one in found.items() if one.wrong}
     fits = {name for name, one in found.items() if one.exact or one.noise_like}
     doubts = dict.fromkeys(d for case in cases if case.client not in fits for d in case.doubts)
-    truth = replace(truth, wrong=wrong[0].rstrip(".") if wrong else "", doubt="; ".join(doubts))
+    truth = replace(
+        truth,
+        wrong=next(iter(wrong.values()), "").rstrip("."),
+        strange=frozenset(wrong),
+        doubt="; ".join(doubts),
+    )
     return [_with_noise(case, found.get(case.client)) for case in cases], truth
 
 
@@ -290,6 +294,7 @@ def attack_updates(
             release.truth,
             key.fold("score"),
             facts,
+            tests=len(release.attacks()),
         )
         for attack in attacks
         if attack.id in ran
@@ -364,4 +369,4 @@ def _protected(
         cases.append(replace(case, gradient=safer, unexplained=1 - alike[-1]))
     found = attack_updates(replace(release, cases=cases), folder, progress)
     best = strongest([one.section for one in found])
-    return Tried(best.leak if best else None, word_of_fix(found), sum(alike) / len(alike), 1.0)
+    return Tried(found, best.leak if best else None, sum(alike) / len(alike), 1.0)

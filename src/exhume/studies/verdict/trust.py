@@ -57,7 +57,7 @@ _SYSTEMS: dict[str, tuple[str, Callable[[Draw], Audit]]] = {
     "untrained": ("unknown", networks.untrained_network),
     "private": ("defended", systems.private),
     "noisy-updates": ("defended", updates.noisy),
-    "noisy-linear": ("defended", systems.noisy_linear),
+    "noisy-linear": ("unknown", systems.noisy_linear),
     "averaged": ("average", updates.averaged),
 }
 _AT_RISK: tuple[str, ...] = ()  # cells of which "at risk" was expected before anything was run
