@@ -138,7 +138,7 @@ def test_steps_that_do_not_recur_are_no_gates():
 
 
 def test_moments_find_gates_where_rounding_hides_the_steps():
-    records, _, samples = planted(3, 800, "relu")
+    records, _, samples = planted(3, 1500, "relu")
     noise = torch.randn(samples.slopes.shape, dtype=torch.float64, generator=KEY.generator())
     coarse = samples.slopes + 1e-2 * samples.slopes.std() * noise
     assert recurring_gates(samples.points, coarse, KEY) == []

@@ -25,7 +25,7 @@ from exhume.train.split import SplitJob
 from exhume.victims.split import release_features, server_knowledge
 
 QUICK = Schedule(2, 100, 3e-3, "adam", 0.0)
-LONG = Schedule(20, 100, 1e-2, "adam", 0.0)
+LONG = Schedule(25, 100, 1e-2, "adam", 0.0)
 PLAIN = ShadowInversion((0,), ShadowHead(16, 2), Decoder(16), QUICK, QUICK)
 
 

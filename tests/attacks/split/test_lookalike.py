@@ -62,13 +62,13 @@ def planted():
     for photograph in photographs:
         pixels = torch.from_numpy(photograph().copy()).permute(2, 0, 1)[None] / 255
         (small,) = F.avg_pool2d(pixels, 2)
-        tops, lefts = (torch.randint(n - 31, (105,), generator=generator) for n in small.shape[1:])
+        tops, lefts = (torch.randint(n - 31, (155,), generator=generator) for n in small.shape[1:])
         pieces += [
             small[:, y : y + 32, x : x + 32]
             for y, x in zip(tops.tolist(), lefts.tolist(), strict=True)
         ]
     shuffled = torch.stack(pieces)[torch.randperm(len(pieces), generator=generator)]
-    return plant(*torch.split(shuffled, [200, 200, 20]))
+    return plant(*torch.split(shuffled, [300, 300, 20]))
 
 
 def likeness(found: FirstLayer, client: FirstLayer, images: torch.Tensor) -> torch.Tensor:
