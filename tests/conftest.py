@@ -6,7 +6,6 @@ On the whole package (EXHUME_TYPES=all, in `make test-all`) they cost 6 s a proc
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -57,7 +56,6 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def memory_given_back() -> Iterator[None]:
     """What the tests of a file freed goes back to the system; else a process keeps the most that one took."""
     yield
-    gc.collect()
     if sys.platform == "linux":
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
