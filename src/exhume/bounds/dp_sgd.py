@@ -70,7 +70,7 @@ def dp_sgd(kappa: float, noise: float, steps: int, rate: float = 1.0) -> Bound:
     return Bound(sampled.high, "Monte Carlo")
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=4)
 def _grid(noise: float, steps: int, rate: float) -> LossGrid | None:
     return compose(noise, steps, rate)
 

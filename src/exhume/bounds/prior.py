@@ -101,7 +101,7 @@ def _gathered(distances: Tensor, weights: Tensor, radius: float) -> Tensor:
     whole = (mass * ~over).sum(1)
     first = over & (over.cumsum(1) == 1)
     left = -(spent * ~over).sum(1)
-    price = (near - 2 * radius).where(first, torch.ones(())).amax(1)
+    price = (near - 2 * radius).where(first, torch.zeros(())).amax(1)
     part = torch.minimum(left / price, (mass * first).sum(1)).where(first.any(1), torch.zeros(()))
     return whole + part.to(whole)
 

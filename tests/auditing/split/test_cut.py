@@ -180,7 +180,7 @@ def test_a_fix_is_trained_and_attacked(settings, tmp_path, only):
 def test_the_easier_version_of_a_defended_network_has_no_defence(settings, records, tmp_path, only):
     names = ("as-sent", "shadow", "head-known")
     only(*names)
-    one = replace(settings, first=("0",), defend="single")
+    one = replace(settings, first=("0",), defend="ensembler")
     release = SplitRelease(one, records, read_split(one, records))
     (option,) = release.options()
     assert option.tests == len(names)
@@ -189,6 +189,6 @@ def test_the_easier_version_of_a_defended_network_has_no_defence(settings, recor
         ladder = release.ladder()
         ids = [f.section.spec.id for f in found if f.counts]
         rows = ladder.rungs[0].run(ids[:2], folder, silent)
-    assert (ladder.words, ladder.rungs[0].words) == ("with single", "without the defence")
+    assert (ladder.words, ladder.rungs[0].words) == ("with ensembler", "without the defence")
     assert list(rows) == ids[:2]
     assert all(row.targets <= RUNG_TARGETS for row in rows.values())

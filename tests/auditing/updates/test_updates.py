@@ -135,7 +135,7 @@ def section(out, name):
 
 def test_a_gradient_with_its_records(invoke, place):
     path, out = gradient_of(made("relu"), place / "g.safetensors"), place / "scored"
-    options = ["--data", "few.npz", "--records", "3,17,40-41", "--batch-size", "4"]
+    options = ["--data", "digits", "--records", "3,17,40-41", "--batch-size", "4"]
     done = invoke(path, *options, "--out", out, "--redact")
     assert done.exit_code == 0, done.output
     assert "The release leaks: 4 of 4 records" in done.stdout
