@@ -34,6 +34,7 @@ beartype_packages(tuple(f"exhume.{room}" for room in CHECKED.split()), conf=CONF
 import hypothesis
 import pytest
 import torch
+from _pytest.nodeid import coerce_node_id
 
 from exhume.contract import Key, Records, Shard
 
@@ -42,6 +43,16 @@ torch.set_num_threads(1)
 # How long an example takes says nothing on a busy machine.
 hypothesis.settings.register_profile("exhume", deadline=None)
 hypothesis.settings.load_profile("exhume")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """pytest-xdist marks groups in a name that pytest 9 no longer reads: without this, groups are split."""
+    if getattr(config.option, "loadgroup", False):
+        for item in items:
+            grouped = getattr(item, "_nodeid", "")
+            if "@" in grouped and "@" not in item.nodeid:
+                item._id = coerce_node_id(grouped)
 
 
 @pytest.fixture(autouse=True)
