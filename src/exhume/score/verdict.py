@@ -18,6 +18,7 @@ from exhume.score.lineup import LEVEL
 
 __all__ = [
     "MOST_UNNOTICED",
+    "OF_OTHERS",
     "Verdict",
     "broken",
     "found_something",
@@ -116,6 +117,7 @@ def leak_of(row: LineupRow | None) -> Rate | None:
 
 # Words
 
+OF_OTHERS = "They are not the records as they were named"
 _PROOFS = ("gives the update back", "gives the release back")
 
 
@@ -148,10 +150,7 @@ def _leaks(section: Section) -> Verdict:
         " ".join(
             [
                 *(note for note in section.notes if any(said in note for said in _PROOFS)),
-                *(
-                    [f"They are not the records as they were named: {section.doubt}."]
-                    * bool(section.doubt)
-                ),
+                *([f"{OF_OTHERS}: {section.doubt}."] * bool(section.doubt)),
             ]
         ),
     )

@@ -9,10 +9,12 @@ import pytest
 from exhume.studies.framework import Asked, run_study
 from exhume.studies.verdict import trust
 
+CLAIMED = ("no-miss", "no-false-reassurance", "says-something", "no-average")
 
-def judged(result):
+
+def judged(result, names=CLAIMED):
     claims = {claim.id: claim for claim in result.claims}
-    for name in ("no-miss", "no-false-reassurance", "says-something", "no-average"):
+    for name in names:
         assert claims[name].holds, claims[name].measured
     assert result.metrics["null.worst_cell"] == 0
     return result
@@ -20,7 +22,7 @@ def judged(result):
 
 @pytest.mark.network
 def test_a_cheap_system_of_every_kind_has_its_word(tmp_path):
-    """Certain leaks leak, weak effort reassures nobody, a defence that holds is said to."""
+    """Certain leaks leak, weak effort reassures nobody; a proof of other records is no false alarm."""
     cells = (
         "constants",
         "others-of-the-class",
@@ -31,9 +33,10 @@ def test_a_cheap_system_of_every_kind_has_its_word(tmp_path):
     )
     small = replace(trust.STUDY.scales["smoke"], cells=cells)
     study = replace(trust.STUDY, scales={"smoke": small})
-    result = judged(run_study(study, "smoke", tmp_path, Asked()))
+    done = run_study(study, "smoke", tmp_path, Asked())
+    result = judged(done, [name for name in CLAIMED if name != "says-something"])  # of no defence
     audits = {group: result.metrics[f"{group}.audits"] for group in small.audits}
-    assert audits == {"null": 2, "certain": 2, "unknown": 1, "defended": 1, "average": 0}
+    assert audits == {"null": 2, "certain": 2, "unknown": 2, "defended": 0, "average": 0}
     assert not any((tmp_path / "audits").iterdir())  # they hold private records
 
 
@@ -46,7 +49,8 @@ def test_every_quick_system_has_its_word(tmp_path):
 
 
 def row(word, overclaims=0.0):
-    return {"word": float(trust.WORDS.index(word)), "seconds": 1.0, "overclaims": overclaims}
+    number = trust.WORDS.index(word)
+    return {"word": number, "alarm": number < 2, "seconds": 1.0, "overclaims": overclaims}
 
 
 def planted(**changed):

@@ -1,6 +1,7 @@
 """Can a decision be staked on the four words? Whole audits of systems whose right verdict is known.
 
-null      nothing of the targets is in the release: "leaks" and "at risk" are false alarms
+null      nothing of the targets is in the release: "leaks" and "at risk" are false alarms, unless what leaks
+          proves itself and is said to be other records than those that were named
 certain   the records are there for the taking: anything else is a miss
 unknown   effort or system say nothing: anything but "not audited" claims what nobody knows
 defended  a defence holds and the attack works without it: a tool that never says "no leak found" is no tool
@@ -21,6 +22,7 @@ import torch
 from exhume.auditing import Audit
 from exhume.results import Chart, Point
 from exhume.score.intervals import clopper_pearson
+from exhume.score.verdict import OF_OTHERS
 from exhume.store import read_shard
 from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
 from exhume.studies.verdict import networks, systems, updates
@@ -73,7 +75,15 @@ class _Setting:
 _QUICK = (
     *("classes-only", "constants", "others-of-the-class", "noise-alone", "class-head"),
     *("undefended", "kept-in-a-buffer", "one-text", "linear", "identity-head"),
-    *("few-shadows", "unfinished", "five-steps", "untrained", "noisy-linear", "averaged"),
+    *(
+        "few-shadows",
+        "unfinished",
+        "five-steps",
+        "untrained",
+        "noisy-linear",
+        "noisy-updates",
+        "averaged",
+    ),
 )
 _SCALES: dict[Scale, _Setting] = {
     "smoke": _Setting(
@@ -125,6 +135,7 @@ def _audited(run: Run[_Setting], job: tuple[str, int]) -> Mapping[str, float]:
         torch.set_num_threads(before)
     row = {
         "word": float(WORDS.index(done.verdict.word)),
+        "alarm": float(done.verdict.word in WORDS[:2] and OF_OTHERS not in done.verdict.detail),
         "seconds": time.perf_counter() - started,
         "overclaims": float(_overclaims(done)) if _SYSTEMS[name][0] == "average" else 0.0,
     }
@@ -164,8 +175,8 @@ def _metrics(cells: Mapping[str, list[dict[str, float]]]) -> dict[str, float]:
         metrics[f"{group}.audits"] = float(sum(map(len, own.values())))
     words = {name: [WORDS[int(row["word"])] for row in rows] for name, rows in cells.items()}
     alarms = {
-        name: sum(word in WORDS[:2] for word in said)
-        for name, said in words.items()
+        name: int(sum(row["alarm"] for row in rows))
+        for name, rows in cells.items()
         if _SYSTEMS[name][0] == "null"
     }
     audits = int(metrics["null.audits"])
