@@ -31,7 +31,9 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
     return partial(write_run, tmp_path / "run")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(
+    scope="module"
+)  # while it is open, nothing else in this process can run an event loop
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = shutil.which("chromium")
