@@ -80,6 +80,7 @@ def data_fetch(
 class Scale(StrEnum):
     smoke = "smoke"
     cpu = "cpu"
+    long = "long"
     paper = "paper"
 
 
@@ -99,7 +100,9 @@ def study_run(
     name: Annotated[str, typer.Argument(help="A name from `exhume study list`.")],
     scale: Annotated[
         Scale,
-        typer.Option(help="smoke: seconds; cpu: minutes to an hour; paper: the paper's sizes."),
+        typer.Option(
+            help="smoke: seconds; cpu: minutes to an hour; long: hours; paper: its sizes."
+        ),
     ] = Scale.cpu,
     out: Out = None,
     seed: Seed = None,

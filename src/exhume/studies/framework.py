@@ -33,7 +33,9 @@ from exhume.workers import pinned
 __all__ = ["Asked", "Chart", "Claims", "Outcome", "Point", "Run", "Scale", "Stated", "Study"]
 __all__ += ["run_study", "sources_in"]
 
-Scale = Literal["smoke", "cpu", "paper"]
+Scale = Literal["smoke", "cpu", "long", "paper"]
+"""Seconds; minutes to an hour on two cores; hours on two cores, where a study has it; the paper's sizes."""
+
 S = TypeVar("S")
 J = TypeVar("J")
 
@@ -64,7 +66,7 @@ class Study(Generic[S]):
     name: str
     title: str
     paper: str
-    scales: Mapping[Scale, S]  # seconds, minutes to an hour on two cores, the paper's sizes
+    scales: Mapping[Scale, S]  # see `Scale`
     run: Callable[[Run[S]], Outcome]
     spreads: bool = False  # falls into long jobs, so that the command uses a process for each core
     on_device: bool = False  # its training follows --device
@@ -281,6 +283,8 @@ def run_study(
 
 def _check(study: Study[S], scale: Scale, asked: Asked) -> None:
     """Refuse what this study cannot honour before anything is written."""
+    if scale not in study.scales:
+        raise ExhumeError(f"--scale: {study.name} has {', '.join(study.scales)}, {scale!r} given")
     if device_named(asked.device).type != "cpu" and not study.on_device:
         raise ExhumeError(f"--device: {study.name} runs on the cpu only, {asked.device!r} given")
     if not asked.data:

@@ -16,6 +16,7 @@ REQUIRED = {
     "success_low",
     "success_high",
     "shadow_accuracy",
+    "reconn.300.mae_plus_mse",
 }
 
 
