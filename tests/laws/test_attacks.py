@@ -473,6 +473,7 @@ class Case:
     game: Callable[[Key], tuple[Knowledge, Release, Secret]]
     bar: float | None  # mean squared error, over that of the mean record; None: shown elsewhere
     error: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = first_error
+    settles: float = 1e-5  # how far apart two runs end that rounding alone tells apart
 
 
 SIXTH = Equation6(
@@ -506,7 +507,8 @@ CASES = {
     "closed form, corrected": Case(
         Residual(training=Training("adam", 3e-3, epochs=2), chunk=32), informed_game, 0.5
     ),
-    "through training": Case(ThroughTraining(labels=3), short_game, 0.2),
+    # ten steps in single precision leave a residual of 1e-4; products of one row and of two round differently
+    "through training": Case(ThroughTraining(labels=3), short_game, 0.2, settles=2e-4),
     "through any training": Case(
         ThroughAnyTraining(iterations=4, anchors=10, labels=2), short_game, 0.2
     ),
@@ -702,7 +704,7 @@ def test_no_argument_and_no_field_takes_a_secret(case):
     assert case.attack.__dataclass_params__.frozen
 
 
-def test_releases_do_not_influence_each_other(game, played):
+def test_releases_do_not_influence_each_other(case, game, played):
     _, release, _ = game
     assert isinstance(played.prepared, Prepared)
     if isinstance(release, contract.Gradient):
@@ -718,7 +720,7 @@ def test_releases_do_not_influence_each_other(game, played):
         played.prepared.run(part).candidates,
         played.found.candidates[:fewer],
         rtol=1e-4,
-        atol=1e-5,
+        atol=case.settles,
     )
 
 
