@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from exhume.contract import ExhumeError
+from exhume.report.chart_file import chart_file
 from exhume.report.charts import Chart, Point, draw_chart
 from exhume.typed_json import from_json, to_json
 
@@ -71,3 +72,13 @@ def test_a_damaged_chart_is_named(broken, why):
 
 def test_a_chart_comes_back():
     assert to_json(from_json(Chart, to_json(LINES), "chart")) == to_json(LINES)
+
+
+def test_a_verdict_has_its_own_colour_in_every_chart():
+    words = ("not audited", "leaks")
+    chart = Chart("t", "system", "share", {w: [Point("one", 0.5)] for w in words})
+    circles = parsed(draw_chart(chart)).findall(".//circle")
+    assert [c.get("class") for c in circles] == ["point unknown", "point leak"]
+    text = chart_file(chart)
+    assert 'class="point leak" cx="14"' in text
+    assert ".point.leak { fill: #a8201a" in text

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from markupsafe import escape
 
 from exhume.report.axes import WIDTH
 from exhume.report.charts import draw_svg, style_of
+from exhume.report.words import TONES
 from exhume.results import Chart
 
 __all__ = ["chart_file"]
 
 _LINE = 17  # height of a line of the legend
 _LIGHT = ("#0072b2", "#b85a00", "#5f6670", "#00795a", "#a33a7d", "#7a6a00")
+_LIGHT_TONES = {"leak": "#a8201a", "risk": "#8a4b00", "clear": "#1f4e8c", "unknown": "#4b5563"}
+_DARK_TONES = {"leak": "#ff9d92", "risk": "#f2b366", "clear": "#9cc3f5", "unknown": "#b8bec8"}
 _DARK = ("#56b4e9", "#f0a04b", "#a7adb8", "#3ac49a", "#e08cc4", "#d8c84a")
 _STYLE = """
 text { fill: #5a606b; font: 12px system-ui, sans-serif; text-anchor: middle; }
@@ -36,7 +40,10 @@ def chart_file(chart: Chart) -> str:
     found = re.fullmatch(r'<svg class="chart" viewBox="0 0 \d+ (\d+)" (.*?)>(.*)</svg>', str(drawn))
     assert found is not None  # as `axes.svg` writes it
     height, label, inside = int(found[1]), found[2], found[3]
-    style = f"{_STYLE}{_colours(_LIGHT)}@media (prefers-color-scheme: dark) {{ {_colours(_DARK)} }}"
+    light, dark = _colours(_LIGHT), _colours(_DARK)
+    if set(names) & set(TONES):
+        light, dark = light + _tones(_LIGHT_TONES), dark + _tones(_DARK_TONES)
+    style = f"{_STYLE}{light}@media (prefers-color-scheme: dark) {{ {dark} }}"
     size = f'width="{WIDTH}" height="{height + _LINE * len(names) + 4}"'
     return "\n".join(
         [
@@ -52,8 +59,15 @@ def chart_file(chart: Chart) -> str:
 
 def _row(place: int, height: int, name: str) -> str:
     """One line of the legend."""
-    dot = f'<circle class="point {style_of(place)}" cx="14" cy="{height}" r="5"/>'
+    dot = f'<circle class="point {style_of(place, name)}" cx="14" cy="{height}" r="5"/>'
     return f'{dot}<text class="start name" x="26" y="{height + 4}">{escape(name)}</text>'
+
+
+def _tones(colours: Mapping[str, str]) -> str:
+    return "".join(
+        f".{tone} {{ stroke: {colour}; }} .point.{tone} {{ fill: {colour}; stroke: none; }}\n"
+        for tone, colour in colours.items()
+    )
 
 
 def _colours(colours: tuple[str, ...]) -> str:

@@ -24,7 +24,7 @@ from exhume.report.axes import (
     x_axis,
     y_axis,
 )
-from exhume.report.words import Number, number
+from exhume.report.words import TONES, Number, number
 from exhume.results import Chart, Point
 
 __all__ = ["Chart", "Point", "draw_chart", "draw_svg", "style_of"]
@@ -37,12 +37,12 @@ def draw_chart(chart: Chart) -> Markup:
     drawn, names = draw_svg(chart)
     if not names:
         return NOTHING
-    return drawn + legend((f"dot {style_of(i)}", name, "") for i, name in enumerate(names))
+    return drawn + legend((f"dot {style_of(i, name)}", name, "") for i, name in enumerate(names))
 
 
-def style_of(index: int) -> str:
-    """The classes of a series; where colours come again, lines are dashed and points hollow."""
-    return f"s{index % _STYLES}{' again' if index >= _STYLES else ''}"
+def style_of(index: int, name: str) -> str:
+    """Classes of a series: a verdict has its own; where other colours repeat, points are hollow."""
+    return TONES.get(name) or f"s{index % _STYLES}{' again' if index >= _STYLES else ''}"
 
 
 def draw_svg(chart: Chart) -> tuple[Markup, list[str]]:
@@ -76,8 +76,8 @@ def _lines(chart: Chart, series: Mapping[str, list[Point]]) -> Markup:
     across = _axis(chart.x_scale, [float(p.x) for p in points], LEFT, RIGHT)
     up = _axis(chart.y_scale, [v for p in points for v in _bounds(p)], BOTTOM, TOP)
     marks = [x_axis(across, chart.x), y_axis(up, chart.y)]
-    for index, several in enumerate(series.values()):
-        style = style_of(index)
+    for index, (name, several) in enumerate(series.items()):
+        style = style_of(index, name)
         ordered = sorted(several, key=lambda p: float(p.x))
         places = [(across.place(float(p.x)), up.place(p.y)) for p in ordered]
         path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
@@ -102,6 +102,7 @@ def _rows(chart: Chart, series: Mapping[str, list[Point]]) -> Markup:
     axis = _axis(chart.y_scale, values, left, RIGHT)
     bottom = TOP + _ROW * len(names)
     marks = [x_axis(axis, chart.y, left=left, bottom=bottom)]
+    styles = {name: style_of(index, name) for index, name in enumerate(series)}
     for row, name in enumerate(names):
         height = TOP + _ROW * row + _ROW / 2
         marks.append(
@@ -109,11 +110,11 @@ def _rows(chart: Chart, series: Mapping[str, list[Point]]) -> Markup:
                 left - 6, height + 4, name
             )
         )
-        for index, several in enumerate(series.values()):
+        for one, several in series.items():
             for point in (p for p in several if p.x == name):
                 low, high = (axis.place(v) for v in _bounds(point))
                 whisker = f"M{low:.1f} {height:.1f}H{high:.1f}"
-                marks.append(_point(axis.place(point.y), height, whisker, style_of(index)))
+                marks.append(_point(axis.place(point.y), height, whisker, styles[one]))
     return svg(marks, f"{chart.title}. {_in_words(series)}", height=bottom + 46)
 
 

@@ -38,12 +38,6 @@ __all__ = ["draw"]
 
 TEMPLATES = Path(__file__).parent / "templates"
 RECORDS_SIZE = 7_000_000  # bytes of record drawings on one page, over all attacks
-TONES = {
-    "leaks": "leak",
-    "at risk": "risk",
-    "no leak found": "clear",
-    "not audited": "unknown",
-}
 SPREAD = (0.05, 0.25, 0.5, 0.75, 0.95)
 COMPARED = {
     "mse": "reconstruction",
@@ -153,7 +147,7 @@ def _of_audit(result: Result) -> dict[str, Any]:
     facts = [Row(words.humanise(k), words.measured(k, v)) for k, v in result.victim.items()]
     names = {attack.spec.id: attack.spec.name for attack in result.attacks}
     return {
-        "tone": TONES[result.verdict.word],
+        "tone": words.TONES[result.verdict.word],
         "victim": facts,
         "metrics": [],
         "names": names,

@@ -10,6 +10,7 @@ from typing import Any
 __all__ = [
     "GLOSSARY",
     "KNOWN",
+    "TONES",
     "Number",
     "Row",
     "duration",
@@ -20,6 +21,9 @@ __all__ = [
     "percent",
     "show",
 ]
+
+TONES = {"leaks": "leak", "at risk": "risk", "no leak found": "clear", "not audited": "unknown"}
+"""Verdict: the class that gives it its colour, in words and in charts."""
 
 MISSING = "–"
 Number = int | float  # as JSON has them

@@ -319,7 +319,7 @@ def _at_paper_scale(client: ClientSetting, defences: tuple[str, ...], selected: 
 
 CIFAR10 = _table(
     "ensembler-cifar10",
-    "Split inference on CIFAR-10: seven defences, the paper's attackers and stronger ones",
+    "Split inference on CIFAR-10: defences, the paper's attackers and stronger ones",
     TABLE_1,
     {
         "smoke": Setting(_SMALL, _SEVEN, 20, clients=2, shadows=2, lambdas=(1.0, 0.1)),
