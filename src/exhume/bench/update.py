@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from exhume import data
-from exhume.attacks.gradient.gated.decoding import FeatureDecoding
+from exhume.attacks.gradient.features import FeatureDecoding
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.bench.entries import each_case, entry, timed
 from exhume.contract import Attack, Key, Knowledge, Progress, Records

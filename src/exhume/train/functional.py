@@ -22,6 +22,7 @@ from torch.func import functional_call, grad, vmap
 from exhume.contract import Architecture, ExhumeError, Key, Layout, Records
 from exhume.models.own.architecture import OwnArchitecture, fully_connected
 from exhume.models.own.per_record_check import not_per_record
+from exhume.models.probes import after, leaves
 from exhume.naming import first_line
 from exhume.train import stacked
 from exhume.train.batches import Order
@@ -223,7 +224,7 @@ def activations(architecture: Architecture) -> int:
     """Numbers that one record leaves behind in a forward pass; other views of the same ones do not count."""
     module, counts = architecture.build().eval(), list[int]()
 
-    def count(_: nn.Module, given: object, out: object) -> None:
+    def count(_: str, given: object, out: object) -> None:
         outputs = out if isinstance(out, tuple | list) else (out,)
         inputs = given if isinstance(given, tuple | list) else (given,)
         there = {part.data_ptr() for part in inputs if isinstance(part, Tensor)}
@@ -233,10 +234,7 @@ def activations(architecture: Architecture) -> int:
             if isinstance(part, Tensor) and part.data_ptr() not in there
         )
 
-    for layer in module.modules():
-        if not list(layer.children()):
-            layer.register_forward_hook(count)
-    with torch.no_grad():
+    with torch.no_grad(), after(module, leaves(module), count):
         module(torch.zeros(1, *architecture.input_shape))
     return sum(counts)
 

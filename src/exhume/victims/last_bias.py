@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from exhume.contract import Key
+from exhume.models.probes import after
 
 __all__ = ["LastBias", "last_bias_of"]
 
@@ -186,13 +187,12 @@ def _logits_of(
     """(probes, c) what the layer returns, if it is what the module returns."""
     kind = next(iter(at.values())).dtype if probes.is_floating_point() else probes.dtype
     given: list[Tensor] = []
-    hook = layer.register_forward_hook(lambda _, __, outputs: given.append(outputs))
     modes = {inner: inner.training for inner in module.modules()}
     module.eval()
     try:
-        outputs: Tensor = functional_call(module, at, (probes.to(kind),))
+        with after(layer, [""], lambda _, __, outputs: given.append(outputs)):
+            outputs: Tensor = functional_call(module, at, (probes.to(kind),))
     finally:
-        hook.remove()
         for inner, training in modes.items():
             inner.training = training
     same = bool(given) and given[-1].shape == outputs.shape and torch.equal(given[-1], outputs)

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from exhume import data
-from exhume.attacks.gradient.gated.attack import GateAttack
-from exhume.attacks.gradient.gated.decoding import FeatureDecoding
-from exhume.attacks.gradient.gated.layers import chain_of
+from exhume.attacks.gradient.chains import chain_of
+from exhume.attacks.gradient.features import FeatureDecoding
+from exhume.attacks.gradient.gates import GateAttack
 from exhume.contract import Key, Knowledge, NotApplicable, Outcome, Records
 from exhume.models.own.module import ModuleArchitecture
 from exhume.store import NullStore

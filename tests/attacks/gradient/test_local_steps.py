@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from exhume.attacks.gradient.gated.local_steps import LocalStepsAttack
+from exhume.attacks.gradient.local_steps import LocalStepsAttack
 from exhume.contract import Key, Knowledge, NotApplicable, Outcome, Records
 from exhume.models.own.module import ModuleArchitecture
 from exhume.naming import seeded_globals

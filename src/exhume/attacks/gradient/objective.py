@@ -3,8 +3,6 @@ known of images and of batch norm besides."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from exhume.contract import Architecture, ClientTraining, Layout
+from exhume.models.probes import before
 
 __all__ = ["Objective", "Weights", "total_variation"]
 
@@ -71,7 +70,14 @@ class Objective:
     def _loss(
         self, flat: Tensor, records: Tensor, targets: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        with _watched(self.module, self.statistics) as seen:
+        seen: dict[str, Tensor] = {}  # mean and variance of every channel that enters a batch norm
+
+        def keep(layer: str, inputs: Tensor) -> None:
+            channels = inputs.transpose(0, 1).flatten(1)
+            seen[f"{layer}.mean"], seen[f"{layer}.var"] = channels.mean(1), channels.var(1)
+
+        norms = sorted({name.rpartition(".")[0] for name in self.statistics})
+        with before(self.module, norms, keep):
             outputs = functional_call(self.module, self.layout.split(flat), (records,))
         if self.local is not None and self.local.squared:
             return F.mse_loss(outputs, targets), seen
@@ -97,25 +103,3 @@ def total_variation(records: Tensor) -> Tensor:
     down = (records[..., 1:, :] - records[..., :-1, :]).abs().mean()
     right = (records[..., 1:] - records[..., :-1]).abs().mean()
     return down + right
-
-
-@contextmanager
-def _watched(module: nn.Module, names: Collection[str]) -> Iterator[dict[str, Tensor]]:
-    """Filled while the module runs: mean and variance of every channel that enters a batch norm."""
-    seen: dict[str, Tensor] = {}
-
-    def keep(layer: str, inputs: Tensor) -> None:
-        channels = inputs.transpose(0, 1).flatten(1)
-        seen[f"{layer}.mean"], seen[f"{layer}.var"] = channels.mean(1), channels.var(1)
-
-    hooks = [
-        module.get_submodule(layer).register_forward_pre_hook(
-            lambda _, inputs, layer=layer: keep(layer, inputs[0])
-        )
-        for layer in sorted({name.rpartition(".")[0] for name in names})
-    ]
-    try:
-        yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -21,8 +21,7 @@ from torch.func import functional_call, vjp
 from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.attacks.gradient.tensor.least_squares import least_squares
 from exhume.contract import Architecture, Key, Knowledge, NotApplicable, Progress, Store, silent
-
-__all__ = ["PatchAttack"]
+from exhume.models.probes import after, inputs_of
 
 _SAME = 1e-4  # relative: two gradients that are one
 _EXPLAINED = 0.005  # of dL/dW left over, at most: rounding to half precision leaves less
@@ -100,14 +99,13 @@ def _places(architecture: Architecture, parameters: Tensor, key: Key) -> _Places
     probe = torch.rand(1, *architecture.input_shape, generator=key.fold("probe").generator())
     probe = probe.repeat_interleave(2, 0)  # batch norm in train mode does not take a single one
     caught: dict[str, Tensor] = {}
-    hooks = [
-        layer.register_forward_hook(lambda _, __, out, name=name: caught.setdefault(name, out))
+    layers = [
+        name
         for name, layer in module.named_modules()
         if _takes_patches(layer) and f"{name}.weight" in named
     ]
-    outputs = functional_call(module, named, (probe.to(parameters.dtype),))
-    for hook in hooks:
-        hook.remove()
+    with after(module, layers, lambda name, _, given: caught.setdefault(name, given)):
+        outputs = functional_call(module, named, (probe.to(parameters.dtype),))
     drawn = torch.randn(outputs.shape, generator=key.fold("loss").generator()).to(outputs)
     wanted = {
         **{("given", n): t for n, t in caught.items()},
@@ -182,10 +180,8 @@ def _patches_of(
     own = module.get_submodule(layer)
 
     def taken(record: Tensor) -> Tensor:
-        caught: list[Tensor] = []
-        hook = own.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
-        functional_call(module, named, (record.repeat_interleave(2, 0),))
-        hook.remove()
+        with inputs_of(module, layer) as caught:
+            functional_call(module, named, (record.repeat_interleave(2, 0),))
         if isinstance(own, nn.Conv2d):
             unfolded = F.unfold(caught[0], own.weight.shape[2:], stride=own.weight.shape[2:])
             return unfolded[0].T

@@ -27,6 +27,7 @@ from torch.func import functional_call
 
 from exhume.attacks.informed.ridge import Mapping, fit_mapping
 from exhume.contract import Architecture, Layout, Records
+from exhume.models.probes import inputs_of
 
 __all__ = ["MOST_READ", "Imprint", "ImprintReader", "find_imprint", "fit_imprint"]
 
@@ -139,14 +140,11 @@ def fit_imprint(
 @torch.no_grad()
 def _entering(architecture: Architecture, flat: Tensor, inputs: Tensor, layer: str) -> Tensor:
     """(n, *shape) to what enters a layer of one model, (n, f) in fp64; nothing if it is not called."""
-    module, seen = architecture.build(), []
-    module.get_submodule(layer).register_forward_pre_hook(
-        lambda _, given: seen.append(given[0].double())
-    )
-    named = architecture.layout.split(flat)
-    for part in torch.split(inputs, _AT_ONCE):
-        functional_call(module, named, (part,))
-    return torch.cat(seen) if seen else torch.zeros(0)
+    module, named = architecture.build(), architecture.layout.split(flat)
+    with inputs_of(module, layer) as seen:
+        for part in torch.split(inputs, _AT_ONCE):
+            functional_call(module, named, (part,))
+    return torch.cat([part.double() for part in seen]) if seen else torch.zeros(0)
 
 
 def _towards(layout: Layout, base: Tensor, dense: list[str]) -> Tensor:

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exhume.attacks.gradient.gated.layers import features_of, lowest_of
+from exhume.attacks.gradient.chains import features_of, lowest_of
 from exhume.attacks.margin.descent import Descent, fall
 from exhume.attacks.margin.known import Known
 from exhume.attacks.margin.pool import Run, by_own_confidence, distinct, said

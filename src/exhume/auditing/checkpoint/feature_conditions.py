@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from exhume.attacks.gradient.gated.layers import features_of
+from exhume.attacks.gradient.chains import features_of
 from exhume.attacks.margin.premises import LEFT, FeaturePremises
 from exhume.auditing.checkpoint.conditions import (
     EQUATIONS,

@@ -24,6 +24,7 @@ from exhume.auditing.split.attackers import (
 from exhume.auditing.split.reading import LoadedSplit
 from exhume.choices import threads_for
 from exhume.contract import Key
+from exhume.models.probes import after, leaves
 from exhume.models.split.cost import multiply_adds
 from exhume.models.split.inverter import Decoder, ShadowHead
 from exhume.settings import SplitSettings
@@ -124,16 +125,11 @@ def _numbers(module: nn.Module, shape: tuple[int, ...]) -> int:
     """That the layers of a network put out for one record."""
     count = 0
 
-    def counted(_: nn.Module, __: object, outputs: object) -> None:
+    def counted(_: str, __: object, outputs: object) -> None:
         nonlocal count
         if isinstance(outputs, torch.Tensor):
             count += outputs.numel()
 
-    leaves = [layer for layer in module.modules() if not list(layer.children())]
-    hooks = [layer.register_forward_hook(counted) for layer in leaves]
-    try:
+    with after(module, leaves(module), counted):
         module.eval()(torch.zeros(1, *shape))
-    finally:
-        for hook in hooks:
-            hook.remove()
     return count

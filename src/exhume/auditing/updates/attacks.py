@@ -8,9 +8,9 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.decoder import decode
-from exhume.attacks.gradient.gated.attack import GateAttack
-from exhume.attacks.gradient.gated.decoding import FeatureDecoding
-from exhume.attacks.gradient.gated.local_steps import LocalStepsAttack
+from exhume.attacks.gradient.features import FeatureDecoding
+from exhume.attacks.gradient.gates import GateAttack
+from exhume.attacks.gradient.local_steps import LocalStepsAttack
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.patches import PatchAttack
 from exhume.attacks.gradient.span.attack import SpanAttack

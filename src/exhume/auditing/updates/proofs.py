@@ -25,6 +25,7 @@ from exhume.contract import Architecture, Gradient, Key, Reconstruction, Records
 from exhume.models.mlp import MLP
 from exhume.models.own.language import LanguageModel
 from exhume.models.own.text import TextModel
+from exhume.models.probes import before
 from exhume.models.two_layer import TwoLayer
 from exhume.train.local import Steps
 from exhume.train.order import rows_behind
@@ -222,16 +223,10 @@ def labels_behind(
     """
     module, layout = architecture.build(), architecture.layout
     seen: list[tuple[str, Tensor]] = []  # in the order of use
-    hooks = [
-        layer.register_forward_pre_hook(
-            lambda _, inputs, name=name: seen.append((f"{name}.weight", inputs[0].detach()))
-        )
-        for name, layer in module.named_modules()
-        if isinstance(layer, nn.Linear)
-    ]
-    outputs = functional_call(module, layout.split(_start(gradient)), (records,)).detach().double()
-    for hook in hooks:
-        hook.remove()
+    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    with before(module, linear, lambda n, given: seen.append((f"{n}.weight", given.detach()))):
+        outputs = functional_call(module, layout.split(_start(gradient)), (records,))
+    outputs = outputs.detach().double()
     if not seen or seen[-1][0] not in layout.names:
         return None
     name, heights = seen[-1][0], seen[-1][1].double()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from exhume.attacks.gradient.gated.decoding import FeatureDecoding
+from exhume.attacks.gradient.features import FeatureDecoding
 from exhume.auditing.controls import Ladder
 from exhume.auditing.estimate import (
     forward_operations,

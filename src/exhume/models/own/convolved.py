@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from exhume.contract import Key, Layout
+from exhume.models.probes import change_inputs
 
 __all__ = ["Convolved"]
 
@@ -38,7 +39,7 @@ class Convolved:
     def build(self) -> nn.Module:
         made = copy.deepcopy(self.module)
         if self.shift is not None or self.scale is not None:
-            made.register_forward_pre_hook(lambda _, records: (self.entering(records[0]),))
+            change_inputs(made, lambda _, given, more: ((self.entering(given[0]),), more))
         return made
 
     def entering(self, records: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from exhume.contract import ExhumeError, Key
-from exhume.models.own.text import TextModel, called, drawn_tokens, embedding_of, layer_input
+from exhume.models.own.text import TextModel, as_numbers, called, drawn_tokens, embedding_of
+from exhume.models.probes import after, before, change_inputs, change_outputs
 
 __all__ = ["LOSSES", "NO_TARGET", "LanguageModel", "Site", "writes_text"]
 
@@ -74,9 +75,8 @@ class LanguageModel(TextModel):
                 f"length: a language model's text has at least 2 tokens, not {length}"
             )
         own = copy.deepcopy(module).eval()
-        keep = _Plainly()
-        handle = own.register_forward_pre_hook(keep, with_kwargs=True)
-        own.register_forward_hook(_logits)
+        plainly = change_inputs(own, as_numbers)
+        change_outputs(own, _logits)
         embedding = embedding_of(own, length)
         if embedding is None:
             raise ExhumeError(
@@ -92,10 +92,8 @@ class LanguageModel(TextModel):
                 "mask: a masked loss needs the number that hides a token; name [MASK] or <mask> in the "
                 "vocabulary, or give --mask"
             )
-        handle.remove()
-        own.register_forward_pre_hook(
-            _Fed(rows, mask, padding, _taken(own)), with_kwargs=True, prepend=True
-        )
+        plainly.remove()
+        change_inputs(own, _Fed(rows, mask, padding, _taken(own)), first=True)
         weight = f"{name}.weight" if name else "weight"
         net = LanguageModel(own, length, rows, padding, weight, "", (), loss, mask)
         return net._probed()
@@ -172,30 +170,19 @@ class LanguageModel(TextModel):
         found: dict[str, Tensor] = {}
         last = sites[-1].layer
 
-        def note(name: str) -> Callable[..., None]:
-            def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
-                found[name] = layer_input(layer, args, kwargs)
-                if name == last:
-                    raise _EnoughError
+        def note(name: str, given: Tensor) -> None:
+            found[name] = given
+            if name == last:
+                raise _EnoughError
 
-            return hook
-
-        hooks = [
-            self.module.get_submodule(site.layer).register_forward_pre_hook(
-                note(site.layer), with_kwargs=True
-            )
-            for site in sites
-        ]
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # clients train on the other path
         try:
-            with torch.no_grad():
+            with torch.no_grad(), before(self.module, [site.layer for site in sites], note):
                 functional_call(self.module, self.layout.split(at), (tokens,))
         except _EnoughError:
             pass
         finally:
-            for one in hooks:
-                one.remove()
             torch.backends.mha.set_fastpath_enabled(fast)
         return [found[site.layer] for site in sites]
 
@@ -206,8 +193,8 @@ class LanguageModel(TextModel):
 def writes_text(module: nn.Module, length: int) -> bool:
     """Whether it returns a row of numbers for every place of a sequence of tokens."""
     own = copy.deepcopy(module).eval()
-    own.register_forward_pre_hook(_Plainly(), with_kwargs=True)
-    own.register_forward_hook(_logits)
+    change_inputs(own, as_numbers)
+    change_outputs(own, _logits)
     tokens = torch.zeros(_RECORDS, length, dtype=torch.long)
     try:
         outputs, _ = called(own, tokens)
@@ -221,13 +208,6 @@ def writes_text(module: nn.Module, length: int) -> bool:
 
 class _EnoughError(Exception):
     """Everything that was asked for has been seen."""
-
-
-class _Plainly:
-    """Token numbers as they are."""
-
-    def __call__(self, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        return (args[0].long(), *args[1:]), kwargs
 
 
 @dataclass(frozen=True)
@@ -313,20 +293,20 @@ def _linear_weight(layer: nn.Module, seen: Tensor) -> tuple[nn.Parameter, bool] 
 def _traced(net: LanguageModel, tokens: Tensor) -> set[str]:
     """Layers whose outputs have a gradient at every place that may be asked for."""
     kept: list[tuple[str, Tensor]] = []
-    hooks = []
-    for name, layer in net.module.named_modules():
-        if name and (not list(layer.children()) or isinstance(layer, nn.MultiheadAttention)):
 
-            def note(_: nn.Module, __: Any, given: Any, name: str = name) -> None:
-                out = given[0] if isinstance(given, tuple) else given
-                if isinstance(out, Tensor) and out.requires_grad and out.ndim == 3:
-                    kept.append((name, out))
+    def note(name: str, _: Any, given: Any) -> None:
+        out = given[0] if isinstance(given, tuple) else given
+        if isinstance(out, Tensor) and out.requires_grad and out.ndim == 3:
+            kept.append((name, out))
 
-            hooks.append(layer.register_forward_hook(note))
+    layers = [
+        name
+        for name, layer in net.module.named_modules()
+        if name and (not list(layer.children()) or isinstance(layer, nn.MultiheadAttention))
+    ]
     records = tokens if net.loss == "next-token" else net.masked(tokens, _PROBE.fold("masks"))
-    loss = net.batch_loss(net.module(records), records)
-    for one in hooks:
-        one.remove()
+    with after(net.module, layers, note):
+        loss = net.batch_loss(net.module(records), records)
     if not kept:
         return set()
     slopes = torch.autograd.grad(loss, [out for _, out in kept], allow_unused=True)

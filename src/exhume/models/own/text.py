@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from exhume.contract import ExhumeError, Key, Layout
+from exhume.models.probes import before, change_inputs, inputs_of
 
 __all__ = [
     "Call",
@@ -26,7 +27,6 @@ __all__ = [
     "called",
     "drawn_tokens",
     "embedding_of",
-    "layer_input",
     "takes_tokens",
     "whole_numbers",
 ]
@@ -59,7 +59,7 @@ class TextModel:
         padding: None: as the embedding says, if it does.
         """
         own = copy.deepcopy(module).eval()
-        own.register_forward_pre_hook(_as_numbers)
+        change_inputs(own, as_numbers)
         embedding = embedding_of(own, length)
         if embedding is None:
             raise ExhumeError(
@@ -120,18 +120,12 @@ class TextModel:
         return self._seen(at, same, layer).transpose(0, 1)
 
     def _seen(self, at: Tensor, tokens: Tensor, layer: str) -> Tensor:
-        found: list[Tensor] = []
-        owner = self.module.get_submodule(layer)
-        hook = owner.register_forward_pre_hook(
-            lambda m, args, kwargs: found.append(layer_input(m, args, kwargs)), with_kwargs=True
-        )
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # clients train on the other path
         try:
-            with torch.no_grad():
+            with torch.no_grad(), inputs_of(self.module, layer) as found:
                 functional_call(self.module, self.layout.split(at), (tokens,))
         finally:
-            hook.remove()
             torch.backends.mha.set_fastpath_enabled(fast)
         return found[0]
 
@@ -156,15 +150,16 @@ def whole_numbers(module: nn.Module) -> nn.Module:
     """The module itself; from now on its embeddings take tokens that come as floats, like any other input."""
     for layer in module.modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
-            layer.register_forward_pre_hook(_as_numbers)
+            change_inputs(layer, as_numbers)
     return module
 
 
 # By running it
 
 
-def _as_numbers(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (args[0].long(), *args[1:])
+def as_numbers(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Token numbers as they are, whatever type they come in."""
+    return (args[0].long(), *args[1:]), kwargs
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,35 +174,21 @@ class Call:
 def called(module: nn.Module, tokens: Tensor) -> tuple[Any, list[Call]]:
     """The outputs, and what every layer was given, in the order of use."""
     calls: list[Call] = []
-    hooks = []
-    for name, layer in module.named_modules():
-        if layer is not module or not list(module.children()):
 
-            def note(m: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-                seen = layer_input(m, args, kwargs)
-                if isinstance(seen, Tensor):
-                    calls.append(Call(name, m, seen.detach()))
+    def note(name: str, seen: Any) -> None:
+        if isinstance(seen, Tensor):
+            calls.append(Call(name, module.get_submodule(name), seen.detach()))
 
-            hooks.append(layer.register_forward_pre_hook(note, with_kwargs=True))
+    layers = [name for name, _ in module.named_modules() if name or not list(module.children())]
     try:
-        outputs = module(tokens)  # with gradients: the fast path of transformers has no hooks
+        with before(module, layers, note):
+            outputs = module(tokens)  # with gradients: the fast path of transformers has no hooks
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ExhumeError(
             f"model: it does not take sequences of {tokens.shape[1]} tokens: {first}"
         ) from error
-    finally:
-        for hook in hooks:
-            hook.remove()
     return outputs, calls
-
-
-def layer_input(layer: nn.Module, args: Any, kwargs: Any) -> Any:
-    """The first input; of attention, with the records first."""
-    values = [*args, *kwargs.values()]
-    seen = values[0] if values else None
-    turned = isinstance(layer, nn.MultiheadAttention) and not layer.batch_first
-    return seen.transpose(0, 1) if turned and isinstance(seen, Tensor) and seen.ndim == 3 else seen
 
 
 def embedding_of(module: nn.Module, length: int) -> tuple[str, int, int | None] | None:

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exhume.attacks.gradient.gated.attack import GateAttack
-from exhume.attacks.gradient.gated.decoding import FeatureDecoding
+from exhume.attacks.gradient.features import FeatureDecoding
+from exhume.attacks.gradient.gates import GateAttack
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.patches import PatchAttack
 from exhume.contract import Attack, Gradient, Records, Status

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exhume.attacks.gradient.gated.decoding import FeatureDecoding
-from exhume.attacks.gradient.gated.local_steps import LocalStepsAttack
+from exhume.attacks.gradient.features import FeatureDecoding
+from exhume.attacks.gradient.local_steps import LocalStepsAttack
 from exhume.contract import Attack, Knowledge
 from exhume.models.ordinary import convnet, fully_connected
 from exhume.models.own.module import ModuleArchitecture

@@ -2,7 +2,7 @@
 
     min_x  |phi(x) - phi_i|_1 / |phi_i|_1 + w TV(x),   w falling
 
-phi_i, what entered the first fully connected layer, is exact (`attack.py`), so that every record is decoded
+phi_i, what entered the first fully connected layer, is exact (`gates.py`), so that every record is decoded
 on its own and nothing of the batch gets mixed up. Absolute differences: with ReLU and max pooling most
 numbers can be met exactly, and squares would spread the error of those that are not yet.
 
@@ -21,11 +21,17 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from exhume.attacks.gradient.gated.attack import ROUNDS, Layers, chain_for, features_behind
-from exhume.attacks.gradient.gated.layers import convolution_below, features_of
-from exhume.attacks.gradient.gated.local_steps import halfway
-from exhume.attacks.gradient.gated.search import likely_records, records_behind
+from exhume.attacks.gradient.chains import convolution_below, features_of
+from exhume.attacks.gradient.gates import (
+    ROUNDS,
+    Layers,
+    chain_for,
+    features_behind,
+    likely_records,
+    records_behind,
+)
 from exhume.attacks.gradient.gathering import Batch, EachGradient
+from exhume.attacks.gradient.local_steps import halfway
 from exhume.attacks.gradient.objective import total_variation
 from exhume.contract import (
     Architecture,
@@ -38,8 +44,6 @@ from exhume.contract import (
     silent,
 )
 from exhume.train.local import LocalTraining
-
-__all__ = ["FeatureDecoding"]
 
 _FITS = 0.05  # relative misfit of the features, below which a record counts as decoded
 _EVERY = 25  # steps between two reports of progress

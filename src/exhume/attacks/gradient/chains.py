@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from exhume.contract import Architecture, Key
-
-__all__ = ["Chain", "Layer", "chain_of", "convolution_below", "features_of", "lowest_of"]
+from exhume.models.probes import after, before, inputs_of
 
 _PROBES = 8
 _SAME = 1e-5  # relative
@@ -101,31 +100,20 @@ def _layer(one: _Seen, norms: Sequence[_Seen], known: set[str]) -> tuple[Layer, 
 
 def features_of(module: nn.Module, named: dict[str, Tensor], layer: str, records: Tensor) -> Tensor:
     """(n, f) what enters a layer; a gradient flows back to the records."""
-    kept: list[Tensor] = []
-    hook = module.get_submodule(layer).register_forward_pre_hook(
-        lambda _, inputs: kept.append(inputs[0])
-    )
-    try:
+    with inputs_of(module, layer) as kept:
         functional_call(module, named, (records,))
-    finally:
-        hook.remove()
     return kept[-1]
 
 
 def convolution_below(architecture: Architecture, parameters: Tensor, layer: str) -> str | None:
     """The trained weight of the last convolution that runs before a layer does."""
     module, order = architecture.build(), list[str]()
-    hooks = [
-        part.register_forward_pre_hook(lambda _, __, name=name: order.append(name))
-        for name, part in module.named_modules()
-        if isinstance(part, nn.Conv2d) or name == layer
-    ]
+    some = [n for n, part in module.named_modules() if isinstance(part, nn.Conv2d) or n == layer]
     probe = parameters.new_zeros(2, *architecture.input_shape)
-    functional_call(module, architecture.layout.split(parameters), (probe,))
-    for hook in hooks:
-        hook.remove()
-    before = [f"{name}.weight" for name in order[: order.index(layer)]]
-    known = [name for name in before if name in architecture.layout.names]
+    with before(module, some, lambda name, _: order.append(name)):
+        functional_call(module, architecture.layout.split(parameters), (probe,))
+    weights = [f"{name}.weight" for name in order[: order.index(layer)]]
+    known = [name for name in weights if name in architecture.layout.names]
     return known[-1] if known else None
 
 
@@ -140,18 +128,14 @@ class _Seen:
 def _seen(architecture: Architecture, parameters: Tensor, probes: Tensor) -> list[_Seen]:
     """Every `nn.Linear` and settled norm, in the order of use; one that is used twice is none of ours."""
     module, found = architecture.build(), list[_Seen]()
-    hooks = [
-        layer.register_forward_hook(
-            lambda layer, inputs, outputs, name=name: found.append(
-                _Seen(name, inputs[0].detach(), outputs.detach(), not isinstance(layer, nn.Linear))
-            )
-        )
-        for name, layer in module.named_modules()
-        if isinstance(layer, nn.Linear) or _is_settled_norm(layer)
-    ]
-    functional_call(module, architecture.layout.split(parameters), (probes,))
-    for hook in hooks:
-        hook.remove()
+    norms = {name for name, layer in module.named_modules() if _is_settled_norm(layer)}
+    linear = {n for n, layer in module.named_modules() if isinstance(layer, nn.Linear)}
+
+    def see(name: str, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+        found.append(_Seen(name, inputs[0].detach(), outputs.detach(), name in norms))
+
+    with after(module, norms | linear, see):
+        functional_call(module, architecture.layout.split(parameters), (probes,))
     names = [one.name for one in found]
     return [one for one in found if names.count(one.name) == 1]
 

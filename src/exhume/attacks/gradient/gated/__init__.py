@@ -1,1 +1,0 @@
-"""Whole batches behind a fully connected layer with gates, at honest weights."""
