@@ -44,7 +44,6 @@ from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.feature_span import FeatureSpan
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.hidden_span import HiddenSpan
-from exhume.attacks.margin.search import BlindSearch
 from exhume.attacks.margin.smoothed import Smoothed
 from exhume.attacks.margin.strongest import Strongest
 from exhume.attacks.split.as_sent import AsSent
@@ -558,9 +557,6 @@ CASES = {
     "split, committee": Case(Committee((SHADOWED, SHADOWED)), split_game, None),
     "margin, first layer": Case(SHORT, margin_game, 0.35, nearest_error),
     "margin, smoothed": Case(Smoothed(SHORT), margin_game, 0.35, nearest_error),
-    "margin, blind search": Case(
-        BlindSearch(SHORT, trials=2, steps=10), margin_game, 0.45, nearest_error
-    ),
     "margin, hidden span": Case(SPANNED, decayed_game, 0.25, nearest_error),
     "margin, feature span": Case(CONVOLVED, convolved_game, 0.35, nearest_error),
     "margin, strongest": Case(Strongest(SHORT, SPANNED), margin_game, 0.35, nearest_error),

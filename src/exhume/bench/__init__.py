@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from exhume.bench import convolutions, ensembler, glm, gradient, margin, shadows, update
-from exhume.bench.busy import run_busy
+from exhume.bench import ensembler, glm, gradient, margin, shadows, update
 from exhume.contract import ExhumeError, Progress, silent
 
 __all__ = ["BENCHES", "run_benches"]
@@ -14,12 +13,8 @@ __all__ = ["BENCHES", "run_benches"]
 Bench = Callable[[Progress], list[dict[str, Any]]]
 
 
-def _shadows(progress: Progress) -> list[dict[str, Any]]:
-    return [*shadows.run(progress), *convolutions.run(progress)]
-
-
 BENCHES: dict[str, Bench] = {
-    "shadows": _shadows,
+    "shadows": shadows.run,
     "glm": glm.run,
     "margin": margin.run,
     "gradient": gradient.run,
@@ -33,19 +28,11 @@ def run_benches(
     *,
     progress: Progress = silent,
     more: Mapping[str, Bench] | None = None,
-    busy: bool = False,
 ) -> list[dict[str, Any]]:
-    """One entry per case of the named bench, or of all. more: benches of rooms below this one.
-
-    busy: beside a process that spins.
-    """
+    """One entry per case of the named bench, or of all. more: benches of rooms below this one."""
     benches = {**BENCHES, **(more or {})}
     if name is not None and name not in benches:
         raise ExhumeError(f"bench: {name!r} is not one of {', '.join(benches)}")
-    if busy and name != "shadows":
-        raise ExhumeError(f"--busy: only of bench shadows, not of {name or 'all'}")
-    if busy:
-        return run_busy(progress)
     if name is not None:
         return benches[name](progress)
     return [entry for one in benches for entry in _entries_or_why_not(one, benches[one], progress)]

@@ -138,12 +138,10 @@ def one_at_a_time(
     *,
     privacy: Privacy = NOT_PRIVATE,
     noise: NoiseStream | None = None,
-    form: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
     """The reference: one module, one optimiser, autograd, per-record gradients if private. (p,)."""
     model = architecture.build()
     torch.nn.utils.vector_to_parameters(initial.clone(), model.parameters())
-    model.to(memory_format=form)  # type: ignore[call-overload]  # the stubs lack it
     optimiser = torch.optim.SGD(
         model.parameters(),
         lr=descent.rate,
@@ -151,7 +149,6 @@ def one_at_a_time(
         weight_decay=descent.weight_decay,
     )
     inputs = torch.cat([fixed.inputs, extra.inputs[0]])
-    inputs = inputs.to(memory_format=form) if inputs.ndim == 4 else inputs
     labels = torch.cat([fixed.labels, extra.labels[0]])
     for _ in range(descent.steps):
         optimiser.zero_grad()

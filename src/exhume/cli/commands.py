@@ -221,15 +221,12 @@ def study_tables(
 def bench(
     name: Annotated[str | None, typer.Argument(help="Which one; default: all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
-    busy: Annotated[
-        bool, typer.Option("--busy", help="shadows: beside a process that spins, and idle.")
-    ] = False,
 ) -> None:
     """Measure speed, as ratios within one run."""
     from exhume.bench import run_benches
 
     with progress_shown() as progress:
-        results = run_benches(name, progress=progress, more={"serve": _bench_serve}, busy=busy)
+        results = run_benches(name, progress=progress, more={"serve": _bench_serve})
     if as_json:
         tell(json.dumps(results))
         return

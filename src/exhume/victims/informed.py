@@ -15,7 +15,6 @@ __all__ = [
     "release_one_each",
     "release_together",
     "release_trails",
-    "release_two_each",
 ]
 
 Victim = tuple[Weights, Secret]
@@ -95,40 +94,3 @@ def release_trails(
     trail = torch.stack(seen, dim=1) if seen else trained.new_zeros(len(trained), 0, 1)
     drawn = recipe.drawn(len(fixed), len(targets), key.fold("victim"), first) if draws else None
     return Weights(trained, recipe.architecture.layout, trail, drawn), Secret(targets)
-
-
-def release_two_each(
-    recipe: Recipe,
-    initial: Tensor,
-    fixed: Records,
-    targets: Records,
-    *,
-    key: Key,
-    store: Store,
-    chunk: int,
-    progress: Progress = silent,
-) -> tuple[Weights, Secret, Secret]:
-    """One released model per pair of targets: the first half of them, and the second half.
-
-    An adversary who thinks that it lacks one record lacks two.
-    """
-    half = len(targets) // 2
-    first, second = targets[:half], targets[half : 2 * half]
-    pairs = Records(
-        torch.stack([first.inputs, second.inputs], dim=1),
-        torch.stack([first.labels, second.labels], dim=1),
-        targets.classes,
-    )
-    trained = train_fleet(
-        recipe,
-        initial,
-        fixed,
-        pairs,
-        key=key.fold("victim of two"),
-        store=store,
-        chunk=chunk,
-        stage="training models with two unknown records",
-        progress=progress,
-    )
-    release = Weights(torch.cat(list(trained)), recipe.architecture.layout)
-    return release, Secret(first), Secret(second)

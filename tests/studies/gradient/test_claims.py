@@ -103,23 +103,6 @@ def test_deep(claims_turn, canned):
     )
 
 
-def test_client(claims_turn, canned):
-    recovered = {"none": 0.51, "dp.clip": 0.51, "local_steps.5": 0.0, "local_steps.20": 0.51}
-    right = {f"{name}.recovered": share for name, share in recovered.items()}
-    for level, cosine in {"1e-4": 0.9, "1e-3": 0.71, "1e-2": 0.29}.items():
-        right[f"dp.noise{level}.tolerant.mean_cosine"] = cosine
-        right[f"dp.noise{level}.epsilon"] = 1e6
-    claims_turn(
-        lambda metrics: canned("gradient-client", metrics).claims,
-        right,
-        ("leak", {"none.recovered": 0.5}),
-        ("steps", {"dp.clip.recovered": 0.5}),
-        ("steps", {"local_steps.20.recovered": 0.5}),
-        ("noise", {"dp.noise1e-2.tolerant.mean_cosine": 0.3}),
-        ("noise", {"dp.noise1e-3.tolerant.mean_cosine": 0.7}),
-    )
-
-
 def test_tokens(claims_turn, canned):
     """The order of averaged tokens is not asked for, nor whole sentences of a larger batch."""
     right = {}

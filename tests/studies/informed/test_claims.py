@@ -9,25 +9,15 @@ from exhume.score.texture import STATISTICS
 from exhume.studies import study_named
 from exhume.studies.informed import (
     cifar10,
-    factors,
     gallery,
     glm,
     init,
-    misspecified,
     mnist,
     reconstructors,
     through_training,
     transfer,
     zero_gradients,
 )
-
-
-def by_arm(metrics):
-    arms = {}
-    for name, value in metrics.items():
-        arm, _, metric = name.rpartition(".")
-        arms.setdefault(arm, {})[metric] = value
-    return arms
 
 
 def test_mnist(claims_turn):
@@ -63,31 +53,6 @@ def test_glm(claims_turn):
         ("exact", {"label_accuracy": 0.99}),
         ("instant", {"attack_seconds": 1.0}),
         ("sklearn-default", {"sklearn_success": 0.5}),
-    )
-
-
-def test_misspecified(claims_turn):
-    """A mistake stops the attack unless success is above chance for certain."""
-    arms = {
-        "other-seed": "other_seed",
-        "one-record": "other_records.one",
-        "all-records": "other_records.all",
-        "rate": "other_rate.1%",
-        "fp16": "fp16.expected",
-        "int8": "int8.expected",
-        "two-records": "two_records.first",
-    }
-    numbers = {"success": 0.1, "success_low": 0.05, "success_high": 0.2}
-    numbers |= {"null_success": 0.01, "null_success_high": 0.05}
-
-    def decide(metrics):
-        scores = {arm: SimpleNamespace(metrics=m) for arm, m in by_arm(metrics).items()}
-        return misspecified._claims({a: SimpleNamespace(scores=s) for a, s in scores.items()})
-
-    claims_turn(
-        decide,
-        {f"{arm}.{n}": v for arm in ("right", *arms.values()) for n, v in numbers.items()},
-        *((claim, {f"{arm}.success_low": 0.06}) for claim, arm in arms.items()),
     )
 
 
@@ -131,28 +96,6 @@ def test_reconstructors(claims_turn):
         *(("corrected", {f"{better}.mse_high": 0.019}) for better in pairs.values()),
         ("notebook", {"reconn.150.mae_plus_mse": 0.0613}),
         ("paper-setting", {"paper_setting.corrected.mse": 0.0090}),
-    )
-
-
-def test_factors(claims_turn):
-    setting = study_named("informed-factors").scales["smoke"]
-    values = {"width": (5, 10), "depth": (1, 2), "rate": (0.05, 0.1)}
-    right = {f"{f}.{v:g}.mse": 0.01 for f, ends in values.items() for v in ends}
-    right |= {f"{f}.change{end}": 0.001 for f in ("depth", "rate") for end in ("", "_low", "_high")}
-    right |= {f"width.change{end}": -0.001 for end in ("", "_low", "_high")} | {"rho_high": -0.01}
-
-    def decide(metrics):
-        norm = Correlation(-0.5, -0.6, metrics["rho_high"])
-        seen = {"gradient_norm.base": norm, "gradient_norm.initial": Correlation(0.0, -1.0, 1.0)}
-        return factors._claims(setting, metrics, seen)
-
-    claims_turn(
-        decide,
-        right,
-        ("width", {"width.change_high": 0.0}),
-        ("depth", {"depth.change_low": 0.0}),
-        ("rate", {"rate.change_low": 0.0}),
-        ("gradient-norm", {"rho_high": 0.0}),
     )
 
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import torch
 
-from exhume.score.correlation import Correlation
 from exhume.score.lineup import LEVEL
 from exhume.studies import study_named
 from exhume.studies.margin import (
@@ -15,7 +14,6 @@ from exhume.studies.margin import (
     large,
     multiclass,
     ordinary,
-    search,
     weight_decay,
 )
 
@@ -108,25 +106,6 @@ def test_defence(claims_turn):
         ("all", {"record.all.2.good_smoothed": 1.1}),
         ("white", {"white.all.2.good_smoothed": 5.0}),
         ("early", {"early.good": 5.0}),
-    )
-
-
-def test_search(claims_turn):
-    right = {"good_blind": 9.0, "good_sighted": 10.0, "good_random": 8.9, "good_eq6": 8.9}
-    right |= {"good_by_residual": 5.0, "agreement": 0.01, "residual": 0.01}
-
-    def decide(m):
-        seen = {name: Correlation(0.5, m[name], 0.6) for name in ("agreement", "residual")}
-        return search._claims(m, seen | {"short": Correlation(0.0, -1.0, 1.0)})
-
-    claims_turn(
-        decide,
-        right,
-        ("close", {"good_sighted": 10.1}),
-        ("better-than-random", {"good_random": 9.0}),
-        ("agreement", {"agreement": 0.0}),
-        ("residual", {"residual": 0.0}),
-        ("published", {"good_eq6": 9.0}),
     )
 
 

@@ -2,7 +2,6 @@
 
 from exhume.studies.gradient import (
     batch,
-    client,
     deep,
     defences,
     networks,
@@ -16,6 +15,5 @@ from exhume.studies.gradient import (
 __all__ = ["STUDIES"]
 
 STUDIES = tuple(
-    study.STUDY
-    for study in (tensor, batch, start, query, defences, noise, deep, client, tokens, networks)
+    study.STUDY for study in (tensor, batch, start, query, defences, noise, deep, tokens, networks)
 )

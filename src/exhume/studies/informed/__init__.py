@@ -6,11 +6,9 @@ from exhume.studies.informed import (
     cifar10,
     dp,
     epochs,
-    factors,
     gallery,
     glm,
     init,
-    misspecified,
     mnemonist,
     mnist,
     reconstructors,
@@ -24,7 +22,6 @@ __all__ = ["STUDIES"]
 
 STUDIES = (
     mnist.STUDY,
-    misspecified.STUDY,
     reconstructors.STUDY,
     through_training.STUDY,
     init.STUDY,
@@ -34,7 +31,6 @@ STUDIES = (
     dp.STUDY,
     epochs.STUDY,
     start.STUDY,
-    factors.STUDY,
     zero_gradients.STUDY,
     transfer.STUDY,
     gallery.STUDY,

@@ -6,16 +6,12 @@ from exhume.studies.margin import (
     large,
     multiclass,
     ordinary,
-    search,
     weight_decay,
 )
 
 __all__ = ["STUDIES"]
 
 STUDIES = (
-    *(
-        study.STUDY
-        for study in (multiclass, classes, weight_decay, defence, search, large, ordinary)
-    ),
+    *(study.STUDY for study in (multiclass, classes, weight_decay, defence, large, ordinary)),
     large.THOUSAND,
 )
