@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.data import load
 from exhume.victims.margin import choose
 

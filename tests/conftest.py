@@ -36,7 +36,7 @@ import pytest
 import torch
 from _pytest.nodeid import coerce_node_id
 
-from exhume.contract import Key, Records, Shard
+from exhume.core.contract import Key, Records, Shard
 
 torch.set_num_threads(1)
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from exhume.choices import as_known, recipe_for
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.settings import Settings
 from exhume.train.dp import Privacy
 from exhume.train.optimisers import Adam, Descent

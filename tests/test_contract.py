@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exhume import contract
-from exhume.contract import ExhumeError, Key, Knowledge, Layout, NotApplicable, Records, Secret
+from exhume.core import contract
+from exhume.core.contract import ExhumeError, Key, Knowledge, Layout, NotApplicable, Records, Secret
 
 
 def test_keys_are_reproducible_and_distinct():

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import exhume
+from exhume.core.results import read_result
 from exhume.report.chart_file import chart_file
 from exhume.report.sheet import write_sheets
-from exhume.results import read_result
 from exhume.studies import STUDIES
 
 ROOT = Path(__file__).parents[1]

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 from exhume import data
 from exhume.auditing.split.limits import identified_at_most
 from exhume.cli import app
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.defences.split.channel import Channel
 from exhume.models.split.blueprint import OwnNetwork
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.single import Schedule as SplitSchedule
 from exhume.train.split import SplitJob
 

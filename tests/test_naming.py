@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
+from exhume.core.notation import is_spec
 from exhume.naming import called, digest_of_code, named
-from exhume.notation import is_spec
 
 MODEL = """
 from dataclasses import dataclass

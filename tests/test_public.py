@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import exhume
-from exhume.results import Result
+from exhume.core.results import Result
 from exhume.settings import settings_of
 from exhume.settings.reference import reference_page, sections
 

@@ -15,8 +15,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from exhume.contract import ExhumeError, Key, Layout, Records, Shard
-from exhume.store import (
+from exhume.core.contract import ExhumeError, Key, Layout, Records, Shard
+from exhume.store.shards import (
     FolderStore,
     NullStore,
     address,
@@ -329,7 +329,7 @@ def test_a_store_begins_without_leftovers(tmp_path):
 WRITER = """
 import os, sys
 from pathlib import Path
-from exhume.store import write_atomically
+from exhume.store.shards import write_atomically
 wait = os.fsync
 def fsync(descriptor):
     print("writing", flush=True)

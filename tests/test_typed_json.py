@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exhume.contract import ExhumeError
-from exhume.typed_json import FLAT, from_json, to_json
+from exhume.core.contract import ExhumeError
+from exhume.core.typed_json import FLAT, from_json, to_json
 
 
 class Colour(Enum):

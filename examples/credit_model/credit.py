@@ -16,8 +16,8 @@ from sklearn.linear_model import LogisticRegression
 
 from exhume import data
 from exhume.attacks.informed.glm import GlmClosedForm
-from exhume.contract import Key, Knowledge
-from exhume.store import NullStore
+from exhume.core.contract import Key, Knowledge
+from exhume.store.shards import NullStore
 from exhume.victims.fitted import release_of_fitted
 
 JOBS = ("clerk", "cook", "driver", "nurse", "teacher")

@@ -24,12 +24,12 @@ from torch import Tensor
 from exhume import data
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
 from exhume.auditing.split.limits import identified_at_most
-from exhume.contract import Activations, ExhumeError, Key, NotApplicable, Records
+from exhume.core.contract import Activations, ExhumeError, Key, NotApplicable, Records
 from exhume.models.split.inverter import Decoder, ShadowHead
 from exhume.models.split.parts import load_pipeline
 from exhume.models.split.pipeline import Pipeline
 from exhume.score.places import line_up, places_for
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.single import Schedule
 from exhume.victims.split import server_knowledge
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from exhume.auditing import Audit, Plan
-    from exhume.contract import Progress
+    from exhume.core.contract import Progress
     from exhume.report.compare import Change
     from exhume.settings import Brief
 
@@ -42,7 +42,7 @@ def audit(
     >>> exhume.audit({"data": {"source": "photos/"}, "victim": {"hidden": [32]}}, out="run")
     """
     from exhume import auditing  # importing torch takes seconds: only when it is needed
-    from exhume.contract import silent
+    from exhume.core.contract import silent
 
     return auditing.audit(
         _brief(settings),
@@ -64,7 +64,7 @@ def plan(settings: dict[str, Any] | str | _Path, *, progress: Progress | None = 
     Everything is read, nothing is trained or written. `print("\\n".join(plan.lines()))`, or `plan.to_json()`.
     """
     from exhume import auditing
-    from exhume.contract import silent
+    from exhume.core.contract import silent
 
     return auditing.plan(_brief(settings), progress=progress or silent)
 
@@ -96,7 +96,7 @@ def audit_fitted(
     """
     from exhume import auditing
     from exhume.auditing.linear.release import LinearRelease
-    from exhume.contract import silent
+    from exhume.core.contract import silent
     from exhume.settings import Brief, FittedSettings
     from exhume.victims.fitted import records_of_fitted
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from exhume.attacks.baseline import MeanRecord, holdings, snap_to_holdings
-from exhume.contract import (
+from exhume.core.contract import (
     Activations,
     Gradient,
     Knowledge,
@@ -15,7 +15,7 @@ from exhume.contract import (
     Status,
     Weights,
 )
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 
 LAYOUT = Layout(("w",), ((2,),))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import exhume
-from exhume.contract import Key
+from exhume.core.contract import Key
 
 
 @pytest.fixture(scope="session")

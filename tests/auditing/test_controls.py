@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from exhume.auditing.controls import Ladder, Rung, climb, reach_chart
-from exhume.contract import ExhumeError, NotApplicable, silent
-from exhume.evidence import LineupRow
+from exhume.core.contract import ExhumeError, NotApplicable, silent
+from exhume.core.evidence import LineupRow
 from exhume.report.folder import RunFolder
 from exhume.score.intervals import clopper_pearson
 

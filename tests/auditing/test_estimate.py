@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exhume.auditing.estimate import search_seconds, seconds_per_model_of
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.models.mlp import MLP
 from exhume.models.own.architecture import architecture_named
 from exhume.train.batches import Order

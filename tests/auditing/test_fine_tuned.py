@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import exhume
 from exhume import data
 from exhume.cli import app
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.models.own.adapted import adapted
 from exhume.settings import Brief, CheckpointSettings, UpdateSettings
 from exhume.victims.against_base import Against

@@ -8,10 +8,10 @@ import pytest
 
 from exhume.auditing.controls import Ladder, Rung
 from exhume.auditing.judging import adjusted, controlled, overall, word_of_fix
-from exhume.contract import NotApplicable, Outcome, Status, silent
-from exhume.evidence import LineupRow
+from exhume.core.contract import NotApplicable, Outcome, Status, silent
+from exhume.core.evidence import LineupRow
+from exhume.core.results import AttackSpec, Findings, PlannedAttack, Section, Verdict
 from exhume.report.folder import RunFolder
-from exhume.results import AttackSpec, Findings, PlannedAttack, Section, Verdict
 from exhume.score.intervals import clopper_pearson, rate_of
 from exhume.score.lineup import LEVEL
 from exhume.score.verdict import leak_of, not_audited

@@ -13,11 +13,11 @@ import torch
 import exhume
 from exhume.auditing.estimate import forward_operations, seconds_per_model
 from exhume.choices import sized
-from exhume.contract import ExhumeError, Key, Records
+from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.settings import Settings
-from exhume.store import FolderStore, NullStore
+from exhume.store.shards import FolderStore, NullStore
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
 

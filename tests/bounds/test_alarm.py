@@ -9,7 +9,7 @@ import torch
 from scipy.stats import binom
 
 from exhume.bounds.alarm import certify
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.score.intervals import clopper_pearson
 
 

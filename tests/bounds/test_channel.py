@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exhume.bounds.channel import bits, bits_of_different, naming, sigma_for, success
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 from exhume.score.intervals import clopper_pearson
 
 DRAWS = 4_000

@@ -17,7 +17,7 @@ from exhume.bounds.dp_sgd import _grid, dp_sgd, gaussian
 from exhume.bounds.guarantees import zcdp
 from exhume.bounds.loss_grid import _largest, _one_step, compose
 from exhume.bounds.sampled import sample_bound
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.score.intervals import clopper_pearson
 
 KAPPAS = (1e-4, 1e-3, 0.01, 0.125, 0.5, 0.9)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from exhume.bounds.dp_sgd import gaussian
 from exhume.bounds.guarantees import approximate_dp, pure_dp, rdp, zcdp
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 
 KAPPAS = st.floats(1e-9, 1.0)
 AMOUNTS = st.floats(0.0, 50.0)

@@ -16,7 +16,7 @@ from scipy.stats import chi2
 from exhume.bounds import prior
 from exhume.bounds.continuous import kappa_of_density, kappa_of_gaussian, kappa_of_uniform
 from exhume.bounds.prior import kappa_of_balls, kappa_of_naming
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 
 
 def test_naming_counts_equal_records_as_one():

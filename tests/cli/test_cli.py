@@ -16,8 +16,8 @@ from exhume import auditing
 from exhume.auditing import Audit
 from exhume.bench import BENCHES
 from exhume.cli import app
-from exhume.contract import Key
-from exhume.results import FixRow, Result, Verdict
+from exhume.core.contract import Key
+from exhume.core.results import FixRow, Result, Verdict
 from exhume.train.dp import epsilon
 
 

@@ -15,9 +15,9 @@ from exhume.cli import app
 from exhume.cli.known import study_names
 from exhume.cli.last_words import next_step
 from exhume.cli.progress import EVERY, ProgressLines
+from exhume.core.results import FixRow, ReleaseRow, Result, Verdict
 from exhume.data.sets import SETS
 from exhume.models.activations import ACTIVATIONS
-from exhume.results import FixRow, ReleaseRow, Result, Verdict
 from exhume.settings.sections import ACTIVATIONS as NAMED_ACTIVATIONS
 from exhume.settings.sources import IMAGE_SETS, PAIR_SETS
 from exhume.studies import STUDIES

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from exhume import auditing, data
 from exhume.auditing import Audit
 from exhume.cli import app
-from exhume.contract import ExhumeError, Outcome, Status
-from exhume.results import (
+from exhume.core.contract import ExhumeError, Outcome, Status
+from exhume.core.results import (
     AttackSpec,
     Rate,
     ReleaseRow,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 
 
 def picture(path: Path, values: np.ndarray) -> Path:

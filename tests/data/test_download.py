@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from planted_data import says
 
-from exhume.contract import silent
+from exhume.core.contract import silent
 from exhume.data import download
 from exhume.data.download import File, Npm, Pip, Unreachable, Web
 

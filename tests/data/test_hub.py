@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from planted_data import says
 
-from exhume.contract import Vocabulary
+from exhume.core.contract import Vocabulary
 from exhume.data import Reading, load
 
 arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'exhume[hf]'")

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.data import memory_guard
 from exhume.data.memory_guard import check_memory, memory_here
 

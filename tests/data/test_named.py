@@ -10,7 +10,7 @@ import pytest
 import torch
 from planted_data import says
 
-from exhume.contract import ExhumeError, Progress
+from exhume.core.contract import ExhumeError, Progress
 from exhume.data import catalogue, fetch, load, pairs
 from exhume.data.download import Unreachable
 from exhume.data.pixels import Pixels

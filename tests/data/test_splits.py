@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted_data import says
 
-from exhume.contract import Key, Records
+from exhume.core.contract import Key, Records
 from exhume.data import Sizes, split
 
 counts = st.integers(0, 12)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from planted_data import says
 
-from exhume.contract import Vocabulary
+from exhume.core.contract import Vocabulary
 from exhume.data import Reading, load
 
 WORDS = ["<pad>", "<unk>", "the", "cat", "sat", "."]

@@ -14,7 +14,7 @@ SOURCE = """
 import numpy as np, torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
-from exhume.contract import Records
+from exhume.core.contract import Records
 
 class Photos(Dataset):
     classes = ["cat", "dog", "owl"]

@@ -15,7 +15,7 @@ from scipy import stats
 from torch import nn
 
 from exhume.bounds.channel import bits
-from exhume.contract import ExhumeError, Key, Records
+from exhume.core.contract import ExhumeError, Key, Records
 from exhume.defences.split.channel import Channel
 from exhume.models.split.blueprint import Blueprint, OwnNetwork
 from exhume.models.split.channel import (
@@ -27,7 +27,7 @@ from exhume.models.split.channel import (
 )
 from exhume.models.split.parts import load_client, load_pipeline, save_pipeline
 from exhume.models.split.resnet import ResNet18
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.single import Schedule
 from exhume.train.split import SplitJob, train_split
 

@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 import torch
 
-from exhume.contract import ExhumeError, NotApplicable, Recipe, Records, TrainingDefence
+from exhume.core.contract import ExhumeError, NotApplicable, Recipe, Records, TrainingDefence
 from exhume.defences.margin import NoisyMargin, ProtectedDescent
 from exhume.models.heads import margins
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.mlp import MLP
-from exhume.store import FolderStore, NullStore
+from exhume.store.shards import FolderStore, NullStore
 from exhume.train.margin import MarginDescent, train_to_margin
 from exhume.train.recipe import FullBatch
 from exhume.victims.margin import release_margin

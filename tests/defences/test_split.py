@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exhume.contract import ExhumeError, Key, Records
+from exhume.core.contract import ExhumeError, Key, Records
 from exhume.defences.split.channel import Channel
 from exhume.defences.split.dropout_ensemble import DropoutEnsemble
 from exhume.defences.split.ensembler import Ensembler, likeness
 from exhume.defences.split.single import Dropout, ForeignHead, Noise, RandomHead, Shredder
 from exhume.models.drawing import he_normal
 from exhume.models.split.pipeline import Client
-from exhume.store import FolderStore, NullStore
+from exhume.store.shards import FolderStore, NullStore
 from exhume.train.single import Schedule
 from exhume.train.split import (
     SplitDefence,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.contract import ExhumeError, Key, Records
+from exhume.core.contract import ExhumeError, Key, Records
 from exhume.defences.split.hiding import Adversarial, Fresh, Rotated, Rotation, _reversed
 from exhume.defences.split.single import Noise
 from exhume.models.split.inverter import Decoder
 from exhume.models.split.resnet import ResNet18
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.single import Schedule
 from exhume.train.split import SplitJob
 

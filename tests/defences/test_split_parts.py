@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from exhume.contract import ExhumeError, Key, Records
+from exhume.core.contract import ExhumeError, Key, Records
 from exhume.defences.split.dropout_ensemble import DropoutEnsemble
 from exhume.defences.split.ensembler import Ensembler
 from exhume.defences.split.single import Dropout, Noise, RandomHead, Shredder
@@ -29,7 +29,7 @@ from exhume.models.split.parts import (
 from exhume.models.split.pipeline import Client, Pipeline
 from exhume.models.split.resnet import ResNet18
 from exhume.models.split.vgg import VGG16
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.single import Schedule
 from exhume.train.split import SplitJob
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 
 
 def blocks(few: int, many: int) -> Any:

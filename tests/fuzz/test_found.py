@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from exhume.contract import ExhumeError, Layout
+from exhume.core.contract import ExhumeError, Layout
 from exhume.victims.payload import payload_from_file, payload_from_named, payload_from_states
 from exhume.victims.tensor_file import read_tensors
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from exhume import data
 from exhume.cli import app
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.data.images import Blob, stack
 from exhume.data.table import table
 from exhume.settings import Brief

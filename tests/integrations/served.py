@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.integrations.exporting import version_of
 from exhume.models.split.blueprint import Blueprint
 from exhume.models.split.cut import cut

@@ -14,7 +14,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from exhume.cli import app
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.train.routine import PLAIN, Routine
 from exhume.victims.recorded import Recording, recorded_in
 from exhume.victims.updates import from_recording

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.integrations.exporting import export_parts
 from exhume.integrations.onnx_parts import export_onnx
 

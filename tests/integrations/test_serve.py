@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 
 pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
 

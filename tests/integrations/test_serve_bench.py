@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from exhume.contract import ExhumeError, silent
+from exhume.core.contract import ExhumeError, silent
 
 pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
 

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 from exhume.models.split import channel as channels
 from exhume.models.split.blueprint import Blueprint
 from exhume.models.split.channel import ChannelNetwork

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from exhume.cli import app
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.integrations.exporting import export_parts, export_run, version_of
 from exhume.models.split.blueprint import Blueprint, OwnNetwork
 from exhume.models.split.parts import load_pipeline, save_pipeline

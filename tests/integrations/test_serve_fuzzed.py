@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 
 pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from exhume import contract, data
+from exhume import data
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.features import FeatureDecoding
@@ -59,7 +59,8 @@ from exhume.attacks.split.queried import QueriedInversion
 from exhume.attacks.split.token_search import KnownHead, ShadowReading
 from exhume.attacks.split.translation import ShadowTranslation
 from exhume.attacks.split.words_as_sent import WordsAsSent
-from exhume.contract import (
+from exhume.core import contract
+from exhume.core.contract import (
     Attack,
     Key,
     Knowledge,
@@ -90,7 +91,7 @@ from exhume.models.split.seq2seq import Translator
 from exhume.models.two_layer import TwoLayer
 from exhume.naming import seeded_globals
 from exhume.score.batches import score_batches
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.dp import Privacy
 from exhume.train.glm import Optimum, Penalty
 from exhume.train.local import LocalTraining

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from exhume.contract import (
+from exhume.core.contract import (
     ExhumeError,
     Gradient,
     NotApplicable,

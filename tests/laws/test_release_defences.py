@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from exhume.contract import Activations, ExhumeError, NotApplicable, ReleaseDefence, Weights
+from exhume.core.contract import Activations, ExhumeError, NotApplicable, ReleaseDefence, Weights
 from exhume.defences.rounding import Rounding
 from exhume.models.mlp import MLP
 from exhume.train.optimisers import Descent

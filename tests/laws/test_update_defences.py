@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from exhume.contract import (
+from exhume.core.contract import (
     ExhumeError,
     Gradient,
     NotApplicable,

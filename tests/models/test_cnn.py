@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.contract import ExhumeError, Layout
+from exhume.core.contract import ExhumeError, Layout
 from exhume.models.cnn import CNN
-from exhume.store import describe
+from exhume.store.shards import describe
 
 
 def test_the_defaults_are_table_five():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from exhume.contract import Architecture, ExhumeError
+from exhume.core.contract import Architecture, ExhumeError
 from exhume.models.homogeneous import HomogeneousMLP
 
 

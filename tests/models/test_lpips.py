@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.data.cache import Content
 from exhume.data.download import Unreachable
 from exhume.models import lpips

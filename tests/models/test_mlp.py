@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from exhume.contract import ExhumeError, Layout
+from exhume.core.contract import ExhumeError, Layout
 from exhume.models.activations import ACTIVATIONS, activation
 from exhume.models.matrices import Dense
 from exhume.models.mlp import MLP

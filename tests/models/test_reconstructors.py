@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 from exhume.models.patchgan import patchgan
 from exhume.models.reconstructors import Deconv, Dense
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 ROOMS = {  # how many mistakes each gets, and where
     "score": (44, ("score/*.py",)),
-    "contract": (10, ("contract.py",)),
-    "store": (10, ("store.py",)),
+    "contract": (10, ("core/contract.py",)),
+    "store": (10, ("store/shards.py",)),
     "bounds": (18, ("bounds/*.py",)),
     "judging": (10, ("auditing/judging.py",)),
     "controls": (8, ("auditing/controls.py",)),

@@ -5,10 +5,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
+from exhume.core.typed_json import from_json, to_json
 from exhume.report.chart_file import chart_file
 from exhume.report.charts import Chart, Point, draw_chart
-from exhume.typed_json import from_json, to_json
 
 LINES = Chart(
     "t", "x", "y", {"ours": [Point(1, 0.5, 0.4, 0.6), Point(10, 0.2)], "paper": [Point(5, 0.3)]}

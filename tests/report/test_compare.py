@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from exhume.contract import ExhumeError, Outcome, Status
-from exhume.report.compare import compare, difference
-from exhume.report.junit import write_junit
-from exhume.results import (
+from exhume.core.contract import ExhumeError, Outcome, Status
+from exhume.core.results import (
     AttackSpec,
     PlannedAttack,
     Rate,
@@ -21,6 +19,8 @@ from exhume.results import (
     lacking_power,
     read_result,
 )
+from exhume.report.compare import compare, difference
+from exhume.report.junit import write_junit
 from exhume.score.intervals import rate_of
 
 

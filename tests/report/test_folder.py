@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.report import folder as folders
 from exhume.report.folder import LOCK, MARKER, RunFolder
 from exhume.report.versions import version_now

@@ -12,12 +12,12 @@ import torch
 from report_runs import NASTY, MakeRun, attack, audit, evidence, study
 from safetensors.torch import save_file
 
-from exhume.contract import ExhumeError, Shard
+from exhume.core.contract import ExhumeError, Shard
 from exhume.report.figures import png_data_uri
 from exhume.report.gallery import selection
 from exhume.report.page import draw
 from exhume.report.words import duration, metric_rows, number, percent, show
-from exhume.store import write_shard
+from exhume.store.shards import write_shard
 
 
 class Tags(HTMLParser):

@@ -10,12 +10,12 @@ import torch
 from PIL import Image
 from report_runs import audit, evidence
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
+from exhume.core.results import Chart, Point
 from exhume.report.chart_file import chart_file
 from exhume.report.sheet import contact_sheet, write_sheets
 from exhume.report.text_file import text_file
 from exhume.report.texts import TextRow, Texts, Word
-from exhume.results import Chart, Point
 
 
 def test_records_stand_above_what_came_back():

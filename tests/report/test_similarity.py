@@ -9,7 +9,7 @@ import torch
 from report_runs import MakeRun, attack, audit
 
 from exhume.auditing.checkpoint.findings import margin_findings, unscored_findings
-from exhume.contract import (
+from exhume.core.contract import (
     ExhumeError,
     NotApplicable,
     Outcome,
@@ -18,12 +18,12 @@ from exhume.contract import (
     Shard,
     Status,
 )
+from exhume.core.results import AttackSpec, Section
+from exhume.core.typed_json import to_json
 from exhume.report.gallery import make_gallery
 from exhume.report.page import draw
 from exhume.report.similarity import sides_of_threshold, ssim_against_margin
-from exhume.results import AttackSpec, Section
 from exhume.score.margin import score_margin
-from exhume.typed_json import to_json
 from exhume.victims.checkpoint import secret_of
 
 N = 30

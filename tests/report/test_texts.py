@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.contract import ExhumeError, Shard
+from exhume.core.contract import ExhumeError, Shard
 from exhume.report.texts import texts_of
 
 WORDS = {"1": "the", "2": "cat", "3": "sat", "4": "<b>"}

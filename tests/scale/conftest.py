@@ -24,7 +24,7 @@ def started():
     ray = pytest.importorskip("ray", reason="needs Ray: pip install 'exhume[ray]'")
     from ray.cluster_utils import Cluster as Nodes
 
-    from exhume import scale
+    from exhume.store import scale
 
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (FOLDER, before)))  # of the workers

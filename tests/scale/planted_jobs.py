@@ -11,7 +11,7 @@ import ray
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Key, Records
+from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.mlp import MLP
 from exhume.train.recipe import FullBatch
 

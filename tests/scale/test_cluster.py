@@ -13,13 +13,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from exhume import scale
 from exhume.cli import app
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 from exhume.models.mlp import MLP
 from exhume.models.own.architecture import architecture_named
-from exhume.scale import Cluster, place, run_jobs, spread_over
-from exhume.store import FolderStore, NullStore
+from exhume.store import scale
+from exhume.store.scale import Cluster, place, run_jobs, spread_over
+from exhume.store.shards import FolderStore, NullStore
 from exhume.train.fleet import train_fleet
 from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch

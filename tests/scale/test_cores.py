@@ -10,11 +10,20 @@ import torch
 from typer.testing import CliRunner
 
 from exhume.cli import app
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.data.memory_guard import memory_free
 from exhume.models.cnn import CNN
-from exhume.scale import HERE, Cores, Processes, Work, place, run_jobs, spread_over, workers_for
-from exhume.store import NullStore
+from exhume.store.scale import (
+    HERE,
+    Cores,
+    Processes,
+    Work,
+    place,
+    run_jobs,
+    spread_over,
+    workers_for,
+)
+from exhume.store.shards import NullStore
 from exhume.train import fleet
 from exhume.train.fleet import fleet_work, train_fleet
 from exhume.train.optimisers import Descent
@@ -79,7 +88,7 @@ def test_short_work_stays_here_and_long_work_does_not(cores, tmp_path):
 def test_work_of_unknown_length_is_timed_by_its_first_job(cores, monkeypatch, seconds):
     torch.set_num_threads(2)
     times = iter([0.0, 0.0, seconds])  # what needs no work is not timed
-    monkeypatch.setattr("exhume.scale.time.process_time", lambda: next(times, 0.0))
+    monkeypatch.setattr("exhume.store.scale.time.process_time", lambda: next(times, 0.0))
     unknown = Work(jobs=4, seconds=None, fit=9)
     stream = iter([None, 1, 2, None, 3])
     found = dict(run_jobs(jobs.who, stream, shared=None, threads=1, work=unknown))
@@ -110,13 +119,13 @@ def test_convolutions_have_the_same_bits_in_any_number_of_threads_and_processes(
     one = trained()
     torch.set_num_threads(2)
     assert torch.equal(one, trained())
-    monkeypatch.setattr("exhume.scale._WORTH", 0.0)
+    monkeypatch.setattr("exhume.store.scale._WORTH", 0.0)
     with spread_over(Cores()):
         monkeypatch.setattr(fleet, "_fit", None)  # it must not be done here
         with pytest.raises(Exception, match="NoneType"):
             trained()
         monkeypatch.undo()
-        monkeypatch.setattr("exhume.scale._WORTH", 0.0)
+        monkeypatch.setattr("exhume.store.scale._WORTH", 0.0)
         assert torch.equal(one, trained())
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from exhume import scale
 from exhume.cli import app
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 from exhume.models.mlp import MLP
-from exhume.scale import HERE, Cluster, Processes, place, run_jobs, spread_over, where_now
-from exhume.store import NullStore
+from exhume.store import scale
+from exhume.store.scale import HERE, Cluster, Processes, place, run_jobs, spread_over, where_now
+from exhume.store.shards import NullStore
 from exhume.train import fleet
 from exhume.train.fleet import train_fleet
 from exhume.train.recipe import FullBatch

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 from exhume.choices import threads_for
 from exhume.cli import app
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 from exhume.defences.split.ensembler import Ensembler
 from exhume.models.mlp import MLP
 from exhume.models.split.resnet import ResNet18
-from exhume.scale import HERE, Processes, place, run_jobs, spread_over, where_now
-from exhume.store import FolderStore, NullStore
+from exhume.store.scale import HERE, Processes, place, run_jobs, spread_over, where_now
+from exhume.store.shards import FolderStore, NullStore
 from exhume.train.fleet import train_fleet
 from exhume.train.recipe import FullBatch
 from exhume.train.single import Schedule
@@ -82,7 +82,7 @@ def test_a_process_that_dies_loses_nothing(two, tmp_path):
 
 
 def test_one_that_always_dies_is_said(two, monkeypatch):
-    monkeypatch.setattr("exhume.workers.RETRIES", 1)
+    monkeypatch.setattr("exhume.store.workers.RETRIES", 1)
     with pytest.raises(ExhumeError, match="^a worker process was lost 2 times"):
         list(run_jobs(jobs.dies, [0], shared=None))
 
@@ -93,7 +93,7 @@ def test_one_that_always_dies_is_said(two, monkeypatch):
 def test_workers_end_with_the_caller(end, tmp_path):
     code = (
         "import local_jobs, signal\n"
-        "from exhume.scale import Processes, run_jobs, spread_over\n"
+        "from exhume.store.scale import Processes, run_jobs, spread_over\n"
         "if __name__ == '__main__':\n"
         # ignored otherwise where a shell started the tests with &
         "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"

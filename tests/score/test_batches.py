@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.contract import Outcome, Reconstruction, Records, Secret, Status
+from exhume.core.contract import Outcome, Reconstruction, Records, Secret, Status
 from exhume.score.batches import BatchScores, score_batches
 
 

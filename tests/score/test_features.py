@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.contract import ExhumeError, Outcome, Reconstruction, Records, Secret, Status
+from exhume.core.contract import ExhumeError, Outcome, Reconstruction, Records, Secret, Status
 from exhume.score.features import score_constant, score_inputs
 from exhume.score.pixels import affine_fitted, psnr
 from exhume.score.structure import ssim

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from exhume.contract import ExhumeError, Key
-from exhume.evidence import LineupRow
+from exhume.core.contract import ExhumeError, Key
+from exhume.core.evidence import LineupRow
 from exhume.score.intervals import rate_reaching
 from exhume.score.lineup import LEVEL, Lineup, holm, likeness, strangers_for
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.contract import ExhumeError, Outcome, Reconstruction, Records, Secret, Status
+from exhume.core.contract import ExhumeError, Outcome, Reconstruction, Records, Secret, Status
 from exhume.score.intervals import clopper_pearson, detectable_rate, rate_of
 from exhume.score.margin import above_bar, match, score_margin
 from exhume.score.structure import ssim

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.score.membership import auc, gap_over_spread, mean_auc
 
 scores = st.lists(st.integers(0, 5), min_size=1, max_size=12)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.contract import ExhumeError, Outcome, Reconstruction, Records, Secret, Status
+from exhume.core.contract import ExhumeError, Outcome, Reconstruction, Records, Secret, Status
 from exhume.score.naming import named_rightly, nearest_is_right
 
 CLASSES = ("a", "b")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.stats import rankdata
 
-from exhume.contract import ExhumeError, Key, Records, Vocabulary
+from exhume.core.contract import ExhumeError, Key, Records, Vocabulary
 from exhume.score import places as places_module
 from exhume.score.averages import averages_among
 from exhume.score.lineup import likeness

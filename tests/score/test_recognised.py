@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.contract import Outcome, Reconstruction, Records, Secret, Status
+from exhume.core.contract import Outcome, Reconstruction, Records, Secret, Status
 from exhume.score.intervals import clopper_pearson
 from exhume.score.pixels import affine_fitted
 from exhume.score.recognised import recognise

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.contract import ExhumeError, Outcome, Reconstruction, Records, Secret, Status
+from exhume.core.contract import ExhumeError, Outcome, Reconstruction, Records, Secret, Status
 from exhume.score import sentences
 from exhume.score.sentences import bleu, score_sentences
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from exhume.contract import ExhumeError, Outcome, Reconstruction, Records, Status
+from exhume.core.contract import ExhumeError, Outcome, Reconstruction, Records, Status
 from exhume.score.intervals import clopper_pearson
 from exhume.score.texts import NOTHING, alike_lists, alike_texts, score_texts, score_words
 from exhume.score.updates import dealt

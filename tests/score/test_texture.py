@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.score.texture import STATISTICS, background_variance, colourfulness, total_variation
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.contract import FILLED_UP, Outcome, Reconstruction, Records, Secret, Status
+from exhume.core.contract import FILLED_UP, Outcome, Reconstruction, Records, Secret, Status
 from exhume.score.texts import token_shares
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity
 
-from exhume.contract import ExhumeError, Outcome, Reconstruction, Records, Secret, Status
+from exhume.core.contract import ExhumeError, Outcome, Reconstruction, Records, Secret, Status
 from exhume.score.intervals import clopper_pearson, detectable_rate
 from exhume.score.updates import against_decoys, dealt, score_updates
 

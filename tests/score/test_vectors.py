@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity
 
-from exhume.contract import FILLED_UP, ExhumeError, Outcome, Reconstruction, Records, Secret, Status
+from exhume.core.contract import (
+    FILLED_UP,
+    ExhumeError,
+    Outcome,
+    Reconstruction,
+    Records,
+    Secret,
+    Status,
+)
 from exhume.score.intervals import clopper_pearson
 from exhume.score.vectors import alike_vectors, score_vectors
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exhume.contract import NotApplicable, Outcome, Status
-from exhume.evidence import LineupRow, Reach
-from exhume.results import AttackSpec, Section
+from exhume.core.contract import NotApplicable, Outcome, Status
+from exhume.core.evidence import LineupRow, Reach
+from exhume.core.results import AttackSpec, Section
 from exhume.score.intervals import clopper_pearson
 from exhume.score.lineup import LEVEL
 from exhume.score.verdict import (

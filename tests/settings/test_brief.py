@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.settings import Brief
 from exhume.settings.brief_file import KINDS, brief_file
 

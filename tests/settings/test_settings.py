@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.settings import DataSettings, Settings, to_toml
 
 

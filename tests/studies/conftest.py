@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.report.folder import RunFolder
 from exhume.studies import STUDIES
 from exhume.studies.framework import Asked, Run

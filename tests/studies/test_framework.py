@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.report.folder import RunFolder
-from exhume.scale import Processes, spread_over
 from exhume.settings import DataSettings
+from exhume.store.scale import Processes, spread_over
 from exhume.studies.framework import Asked, Outcome, Run, Study, run_study, sources_in
 from exhume.studies.setting_file import plain, taken_up, to_toml
 

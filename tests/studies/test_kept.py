@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from exhume.results import Claim, read_result
+from exhume.core.results import Claim, read_result
+from exhume.core.typed_json import to_json
 from exhume.score.correlation import Correlation
 from exhume.score.texture import STATISTICS
 from exhume.studies import STUDIES
@@ -15,7 +16,6 @@ from exhume.studies.informed import gallery, glm
 from exhume.studies.margin import classes, large, ordinary, weight_decay
 from exhume.studies.split import repairs
 from exhume.studies.verdict import trust
-from exhume.typed_json import to_json
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from exhume.contract import ExhumeError
-from exhume.results import Claim, StudyResult
+from exhume.core.contract import ExhumeError
+from exhume.core.results import Claim, StudyResult
 from exhume.studies import STUDIES
 from exhume.studies.deviations import deviations_in
 from exhume.studies.papers import (

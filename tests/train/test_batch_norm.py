@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.models.own.architecture import architecture_named
 from exhume.train.batch_norm import mixes_batches
 from exhume.train.batches import Order

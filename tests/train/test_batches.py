@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exhume.contract import ExhumeError, Key, Records
+from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
-from exhume.store import describe
+from exhume.store.shards import describe
 from exhume.train.batches import Order
 from exhume.train.optimisers import Adam, Descent
 from exhume.train.recipe import FullBatch, MiniBatch

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from exhume.contract import NotApplicable
+from exhume.core.contract import NotApplicable
 from exhume.train.claimed_privacy import ClaimedPrivacy, read_from_opacus
 from exhume.train.dp import Privacy
 

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exhume.contract import ExhumeError, Key, Records
+from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.activations import ACTIVATIONS
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train import functional, stacked
 from exhume.train.dp import NoiseStream, Privacy, SampleStream, epsilon, noise_for_epsilon
 from exhume.train.fleet import train_fleet

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from exhume.contract import ExhumeError, Key, Records
+from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.mlp import MLP
 from exhume.train.dynamics import active_share
 from exhume.train.rmsprop import FusedRMSProp

@@ -8,9 +8,9 @@ import weakref
 import pytest
 import torch
 
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.models.mlp import MLP
-from exhume.store import FolderStore, NullStore
+from exhume.store.shards import FolderStore, NullStore
 from exhume.train.fleet import LARGEST_CHUNK, chunk_for, train_fleet
 from exhume.train.recipe import FullBatch
 from exhume.train.stacked import Descent
@@ -84,9 +84,9 @@ PEAK = textwrap.dedent(
     """
     import resource, sys, torch
     from pathlib import Path
-    from exhume.contract import Key, Records
+    from exhume.core.contract import Key, Records
     from exhume.models.mlp import MLP
-    from exhume.store import FolderStore
+    from exhume.store.shards import FolderStore
     from exhume.train.fleet import train_fleet
     from exhume.train.recipe import FullBatch
     from exhume.train.stacked import Descent

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from exhume.bench.shadows import one_at_a_time
-from exhume.contract import ExhumeError, Layout, Records
+from exhume.core.contract import ExhumeError, Layout, Records
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.train import functional, stacked

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from exhume.contract import ExhumeError, Recipe, Records
+from exhume.core.contract import ExhumeError, Recipe, Records
 from exhume.models.glm import logistic_regression, softmax_regression
 from exhume.models.mlp import MLP
 from exhume.train import newton

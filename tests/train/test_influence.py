@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call, grad, hessian
 
-from exhume.contract import Key, Records
+from exhume.core.contract import Key, Records
 from exhume.models.mlp import MLP
 from exhume.train.influence import (
     _hessian_product,

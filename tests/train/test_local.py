@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from exhume.contract import ExhumeError, Key, Records
+from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.mlp import MLP
 from exhume.train.local import LocalTraining, Steps, batch_loss
 from exhume.train.routine import PLAIN, Routine

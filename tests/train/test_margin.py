@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.contract import ExhumeError, Records
+from exhume.core.contract import ExhumeError, Records
 from exhume.models.heads import margins, pulls
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.mlp import MLP
-from exhume.store import FolderStore
+from exhume.store.shards import FolderStore
 from exhume.train import margin
 from exhume.train.margin import MarginDescent, train_to_margin
 

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exhume.contract import ExhumeError, Key, Recipe
+from exhume.core.contract import ExhumeError, Key, Recipe
 from exhume.models.mlp import MLP
 from exhume.models.own.architecture import architecture_named
-from exhume.store import NullStore, address
+from exhume.store.shards import NullStore, address
 from exhume.train import functional
 from exhume.train.fleet import train_fleet
 from exhume.train.optimisers import Descent

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.models.drawing import he_normal
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.single import Schedule, train_module
 
 

@@ -17,7 +17,7 @@ from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
 from exhume.attacks.split.layer_fit import LayerFit, Pass
 from exhume.attacks.split.queried import QueriedInversion
 from exhume.attacks.split.windows import Windows
-from exhume.contract import Knowledge, Records
+from exhume.core.contract import Knowledge, Records
 from exhume.defences.split import dropout_ensemble, ensembler, hiding, single
 from exhume.defences.split.channel import Channel
 from exhume.defences.split.dropout_ensemble import DropoutEnsemble
@@ -29,7 +29,7 @@ from exhume.models.split.channel import FreshNoise
 from exhume.models.split.cost import multiply_adds
 from exhume.models.split.inverter import Decoder, OwnForm, ShadowHead
 from exhume.models.split.pipeline import undefended
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train import split as training
 from exhume.train.split import SplitJob, augmented_images
 

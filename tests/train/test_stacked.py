@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exhume.bench.shadows import one_at_a_time
-from exhume.contract import ExhumeError, Key, Records
+from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.activations import ACTIVATIONS
 from exhume.models.mlp import MLP
 from exhume.train.recipe import FullBatch

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.models.split.seq2seq import END, PADDING, START, Translator
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.single import Schedule
 from exhume.train.translation import train_translator, translate, word_accuracy
 

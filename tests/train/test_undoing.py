@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
-from exhume.contract import NotApplicable
+from exhume.core.contract import NotApplicable
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.train.dp import NOT_PRIVATE, Privacy

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from exhume.contract import Architecture, Key, NotApplicable, Records
+from exhume.core.contract import Architecture, Key, NotApplicable, Records
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.models.own.architecture import architecture_named

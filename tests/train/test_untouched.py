@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from exhume.contract import ExhumeError, Records
+from exhume.core.contract import ExhumeError, Records
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.train.optimisers import Descent

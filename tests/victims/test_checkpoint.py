@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from exhume.contract import ExhumeError, NotApplicable
+from exhume.core.contract import ExhumeError, NotApplicable
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.mlp import MLP as FullMLP
 from exhume.victims.checkpoint import activation_named, read_checkpoint, secret_of

@@ -13,8 +13,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from exhume.attacks.informed.glm import GlmClosedForm
-from exhume.contract import ExhumeError, Knowledge, NotApplicable
-from exhume.store import NullStore
+from exhume.core.contract import ExhumeError, Knowledge, NotApplicable
+from exhume.store.shards import NullStore
 from exhume.victims import fitted as room
 from exhume.victims.fitted import read_skops, release_of_fitted
 

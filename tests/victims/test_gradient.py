@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.contract import ExhumeError, Records
+from exhume.core.contract import ExhumeError, Records
 from exhume.models.two_layer import TwoLayer
 from exhume.victims.gradient import cut_batches, release_batches
 

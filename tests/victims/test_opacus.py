@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.models.mlp import MLP
 from exhume.victims.opacus import OpacusTraining, release_by_opacus
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.data import TextPairs
 from exhume.data.synthetic import synthetic_pairs
 from exhume.models.split.seq2seq import Translator, read_out

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from exhume import data
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.models.mlp import MLP
 from exhume.victims.payload import (
     Said,

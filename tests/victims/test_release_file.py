@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from exhume.contract import ExhumeError, NotApplicable
+from exhume.core.contract import ExhumeError, NotApplicable
 from exhume.models.mlp import MLP
 from exhume.models.own.architecture import architecture_named
 from exhume.victims import tensor_file

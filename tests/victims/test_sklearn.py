@@ -5,7 +5,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
-from exhume.contract import ExhumeError, NotApplicable
+from exhume.core.contract import ExhumeError, NotApplicable
 from exhume.train.glm import Penalty
 from exhume.train.stacked import logits
 from exhume.victims.sklearn import release_of_sklearn, release_one_sklearn_each

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.victims.recorded import Recorded, Recording, recorded_in
 from exhume.victims.updates import (
     from_gradient,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.contract import (
+from exhume.core.contract import (
     Key,
     Knowledge,
     NotApplicable,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from exhume.contract import (
+from exhume.core.contract import (
     Activations,
     ExhumeError,
     NotApplicable,

@@ -12,7 +12,7 @@ from exhume.auditing.training.game import (
     informed_game,
     split_roles,
 )
-from exhume.results import Findings
+from exhume.core.results import Findings
 
 __all__ = [
     "CLOSED_FORM",

@@ -13,10 +13,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from exhume.contract import Architecture, ExhumeError, Records
+from exhume.core.contract import Architecture, ExhumeError, Records
+from exhume.core.results import AtRisk, Findings
 from exhume.models.heads import margins
 from exhume.report.folder import RunFolder
-from exhume.results import AtRisk, Findings
 from exhume.score.risk import FACTORS, Risk, outlier_scores, risk_of
 from exhume.train.functional import logits, own_answers, record_gradients
 

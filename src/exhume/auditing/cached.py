@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from exhume.contract import Cost, NotApplicable, Outcome, Reconstruction, Shard, Status, Store
+from exhume.core.contract import Cost, NotApplicable, Outcome, Reconstruction, Shard, Status, Store
 
 __all__ = ["cached_reconstruction"]
 

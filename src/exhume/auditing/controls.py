@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from exhume.contract import ExhumeError, NotApplicable, Progress
-from exhume.evidence import ControlRow, LineupRow, Reach
-from exhume.notation import duration_of
+from exhume.core.contract import ExhumeError, NotApplicable, Progress
+from exhume.core.evidence import ControlRow, LineupRow, Reach
+from exhume.core.notation import duration_of
+from exhume.core.results import Chart, Point
 from exhume.report.folder import RunFolder
-from exhume.results import Chart, Point
 from exhume.score.intervals import clopper_pearson
 from exhume.score.lineup import LEVEL
 

@@ -14,14 +14,14 @@ from torch import nn
 
 from exhume.attacks.gradient.text.attack import TextAttack
 from exhume.attacks.gradient.text.pooling import pooling_of
-from exhume.contract import Architecture, Key, Recipe, Records, Store
+from exhume.core.contract import Architecture, Key, Recipe, Records, Store
 from exhume.models.own.architecture import fully_connected
 from exhume.models.own.language import LanguageModel
 from exhume.models.own.text import TextModel
 from exhume.models.split.cost import multiply_adds
-from exhume.store import address, cached, digest
+from exhume.store.shards import address, cached, digest
+from exhume.store.workers import pinned
 from exhume.train.cost import GENERAL, forward_operations, seconds_per_model_of, stacked_seconds
-from exhume.workers import pinned
 
 __all__ = [
     "forward_operations",

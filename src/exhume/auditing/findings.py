@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from exhume.results import Rate, Result, Verdict
+from exhume.core.results import Rate, Result, Verdict
 
 __all__ = ["Audit"]
 

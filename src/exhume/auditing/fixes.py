@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from exhume.auditing.judging import word_of_fix
-from exhume.contract import ExhumeError, Progress
-from exhume.notation import duration_of
+from exhume.core.contract import ExhumeError, Progress
+from exhume.core.notation import duration_of
+from exhume.core.results import Chart, Findings, FixRow, Point, Rate
 from exhume.report.folder import RunFolder
-from exhume.results import Chart, Findings, FixRow, Point, Rate
 
 __all__ = ["Fix", "Tried", "fix_charts", "try_fixes"]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from scipy.stats import fisher_exact
 
 from exhume.auditing.controls import Climbed, Ladder, climb, reach_chart
-from exhume.contract import Progress
-from exhume.evidence import ControlRow, LineupRow, Reach
+from exhume.core.contract import Progress
+from exhume.core.evidence import ControlRow, LineupRow, Reach
+from exhume.core.results import Chart, Findings, PlannedAttack, Rate, Section, Verdict, Word
 from exhume.report.folder import RunFolder
-from exhume.results import Chart, Findings, PlannedAttack, Rate, Section, Verdict, Word
 from exhume.score.lineup import LEVEL, among_tests, holm
 from exhume.score.verdict import (
     MOST_UNNOTICED,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from exhume.bounds.alarm import Certificate
-from exhume.results import LimitRow, Limits
+from exhume.core.results import LimitRow, Limits
 
 __all__ = ["Measured"]
 

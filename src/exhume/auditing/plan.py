@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from exhume.contract import Progress
-from exhume.notation import about, duration_of
-from exhume.records import Column
+from exhume.core.contract import Progress
+from exhume.core.notation import about, duration_of
+from exhume.core.records import Column
+from exhume.core.results import Findings, PlannedAttack
+from exhume.core.typed_json import to_json
 from exhume.report.folder import RunFolder
-from exhume.results import Findings, PlannedAttack
-from exhume.typed_json import to_json
 
 __all__ = ["AttackOption", "Inputs", "Plan", "PlannedRelease", "plan_attacks"]
 

@@ -12,10 +12,10 @@ from exhume.auditing.controls import Ladder
 from exhume.auditing.fixes import Fix
 from exhume.auditing.plan import AttackOption, Inputs
 from exhume.choices import threads_for
-from exhume.contract import Records, Store
+from exhume.core.contract import Records, Store
+from exhume.core.evidence import Condition
+from exhume.core.results import Chart, Findings
 from exhume.data import Reading
-from exhume.evidence import Condition
-from exhume.results import Chart, Findings
 from exhume.settings import Brief
 
 __all__ = ["AuditedRelease", "Inputs", "Load", "Room"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.report.folder import RunFolder
 from exhume.settings import Brief, FittedSettings, settings_of, toml_at
 

@@ -21,11 +21,9 @@ from exhume.auditing.plan import AttackOption, Plan, PlannedRelease, plan_attack
 from exhume.auditing.release import AuditedRelease, Room
 from exhume.auditing.resume import refuse_inside_data, resume_or_refuse
 from exhume.auditing.rooms import ROOMS
-from exhume.contract import ExhumeError, Progress, Records, Shard, Store, silent
-from exhume.records import Column
-from exhume.report.folder import RunFolder, environment
-from exhume.report.page import draw
-from exhume.results import (
+from exhume.core.contract import ExhumeError, Progress, Records, Shard, Store, silent
+from exhume.core.records import Column
+from exhume.core.results import (
     Chart,
     Facts,
     Findings,
@@ -38,8 +36,10 @@ from exhume.results import (
     Verdict,
     strongest,
 )
+from exhume.report.folder import RunFolder, environment
+from exhume.report.page import draw
 from exhume.settings import Brief, Settings
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 
 __all__ = ["audit", "plan"]
 

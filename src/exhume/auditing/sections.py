@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from exhume.contract import Reconstruction
-from exhume.evidence import LineupRow
-from exhume.results import AttackSpec, Section
+from exhume.core.contract import Reconstruction
+from exhume.core.evidence import LineupRow
+from exhume.core.results import AttackSpec, Section
 from exhume.score.targets import TargetScores
 from exhume.score.verdict import leak_of
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from exhume.bench import ensembler, glm, gradient, margin, shadows, update
-from exhume.contract import ExhumeError, Progress, silent
+from exhume.core.contract import ExhumeError, Progress, silent
 
 __all__ = ["BENCHES", "run_benches"]
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from exhume.bench.entries import each_case, entry
-from exhume.contract import Key, Progress
+from exhume.core.contract import Key, Progress
 from exhume.models.split.blueprint import Blueprint
 from exhume.models.split.cost import client_ratio, request_cost
 from exhume.models.split.pipeline import Client, Pipeline

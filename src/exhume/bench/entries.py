@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from exhume.contract import Progress
+from exhume.core.contract import Progress
 
 __all__ = ["each_case", "entry", "timed"]
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.bench.entries import entry, timed
-from exhume.contract import ExhumeError, Key, Knowledge, Progress, Records
-from exhume.store import NullStore
+from exhume.core.contract import ExhumeError, Key, Knowledge, Progress, Records
+from exhume.store.shards import NullStore
 from exhume.victims.sklearn import release_of_sklearn
 
 __all__ = ["run"]

@@ -15,10 +15,10 @@ from exhume import data
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.bench.entries import entry, timed
-from exhume.contract import Attack, Key, Knowledge, Progress, Records
+from exhume.core.contract import Attack, Key, Knowledge, Progress, Records
 from exhume.models.two_layer import TwoLayer
 from exhume.score.batches import score_batches
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.victims.gradient import cut_batches, release_batches
 
 __all__ = ["run"]

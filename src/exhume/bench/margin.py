@@ -16,7 +16,7 @@ from torch import Tensor
 
 from exhume.attacks.margin.residual import Residual, span_of
 from exhume.bench.entries import each_case, entry, timed
-from exhume.contract import Key, Progress
+from exhume.core.contract import Key, Progress
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.train.stationarity import Others
 

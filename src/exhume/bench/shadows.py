@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from exhume.bench.entries import each_case, entry, timed
-from exhume.contract import Architecture, Key, Progress, Records
+from exhume.core.contract import Architecture, Key, Progress, Records
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy

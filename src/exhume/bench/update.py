@@ -16,12 +16,12 @@ from exhume import data
 from exhume.attacks.gradient.features import FeatureDecoding
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.bench.entries import each_case, entry, timed
-from exhume.contract import Attack, Key, Knowledge, Progress, Records
+from exhume.core.contract import Attack, Key, Knowledge, Progress, Records
 from exhume.models.ordinary import convnet
 from exhume.models.own.module import ModuleArchitecture
 from exhume.naming import seeded_globals
 from exhume.score.batches import score_batches
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.victims.gradient import cut_batches, release_batches
 
 __all__ = ["CASES", "Case", "run"]

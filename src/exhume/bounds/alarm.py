@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.score.intervals import clopper_pearson
 
 __all__ = ["ALARM_LEVEL", "Certificate", "certify"]

@@ -15,7 +15,7 @@ from scipy.special import erf, gammaln
 from scipy.stats import chi2
 from torch import Tensor
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 
 __all__ = ["kappa_of_density", "kappa_of_gaussian", "kappa_of_uniform"]
 

@@ -24,7 +24,7 @@ from scipy.special import ndtr, ndtri
 from exhume.bounds.guarantees import check_kappa
 from exhume.bounds.loss_grid import LossGrid, compose
 from exhume.bounds.sampled import sample_bound
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 
 __all__ = ["Bound", "dp_sgd", "gaussian"]
 

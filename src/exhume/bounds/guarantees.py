@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 
 __all__ = ["approximate_dp", "check_kappa", "pure_dp", "rdp", "zcdp"]
 

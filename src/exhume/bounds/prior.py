@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 
 __all__ = ["Kappa", "kappa_of_balls", "kappa_of_naming"]
 

@@ -17,7 +17,7 @@ from scipy.stats import binom
 from torch import Tensor
 
 from exhume.bounds.guarantees import check_kappa
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 from exhume.score.intervals import clopper_pearson
 
 __all__ = ["Sampled", "sample_bound"]

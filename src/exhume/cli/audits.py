@@ -168,7 +168,7 @@ def _run(brief: Brief, given: dict[str, Any], more: str) -> int:
     say_loading()
 
     from exhume import auditing
-    from exhume.results import lacking_power
+    from exhume.core.results import lacking_power
 
     with progress_shown() as progress, run_on(given["ray"], given["processes"]):
         if given["dry_run"]:

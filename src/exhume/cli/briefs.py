@@ -11,7 +11,7 @@ from click import Choice
 
 from exhume.cli.frame import LEAKS, app, tell, with_exit_codes
 from exhume.cli.known import refuse_unfinished
-from exhume.errors import ExhumeError
+from exhume.core.errors import ExhumeError
 from exhume.settings.brief_file import HOLDS, KINDS, brief_file
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
 ) -> None:
     """Write a commented audit.toml by asking what is released and to whom."""
-    from exhume.store import write_atomically
+    from exhume.store.shards import write_atomically
 
     if path.exists() and not force:
         raise ExhumeError(f"{path} exists; choose another name, or --force")

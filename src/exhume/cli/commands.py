@@ -29,7 +29,7 @@ from exhume.cli.progress import progress_shown
 from exhume.settings.sources import IMAGE_SETS, PAIR_SETS, check_source, unknown_source
 
 if TYPE_CHECKING:
-    from exhume.contract import Progress
+    from exhume.core.contract import Progress
 
 
 @app.command()

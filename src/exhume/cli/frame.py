@@ -17,7 +17,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from exhume.errors import ExhumeError, printable
+from exhume.core.errors import ExhumeError, printable
 
 __all__ = [
     "Out",
@@ -188,8 +188,8 @@ def run_on(address: str | None, processes: int | None) -> Iterator[None]:
     import torch
 
     from exhume.choices import threads_for
-    from exhume.scale import Cluster, Cores, Where, spread_over
-    from exhume.scale import Processes as InProcesses
+    from exhume.store.scale import Cluster, Cores, Where, spread_over
+    from exhume.store.scale import Processes as InProcesses
 
     where: Where = Cores() if address is None else Cluster(address)
     if processes is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from exhume.errors import unfinished, unknown_name
+from exhume.core.errors import unfinished, unknown_name
 
 __all__ = ["refuse_unfinished", "refuse_unknown_study", "study_names"]
 

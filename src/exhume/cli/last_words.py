@@ -7,11 +7,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from exhume.cli.frame import AUDITED, FAILED, LEAKS, say, tell
-from exhume.notation import duration_of
+from exhume.core.notation import duration_of
 
 if TYPE_CHECKING:
     from exhume.auditing import Audit
-    from exhume.results import Result
+    from exhume.core.results import Result
 
 __all__ = ["next_step", "processor_seconds", "report_verdict", "say_cost", "say_loading"]
 

@@ -11,7 +11,7 @@ import typer
 from click import Choice
 
 from exhume.cli.frame import Out, Processes, Ray, ResumeAnyway
-from exhume.notation import numbers_in
+from exhume.core.notation import numbers_in
 from exhume.settings import Setting, settings_of, types_of
 
 __all__ = ["options_of", "run_options", "values_of"]

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from exhume.cli.frame import say
-from exhume.errors import printable
-from exhume.notation import about, duration_of
+from exhume.core.errors import printable
+from exhume.core.notation import about, duration_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from exhume.contract import Progress
+    from exhume.core.contract import Progress
 
 __all__ = ["ProgressLines", "progress_shown"]
 

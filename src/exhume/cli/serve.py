@@ -23,7 +23,7 @@ def export(
     ] = None,
 ) -> None:
     """Write a trained defence as a client's folder and a server's. Only the client's has the selector."""
-    from exhume.contract import ExhumeError
+    from exhume.core.contract import ExhumeError
     from exhume.integrations.exporting import export_run
 
     if onnx is not None and server is None:
@@ -69,10 +69,10 @@ def serve(
     ] = False,
 ) -> None:
     """Serve bodies with MLServer until stopped. Needs the extra `serve`."""
+    from exhume.core.notation import rows_in
     from exhume.integrations.hosting import Hosting
     from exhume.integrations.hosting import host as run
     from exhume.integrations.serve_limits import Limits
-    from exhume.notation import rows_in
 
     limits = Limits(_token(token_file), int(max_megabytes * 2**20), at_once, seconds)
     hosting = Hosting(port, host, limits, certificate, private_key, threads, insecure)
@@ -84,7 +84,7 @@ def serve(
 
 
 def _token(path: Path | None) -> str:
-    from exhume.contract import ExhumeError
+    from exhume.core.contract import ExhumeError
     from exhume.integrations.serve_limits import private_bytes
 
     if path is None:

@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Records
+from exhume.core.contract import ExhumeError, Records
+from exhume.core.notation import BROKEN_ARRAYS
 from exhume.data.memory_guard import check_memory
 from exhume.data.tokens import Reading, tokens_of
-from exhume.notation import BROKEN_ARRAYS
 
 __all__ = ["MOST_CLASSES", "Array", "checked_inputs", "named_labels", "npz"]
 

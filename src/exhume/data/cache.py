@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from exhume.contract import ExhumeError
-from exhume.store import write_atomically
+from exhume.core.contract import ExhumeError
+from exhume.store.shards import write_atomically
 
 __all__ = ["Content", "Damaged", "folder", "read", "write"]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from exhume.contract import ExhumeError, Progress, silent
+from exhume.core.contract import ExhumeError, Progress, silent
 from exhume.data.images import folder, images_in, natural, stack
 from exhume.data.pixels import Pixels
 

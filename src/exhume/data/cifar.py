@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.data.archives import tar_members
 from exhume.data.pixels import Pixels
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from exhume.contract import ExhumeError
-from exhume.notation import BROKEN_ARRAYS
-from exhume.records import Column
+from exhume.core.contract import ExhumeError
+from exhume.core.notation import BROKEN_ARRAYS
+from exhume.core.records import Column
 
 __all__ = ["columns_of"]
 

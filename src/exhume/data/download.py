@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from exhume.contract import ExhumeError, Progress
+from exhume.core.contract import ExhumeError, Progress
 
 __all__ = ["File", "Nothing", "Npm", "Origin", "Pip", "Unreachable", "Web", "verify"]
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.data.archives import zip_members
 from exhume.data.images import natural
 from exhume.data.pixels import Pixels

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import torch
 
-from exhume.contract import ExhumeError, Progress, Records, silent
+from exhume.core.contract import ExhumeError, Progress, Records, silent
 from exhume.data.arrays import Array, checked_inputs, named_labels
 from exhume.data.arrow_messages import any_compressed
 from exhume.data.images import Blob, stack

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.data.pixels import Pixels
 
 __all__ = ["folder", "has_idx"]

@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Progress, silent
+from exhume.core.contract import ExhumeError, Progress, silent
 from exhume.data.memory_guard import check_memory
 from exhume.data.pixels import Pixels
 

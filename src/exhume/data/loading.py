@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from exhume.contract import ExhumeError, Progress, Records, silent
+from exhume.core.contract import ExhumeError, Progress, Records, silent
+from exhume.core.notation import is_spec
 from exhume.data import arrays, cifar, idx, images
 from exhume.data.celeba import celeba, has_annotations
 from exhume.data.hub import hub_folder, is_hub_folder
@@ -23,7 +24,6 @@ from exhume.data.sets import SETS
 from exhume.data.table import table
 from exhume.data.tokens import Reading, has_texts, text_file, text_folder
 from exhume.data.torch_set import named_dataset
-from exhume.notation import is_spec
 from exhume.settings.sources import FORMATS, check_source
 
 __all__ = ["file_names", "load"]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.data.archives import readable
 from exhume.data.pixels import Pixels
 

@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from exhume.contract import ExhumeError, Progress, silent
+from exhume.core.contract import ExhumeError, Progress, silent
 from exhume.data import cache as store
 from exhume.data.cache import Content, Damaged
 from exhume.data.download import Unreachable

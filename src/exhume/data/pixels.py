@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.contract import Records
+from exhume.core.contract import Records
 from exhume.data.cache import Content
 
 __all__ = ["Pixels"]

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import torch
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.data.archives import LARGEST, zip_members
 from exhume.data.cache import Content
 

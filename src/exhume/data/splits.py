@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass, fields
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Key, Records
+from exhume.core.contract import ExhumeError, Key, Records
 
 __all__ = ["Sizes", "Split", "places", "split"]
 

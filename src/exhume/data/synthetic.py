@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 from exhume.data.sentences import TextPairs
 
 __all__ = ["synthetic_pairs"]

@@ -23,10 +23,10 @@ from typing import TextIO
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Records
+from exhume.core.contract import ExhumeError, Records
+from exhume.core.records import Column, cells_of
 from exhume.data.arrays import MOST_CLASSES
 from exhume.data.memory_guard import check_memory
-from exhume.records import Column, cells_of
 
 __all__ = ["Column", "Table", "table"]
 

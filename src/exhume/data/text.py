@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from exhume.contract import ExhumeError, Progress, silent
+from exhume.core.contract import ExhumeError, Progress, silent
 from exhume.data.named import content_of
 from exhume.data.sentences import TextPairs, parallel, tabbed, tabbed_zip
 from exhume.settings.sources import PAIR_SETS, unknown_source

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Records, Vocabulary
+from exhume.core.contract import ExhumeError, Records, Vocabulary
 from exhume.data.images import SUFFIXES, natural
 from exhume.data.memory_guard import check_memory
 from exhume.data.vocabulary import Dictionary, dictionary_at

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Key, Progress, Records, silent
+from exhume.core.contract import ExhumeError, Key, Progress, Records, silent
 from exhume.data.arrays import Array, checked_inputs, named_labels
 from exhume.data.memory_guard import check_memory
 from exhume.data.tokens import Reading, tokens_of

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from exhume.contract import ExhumeError, Vocabulary
+from exhume.core.contract import ExhumeError, Vocabulary
 
 __all__ = ["Dictionary", "dictionary_at"]
 

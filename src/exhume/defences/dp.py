@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from exhume.contract import NotApplicable, Recipe
+from exhume.core.contract import NotApplicable, Recipe
 from exhume.train.dp import Privacy, epsilon
 from exhume.train.local import LocalTraining
 from exhume.train.recipe import FullBatch

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from exhume.contract import ExhumeError, Gradient, Key, NotApplicable, Recipe, Release
+from exhume.core.contract import ExhumeError, Gradient, Key, NotApplicable, Recipe, Release
 from exhume.defences.release import gradient_of
 from exhume.train.local import LocalTraining
 

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from exhume.contract import (
+from exhume.core.contract import (
     Architecture,
     ExhumeError,
     Key,

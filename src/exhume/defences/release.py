@@ -13,7 +13,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Gradient, Key, Layout, NotApplicable, Release
+from exhume.core.contract import ExhumeError, Gradient, Key, Layout, NotApplicable, Release
 
 __all__ = ["ClipRelease", "NoiseRelease", "PruneRelease", "QuantiseRelease", "gradient_of"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from exhume.contract import (
+from exhume.core.contract import (
     Architecture,
     ExhumeError,
     Key,

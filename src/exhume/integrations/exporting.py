@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.models.split.blueprint import Blueprint, OwnNetwork, plain_network
 from exhume.models.split.parts import (
     KeptBody,
@@ -16,7 +16,7 @@ from exhume.models.split.parts import (
     save_server,
 )
 from exhume.models.split.pipeline import Pipeline
-from exhume.store import write_atomically
+from exhume.store.shards import write_atomically
 
 __all__ = ["RUNTIME", "export_parts", "export_run", "version_of"]
 

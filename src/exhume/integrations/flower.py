@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.train.routine import PLAIN, Routine
 from exhume.victims.recorded import Recording
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.integrations.connection_limit import keep_few_connections
 from exhume.integrations.exporting import RUNTIME
 from exhume.integrations.mlserver_door import guard_connections

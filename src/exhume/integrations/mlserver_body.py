@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.integrations.serve_limits import MOST
 from exhume.models.split.parts import KeptBody, load_body
 

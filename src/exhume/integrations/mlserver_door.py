@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.integrations.serve_limits import Limits, Waiting
 
 try:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.integrations.raw_requests import BadRequest, many_fields, read_json
 from exhume.integrations.serve_limits import Limits, Places, Served, Waiting
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.integrations.exporting import version_of
 from exhume.models.split.manifest import empty_folder
 from exhume.models.split.parts import KeptBody, load_bodies
-from exhume.store import write_atomically
+from exhume.store.shards import write_atomically
 
 __all__ = ["export_onnx"]
 

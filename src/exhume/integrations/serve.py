@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.integrations.exporting import version_of
 from exhume.integrations.wire import (
     Access,

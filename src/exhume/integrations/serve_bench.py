@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Key, Progress
+from exhume.core.contract import ExhumeError, Key, Progress
 from exhume.integrations.exporting import export_parts
 from exhume.integrations.serve import Client
 from exhume.models.split.blueprint import Blueprint

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 
 try:
     import aiohttp

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from exhume.contract import ExhumeError, Key, Layout
+from exhume.core.contract import ExhumeError, Key, Layout
 from exhume.models.activations import activation
 from exhume.models.mlp import check_kind, dense_layout, drawn_parameters
 

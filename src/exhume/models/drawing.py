@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 
 __all__ = ["he_normal"]
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 
 __all__ = ["Head", "check_head", "margins", "pulls", "signs"]
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from exhume.contract import ExhumeError, Key, Layout
+from exhume.core.contract import ExhumeError, Key, Layout
 from exhume.models.matrices import Matrices
 
 __all__ = ["HomogeneousMLP"]

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exhume.contract import ExhumeError, Progress, silent
+from exhume.core.contract import ExhumeError, Progress, silent
 from exhume.data import cache as shelf
 from exhume.data.archives import tar_members
 from exhume.data.cache import Content, Damaged

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from exhume.contract import Architecture
+from exhume.core.contract import Architecture
 from exhume.models.activations import Activation, activation
 
 __all__ = ["Dense", "Matrices"]

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from exhume.contract import ExhumeError, Key, Layout
+from exhume.core.contract import ExhumeError, Key, Layout
 from exhume.models.activations import activation
 from exhume.models.matrices import Matrices
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 from exhume.models.reconstructors import drawn
 
 __all__ = ["SMALLEST_SIDE", "patchgan"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from exhume.contract import ExhumeError, Key, Layout
+from exhume.core.contract import ExhumeError, Key, Layout
 from exhume.models.activations import ACTIVATIONS, Activation, activation
 
 __all__ = ["POLYNOMIALS", "TwoLayer"]

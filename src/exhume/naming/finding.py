@@ -15,7 +15,7 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 
 __all__ = ["called", "first_line", "named", "seeded_globals"]
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from markupsafe import escape
 
+from exhume.core.results import Chart
 from exhume.report.axes import WIDTH
 from exhume.report.charts import draw_svg, style_of
 from exhume.report.words import TONES
-from exhume.results import Chart
 
 __all__ = ["chart_file"]
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from markupsafe import Markup
 
+from exhume.core.results import Chart, Point
 from exhume.report.axes import (
     BOTTOM,
     LEFT,
@@ -25,7 +26,6 @@ from exhume.report.axes import (
     y_axis,
 )
 from exhume.report.words import TONES, Number, number
-from exhume.results import Chart, Point
 
 __all__ = ["Chart", "Point", "draw_chart", "draw_svg", "style_of"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from exhume.contract import ExhumeError
-from exhume.results import Rate, Result, read_result
+from exhume.core.contract import ExhumeError
+from exhume.core.results import Rate, Result, read_result
 
 __all__ = ["Change", "compare"]
 

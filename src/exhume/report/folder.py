@@ -16,11 +16,11 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Progress, silent
+from exhume.core.contract import ExhumeError, Progress, silent
+from exhume.core.results import Findings
 from exhume.report.versions import MIXED, other_version, version_now
-from exhume.results import Findings
-from exhume.scale import place
-from exhume.store import (
+from exhume.store.scale import place
+from exhume.store.shards import (
     FolderStore,
     leftover_of,
     remove_leftovers,

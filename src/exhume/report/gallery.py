@@ -17,11 +17,11 @@ from markupsafe import Markup
 from safetensors import SafetensorError
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Shard
-from exhume.records import Column, cells_of
+from exhume.core.contract import ExhumeError, Shard
+from exhume.core.records import Column, cells_of
+from exhume.core.typed_json import from_json
 from exhume.report.figures import img, strip
-from exhume.store import read_shard
-from exhume.typed_json import from_json
+from exhume.store.shards import read_shard
 
 __all__ = ["Card", "Cell", "Gallery", "Picture", "make_gallery", "read_evidence", "selection"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from exhume.results import Result, Section, lacking_power
-from exhume.store import write_atomically
+from exhume.core.results import Result, Section, lacking_power
+from exhume.store.shards import write_atomically
 
 __all__ = ["write_junit"]
 

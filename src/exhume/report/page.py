@@ -18,7 +18,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Shard
+from exhume.core.contract import ExhumeError, Shard
+from exhume.core.results import LimitRow, Result, Section, StudyResult, read_json, read_result
+from exhume.core.typed_json import from_json
 from exhume.report import words
 from exhume.report.at_risk import RiskTable, risk_table
 from exhume.report.charts import draw_chart
@@ -29,10 +31,8 @@ from exhume.report.similarity import Side, sides_of_threshold, ssim_against_marg
 from exhume.report.texts import Texts, texts_of
 from exhume.report.tiles import key_figures
 from exhume.report.words import Row, duration, number, percent, show
-from exhume.results import LimitRow, Result, Section, StudyResult, read_json, read_result
 from exhume.settings import toml_at
-from exhume.store import write_atomically
-from exhume.typed_json import from_json
+from exhume.store.shards import write_atomically
 
 __all__ = ["draw"]
 

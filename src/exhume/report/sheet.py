@@ -10,12 +10,12 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
+from exhume.core.results import StudyResult, read_result
 from exhume.report.chart_file import chart_file
 from exhume.report.gallery import read_evidence
 from exhume.report.text_file import evenly, text_file
 from exhume.report.texts import texts_of
-from exhume.results import StudyResult, read_result
 
 __all__ = ["contact_sheet", "write_sheets"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Shard
+from exhume.core.contract import ExhumeError, Shard
 
 __all__ = ["TextRow", "Texts", "Word", "texts_of"]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from exhume.contract import Cost
+from exhume.core.contract import Cost
+from exhume.core.results import Rate, Result, StudyResult
 from exhume.report.figures import interval
 from exhume.report.words import duration, number, percent
-from exhume.results import Rate, Result, StudyResult
 
 __all__ = ["Tile", "key_figures"]
 

@@ -9,7 +9,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from exhume.contract import Reconstruction, Records, Secret
+from exhume.core.contract import Reconstruction, Records, Secret
 from exhume.score.pixels import psnr
 
 __all__ = ["RECOVERED", "BatchScores", "score_batches"]

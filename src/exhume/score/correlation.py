@@ -9,7 +9,7 @@ import torch
 from scipy.stats import rankdata
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 
 __all__ = ["Correlation", "rank_correlation"]
 

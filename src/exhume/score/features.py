@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Reconstruction, Secret
+from exhume.core.contract import ExhumeError, Reconstruction, Secret
 from exhume.score.pixels import affine_fitted, mse, psnr
 from exhume.score.structure import ssim
 

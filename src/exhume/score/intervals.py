@@ -6,8 +6,8 @@ import torch
 from scipy.stats import beta, binom
 from torch import Tensor
 
-from exhume.contract import Key
-from exhume.results import Rate
+from exhume.core.contract import Key
+from exhume.core.results import Rate
 
 __all__ = [
     "bootstrap",

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Key
-from exhume.evidence import LineupRow
+from exhume.core.contract import ExhumeError, Key
+from exhume.core.evidence import LineupRow
 from exhume.score.intervals import rate_reaching
 from exhume.score.pixels import directions
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Reconstruction, Records, Secret
-from exhume.results import Rate
+from exhume.core.contract import ExhumeError, Reconstruction, Records, Secret
+from exhume.core.results import Rate
 from exhume.score.intervals import clopper_pearson, detectable_rate, rate_of
 from exhume.score.membership import auc
 from exhume.score.pixels import directions

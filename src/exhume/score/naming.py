@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Reconstruction, Records, Secret
+from exhume.core.contract import ExhumeError, Reconstruction, Records, Secret
 
 __all__ = ["named_rightly", "nearest_is_right"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from exhume.contract import Records
+from exhume.core.contract import Records
 
 __all__ = ["near_duplicates", "nearest"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.score.lineup import Alike, likeness
 from exhume.score.places import Places
 

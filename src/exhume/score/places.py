@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Key, Records
-from exhume.evidence import LineupRow
+from exhume.core.contract import ExhumeError, Key, Records
+from exhume.core.evidence import LineupRow
 from exhume.score.lineup import FEWEST, Alike, Lineup, likeness, strangers_for
 
 __all__ = ["PEOPLE", "Places", "line_up", "places_for"]

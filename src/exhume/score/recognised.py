@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.contract import Reconstruction, Secret
+from exhume.core.contract import Reconstruction, Secret
 from exhume.score.features import Distance, score_constant, score_inputs
 from exhume.score.intervals import clopper_pearson
 from exhume.score.pixels import affine_fitted, mse

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.score.correlation import Correlation, rank_correlation
 from exhume.score.margin import GOOD
 

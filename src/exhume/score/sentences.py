@@ -14,7 +14,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Reconstruction, Secret
+from exhume.core.contract import ExhumeError, Reconstruction, Secret
 from exhume.models.split.seq2seq import PADDING, UNKNOWN, read_out
 
 __all__ = ["SentenceScores", "bleu", "score_sentences"]

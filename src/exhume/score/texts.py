@@ -15,7 +15,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Key, Reconstruction, Records, Secret
+from exhume.core.contract import ExhumeError, Key, Reconstruction, Records, Secret
 from exhume.score.lineup import Alike
 from exhume.score.updates import FEWEST_OTHERS, UpdateScores, against_decoys, dealt
 

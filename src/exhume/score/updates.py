@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Key, Reconstruction, Records, Secret
+from exhume.core.contract import ExhumeError, Key, Reconstruction, Records, Secret
 from exhume.score.batches import RECOVERED, BatchScores, score_batches
 from exhume.score.intervals import clopper_pearson, detectable_rate
 from exhume.score.oracle import near_duplicates, nearest

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Reconstruction, Records, Secret
+from exhume.core.contract import ExhumeError, Reconstruction, Records, Secret
 from exhume.score.intervals import rate_of
 from exhume.score.membership import auc
 

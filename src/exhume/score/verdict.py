@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from exhume.evidence import LineupRow, Reach
-from exhume.results import Rate, Section, Verdict
+from exhume.core.evidence import LineupRow, Reach
+from exhume.core.results import Rate, Section, Verdict
 from exhume.score.intervals import rate_of
 from exhume.score.lineup import LEVEL
 

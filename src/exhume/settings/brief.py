@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from exhume.errors import ExhumeError
+from exhume.core.errors import ExhumeError
 from exhume.settings.releases import (
     CheckpointSettings,
     FittedSettings,

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from exhume.errors import ExhumeError
+from exhume.core.errors import ExhumeError
 from exhume.settings.brief import RELEASES, Brief
 from exhume.settings.schema import settings_of, toml_of, toml_value
 from exhume.settings.sections import VictimSettings

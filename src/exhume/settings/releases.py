@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from exhume.errors import ExhumeError
+from exhume.core.errors import ExhumeError
 from exhume.settings.schema import Section, SharedNumber, SharedText, setting
 
 __all__ = ["DEFENCES", "CheckpointSettings", "FittedSettings", "SplitSettings", "UpdateSettings"]

@@ -14,7 +14,7 @@ from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
-from exhume.errors import ExhumeError
+from exhume.core.errors import ExhumeError
 
 __all__ = [
     "Section",

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from exhume.errors import ExhumeError
-from exhume.notation import seconds_in
+from exhume.core.errors import ExhumeError
+from exhume.core.notation import seconds_in
 from exhume.settings.schema import Section, filled, setting, toml_at
 
 __all__ = [

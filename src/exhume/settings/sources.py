@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from exhume.errors import ExhumeError
-from exhume.notation import is_spec
+from exhume.core.errors import ExhumeError
+from exhume.core.notation import is_spec
 from exhume.settings.brief import Brief
 from exhume.settings.schema import Setting, settings_of
 

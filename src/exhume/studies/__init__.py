@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from exhume.contract import Progress, silent
-from exhume.errors import unknown_name
-from exhume.results import StudyResult
+from exhume.core.contract import Progress, silent
+from exhume.core.errors import unknown_name
+from exhume.core.results import StudyResult
 from exhume.studies import framework, gradient, informed, margin, split, verdict
 from exhume.studies.framework import Asked, Scale, Study
 

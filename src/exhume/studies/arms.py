@@ -13,12 +13,12 @@ from exhume.attacks.baseline import holdings
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.auditing import CLOSED_FORM, Findings, Game, attack_targets, informed_game, split_roles
 from exhume.choices import Trains, recipe_for, resolve
-from exhume.contract import Attack, Key, Knowledge, Reconstruction, Records, Release
+from exhume.core.contract import Attack, Key, Knowledge, Reconstruction, Records, Release
 from exhume.data import Split
 from exhume.score.intervals import bootstrap
 from exhume.score.targets import TargetScores, score_targets
 from exhume.settings import DataSettings, MachineSettings, Settings, VictimSettings
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.studies.claims import prefixed
 from exhume.studies.framework import Run
 from exhume.victims.informed import Victim, first_of

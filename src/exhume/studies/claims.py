@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from exhume.contract import Key
-from exhume.results import Point
+from exhume.core.contract import Key
+from exhume.core.results import Point
 from exhume.score.intervals import bootstrap, clustered
 
 __all__ = [

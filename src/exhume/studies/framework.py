@@ -21,14 +21,14 @@ from torch import Tensor
 from exhume import data
 from exhume.auditing.training.cost import Stage
 from exhume.choices import device_named, threads_for
-from exhume.contract import ExhumeError, Key, Progress, Records, Shard, silent
+from exhume.core.contract import ExhumeError, Key, Progress, Records, Shard, silent
+from exhume.core.results import Chart, Claim, Findings, Point, StudyResult
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
-from exhume.results import Chart, Claim, Findings, Point, StudyResult
-from exhume.scale import Cores, Here, Processes, run_jobs, where_now
-from exhume.store import FolderStore, address
+from exhume.store.scale import Cores, Here, Processes, run_jobs, where_now
+from exhume.store.shards import FolderStore, address
+from exhume.store.workers import pinned
 from exhume.studies.setting_file import plain, taken_up
-from exhume.workers import pinned
 
 __all__ = ["Asked", "Chart", "Claims", "Outcome", "Point", "Run", "Scale", "Stated", "Study"]
 __all__ += ["run_study", "sources_in"]

@@ -14,8 +14,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from exhume.contract import ExhumeError
-from exhume.results import Claim, StudyResult, read_result
+from exhume.core.contract import ExhumeError
+from exhume.core.results import Claim, StudyResult, read_result
 from exhume.studies.deviations import deviations_page
 
 __all__ = [

@@ -10,9 +10,9 @@ import torch
 from exhume import data
 from exhume.auditing.training.cost import Stage
 from exhume.choices import Trains, recipe_for
-from exhume.contract import ExhumeError, Records
+from exhume.core.contract import ExhumeError, Records
+from exhume.core.notation import duration_of
 from exhume.data.memory_guard import size_of
-from exhume.notation import duration_of
 from exhume.settings import DataSettings, Settings, VictimSettings
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.report.folder import RunFolder
 from exhume.settings import toml_at
-from exhume.store import describe
+from exhume.store.shards import describe
 
 __all__ = ["plain", "taken_up", "to_toml"]
 

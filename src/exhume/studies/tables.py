@@ -21,8 +21,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from exhume.contract import ExhumeError
-from exhume.results import Claim, StudyResult, read_result
+from exhume.core.contract import ExhumeError
+from exhume.core.results import Claim, StudyResult, read_result
 
 __all__ = ["filled", "write_tables"]
 

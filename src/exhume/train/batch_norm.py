@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from exhume.contract import Architecture, ExhumeError, Layout, Records
+from exhume.core.contract import Architecture, ExhumeError, Layout, Records
 from exhume.models.own.architecture import OwnArchitecture
 from exhume.models.own.per_record_check import not_per_record
 from exhume.train.batches import Order

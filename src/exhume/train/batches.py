@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 
 __all__ = ["Batch", "Order"]
 

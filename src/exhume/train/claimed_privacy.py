@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from exhume.contract import NotApplicable
+from exhume.core.contract import NotApplicable
 from exhume.train.dp import Privacy
 
 __all__ = ["ClaimedPrivacy", "privacy_of", "read_from_opacus"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
-from exhume.contract import Architecture, Recipe
+from exhume.core.contract import Architecture, Recipe
 from exhume.models.own.architecture import fully_connected
 from exhume.models.split.cost import multiply_adds
 from exhume.train.batch_norm import mixes_batches

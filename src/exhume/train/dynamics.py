@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Records
+from exhume.core.contract import ExhumeError, Records
 from exhume.models.activations import Activation, activation
 from exhume.models.mlp import MLP
 from exhume.train.optimisers import Descent

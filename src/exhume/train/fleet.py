@@ -15,10 +15,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Key, Progress, Recipe, Records, Store, silent
+from exhume.core.contract import ExhumeError, Key, Progress, Recipe, Records, Store, silent
 from exhume.data.memory_guard import memory_free
-from exhume.scale import Cluster, Cores, Processes, Work, run_jobs, where_now
-from exhume.store import address, digest
+from exhume.store.scale import Cluster, Cores, Processes, Work, run_jobs, where_now
+from exhume.store.shards import address, digest
 from exhume.train.blocks import LARGEST_CHUNK
 from exhume.train.cost import seconds_per_model_of
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from exhume.contract import Architecture, ExhumeError, Key, Layout, Records
+from exhume.core.contract import Architecture, ExhumeError, Key, Layout, Records
 from exhume.models.own.architecture import OwnArchitecture, fully_connected
 from exhume.models.own.per_record_check import not_per_record
 from exhume.models.probes import after, leaves

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Key, Records
+from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.glm import onehot
 from exhume.models.mlp import MLP
 from exhume.train.newton import Problem, Solution, minimise

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from exhume.contract import Architecture, ExhumeError, GradientOf, Key, Records
+from exhume.core.contract import Architecture, ExhumeError, GradientOf, Key, Records
 from exhume.models.own.language import LanguageModel
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy
 from exhume.train.routine import PLAIN, Routine

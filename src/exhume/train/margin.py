@@ -23,10 +23,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Key, Progress, Records, Store, silent
+from exhume.core.contract import ExhumeError, Key, Progress, Records, Store, silent
 from exhume.models.heads import Head, check_head, pulls
 from exhume.models.matrices import Dense, Matrices
-from exhume.store import NullStore, address, digest
+from exhume.store.shards import NullStore, address, digest
 from exhume.train.routine import Routine
 
 __all__ = ["MarginDescent", "Trained", "train_to_margin"]

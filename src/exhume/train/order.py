@@ -16,7 +16,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.func import functional_call, grad
 
-from exhume.contract import Key, Layout
+from exhume.core.contract import Key, Layout
 from exhume.train.local import LocalTraining, record_losses
 from exhume.train.robust_fit import EXACT, robust_fit
 from exhume.train.routine import Routine

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exhume.contract import Architecture, ExhumeError, Key, Layout, Records
+from exhume.core.contract import Architecture, ExhumeError, Key, Layout, Records
 from exhume.models.own.architecture import OwnArchitecture
 from exhume.naming import digest_of_code, first_line, named, seeded_globals
 from exhume.train import functional

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exhume.contract import Architecture, Records
+from exhume.core.contract import Architecture, Records
 from exhume.models.activations import activation
 from exhume.models.mlp import MLP
 from exhume.train.dp import Privacy

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from exhume.contract import Architecture, ExhumeError, Key, Records
+from exhume.core.contract import Architecture, ExhumeError, Key, Records
 from exhume.models.own.architecture import fully_connected
 from exhume.train import batch_norm, functional, stacked
 from exhume.train.batches import Order

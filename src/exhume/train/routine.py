@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 
 __all__ = ["LOSSES", "OPTIMISERS", "PLAIN", "SCHEDULES", "Routine"]
 

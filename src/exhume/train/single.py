@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from exhume.contract import ExhumeError, Key, Progress, Store, silent
-from exhume.store import address, digest
+from exhume.core.contract import ExhumeError, Key, Progress, Store, silent
+from exhume.store.shards import address, digest
 from exhume.train.rmsprop import FusedRMSProp
 
 __all__ = ["Loss", "Schedule", "optimiser_state", "restore_optimiser", "train_module"]

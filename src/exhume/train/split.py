@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exhume.contract import ExhumeError, Key, Progress, Records, Store, silent
+from exhume.core.contract import ExhumeError, Key, Progress, Records, Store, silent
 from exhume.models.drawing import he_normal
 from exhume.models.split.blueprint import Blueprint, Network
 from exhume.models.split.channel import FreshNoise
 from exhume.models.split.cut import Split, cut
 from exhume.models.split.pipeline import Pipeline
-from exhume.store import describe, digest
+from exhume.store.shards import describe, digest
 from exhume.train.single import Schedule, train_module
 
 __all__ = [

@@ -16,7 +16,7 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.models.heads import Head, margins, signs
 from exhume.models.matrices import Matrices
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from exhume.contract import Key, NotApplicable, Records
+from exhume.core.contract import Key, NotApplicable, Records
 from exhume.train.dp import KnownDraw, Privacy
 from exhume.train.optimisers import Descent, Optimiser
 from exhume.train.recipe import FullBatch

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from exhume.contract import Layout, Records
+from exhume.core.contract import Layout, Records
 from exhume.train.local import batch_loss
 from exhume.train.rules import Rule
 from exhume.train.smooth_gates import FreeGate, free_gates, smooth_gates

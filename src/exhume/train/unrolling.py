@@ -7,7 +7,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from exhume.contract import Architecture, NotApplicable, Recipe, Records
+from exhume.core.contract import Architecture, NotApplicable, Recipe, Records
 from exhume.models.own.architecture import OwnArchitecture
 from exhume.models.own.language import LanguageModel
 from exhume.models.own.per_record_check import not_per_record

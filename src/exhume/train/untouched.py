@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.contract import Architecture, ExhumeError, Records
+from exhume.core.contract import Architecture, ExhumeError, Records
 from exhume.train import functional
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import descent_of

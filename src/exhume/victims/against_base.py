@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, NotApplicable
+from exhume.core.contract import ExhumeError, NotApplicable
 from exhume.victims.tensor_file import bare_name, read_tensors
 
 __all__ = ["Adapter", "Against", "States", "check_finite", "read_against", "read_alone"]

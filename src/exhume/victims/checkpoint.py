@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, NotApplicable, Records, Secret, Weights
+from exhume.core.contract import ExhumeError, NotApplicable, Records, Secret, Weights
 from exhume.models.activations import activation as known_activation
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.matrices import Dense, Matrices

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from exhume.contract import ExhumeError, Key, NotApplicable, Weights
+from exhume.core.contract import ExhumeError, Key, NotApplicable, Weights
 from exhume.models.cnn import CNN
 from exhume.models.own.convolved import Convolved
 from exhume.models.own.factory import model_named

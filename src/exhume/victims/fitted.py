@@ -19,7 +19,7 @@ import torch
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.pipeline import Pipeline
 
-from exhume.contract import ExhumeError, NotApplicable, Records, Weights
+from exhume.core.contract import ExhumeError, NotApplicable, Records, Weights
 from exhume.naming import first_line
 from exhume.train.glm import Optimum
 from exhume.victims.sklearn import release_of_sklearn

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records, Secret
+from exhume.core.contract import Architecture, ExhumeError, Gradient, Key, Records, Secret
 from exhume.train.local import LocalTraining, batch_loss
 
 __all__ = ["batch_loss", "cut_batches", "keep_batches", "release_batches", "release_updates"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from exhume.contract import Key, Progress, Recipe, Records, Secret, Store, Weights, silent
+from exhume.core.contract import Key, Progress, Recipe, Records, Secret, Store, Weights, silent
 from exhume.train.fleet import train_fleet
 from exhume.train.recipe import FullBatch
 

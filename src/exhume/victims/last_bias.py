@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.models.probes import after
 
 __all__ = ["LastBias", "last_bias_of"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.contract import (
+from exhume.core.contract import (
     ExhumeError,
     Key,
     Progress,
@@ -21,7 +21,7 @@ from exhume.contract import (
 from exhume.defences.margin import ProtectedDescent
 from exhume.models.heads import Head, pulls
 from exhume.models.matrices import Dense
-from exhume.store import address, cached, digest
+from exhume.store.shards import address, cached, digest
 from exhume.train.margin import MarginDescent, Trained, train_to_margin
 from exhume.train.recipe import FullBatch
 from exhume.train.stationarity import stationarity

@@ -16,7 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from exhume.contract import ExhumeError, Key, Layout, Progress, Records, Secret, Weights, silent
+from exhume.core.contract import (
+    ExhumeError,
+    Key,
+    Layout,
+    Progress,
+    Records,
+    Secret,
+    Weights,
+    silent,
+)
 
 __all__ = ["OpacusTraining", "release_by_opacus"]
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Key, Records
+from exhume.core.contract import ExhumeError, Key, Records
 from exhume.data import TextPairs
 from exhume.models.split.seq2seq import END, PADDING, SPECIAL, START, UNKNOWN
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from exhume.contract import ExhumeError, Gradient, Layout
+from exhume.core.contract import ExhumeError, Gradient, Layout
 from exhume.train.precision import half_precision
 from exhume.train.routine import PLAIN, Routine
 from exhume.victims.last_bias import last_bias_of

@@ -17,10 +17,10 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from exhume.contract import ExhumeError
-from exhume.store import write_atomically
+from exhume.core.contract import ExhumeError
+from exhume.core.typed_json import from_json
+from exhume.store.shards import write_atomically
 from exhume.train.routine import PLAIN, Routine
-from exhume.typed_json import from_json
 
 __all__ = ["Recorded", "Recording", "recorded_in"]
 

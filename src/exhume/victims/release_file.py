@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from exhume.contract import Architecture, ExhumeError, Layout, Weights
+from exhume.core.contract import Architecture, ExhumeError, Layout, Weights
 from exhume.victims.against_base import Against, read_against, read_alone
 from exhume.victims.tensor_file import bare_name
 

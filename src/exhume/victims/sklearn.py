@@ -16,7 +16,15 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
-from exhume.contract import ExhumeError, NotApplicable, Progress, Records, Secret, Weights, silent
+from exhume.core.contract import (
+    ExhumeError,
+    NotApplicable,
+    Progress,
+    Records,
+    Secret,
+    Weights,
+    silent,
+)
 from exhume.models.mlp import MLP
 from exhume.train.glm import Optimum, Penalty
 

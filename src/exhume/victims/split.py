@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from exhume.contract import Activations, ExhumeError, Key, Knowledge, Records, Secret
+from exhume.core.contract import Activations, ExhumeError, Key, Knowledge, Records, Secret
 from exhume.models.split.channel import FreshNoise
 from exhume.models.split.pipeline import Client, Pipeline
 

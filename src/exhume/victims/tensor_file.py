@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.data.memory_guard import memory_here, size_of
 
 __all__ = ["bare_name", "read_tensors"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from exhume.contract import Activations, ExhumeError, Knowledge, Records, Secret
+from exhume.core.contract import Activations, ExhumeError, Knowledge, Records, Secret
 from exhume.models.split.seq2seq import Body, Words
 
 __all__ = ["release_sentences", "translation_knowledge"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from exhume.contract import ExhumeError, Gradient, Records, Secret
+from exhume.core.contract import ExhumeError, Gradient, Records, Secret
 from exhume.models.own.adapted import adapted
 from exhume.train.local import Steps
 from exhume.train.routine import PLAIN, Routine

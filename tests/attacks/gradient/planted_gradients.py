@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from exhume.contract import Key, Knowledge, Records
-from exhume.store import NullStore
+from exhume.core.contract import Key, Knowledge, Records
+from exhume.store.shards import NullStore
 from exhume.victims.gradient import release_batches
 
 

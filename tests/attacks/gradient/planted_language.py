@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exhume.contract import Gradient, Key, Knowledge, Records
+from exhume.core.contract import Gradient, Key, Knowledge, Records
 from exhume.models.own.language import LanguageModel
 from exhume.naming import seeded_globals
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.victims.gradient import release_batches
 
 WORDS, PLACES, WIDTH = 120, 8, 48

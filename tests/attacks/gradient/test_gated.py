@@ -10,9 +10,9 @@ from exhume import data
 from exhume.attacks.gradient.chains import chain_of
 from exhume.attacks.gradient.features import FeatureDecoding
 from exhume.attacks.gradient.gates import GateAttack
-from exhume.contract import Key, Knowledge, NotApplicable, Outcome, Records
+from exhume.core.contract import Key, Knowledge, NotApplicable, Outcome, Records
 from exhume.models.own.module import ModuleArchitecture
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.victims.gradient import release_batches
 
 

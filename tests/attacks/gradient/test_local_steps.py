@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from exhume.attacks.gradient.local_steps import LocalStepsAttack
-from exhume.contract import Key, Knowledge, NotApplicable, Outcome, Records
+from exhume.core.contract import Key, Knowledge, NotApplicable, Outcome, Records
 from exhume.models.own.module import ModuleArchitecture
 from exhume.naming import seeded_globals
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.local import LocalTraining
 from exhume.train.order import rows_behind
 from exhume.train.routine import Routine

@@ -11,13 +11,13 @@ from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.labels import infer_labels
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.span.attack import SpanAttack
-from exhume.contract import ExhumeError, Gradient, Knowledge, NotApplicable, Outcome, Weights
+from exhume.core.contract import ExhumeError, Gradient, Knowledge, NotApplicable, Outcome, Weights
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.models.own.module import ModuleArchitecture
 from exhume.models.two_layer import TwoLayer
 from exhume.score.batches import score_batches
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.victims.gradient import release_batches
 from exhume.victims.norm_statistics import batch_statistics
 

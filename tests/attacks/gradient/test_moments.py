@@ -12,7 +12,7 @@ from exhume.attacks.gradient.span.regression import Samples, fit_moments
 from exhume.attacks.gradient.span.solve import moment_of
 from exhume.attacks.gradient.tensor.hermite import coefficients, order_for
 from exhume.attacks.gradient.tensor.moments import first, second_on, third_on
-from exhume.contract import Key, NotApplicable
+from exhume.core.contract import Key, NotApplicable
 from exhume.models.activations import activation
 from exhume.models.two_layer import POLYNOMIALS
 

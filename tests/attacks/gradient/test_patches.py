@@ -7,9 +7,9 @@ from vision import vision
 
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.patches import PatchAttack
-from exhume.contract import Gradient, Knowledge, NotApplicable, Outcome
+from exhume.core.contract import Gradient, Knowledge, NotApplicable, Outcome
 from exhume.models.cnn import CNN
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.victims.gradient import release_batches
 
 

@@ -12,7 +12,7 @@ from exhume.attacks.gradient.span.solve import EXACT, solve_gates, solve_smooth
 from exhume.attacks.gradient.tensor.cp import have_tensorly
 from exhume.attacks.gradient.tensor.decompose import METHODS, decompose
 from exhume.attacks.gradient.tensor.spans import deflate
-from exhume.contract import ExhumeError, Key, NotApplicable
+from exhume.core.contract import ExhumeError, Key, NotApplicable
 from exhume.models.activations import activation
 
 KEY = Key.from_seed(3)

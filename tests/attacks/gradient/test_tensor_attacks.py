@@ -8,7 +8,7 @@ from exhume.attacks.gradient.decoder import decode, features_below
 from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.attacks.gradient.tensor.attack import TensorAttack
 from exhume.attacks.gradient.tensor.rows import DrawnRows, blocks
-from exhume.contract import (
+from exhume.core.contract import (
     ExhumeError,
     Gradient,
     Knowledge,
@@ -22,7 +22,7 @@ from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.models.two_layer import TwoLayer
 from exhume.score.batches import score_batches
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.victims.gradient import release_batches
 
 NETWORKS = {

@@ -10,10 +10,10 @@ from exhume import data
 from exhume.attacks.informed.flipping_gates import FlippingGates, _Gates
 from exhume.attacks.informed.inversion import FittedThroughTraining
 from exhume.attacks.informed.through_training import ThroughTraining
-from exhume.contract import Key, Knowledge, Records, silent
+from exhume.core.contract import Key, Knowledge, Records, silent
 from exhume.data import Sizes
 from exhume.models.mlp import MLP
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
 from exhume.victims.informed import release_one_each

@@ -7,10 +7,10 @@ import torch
 
 from exhume import data
 from exhume.attacks.informed.through_training import ThroughTraining, _without_gradient
-from exhume.contract import Key, Knowledge, Weights
+from exhume.core.contract import Key, Knowledge, Weights
 from exhume.data import Sizes
 from exhume.models.mlp import MLP
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
 from exhume.victims.informed import release_one_each

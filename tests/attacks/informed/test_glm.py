@@ -7,7 +7,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from exhume.attacks.informed.glm import GlmClosedForm, missing_gradient, read_record
-from exhume.contract import (
+from exhume.core.contract import (
     ExhumeError,
     Gradient,
     Knowledge,
@@ -19,7 +19,7 @@ from exhume.contract import (
 )
 from exhume.models.glm import logistic_regression, softmax_regression
 from exhume.models.mlp import MLP
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.glm import Optimum, Penalty
 from exhume.train.recipe import FullBatch
 from exhume.victims.informed import release_one_each

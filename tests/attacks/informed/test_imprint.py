@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.imprint import find_imprint, fit_imprint
 from exhume.attacks.informed.ridge import fit_mapping
-from exhume.contract import Key, Knowledge, Weights
+from exhume.core.contract import Key, Knowledge, Weights
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.recipe import FullBatch
 from exhume.train.stacked import Descent
 

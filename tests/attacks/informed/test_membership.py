@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from exhume.attacks.informed.membership import loss_of, membership_scores
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.models.glm import logistic_regression
 from exhume.models.mlp import MLP
 from exhume.score.membership import auc

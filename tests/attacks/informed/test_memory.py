@@ -17,11 +17,11 @@ from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.memory import closed_form_bytes, reconn_bytes, room_for
 from exhume.attacks.informed.reading import READINGS, ReadRows
 from exhume.attacks.informed.reconn import RecoNN
-from exhume.contract import Key, Knowledge
+from exhume.core.contract import Key, Knowledge
 from exhume.data import Sizes
 from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Dense
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
 from exhume.victims.informed import release_one_each
@@ -137,7 +137,7 @@ from exhume.attacks.informed import memory
 from exhume.attacks.informed.memory import LIMITS, closed_form_bytes, room_for
 from exhume.attacks.informed.closed_form import _fit
 from exhume.attacks.informed.shadows import Shadows
-from exhume.contract import Records, Key
+from exhume.core.contract import Records, Key
 from exhume.models.mlp import MLP
 
 torch.set_num_threads(1)

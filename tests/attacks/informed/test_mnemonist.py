@@ -12,10 +12,10 @@ from exhume.attacks.informed.mnemonist import Mnemonist
 from exhume.attacks.informed.reconn import FittedRecoNN, RecoNN
 from exhume.attacks.informed.shadows import Shadows
 from exhume.attacks.informed.superparameters import rows_of, select
-from exhume.contract import ExhumeError, Key, Layout, Records, Weights
+from exhume.core.contract import ExhumeError, Key, Layout, Records, Weights
 from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Dense
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 
 MODEL = MLP((4,), (6,), 2)
 

@@ -8,10 +8,18 @@ import torch
 from exhume import data
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.noise_aware import NoiseAware, _Label
-from exhume.contract import ExhumeError, Gradient, Key, Knowledge, NotApplicable, Outcome, Weights
+from exhume.core.contract import (
+    ExhumeError,
+    Gradient,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Outcome,
+    Weights,
+)
 from exhume.data import Sizes
 from exhume.models.mlp import MLP
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.dp import Privacy
 from exhume.train.recipe import FullBatch
 from exhume.train.stacked import Descent

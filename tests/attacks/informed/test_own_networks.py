@@ -9,9 +9,9 @@ import torch
 
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.imprint import find_imprint
-from exhume.contract import Knowledge, Outcome
+from exhume.core.contract import Knowledge, Outcome
 from exhume.models.own.architecture import architecture_named
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.optimisers import Descent
 from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch

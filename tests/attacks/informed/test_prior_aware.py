@@ -12,7 +12,7 @@ from exhume import data
 from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.bounds.alarm import certify
 from exhume.bounds.dp_sgd import dp_sgd, gaussian
-from exhume.contract import (
+from exhume.core.contract import (
     ExhumeError,
     Gradient,
     Knowledge,
@@ -23,7 +23,7 @@ from exhume.contract import (
 from exhume.data import Sizes
 from exhume.models.mlp import MLP
 from exhume.score.naming import named_rightly
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.batches import Order
 from exhume.train.dp import Privacy
 from exhume.train.recipe import FullBatch, MiniBatch

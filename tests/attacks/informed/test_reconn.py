@@ -15,7 +15,7 @@ from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.reconn import RecoNN, fit_reconstructor, split_shadows
 from exhume.attacks.informed.reconn_file import load_reconstructor, save_reconstructor
 from exhume.attacks.informed.shadows import Shadows, train_shadows
-from exhume.contract import (
+from exhume.core.contract import (
     ExhumeError,
     Gradient,
     Knowledge,
@@ -28,7 +28,7 @@ from exhume.contract import (
 from exhume.data import Sizes
 from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Deconv, Dense
-from exhume.store import FolderStore, NullStore
+from exhume.store.shards import FolderStore, NullStore
 from exhume.train.recipe import FullBatch
 from exhume.train.stacked import Descent
 from exhume.victims.informed import release_one_each
@@ -58,7 +58,7 @@ class Remembering:
 
 @pytest.fixture(scope="module")
 def game():
-    from exhume.contract import Key
+    from exhume.core.contract import Key
 
     key = Key.from_seed(0)
     parts = data.split(data.load("digits"), Sizes(100, 20, 300, 100, 0), key)

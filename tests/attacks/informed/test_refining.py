@@ -7,10 +7,18 @@ from exhume import data
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.refining import Refined
-from exhume.contract import ExhumeError, Gradient, Key, Knowledge, NotApplicable, Outcome, Records
+from exhume.core.contract import (
+    ExhumeError,
+    Gradient,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Outcome,
+    Records,
+)
 from exhume.data import Sizes
 from exhume.models.mlp import MLP
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.recipe import FullBatch
 from exhume.train.stacked import Descent
 from exhume.victims.informed import release_one_each

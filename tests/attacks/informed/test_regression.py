@@ -12,7 +12,7 @@ from exhume.attacks.informed.regression import (
     basis_of,
     regress,
 )
-from exhume.contract import Records
+from exhume.core.contract import Records
 
 
 def planted(key, count=30, read=12, values=8, noise=0.02):

@@ -8,10 +8,18 @@ import torch
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.residual import Residual
-from exhume.contract import ExhumeError, Gradient, Key, Knowledge, NotApplicable, Outcome, Records
+from exhume.core.contract import (
+    ExhumeError,
+    Gradient,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Outcome,
+    Records,
+)
 from exhume.models.corrector import Corrector
 from exhume.models.mlp import MLP
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.recipe import FullBatch
 from exhume.train.stacked import Descent
 from exhume.victims.informed import release_one_each

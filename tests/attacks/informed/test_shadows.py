@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from exhume.attacks.informed.shadows import train_shadows
-from exhume.contract import Knowledge
+from exhume.core.contract import Knowledge
 from exhume.models.mlp import MLP
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.dp import Privacy
 from exhume.train.recipe import FullBatch
 from exhume.train.stacked import Descent

@@ -11,13 +11,21 @@ from exhume.attacks.informed.jumping_gates import JumpingGates
 from exhume.attacks.informed.starts import Metric, Starts
 from exhume.attacks.informed.through_any_training import ThroughAnyTraining, through_training_of
 from exhume.attacks.informed.through_training import ThroughTraining
-from exhume.contract import ExhumeError, Gradient, Key, Knowledge, NotApplicable, Outcome, Weights
+from exhume.core.contract import (
+    ExhumeError,
+    Gradient,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Outcome,
+    Weights,
+)
 from exhume.data import Sizes
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.models.own.architecture import architecture_named
 from exhume.report.folder import RunFolder
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.batches import Order
 from exhume.train.dp import Privacy
 from exhume.train.optimisers import Adam, Descent

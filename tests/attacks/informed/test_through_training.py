@@ -8,10 +8,18 @@ from torch.nn.functional import avg_pool2d
 
 from exhume import data
 from exhume.attacks.informed.through_training import ThroughTraining
-from exhume.contract import ExhumeError, Gradient, Key, Knowledge, NotApplicable, Outcome, Weights
+from exhume.core.contract import (
+    ExhumeError,
+    Gradient,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Outcome,
+    Weights,
+)
 from exhume.data import Sizes
 from exhume.models.mlp import MLP
-from exhume.store import FolderStore, NullStore
+from exhume.store.shards import FolderStore, NullStore
 from exhume.train.dp import Privacy
 from exhume.train.optimisers import Adam, Descent
 from exhume.train.recipe import FullBatch

@@ -18,9 +18,9 @@ from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.hidden_span import HiddenSpan
-from exhume.contract import Key, Knowledge, Records
+from exhume.core.contract import Key, Knowledge, Records
 from exhume.models.homogeneous import HomogeneousMLP
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.margin import MarginDescent, train_to_margin
 from exhume.victims.margin import release_margin
 

@@ -8,7 +8,7 @@ import torch
 from exhume import data
 from exhume.attacks.margin.descent import Descent as Search
 from exhume.attacks.margin.feature_span import FeatureSpan
-from exhume.contract import (
+from exhume.core.contract import (
     ExhumeError,
     Key,
     Knowledge,
@@ -20,7 +20,7 @@ from exhume.contract import (
 )
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
 

@@ -17,12 +17,12 @@ from exhume.attacks.margin.reading import scale_of
 from exhume.attacks.margin.residual import Span
 from exhume.attacks.margin.rows import Rows
 from exhume.attacks.margin.strongest import Strongest, met
-from exhume.contract import Gradient, Key, Knowledge, NotApplicable, Outcome, Records, Weights
+from exhume.core.contract import Gradient, Key, Knowledge, NotApplicable, Outcome, Records, Weights
 from exhume.models.activations import ACTIVATIONS
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.matrices import Matrices
 from exhume.models.mlp import MLP
-from exhume.store import FolderStore, NullStore
+from exhume.store.shards import FolderStore, NullStore
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import release_margin
 

@@ -14,7 +14,7 @@ from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.pool import Run, agreed, pooled, to_images
 from exhume.attacks.margin.priors import Prior
 from exhume.attacks.margin.reading import rank_of
-from exhume.contract import (
+from exhume.core.contract import (
     ExhumeError,
     Gradient,
     Key,
@@ -28,7 +28,7 @@ from exhume.contract import (
 from exhume.models.cnn import CNN
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.mlp import MLP
-from exhume.store import FolderStore, NullStore
+from exhume.store.shards import FolderStore, NullStore
 from exhume.train.margin import MarginDescent
 from exhume.train.optimisers import Adam
 from exhume.train.recipe import FullBatch

@@ -14,9 +14,9 @@ PEAK = """
 import resource, torch
 from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.contract import Key, Knowledge, Weights
+from exhume.core.contract import Key, Knowledge, Weights
 from exhume.models.homogeneous import HomogeneousMLP
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 
 torch.set_num_threads(1)
 mlp, key = HomogeneousMLP((1, 10, 10), (200, 200), 2), Key.from_seed(0)

@@ -9,9 +9,9 @@ import torch
 
 from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.contract import ExhumeError, Knowledge, Records, Weights
+from exhume.core.contract import ExhumeError, Knowledge, Records, Weights
 from exhume.models.homogeneous import HomogeneousMLP
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import release_margin
 

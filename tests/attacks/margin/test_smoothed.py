@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.smoothed import Smoothed, smooth
-from exhume.contract import ExhumeError, Gradient, Knowledge, NotApplicable, Outcome, Weights
+from exhume.core.contract import ExhumeError, Gradient, Knowledge, NotApplicable, Outcome, Weights
 from exhume.models.homogeneous import HomogeneousMLP
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 
 SHORT = FirstLayer(restarts=1, rank=4, descent=Descent(steps=3))
 

@@ -8,11 +8,11 @@ import torch
 
 from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.contract import Knowledge, Weights
+from exhume.core.contract import Knowledge, Weights
 from exhume.models.heads import pulls
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.matrices import Matrices
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 
 SHAPE = (1, 6, 6)
 

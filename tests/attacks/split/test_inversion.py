@@ -12,14 +12,14 @@ from exhume.attacks.split.enumeration import SubsetSearch
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
 from exhume.attacks.split.likelihood import Likelihood
 from exhume.attacks.split.moments import moment_distance, moments
-from exhume.contract import Activations, ExhumeError, Key, NotApplicable, Outcome, Weights
+from exhume.core.contract import Activations, ExhumeError, Key, NotApplicable, Outcome, Weights
 from exhume.data import Sizes
 from exhume.defences.split.single import Noise
 from exhume.models.drawing import he_normal
 from exhume.models.mlp import MLP
 from exhume.models.split.inverter import Decoder, ShadowHead, halvings
 from exhume.models.split.pipeline import Pipeline
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.single import Schedule
 from exhume.train.split import SplitJob
 from exhume.victims.split import release_features, server_knowledge

@@ -11,9 +11,17 @@ from exhume import data
 from exhume.attacks.split.layer_fit import LayerFit, Pass, mirrored
 from exhume.attacks.split.lookalike import Lookalike, _better, fixed_part
 from exhume.attacks.split.windows import FirstLayer, Windows
-from exhume.contract import Activations, ExhumeError, Key, Knowledge, NotApplicable, Records, silent
+from exhume.core.contract import (
+    Activations,
+    ExhumeError,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Records,
+    silent,
+)
 from exhume.models.split.inverter import Decoder
-from exhume.store import FolderStore, NullStore
+from exhume.store.shards import FolderStore, NullStore
 from exhume.train.single import Schedule
 
 CHANNELS = 8

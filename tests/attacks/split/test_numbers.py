@@ -13,7 +13,7 @@ from exhume.attacks.split.moments import moments
 from exhume.attacks.split.namer import BayesNamer, likeliest
 from exhume.attacks.split.shadow import server_of
 from exhume.attacks.split.windows import Windows
-from exhume.contract import (
+from exhume.core.contract import (
     Activations,
     ExhumeError,
     Gradient,
@@ -25,7 +25,7 @@ from exhume.contract import (
 from exhume.models.split.channel import ChannelNetwork, FreshNoise, UnitLength
 from exhume.models.split.inverter import Decoder, OwnForm, ShadowHead
 from exhume.models.split.thin import ThinClient
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.single import Schedule
 
 SHORT = Schedule(2, 20, 3e-3, "adam", 0.0)

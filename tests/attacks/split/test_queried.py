@@ -8,13 +8,20 @@ from torch import nn
 
 from exhume import data
 from exhume.attacks.split.queried import QueriedInversion
-from exhume.contract import Activations, ExhumeError, Knowledge, NotApplicable, Outcome, Weights
+from exhume.core.contract import (
+    Activations,
+    ExhumeError,
+    Knowledge,
+    NotApplicable,
+    Outcome,
+    Weights,
+)
 from exhume.data import Sizes
 from exhume.models.drawing import he_normal
 from exhume.models.mlp import MLP
 from exhume.models.split.inverter import Decoder
 from exhume.models.split.pipeline import Client, Pipeline
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.victims.split import queried_knowledge, release_features
 
 QUICK = QueriedInversion(Decoder(16), steps=120, rate=1e-2)

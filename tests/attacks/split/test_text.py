@@ -9,11 +9,11 @@ from exhume.attacks.split.cipher import KnownTable, SubstitutionCipher
 from exhume.attacks.split.decipher import by_frequency, decipher
 from exhume.attacks.split.sent_vectors import numbered
 from exhume.attacks.split.translation import ShadowTranslation
-from exhume.contract import Activations, ExhumeError, Key, NotApplicable, Outcome, Weights
+from exhume.core.contract import Activations, ExhumeError, Key, NotApplicable, Outcome, Weights
 from exhume.data.synthetic import synthetic_pairs
 from exhume.models.mlp import MLP
 from exhume.models.split.seq2seq import UNKNOWN, Translator
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.single import Schedule
 from exhume.train.translation import train_translator
 from exhume.victims.pairs import pair_corpus

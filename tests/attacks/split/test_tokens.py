@@ -14,8 +14,8 @@ from exhume.attacks.split.cipher import SubstitutionCipher
 from exhume.attacks.split.sent_vectors import gap_between, numbered, shifts, unplaced
 from exhume.attacks.split.token_search import KnownHead
 from exhume.attacks.split.words_as_sent import WordsAsSent
-from exhume.contract import Activations, ExhumeError, Key, Knowledge, NotApplicable, Records
-from exhume.store import NullStore
+from exhume.core.contract import Activations, ExhumeError, Key, Knowledge, NotApplicable, Records
+from exhume.store.shards import NullStore
 
 
 def drawn(*shape, key):

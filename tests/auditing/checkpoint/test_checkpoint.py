@@ -15,10 +15,10 @@ from exhume.auditing import audit
 from exhume.auditing.checkpoint.preprocessing import preprocessing_given
 from exhume.auditing.checkpoint.scoring_records import records_given, rows_given
 from exhume.cli import app
-from exhume.contract import ExhumeError, Records
+from exhume.core.contract import ExhumeError, Records
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.settings import Brief, CheckpointSettings
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import choose, release_margin
 
@@ -33,7 +33,7 @@ def load(source, reading):
 @pytest.fixture(scope="module")
 def given(tmp_path_factory):
     """A folder: net.pt trained on the first rows of digits.npz, mean.npz, and other.npz."""
-    from exhume.contract import Key
+    from exhume.core.contract import Key
 
     key, folder = Key.from_seed(1), tmp_path_factory.mktemp("given")
     pictures = torch.rand(400, 1, 8, 8, generator=key.generator())

@@ -20,7 +20,7 @@ from exhume.auditing.checkpoint.fit import Fit
 from exhume.auditing.checkpoint.preprocessing import CONTRAST, Preprocessing
 from exhume.auditing.checkpoint.recipes import decayed
 from exhume.auditing.checkpoint.release import read_checkpoint_release
-from exhume.contract import ExhumeError, Key, NotApplicable, Records
+from exhume.core.contract import ExhumeError, Key, NotApplicable, Records
 from exhume.models.cnn import CNN
 from exhume.report.folder import RunFolder
 from exhume.settings import Brief, CheckpointSettings

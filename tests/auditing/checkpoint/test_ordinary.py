@@ -16,7 +16,7 @@ from exhume.auditing.checkpoint.conditions import conditions_of, doubt_of
 from exhume.auditing.checkpoint.fit import Fit
 from exhume.auditing.checkpoint.ladder import _mixed_alike
 from exhume.auditing.checkpoint.recipes import recipe_like
-from exhume.contract import ExhumeError, Key, Records
+from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.matrices import Matrices
 from exhume.models.mlp import MLP

@@ -12,7 +12,7 @@ from torch import nn
 from exhume.attacks.split.layer_fit import Pass
 from exhume.attacks.split.lookalike import Lookalike
 from exhume.auditing.split import attackers, release
-from exhume.contract import Key, Records
+from exhume.core.contract import Key, Records
 from exhume.settings import SplitSettings
 
 MODEL = f"{__file__}:net"

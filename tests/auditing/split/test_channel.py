@@ -13,7 +13,7 @@ from exhume.auditing.split.limits import audit_channel, identified_at_most
 from exhume.auditing.split.reading import read_network, read_split
 from exhume.auditing.split.release import read_split_release
 from exhume.bounds.channel import naming, sigma_for, success
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 from exhume.defences.split.channel import Channel
 from exhume.integrations.exporting import export_run
 from exhume.models.split import pipeline as pipelines
@@ -21,7 +21,7 @@ from exhume.models.split.blueprint import OwnNetwork
 from exhume.models.split.parts import load_bodies, load_client, load_pipeline
 from exhume.report.folder import RunFolder
 from exhume.settings import Brief
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.single import Schedule
 from exhume.train.split import SplitJob
 

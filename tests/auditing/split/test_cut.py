@@ -16,12 +16,12 @@ from exhume.auditing.split.cut import AttackedCut, untrained
 from exhume.auditing.split.ladder import fewer_targets
 from exhume.auditing.split.reading import read_split
 from exhume.auditing.split.release import SplitRelease
-from exhume.contract import Outcome, Status, silent
-from exhume.evidence import LineupRow
+from exhume.core.contract import Outcome, Status, silent
+from exhume.core.evidence import LineupRow
+from exhume.core.results import AttackSpec, Findings, Section, Verdict
 from exhume.models.split.inverter import OwnForm
 from exhume.models.split.pipeline import Client, Pipeline
 from exhume.report.folder import RunFolder
-from exhume.results import AttackSpec, Findings, Section, Verdict
 from exhume.settings import Brief
 
 

@@ -14,10 +14,10 @@ from exhume.auditing.split.defended import secret_key
 from exhume.auditing.split.reading import read_split
 from exhume.auditing.split.words import depth_sentence
 from exhume.cli import app
-from exhume.contract import ExhumeError, Key, silent
+from exhume.core.contract import ExhumeError, Key, silent
+from exhume.core.results import read_result
 from exhume.models.split.parts import load_pipeline
 from exhume.report.folder import RunFolder
-from exhume.results import read_result
 from exhume.settings import Brief
 
 pytestmark = pytest.mark.xdist_group("split audits")

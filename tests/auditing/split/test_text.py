@@ -22,8 +22,8 @@ from exhume.auditing.split.text_form import positions_of
 from exhume.auditing.split.texts import TEXT_FEW, TEXT_NAMES
 from exhume.bounds.channel import sigma_for
 from exhume.cli import app
-from exhume.contract import ExhumeError, Key, NotApplicable
-from exhume.results import read_result
+from exhume.core.contract import ExhumeError, Key, NotApplicable
+from exhume.core.results import read_result
 from exhume.settings import Brief, SplitSettings
 
 pytestmark = pytest.mark.xdist_group("split texts")

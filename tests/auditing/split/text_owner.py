@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from exhume.contract import Key
+from exhume.core.contract import Key
 
 VOCABULARY, LENGTH, WIDTH, CLASSES = 42, 8, 16, 2
 PADDING = 0

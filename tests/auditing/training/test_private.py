@@ -13,9 +13,9 @@ from exhume.auditing import Audit
 from exhume.auditing.training.limits import LISTED
 from exhume.bounds.dp_sgd import dp_sgd
 from exhume.cli.last_words import report_verdict
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
+from exhume.core.results import Rate, Result
 from exhume.report.page import draw
-from exhume.results import Rate, Result
 from exhume.score.verdict import broken as broken_verdict
 from exhume.train.dp import NoiseStream, epsilon
 

@@ -17,9 +17,9 @@ import torch
 from typer.testing import CliRunner
 
 import exhume
-import exhume.store
+import exhume.store.shards
 from exhume.cli import app
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 
 pytestmark = pytest.mark.xdist_group("trained weights")
 ARGUMENTS = "--data digits --fixed 120 --targets 20 --shadows 300 --steps 40 --threads 1".split()
@@ -168,7 +168,7 @@ def test_a_device_that_is_not_there_is_named(small, tmp_path):
 @contextmanager
 def stopped(after):
     """Work is interrupted once it has saved so many shards."""
-    write, saved = exhume.store.write_shard, []
+    write, saved = exhume.store.shards.write_shard, []
 
     def stops(path, shard):
         write(path, shard)
@@ -177,7 +177,7 @@ def stopped(after):
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exhume.store, "write_shard", stops)
+        patch.setattr(exhume.store.shards, "write_shard", stops)
         yield
 
 
@@ -208,17 +208,17 @@ def test_stopped_the_command_says_how_to_go_on(small, tmp_path):
 
 HELD = """
 import sys
-import exhume.store
+import exhume.store.shards
 from exhume.cli import main
 
-write = exhume.store.write_shard
+write = exhume.store.shards.write_shard
 
 def held(path, shard):
     write(path, shard)
     print("saved", flush=True)
     sys.stdin.readline()
 
-exhume.store.write_shard = held
+exhume.store.shards.write_shard = held
 main()
 """
 

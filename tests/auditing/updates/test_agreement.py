@@ -14,7 +14,7 @@ from exhume import data
 from exhume.auditing.updates.agreement import Agreement, agreement_of, agreements_of
 from exhume.auditing.updates.proofs import Steps
 from exhume.auditing.updates.reading import Case, cases_for
-from exhume.contract import Gradient, Key, Records
+from exhume.core.contract import Gradient, Key, Records
 from exhume.defences.release import ClipRelease, NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP

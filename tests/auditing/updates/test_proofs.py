@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from exhume.auditing.updates.proofs import Steps, _visible, proof_of
-from exhume.contract import Key, Outcome, Reconstruction, Records, Status
+from exhume.core.contract import Key, Outcome, Reconstruction, Records, Status
 from exhume.models.mlp import MLP
 from exhume.victims.gradient import release_batches
 

@@ -21,7 +21,7 @@ from exhume.auditing.updates.proofs import Steps, labels_behind, proof_of
 from exhume.auditing.updates.reading import cases_for, private_records
 from exhume.auditing.updates.release import read_updates
 from exhume.cli import app
-from exhume.contract import (
+from exhume.core.contract import (
     ExhumeError,
     Key,
     Knowledge,
@@ -34,7 +34,7 @@ from exhume.contract import (
 from exhume.models.mlp import MLP
 from exhume.models.two_layer import TwoLayer
 from exhume.settings import Brief, UpdateSettings
-from exhume.store import FolderStore, NullStore
+from exhume.store.shards import FolderStore, NullStore
 from exhume.victims.gradient import release_batches
 from exhume.victims.recorded import Recording
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from exhume.contract import ExhumeError, Key, Layout
+from exhume.core.contract import ExhumeError, Key, Layout
 from exhume.models.own.architecture import architecture_named
 from exhume.models.own.factory import model_named, module_named
 from exhume.models.split.blueprint import OwnNetwork

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from exhume.contract import Architecture, ExhumeError, Key
+from exhume.core.contract import Architecture, ExhumeError, Key
 from exhume.models.mlp import MLP
 from exhume.models.own.factory import model_named
 from exhume.models.own.module import ModuleArchitecture, recognised

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from exhume.contract import Architecture, ExhumeError, Key
+from exhume.core.contract import Architecture, ExhumeError, Key
 from exhume.models.mlp import MLP
 from exhume.models.own.architecture import OwnArchitecture, architecture_named, fully_connected
-from exhume.store import address
+from exhume.store.shards import address
 
 SHAPE = (1, 6, 6)
 SOURCE = """
@@ -141,7 +141,7 @@ def test_it_arrives_on_another_machine_by_name(own, tmp_path):
     assert sent.stat().st_size < 1000
     script = f"""
 import pathlib, pickle
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 sent, source = pathlib.Path({str(sent)!r}), pathlib.Path({str(tmp_path / "net.py")!r})
 print(pickle.loads(sent.read_bytes()).initial(Key.from_seed(7)).double().sum().item())
 source.write_text(source.read_text().replace("F.relu", "F.elu"))

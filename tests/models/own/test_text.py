@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 from exhume.models.own.text import TextModel, takes_tokens
 
 WORDS, PLACES, WIDTH = 30, 6, 8

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 from exhume.models.split.cut import cut, layer_named, points
 from exhume.models.split.resnet import ResNet18
 from exhume.models.split.vgg import VGG16

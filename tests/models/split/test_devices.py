@@ -19,7 +19,7 @@ from exhume.attacks.split.moments import moment_distance, moments
 from exhume.attacks.split.namer import likeliest
 from exhume.attacks.split.sent_vectors import unplaced
 from exhume.attacks.split.windows import Windows
-from exhume.contract import Activations, Key, Records
+from exhume.core.contract import Activations, Key, Records
 from exhume.models.split.channel import ChannelNetwork, FreshNoise
 from exhume.models.split.cut import cut
 from exhume.models.split.inverter import Decoder, OwnForm, ShadowHead

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from exhume.contract import Key, NotApplicable
+from exhume.core.contract import Key, NotApplicable
 from exhume.models.drawing import he_normal
 from exhume.models.split.inverter import OwnForm
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from exhume.bench.ensembler import Case, measure
-from exhume.contract import ExhumeError, silent
+from exhume.core.contract import ExhumeError, silent
 from exhume.models.split.blueprint import Blueprint
 from exhume.models.split.cost import client_seconds, client_share, request_cost
 from exhume.models.split.cut import cut

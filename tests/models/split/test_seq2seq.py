@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import layer_norm
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.models.split.seq2seq import END, PADDING, START, Translator, read_out, sinusoids
 
 NET = Translator(20, 30, width=16, heads=2, layers=1, hidden=24)

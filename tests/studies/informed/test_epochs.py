@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.studies import run_study
 from exhume.studies.informed.epochs import judge
 from exhume.studies.informed.sweeps import Pooled

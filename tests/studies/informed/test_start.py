@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from exhume.choices import resolve
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.settings import DataSettings, Settings, VictimSettings
 from exhume.studies import run_study
 from exhume.studies.arms import Bench

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from exhume.bounds.channel import naming
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.models.split.channel import ChannelNetwork
 from exhume.models.split.cost import multiply_adds
 from exhume.models.split.cut import cut

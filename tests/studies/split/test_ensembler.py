@@ -7,9 +7,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 from exhume.data.cifar import CIFAR100
-from exhume.scale import Processes, spread_over
+from exhume.store.scale import Processes, spread_over
 from exhume.studies import run_study
 from exhume.studies.split.ensembler_cells import Cells
 from exhume.studies.split.ensembler_tables import TABLE_1, TABLE_2, TABLE_3

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.models.split.cut import cut
 from exhume.models.split.vgg import VGG16
 from exhume.studies import run_study

@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.gradient.gathering import Batch, EachGradient
-from exhume.contract import Architecture, Key, Knowledge, NotApplicable, Progress, Store, silent
+from exhume.core.contract import (
+    Architecture,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Progress,
+    Store,
+    silent,
+)
 
 __all__ = ["BiasRatio"]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from exhume.contract import Architecture, Key
+from exhume.core.contract import Architecture, Key
 from exhume.models.probes import after, before, inputs_of
 
 _PROBES = 8

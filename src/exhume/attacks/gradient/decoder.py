@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, jacrev, vmap
 
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.models.activations import activation
 from exhume.models.mlp import MLP
 

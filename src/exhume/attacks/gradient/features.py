@@ -33,7 +33,7 @@ from exhume.attacks.gradient.gates import (
 from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.attacks.gradient.local_steps import halfway
 from exhume.attacks.gradient.objective import total_variation
-from exhume.contract import (
+from exhume.core.contract import (
     Architecture,
     ClientTraining,
     Key,

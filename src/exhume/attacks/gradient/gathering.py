@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.contract import (
+from exhume.core.contract import (
     FILLED_UP,
     Architecture,
     Cost,

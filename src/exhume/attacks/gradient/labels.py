@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from exhume.contract import Architecture, Key
+from exhume.core.contract import Architecture, Key
 
 __all__ = ["infer_labels"]
 

@@ -30,7 +30,15 @@ from exhume.attacks.gradient.chains import Chain, Layer, chain_of
 from exhume.attacks.gradient.gates import Features, Layers, features_behind, likely_records
 from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.attacks.gradient.tensor.least_squares import least_squares
-from exhume.contract import Architecture, Key, Knowledge, NotApplicable, Progress, Store, silent
+from exhume.core.contract import (
+    Architecture,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Progress,
+    Store,
+    silent,
+)
 from exhume.train.local import LocalTraining
 from exhume.train.order import free_directions, rounded
 from exhume.train.robust_fit import EXACT, robust_fit

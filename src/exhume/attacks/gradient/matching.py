@@ -25,7 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.attacks.gradient.labels import infer_labels
 from exhume.attacks.gradient.objective import Objective, Weights
-from exhume.contract import (
+from exhume.core.contract import (
     Architecture,
     Attack,
     ClientTraining,

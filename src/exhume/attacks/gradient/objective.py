@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from exhume.contract import Architecture, ClientTraining, Layout
+from exhume.core.contract import Architecture, ClientTraining, Layout
 from exhume.models.probes import before
 
 __all__ = ["Objective", "Weights", "total_variation"]

@@ -20,7 +20,15 @@ from torch.func import functional_call, vjp
 
 from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.attacks.gradient.tensor.least_squares import least_squares
-from exhume.contract import Architecture, Key, Knowledge, NotApplicable, Progress, Store, silent
+from exhume.core.contract import (
+    Architecture,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Progress,
+    Store,
+    silent,
+)
 from exhume.models.probes import after, inputs_of
 
 _SAME = 1e-4  # relative: two gradients that are one

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.contract import Architecture, ExhumeError, Key, NotApplicable
+from exhume.core.contract import Architecture, ExhumeError, Key, NotApplicable
 from exhume.models.activations import Activation, activation
 from exhume.models.mlp import MLP
 from exhume.models.two_layer import TwoLayer

@@ -42,7 +42,7 @@ from exhume.attacks.informed.regression import (
 )
 from exhume.attacks.informed.shadows import Shadows, train_shadows
 from exhume.attacks.releases import weights_of
-from exhume.contract import (
+from exhume.core.contract import (
     Cost,
     Key,
     Knowledge,

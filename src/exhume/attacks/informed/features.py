@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exhume.attacks.informed.memory import LIMITS, row_blocks
-from exhume.contract import NotApplicable
+from exhume.core.contract import NotApplicable
 
 __all__ = ["INPUTS", "Features", "fit_features", "refit_features"]
 

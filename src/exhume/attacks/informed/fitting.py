@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from exhume.attacks.informed.learner import Learner, Training, pixel_loss
-from exhume.contract import ExhumeError, Key, Progress, Store, silent
-from exhume.store import address, digest
+from exhume.core.contract import ExhumeError, Key, Progress, Store, silent
+from exhume.store.shards import address, digest
 
 __all__ = ["Fit", "Pairs", "error_on", "fit"]
 

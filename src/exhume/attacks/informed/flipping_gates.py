@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exhume.attacks.informed.record_jacobian import record_pushes
-from exhume.contract import Key, Progress, Records
+from exhume.core.contract import Key, Progress, Records
 from exhume.models.activations import Activation, activation
 from exhume.models.mlp import MLP
 from exhume.train.influence import backward, pushes

@@ -17,7 +17,7 @@ from torch import Tensor
 from exhume.attacks.informed.fitting import Pairs, error_on
 from exhume.attacks.informed.reconn import FittedRecoNN
 from exhume.attacks.informed.superparameters import Rows
-from exhume.contract import Key
+from exhume.core.contract import Key
 
 __all__ = ["gradient_importance", "permutation_importance"]
 

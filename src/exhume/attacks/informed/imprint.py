@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from exhume.attacks.informed.ridge import Mapping, fit_mapping
-from exhume.contract import Architecture, Layout, Records
+from exhume.core.contract import Architecture, Layout, Records
 from exhume.models.probes import inputs_of
 
 __all__ = ["MOST_READ", "Imprint", "ImprintReader", "find_imprint", "fit_imprint"]

@@ -21,7 +21,7 @@ from exhume.attacks.informed.normal import Normal
 from exhume.attacks.informed.record_jacobian import record_jacobian
 from exhume.attacks.informed.starts import Guess, Starts
 from exhume.attacks.releases import weights_of
-from exhume.contract import Cost, Outcome, Progress, Reconstruction, Records, Release, Status
+from exhume.core.contract import Cost, Outcome, Progress, Reconstruction, Records, Release, Status
 from exhume.models.mlp import MLP
 from exhume.train.influence import Answers, pushes, trajectories
 from exhume.train.optimisers import Descent

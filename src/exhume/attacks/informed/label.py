@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exhume.attacks.informed.ridge import Ridge, fit_ridge, gaussian_kernel
-from exhume.contract import Layout
+from exhume.core.contract import Layout
 
 __all__ = ["MOST_ANCHORS", "LabelReader", "read_labels"]
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exhume.contract import ExhumeError, Key, Progress
+from exhume.core.contract import ExhumeError, Key, Progress
 from exhume.models.lpips import perceptual
 from exhume.models.patchgan import patchgan
 from exhume.train.rmsprop import FusedRMSProp

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from exhume.contract import Records
+from exhume.core.contract import Records
 from exhume.models.glm import losses
 from exhume.models.mlp import MLP
 from exhume.train.recipe import check_fits

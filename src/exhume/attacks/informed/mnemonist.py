@@ -24,7 +24,7 @@ from exhume.attacks.informed.reconn import (
 )
 from exhume.attacks.informed.shadows import Shadows, train_shadows
 from exhume.attacks.informed.superparameters import Rows, rows_of, select
-from exhume.contract import (
+from exhume.core.contract import (
     Cost,
     ExhumeError,
     Key,

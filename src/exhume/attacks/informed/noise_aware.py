@@ -27,7 +27,7 @@ from torch import Tensor
 
 from exhume.attacks.informed.shadows import Shadows, train_shadows
 from exhume.attacks.releases import weights_of
-from exhume.contract import (
+from exhume.core.contract import (
     Cost,
     Key,
     Knowledge,

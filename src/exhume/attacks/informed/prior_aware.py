@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.releases import weights_of
-from exhume.contract import (
+from exhume.core.contract import (
     Cost,
     ExhumeError,
     Key,

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from exhume.attacks.informed.memory import row_blocks
 from exhume.attacks.informed.superparameters import rows_of
-from exhume.contract import Layout
+from exhume.core.contract import Layout
 
 __all__ = ["READINGS", "ReadRows", "Reading"]
 

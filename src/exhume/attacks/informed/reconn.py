@@ -22,7 +22,7 @@ from exhume.attacks.informed.fitting import Pairs, error_on, fit
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.shadows import Shadows, train_shadows
 from exhume.attacks.releases import weights_of
-from exhume.contract import (
+from exhume.core.contract import (
     Cost,
     ExhumeError,
     Key,

@@ -21,9 +21,9 @@ from exhume.attacks.informed.experience import Experience
 from exhume.attacks.informed.features import Features
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.reconn import FittedRecoNN, RecoNN
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 from exhume.models.reconstructors import Deconv, Dense
-from exhume.store import digest, write_atomically
+from exhume.store.shards import digest, write_atomically
 
 __all__ = ["load_reconstructor", "save_reconstructor"]
 

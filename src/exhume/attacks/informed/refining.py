@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.informed.closed_form import ClosedForm
-from exhume.contract import (
+from exhume.core.contract import (
     Attack,
     Cost,
     ExhumeError,
@@ -34,7 +34,7 @@ from exhume.contract import (
     Weights,
     silent,
 )
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.fleet import train_fleet
 
 __all__ = ["Refined"]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.informed.ridge import INTERCEPT, PENALTIES, left_out_variance, variance
-from exhume.contract import Records
+from exhume.core.contract import Records
 
 __all__ = ["Anchors", "Basis", "HeldRows", "Regression", "Sample", "basis_of", "regress"]
 

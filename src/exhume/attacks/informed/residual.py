@@ -22,7 +22,7 @@ from exhume.attacks.informed.closed_form import ClosedForm, FittedClosedForm
 from exhume.attacks.informed.fitting import Fit, Pairs, fit
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.reconn import split_shadows
-from exhume.contract import (
+from exhume.core.contract import (
     Cost,
     ExhumeError,
     Key,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from exhume.attacks.informed.memory import room_for
-from exhume.contract import (
+from exhume.core.contract import (
     Key,
     Knowledge,
     Layout,

@@ -23,7 +23,7 @@ from itertools import combinations_with_replacement
 import torch
 from torch import Tensor
 
-from exhume.contract import Key, Progress, Recipe, Records, Store
+from exhume.core.contract import Key, Progress, Recipe, Records, Store
 from exhume.train.fleet import train_fleet
 
 __all__ = ["Guess", "Metric", "Starts", "anchors_within"]

@@ -28,7 +28,7 @@ from exhume.attacks.informed.jumping_gates import JumpingGates, gates_fit
 from exhume.attacks.informed.starts import Guess, Starts, anchors_within
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.attacks.releases import weights_of
-from exhume.contract import (
+from exhume.core.contract import (
     Cost,
     Key,
     Knowledge,
@@ -44,7 +44,7 @@ from exhume.contract import (
     silent,
 )
 from exhume.models.own.architecture import fully_connected
-from exhume.store import address, cached, digest
+from exhume.store.shards import address, cached, digest
 from exhume.train.krylov import Solved, least_squares
 from exhume.train.unrolled import Path, Unknown, Unrolled
 from exhume.train.unrolling import check_differentiable, unroll

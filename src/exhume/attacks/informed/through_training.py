@@ -36,10 +36,19 @@ from exhume.attacks.informed.flipping_gates import FlippingGates
 from exhume.attacks.informed.free_errors import FreeErrors
 from exhume.attacks.informed.inversion import FittedThroughTraining
 from exhume.attacks.informed.starts import Starts, anchors_within
-from exhume.contract import Cost, Key, Knowledge, NotApplicable, Progress, Records, Store, silent
+from exhume.core.contract import (
+    Cost,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Progress,
+    Records,
+    Store,
+    silent,
+)
 from exhume.models.mlp import MLP
 from exhume.models.own.architecture import fully_connected
-from exhume.store import address, cached, digest
+from exhume.store.shards import address, cached, digest
 from exhume.train.influence import Answers, answer, pushes, trajectories
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch

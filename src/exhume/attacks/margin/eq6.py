@@ -21,7 +21,7 @@ from exhume.attacks.margin.priors import Prior
 from exhume.attacks.margin.reading import Reader, check_homogeneous, labels_for
 from exhume.attacks.margin.residual import Residual
 from exhume.attacks.margin.restarts import Restarts
-from exhume.contract import Key, Knowledge, Progress, Store, silent
+from exhume.core.contract import Key, Knowledge, Progress, Store, silent
 from exhume.models.heads import Head
 from exhume.train.stationarity import Others
 

@@ -31,7 +31,15 @@ from exhume.attacks.margin.known import Known
 from exhume.attacks.margin.pool import Run, by_own_confidence, distinct, said
 from exhume.attacks.margin.restarts import Restarts
 from exhume.attacks.margin.rows import Rows, orthonormal, row_space, without
-from exhume.contract import Architecture, Key, Knowledge, NotApplicable, Progress, Store, silent
+from exhume.core.contract import (
+    Architecture,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Progress,
+    Store,
+    silent,
+)
 
 __all__ = ["FeatureSpan", "first_connected", "records_by"]
 

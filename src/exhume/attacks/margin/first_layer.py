@@ -34,7 +34,7 @@ from exhume.attacks.margin.priors import Prior
 from exhume.attacks.margin.reading import Reader, labels_for, scale_of, spread_of
 from exhume.attacks.margin.residual import Residual, Span
 from exhume.attacks.margin.restarts import Restarts
-from exhume.contract import ExhumeError, Key, Knowledge, Progress, Store, silent
+from exhume.core.contract import ExhumeError, Key, Knowledge, Progress, Store, silent
 from exhume.models.heads import Head
 from exhume.train.stationarity import Others
 

@@ -31,7 +31,7 @@ from exhume.attacks.margin.reading import Reader, scale_of, spread_of
 from exhume.attacks.margin.residual import Span
 from exhume.attacks.margin.restarts import Restarts
 from exhume.attacks.margin.rows import Rows, orthonormal, row_space, without
-from exhume.contract import Key, Knowledge, NotApplicable, Progress, Store, silent
+from exhume.core.contract import Key, Knowledge, NotApplicable, Progress, Store, silent
 from exhume.models.heads import Head
 from exhume.models.matrices import Matrices
 

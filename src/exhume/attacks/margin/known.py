@@ -8,7 +8,14 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from exhume.contract import Architecture, ExhumeError, Knowledge, NotApplicable, Release, Weights
+from exhume.core.contract import (
+    Architecture,
+    ExhumeError,
+    Knowledge,
+    NotApplicable,
+    Release,
+    Weights,
+)
 
 __all__ = ["Background", "Known", "centre_of", "weights_of"]
 

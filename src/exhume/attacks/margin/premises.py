@@ -15,7 +15,7 @@ from torch import Tensor
 
 from exhume.attacks.margin.feature_span import first_connected, records_by
 from exhume.attacks.margin.reading import rank_of
-from exhume.contract import Architecture
+from exhume.core.contract import Architecture
 from exhume.models.matrices import Matrices
 
 __all__ = ["LEFT", "FeaturePremises", "Premises", "feature_premises", "premises_of"]

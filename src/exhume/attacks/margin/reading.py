@@ -16,13 +16,13 @@ from torch import Tensor
 
 from exhume.attacks.margin.known import centre_of
 from exhume.attacks.margin.residual import Span, span_of
-from exhume.contract import Architecture, ExhumeError, Knowledge, NotApplicable
+from exhume.core.contract import Architecture, ExhumeError, Knowledge, NotApplicable
 from exhume.models.cnn import CNN
 from exhume.models.heads import Head, check_head
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.matrices import Dense
 from exhume.models.mlp import MLP
-from exhume.store import digest
+from exhume.store.shards import digest
 
 __all__ = [
     "GAP",

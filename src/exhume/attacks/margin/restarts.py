@@ -13,7 +13,7 @@ from torch import Tensor
 from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.known import Background, weights_of
 from exhume.attacks.margin.pool import Run, pooled, to_images
-from exhume.contract import (
+from exhume.core.contract import (
     FILLED_UP,
     Cost,
     Key,
@@ -25,7 +25,7 @@ from exhume.contract import (
     Status,
     Store,
 )
-from exhume.store import address, digest
+from exhume.store.shards import address, digest
 
 __all__ = ["Once", "Restarts", "joined"]
 

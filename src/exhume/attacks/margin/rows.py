@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.margin.reading import noise_edge
-from exhume.contract import NotApplicable
+from exhume.core.contract import NotApplicable
 
 __all__ = ["Rows", "orthonormal", "row_space", "without"]
 

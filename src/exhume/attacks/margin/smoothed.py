@@ -13,7 +13,7 @@ from torch import Tensor
 
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.pool import stretched
-from exhume.contract import (
+from exhume.core.contract import (
     ExhumeError,
     Key,
     Knowledge,

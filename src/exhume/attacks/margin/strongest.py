@@ -22,7 +22,7 @@ from exhume.attacks.margin.hidden_span import HiddenSpan, second_layer
 from exhume.attacks.margin.pool import distinct
 from exhume.attacks.margin.reading import Reader
 from exhume.attacks.margin.restarts import Restarts, joined
-from exhume.contract import (
+from exhume.core.contract import (
     Key,
     Knowledge,
     NotApplicable,

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exhume.attacks.releases import features_of
-from exhume.contract import (
+from exhume.core.contract import (
     Cost,
     Key,
     Knowledge,

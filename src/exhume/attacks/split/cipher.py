@@ -24,7 +24,7 @@ from exhume.attacks.split.sent_vectors import (
     shifts,
     unplaced,
 )
-from exhume.contract import (
+from exhume.core.contract import (
     Cost,
     ExhumeError,
     Key,

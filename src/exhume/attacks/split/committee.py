@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from exhume.attacks.split.inversion import FittedInversion, ShadowInversion
-from exhume.contract import (
+from exhume.core.contract import (
     Cost,
     ExhumeError,
     Key,

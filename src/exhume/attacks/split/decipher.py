@@ -19,7 +19,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 
 __all__ = ["by_frequency", "decipher"]
 

@@ -17,7 +17,7 @@ from itertools import combinations, islice
 from exhume.attacks.split.facing import faced
 from exhume.attacks.split.inversion import FittedInversion, ShadowInversion, fit_decoder
 from exhume.attacks.split.shadow import Shadow, server_of, train_shadow
-from exhume.contract import Cost, ExhumeError, Key, Knowledge, Progress, Store, silent
+from exhume.core.contract import Cost, ExhumeError, Key, Knowledge, Progress, Store, silent
 
 __all__ = ["SubsetSearch"]
 

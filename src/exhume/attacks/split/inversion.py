@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from exhume.attacks.releases import features_of
 from exhume.attacks.split.facing import faced
 from exhume.attacks.split.shadow import LEARNED, Reads, Server, server_of, train_shadow
-from exhume.contract import (
+from exhume.core.contract import (
     Cost,
     ExhumeError,
     Key,
@@ -26,7 +26,7 @@ from exhume.contract import (
     silent,
 )
 from exhume.models.split.inverter import Decoder, OwnForm, ShadowHead
-from exhume.store import digest
+from exhume.store.shards import digest
 from exhume.train.single import Schedule, train_module
 
 __all__ = [

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.split.windows import Windows
-from exhume.contract import Key, Progress
+from exhume.core.contract import Key, Progress
 
 __all__ = ["LayerFit", "Pass", "mirrored", "nearest"]
 

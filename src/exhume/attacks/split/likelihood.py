@@ -22,7 +22,7 @@ from exhume.attacks.split.inversion import (
     TrueHeadInversion,
     mismatch,
 )
-from exhume.contract import (
+from exhume.core.contract import (
     Cost,
     ExhumeError,
     Key,

@@ -36,9 +36,9 @@ from exhume.attacks.split.inversion import FittedInversion, fit_decoder
 from exhume.attacks.split.layer_fit import LayerFit, Pass, mirrored, nearest
 from exhume.attacks.split.shadow import Server
 from exhume.attacks.split.windows import FirstLayer, Windows
-from exhume.contract import Cost, ExhumeError, Key, Knowledge, Progress, Store, silent
+from exhume.core.contract import Cost, ExhumeError, Key, Knowledge, Progress, Store, silent
 from exhume.models.split.inverter import Decoder
-from exhume.store import address, cached, digest
+from exhume.store.shards import address, cached, digest
 from exhume.train.single import Schedule
 
 __all__ = ["Lookalike", "fixed_part"]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from exhume.attacks.releases import features_of
-from exhume.contract import (
+from exhume.core.contract import (
     Cost,
     Key,
     Knowledge,

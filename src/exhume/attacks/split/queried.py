@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from exhume.attacks.releases import features_of
-from exhume.contract import (
+from exhume.core.contract import (
     Cost,
     ExhumeError,
     Key,
@@ -29,7 +29,7 @@ from exhume.contract import (
     silent,
 )
 from exhume.models.split.inverter import Decoder
-from exhume.store import digest
+from exhume.store.shards import digest
 from exhume.train.single import Schedule, train_module
 
 __all__ = ["FittedQueries", "QueriedInversion"]

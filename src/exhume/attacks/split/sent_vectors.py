@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from exhume.contract import Key
+from exhume.core.contract import Key
 
 __all__ = ["gap_between", "nearest_of", "numbered", "real_ones", "shifts", "unplaced"]
 

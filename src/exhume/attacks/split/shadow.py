@@ -18,11 +18,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exhume.attacks.split.moments import moment_distance, moments
-from exhume.contract import ExhumeError, Key, Knowledge, NotApplicable, Progress, Records, Store
+from exhume.core.contract import (
+    ExhumeError,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Progress,
+    Records,
+    Store,
+)
 from exhume.models.drawing import he_normal
 from exhume.models.split.channel import FreshNoise
 from exhume.models.split.inverter import OwnForm, ShadowHead
-from exhume.store import digest
+from exhume.store.shards import digest
 from exhume.train.single import Schedule, train_module
 
 __all__ = ["LEARNED", "Server", "Shadow", "server_of", "train_shadow"]

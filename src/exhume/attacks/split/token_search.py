@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from exhume.attacks.releases import features_of
 from exhume.attacks.split.shadow import server_of, train_shadow
-from exhume.contract import (
+from exhume.core.contract import (
     Cost,
     ExhumeError,
     Key,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exhume.attacks.releases import features_of
-from exhume.contract import (
+from exhume.core.contract import (
     Cost,
     ExhumeError,
     Key,
@@ -26,7 +26,7 @@ from exhume.contract import (
 )
 from exhume.models.drawing import he_normal
 from exhume.models.split.seq2seq import PADDING, Body, Translator, Words
-from exhume.store import digest
+from exhume.store.shards import digest
 from exhume.train.single import Schedule, train_module
 from exhume.train.translation import train_translator, word_accuracy
 

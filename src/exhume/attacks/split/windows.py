@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exhume.contract import NotApplicable
+from exhume.core.contract import NotApplicable
 from exhume.models.split.inverter import halvings
 
 __all__ = ["FirstLayer", "Windows"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.releases import features_of
-from exhume.contract import (
+from exhume.core.contract import (
     Cost,
     ExhumeError,
     Key,

@@ -23,12 +23,12 @@ from exhume.auditing.checkpoint.feature_conditions import feature_conditions, fe
 from exhume.auditing.checkpoint.fit import Fit, fit_of
 from exhume.auditing.checkpoint.preprocessing import CONTRAST, Preprocessing
 from exhume.auditing.checkpoint.recipes import decayed, recipe_like
-from exhume.contract import Architecture, NotApplicable, Records
-from exhume.evidence import Condition
+from exhume.core.contract import Architecture, NotApplicable, Records
+from exhume.core.evidence import Condition
+from exhume.core.results import AttackSpec
 from exhume.models.heads import Head
 from exhume.models.matrices import Dense
 from exhume.models.own.convolved import Convolved
-from exhume.results import AttackSpec
 from exhume.settings import CheckpointSettings
 from exhume.train.margin import MarginDescent
 from exhume.train.recipe import FullBatch

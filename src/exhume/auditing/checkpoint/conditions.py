@@ -11,7 +11,7 @@ import math
 from exhume.attacks.margin.premises import LEFT, Premises
 from exhume.attacks.margin.reading import GAP
 from exhume.auditing.checkpoint.fit import FAR, Fit
-from exhume.evidence import Condition
+from exhume.core.evidence import Condition
 
 __all__ = [
     "EQUATIONS",

@@ -15,8 +15,8 @@ from exhume.auditing.checkpoint.conditions import (
     share_of,
 )
 from exhume.auditing.checkpoint.fit import Fit, fit_to
-from exhume.contract import Records
-from exhume.evidence import Condition
+from exhume.core.contract import Records
+from exhume.core.evidence import Condition
 from exhume.models.heads import Head
 from exhume.models.own.convolved import Convolved
 

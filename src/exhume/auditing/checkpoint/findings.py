@@ -12,9 +12,9 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from exhume.contract import Reconstruction, Records
-from exhume.evidence import LineupRow
-from exhume.results import AttackSpec, Facts, Findings, Section, Verdict
+from exhume.core.contract import Reconstruction, Records
+from exhume.core.evidence import LineupRow
+from exhume.core.results import AttackSpec, Facts, Findings, Section, Verdict
 from exhume.score.margin import MarginScores, above_bar
 from exhume.score.verdict import leak_of
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from exhume.auditing.checkpoint.preprocessing import Preprocessing
-from exhume.contract import Records
+from exhume.core.contract import Records
 from exhume.models.heads import Head, margins
 from exhume.models.matrices import Dense
 from exhume.train.stationarity import stationarity

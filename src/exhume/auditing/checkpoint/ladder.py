@@ -13,8 +13,8 @@ from exhume.auditing.checkpoint.running import Attack, Control
 from exhume.auditing.checkpoint.scoring_records import ScoringRecords
 from exhume.auditing.controls import Ladder, Rung
 from exhume.auditing.estimate import stacked_seconds
-from exhume.contract import Key, Progress, Records, Store, Weights
-from exhume.evidence import LineupRow
+from exhume.core.contract import Key, Progress, Records, Store, Weights
+from exhume.core.evidence import LineupRow
 from exhume.report.folder import RunFolder
 from exhume.train.margin import MarginDescent
 from exhume.train.recipe import FullBatch

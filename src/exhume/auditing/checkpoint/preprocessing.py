@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.margin.pool import stretched
-from exhume.contract import ExhumeError
-from exhume.notation import BROKEN_ARRAYS
+from exhume.core.contract import ExhumeError
+from exhume.core.notation import BROKEN_ARRAYS
 
 __all__ = ["CONTRAST", "Preprocessing", "preprocessing_given"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from exhume.contract import Architecture
+from exhume.core.contract import Architecture
 from exhume.models.heads import Head
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.matrices import Dense

@@ -21,14 +21,14 @@ from exhume.auditing.estimate import search_seconds
 from exhume.auditing.fine_tuned import against_of
 from exhume.auditing.plan import AttackOption
 from exhume.auditing.release import AuditedRelease, Inputs, Load
-from exhume.contract import ExhumeError, Key, NotApplicable, Progress, Store
-from exhume.evidence import Condition
+from exhume.core.contract import ExhumeError, Key, NotApplicable, Progress, Store
+from exhume.core.evidence import Condition
+from exhume.core.results import Findings
 from exhume.models.heads import Head, check_head
 from exhume.models.own.convolved import Convolved
 from exhume.report.folder import RunFolder
-from exhume.results import Findings
 from exhume.settings import Brief, CheckpointSettings
-from exhume.store import digest
+from exhume.store.shards import digest
 from exhume.victims.checkpoint import Checkpoint, read_checkpoint
 
 __all__ = ["CheckpointRelease", "read_checkpoint_release"]

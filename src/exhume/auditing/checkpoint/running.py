@@ -17,7 +17,7 @@ from exhume.auditing.checkpoint.fit import Fit
 from exhume.auditing.checkpoint.preprocessing import Preprocessing
 from exhume.auditing.checkpoint.scoring_records import ScoringRecords
 from exhume.auditing.checkpoint.vector_findings import vector_findings
-from exhume.contract import (
+from exhume.core.contract import (
     Architecture,
     Key,
     Knowledge,
@@ -29,9 +29,9 @@ from exhume.contract import (
     Store,
     Weights,
 )
-from exhume.evidence import Condition, LineupRow
+from exhume.core.evidence import Condition, LineupRow
+from exhume.core.results import AttackSpec, Facts, Findings, Section
 from exhume.models.heads import Head
-from exhume.results import AttackSpec, Facts, Findings, Section
 from exhume.score.lineup import LEVEL
 from exhume.score.margin import score_margin
 from exhume.score.placebo import DIFFERENT, placebo

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from exhume import data
 from exhume.auditing.release import Load
-from exhume.contract import ExhumeError, Key, Records
-from exhume.notation import rows_in
+from exhume.core.contract import ExhumeError, Key, Records
+from exhume.core.notation import rows_in
 from exhume.settings import CheckpointSettings
-from exhume.store import digest
+from exhume.store.shards import digest
 
 __all__ = ["Pictures", "ScoringRecords", "records_given", "rows_given", "shape_of"]
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from exhume.auditing.checkpoint.findings import own_figures
 from exhume.auditing.checkpoint.scoring_records import ScoringRecords
-from exhume.contract import Reconstruction, Shard
-from exhume.evidence import LineupRow
-from exhume.results import AttackSpec, Facts, Findings, Section
+from exhume.core.contract import Reconstruction, Shard
+from exhume.core.evidence import LineupRow
+from exhume.core.results import AttackSpec, Facts, Findings, Section
 from exhume.score.vectors import VectorScores, alike_vectors
 from exhume.score.verdict import leak_of
 

@@ -24,7 +24,7 @@ from exhume.auditing.estimate import seconds_of
 from exhume.auditing.plan import AttackOption
 from exhume.auditing.release import AuditedRelease, Inputs, Load
 from exhume.auditing.sections import targets_section
-from exhume.contract import (
+from exhume.core.contract import (
     Cost,
     ExhumeError,
     Key,
@@ -36,15 +36,15 @@ from exhume.contract import (
     Store,
     Weights,
 )
+from exhume.core.results import NOT_JUDGED, AttackSpec, Facts, Findings
 from exhume.data import Reading
 from exhume.models.glm import onehot, probabilities
 from exhume.report.folder import RunFolder
-from exhume.results import NOT_JUDGED, AttackSpec, Facts, Findings
 from exhume.score.intervals import rate_of
 from exhume.score.targets import score_targets
 from exhume.score.verdict import not_audited
 from exhume.settings import Brief, FittedSettings
-from exhume.store import NullStore, digest
+from exhume.store.shards import NullStore, digest
 from exhume.train.glm import Optimum, as_matrix, augmented
 from exhume.victims.checkpoint import secret_of
 from exhume.victims.fitted import release_of_fitted

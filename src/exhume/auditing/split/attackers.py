@@ -17,7 +17,7 @@ from exhume.attacks.split.likelihood import Likelihood
 from exhume.attacks.split.lookalike import Lookalike
 from exhume.attacks.split.shadow import LEARNED
 from exhume.auditing.estimate import seconds_of
-from exhume.contract import Attack, Key, NotApplicable
+from exhume.core.contract import Attack, Key, NotApplicable
 from exhume.models.split.inverter import Decoder, OwnForm, ShadowHead
 from exhume.models.split.pipeline import Pipeline
 from exhume.settings import SplitSettings

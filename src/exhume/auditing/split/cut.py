@@ -14,7 +14,7 @@ from exhume import data
 from exhume.auditing.judging import adjusted
 from exhume.auditing.split.attackers import HEAD_KNOWN, Attacker, attacker_named
 from exhume.choices import device_named, moved
-from exhume.contract import (
+from exhume.core.contract import (
     Key,
     Knowledge,
     NotApplicable,
@@ -26,10 +26,10 @@ from exhume.contract import (
     Shard,
     Store,
 )
+from exhume.core.results import AttackSpec, Findings, Section, Word
 from exhume.models.split.blueprint import OwnNetwork
 from exhume.models.split.inverter import OwnForm
 from exhume.models.split.pipeline import Pipeline
-from exhume.results import AttackSpec, Findings, Section, Word
 from exhume.score.features import Distance
 from exhume.score.lineup import LEVEL, Alike
 from exhume.score.places import Places, line_up, places_for

@@ -10,7 +10,7 @@ import torch
 
 from exhume.auditing.split.reading import LoadedSplit
 from exhume.choices import device_named, moved
-from exhume.contract import ExhumeError, Key, Progress, Store
+from exhume.core.contract import ExhumeError, Key, Progress, Store
 from exhume.defences.split.channel import Channel
 from exhume.defences.split.dropout_ensemble import DropoutEnsemble
 from exhume.defences.split.ensembler import Ensembler
@@ -21,7 +21,7 @@ from exhume.models.split.parts import save_pipeline
 from exhume.models.split.pipeline import Pipeline
 from exhume.report.folder import RunFolder
 from exhume.settings import SplitSettings
-from exhume.store import write_atomically
+from exhume.store.shards import write_atomically
 from exhume.train.single import Schedule
 from exhume.train.split import SplitDefence, SplitJob
 

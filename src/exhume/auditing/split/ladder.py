@@ -13,8 +13,8 @@ from exhume import data
 from exhume.auditing.controls import RUNG_TARGETS, Ladder, Rung
 from exhume.auditing.split.cut import CutAudit, joined, slug
 from exhume.auditing.split.reading import LoadedSplit
-from exhume.contract import Progress
-from exhume.evidence import LineupRow
+from exhume.core.contract import Progress
+from exhume.core.evidence import LineupRow
 from exhume.models.split.pipeline import Pipeline
 from exhume.report.folder import RunFolder
 from exhume.settings import SplitSettings

@@ -17,9 +17,9 @@ from exhume.attacks.split.namer import likeliest
 from exhume.auditing.measured import Measured
 from exhume.bounds.alarm import ALARM_LEVEL, Certificate, certify
 from exhume.bounds.channel import bits, naming, success
-from exhume.contract import Cost, Key, Outcome, Records, Status
+from exhume.core.contract import Cost, Key, Outcome, Records, Status
+from exhume.core.results import AttackSpec, Findings, Section
 from exhume.models.split.pipeline import Pipeline
-from exhume.results import AttackSpec, Findings, Section
 from exhume.score.verdict import broken, not_audited
 
 __all__ = ["audit_channel", "identified_at_most"]

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from exhume import data
 from exhume.auditing.split.text_form import TextForm, text_form
-from exhume.contract import ExhumeError, Key, Records
+from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.own.factory import module_named
 from exhume.models.own.text import drawn_tokens, whole_numbers
 from exhume.models.split.cut import cut, layer_named, points
 from exhume.models.split.inverter import halvings
 from exhume.models.split.pipeline import Pipeline, undefended
 from exhume.settings import SplitSettings
-from exhume.store import digest
+from exhume.store.shards import digest
 from exhume.victims.tensor_file import read_tensors
 
 __all__ = ["LoadedNetwork", "LoadedSplit", "read_network", "read_split", "sizes_of"]

@@ -23,7 +23,7 @@ from exhume.auditing.split.attackers import (
 )
 from exhume.auditing.split.reading import LoadedSplit
 from exhume.choices import threads_for
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.models.probes import after, leaves
 from exhume.models.split.cost import multiply_adds
 from exhume.models.split.inverter import Decoder, ShadowHead

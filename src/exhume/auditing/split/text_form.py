@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from exhume.attacks.split.cipher import FOUND, NO_POSITIONS
-from exhume.contract import ExhumeError, Key, NotApplicable, Records
+from exhume.core.contract import ExhumeError, Key, NotApplicable, Records
 from exhume.models.own.text import drawn_tokens, embedding_of
 from exhume.settings import SplitSettings
 

@@ -15,7 +15,7 @@ from exhume.attacks.split.words_as_sent import WordsAsSent
 from exhume.auditing.split.attackers import HEAD_KNOWN, Attacker
 from exhume.auditing.split.cut import Scored
 from exhume.auditing.split.text_form import TextForm, positions_of
-from exhume.contract import Key, NotApplicable, Reconstruction
+from exhume.core.contract import Key, NotApplicable, Reconstruction
 from exhume.models.split.blueprint import OwnNetwork
 from exhume.models.split.inverter import OwnForm
 from exhume.models.split.pipeline import Pipeline

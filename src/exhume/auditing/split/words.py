@@ -10,7 +10,7 @@ import torch
 from exhume.auditing.split.cut import AttackedCut
 from exhume.auditing.split.defended import Defended
 from exhume.auditing.split.reading import LoadedSplit
-from exhume.results import Chart, Facts, Point
+from exhume.core.results import Chart, Facts, Point
 from exhume.settings import SplitSettings
 
 __all__ = ["charts", "depth_sentence", "facts", "notes_on"]

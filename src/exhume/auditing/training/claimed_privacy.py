@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Key, NotApplicable, Recipe, Records, Shard, Store
+from exhume.core.contract import ExhumeError, Key, NotApplicable, Recipe, Records, Shard, Store
 from exhume.settings import VictimSettings
-from exhume.store import address, digest
+from exhume.store.shards import address, digest
 from exhume.train.claimed_privacy import ClaimedPrivacy, read_from_opacus
 from exhume.train.dp import Privacy
 from exhume.train.own import OwnTraining

@@ -12,10 +12,10 @@ from math import prod
 from exhume.attacks.informed.memory import LIMITS, closed_form_bytes, reconn_bytes
 from exhume.attacks.informed.reconn import RecoNN
 from exhume.choices import Trains
-from exhume.contract import Key
+from exhume.core.contract import Key
+from exhume.core.notation import duration_of
 from exhume.data.memory_guard import size_of
 from exhume.models.split.cost import multiply_adds
-from exhume.notation import duration_of
 from exhume.settings import DataSettings
 from exhume.train.cost import GENERAL, seconds_per_model_of, training_operations
 from exhume.train.fleet import chunk_for

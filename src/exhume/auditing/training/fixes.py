@@ -15,10 +15,10 @@ from exhume.auditing.training.game import (
     start_of,
 )
 from exhume.auditing.training.release import TrainingRelease
-from exhume.contract import ExhumeError, Key, Progress, Store, Weights
+from exhume.core.contract import ExhumeError, Key, Progress, Store, Weights
+from exhume.core.results import AttackSpec
 from exhume.defences.rounding import Rounding
 from exhume.report.folder import RunFolder
-from exhume.results import AttackSpec
 from exhume.settings import Settings
 from exhume.train.dp import noise_for_epsilon
 from exhume.train.functional import accuracy, own_gradients

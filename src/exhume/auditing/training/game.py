@@ -19,7 +19,7 @@ from exhume.attacks.informed.through_any_training import ThroughAnyTraining, thr
 from exhume.auditing.at_risk import factors_of_own
 from exhume.auditing.sections import targets_section
 from exhume.choices import as_known, device_named, moved, recipe_for, sizes_for
-from exhume.contract import (
+from exhume.core.contract import (
     Attack,
     Key,
     Knowledge,
@@ -33,13 +33,13 @@ from exhume.contract import (
     Weights,
     silent,
 )
-from exhume.evidence import LineupRow
-from exhume.results import AttackSpec, Facts, Findings, Section
+from exhume.core.evidence import LineupRow
+from exhume.core.results import AttackSpec, Facts, Findings, Section
 from exhume.score.places import line_up, places_for
 from exhume.score.targets import TargetScores, score_targets
 from exhume.score.verdict import not_audited
 from exhume.settings import Settings
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.train.dp import epsilon
 from exhume.train.functional import accuracy
 from exhume.train.own import OwnTraining

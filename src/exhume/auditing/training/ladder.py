@@ -16,8 +16,8 @@ from exhume.auditing.training.game import (
     informed_game,
 )
 from exhume.auditing.training.release import TrainingRelease
-from exhume.contract import Progress
-from exhume.evidence import LineupRow
+from exhume.core.contract import Progress
+from exhume.core.evidence import LineupRow
 from exhume.report.folder import RunFolder
 from exhume.settings import Settings
 

@@ -23,7 +23,7 @@ from exhume.auditing.training.game import Game
 from exhume.bounds.alarm import ALARM_LEVEL, certify
 from exhume.bounds.dp_sgd import dp_sgd
 from exhume.bounds.prior import kappa_of_naming
-from exhume.contract import (
+from exhume.core.contract import (
     Cost,
     Key,
     Knowledge,
@@ -36,7 +36,7 @@ from exhume.contract import (
     Weights,
     silent,
 )
-from exhume.results import AttackSpec, Findings, Section
+from exhume.core.results import AttackSpec, Findings, Section
 from exhume.score.naming import nearest_is_right
 from exhume.score.pixels import mse
 from exhume.score.verdict import broken, not_audited

@@ -31,14 +31,14 @@ from exhume.auditing.training.game import (
 from exhume.auditing.training.limits import PRIOR_AWARE, audit_limits
 from exhume.auditing.training.stored import attack_stored
 from exhume.choices import Trains, recipe_for, resolve, sized
-from exhume.contract import Key, NotApplicable, Progress, Records, Store
+from exhume.core.contract import Key, NotApplicable, Progress, Records, Store
+from exhume.core.results import AttackSpec, Findings
 from exhume.data import Reading
 from exhume.data.memory_guard import size_of
 from exhume.models.activations import activation
 from exhume.report.folder import RunFolder
-from exhume.results import AttackSpec, Findings
-from exhume.scale import Cores, Here, where_now, workers_for
 from exhume.settings import Brief, Settings
+from exhume.store.scale import Cores, Here, where_now, workers_for
 from exhume.train.claimed_privacy import ClaimedPrivacy
 from exhume.train.fleet import fleet_work
 from exhume.train.recipe import FullBatch

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from exhume.attacks.baseline import holdings
 from exhume.auditing.training.game import Game, lined_up
-from exhume.contract import Cost, Outcome, Progress, Records, Status
-from exhume.results import AttackSpec, Findings, Section
+from exhume.core.contract import Cost, Outcome, Progress, Records, Status
+from exhume.core.results import AttackSpec, Findings, Section
 from exhume.score.verdict import leak_of
 from exhume.train.own import OwnTraining
 

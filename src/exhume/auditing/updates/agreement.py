@@ -27,7 +27,7 @@ from torch import Tensor
 
 from exhume.auditing.updates.proofs import labels_behind, order_behind
 from exhume.auditing.updates.reading import Case
-from exhume.contract import ExhumeError, Key, Layout, Records
+from exhume.core.contract import ExhumeError, Key, Layout, Records
 from exhume.models.own.text import TextModel
 from exhume.victims.gradient import release_updates
 

@@ -22,7 +22,7 @@ from exhume.attacks.gradient.text.word_rows import WordRows
 from exhume.auditing.cached import cached_reconstruction
 from exhume.auditing.updates.proofs import Proof, proof_of
 from exhume.auditing.updates.reading import Case
-from exhume.contract import (
+from exhume.core.contract import (
     Attack,
     Key,
     Knowledge,
@@ -32,10 +32,10 @@ from exhume.contract import (
     Reconstruction,
     Store,
 )
+from exhume.core.results import AttackSpec
 from exhume.models.mlp import MLP
-from exhume.results import AttackSpec
 from exhume.settings import UpdateSettings
-from exhume.store import address
+from exhume.store.shards import address
 from exhume.train.local import Steps
 
 __all__ = [

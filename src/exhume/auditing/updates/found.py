@@ -13,8 +13,8 @@ from exhume.attacks.gradient.matching import GradientMatching
 from exhume.auditing.updates.attacks import Answer, UpdateAttack
 from exhume.auditing.updates.found_texts import is_of_texts, listed_words, scored_texts, with_words
 from exhume.auditing.updates.lineups import Truth, lined_up, pooled
-from exhume.contract import Cost, Key, Outcome
-from exhume.results import NOT_JUDGED, Facts, Findings, Section, Verdict
+from exhume.core.contract import Cost, Key, Outcome
+from exhume.core.results import NOT_JUDGED, Facts, Findings, Section, Verdict
 from exhume.score.intervals import rate_of
 from exhume.score.updates import UpdateScores, score_updates
 from exhume.score.verdict import leak_of, not_audited

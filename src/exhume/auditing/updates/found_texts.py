@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from exhume.auditing.updates.attacks import Answer, UpdateAttack
-from exhume.contract import Key, Reconstruction, Records, Shard
+from exhume.core.contract import Key, Reconstruction, Records, Shard
+from exhume.core.results import Verdict
 from exhume.models.own.text import TextModel
-from exhume.results import Verdict
 from exhume.score.lineup import Alike
 from exhume.score.texts import alike_lists, alike_texts, score_texts, score_words
 from exhume.score.updates import UpdateScores

@@ -11,9 +11,9 @@ from exhume.auditing.controls import RUNG_TARGETS, Ladder, Rung
 from exhume.auditing.updates.lineups import Truth
 from exhume.auditing.updates.made import cases_of
 from exhume.auditing.updates.release import UpdateRelease, attack_updates
-from exhume.contract import ExhumeError, Gradient, Key, Progress
+from exhume.core.contract import ExhumeError, Gradient, Key, Progress
+from exhume.core.evidence import LineupRow
 from exhume.defences.release import NoiseRelease
-from exhume.evidence import LineupRow
 from exhume.report.folder import RunFolder
 
 __all__ = ["update_ladder"]

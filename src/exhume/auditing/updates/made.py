@@ -9,7 +9,7 @@ from torch import Tensor
 
 from exhume.auditing.updates.lineups import Truth
 from exhume.auditing.updates.reading import Case, steps_of
-from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records
+from exhume.core.contract import Architecture, ExhumeError, Gradient, Key, Records
 from exhume.models.own.language import LanguageModel
 from exhume.models.own.module import recognised
 from exhume.models.own.text import TextModel

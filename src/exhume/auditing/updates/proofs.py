@@ -21,7 +21,7 @@ from torch.func import functional_call
 
 from exhume.attacks.gradient.span.signs_and_norms import odd
 from exhume.attacks.gradient.text.targets import as_trained
-from exhume.contract import Architecture, Gradient, Key, Reconstruction, Records
+from exhume.core.contract import Architecture, Gradient, Key, Reconstruction, Records
 from exhume.models.mlp import MLP
 from exhume.models.own.language import LanguageModel
 from exhume.models.own.text import TextModel

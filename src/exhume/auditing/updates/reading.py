@@ -12,16 +12,16 @@ from torch.func import functional_call
 
 from exhume.auditing.fine_tuned import against_of
 from exhume.auditing.updates.text import check_fits, is_text, text_model, vocabulary_of
-from exhume.contract import Architecture, ExhumeError, Gradient, Key, Records, Vocabulary
+from exhume.core.contract import Architecture, ExhumeError, Gradient, Key, Records, Vocabulary
+from exhume.core.notation import rows_by_client
 from exhume.data import Reading, file_names
 from exhume.models.own.factory import model_named
 from exhume.models.own.language import LanguageModel
 from exhume.models.own.module import ModuleArchitecture, recognised
 from exhume.models.own.per_record_check import draws_numbers
 from exhume.models.own.text import TextModel
-from exhume.notation import rows_by_client
 from exhume.settings import UpdateSettings
-from exhume.store import digest
+from exhume.store.shards import digest
 from exhume.train.local import Steps
 from exhume.train.routine import Routine
 from exhume.victims.payload import Checked, Said, check_payload

@@ -40,7 +40,7 @@ from exhume.auditing.updates.reading import (
 )
 from exhume.auditing.updates.server import SERVER, chosen_weights
 from exhume.choices import recipe_for, threads_for
-from exhume.contract import (
+from exhume.core.contract import (
     Architecture,
     Gradient,
     Key,
@@ -49,15 +49,15 @@ from exhume.contract import (
     ReleaseDefence,
     Store,
 )
+from exhume.core.results import Facts, Findings, strongest
 from exhume.defences.release import NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.models.mlp import MLP
 from exhume.models.own.language import LanguageModel
 from exhume.models.own.text import TextModel
 from exhume.models.two_layer import TwoLayer
 from exhume.report.folder import RunFolder
-from exhume.results import Facts, Findings, strongest
 from exhume.settings import Brief, UpdateSettings
-from exhume.store import digest
+from exhume.store.shards import digest
 from exhume.train.local import Steps
 
 __all__ = ["UpdateRelease", "attack_updates", "read_updates"]

@@ -17,9 +17,9 @@ from exhume.auditing.updates.attacks import UpdateAttack, attack_all
 from exhume.auditing.updates.found import found_by
 from exhume.auditing.updates.lineups import Truth
 from exhume.auditing.updates.made import cases_of
-from exhume.contract import Architecture, Key, NotApplicable, Progress, QueryingAttack, Records
+from exhume.core.contract import Architecture, Key, NotApplicable, Progress, QueryingAttack, Records
+from exhume.core.results import NOT_JUDGED, AttackSpec, Findings, Section
 from exhume.report.folder import RunFolder
-from exhume.results import NOT_JUDGED, AttackSpec, Findings, Section
 from exhume.score.verdict import found_something
 
 __all__ = ["SERVER", "chosen_weights"]

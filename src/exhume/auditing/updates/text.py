@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from exhume.contract import Architecture, ExhumeError, Records, Vocabulary
+from exhume.core.contract import Architecture, ExhumeError, Records, Vocabulary
 from exhume.data import dictionary_at
 from exhume.models.own.language import LOSSES, LanguageModel, writes_text
 from exhume.models.own.text import TextModel, takes_tokens

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from exhume.bounds.channel import bits, sigma_for
-from exhume.contract import ExhumeError, Key, Progress, Store, silent
+from exhume.core.contract import ExhumeError, Key, Progress, Store, silent
 from exhume.defences.split.single import quiet
 from exhume.models.split.channel import ENCODED, EXPANDED, ChannelNetwork
 from exhume.models.split.cut import Split

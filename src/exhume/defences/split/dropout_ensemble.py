@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exhume.contract import ExhumeError, Key, Progress, Store, silent
+from exhume.core.contract import ExhumeError, Key, Progress, Store, silent
 from exhume.models.split.cut import wider_tail
 from exhume.models.split.pipeline import Client, Pipeline
 from exhume.train.single import train_module

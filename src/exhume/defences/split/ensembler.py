@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exhume.contract import ExhumeError, Key, Progress, Store, silent
+from exhume.core.contract import ExhumeError, Key, Progress, Store, silent
 from exhume.models.split.cut import Split, wider_tail
 from exhume.models.split.pipeline import Client, Pipeline
-from exhume.scale import Cluster, run_jobs, where_now
-from exhume.store import NullStore, address, digest
+from exhume.store.scale import Cluster, run_jobs, where_now
+from exhume.store.shards import NullStore, address, digest
 from exhume.train.single import Schedule, train_module
 from exhume.train.split import SplitJob, fixed_noise, train_split
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exhume.contract import ExhumeError, Key, Progress, Store, silent
+from exhume.core.contract import ExhumeError, Key, Progress, Store, silent
 from exhume.defences.split.single import quiet
 from exhume.models.split.cut import cut
 from exhume.models.split.inverter import Decoder

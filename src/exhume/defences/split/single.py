@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exhume.contract import ExhumeError, Key, Progress, Store, silent
+from exhume.core.contract import ExhumeError, Key, Progress, Store, silent
 from exhume.models.split.cut import Split
 from exhume.models.split.pipeline import Client, Pipeline
-from exhume.store import digest
+from exhume.store.shards import digest
 from exhume.train.single import Schedule, train_module
 from exhume.train.split import FEATURES, SplitJob, check_dropped, fixed_noise, train_split
 

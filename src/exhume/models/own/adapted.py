@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 
 __all__ = ["AdaptedLinear", "adapted"]
 

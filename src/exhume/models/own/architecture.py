@@ -20,13 +20,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from exhume.contract import Architecture, ExhumeError, Key, Layout
+from exhume.core.contract import Architecture, ExhumeError, Key, Layout
 from exhume.models.mlp import MLP
 from exhume.models.own.factory import Factory
 from exhume.models.own.module import ModuleArchitecture, recognised
 from exhume.models.own.per_record_check import keeps_statistics, not_per_record
 from exhume.naming import digest_of_code, first_line
-from exhume.store import digest
+from exhume.store.shards import digest
 
 __all__ = ["OwnArchitecture", "architecture_named", "fully_connected"]
 

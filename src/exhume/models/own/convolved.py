@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from exhume.contract import Key, Layout
+from exhume.core.contract import Key, Layout
 from exhume.models.probes import change_inputs
 
 __all__ = ["Convolved"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from exhume.contract import Architecture, ExhumeError, Key
+from exhume.core.contract import Architecture, ExhumeError, Key
 from exhume.naming import called, first_line, named, seeded_globals
 
 __all__ = ["Factory", "model_named", "module_named"]

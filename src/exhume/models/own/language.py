@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 from exhume.models.own.text import TextModel, as_numbers, called, drawn_tokens, embedding_of
 from exhume.models.probes import after, before, change_inputs, change_outputs
 

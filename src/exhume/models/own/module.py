@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, replace_all_batch_norm_modules_
 
-from exhume.contract import Architecture, ExhumeError, Key, Layout
+from exhume.core.contract import Architecture, ExhumeError, Key, Layout
 from exhume.models.activations import ACTIVATIONS
 from exhume.models.mlp import MLP
 from exhume.models.two_layer import TwoLayer

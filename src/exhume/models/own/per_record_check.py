@@ -11,7 +11,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.naming import seeded_globals
 
 __all__ = ["draws_numbers", "keeps_statistics", "not_per_record"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 from exhume.models.own.factory import module_named
 from exhume.models.own.text import whole_numbers
 from exhume.models.split.channel import ChannelNetwork
@@ -17,7 +17,7 @@ from exhume.models.split.cut import Split, cut, wider_tail
 from exhume.models.split.network import Network
 from exhume.models.split.resnet import ResNet18
 from exhume.models.split.vgg import VGG16
-from exhume.store import describe
+from exhume.store.shards import describe
 
 __all__ = ["Blueprint", "Network", "OwnNetwork", "plain_network"]
 

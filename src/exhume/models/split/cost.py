@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.models.split.cut import device_of
 from exhume.models.split.parallel_bodies import Way, fastest, timed_ways
 from exhume.models.split.pipeline import Client, Pipeline

@@ -18,7 +18,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, fx, nn
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 
 __all__ = ["Split", "cut", "device_of", "layer_named", "points", "wider_tail"]
 

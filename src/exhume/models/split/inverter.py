@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from exhume.contract import ExhumeError, Key, NotApplicable
+from exhume.core.contract import ExhumeError, Key, NotApplicable
 from exhume.models.drawing import he_normal
 from exhume.models.split.channel import UnitLength
 from exhume.models.split.cut import cut

@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from exhume.contract import ExhumeError
-from exhume.store import write_atomically
+from exhume.core.contract import ExhumeError
+from exhume.store.shards import write_atomically
 
 __all__ = [
     "MANIFEST",

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import nn
 
-from exhume.contract import Key
+from exhume.core.contract import Key
 
 __all__ = ["Network"]
 

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.models.split.blueprint import Blueprint
 from exhume.models.split.channel import ChannelNetwork
 from exhume.models.split.manifest import (
@@ -34,7 +34,7 @@ from exhume.models.split.manifest import (
     write_manifest,
 )
 from exhume.models.split.pipeline import Client, Pipeline
-from exhume.store import write_atomically
+from exhume.store.shards import write_atomically
 
 __all__ = [
     "KeptBody",

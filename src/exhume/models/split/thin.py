@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 from exhume.models.drawing import he_normal
 from exhume.models.split.resnet import Basic
 

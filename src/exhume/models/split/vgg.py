@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 from exhume.models.drawing import he_normal
 
 __all__ = ["VGG16"]

@@ -11,7 +11,7 @@ from functools import partial
 
 from exhume.attacks.gradient.decoder import decode, features_below
 from exhume.attacks.gradient.span.attack import SpanAttack
-from exhume.contract import Knowledge
+from exhume.core.contract import Knowledge
 from exhume.models.mlp import MLP
 from exhume.score.batches import RECOVERED, score_batches
 from exhume.studies.arms import mounted

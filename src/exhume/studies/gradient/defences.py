@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.span.attack import SpanAttack
-from exhume.contract import Attack, Gradient, ReleaseDefence
+from exhume.core.contract import Attack, Gradient, ReleaseDefence
 from exhume.defences.release import ClipRelease, NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.models.two_layer import TwoLayer
 from exhume.studies.claims import flattened, line

@@ -20,8 +20,9 @@ from exhume.attacks.gradient.features import FeatureDecoding
 from exhume.attacks.gradient.gates import GateAttack
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.patches import PatchAttack
-from exhume.contract import Attack, Gradient, Records, Status
-from exhume.contract import Outcome as Ended
+from exhume.core.contract import Attack, Gradient, Records, Status
+from exhume.core.contract import Outcome as Ended
+from exhume.core.results import AttackSpec, Chart, Findings, Point, Section
 from exhume.models.ordinary import (
     ResNet,
     VisionTransformer,
@@ -31,7 +32,6 @@ from exhume.models.ordinary import (
 )
 from exhume.models.own.module import ModuleArchitecture
 from exhume.naming import seeded_globals
-from exhume.results import AttackSpec, Chart, Findings, Point, Section
 from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
 from exhume.studies.gradient.batches import attacked, came_back
 from exhume.studies.gradient.networks_fedavg import fedavg_metrics

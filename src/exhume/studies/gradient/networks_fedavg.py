@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from exhume.attacks.gradient.features import FeatureDecoding
 from exhume.attacks.gradient.local_steps import LocalStepsAttack
-from exhume.contract import Attack, Knowledge
+from exhume.core.contract import Attack, Knowledge
 from exhume.models.ordinary import convnet, fully_connected
 from exhume.models.own.module import ModuleArchitecture
 from exhume.naming import seeded_globals

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from exhume import data
 from exhume.attacks.gradient.text.language import LanguageAttack
 from exhume.attacks.gradient.text.token_bag import TokenBag
-from exhume.contract import Attack, Key, Knowledge, Reconstruction, Records
+from exhume.core.contract import Attack, Key, Knowledge, Reconstruction, Records
 from exhume.data.synthetic import synthetic_pairs
 from exhume.data.tokens import Reading, tokenised
 from exhume.models.own.language import LanguageModel

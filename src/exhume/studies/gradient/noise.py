@@ -15,8 +15,8 @@ from torch import Tensor
 from exhume.attacks.gradient.span.attack import SpanAttack
 from exhume.attacks.gradient.tensor.attack import TensorAttack
 from exhume.attacks.gradient.tensor.rows import DrawnRows, blocks
-from exhume.contract import Attack, Key, NotApplicable, Reconstruction, Records, Status
-from exhume.contract import Outcome as Ended
+from exhume.core.contract import Attack, Key, NotApplicable, Reconstruction, Records, Status
+from exhume.core.contract import Outcome as Ended
 from exhume.defences.release import NoiseRelease
 from exhume.models.two_layer import TwoLayer
 from exhume.score.batches import score_batches

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from exhume.attacks.gradient.span.attack import SpanAttack
-from exhume.contract import Key, Records
+from exhume.core.contract import Key, Records
 from exhume.models.two_layer import TwoLayer
 from exhume.studies.claims import flattened, prefixed
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.tensor.attack import TensorAttack
-from exhume.contract import Attack
+from exhume.core.contract import Attack
 from exhume.models.two_layer import TwoLayer
 from exhume.score.batches import RECOVERED
 from exhume.score.intervals import bootstrap

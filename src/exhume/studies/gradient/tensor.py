@@ -19,7 +19,7 @@ from torch import Tensor
 from exhume.attacks.gradient.tensor.attack import TensorAttack
 from exhume.attacks.gradient.tensor.cp import have_tensorly
 from exhume.attacks.gradient.tensor.decompose import METHODS
-from exhume.contract import Key, Records
+from exhume.core.contract import Key, Records
 from exhume.models.two_layer import TwoLayer
 from exhume.studies.claims import flattened, mean_of
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from exhume import data
 from exhume.attacks.gradient.text.attack import TextAttack
-from exhume.contract import Key, Knowledge, Records
+from exhume.core.contract import Key, Knowledge, Records
 from exhume.data.synthetic import synthetic_pairs
 from exhume.data.tokens import Reading, tokenised
 from exhume.models.own.text import TextModel

@@ -18,7 +18,7 @@ import torch
 from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.auditing.training.certificates import allowed_by, named_by_steps
-from exhume.contract import Attack, Knowledge
+from exhume.core.contract import Attack, Knowledge
 from exhume.score.naming import named_rightly
 from exhume.score.targets import measure
 from exhume.settings import DataSettings, VictimSettings

@@ -20,7 +20,7 @@ from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.reconn import RecoNN
 from exhume.attacks.informed.through_any_training import ThroughAnyTraining
 from exhume.auditing.training.cost import Stage, game_stages, reconn_stage
-from exhume.contract import Attack, Key
+from exhume.core.contract import Attack, Key
 from exhume.models.lpips import LPIPS, perceptual
 from exhume.settings import DataSettings
 from exhume.studies.arms import BALLE22_CNN, ERROR, Arm, Bench, arm_metrics

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from exhume.attacks.informed.noise_aware import NoiseAware
-from exhume.contract import Attack
+from exhume.core.contract import Attack
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, Bench, arm_metrics
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.settings import DataSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, Bench, arm_metrics
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.baseline import MeanRecord
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.score.correlation import Correlation, rank_correlation
 from exhume.score.texture import STATISTICS
 from exhume.settings import DataSettings, VictimSettings

@@ -17,10 +17,10 @@ from exhume.attacks.baseline import MeanRecord, holdings, snap_to_holdings
 from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.auditing.sections import targets_section
 from exhume.choices import moved
-from exhume.contract import Knowledge, Records
+from exhume.core.contract import Knowledge, Records
+from exhume.core.results import AttackSpec, Findings
 from exhume.data import Sizes, Split, split
 from exhume.models.glm import softmax_regression
-from exhume.results import AttackSpec, Findings
 from exhume.score.targets import TargetScores, score_targets
 from exhume.studies.arms import mounted
 from exhume.studies.framework import Claims, Outcome, Run, Scale, Study

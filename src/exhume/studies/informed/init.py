@@ -16,7 +16,7 @@ from torch import Tensor
 from exhume import data
 from exhume.attacks.informed.membership import membership_scores
 from exhume.choices import moved
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.data import Sizes
 from exhume.models.mlp import MLP
 from exhume.score.membership import gap_over_spread, mean_auc

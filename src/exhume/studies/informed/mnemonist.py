@@ -18,7 +18,7 @@ from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.mnemonist import FittedMnemonist, Mnemonist
 from exhume.attacks.informed.reconn import FEWEST, RecoNN, split_shadows
 from exhume.attacks.informed.shadows import Shadows, train_shadows
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Dense
 from exhume.settings import DataSettings

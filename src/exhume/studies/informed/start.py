@@ -13,7 +13,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from exhume.auditing import Game
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.settings import DataSettings
 from exhume.studies.arms import BALLE22, Bench, arm_metrics
 from exhume.studies.framework import Claims, Outcome, Run, Scale, Study

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from exhume.attacks.baseline import MeanRecord
 from exhume.auditing import Game
-from exhume.contract import Attack, ExhumeError, Key
+from exhume.core.contract import Attack, ExhumeError, Key
 from exhume.score.intervals import bootstrap, clopper_pearson
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import ERROR, Arm, Bench

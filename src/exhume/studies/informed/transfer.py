@@ -17,7 +17,7 @@ from torch import Tensor
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.reconn import FittedRecoNN, RecoNN
-from exhume.contract import Key, Records
+from exhume.core.contract import Key, Records
 from exhume.models.reconstructors import Deconv, Dense
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, ERROR, Bench, scored

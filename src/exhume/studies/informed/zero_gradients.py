@@ -17,7 +17,7 @@ from statistics import fmean
 from torch import Tensor
 
 from exhume.auditing import Game
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.score.correlation import Correlation, rank_correlation
 from exhume.score.intervals import bootstrap
 from exhume.settings import DataSettings, VictimSettings

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.smoothed import Smoothed
-from exhume.contract import Records
+from exhume.core.contract import Records
+from exhume.core.results import AttackSpec, Findings
 from exhume.defences.margin import NoisyMargin, ProtectedDescent
-from exhume.results import AttackSpec, Findings
 from exhume.studies.claims import fewer, flattened, mean_of
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.studies.margin.game import MarginGame, from_small_start, quick

@@ -24,11 +24,11 @@ from exhume.attacks.margin.restarts import Restarts
 from exhume.attacks.margin.strongest import Strongest
 from exhume.auditing import margin_findings
 from exhume.choices import device_named
-from exhume.contract import Attack, Key, Knowledge, Reconstruction, Records
+from exhume.core.contract import Attack, Key, Knowledge, Reconstruction, Records
+from exhume.core.results import AttackSpec, Findings
 from exhume.defences.margin import ProtectedDescent
 from exhume.models.heads import Head
 from exhume.models.homogeneous import HomogeneousMLP
-from exhume.results import AttackSpec, Findings
 from exhume.score.intervals import bootstrap
 from exhume.score.margin import MarginScores, above_bar, score_margin
 from exhume.studies.arms import mounted

@@ -18,7 +18,7 @@ from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.strongest import Strongest
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.score.intervals import bootstrap
 from exhume.score.margin import MarginScores
 from exhume.studies.claims import paired, prefixed, ranged

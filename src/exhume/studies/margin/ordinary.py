@@ -20,19 +20,19 @@ from exhume.attacks.margin.strongest import Strongest, met
 from exhume.auditing import margin_findings
 from exhume.auditing.checkpoint.scoring_records import Pictures, ScoringRecords
 from exhume.auditing.checkpoint.vector_findings import vector_findings
-from exhume.contract import Key, Knowledge, Reconstruction, Records, Shard
-from exhume.contract import Outcome as Ended
-from exhume.evidence import LineupRow
+from exhume.core.contract import Key, Knowledge, Reconstruction, Records, Shard
+from exhume.core.contract import Outcome as Ended
+from exhume.core.evidence import LineupRow
+from exhume.core.results import AttackSpec, Findings
 from exhume.models.cnn import CNN
 from exhume.models.heads import Head
 from exhume.models.lpips import perceptual
 from exhume.models.mlp import MLP
-from exhume.results import AttackSpec, Findings
 from exhume.score.lineup import LEVEL
 from exhume.score.margin import above_bar, score_margin
 from exhume.score.places import line_up, places_for
 from exhume.score.vectors import score_vectors
-from exhume.store import address, digest
+from exhume.store.shards import address, digest
 from exhume.studies.arms import mounted
 from exhume.studies.claims import line, prefixed
 from exhume.studies.framework import Chart, Claims, Outcome, Run, Scale, Stated, Study

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.strongest import Strongest
-from exhume.contract import Key
+from exhume.core.contract import Key
+from exhume.core.results import Findings
 from exhume.models.homogeneous import HomogeneousMLP
-from exhume.results import Findings
 from exhume.studies.claims import flattened, line, mean_of, paired
 from exhume.studies.framework import Chart, Claims, Outcome, Run, Scale, Study
 from exhume.studies.margin.game import (

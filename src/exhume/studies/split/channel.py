@@ -8,7 +8,7 @@ from torch import Tensor
 
 from exhume.bounds.alarm import Certificate, certify
 from exhume.bounds.channel import naming
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.data import Sizes
 from exhume.models.split.thin import ThinClient
 from exhume.score.features import InputScores

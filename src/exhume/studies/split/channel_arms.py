@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from exhume import data
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
 from exhume.attacks.split.namer import likeliest
-from exhume.contract import Attack, Key
+from exhume.core.contract import Attack, Key
 from exhume.data import Sizes, Split
 from exhume.defences.split.channel import Channel
 from exhume.models.drawing import he_normal

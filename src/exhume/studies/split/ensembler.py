@@ -22,7 +22,7 @@ from exhume.attacks.split.layer_fit import Pass
 from exhume.attacks.split.likelihood import Likelihood
 from exhume.attacks.split.lookalike import Lookalike
 from exhume.attacks.split.shadow import LEARNED
-from exhume.contract import Attack, Key
+from exhume.core.contract import Attack, Key
 from exhume.defences.split.dropout_ensemble import DropoutEnsemble
 from exhume.defences.split.ensembler import Ensembler
 from exhume.defences.split.single import Dropout, ForeignHead, Noise, RandomHead, Shredder

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exhume.contract import Cost, Key, Outcome, Status
-from exhume.results import AttackSpec, Findings, Section
+from exhume.core.contract import Cost, Key, Outcome, Status
+from exhume.core.results import AttackSpec, Findings, Section
 from exhume.score.intervals import clustered
 from exhume.studies.framework import Run
 from exhume.studies.split.ensembler import Network, Setting, Trained, defended

@@ -18,12 +18,12 @@ from exhume.attacks.split.enumeration import SubsetSearch
 from exhume.attacks.split.inversion import ShadowInversion
 from exhume.attacks.split.lookalike import Lookalike
 from exhume.attacks.split.shadow import server_of, train_shadow
-from exhume.contract import Attack, Key, silent
+from exhume.core.contract import Attack, Key, silent
 from exhume.data import Sizes
 from exhume.defences.split.ensembler import Ensembler
 from exhume.defences.split.single import Noise
 from exhume.models.split.pipeline import Pipeline
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.studies.claims import Comparison, prefixed
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.studies.split.ensembler import QUICK, Attackers

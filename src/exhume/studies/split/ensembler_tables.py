@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from exhume.attacks.split.lookalike import Lookalike
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.data import Sizes
 from exhume.defences.split.ensembler import Ensembler
 from exhume.defences.split.single import Shredder

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from exhume.attacks.split.inversion import ShadowInversion
 from exhume.attacks.split.queried import QueriedInversion
-from exhume.contract import Attack, Key, Records
+from exhume.core.contract import Attack, Key, Records
 from exhume.data import Sizes
 from exhume.defences.split.single import Noise
 from exhume.models.split.inverter import ShadowHead

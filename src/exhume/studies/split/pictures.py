@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exhume.contract import Outcome, Status
-from exhume.results import AttackSpec, Findings, Section
+from exhume.core.contract import Outcome, Status
+from exhume.core.results import AttackSpec, Findings, Section
 from exhume.studies.split.game import Row
 
 __all__ = ["mosaic", "pictured"]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from exhume.attacks.split.inversion import ShadowInversion
-from exhume.contract import Attack, Key
+from exhume.core.contract import Attack, Key
 from exhume.data import Sizes
 from exhume.models.split.cut import Split, cut, device_of
 from exhume.models.split.inverter import OwnForm

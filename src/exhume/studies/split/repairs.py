@@ -21,7 +21,7 @@ from exhume.attacks.split.inversion import ShadowInversion
 from exhume.attacks.split.layer_fit import Pass
 from exhume.attacks.split.lookalike import Lookalike
 from exhume.attacks.split.shadow import LEARNED
-from exhume.contract import Attack
+from exhume.core.contract import Attack
 from exhume.data import Sizes
 from exhume.defences.split.ensembler import Ensembler
 from exhume.defences.split.hiding import Adversarial, Fresh, Rotated, Rotation

@@ -19,14 +19,14 @@ from torch import Tensor
 from exhume import data
 from exhume.attacks.split.cipher import KnownTable, SubstitutionCipher
 from exhume.attacks.split.translation import FittedTranslation, ShadowTranslation
-from exhume.contract import Attack, Key, Prepared, Reconstruction
+from exhume.core.contract import Attack, Key, Prepared, Reconstruction
 from exhume.data import TextPairs
 from exhume.data.synthetic import synthetic_pairs
 from exhume.models.split.seq2seq import PADDING, Body, Translator, Words, read_out
 from exhume.report.folder import RunFolder
 from exhume.score.intervals import bootstrap
 from exhume.score.sentences import SentenceScores, bleu, score_sentences
-from exhume.store import write_atomically
+from exhume.store.shards import write_atomically
 from exhume.studies.claims import paired, point_of, prefixed
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.train.single import Schedule

@@ -10,9 +10,9 @@ from torch import nn
 
 import exhume
 from exhume.auditing import Audit
-from exhume.contract import Records
+from exhume.core.contract import Records
 from exhume.models.homogeneous import HomogeneousMLP
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.studies.verdict import nets
 from exhume.studies.verdict.systems import NETS, Draw, of_class
 from exhume.train.margin import MarginDescent

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import torch
 
 from exhume.auditing import Audit
-from exhume.results import Chart, Point
+from exhume.core.results import Chart, Point
 from exhume.score.intervals import clopper_pearson
 from exhume.score.verdict import OF_OTHERS
-from exhume.store import read_shard
+from exhume.store.shards import read_shard
 from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
 from exhume.studies.verdict import networks, systems, updates
 from exhume.studies.verdict.systems import Draw

@@ -26,11 +26,11 @@ from exhume.attacks.gradient.text.language import LanguageAttack
 from exhume.attacks.gradient.text.spans import span_of
 from exhume.attacks.gradient.text.targets import as_trained
 from exhume.attacks.gradient.text.token_bag import TokenBag
-from exhume.contract import ExhumeError, Gradient, Key, Knowledge, NotApplicable, Outcome
+from exhume.core.contract import ExhumeError, Gradient, Key, Knowledge, NotApplicable, Outcome
 from exhume.models.mlp import MLP
 from exhume.models.own.language import LanguageModel
 from exhume.models.own.text import TextModel
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 
 SHAPES = {
     "plain": Plain,

@@ -12,11 +12,11 @@ from torch import nn
 from exhume.attacks.gradient.text.attack import TextAttack
 from exhume.attacks.gradient.text.sentences import Assembly
 from exhume.attacks.gradient.text.word_rows import words_in
-from exhume.contract import Gradient, Knowledge, Outcome, Records
+from exhume.core.contract import Gradient, Knowledge, Outcome, Records
 from exhume.models.own.text import TextModel
 from exhume.naming import seeded_globals
 from exhume.score.texts import token_shares
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 from exhume.victims.gradient import release_batches
 
 WORDS, PLACES, WIDTH = 60, 4, 32

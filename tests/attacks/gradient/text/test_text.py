@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from exhume.attacks.gradient.text.attack import TextAttack
 from exhume.attacks.gradient.text.pooling import pooling_of
 from exhume.attacks.gradient.text.word_rows import WordRows, words_in
-from exhume.contract import (
+from exhume.core.contract import (
     ExhumeError,
     Gradient,
     Knowledge,
@@ -21,7 +21,7 @@ from exhume.contract import (
 )
 from exhume.models.mlp import MLP
 from exhume.models.own.text import TextModel
-from exhume.store import NullStore
+from exhume.store.shards import NullStore
 
 WORDS, PLACES, WIDTH = 80, 5, 32
 

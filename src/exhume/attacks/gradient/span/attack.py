@@ -19,7 +19,15 @@ from exhume.attacks.gradient.span.regression import Samples
 from exhume.attacks.gradient.span.signs_and_norms import fix_signs_and_norms, homogeneous
 from exhume.attacks.gradient.span.solve import EXACT, solve_gates, solve_smooth
 from exhume.attacks.gradient.tensor.hermite import order_for
-from exhume.contract import Architecture, Key, Knowledge, NotApplicable, Progress, Store, silent
+from exhume.core.contract import (
+    Architecture,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Progress,
+    Store,
+    silent,
+)
 
 __all__ = ["SpanAttack"]
 

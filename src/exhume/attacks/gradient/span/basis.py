@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from exhume.contract import Key, NotApplicable
+from exhume.core.contract import Key, NotApplicable
 from exhume.train.precision import half_precision
 
 __all__ = ["span_of_slopes"]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from exhume.attacks.gradient.span.recurring import recurring_gates
 from exhume.attacks.gradient.span.regression import Samples
-from exhume.contract import Key
+from exhume.core.contract import Key
 
 __all__ = ["CERTAIN", "Gates", "Opened"]
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.contract import Key
+from exhume.core.contract import Key
 
 __all__ = ["Side", "recurring_gates"]
 

@@ -16,7 +16,7 @@ from exhume.attacks.gradient.span.regression import Samples, fit_moments
 from exhume.attacks.gradient.tensor.decompose import Terms, decompose
 from exhume.attacks.gradient.tensor.hermite import coefficients
 from exhume.attacks.gradient.tensor.least_squares import least_squares
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.models.activations import Activation
 
 __all__ = ["EXACT", "directions_of", "moment_of", "solve_gates", "solve_smooth"]

@@ -32,7 +32,7 @@ from exhume.attacks.gradient.tensor.spans import (
     span_of_joint_moments,
     span_of_moments,
 )
-from exhume.contract import (
+from exhume.core.contract import (
     Architecture,
     ExhumeError,
     Key,

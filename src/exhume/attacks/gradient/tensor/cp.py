@@ -14,7 +14,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 
 __all__ = ["cp_directions", "have_tensorly"]
 

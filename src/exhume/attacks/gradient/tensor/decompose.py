@@ -21,7 +21,7 @@ from torch import Tensor
 from exhume.attacks.gradient.tensor.cp import cp_directions
 from exhume.attacks.gradient.tensor.least_squares import least_squares
 from exhume.attacks.gradient.tensor.newton import refine_terms
-from exhume.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError, Key
 
 __all__ = ["METHODS", "Terms", "decompose", "decompose_jointly"]
 

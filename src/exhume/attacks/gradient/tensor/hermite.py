@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from exhume.contract import NotApplicable
+from exhume.core.contract import NotApplicable
 from exhume.models.activations import Activation
 
 __all__ = ["coefficients", "order_for"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from exhume.attacks.gradient.tensor.moments import second_on, third_on
 from exhume.attacks.gradient.tensor.rows import BLOCK, Rows, blocks
-from exhume.contract import Key, NotApplicable
+from exhume.core.contract import Key, NotApplicable
 
 __all__ = ["deflate", "deviation", "project", "span_of_joint_moments", "span_of_moments"]
 

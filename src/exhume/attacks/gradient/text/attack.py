@@ -23,7 +23,7 @@ from exhume.attacks.gradient.text.embeddings import counted, in_place, in_span
 from exhume.attacks.gradient.text.pooling import Pooling, pooling_of
 from exhume.attacks.gradient.text.sentences import Assembly
 from exhume.attacks.gradient.text.word_rows import gradient_of, text_model, words_in
-from exhume.contract import (
+from exhume.core.contract import (
     Gradient,
     Key,
     Knowledge,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.gradient.text.traces import Traces
-from exhume.contract import NotApplicable
+from exhume.core.contract import NotApplicable
 
 __all__ = ["read_forward"]
 

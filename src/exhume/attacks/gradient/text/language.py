@@ -22,7 +22,7 @@ from exhume.attacks.gradient.text.targets import Asked, asked_for
 from exhume.attacks.gradient.text.traces import Traces, traces_of
 from exhume.attacks.gradient.text.whole_reading import Search, read_whole
 from exhume.attacks.gradient.text.word_rows import gradient_of
-from exhume.contract import (
+from exhume.core.contract import (
     Key,
     Knowledge,
     NotApplicable,

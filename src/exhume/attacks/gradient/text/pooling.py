@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from exhume.contract import Key
+from exhume.core.contract import Key
 from exhume.models.own.text import TextModel, drawn_tokens
 
 __all__ = ["Pooling", "pooling_of"]

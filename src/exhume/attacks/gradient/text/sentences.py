@@ -17,7 +17,7 @@ from itertools import combinations, product
 import torch
 from torch import Tensor
 
-from exhume.contract import Key
+from exhume.core.contract import Key
 
 __all__ = ["Assembly"]
 

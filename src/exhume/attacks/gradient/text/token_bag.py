@@ -19,7 +19,7 @@ from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.attacks.gradient.text.language import language_model
 from exhume.attacks.gradient.text.targets import heights
 from exhume.attacks.gradient.text.word_rows import gradient_of, words_in
-from exhume.contract import (
+from exhume.core.contract import (
     Key,
     Knowledge,
     NotApplicable,

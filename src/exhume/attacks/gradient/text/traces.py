@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.gradient.text.spans import Span, span_of
-from exhume.contract import NotApplicable
+from exhume.core.contract import NotApplicable
 from exhume.models.own.language import LanguageModel, Site
 
 __all__ = ["Traces", "traces_of"]

@@ -17,7 +17,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from exhume.attacks.gradient.text.traces import Traces
-from exhume.contract import Key
+from exhume.core.contract import Key
 
 __all__ = ["Search", "read_whole"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.gradient.gathering import Batch, EachGradient
-from exhume.contract import (
+from exhume.core.contract import (
     ExhumeError,
     Gradient,
     Key,

@@ -23,7 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 
-from exhume.contract import ExhumeError
+from exhume.core.contract import ExhumeError
 
 __all__ = ["RETRIES", "Answer", "attempt", "drive", "pinned", "run_in_processes"]
 

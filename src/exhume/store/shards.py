@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from exhume.contract import ExhumeError, Key, Layout, Records, Shard, Store
+from exhume.core.contract import ExhumeError, Key, Layout, Records, Shard, Store
 
 __all__ = [
     "FolderStore",

@@ -17,10 +17,10 @@ from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
-from exhume.contract import Cost, ExhumeError, NotApplicable, Outcome, Status
-from exhume.errors import unfinished
-from exhume.evidence import Condition, ControlRow, LineupRow, Reach
-from exhume.typed_json import FLAT, from_json, to_json
+from exhume.core.contract import Cost, ExhumeError, NotApplicable, Outcome, Status
+from exhume.core.errors import unfinished
+from exhume.core.evidence import Condition, ControlRow, LineupRow, Reach
+from exhume.core.typed_json import FLAT, from_json, to_json
 
 __all__ = [
     "AtRisk",

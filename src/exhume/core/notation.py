@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from exhume.errors import ExhumeError
+from exhume.core.errors import ExhumeError
 
 __all__ = [
     "BROKEN_ARRAYS",

@@ -20,8 +20,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from exhume.errors import ExhumeError, NotApplicable
-from exhume.records import Records, Vocabulary
+from exhume.core.errors import ExhumeError, NotApplicable
+from exhume.core.records import Records, Vocabulary
 
 __all__ = [
     "FILLED_UP",

@@ -29,8 +29,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from exhume.contract import ExhumeError
-from exhume.workers import RETRIES, Answer, attempt, drive, pinned, run_in_processes
+from exhume.core.contract import ExhumeError
+from exhume.store.workers import RETRIES, Answer, attempt, drive, pinned, run_in_processes
 
 __all__ = [
     "HERE",

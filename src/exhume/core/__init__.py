@@ -1,0 +1,1 @@
+"""What every other room speaks: records, the contract, results and their evidence, errors."""

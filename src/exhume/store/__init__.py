@@ -1,0 +1,1 @@
+"""Where finished work is kept, and where independent work runs."""
