@@ -69,7 +69,10 @@ TREES = [(path, room(path), ast.parse(path.read_text())) for path in FILES]
 def test_only_scale_knows_ray():
     knowing = {here for _, here, tree in TREES if {"ray"} & imported_packages(tree)}
     named = {path.name for path in FILES if 'import_module("ray")' in path.read_text()}
-    assert (knowing, named) == (set(), {"scale.py"})  # and it imports late, so that Ray may be absent
+    assert (knowing, named) == (
+        set(),
+        {"scale.py"},
+    )  # and it imports late, so that Ray may be absent
 
 
 def test_every_room_is_on_the_map():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from exhume.bounds.alarm import certify
+from exhume.bounds.prior import certify
 from exhume.core.contract import ExhumeError
 from exhume.score.intervals import clopper_pearson
 

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from scipy.signal import fftconvolve
 from scipy.stats import binom, norm
 
-from exhume.bounds import sampled
-from exhume.bounds.dp_sgd import _grid, dp_sgd, gaussian
-from exhume.bounds.guarantees import zcdp
-from exhume.bounds.loss_grid import _largest, _one_step, compose
-from exhume.bounds.sampled import sample_bound
+from exhume.bounds import dp_sgd as sampled
+from exhume.bounds.dp_sgd import _grid, _largest, _one_step, compose, dp_sgd, gaussian, sample_bound
+from exhume.bounds.prior import zcdp
 from exhume.core.contract import ExhumeError
 from exhume.score.intervals import clopper_pearson
 

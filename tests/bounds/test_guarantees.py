@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exhume.bounds.dp_sgd import gaussian
-from exhume.bounds.guarantees import approximate_dp, pure_dp, rdp, zcdp
+from exhume.bounds.prior import approximate_dp, pure_dp, rdp, zcdp
 from exhume.core.contract import ExhumeError
 
 KAPPAS = st.floats(1e-9, 1.0)

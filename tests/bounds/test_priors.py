@@ -1,4 +1,4 @@
-"""kappa of finite and continuous priors: planted balls, brute force, and soundness over random centres."""
+"""kappa of finite priors: planted balls, brute force, and soundness over random centres."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.integrate import quad
-from scipy.optimize import linprog, minimize_scalar
-from scipy.stats import chi2
+from scipy.optimize import linprog
 
 from exhume.bounds import prior
-from exhume.bounds.continuous import kappa_of_density, kappa_of_gaussian, kappa_of_uniform
 from exhume.bounds.prior import kappa_of_balls, kappa_of_naming
-from exhume.core.contract import ExhumeError, Key
+from exhume.core.contract import ExhumeError
 
 
 def test_naming_counts_equal_records_as_one():
@@ -130,96 +127,6 @@ def test_high_is_exact_on_a_line():
     assert found.low <= best <= found.high <= 2 * best
 
 
-def test_the_gaussian_is_exact_where_it_is_round():
-    draws = torch.randn(200_000, 3, generator=Key.from_seed(0).generator())
-    share = (draws.square().mean(1) <= 0.3).double().mean().item()
-    assert kappa_of_gaussian(0.3, torch.ones(3)) == pytest.approx(share, abs=0.005)
-    assert kappa_of_gaussian(0.3 * 4, 2 * torch.ones(3)) == pytest.approx(
-        kappa_of_gaussian(0.3, torch.ones(3))
-    )
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 10**6), st.integers(1, 8), st.floats(0.01, 1))
-def test_continuous_bounds_hold_for_any_centre(seed, size, eta):
-    generator = torch.Generator().manual_seed(seed)
-    deviations = torch.rand(size, generator=generator) + 0.1
-    draws = torch.randn(4000, size, generator=generator) * deviations
-    cube = torch.rand(4000, size, generator=generator)
-    high, uniform = kappa_of_gaussian(eta, deviations), kappa_of_uniform(eta, size)
-    centres = torch.cat([torch.zeros(1, size), torch.randn(5, size, generator=generator) * 0.3])
-    for centre in centres:
-        assert ((draws - centre).square().mean(1) <= eta).double().mean() <= high + 0.05
-        assert ((cube - 0.5 - centre).square().mean(1) <= eta).double().mean() <= uniform + 0.05
-
-
-def chernoff(reach, log_moment):
-    """min over t of exp(t·reach + log E exp(-t X)), searched for."""
-
-    def exponent(u):
-        return math.exp(u) * reach + log_moment(math.exp(u))
-
-    found = minimize_scalar(exponent, bounds=(-12, 16), method="bounded")
-    return math.exp(min(0.0, found.fun))
-
-
-@pytest.mark.parametrize("eta", [0.05, 0.2, 0.5])
-def test_a_long_gaussian_against_a_search_for_the_best_tilt(eta):
-    spread = np.array([1.0, 0.9, 0.3, 0.2, 0.05])
-
-    def log_moment(t):
-        return -0.5 * np.log1p(2 * t * spread**2).sum()
-
-    axes = min(
-        chi2.cdf(5 * eta / spread[j - 1] ** 2, j) for j in range(1, 6)
-    )  # the j widest alone, each as narrow as the narrowest
-    best = min(axes, chernoff(5 * eta, log_moment))
-    found = kappa_of_gaussian(eta, torch.tensor(spread).flip(0))
-    assert found == pytest.approx(best, rel=1e-3)
-    flat = torch.cat([torch.tensor(spread), torch.zeros(5)])  # the same ball, in a subspace
-    assert kappa_of_gaussian(eta / 2, flat) == pytest.approx(found)
-
-
-def test_one_of_the_two_gaussian_bounds_is_needed():
-    """Chernoff's is the smaller one for many axes that shrink, that of the axes for equal ones."""
-    shrinking = torch.linspace(1, 0.5, 40, dtype=torch.float64)
-    reach, spread = 40 * 0.05, shrinking.numpy()
-    axes = min(chi2.cdf(reach / spread[j - 1] ** 2, j) for j in range(1, 41))
-    found = kappa_of_gaussian(0.05, shrinking)
-    assert found < 0.9 * axes
-    best = chernoff(reach, lambda t: -0.5 * np.log1p(2 * t * spread**2).sum())
-    assert found == pytest.approx(best, rel=1e-2)
-    equal = kappa_of_gaussian(0.05, torch.full((40,), 0.5))
-    assert equal == pytest.approx(chi2.cdf(40 * 0.05 / 0.25, 40))
-
-
-@pytest.mark.parametrize(("eta", "dimensions"), [(0.06, 100), (0.07, 60), (0.07, 300)])
-def test_a_cube_against_a_search_for_the_best_tilt(eta, dimensions):
-    def log_moment(t):
-        return dimensions * math.log(quad(lambda u: math.exp(-t * u * u), -0.5, 0.5)[0])
-
-    best = chernoff(eta * dimensions, log_moment)
-    found = kappa_of_uniform(eta, dimensions)
-    assert found == pytest.approx(min(best, kappa_of_density(eta, dimensions, 0.0)), rel=2e-2)
-    assert found < 0.9 * kappa_of_density(eta, dimensions, 0.0)  # Chernoff's is the smaller one
-
-
-def test_the_uniform_prior_on_images_leaves_no_chance_to_guess():
-    assert kappa_of_uniform(0.01, 784) < 1e-300
-    assert kappa_of_uniform(1 / 12, 784) == pytest.approx(1, abs=0.01)  # the variance: half of them
-    assert kappa_of_uniform(4 * 0.05, 3, width=2.0) == pytest.approx(kappa_of_uniform(0.05, 3))
-    disc = math.pi * 0.02  # of squared radius 2·0.01: no tilt does better
-    assert kappa_of_uniform(0.01, 2) == pytest.approx(disc)
-
-
-def test_a_bounded_density():
-    assert kappa_of_density(0.01, 2, math.log(3)) == pytest.approx(3 * math.pi * 0.02)
-    assert (kappa_of_density(10.0, 2, 0.0), kappa_of_density(0.0, 2, 0.0)) == (1.0, 0.0)
-    ball = 4 / 3 * math.pi * 0.03**1.5  # of squared radius 3·0.01
-    assert kappa_of_density(0.01, 3, 0.0) == pytest.approx(ball)
-    assert kappa_of_density(0.01, 1, 0.0) == pytest.approx(0.2)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -239,20 +146,9 @@ def test_a_bounded_density():
             lambda: kappa_of_balls(torch.eye(2), math.nan),
             "eta: nan given, a squared error of 0 or more needed",
         ),
-        (lambda: kappa_of_uniform(-1.0, 3), "eta: -1.0 given, a squared error of 0 or more needed"),
-        (lambda: kappa_of_uniform(0.1, 0), "dimensions: 0 given, at least 1 needed"),
-        (lambda: kappa_of_uniform(0.1, 3, 0.0), "width: 0.0 given, a number above 0 is needed"),
         (
             lambda: kappa_of_naming(torch.eye(2), torch.tensor([1.5, -0.5])),
             "masses: 2 given for 2 records; one of 0 or more each is needed",
-        ),
-        (
-            lambda: kappa_of_gaussian(0.1, torch.tensor([1.0, -1.0])),
-            "deviations: 0 or more each needed, and one above 0",
-        ),
-        (
-            lambda: kappa_of_gaussian(0.1, torch.zeros(2)),
-            "deviations: 0 or more each needed, and one above 0",
         ),
     ],
 )

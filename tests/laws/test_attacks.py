@@ -35,7 +35,6 @@ from exhume.attacks.informed.mnemonist import Mnemonist
 from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.attacks.informed.reconn import RecoNN
-from exhume.attacks.informed.refining import Refined
 from exhume.attacks.informed.residual import Residual
 from exhume.attacks.informed.through_any_training import ThroughAnyTraining
 from exhume.attacks.informed.through_training import ThroughTraining
@@ -503,7 +502,6 @@ LOOKALIKE = Lookalike(3, 2, Pass(5, 64), Pass(5, 64), Pass(5, 64), Decoder(8), Q
 CASES = {
     "mean record": Case(MeanRecord(), informed_game, 1.0001),
     "closed form": Case(ClosedForm(chunk=32), informed_game, 0.5),
-    "refined closed form": Case(Refined(ClosedForm(chunk=32)), informed_game, 0.5),
     "closed form, corrected": Case(
         Residual(training=Training("adam", 3e-3, epochs=2), chunk=32), informed_game, 0.5
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from exhume.bounds.alarm import Certificate
+from exhume.bounds.prior import Certificate
 from exhume.core.results import LimitRow, Limits
 
 __all__ = ["Measured"]

@@ -27,7 +27,7 @@ import math
 
 from scipy.special import ndtr, ndtri
 
-from exhume.bounds.guarantees import check_kappa
+from exhume.bounds.prior import check_kappa
 from exhume.core.contract import ExhumeError
 
 __all__ = ["bits", "bits_of_different", "naming", "sigma_for", "success"]

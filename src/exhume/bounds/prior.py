@@ -1,4 +1,15 @@
-"""How well an adversary can do without any release: kappa of a finite prior, a supremum over all answers.
+"""Reconstruction robustness from a privacy guarantee alone (Balle22; Hayes et al. 2023).
+
+A mechanism is (eta, gamma)-robust if for every D- and every attack R
+
+    P[l(z, R(M(D- + z))) <= eta] <= gamma,    z ~ prior
+
+Let nu be what M releases without the record. Without seeing the release, an attack succeeds with at most
+kappa = sup_z0 P[l(z, z0) <= eta] (below). The release lifts the chance of an event from
+kappa to at most gamma, by the guarantee's limit on how far M(D- + z) may be from nu. Adjacency is add /
+remove one record throughout.
+
+How well an adversary can do without any release: kappa of a finite prior, a supremum over all answers.
 
     kappa(eta) = sup_z0 P[l(z, z0) <= eta],   z ~ prior over n known records
 
@@ -14,21 +25,92 @@ exactly. For a ball in mean squared error it is bracketed:
   gathered around it within these two limits? The largest answer is above kappa.
 
 The two meet where no ball covers two records; bounds take `high`.
+
+What was measured beside what is possible: one certificate for each attack, and the alarm.
+
+An attack's success is a lower bound on what leaks, gamma an upper bound. Where the exact lower limit of
+the success exceeds gamma, the two contradict each other: the accounting or the implementation is wrong.
+The limit is one-sided at 1e-4, divided by the number of comparisons made.
+
+The trials are n trainings with noise of their own, on records drawn from the prior, or on every record of
+the prior equally often. In both cases the number of successes exceeds gamma n by so much no more often
+than a binomial one (Hoeffding 1956).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from exhume.core.contract import ExhumeError
-
-__all__ = ["Kappa", "kappa_of_balls", "kappa_of_naming"]
+from exhume.score.intervals import clopper_pearson
 
 _MOVES = 10  # of each centre in the search for `low`
 _BLOCK = 512  # records whose distances are held at once
+ALARM_LEVEL = 1e-4
+
+
+def pure_dp(kappa: float, epsilon: float) -> float:
+    """gamma = kappa e^epsilon, at most 1."""
+    return approximate_dp(kappa, epsilon, 0.0)
+
+
+def approximate_dp(kappa: float, epsilon: float, delta: float) -> float:
+    """gamma = kappa e^epsilon + delta, at most 1."""
+    check_kappa(kappa)
+    _check_not_negative("epsilon", epsilon)
+    if not 0 <= delta <= 1:
+        raise ExhumeError(f"delta: {delta} given, needed from 0 to 1")
+    if kappa == 0:
+        return delta
+    return min(1.0, math.exp(min(0.0, math.log(kappa) + epsilon)) + delta)
+
+
+def rdp(kappa: float, curve: Mapping[float, float]) -> float:
+    """gamma = min over orders a of (kappa e^eps_a)^((a - 1)/a), at most 1.
+
+    curve: Rényi's divergence eps_a of the mechanism, by its order a > 1; every order gives a bound.
+    """
+    check_kappa(kappa)
+    if not curve:
+        raise ExhumeError("curve: no order given, at least one is needed")
+    for order, epsilon in curve.items():
+        if not 1 < order < math.inf:
+            raise ExhumeError(f"order: {order} given, a finite number above 1 is needed")
+        _check_not_negative("epsilon", epsilon)
+    if kappa == 0:
+        return 0.0
+    exponents = ((a - 1) / a * (math.log(kappa) + epsilon) for a, epsilon in curve.items())
+    return max(kappa, math.exp(min(0.0, *exponents)))
+
+
+def zcdp(kappa: float, rho: float) -> float:
+    """gamma = exp(-(sqrt(ln 1/kappa) - sqrt(rho))^2) for rho < ln 1/kappa, else 1.
+
+    What `rdp` gives for eps_a = rho·a at the best order.
+    """
+    check_kappa(kappa)
+    _check_not_negative("rho", rho)
+    if kappa == 0:
+        return 0.0 if rho < math.inf else 1.0
+    needed = -math.log(kappa)
+    if rho >= needed:
+        return 1.0
+    return math.exp(-((math.sqrt(needed) - math.sqrt(rho)) ** 2))
+
+
+def check_kappa(kappa: float) -> None:
+    if not 0 <= kappa <= 1:
+        raise ExhumeError(f"kappa: {kappa} given, a probability from 0 to 1 is needed")
+
+
+def _check_not_negative(name: str, value: float) -> None:
+    if not value >= 0:
+        raise ExhumeError(f"{name}: {value} given, 0 or more needed")
 
 
 @dataclass(frozen=True)
@@ -120,3 +202,65 @@ def _search(flat: Tensor, weights: Tensor, radius: float) -> float:
                 break
             centres = moved
     return best
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """One attack's success in one game, and the bound for the same loss and threshold."""
+
+    successes: int
+    trials: int
+    kappa: float  # what guessing reaches
+    bound: float  # gamma
+    low: float  # 95% interval of the success
+    high: float
+    surely: float  # what the success exceeds, but for the alarm's level
+    of: str = "the private training"  # what states the bound
+
+    @property
+    def rate(self) -> float:
+        return self.successes / self.trials
+
+    @property
+    def alarm(self) -> bool:
+        return self.surely > self.bound
+
+    def metrics(self, name: str) -> dict[str, float]:
+        return {
+            name: self.rate,
+            f"{name}_low": self.low,
+            f"{name}_high": self.high,
+            f"{name}_surely": self.surely,
+        }
+
+    def sentence(self) -> str:
+        measured = f"{self.successes} of {self.trials} ({self.rate:.1%})"
+        if self.alarm:
+            return (
+                f"ALARM: success {measured} is certainly above {self.surely:.1%}, but the stated privacy "
+                f"allows no attack more than {self.bound:.1%}: the accounting or the implementation of "
+                f"{self.of} is wrong."
+            )
+        return (
+            f"Success {measured}, 95% interval {self.low:.1%} to {self.high:.1%}; guessing reaches "
+            f"{self.kappa:.1%}, and the stated privacy allows no attack more than {self.bound:.1%}."
+        )
+
+
+def certify(
+    successes: int,
+    trials: int,
+    *,
+    kappa: float,
+    bound: float,
+    comparisons: int = 1,
+    of: str = "the private training",
+) -> Certificate:
+    """comparisons: how many certificates are looked at together; of: what states the bound."""
+    if not 0 <= successes <= trials or trials < 1:
+        raise ExhumeError(f"successes: {successes} of {trials} trials given")
+    if comparisons < 1:
+        raise ExhumeError(f"comparisons: {comparisons} given, at least 1 needed")
+    surely = clopper_pearson(successes, trials, 1 - 2 * ALARM_LEVEL / comparisons)[0]
+    low, high = clopper_pearson(successes, trials)
+    return Certificate(successes, trials, kappa, bound, low, high, surely, of)

@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from exhume.attacks.informed.closed_form import ClosedForm
-from exhume.attacks.informed.imprint import find_imprint, fit_imprint
+from exhume.attacks.informed.closed_form import ClosedForm, find_imprint, fit_imprint
 from exhume.attacks.informed.ridge import fit_mapping
 from exhume.core.contract import Key, Knowledge, Weights
 from exhume.models.cnn import CNN

@@ -10,13 +10,11 @@ import pytest
 import torch
 
 from exhume import data
-from exhume.attacks.informed import memory
-from exhume.attacks.informed.closed_form import ClosedForm
-from exhume.attacks.informed.features import fit_features, refit_features
+from exhume.attacks.informed import shadows as memory
+from exhume.attacks.informed.closed_form import READINGS, ClosedForm, ReadRows
 from exhume.attacks.informed.learner import Training
-from exhume.attacks.informed.memory import closed_form_bytes, reconn_bytes, room_for
-from exhume.attacks.informed.reading import READINGS, ReadRows
-from exhume.attacks.informed.reconn import RecoNN
+from exhume.attacks.informed.reconn import RecoNN, fit_features, refit_features
+from exhume.attacks.informed.shadows import closed_form_bytes, reconn_bytes, room_for
 from exhume.core.contract import Key, Knowledge
 from exhume.data import Sizes
 from exhume.models.mlp import MLP
@@ -133,8 +131,8 @@ def test_the_papers_size_fits_an_ordinary_machine():
 
 PEAK = """
 import threading, time, torch, sys
-from exhume.attacks.informed import memory
-from exhume.attacks.informed.memory import LIMITS, closed_form_bytes, room_for
+from exhume.attacks.informed import shadows as memory
+from exhume.attacks.informed.shadows import LIMITS, closed_form_bytes, room_for
 from exhume.attacks.informed.closed_form import _fit
 from exhume.attacks.informed.shadows import Shadows
 from exhume.core.contract import Records, Key

@@ -4,14 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from exhume.attacks.informed.experience import Experience
-from exhume.attacks.informed.features import Features
-from exhume.attacks.informed.importance import gradient_importance, permutation_importance
 from exhume.attacks.informed.learner import Training
-from exhume.attacks.informed.mnemonist import Mnemonist
-from exhume.attacks.informed.reconn import FittedRecoNN, RecoNN
+from exhume.attacks.informed.mnemonist import (
+    Mnemonist,
+    gradient_importance,
+    permutation_importance,
+    rows_of,
+    select,
+)
+from exhume.attacks.informed.reconn import Experience, Features, FittedRecoNN, RecoNN
 from exhume.attacks.informed.shadows import Shadows
-from exhume.attacks.informed.superparameters import rows_of, select
 from exhume.core.contract import ExhumeError, Key, Layout, Records, Weights
 from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Dense

@@ -7,8 +7,7 @@ import sys
 import pytest
 import torch
 
-from exhume.attacks.informed.closed_form import ClosedForm
-from exhume.attacks.informed.imprint import find_imprint
+from exhume.attacks.informed.closed_form import ClosedForm, find_imprint
 from exhume.core.contract import Knowledge, Outcome
 from exhume.models.own.architecture import architecture_named
 from exhume.store.shards import NullStore

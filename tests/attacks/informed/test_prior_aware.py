@@ -10,8 +10,8 @@ import torch
 
 from exhume import data
 from exhume.attacks.informed.prior_aware import PriorAware
-from exhume.bounds.alarm import certify
 from exhume.bounds.dp_sgd import dp_sgd, gaussian
+from exhume.bounds.prior import certify
 from exhume.core.contract import (
     ExhumeError,
     Gradient,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.attacks.informed.reading import READINGS, Reading
+from exhume.attacks.informed.closed_form import READINGS, Reading
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 

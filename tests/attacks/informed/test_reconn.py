@@ -4,16 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from exhume import data
 from exhume.attacks.informed.closed_form import ClosedForm
-from exhume.attacks.informed.experience import Experience
-from exhume.attacks.informed.features import fit_features
-from exhume.attacks.informed.fitting import Pairs, fit
-from exhume.attacks.informed.learner import Training
-from exhume.attacks.informed.reconn import RecoNN, fit_reconstructor, split_shadows
-from exhume.attacks.informed.reconn_file import load_reconstructor, save_reconstructor
+from exhume.attacks.informed.learner import Pairs, Training, fit
+from exhume.attacks.informed.reconn import (
+    Experience,
+    RecoNN,
+    fit_features,
+    fit_reconstructor,
+    split_shadows,
+)
 from exhume.attacks.informed.shadows import Shadows, train_shadows
 from exhume.core.contract import (
     ExhumeError,
@@ -278,61 +279,6 @@ def test_fine_tuning_for_another_fixed_set(game, key):
     other = replace(other, initial=other.recipe.architecture.initial(key))
     with pytest.raises(NotApplicable, match="models of 685 parameters, .* trained on 610"):
         fitted.fine_tune(other, epochs=1, key=key, store=NullStore())
-
-
-@pytest.mark.parametrize("network", [Dense((16,)), Deconv((4, 4))])
-@pytest.mark.parametrize("span", [False, True])
-def test_saved_and_loaded_it_answers_the_same(game, key, tmp_path, network, span):
-    release, shadows = game[2], game[4]
-    attack = RecoNN(network, Training(epochs=1), inputs="delta", span=span)
-    fitted = fit_reconstructor(attack, shadows, key=key, store=NullStore())
-    save_reconstructor(fitted, tmp_path / "it")
-    loaded = load_reconstructor(tmp_path / "it")
-    assert loaded.attack == attack
-    assert loaded.observed == fitted.observed
-    assert torch.equal(loaded.run(release).candidates, fitted.run(release).candidates)
-    assert torch.equal(loaded.run(release).confidence, fitted.run(release).confidence)
-    assert (tmp_path / "it").stat().st_mode & 0o077 == 0
-
-
-def test_files_that_are_refused(game, key, tmp_path):
-    path, fitted = tmp_path / "it", game[5]
-    with pytest.raises(ExhumeError, match="no reconstructor that can be used"):
-        load_reconstructor(path)
-    save_file({"a": torch.zeros(1)}, path, {"format": "other"})
-    with pytest.raises(ExhumeError, match="its format is not 'exhume reconstructor 2'"):
-        load_reconstructor(path)
-    save_reconstructor(fitted, path)
-    header = {"format": "exhume reconstructor 2", "digest": "x", "about": "{}"}
-    save_file(load_file(path), path, header)
-    with pytest.raises(ExhumeError, match="its content differs from what was written"):
-        load_reconstructor(path)
-    from exhume.attacks.informed.reconn_file import _content
-
-    def rewrite(tensors, about):
-        save_file(tensors, path, header | {"digest": _content(tensors), "about": about})
-
-    save_reconstructor(fitted, path)
-    tensors = load_file(path)
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        about = file.metadata()["about"]
-    rewrite(tensors, "{}")
-    with pytest.raises(ExhumeError, match="its settings cannot be read"):
-        load_reconstructor(path)
-    rewrite({n: t for n, t in tensors.items() if n != "scale"}, about)
-    with pytest.raises(ExhumeError, match="it holds .* instead of"):
-        load_reconstructor(path)
-    rewrite({**tensors, "columns": tensors["columns"] + 10_000}, about)
-    with pytest.raises(ExhumeError, match="its scaler's shapes do not fit together"):
-        load_reconstructor(path)
-    rewrite({**tensors, "network.0.bias": torch.zeros(3)}, about)
-    with pytest.raises(ExhumeError, match="its weights are not those of Dense"):
-        load_reconstructor(path)
-    rewrite({**tensors, "errors": torch.zeros(3)}, about)
-    with pytest.raises(ExhumeError, match="do not fit its errors"):
-        load_reconstructor(path)
 
 
 def test_the_published_convolutional_form():

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from exhume.attacks.informed.regression import (
+from exhume.attacks.informed.ridge import (
     INTERCEPT,
     HeldRows,
     Sample,

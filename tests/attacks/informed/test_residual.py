@@ -76,7 +76,7 @@ def test_untrained_it_is_the_closed_form(game, plain, key):
 
 
 def test_leave_one_out_drawings_are_those_of_a_fit_without_the_shadow(make_records, key):
-    from exhume.attacks.informed.regression import HeldRows, Sample, basis_of, regress
+    from exhume.attacks.informed.ridge import HeldRows, Sample, basis_of, regress
 
     records = make_records(12, (5,), 1, key)
     read = torch.randn(12, 4, generator=key.generator(), dtype=torch.float64)

@@ -5,16 +5,32 @@ superparameter off phi; 4. keep the important ones; 5. retrain RecoNN on those.
 
 The share is taken of every hidden layer; the last layer has no activation that could be off and is
 always kept. So a random selection of the same share has the same size to the parameter: the null.
+
+How much does a trained reconstructor rely on each superparameter? Two answers (Mnemonist23).
+
+Gradient x input: the first-order change of the reconstruction phi if a row were set to its mean,
+
+    I_r = sqrt( mean_i sum_o ( sum_{j in r} d phi_o / d x_ij  x_ij )^2 )
+
+with x the standardised parameters of held-out shadow i; the sum over the outputs o is estimated with
+random signs u, since E_u ( sum_o u_o a_o )^2 = sum_o a_o^2. Permutation, the check: by how much the
+error on held-out shadows grows when a row's values are those of other shadows.
+
+Superparameters: one neuron's incoming row, weights and bias together (Mnemonist23, our reading).
+
+A row of an inactive ReLU neuron receives no gradient from a record; a row of an active one stores a
+scaled copy of it. For a convolution a row is one filter.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from exhume.attacks.informed.importance import gradient_importance, permutation_importance
+from exhume.attacks.informed.learner import Pairs, error_on
 from exhume.attacks.informed.reconn import (
     FEWEST,
     FittedRecoNN,
@@ -23,20 +39,18 @@ from exhume.attacks.informed.reconn import (
     split_shadows,
 )
 from exhume.attacks.informed.shadows import Shadows, train_shadows
-from exhume.attacks.informed.superparameters import Rows, rows_of, select
 from exhume.core.contract import (
     Cost,
     ExhumeError,
     Key,
     Knowledge,
+    Layout,
     Progress,
     Reconstruction,
     Release,
     Store,
     silent,
 )
-
-__all__ = ["FittedMnemonist", "Mnemonist"]
 
 SELECTIONS = ("mnemonist", "random", "all")
 IMPORTANCES = ("gradient", "permutation")
@@ -146,3 +160,102 @@ class FittedMnemonist:
         found = self.reconstructor.run(releases)
         kept = float(self.chosen.double().mean())
         return replace(found, observed={**found.observed, "superparameters_kept": kept})
+
+
+def gradient_importance(
+    fitted: FittedRecoNN, rows: Rows, parameters: Tensor, key: Key, *, probes: int = 8
+) -> Tensor:
+    """parameters: (h, p) held-out shadows; returns (rows,), 0 for rows that are not read."""
+    features = fitted.features
+    inputs = features.standardised(parameters)
+    mine = rows.of.to(inputs.device)[features.columns]
+    total = inputs.new_zeros(rows.count, dtype=torch.float64)
+    for probe in range(probes):
+        leaf = inputs.detach().requires_grad_(True)
+        found = fitted.network(features.projected(leaf)).flatten(1)
+        generator = key.fold("probe", probe).generator()
+        signs = torch.randint(0, 2, found.shape, generator=generator).to(found) * 2 - 1
+        (gradient,) = torch.autograd.grad((found * signs).sum(), leaf)
+        effect = inputs.new_zeros(len(inputs), rows.count).index_add_(1, mine, gradient * inputs)
+        total += effect.double().square().mean(0)
+    return (total / probes).sqrt()
+
+
+def permutation_importance(
+    fitted: FittedRecoNN, rows: Rows, parameters: Tensor, records: Tensor, key: Key
+) -> Tensor:
+    """(rows,): growth of MAE + MSE over (h, p) held-out shadows and their (h, *shape) records."""
+    features = fitted.features
+    inputs = features.standardised(parameters)
+    mine = rows.of.to(inputs.device)[features.columns]
+
+    def error(seen: Tensor) -> float:
+        return error_on(fitted.network, Pairs(features.projected(seen), records))
+
+    before = error(inputs)
+    growth = torch.zeros(rows.count, dtype=torch.float64)
+    for row in torch.unique(mine).tolist():
+        # A cyclic shift of a random order moves every shadow's row to another shadow.
+        order = torch.randperm(len(inputs), generator=key.fold("row", row).generator())
+        donor = torch.empty_like(order)
+        donor[order] = order.roll(1)
+        columns = (mine == row).nonzero()[:, 0]
+        shuffled = inputs.clone()
+        shuffled[:, columns] = inputs[donor.to(inputs.device)][:, columns]
+        growth[row] = error(shuffled) - before
+    return growth
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Which row each parameter belongs to. Rows are numbered through, layer after layer."""
+
+    of: Tensor  # (p,) int64
+    layers: tuple[str, ...]
+    sizes: tuple[int, ...]  # rows per layer
+
+    @property
+    def count(self) -> int:
+        return sum(self.sizes)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """(..., p) to (..., rows): sums over each row's parameters."""
+        total = values.new_zeros(*values.shape[:-1], self.count)
+        return total.index_add_(-1, self.of.to(values.device), values)
+
+    def per_layer(self, values: Tensor) -> dict[str, Tensor]:
+        """(rows,) to one (neurons,) per layer."""
+        return dict(zip(self.layers, torch.split(values, list(self.sizes)), strict=True))
+
+
+def rows_of(layout: Layout) -> Rows:
+    """A parameter's layer is its name up to the last dot; its row, its first index.
+
+    Parameters of one module with other numbers of rows are layers of their own, under their whole name.
+    """
+    parts: list[Tensor] = []
+    layers: list[str] = []
+    sizes: list[int] = []
+    before = ""
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        layer, count = name.rpartition(".")[0], shape[0] if shape else 1
+        if not layers or before != layer or sizes[-1] != count:
+            layers.append(name if layer in layers else layer)
+            sizes.append(count)
+        before, first = layer, sum(sizes[:-1])
+        parts.append(torch.arange(first, first + count).repeat_interleave(math.prod(shape[1:])))
+    return Rows(torch.cat(parts), tuple(layers), tuple(sizes))
+
+
+def select(importance: Tensor, share: float, key: Key | None = None) -> Tensor:
+    """(k,) bool: the most important share of a layer's rows, at least one; with a key, random ones."""
+    if not 0 < share <= 1:
+        raise ExhumeError(f"share: {share} given, legal is 0 < share <= 1")
+    count = max(1, round(share * len(importance)))
+    if key is None:
+        order = importance.argsort(descending=True, stable=True)
+    else:
+        order = torch.randperm(len(importance), generator=key.generator()).to(importance.device)
+    chosen = torch.zeros(len(importance), dtype=torch.bool, device=importance.device)
+    chosen[order[:count]] = True
+    return chosen

@@ -19,8 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exhume.attacks.informed.closed_form import ClosedForm, FittedClosedForm
-from exhume.attacks.informed.fitting import Fit, Pairs, fit
-from exhume.attacks.informed.learner import Training
+from exhume.attacks.informed.learner import Fit, Pairs, Training, fit
 from exhume.attacks.informed.reconn import split_shadows
 from exhume.core.contract import (
     Cost,

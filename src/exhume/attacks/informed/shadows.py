@@ -8,18 +8,26 @@ difference from it; there the base is the shadows' mean, in which the noise aver
 Every attack that asks with the same key, chunk and store gets the same shards, so the models are trained
 once.
 
-Memory: what `memory.LIMITS.models` says; more models than that are kept in a file.
+Memory: what `LIMITS.models` says; more models than that are kept in a file.
+
+How much memory a reconstructor takes at most: limits of the blocks it works in, and what they add up to.
+
+All shadow models together are s·p numbers: 12 GB at Balle22's CIFAR-10 size, several times that in fp64.
+What fits the limits here is held whole; anything larger is kept in a file and gone through in blocks.
 """
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from exhume.attacks.informed.memory import room_for
 from exhume.core.contract import (
     Key,
     Knowledge,
@@ -32,8 +40,6 @@ from exhume.core.contract import (
 )
 from exhume.train.fleet import train_fleet
 from exhume.train.recipe import FullBatch
-
-__all__ = ["Shadows", "train_shadows"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,3 +101,70 @@ def _gathered(fleet: Iterator[Tensor], models: int, initial: Tensor) -> Tensor:
         found[done : done + len(chunk)] = chunk
         done += len(chunk)
     return found
+
+
+@dataclass
+class Limits:
+    """Bytes. One value for the process; tests lower it."""
+
+    models: int = 2 << 30  # of all shadow models that are held in memory
+    whole: int = 1 << 30  # of what is read off all of them, held between two uses
+    block: int = 1 << 27  # of what is read off some of them, otherwise
+    span: int = 4096  # training shadows whose span a network may read instead of all parameters
+
+
+LIMITS = Limits()
+_READING = 5  # copies of a block while it is read
+_FIT = 1 << 17  # of the fit of one class, the allocator's fragments included: up to 85 KB were seen
+_ANCHORS = 4000  # shadows that the label is learned from, at most
+
+
+def room_for(rows: int, columns: int, like: Tensor) -> Tensor:
+    """(rows, columns) to be filled: in memory, or in a file of the folder for temporary ones (TMPDIR)."""
+    size = rows * columns
+    if like.device.type != "cpu" or size * like.element_size() <= LIMITS.models:
+        return like.new_empty(rows, columns)
+    with tempfile.NamedTemporaryFile(prefix="exhume-", delete=False) as file:
+        name = file.name
+    found = torch.from_file(name, shared=True, size=size, dtype=like.dtype).view(rows, columns)
+    with contextlib.suppress(OSError):  # the map keeps it; where a system does not let go, it stays
+        Path(name).unlink()
+    return found
+
+
+def row_blocks(rows: int, columns: int, *, element: int = 8) -> Iterator[slice]:
+    """Slices of at most `LIMITS.block` bytes, a row at least."""
+    step = max(1, LIMITS.block // (element * columns))
+    for start in range(0, rows, step):
+        yield slice(start, min(rows, start + step))
+
+
+def closed_form_bytes(  # noqa: PLR0917
+    shadows: int, parameters: int, held: int, values: int, classes: int, largest: int
+) -> int:
+    """Peak memory of fitting the closed form; held: records it holds, of so many values each.
+
+    largest: shadows of the most frequent label.
+    """
+    components = min(held, values)
+    models = min(4 * shadows * parameters, LIMITS.models)
+    read = 8 * shadows * parameters
+    blocks = _READING * 8 * largest * parameters
+    if read > LIMITS.whole:
+        read, blocks = 0, 2 * min(_READING * LIMITS.block, blocks)
+    kernels = 8 * -(-shadows // largest) * largest**2
+    kept = 8 * shadows * components + 8 * shadows * values
+    basis = 16 * held * values + 40 * components**2
+    working = 8 * (7 * largest**2 + 10 * largest * components)
+    labels = 8 * 8 * min(shadows, _ANCHORS) ** 2
+    return models + read + kernels + kept + max(basis, working + blocks, labels) + _FIT * classes
+
+
+def reconn_bytes(shadows: int, parameters: int, values: int, *, span: bool, network: int) -> int:
+    """Peak memory of fitting RecoNN; network: its parameters."""
+    models = min(4 * shadows * parameters, LIMITS.models)
+    columns = min(parameters, shadows, LIMITS.span) if span else parameters
+    basis = 4 * columns * parameters * 3 + 40 * columns**2 if span else 0
+    blocks = _READING * min(LIMITS.block, 4 * shadows * parameters)
+    pairs = 4 * shadows * (columns + values)
+    return models + max(basis, pairs + 8 * 4 * network) + pairs + blocks

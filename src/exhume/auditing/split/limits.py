@@ -15,8 +15,8 @@ from torch import Tensor
 
 from exhume.attacks.split.namer import likeliest
 from exhume.auditing.measured import Measured
-from exhume.bounds.alarm import ALARM_LEVEL, Certificate, certify
 from exhume.bounds.channel import bits, naming, success
+from exhume.bounds.prior import ALARM_LEVEL, Certificate, certify
 from exhume.core.contract import Cost, Key, Outcome, Records, Status
 from exhume.core.results import AttackSpec, Findings, Section
 from exhume.models.split.pipeline import Pipeline

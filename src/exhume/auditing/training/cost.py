@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from exhume.attacks.informed.memory import LIMITS, closed_form_bytes, reconn_bytes
 from exhume.attacks.informed.reconn import RecoNN
+from exhume.attacks.informed.shadows import LIMITS, closed_form_bytes, reconn_bytes
 from exhume.choices import Trains
 from exhume.core.contract import Key
 from exhume.core.notation import duration_of

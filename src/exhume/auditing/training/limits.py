@@ -20,9 +20,8 @@ from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.auditing.measured import Measured
 from exhume.auditing.training.certificates import Allowed, allowed_by, named_by_steps
 from exhume.auditing.training.game import Game
-from exhume.bounds.alarm import ALARM_LEVEL, certify
 from exhume.bounds.dp_sgd import dp_sgd
-from exhume.bounds.prior import kappa_of_naming
+from exhume.bounds.prior import ALARM_LEVEL, certify, kappa_of_naming
 from exhume.core.contract import (
     Cost,
     Key,

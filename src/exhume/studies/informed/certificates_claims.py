@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from exhume.bounds.alarm import Certificate, certify
+from exhume.bounds.prior import Certificate, certify
 from exhume.settings import DataSettings
 from exhume.studies.claims import prefixed
 from exhume.studies.framework import Chart, Claims, Outcome, Point

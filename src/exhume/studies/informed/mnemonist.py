@@ -13,9 +13,8 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from exhume.attacks.informed.importance import permutation_importance
 from exhume.attacks.informed.learner import Training
-from exhume.attacks.informed.mnemonist import FittedMnemonist, Mnemonist
+from exhume.attacks.informed.mnemonist import FittedMnemonist, Mnemonist, permutation_importance
 from exhume.attacks.informed.reconn import FEWEST, RecoNN, split_shadows
 from exhume.attacks.informed.shadows import Shadows, train_shadows
 from exhume.core.contract import Key

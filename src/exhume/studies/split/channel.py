@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from exhume.bounds.alarm import Certificate, certify
 from exhume.bounds.channel import naming
+from exhume.bounds.prior import Certificate, certify
 from exhume.core.contract import Key
 from exhume.data import Sizes
 from exhume.models.split.thin import ThinClient
