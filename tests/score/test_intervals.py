@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binom, binomtest
+from scipy.stats import binom, binomtest, spearmanr
 
+from exhume.core.contract import ExhumeError, Key
 from exhume.score.intervals import (
+    Correlation,
+    auc,
     bootstrap,
     clopper_pearson,
     clustered,
     detectable_rate,
+    gap_over_spread,
+    mean_auc,
+    rank_correlation,
     rate_of,
     rate_reaching,
 )
@@ -162,3 +170,120 @@ def test_a_rate_has_its_exact_interval():
     assert (rate.low, rate.high) == clopper_pearson(3, 20)
     nothing = rate_of(0, 0)
     assert (nothing.low, nothing.high, nothing.chance, nothing.detectable) == (0.0, 1.0, None, 0.0)
+
+
+def test_is_spearmans_with_ties(key):
+    left = torch.randint(5, (40,), generator=key.generator())
+    right = left + torch.randint(5, (40,), generator=key.fold("noise").generator())
+    found = rank_correlation(left, right, key)
+    assert found.rho == pytest.approx(spearmanr(left, right).statistic)
+    assert found.low < found.rho < found.high
+
+
+@pytest.mark.parametrize("level", [0.95, 0.5])
+def test_the_interval_is_that_of_the_drawn_targets(key, level):
+    """Also where a draw does not vary: then it is no correlation."""
+    left, right = torch.tensor([1.0, 2, 2, 4]), torch.tensor([1.0, 3, 2, 2])
+    picks = torch.randint(4, (300, 4), generator=key.generator())
+    drawn = [
+        spearmanr(left[own], right[own]).statistic
+        if len(left[own].unique()) > 1 < len(right[own].unique())
+        else 0.0
+        for own in picks
+    ]
+    assert 0.0 in drawn
+    found = rank_correlation(left, right, key, level=level, draws=300)
+    expected = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    assert (found.low, found.high) == pytest.approx(tuple(expected))
+
+
+def test_any_rising_function_is_a_correlation_of_one(key):
+    values = torch.rand(30, generator=key.generator())
+    assert rank_correlation(values, values.exp(), key).low == pytest.approx(1)
+    assert rank_correlation(values, -values, key).high == pytest.approx(-1)
+
+
+def test_the_interval_covers_a_planted_correlation():
+    planted, trials, covered = 0.6, 50, 0
+    truth = 6 / math.pi * math.asin(planted / 2)  # Spearman's of two normal variables
+    for trial in range(trials):
+        key = Key.from_seed(trial)
+        left, other = torch.randn(2, 100, generator=key.generator())
+        right = planted * left + math.sqrt(1 - planted**2) * other
+        found = rank_correlation(left, right, key.fold("draws"), draws=200)
+        covered += found.low <= truth <= found.high
+    assert 43 <= covered <= 50  # of 95%, fewer have a probability of .3%
+
+
+def test_nothing_is_said_about_a_constant(key):
+    ramp = torch.arange(6.0)
+    for left, right in ((ramp, torch.ones(6)), (torch.ones(6), ramp)):
+        assert rank_correlation(left, right, key) == Correlation(0.0, -1.0, 1.0)
+    assert rank_correlation(ramp[:3], ramp[:3], key).rho == pytest.approx(1)  # three are enough
+
+
+def test_words_and_metrics():
+    found = Correlation(-0.5, -0.625, 0.25)
+    assert str(found) == "-0.50 (-0.62 to +0.25)"
+    assert found.metrics("norm") == {
+        "norm.rho": -0.5,
+        "norm.rho_low": -0.625,
+        "norm.rho_high": 0.25,
+    }
+
+
+@pytest.mark.parametrize("shapes", [((4,), (5,)), ((2,), (2,)), ((3, 2), (3, 2))])
+def test_errors(key, shapes):
+    left, right = (torch.rand(shape) for shape in shapes)
+    with pytest.raises(ExhumeError, match="at least 3 targets needed"):
+        rank_correlation(left, right, key)
+
+
+scores = st.lists(st.integers(0, 5), min_size=1, max_size=12)
+
+
+@given(scores, scores)
+def test_auc_is_the_share_of_pairs_in_the_right_order(members, others):
+    naive = sum((m > o) + 0.5 * (m == o) for m in members for o in others)
+    found = auc(torch.tensor(members).double(), torch.tensor(others).double())
+    assert float(found) == pytest.approx(naive / len(members) / len(others))
+
+
+def test_targets_are_separated_one_by_one():
+    """Pooled, the easy target's others would beat the hard target's members."""
+    members = torch.tensor([[0.9, 0.2], [0.8, 0.3]])
+    others = torch.tensor([[0.7, 0.1], [0.6, 0.0], [0.5, 0.0]])
+    assert auc(members, others).tolist() == [1.0, 1.0]
+    assert mean_auc(members, others) == 1.0
+    assert mean_auc(others, members) == 0.0
+    assert float(auc(members.flatten(), others.flatten())) < 1
+    assert mean_auc(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])) == 0.5
+
+
+def test_gap_over_spread():
+    members, others = torch.tensor([[3.0], [5.0]]), torch.tensor([[0.0], [2.0]])
+    assert float(gap_over_spread(members, others)) == pytest.approx(3 / 2**0.5)
+    members, others = torch.arange(10.0).reshape(5, 2).double() ** 2, torch.eye(2).double()
+    columns = zip(members.T, others.T, strict=True)
+    naive = [(a.mean() - b.mean()) / ((a.var() + b.var()) / 2) ** 0.5 for a, b in columns]
+    torch.testing.assert_close(gap_over_spread(members, others), torch.stack(naive))
+    still = torch.ones(3, 1)
+    assert float(gap_over_spread(still, still)) == 0
+    assert float(gap_over_spread(still + 1, still)) == float("inf")
+
+
+def test_what_cannot_be_scored_is_refused():
+    one = torch.ones(1, 2)
+    with pytest.raises(ExhumeError, match="0 models with and 1 without"):
+        auc(one[:0], one)
+    with pytest.raises(ExhumeError, match="1 models with and 0 without"):
+        auc(one, one[:0])
+    for members, others in ((1, 2), (2, 1)):
+        with pytest.raises(ExhumeError, match="at least 2 of each needed"):
+            gap_over_spread(one.expand(members, 2), one.expand(others, 2))
+    with pytest.raises(ExhumeError, match="not of the same targets"):
+        auc(one, torch.ones(1, 3))
+    broken = torch.tensor([[1.0, float("nan")]])
+    for members, others in ((broken, one), (one, broken)):
+        with pytest.raises(ExhumeError, match="not a number"):
+            auc(members, others)

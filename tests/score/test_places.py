@@ -8,7 +8,7 @@ from scipy.stats import rankdata
 
 from exhume.core.contract import ExhumeError, Key, Records, Vocabulary
 from exhume.score import places as places_module
-from exhume.score.averages import averages_among
+from exhume.score.batches import averages_among
 from exhume.score.lineup import likeness
 from exhume.score.placebo import placebo
 from exhume.score.places import PEOPLE, Places, line_up, places_for

@@ -7,10 +7,28 @@ from collections import Counter
 import pytest
 import torch
 
-from exhume.core.contract import ExhumeError, Outcome, Reconstruction, Records, Status
+from exhume.core.contract import (
+    FILLED_UP,
+    ExhumeError,
+    Outcome,
+    Reconstruction,
+    Records,
+    Secret,
+    Status,
+)
+from exhume.score import texts as texts_module
+from exhume.score.batches import split_decoys
 from exhume.score.intervals import clopper_pearson
-from exhume.score.texts import NOTHING, alike_lists, alike_texts, score_texts, score_words
-from exhume.score.updates import dealt
+from exhume.score.texts import (
+    NOTHING,
+    alike_lists,
+    alike_texts,
+    bleu,
+    score_sentences,
+    score_texts,
+    score_words,
+    token_shares,
+)
 from exhume.victims.updates import keep_secret
 
 WORDS, PLACES, PADDING = 90, 6, 0
@@ -75,7 +93,7 @@ def test_shares_are_those_of_a_naive_count(ordered, key):
 def test_every_number_by_hand(ordered, padding, key):
     """Two texts are held, one of them in another order; one is answered by nobody; decoys come back."""
     private, others = drawn(key.fold("p"), 8), drawn(key.fold("o"), 40)
-    held, decoys = dealt(others, key)
+    held, decoys = split_decoys(others, key)
     held.inputs[3] = private.inputs[1, torch.tensor([5, 1, 2, 3, 4, 0])]
     held.inputs[4] = private.inputs[2]
     order = torch.randperm(40, generator=key.fold("decoys").generator())
@@ -180,7 +198,7 @@ def test_lists_of_words(key):
     assert short.metrics["word_accuracy"] == pytest.approx(sum(want) / 8)
     assert short.metrics["listed"] == 5
     assert short.metrics["targets"] == 8
-    decoys = dealt(others, key)[1].inputs.tolist()
+    decoys = split_decoys(others, key)[1].inputs.tolist()
     told = sum(all(token in listed for token in row if token != PADDING) for row in decoys)
     assert short.metrics["null_success"] == told / 150
     assert torch.equal(short.evidence["listed"], words[:5, 0])
@@ -207,7 +225,7 @@ def test_a_list_that_leaks(key):
     assert scores.metrics["success_low"] > scores.metrics["null_success_high"]
     assert bool(scores.evidence["covered"].all())
     lists = [set(row.tolist()) - {PADDING} for row in private.inputs]
-    decoys = [set(row.tolist()) - {PADDING} for row in dealt(others, key)[1].inputs]
+    decoys = [set(row.tolist()) - {PADDING} for row in split_decoys(others, key)[1].inputs]
     told = sum(any(decoy <= words for words in lists) for decoy in decoys)
     assert scores.metrics["null_success"] == told / 150
     swapped = [(pairs[i][0], pairs[i - 1][1]) for i in range(12)]  # each gets another's list
@@ -234,3 +252,103 @@ def test_texts_in_a_line_up(key):
     assert alike_lists(PADDING)(texts.inputs[0][:, None], empty).tolist() == [[0.0]]
     assert alike_texts(PADDING, ordered=True)(empty, empty).tolist() == [[0.0]]
     assert alike_texts(PADDING, ordered=False)(empty[:0], texts.inputs).shape == (0, 100)
+
+
+def scored(candidates, truth, decoys, confidence=None, padding=None):
+    candidates, truth = torch.tensor(candidates), torch.tensor(truth).float()
+    confidence = torch.zeros(candidates.shape[:2]) if confidence is None else confidence
+    found = Reconstruction(candidates, confidence, Status(Outcome.CONVERGED))
+    secret = Secret(Records(truth, torch.zeros(truth.shape[:2], dtype=torch.long), ("a",)))
+    return token_shares(secret, found, torch.tensor(decoys), padding=padding)
+
+
+def test_order_counts_in_one_and_not_in_the_other():
+    scores = scored([[[4, 3, 2, 1], [7, 7, 8, 9]]], [[[1, 2, 3, 4], [7, 8, 8, 9]]], [[0, 0, 0, 0]])
+    assert scores["token_accuracy"] == (0 + 0.75) / 2
+    assert scores["bag_accuracy"] == (1 + 0.75) / 2  # one 8 of two, both others
+    assert (scores["exact"], scores["exact_bags"]) == (0, 0.5)
+    assert scores["null_token_accuracy"] == scores["null_bag_accuracy"] == 0
+
+
+def test_one_candidate_serves_one_record_and_decoys_choose():
+    scores = scored([[[1, 2], [1, 2]]], [[[1, 2], [1, 3]]], [[1, 9], [2, 1]])
+    assert scores["token_accuracy"] == (1 + 0.5) / 2
+    assert scores["null_token_accuracy"] == (0.5 + 0) / 2
+    assert scores["null_bag_accuracy"] == (0.5 + 1) / 2
+
+
+def test_releases_are_matched_each_for_itself():
+    scores = scored([[[1, 2]], [[3, 4]]], [[[3, 4]], [[3, 4]]], [[3, 9]])
+    assert (scores["token_accuracy"], scores["exact"]) == (0.5, 0.5)
+    assert scores["null_token_accuracy"] == 0.5
+
+
+def test_padding_does_not_count():
+    plain = scored([[[1, 9, 0, 0]]], [[[1, 2, 0, 0]]], [[5, 6, 0, 0]])
+    without = scored([[[1, 9, 0, 0]]], [[[1, 2, 0, 0]]], [[5, 6, 0, 0]], padding=0)
+    assert (plain["token_accuracy"], plain["null_token_accuracy"]) == (0.75, 0.5)
+    assert (without["token_accuracy"], without["null_token_accuracy"]) == (0.5, 0)
+
+
+def test_filled_places_are_no_candidates():
+    confidence = torch.tensor([[0.0, FILLED_UP]])
+    scores = scored([[[1, 2], [0, 0]]], [[[1, 2], [0, 0]]], [[0, 0]], confidence)
+    assert (scores["token_accuracy"], scores["null_token_accuracy"]) == (0.5, 0)
+    nothing = scored([[[1, 2]]], [[[1, 2]]], [[1, 2]], torch.tensor([[FILLED_UP]]))
+    assert nothing["token_accuracy"] == nothing["null_token_accuracy"] == pytest.approx(0)
+
+
+VOCABULARY = ("<padding>", "<unknown>", "<start>", "<end>", "a", "dog", "runs", "here", "today")
+
+
+def secret_of(rows):
+    inputs = torch.tensor(rows, dtype=torch.float32)
+    return Secret(Records(inputs, torch.zeros(len(rows), dtype=torch.long), ("sentence",)))
+
+
+def test_only_words_count():
+    truth = secret_of([[4, 5, 6, 7, 8], [5, 6, 0, 0, 0]])
+    found = torch.tensor([[4, 5, 6, 7, 5], [5, 4, 0, 0, 0]]).float()
+    scores = score_sentences(truth, found, VOCABULARY)
+    assert scores.right.tolist() == pytest.approx([0.8, 0.5])
+    padded = found.clone()
+    padded[1, 2:] = 5  # where nothing was sent
+    assert score_sentences(truth, padded, VOCABULARY).right.tolist() == pytest.approx([0.8, 0.5])
+    assert score_sentences(truth, padded, VOCABULARY).bleu == scores.bleu
+    metrics = scores.metrics("row")
+    assert metrics["row.token_accuracy"] == pytest.approx(0.65)
+    assert metrics["row.exact"] == 0
+    whole = Reconstruction(
+        truth.open().inputs[:, None], torch.zeros(2, 1), Status(Outcome.CONVERGED)
+    )
+    assert score_sentences(truth, whole, VOCABULARY).metrics("row") == {
+        "row.token_accuracy": 1,
+        "row.known_words": 1,
+        "row.exact": 1,
+        "row.bleu": pytest.approx(100),
+    }
+
+
+def test_the_unknown_word_is_counted_apart():
+    truth = secret_of([[4, 1, 1, 5], [1, 6, 0, 0]])
+    found = torch.tensor([[4, 1, 1, 6], [1, 7, 0, 0]]).float()
+    scores = score_sentences(truth, found, VOCABULARY)
+    assert scores.right.tolist() == pytest.approx([0.75, 0.5])
+    assert scores.known == pytest.approx(1 / 3)
+    assert score_sentences(secret_of([[1, 1, 0]]), torch.ones(1, 3), VOCABULARY).known == 0
+
+
+def test_bleu_equals_its_definition():
+    """One sentence of six words, one of them wrong: 5/6, 3/5, 1/4 and 0/3, the last smoothed to 1/6."""
+    assert bleu(["a dog runs here today dog"], ["a dog runs here today dog"]) == pytest.approx(100)
+    shares = 5 / 6 * 3 / 5 * 1 / 4 * (1 / 2) / 3
+    found, wanted = "a dog runs cat here today", "a dog runs dog here today"
+    assert bleu([found], [wanted]) == pytest.approx(100 * shares**0.25)
+
+
+def test_what_does_not_fit_is_said(monkeypatch):
+    with pytest.raises(ExhumeError, match=r"\(1, 2\) tokens found, \(1, 3\) were sent"):
+        score_sentences(secret_of([[4, 5, 6]]), torch.zeros(1, 2), VOCABULARY)
+    monkeypatch.setattr(texts_module, "find_spec", lambda name: None)
+    with pytest.raises(ExhumeError, match=r"pip install 'exhume\[text\]'"):
+        bleu(["a"], ["a"])

@@ -8,8 +8,8 @@ import pytest
 
 from exhume.core.results import Claim, read_result
 from exhume.core.typed_json import to_json
-from exhume.score.correlation import Correlation
-from exhume.score.texture import STATISTICS
+from exhume.score.intervals import Correlation
+from exhume.score.measures import STATISTICS
 from exhume.studies import STUDIES
 from exhume.studies.gradient import networks, networks_language, noise, start
 from exhume.studies.informed import gallery, glm

@@ -1,20 +1,26 @@
-"""Scoring a whole batch: candidates matched one to one with the records, by signed cosine."""
+"""Score whole batches: candidates matched one to one with the records, by signed cosine.
+
+For clients' updates decoys are the null. A record counts as brought back if its candidate is closer to it
+than any record the adversary may hold; each decoy, a record that no client had, is given its choice among the
+same candidates. Averages are no records: a candidate nearer to a mean of its batch than to any record of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from exhume.core.contract import Reconstruction, Records, Secret
-from exhume.score.pixels import psnr
-
-__all__ = ["RECOVERED", "BatchScores", "score_batches"]
+from exhume.core.contract import ExhumeError, Key, Reconstruction, Records, Secret
+from exhume.score.intervals import success_rates
+from exhume.score.measures import measure, mse, near_duplicates, nearest, psnr
 
 RECOVERED = 0.99  # cosine from which a record counts as recovered
+FEWEST_OTHERS = 10  # records besides the private ones, below which there is no null
+_DECOYS, _HELD = 500, 2000  # at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,3 +90,97 @@ def _units(records: Tensor) -> Tensor:
     flat = records.flatten(1)
     norms: Tensor = flat.norm(dim=1, keepdim=True)
     return flat / norms.clamp_min(1e-300)
+
+
+def averages_among(candidates: Tensor, batch: Records) -> Tensor:
+    """(k, *shape) to (k,) bool: candidates nearer to a mean than to any record of the batch.
+
+    Means: of the whole batch, and of those of its records that share a class.
+    """
+    groups = [torch.ones(len(batch), dtype=torch.bool)]
+    groups += [batch.labels == label for label in torch.unique(batch.labels)]
+    flat = batch.inputs.flatten(1).double()
+    means = [flat[group].mean(0) for group in groups if int(group.sum()) > 1]
+    if not means or not len(candidates):
+        return torch.zeros(len(candidates), dtype=torch.bool)
+    found = candidates.flatten(1).double()
+    to_records = torch.cdist(found, flat).amin(1)
+    return torch.cdist(found, torch.stack(means)).amin(1) < to_records
+
+
+@dataclass(frozen=True, eq=False)
+class UpdateScores:
+    metrics: dict[str, float]
+    evidence: dict[str, Tensor]  # the records themselves, for their owner's eyes only
+
+
+def score_updates(
+    answers: Sequence[tuple[Secret, Reconstruction]], others: Records | None, key: Key
+) -> UpdateScores:
+    """One secret of one batch (1, b, *shape) a client, and the candidates (1, k, *shape) found for it.
+
+    others: records of the same kind that no client had; half of them serve as decoys, the others are what
+    an adversary may hold. Without them there is no rate.
+    """
+    if not answers:
+        raise ExhumeError("answers: there is nothing to score")
+    opened = [secret.open() for secret, _ in answers]
+    scores = [score_batches(secret, found) for secret, found in answers]
+    truth = torch.cat([records.inputs[0] for records in opened])
+    matched = torch.cat([score.matched[0] for score in scores])  # zeros where there is none
+    cosines = torch.cat([score.cosines[0] for score in scores])
+    pool = torch.cat([found.found().double() for _, found in answers])
+    errors = measure(matched, truth)
+    metrics = {
+        "targets": float(len(truth)),
+        "candidates": float(len(pool)),
+        "recovered": float((cosines >= RECOVERED).double().mean()),
+        "mean_cosine": float(cosines.mean()),
+        "min_cosine": float(cosines.min()),
+        **errors.means(),
+    }
+    if all(f.labels is not None and bool((f.labels >= 0).all()) for _, f in answers):
+        right = torch.cat([score.labels_right[0] for score in scores])
+        metrics["label_accuracy"] = float(right.double().mean())
+    evidence = {
+        "targets": truth,
+        "reconstructions": matched,
+        "labels": torch.cat([records.labels[0] for records in opened]),
+        **errors.named(),
+    }
+    if others is None or len(others) < FEWEST_OTHERS:
+        return UpdateScores(metrics, evidence)
+    held, decoys = split_decoys(others, key)
+    index, bar = nearest(truth, held)
+    known = near_duplicates(bar, held)
+    won = ((errors.mse < bar) & (cosines != 0))[~known]
+    metrics |= {
+        "oracle_mse": float(bar.mean()),
+        "pool": float(len(held)),
+        "duplicates": float(known.sum()),
+        **against_decoys(won, _chance(pool, held, decoys)),
+    }
+    oracle = {"nearest": held.inputs[index].to(truth), "oracle_mse": bar}
+    return UpdateScores(metrics, evidence | oracle)
+
+
+def split_decoys(others: Records, key: Key) -> tuple[Records, Records]:
+    """What an adversary may hold, and decoys; disjoint."""
+    order = torch.randperm(len(others), generator=key.fold("decoys").generator())
+    count = min(_DECOYS, len(others) // 2)
+    return others[order[count : count + _HELD]], others[order[:count]]
+
+
+def against_decoys(won: Tensor, lucky: Tensor) -> dict[str, float]:
+    """won: (t,) which records came back; lucky: (d,) which decoys did, by chance."""
+    return {"decoys": float(len(lucky)), **success_rates(won, lucky)}
+
+
+def _chance(candidates: Tensor, held: Records, decoys: Records) -> Tensor:
+    """(n,) bool: decoys that some candidate is closer to than any held record."""
+    if not len(candidates):
+        return torch.zeros(len(decoys), dtype=torch.bool)
+    _, bar = nearest(decoys.inputs, held)
+    apart = torch.cdist(decoys.inputs.flatten(1).double(), candidates.flatten(1).double())
+    best = candidates[apart.argmin(1)].reshape(len(decoys), *decoys.shape)
+    return mse(best, decoys.inputs) < bar

@@ -23,19 +23,7 @@ from torch import Tensor
 from exhume.core.contract import ExhumeError, Key
 from exhume.core.evidence import LineupRow
 from exhume.score.intervals import rate_reaching
-from exhume.score.pixels import directions
-
-__all__ = [
-    "FEWEST",
-    "LEVEL",
-    "Alike",
-    "Lineup",
-    "LineupScore",
-    "among_tests",
-    "holm",
-    "likeness",
-    "strangers_for",
-]
+from exhume.score.measures import directions
 
 LEVEL = 0.01  # of an audit
 USUAL, FEWEST, MOST = 99, 9, 1999  # strangers of a target

@@ -1,8 +1,11 @@
-"""Score a pool of candidates against all training images: best match, SSIM, and decoys as the null.
+"""Score a pool of candidates against all training records: the best match of each, and decoys as the null.
 
-For every training image the candidate of largest normalised cross-correlation, then their SSIM; above
-0.4 counts as good (Buzaglo23). Each decoy, an image of the same classes that was not trained on, is
-given the same choice among the same candidates, so that luck and matching count for both.
+Each decoy, a record of the same classes that was not trained on, is given the same choice among the same
+candidates, so that luck and matching count for both.
+
+Images: the candidate of largest normalised cross-correlation, then their SSIM; above 0.4 counts as good
+(Buzaglo23). Vectors (rows of a table, embeddings of a frozen backbone): the cosine of what differs from the
+pool's mean, with columns scaled by the pool's spread: the length of a vector is what weights determine worst.
 """
 
 from __future__ import annotations
@@ -14,15 +17,12 @@ from torch import Tensor
 
 from exhume.core.contract import ExhumeError, Reconstruction, Records, Secret
 from exhume.core.results import Rate
-from exhume.score.intervals import clopper_pearson, detectable_rate, rate_of
-from exhume.score.membership import auc
-from exhume.score.pixels import directions
-from exhume.score.structure import ssim
-
-__all__ = ["GOOD", "MarginScores", "Matches", "above_bar", "match", "score_margin"]
+from exhume.score.intervals import auc, clopper_pearson, detectable_rate, rate_of, share_metrics
+from exhume.score.measures import directions, mse, ssim
 
 GOOD = 0.4  # SSIM above which a reconstruction counts as good (Buzaglo23, App. A)
 _FALSE_POSITIVES = 0.01
+_CONSTANT = 1e-6  # of the largest spread: a column that does not vary tells nobody apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,21 +78,15 @@ def score_margin(
     candidates = found.found(release).clamp(0, 1)
     members = match(candidates, truth.inputs, centre)
     others = match(candidates, decoys.inputs, centre)
-    good, lucky = int(members.good.sum()), int(others.good.sum())
-    low, high = clopper_pearson(good, len(truth))
-    decoy_low, decoy_high = clopper_pearson(lucky, len(decoys))
+    good = int(members.good.sum())
     threshold = _threshold(others.ssim)
     metrics = {
         "good": float(good),
-        "good_share": good / len(truth),
-        "good_share_low": low,
-        "good_share_high": high,
+        **share_metrics("good_share", good, len(truth)),
         "records": float(len(truth)),
         "candidates": float(len(candidates)),
         "decoys": float(len(decoys)),
-        "decoy_rate": lucky / len(decoys),
-        "decoy_rate_low": decoy_low,
-        "decoy_rate_high": decoy_high,
+        **share_metrics("decoy_rate", int(others.good.sum()), len(decoys)),
         "ssim_at_1pct": threshold,
         "tpr_at_1pct": float((members.ssim > threshold).double().mean()),
         "auc": float(auc(members.ssim, others.ssim)),
@@ -108,13 +102,13 @@ def score_margin(
         "ssim": members.ssim,
         "correlation": members.correlation,
         "confidence": found.confidence[release][found.real[release]][members.index],
-        "mse": (candidates[members.index] - truth.inputs).double().square().flatten(1).mean(1),
+        "mse": mse(candidates[members.index], truth.inputs),
     }
     return MarginScores(members, others, metrics, evidence)
 
 
 def _threshold(decoys: Tensor) -> float:
-    """The SSIM that at most 1% of the decoys exceed."""
+    """What at most 1% of the decoys exceed, of (d,) similarities."""
     allowed = int(_FALSE_POSITIVES * len(decoys))
     return float(decoys.sort(descending=True).values[allowed])
 
@@ -132,9 +126,71 @@ def above_bar(scores: MarginScores) -> tuple[dict[str, float], Rate]:
     metrics = {
         "bar": bar,
         "above_bar": float(above),
-        "above_bar_share": leak.share,
-        "above_bar_share_low": leak.low,
-        "above_bar_share_high": leak.high,
+        **share_metrics("above_bar_share", above, records),
         "detectable_rate": detectable,
     }
     return metrics, leak
+
+
+# Vectors
+
+
+def alike_vectors(candidates: Tensor, pool: Tensor) -> Tensor:
+    """(k, d) and (n, d) to (k, n), larger is more alike; scaled by the second."""
+    middle, scale = _scale(pool)
+    return _units(candidates, middle, scale) @ _units(pool, middle, scale).T
+
+
+def _scale(pool: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean (d,) and one over the spread (d,), 0 for columns that do not vary."""
+    flat = pool.double()
+    spread = flat.std(0) if len(flat) > 1 else torch.ones_like(flat[0])
+    varies = spread > _CONSTANT * spread.max()
+    return flat.mean(0), varies / spread.clamp_min(1e-300)
+
+
+def _units(vectors: Tensor, middle: Tensor, scale: Tensor) -> Tensor:
+    standard = (vectors.double() - middle) * scale
+    return torch.nn.functional.normalize(standard, dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class VectorScores:
+    metrics: dict[str, float]
+    evidence: dict[str, Tensor]  # the records themselves, for their owner's eyes only
+    nearest: Tensor  # (n,) the decoy most like each answer
+
+
+def score_vectors(secret: Secret, found: Reconstruction, decoys: Records) -> VectorScores:
+    """Compare the candidates of the first release with its training records. Opens the secret."""
+    truth, candidates = secret.open(), found.found()
+    if not len(candidates):
+        raise ExhumeError("reconstruction: no candidates to match")
+    middle, scale = _scale(torch.cat([truth.inputs, decoys.inputs]))
+    pool = _units(candidates, middle, scale)
+    members = (_units(truth.inputs, middle, scale) @ pool.T).max(1)
+    strangers = _units(decoys.inputs, middle, scale)
+    others = (strangers @ pool.T).max(1).values
+    bar = _threshold(others)
+    above = int((members.values > bar).sum())
+    answers = candidates[members.indices]
+    nearest = (pool[members.indices] @ strangers.T).argmax(1)
+    metrics = {
+        "records": float(len(truth)),
+        "candidates": float(len(candidates)),
+        "decoys": float(len(decoys)),
+        "cosine_median": float(members.values.median()),
+        "cosine_bar": bar,
+        "above_cosine_bar": float(above),
+        **share_metrics("above_cosine_bar_share", above, len(truth)),
+        "cosine_auc": float(auc(members.values, others)),
+    }
+    evidence = {
+        "targets": truth.inputs,
+        "reconstructions": answers.to(truth.inputs),
+        "nearest": decoys.inputs[nearest],
+        "labels": truth.labels,
+        "cosine": members.values,
+        "confidence": found.confidence[0][found.real[0]][members.indices],
+    }
+    return VectorScores(metrics, evidence, nearest)

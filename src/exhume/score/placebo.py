@@ -14,8 +14,6 @@ from exhume.core.contract import Key
 from exhume.score.lineup import Alike, likeness
 from exhume.score.places import Places
 
-__all__ = ["DIFFERENT", "placebo"]
-
 DIFFERENT = (
     "these records differ from the others by themselves: answers that know nothing of the release tell them "
     "apart (p = {:.2g}), so that a line-up would show how they were chosen; give others of the same origin"
@@ -30,7 +28,8 @@ def placebo(places: Places, key: Key, alike: Alike | None = None) -> float:
     generator = key.generator()
     values: list[float] = []
     means, held = _split(places, generator)
-    for answers, pool in ((means, torch.ones_like(held)), (_records(places, held), ~held)):
+    records = {label: places.inputs[held & (places.stratum == label)] for label in means}
+    for answers, pool in ((means, torch.ones_like(held)), (records, ~held)):
         values += _tested(places, answers, pool, generator, alike)
     return min(1.0, min(values, default=1.0) * max(1, len(values)))
 
@@ -48,11 +47,6 @@ def _split(places: Places, generator: torch.Generator) -> tuple[dict[int, Tensor
         order = torch.randperm(len(strangers), generator=generator)
         held[strangers[order[: min(_MOST, int(_HELD * len(strangers)))]]] = True
     return means, held
-
-
-def _records(places: Places, held: Tensor) -> dict[int, Tensor]:
-    labels = torch.unique(places.stratum).tolist()
-    return {label: places.inputs[held & (places.stratum == label)] for label in labels}
 
 
 def _tested(

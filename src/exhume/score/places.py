@@ -18,8 +18,6 @@ from exhume.core.contract import ExhumeError, Key, Records
 from exhume.core.evidence import LineupRow
 from exhume.score.lineup import FEWEST, Alike, Lineup, likeness, strangers_for
 
-__all__ = ["PEOPLE", "Places", "line_up", "places_for"]
-
 PEOPLE = "other people: the person is identified, not the photograph"
 _SAME = 0.01  # share of the pool's variance below which two records count as the same
 _LENGTHS = 3  # ranges of lengths of texts

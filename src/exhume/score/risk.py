@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 from exhume.core.contract import Key
-from exhume.score.correlation import Correlation, rank_correlation
+from exhume.score.intervals import Correlation, rank_correlation
 from exhume.score.margin import GOOD
-
-__all__ = ["FACTORS", "Risk", "outlier_scores", "risk_of"]
 
 FACTORS = {  # the tensor in the evidence: its name, and the words for much and little of it
     "margins": ("margin", "a larger margin", "a smaller margin"),

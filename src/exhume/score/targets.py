@@ -1,4 +1,7 @@
-"""Score one reconstruction per secret record: errors, success against the oracle, and the null."""
+"""Score one reconstruction per secret record: errors, success against the oracle, and the null.
+
+Also whether the right record is named among known candidates: the 0-1 loss of the prior-aware game.
+"""
 
 from __future__ import annotations
 
@@ -10,40 +13,8 @@ from torch import Tensor
 
 from exhume.core.contract import ExhumeError, Key, Reconstruction, Records, Secret
 from exhume.core.results import Rate
-from exhume.score.intervals import clopper_pearson, detectable_rate, rate_of
-from exhume.score.oracle import near_duplicates, nearest
-from exhume.score.pixels import mae, mse, psnr
-from exhume.score.structure import ssim
-
-__all__ = ["Errors", "TargetScores", "measure", "score_targets", "unrelated"]
-
-
-@dataclass(frozen=True, eq=False)
-class Errors:
-    """Per-target distances of one answer; those for images are None for other records."""
-
-    mse: Tensor  # (t,) each
-    mae: Tensor
-    psnr: Tensor | None  # for images only, whose range is known
-    ssim: Tensor | None
-
-    def named(self) -> dict[str, Tensor]:
-        named = {"mse": self.mse, "mae": self.mae, "psnr": self.psnr, "ssim": self.ssim}
-        return {name: values for name, values in named.items() if values is not None}
-
-    def means(self) -> dict[str, float]:
-        return {name: float(values.mean()) for name, values in self.named().items()}
-
-
-def measure(found: Tensor, truth: Tensor) -> Errors:
-    """(t, *shape) twice."""
-    image = truth.ndim == 4
-    return Errors(
-        mse(found, truth),
-        mae(found, truth),
-        psnr(found, truth) if image else None,
-        ssim(found, truth) if image else None,
-    )
+from exhume.score.intervals import rate_of, success_rates
+from exhume.score.measures import Errors, measure, mse, near_duplicates, nearest
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +25,17 @@ class TargetScores:
     metrics: dict[str, float]
     evidence: dict[str, Tensor]  # the records themselves, for their owner's eyes only
     leak: Rate | None = None  # closer than anything held; None: a copy of every target was held
+
+
+def first_answers(found: Reconstruction, records: int) -> Tensor:
+    """(t, *shape) the first candidate of each release; refused unless every record has one."""
+    releases, candidates = found.candidates.shape[:2]
+    if releases != records or candidates < 1:
+        raise ExhumeError(
+            f"reconstruction: {candidates} candidates for each of {releases} releases do not answer "
+            f"{records} records"
+        )
+    return found.candidates[:, 0]
 
 
 def unrelated(labels: Tensor, key: Key) -> Tensor:
@@ -93,20 +75,14 @@ def score_targets(
     own: (t,) where the pool holds the records themselves, their places in it; these do not count.
     """
     truth = secret.open()
-    if found.candidates.shape[0] != len(truth) or found.candidates.shape[1] < 1:
-        releases, candidates = found.candidates.shape[:2]
-        raise ExhumeError(
-            f"reconstruction: {candidates} candidates for each of {releases} releases do not answer "
-            f"{len(truth)} records"
-        )
-    best = found.candidates[:, 0]
+    best = first_answers(found, len(truth))
     attack = measure(best, truth.inputs)
     index, _ = nearest(truth.inputs, pool, own)
     oracle = measure(pool.inputs[index], truth.inputs)
     null_mse = mse(best[unrelated(truth.labels, key.fold("null")).to(best.device)], truth.inputs)
     known = near_duplicates(oracle.mse, pool)
     won, chance = (attack.mse < oracle.mse)[~known], (null_mse < oracle.mse)[~known]
-    rates = _rates(won, chance)
+    rates = success_rates(won, chance) if len(won) else {}
     metrics: dict[str, float] = {
         **attack.means(),
         "mae_plus_mse": float(attack.mse.mean() + attack.mae.mean()),
@@ -138,19 +114,25 @@ def score_targets(
     return TargetScores(attack, oracle, measured, metrics, evidence, leak)
 
 
-def _rates(won: Tensor, chance: Tensor) -> dict[str, float]:
-    """Success against the oracle, and by chance, over the targets the adversary did not hold already."""
-    successes, lucky, trials = int(won.sum()), int(chance.sum()), len(won)
-    if not trials:
-        return {}
-    low, high = clopper_pearson(successes, trials)
-    null_low, null_high = clopper_pearson(lucky, trials)
-    return {
-        "success": successes / trials,
-        "success_low": low,
-        "success_high": high,
-        "null_success": lucky / trials,
-        "null_success_low": null_low,
-        "null_success_high": null_high,
-        "detectable_rate": detectable_rate(trials, null_high),
-    }
+def named_rightly(secret: Secret, found: Reconstruction, candidates: Records) -> Tensor:
+    """(t,) bool: the candidate nearest to the first answer is the record. Opens the secret.
+
+    An attack that was not told the candidates may be asked as well: snapping its answer to the list is
+    what an adversary who has one would do. Equal candidates count as one.
+    """
+    truth = secret.open().inputs.flatten(1)
+    return nearest_is_right(first_answers(found, len(truth)), truth, candidates.inputs)
+
+
+def nearest_is_right(answers: Tensor, truth: Tensor, candidates: Tensor) -> Tensor:
+    """(t, *shape) twice and (k, *shape): (t,) bool, as above."""
+    listed, wanted_rows = candidates.flatten(1), truth.flatten(1)
+    _, names = torch.unique(torch.cat([listed, wanted_rows.to(listed)]), dim=0, return_inverse=True)
+    own, wanted = names[: len(listed)], names[len(listed) :]
+    if not bool(torch.isin(wanted, own).all()):
+        raise ExhumeError("candidates: a record behind a release is not on the list")
+    given = answers.flatten(1).to(listed)
+    exact = "donot_use_mm_for_euclid_dist"  # a candidate's distance to itself is 0
+    nearest = torch.cdist(given, listed, compute_mode=exact).argmin(1)
+    right: Tensor = own[nearest] == wanted
+    return right

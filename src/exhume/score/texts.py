@@ -2,24 +2,28 @@
 
 A text counts as brought back if more of its tokens are right than the likest text an adversary may hold has
 in common with it; in place where the order can be known, else wherever they stand. Padding does not count,
-tokens too many count as wrong.
-Each decoy, a text that no client had, is given its choice among the same candidates.
+tokens too many count as wrong. Each decoy, a text that no client had, is given its choice among the same
+candidates.
+
+Sentences that were sent through a split network are scored by words in place, whole sentences and BLEU: that
+of sacrebleu, of a whole corpus, up to four words, on the words as they are (tokenize="none"), from 0 to 100.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from exhume.core.contract import ExhumeError, Key, Reconstruction, Records, Secret
+from exhume.models.split.seq2seq import PADDING, UNKNOWN, read_out
+from exhume.score.batches import FEWEST_OTHERS, UpdateScores, against_decoys, split_decoys
 from exhume.score.lineup import Alike
-from exhume.score.updates import FEWEST_OTHERS, UpdateScores, against_decoys, dealt
-
-__all__ = ["NOTHING", "alike_lists", "alike_texts", "score_texts", "score_words", "token_shares"]
 
 NOTHING = -1  # stands where no candidate has a token
 _CHUNK = 256  # texts that are counted at once
@@ -81,13 +85,14 @@ def score_texts(
     truth, found, right = _matched(answers, measure)
     pool = torch.cat([candidates.found().long() for _, candidates in answers])
     whole = measure.same(truth, found)
-    bag = _Measure(padding, ordered=False)
+    bag, pairs = _Measure(padding, ordered=False), zip(truth, found, strict=True)
+    in_common = [bag.shares(one[None], other[None])[0] for one, other in pairs]
     metrics = {
         "targets": float(len(truth)),
         "candidates": float(len(pool)),
         "token_accuracy": float(right.mean()),
         "whole_texts": float(whole.double().mean()),
-        "word_accuracy": float(_diagonal(bag, truth, found).mean()),
+        "word_accuracy": float(torch.cat(in_common).mean()),
     }
     evidence = {
         "targets": truth,
@@ -97,9 +102,9 @@ def score_texts(
     }
     if others is None or len(others) < FEWEST_OTHERS:
         return UpdateScores(metrics, evidence)
-    held, decoys = dealt(others, key)
+    held, decoys = split_decoys(others, key)
     bar, nearest = measure.shares(truth, held.inputs).max(1)
-    usual = _usual(held.inputs)
+    usual = held.inputs.mode(dim=0).values[None]  # the most frequent token of every place
     metrics |= {
         "oracle_token_accuracy": float(bar.mean()),
         "usual_token_accuracy": float(measure.shares(truth, usual)[:, 0].mean()),
@@ -107,7 +112,12 @@ def score_texts(
     }
     known = measure.same(truth, held.inputs[nearest])
     won = ((right > bar) & (found != NOTHING).any(1))[~known]
-    lucky = _lucky(measure, pool, held.inputs, decoys.inputs)
+    lucky = torch.zeros(
+        len(decoys), dtype=torch.bool
+    )  # more of it is in a candidate than in any held text
+    if len(pool):
+        reached = measure.shares(decoys.inputs, pool).amax(1)
+        lucky = reached > measure.shares(decoys.inputs, held.inputs).amax(1)
     metrics |= {"duplicates": float(known.sum()), **against_decoys(won, lucky)}
     likest = {"nearest": held.inputs[nearest]}
     return UpdateScores(metrics, evidence | likest)
@@ -151,7 +161,7 @@ def score_words(
     }
     if others is None or len(others) < FEWEST_OTHERS:
         return UpdateScores(metrics, evidence)
-    _, decoys = dealt(others, key)
+    _, decoys = split_decoys(others, key)
     real = measure.real(decoys.inputs)
     lucky = torch.stack([(torch.isin(decoys.inputs, some) | ~real).all(1) for some in lists]).any(0)
     return UpdateScores(metrics | against_decoys(covered.all(1), lucky), evidence)
@@ -222,18 +232,45 @@ def _matched(
     return torch.cat(truths), torch.cat(matches), torch.cat(rights)
 
 
-def _diagonal(measure: _Measure, truth: Tensor, found: Tensor) -> Tensor:
-    pairs = zip(truth, found, strict=True)
-    return torch.cat([measure.shares(one[None], other[None])[0] for one, other in pairs])
+# Sentences that were sent through a split network
 
 
-def _usual(held: Tensor) -> Tensor:
-    """(1, l): the most frequent token of every place."""
-    return held.mode(dim=0).values[None]
+@dataclass(frozen=True, eq=False)
+class SentenceScores:
+    right: Tensor  # (n,) share of a sentence's places with the right word
+    known: float  # the same over all places whose word is not the unknown one
+    bleu: float
+
+    def metrics(self, prefix: str) -> dict[str, float]:
+        return {
+            f"{prefix}.token_accuracy": float(self.right.mean()),
+            f"{prefix}.known_words": self.known,
+            f"{prefix}.exact": float((self.right == 1).double().mean()),
+            f"{prefix}.bleu": self.bleu,
+        }
 
 
-def _lucky(measure: _Measure, pool: Tensor, held: Tensor, decoys: Tensor) -> Tensor:
-    """(n,) bool: decoys that some candidate has more of than any held text."""
-    if not len(pool):
-        return torch.zeros(len(decoys), dtype=torch.bool)
-    return measure.shares(decoys, pool).amax(1) > measure.shares(decoys, held).amax(1)
+def score_sentences(
+    secret: Secret, found: Reconstruction | Tensor, words: Sequence[str]
+) -> SentenceScores:
+    """Score the first candidate of each release, or tokens (n, l), against the sentence that was sent."""
+    truth = secret.open().inputs
+    tokens = found if isinstance(found, Tensor) else found.candidates[:, 0]
+    if tokens.shape != truth.shape:
+        raise ExhumeError(
+            f"sentences: {tuple(tokens.shape)} tokens found, {tuple(truth.shape)} were sent"
+        )
+    real = truth != PADDING
+    right = ((tokens == truth) & real).double().sum(1) / real.sum(1)
+    named = real & (truth != UNKNOWN)
+    known = float((tokens == truth)[named].double().mean()) if bool(named.any()) else 0.0
+    seen = torch.where(real, tokens, torch.full_like(tokens, PADDING))
+    return SentenceScores(right, known, bleu(read_out(seen, words), read_out(truth, words)))
+
+
+def bleu(found: Sequence[str], wanted: Sequence[str]) -> float:
+    """BLEU of sentences whose words are set apart by blanks."""
+    if find_spec("sacrebleu") is None:
+        raise ExhumeError("BLEU needs sacrebleu: pip install 'exhume[text]'")
+    corpus_bleu = import_module("sacrebleu").corpus_bleu
+    return float(corpus_bleu(list(found), [list(wanted)], tokenize="none", force=True).score)

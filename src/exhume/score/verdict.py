@@ -16,20 +16,6 @@ from exhume.core.results import Rate, Section, Verdict
 from exhume.score.intervals import rate_of
 from exhume.score.lineup import LEVEL
 
-__all__ = [
-    "MOST_UNNOTICED",
-    "OF_OTHERS",
-    "Verdict",
-    "broken",
-    "found_something",
-    "gravest",
-    "leak_of",
-    "not_audited",
-    "noticed",
-    "silent",
-    "verdict_on",
-]
-
 MOST_UNNOTICED = 0.5  # share of the records that may leak unnoticed before a test audits nothing
 
 

@@ -8,7 +8,7 @@ from exhume.attacks.informed.membership import loss_of, membership_scores
 from exhume.core.contract import ExhumeError
 from exhume.models.glm import logistic_regression
 from exhume.models.mlp import MLP
-from exhume.score.membership import auc
+from exhume.score.intervals import auc
 from exhume.train.recipe import FullBatch
 from exhume.train.stacked import Descent
 

@@ -22,7 +22,7 @@ from exhume.core.contract import (
 )
 from exhume.data import Sizes
 from exhume.models.mlp import MLP
-from exhume.score.naming import named_rightly
+from exhume.score.targets import named_rightly
 from exhume.store.shards import NullStore
 from exhume.train.batches import Order
 from exhume.train.dp import Privacy

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from exhume.score.correlation import Correlation
-from exhume.score.texture import STATISTICS
+from exhume.score.intervals import Correlation
+from exhume.score.measures import STATISTICS
 from exhume.studies import study_named
 from exhume.studies.informed import (
     cifar10,

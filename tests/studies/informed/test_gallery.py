@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from safetensors.torch import load_file
 
-from exhume.score.texture import STATISTICS
+from exhume.score.measures import STATISTICS
 from exhume.studies import run_study
 
 

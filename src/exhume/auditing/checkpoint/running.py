@@ -33,10 +33,9 @@ from exhume.core.evidence import Condition, LineupRow
 from exhume.core.results import AttackSpec, Facts, Findings, Section
 from exhume.models.heads import Head
 from exhume.score.lineup import LEVEL
-from exhume.score.margin import score_margin
+from exhume.score.margin import alike_vectors, score_margin, score_vectors
 from exhume.score.placebo import DIFFERENT, placebo
 from exhume.score.places import line_up, places_for
-from exhume.score.vectors import alike_vectors, score_vectors
 from exhume.score.verdict import not_audited
 from exhume.settings import CheckpointSettings
 from exhume.victims.checkpoint import Checkpoint, secret_of

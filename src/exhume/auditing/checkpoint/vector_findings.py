@@ -11,7 +11,7 @@ from exhume.auditing.checkpoint.scoring_records import ScoringRecords
 from exhume.core.contract import Reconstruction, Shard
 from exhume.core.evidence import LineupRow
 from exhume.core.results import AttackSpec, Facts, Findings, Section
-from exhume.score.vectors import VectorScores, alike_vectors
+from exhume.score.margin import VectorScores, alike_vectors
 from exhume.score.verdict import leak_of
 
 __all__ = ["vector_findings"]

@@ -30,10 +30,9 @@ from exhume.core.results import AttackSpec, Findings, Section, Word
 from exhume.models.split.blueprint import OwnNetwork
 from exhume.models.split.inverter import OwnForm
 from exhume.models.split.pipeline import Pipeline
-from exhume.score.features import Distance
+from exhume.score.features import Distance, recognise
 from exhume.score.lineup import LEVEL, Alike
 from exhume.score.places import Places, line_up, places_for
-from exhume.score.recognised import recognise
 from exhume.score.verdict import found_something, leak_of, silent
 from exhume.settings import SplitSettings
 from exhume.victims.checkpoint import secret_of

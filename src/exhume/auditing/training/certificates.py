@@ -16,7 +16,7 @@ from exhume.attacks.informed.prior_aware import FittedPriorAware
 from exhume.bounds.dp_sgd import dp_sgd
 from exhume.bounds.prior import Kappa, kappa_of_balls, kappa_of_naming
 from exhume.core.contract import ExhumeError, Key, Progress, Records, silent
-from exhume.score.naming import named_rightly
+from exhume.score.targets import named_rightly
 from exhume.train.dp import Privacy
 from exhume.train.recipe import FullBatch
 from exhume.victims.informed import release_trails

@@ -36,8 +36,8 @@ from exhume.core.contract import (
     silent,
 )
 from exhume.core.results import AttackSpec, Findings, Section
-from exhume.score.naming import nearest_is_right
-from exhume.score.pixels import mse
+from exhume.score.measures import mse
+from exhume.score.targets import nearest_is_right
 from exhume.score.verdict import broken, not_audited
 from exhume.train.claimed_privacy import ClaimedPrivacy
 from exhume.train.dp import epsilon

@@ -15,8 +15,8 @@ from exhume.auditing.updates.found_texts import is_of_texts, listed_words, score
 from exhume.auditing.updates.lineups import Truth, lined_up, pooled
 from exhume.core.contract import Cost, Key, Outcome
 from exhume.core.results import NOT_JUDGED, Facts, Findings, Section, Verdict
+from exhume.score.batches import UpdateScores, score_updates
 from exhume.score.intervals import rate_of
-from exhume.score.updates import UpdateScores, score_updates
 from exhume.score.verdict import leak_of, not_audited
 from exhume.victims.updates import keep_secret
 

@@ -11,9 +11,9 @@ from exhume.auditing.updates.attacks import Answer, UpdateAttack
 from exhume.core.contract import Key, Reconstruction, Records, Shard
 from exhume.core.results import Verdict
 from exhume.models.own.text import TextModel
+from exhume.score.batches import UpdateScores
 from exhume.score.lineup import Alike
 from exhume.score.texts import alike_lists, alike_texts, score_texts, score_words
-from exhume.score.updates import UpdateScores
 from exhume.victims.updates import keep_secret
 
 __all__ = [

@@ -15,7 +15,7 @@ from exhume.auditing.updates.attacks import Answer, UpdateAttack
 from exhume.auditing.updates.found_texts import is_of_texts, pooled_texts, text_measure
 from exhume.core.contract import Key, Reconstruction, Records
 from exhume.core.evidence import LineupRow
-from exhume.score.averages import averages_among
+from exhume.score.batches import averages_among
 from exhume.score.placebo import DIFFERENT, placebo
 from exhume.score.places import Places, line_up, places_for
 

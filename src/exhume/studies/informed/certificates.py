@@ -19,8 +19,8 @@ from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.auditing.training.certificates import allowed_by, named_by_steps
 from exhume.core.contract import Attack, Knowledge
-from exhume.score.naming import named_rightly
-from exhume.score.targets import measure
+from exhume.score.measures import measure
+from exhume.score.targets import named_rightly
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, Bench, mounted
 from exhume.studies.framework import Outcome, Run, Scale, Study

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from exhume.attacks.baseline import MeanRecord
 from exhume.core.contract import Key
-from exhume.score.correlation import Correlation, rank_correlation
-from exhume.score.texture import STATISTICS
+from exhume.score.intervals import Correlation, rank_correlation
+from exhume.score.measures import STATISTICS
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, ERROR, Bench
 from exhume.studies.claims import spread

@@ -19,7 +19,7 @@ from exhume.choices import moved
 from exhume.core.contract import Key
 from exhume.data import Sizes
 from exhume.models.mlp import MLP
-from exhume.score.membership import gap_over_spread, mean_auc
+from exhume.score.intervals import gap_over_spread, mean_auc
 from exhume.studies.arms import BALLE22
 from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
 from exhume.train.fleet import train_fleet

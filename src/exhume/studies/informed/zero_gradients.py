@@ -18,8 +18,7 @@ from torch import Tensor
 
 from exhume.auditing import Game
 from exhume.core.contract import Key
-from exhume.score.correlation import Correlation, rank_correlation
-from exhume.score.intervals import bootstrap
+from exhume.score.intervals import Correlation, bootstrap, rank_correlation
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, ERROR, Bench
 from exhume.studies.claims import line, ranged, spread

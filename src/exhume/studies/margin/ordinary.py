@@ -29,9 +29,8 @@ from exhume.models.heads import Head
 from exhume.models.lpips import perceptual
 from exhume.models.mlp import MLP
 from exhume.score.lineup import LEVEL
-from exhume.score.margin import above_bar, score_margin
+from exhume.score.margin import above_bar, score_margin, score_vectors
 from exhume.score.places import line_up, places_for
-from exhume.score.vectors import score_vectors
 from exhume.store.shards import address, digest
 from exhume.studies.arms import mounted
 from exhume.studies.claims import line, prefixed

@@ -30,7 +30,7 @@ from exhume.models.split.inverter import Decoder, OwnForm
 from exhume.models.split.pipeline import Client, Pipeline
 from exhume.models.split.thin import ThinClient
 from exhume.score.features import InputScores, score_inputs
-from exhume.score.structure import ssim
+from exhume.score.measures import ssim
 from exhume.studies.arms import mounted
 from exhume.studies.framework import Run
 from exhume.train.single import Schedule

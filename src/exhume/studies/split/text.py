@@ -25,7 +25,7 @@ from exhume.data.synthetic import synthetic_pairs
 from exhume.models.split.seq2seq import PADDING, Body, Translator, Words, read_out
 from exhume.report.folder import RunFolder
 from exhume.score.intervals import bootstrap
-from exhume.score.sentences import SentenceScores, bleu, score_sentences
+from exhume.score.texts import SentenceScores, bleu, score_sentences
 from exhume.store.shards import write_atomically
 from exhume.studies.claims import paired, point_of, prefixed
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
