@@ -24,8 +24,8 @@ from exhume.attacks.gradient.gates import GateAttack
 from exhume.attacks.gradient.local_steps import LocalStepsAttack
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.patches import PatchAttack
-from exhume.attacks.gradient.span.attack import SpanAttack
-from exhume.attacks.gradient.tensor.attack import TensorAttack
+from exhume.attacks.gradient.span import SpanAttack
+from exhume.attacks.gradient.tensor import TensorAttack
 from exhume.attacks.gradient.text.attack import TextAttack
 from exhume.attacks.gradient.text.language import LanguageAttack
 from exhume.attacks.informed.closed_form import ClosedForm

@@ -13,7 +13,7 @@ import torch
 
 from exhume import data
 from exhume.attacks.gradient.matching import GradientMatching
-from exhume.attacks.gradient.span.attack import SpanAttack
+from exhume.attacks.gradient.span import SpanAttack
 from exhume.bench.entries import entry, timed
 from exhume.core.contract import Attack, Key, Knowledge, Progress, Records
 from exhume.models.two_layer import TwoLayer

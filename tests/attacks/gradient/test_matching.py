@@ -8,9 +8,8 @@ from planted_gradients import unit_batches
 from torch import nn
 
 from exhume.attacks.gradient.analytic import BiasRatio
-from exhume.attacks.gradient.labels import infer_labels
-from exhume.attacks.gradient.matching import GradientMatching
-from exhume.attacks.gradient.span.attack import SpanAttack
+from exhume.attacks.gradient.matching import GradientMatching, infer_labels
+from exhume.attacks.gradient.span import SpanAttack
 from exhume.core.contract import ExhumeError, Gradient, Knowledge, NotApplicable, Outcome, Weights
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP

@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exhume.attacks.gradient.span.regression import Samples, fit_moments
-from exhume.attacks.gradient.span.solve import moment_of
-from exhume.attacks.gradient.tensor.hermite import coefficients, order_for
-from exhume.attacks.gradient.tensor.moments import first, second_on, third_on
+from exhume.attacks.gradient.moments import Samples, coefficients, fit_moments, order_for
+from exhume.attacks.gradient.span import moment_of
+from exhume.attacks.gradient.tensor import first, second_on, third_on
 from exhume.core.contract import Key, NotApplicable
 from exhume.models.activations import activation
 from exhume.models.two_layer import POLYNOMIALS

@@ -3,15 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.attacks.gradient.span.basis import span_of_slopes
-from exhume.attacks.gradient.span.gates import CERTAIN
-from exhume.attacks.gradient.span.polish import polish
-from exhume.attacks.gradient.span.recurring import recurring_gates
-from exhume.attacks.gradient.span.regression import Samples
-from exhume.attacks.gradient.span.solve import EXACT, solve_gates, solve_smooth
-from exhume.attacks.gradient.tensor.cp import have_tensorly
-from exhume.attacks.gradient.tensor.decompose import METHODS, decompose
-from exhume.attacks.gradient.tensor.spans import deflate
+from exhume.attacks.gradient.decompose import METHODS, decompose, have_tensorly
+from exhume.attacks.gradient.moments import Samples, polish
+from exhume.attacks.gradient.piecewise import CERTAIN, recurring_gates
+from exhume.attacks.gradient.span import EXACT, solve_gates, solve_smooth, span_of_slopes
+from exhume.attacks.gradient.tensor import deflate
 from exhume.core.contract import ExhumeError, Key, NotApplicable
 from exhume.models.activations import activation
 
@@ -84,7 +80,7 @@ def test_newton_bears_noise_best(methods):
 
 
 def test_tensorly_is_asked_for_by_name(monkeypatch):
-    monkeypatch.setattr("exhume.attacks.gradient.tensor.cp.find_spec", lambda name: None)
+    monkeypatch.setattr("exhume.attacks.gradient.decompose.find_spec", lambda name: None)
     with pytest.raises(
         ExhumeError, match="'cp' needs TensorLy: pip install 'exhume\\[tensorly\\]'"
     ):
@@ -149,7 +145,7 @@ def test_moments_find_gates_where_rounding_hides_the_steps():
 
 
 def test_too_many_gates_for_moments_say_so(monkeypatch):
-    monkeypatch.setattr("exhume.attacks.gradient.span.solve._LARGEST", 3)
+    monkeypatch.setattr("exhume.attacks.gradient.span._LARGEST", 3)
     _, _, samples = planted(4, 300, "relu")
     noise = torch.randn(samples.slopes.shape, dtype=torch.float64, generator=KEY.generator())
     opened = solve_gates(activation("relu"), Samples(samples.points, samples.values, noise), 4, KEY)

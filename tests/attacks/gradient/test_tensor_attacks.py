@@ -4,10 +4,9 @@ import pytest
 import torch
 from planted_gradients import attacked, unit_batches
 
-from exhume.attacks.gradient.decoder import decode, features_below
-from exhume.attacks.gradient.span.attack import SpanAttack
-from exhume.attacks.gradient.tensor.attack import TensorAttack
-from exhume.attacks.gradient.tensor.rows import DrawnRows, blocks
+from exhume.attacks.gradient.reading import decode, features_below
+from exhume.attacks.gradient.span import SpanAttack
+from exhume.attacks.gradient.tensor import DrawnRows, TensorAttack, blocks
 from exhume.core.contract import (
     ExhumeError,
     Gradient,

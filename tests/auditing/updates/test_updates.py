@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from exhume import data
 from exhume.attacks.gradient.analytic import BiasRatio
-from exhume.attacks.gradient.span.attack import SpanAttack
+from exhume.attacks.gradient.span import SpanAttack
 from exhume.auditing.cached import cached_reconstruction
 from exhume.auditing.updates.proofs import Steps, labels_behind, proof_of
 from exhume.auditing.updates.reading import cases_for, private_records

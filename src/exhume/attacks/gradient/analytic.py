@@ -26,8 +26,6 @@ from exhume.core.contract import (
     silent,
 )
 
-__all__ = ["BiasRatio"]
-
 
 @dataclass(frozen=True)
 class BiasRatio:

@@ -32,7 +32,7 @@ from exhume.attacks.gradient.gates import (
 )
 from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.attacks.gradient.local_steps import halfway
-from exhume.attacks.gradient.objective import total_variation
+from exhume.attacks.gradient.matching import total_variation
 from exhume.core.contract import (
     Architecture,
     ClientTraining,

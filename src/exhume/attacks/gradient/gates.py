@@ -35,8 +35,8 @@ from torch import Tensor, nn
 
 from exhume.attacks.gradient.chains import Chain, Layer, chain_of, lowest_of
 from exhume.attacks.gradient.gathering import Batch, EachGradient
-from exhume.attacks.gradient.span.basis import span_of_slopes
-from exhume.attacks.gradient.tensor.least_squares import least_squares
+from exhume.attacks.gradient.least_squares import least_squares
+from exhume.attacks.gradient.span import span_of_slopes
 from exhume.core.contract import (
     Architecture,
     ExhumeError,

@@ -24,8 +24,6 @@ from exhume.core.contract import (
     silent,
 )
 
-__all__ = ["Batch", "EachGradient"]
-
 
 @dataclass(frozen=True, eq=False)
 class Batch:

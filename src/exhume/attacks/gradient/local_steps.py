@@ -29,7 +29,7 @@ from torch import Tensor
 from exhume.attacks.gradient.chains import Chain, Layer, chain_of
 from exhume.attacks.gradient.gates import Features, Layers, features_behind, likely_records
 from exhume.attacks.gradient.gathering import Batch, EachGradient
-from exhume.attacks.gradient.tensor.least_squares import least_squares
+from exhume.attacks.gradient.least_squares import least_squares
 from exhume.core.contract import (
     Architecture,
     Key,

@@ -6,25 +6,27 @@
 Works on whatever `Architecture.build` returns, through `torch.func`. Restarts run together; the one whose own
 mismatch is smallest is kept. Labels are read off the last layer where that is possible, else searched for
 along with the records, as DLG does.
+
+Labels off the last layer's bias: for a mean cross-entropy dL/db_c = mean_i (p_c(x_i) - [y_i = c]), so B (p_c
+- dL/db_c) counts the records of class c. The probabilities are those of the queried network on noise: exact
+enough while it is untrained.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from exhume.attacks.gradient.gathering import Batch, EachGradient
-from exhume.attacks.gradient.labels import infer_labels
-from exhume.attacks.gradient.objective import Objective, Weights
 from exhume.core.contract import (
     Architecture,
     Attack,
@@ -33,6 +35,7 @@ from exhume.core.contract import (
     Gradient,
     Key,
     Knowledge,
+    Layout,
     NotApplicable,
     Prepared,
     Progress,
@@ -41,8 +44,7 @@ from exhume.core.contract import (
     Store,
     silent,
 )
-
-__all__ = ["GradientMatching", "PreparedMatching"]
+from exhume.models.probes import before
 
 _BETAS = (0.9, 0.999)
 _EXPLAINED = 0.05  # mismatch above which a search has not converged: 10% of the squared gradient
@@ -51,6 +53,7 @@ _LAST, _FALLING = 0.75, 0.9  # what it loses in the last quarter of its steps, i
 _LABELLING = 40  # steps for the labels of a start
 _EVERY = 10  # steps between two reports of progress
 _SLOW_TOGETHER = (nn.Conv2d, nn.Conv1d, nn.MultiheadAttention)  # under vmap: one after another
+_PROBES = 64
 
 
 @dataclass(frozen=True)
@@ -305,3 +308,118 @@ def _targets(labels: Tensor, outputs: int) -> Tensor:
 
 def _hard(soft: Tensor) -> Tensor:
     return (soft[:, 0] > 0).long() if soft.shape[1] == 1 else soft.argmax(1)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of what is added to the mismatch."""
+
+    variation: float = 0.0
+    group: float = 0.0
+    statistics: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """Of one released gradient. Records are (b, *shape), targets (b, outputs)."""
+
+    module: nn.Module
+    layout: Layout
+    values: Tensor  # (p,) the released gradient
+    at: Tensor  # (p,)
+    cosine: bool  # else squared distance
+    searched: bool  # targets are logits of labels that nobody knows
+    local: ClientTraining | None = None  # how records became an update; None: one plain step
+    statistics: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # of batch norm, as `Gradient` has them
+
+    def mismatch(self, records: Tensor, targets: Tensor) -> Tensor:
+        """() how far the gradient of these records is from the released one."""
+        return self._compared(records, targets)[0]
+
+    def cost(self, records: Tensor, targets: Tensor, middle: Tensor, weights: Weights) -> Tensor:
+        """() the mismatch and all else. middle: the mean of all restarts' records."""
+        value, seen = self._compared(records, targets)
+        for name, wanted in (self.statistics if seen else {}).items():
+            gap = (seen[name] - wanted).square().sum() / wanted.square().sum().clamp_min(1e-30)
+            value = value + weights.statistics / len(self.statistics) * gap
+        if weights.group:
+            value = value + weights.group * (records - middle).square().mean()
+        if weights.variation:
+            value = value + weights.variation * total_variation(records)
+        return value
+
+    def _compared(self, records: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        if self.local is None:
+            own, seen = grad(self._loss, has_aux=True)(self.at, records, targets)
+        else:  # what batch norm saw is known of one plain step only
+            slope = grad(lambda *given: self._loss(*given)[0])
+            own, seen = self.local.simulated(slope, self.at, records, targets), {}
+        size = self.values.norm().clamp_min(1e-30)
+        if self.cosine:
+            return 1 - (own @ self.values) / (own.norm() * size).clamp_min(1e-30), seen
+        return ((own - self.values) / size).square().sum(), seen
+
+    def _loss(
+        self, flat: Tensor, records: Tensor, targets: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        seen: dict[str, Tensor] = {}  # mean and variance of every channel that enters a batch norm
+
+        def keep(layer: str, inputs: Tensor) -> None:
+            channels = inputs.transpose(0, 1).flatten(1)
+            seen[f"{layer}.mean"], seen[f"{layer}.var"] = channels.mean(1), channels.var(1)
+
+        norms = sorted({name.rpartition(".")[0] for name in self.statistics})
+        with before(self.module, norms, keep):
+            outputs = functional_call(self.module, self.layout.split(flat), (records,))
+        if self.local is not None and self.local.squared:
+            return F.mse_loss(outputs, targets), seen
+        if outputs.shape[1] == 1:
+            share = torch.sigmoid(targets) if self.searched else targets
+            return F.binary_cross_entropy_with_logits(outputs, share), seen
+        share = torch.softmax(targets, 1) if self.searched else targets
+        return -(share * torch.log_softmax(outputs, 1)).sum(1).mean(), seen
+
+    @staticmethod
+    def outputs(architecture: Architecture, at: Tensor) -> int:
+        """Classes: the last trained layer need not be the last one."""
+        zeros = at.new_zeros(2, *architecture.input_shape)
+        named = architecture.layout.split(at)
+        found: int = functional_call(architecture.build(), named, (zeros,)).shape[1]
+        return found
+
+
+def total_variation(records: Tensor) -> Tensor:
+    """() mean absolute difference of neighbouring pixels; 0 for records that are no images."""
+    if records.ndim < 4:
+        return records.new_zeros(())
+    down = (records[..., 1:, :] - records[..., :-1, :]).abs().mean()
+    right = (records[..., 1:] - records[..., :-1]).abs().mean()
+    return down + right
+
+
+def infer_labels(
+    values: Tensor, at: Tensor, architecture: Architecture, batch: int
+) -> Tensor | None:
+    """(b,) sorted labels, or None where the last layer has no bias to read."""
+    layout = architecture.layout
+    if len(layout.shapes[-1]) != 1:
+        return None
+    slope = layout.split(values)[layout.names[-1]].double()
+    generator = Key.from_seed(0).fold("probes").generator()
+    probes = torch.rand(_PROBES, *architecture.input_shape, generator=generator).to(at.dtype)
+    logits = functional_call(architecture.build(), layout.split(at), (probes,)).double()
+    if len(slope) != logits.shape[1]:
+        return None  # a bias of another layer
+    if len(slope) == 1:
+        ones = round(float(batch * (torch.sigmoid(logits).mean() - slope[0])))
+        ones = min(max(ones, 0), batch)
+        return torch.tensor([0] * (batch - ones) + [1] * ones)
+    counts = batch * (torch.softmax(logits, 1).mean(0) - slope)
+    found: list[int] = []
+    for _ in range(batch):  # the largest count that is left takes the next record
+        label = int(counts.argmax())
+        counts[label] -= 1
+        found.append(label)
+    return torch.tensor(sorted(found))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp
 
 from exhume.attacks.gradient.gathering import Batch, EachGradient
-from exhume.attacks.gradient.tensor.least_squares import least_squares
+from exhume.attacks.gradient.least_squares import least_squares
 from exhume.core.contract import (
     Architecture,
     Key,

@@ -19,7 +19,7 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from exhume.attacks.gradient.span.signs_and_norms import odd
+from exhume.attacks.gradient.span import odd
 from exhume.attacks.gradient.text.targets import as_trained
 from exhume.core.contract import Architecture, Gradient, Key, Reconstruction, Records
 from exhume.models.mlp import MLP

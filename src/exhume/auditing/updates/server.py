@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import torch
 
-from exhume.attacks.gradient.span.attack import SpanAttack
-from exhume.attacks.gradient.tensor.attack import TensorAttack
+from exhume.attacks.gradient.span import SpanAttack
+from exhume.attacks.gradient.tensor import TensorAttack
 from exhume.auditing.updates.attacks import UpdateAttack, attack_all
 from exhume.auditing.updates.found import found_by
 from exhume.auditing.updates.lineups import Truth

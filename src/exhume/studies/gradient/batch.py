@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.gradient.matching import GradientMatching
-from exhume.attacks.gradient.span.attack import SpanAttack
-from exhume.attacks.gradient.tensor.attack import TensorAttack
+from exhume.attacks.gradient.span import SpanAttack
+from exhume.attacks.gradient.tensor import TensorAttack
 from exhume.models.two_layer import TwoLayer
 from exhume.score.batches import RECOVERED
 from exhume.studies.claims import flattened

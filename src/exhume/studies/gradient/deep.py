@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from exhume.attacks.gradient.decoder import decode, features_below
-from exhume.attacks.gradient.span.attack import SpanAttack
+from exhume.attacks.gradient.reading import decode, features_below
+from exhume.attacks.gradient.span import SpanAttack
 from exhume.core.contract import Knowledge
 from exhume.models.mlp import MLP
 from exhume.score.batches import RECOVERED, score_batches

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from exhume.attacks.gradient.matching import GradientMatching
-from exhume.attacks.gradient.span.attack import SpanAttack
+from exhume.attacks.gradient.span import SpanAttack
 from exhume.core.contract import Attack, Gradient, ReleaseDefence
 from exhume.defences.release import ClipRelease, NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.models.two_layer import TwoLayer

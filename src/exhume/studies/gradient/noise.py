@@ -12,9 +12,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from exhume.attacks.gradient.span.attack import SpanAttack
-from exhume.attacks.gradient.tensor.attack import TensorAttack
-from exhume.attacks.gradient.tensor.rows import DrawnRows, blocks
+from exhume.attacks.gradient.span import SpanAttack
+from exhume.attacks.gradient.tensor import DrawnRows, TensorAttack, blocks
 from exhume.core.contract import Attack, Key, NotApplicable, Reconstruction, Records, Status
 from exhume.core.contract import Outcome as Ended
 from exhume.defences.release import NoiseRelease

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from exhume.attacks.gradient.span.attack import SpanAttack
+from exhume.attacks.gradient.span import SpanAttack
 from exhume.core.contract import Key, Records
 from exhume.models.two_layer import TwoLayer
 from exhume.studies.claims import flattened, prefixed

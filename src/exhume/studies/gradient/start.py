@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.gradient.matching import GradientMatching
-from exhume.attacks.gradient.tensor.attack import TensorAttack
+from exhume.attacks.gradient.tensor import TensorAttack
 from exhume.core.contract import Attack
 from exhume.models.two_layer import TwoLayer
 from exhume.score.batches import RECOVERED

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exhume.attacks.gradient.tensor.attack import TensorAttack
-from exhume.attacks.gradient.tensor.cp import have_tensorly
-from exhume.attacks.gradient.tensor.decompose import METHODS
+from exhume.attacks.gradient.decompose import METHODS, have_tensorly
+from exhume.attacks.gradient.tensor import TensorAttack
 from exhume.core.contract import Key, Records
 from exhume.models.two_layer import TwoLayer
 from exhume.studies.claims import flattened, mean_of

@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["least_squares"]
-
 
 def least_squares(matrix: Tensor, target: Tensor) -> Tensor:
     """(m, n), (m, k) to (n, k), of least norm where several fit."""

@@ -5,25 +5,36 @@ definite matrix is to be had. Five ways, compared in tests and in the study `gra
 
 - joint      simultaneous eigenvectors of many contractions (Kuleshov et al. 2015, as Wang23 cites), then
              alternating least squares on the tensor itself; several draws, the best fit kept
-- newton     the same starts, then Levenberg-Marquardt on all factors (`newton.py`)
+- newton     the same starts, then Levenberg-Marquardt on all factors (`_refined`)
 - jennrich   one pair of contractions, nothing after it
 - power      whitening by |a contraction|, then power iterations with deflation
 - cp         TensorLy's alternating least squares from random starts (extra `tensorly`)
+
+"newton" looks for the best fit:
+
+    min_A || T - sum_i s_i a_i^{(p)} ||^2,     s_i = ±1 (p = 4; a sign is absorbed by a_i for p = 3)
+
+The normal matrix has the closed form p s_i s_j [(a_i · a_j)^(p-1) I + (p-1) (a_i · a_j)^(p-2) a_j a_i^T]. A
+step costs one contraction of T and a solve of B^2 unknowns. Alternating least squares with tied factors need
+not decrease the misfit and can end beside its minimum.
+
+TensorLy's CP decomposition (untied factors) does not know that the tensor is symmetric, so the first of its
+factors is taken. NumPy backend: the tensors have B^3 or B^4 numbers.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-from exhume.attacks.gradient.tensor.cp import cp_directions
-from exhume.attacks.gradient.tensor.least_squares import least_squares
-from exhume.attacks.gradient.tensor.newton import refine_terms
+from exhume.attacks.gradient.least_squares import least_squares
 from exhume.core.contract import ExhumeError, Key
-
-__all__ = ["METHODS", "Terms", "decompose", "decompose_jointly"]
 
 METHODS = ("joint", "newton", "jennrich", "power", "cp")
 _DRAWS = 12  # of random contractions, for "joint"
@@ -31,6 +42,10 @@ _REFINED = 4  # best of them that "newton" goes on with
 _SWEEPS = 40  # of alternating least squares
 _POWER_STARTS = 20
 _POWER_STEPS = 60
+_STEPS = 40  # of Levenberg-Marquardt
+_STALLED = 1e-6  # relative gain of a step that counts as none
+_CP_STARTS = 12  # as many as the joint method has draws
+_CP_SWEEPS = 200  # untied factors converge slowly
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +62,7 @@ def decompose(tensor: Tensor, *, method: str = "joint", key: Key) -> Terms:
     if method == "power":
         return _fitted(tensor, _power(tensor, key))
     if method == "cp":
-        return _fitted(tensor, cp_directions(tensor, key))
+        return _fitted(tensor, _cp(tensor, key))
     if method == "jennrich":
         return _fitted(tensor, _eigenvectors(tensor, key))
     starts = (_eigenvectors(tensor, key.fold("draw", i)) for i in range(_DRAWS))
@@ -55,7 +70,7 @@ def decompose(tensor: Tensor, *, method: str = "joint", key: Key) -> Terms:
     draws.sort(key=lambda terms: terms.misfit)
     if method == "newton":
         draws = [
-            _fitted(tensor, refine_terms(tensor, terms.directions, terms.weights, _apply))
+            _fitted(tensor, _refined(tensor, terms.directions, terms.weights))
             for terms in draws[:_REFINED]
         ]
     return min(draws, key=lambda terms: terms.misfit)
@@ -198,3 +213,71 @@ def _power(tensor: Tensor, key: Key) -> Tensor:
 def _unit(rows: Tensor) -> Tensor:
     norms: Tensor = rows.norm(dim=1, keepdim=True)
     return rows / norms.clamp_min(1e-12)
+
+
+def _refined(tensor: Tensor, directions: Tensor, weights: Tensor) -> Tensor:
+    """(b, q) unit rows near a start."""
+    p, (b, q) = tensor.ndim, directions.shape
+    signs = torch.where(weights < 0, -1.0, 1.0).to(tensor)
+    factors = directions * (weights.abs() ** (1 / p))[:, None]
+    if p % 2:
+        factors, signs = factors * signs[:, None], torch.ones_like(signs)
+    size = float(tensor.square().sum())
+
+    def misfit(a: Tensor) -> float:
+        own = (signs[:, None] * signs * (a @ a.T) ** p).sum()
+        return size - 2 * float((signs * (_apply(tensor, a) * a).sum(1)).sum()) + float(own)
+
+    here, damping = misfit(factors), 1e-3
+    for _ in range(_STEPS):
+        inner = factors @ factors.T
+        both = signs[:, None] * signs
+        slope = (both * inner ** (p - 1)) @ factors - signs[:, None] * _apply(tensor, factors)
+        normal = torch.einsum("ij,cd->icjd", both * inner ** (p - 1), torch.eye(q).to(tensor))
+        bend = (p - 1) * both * inner ** (p - 2)
+        normal = normal + torch.einsum("ij,jc,id->icjd", bend, factors, factors)
+        normal = normal.reshape(b * q, b * q)
+        for _ in range(8):
+            ridge = torch.diag(damping * normal.diagonal() + 1e-12 * normal.diagonal().max())
+            move = torch.linalg.solve(normal + ridge, slope.flatten())
+            trial = factors - move.reshape(b, q)
+            there = misfit(trial)
+            if there < here:
+                break
+            damping *= 4
+        else:
+            break
+        gain, factors, here = here - there, trial, there
+        damping = max(damping / 5, 1e-12)
+        if gain <= _STALLED * abs(here) or here <= 1e-14 * size:
+            break
+    return _unit(factors)
+
+
+def have_tensorly() -> bool:
+    return find_spec("tensorly") is not None
+
+
+def _cp(tensor: Tensor, key: Key) -> Tensor:
+    """(q, q) unit rows, those of the start that fits best."""
+    if not have_tensorly():
+        raise ExhumeError("method: 'cp' needs TensorLy: pip install 'exhume[tensorly]'")
+    parafac = import_module("tensorly.decomposition").parafac
+    seeds = torch.randint(2**31, (_CP_STARTS,), generator=key.generator()).tolist()
+    best: tuple[float, Tensor] | None = None
+    for seed in seeds:
+        with contextlib.redirect_stdout(io.StringIO()):
+            (_, factors), errors = parafac(
+                tensor.numpy(),
+                rank=len(tensor),
+                n_iter_max=_CP_SWEEPS,
+                init="random",
+                tol=1e-10,
+                random_state=seed,
+                return_errors=True,
+            )
+        rows = _unit(torch.from_numpy(factors[0]).T)
+        if best is None or errors[-1] < best[0]:
+            best = float(errors[-1]), rows
+    assert best is not None  # there is at least one start
+    return best[1]

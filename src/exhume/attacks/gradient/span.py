@@ -1,0 +1,401 @@
+"""Every record of a batch from dL/da and dL/dW of a two-layer network: near exact, batch size not given.
+
+dL/dW = sum_i r_i a_j sigma'(w_j · x_i) x_i has rank B and gives the span of the records exactly. Inside it
+a gradient is m samples of a function of B variables and of its slopes, and what is left is a small fit.
+
+Inside the span a first decomposition starts from the moments alone. If the fit it leads to leaves something
+over, that fit becomes a control variate: the moments of the remainder are regressed (their noise shrinks
+with the remainder), the exact moments of the fit are added, and the sum is decomposed afresh.
+
+F leaves signs, norms and labels open.
+
+    r_i = alpha · dl/df(x_i, y_i)     per record; 1/B of it where the loss is averaged
+
+- A biased first layer settles both: the last coordinate of every record is 1.
+- ReLU is homogeneous: only r_i |x_i| is seen; the known loss gives the norm back, by one equation a record.
+- An odd activation leaves the sign open. With three outputs or more, the residual of a softmax has one
+  negative entry, the label's. With one output (x, y) and (-x, 1 - y) give identical gradients, and only a
+  prior helps: images are not negative.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.attacks.gradient.decompose import Terms, decompose
+from exhume.attacks.gradient.gathering import Batch, EachGradient
+from exhume.attacks.gradient.least_squares import least_squares
+from exhume.attacks.gradient.moments import (
+    Fit,
+    Samples,
+    best_strengths,
+    coefficients,
+    fit_moments,
+    order_for,
+    polish,
+)
+from exhume.attacks.gradient.piecewise import CERTAIN, Gates, Opened
+from exhume.attacks.gradient.reading import Observation, TwoLast, query_parameters, two_last
+from exhume.core.contract import (
+    Architecture,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Progress,
+    Store,
+    silent,
+)
+from exhume.models.activations import Activation
+from exhume.train.precision import half_precision
+
+_REACH = 0.1  # of the median outer weight
+EXACT = 1e-4  # misfit below which a fit is the answer: rounding of fp32 leaves 1e-7 to 1e-6
+_ROUNDS = 6  # of decomposition and fit
+_LARGEST = 40  # records for which moments of order 4 are formed: B^4 numbers
+_SIGNS = 16  # records whose signs are all tried
+_NO_SECOND = 1e-6  # c_2 of an odd activation, up to quadrature
+_FEWEST, _EACH = 320, 20  # neurons used as equations, at least and a record, of B^2 + B unknowns
+_ITERATIONS = 50  # for the norms
+_GAP = 3.0  # singular values drop by this factor at least after the last record; clean ones by 1e4 and more
+_MOST = 256  # records: where no end of the spectrum is in sight, it is looked for up to here
+
+
+@dataclass(frozen=True)
+class SpanAttack:
+    """Reconstruct all records behind a gradient of the last two fully connected layers.
+
+    Sees: `Gradient`, both layers, at parameters of `query` (or any with Gaussian hidden weights).
+    Assumes: the architecture; a logistic loss or cross-entropy for the norms behind ReLU; linearly
+    independent records, fewer than inputs and than neurons.
+    Guarantees: the batch size is read off the spectrum. `misfit` (smooth) and `spread` (ReLU) certify an
+    answer without the truth. An odd activation, no biases and one or two outputs leave the sign to a prior.
+    Reference: Wang23; the span of dL/dW, the regression and the fit inside it are ours.
+    """
+
+    spread: float = 1.0  # deviation of the queried weights: about 1 / norm of a record; Wang23: 1
+    nonnegative: bool = True  # records are images: the sign where nothing else gives it
+    averaged: bool = True  # the loss is a mean over the batch; False: a sum
+    largest: int = 48  # records that a smooth activation's fit may look for; cost grows as B^4
+
+    def query(self, architecture: Architecture, key: Key) -> Tensor:
+        return query_parameters(architecture, self.spread, key)
+
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> EachGradient:
+        view = two_last(knowledge.architecture)
+        invert, stage = _Inversion(self, view, key).one, "inverting gradients"
+        network = view.architecture
+        return EachGradient(view.shape, invert, "the span attack", stage, progress, network)
+
+
+@dataclass(frozen=True, eq=False)
+class _Inversion:
+    attack: SpanAttack
+    view: TwoLast
+    key: Key
+
+    def one(self, gradient: Tensor, parameters: Tensor, index: int) -> Batch:
+        seen, dtype = self.view.observe(gradient, parameters, index), gradient.dtype
+        try:
+            basis, _ = span_of_slopes(seen.raw_slopes, self.key.fold("span"))
+        except NotApplicable as why:
+            return self._refused(seen.raw_slopes.new_zeros(0, self.view.inputs), why)
+        try:
+            order = order_for(self.view.activation)
+        except NotApplicable as why:
+            rows = basis.T[:, : self.view.inputs]
+            return self._refused(rows.to(dtype), why)
+        wide = basis.shape[1]
+        if wide > self.attack.largest and not homogeneous(self.view.activation):
+            wider = NotApplicable(
+                f"dL/dW spans {wide} directions; the fit is for at most {self.attack.largest} records, and "
+                "noise or rounding of the update widens the span",
+                ever=True,
+            )
+            return self._refused(basis.T[:, : self.view.inputs].to(dtype), wider)
+        records, confidence, own = self._solved(seen, basis, order)
+        fixed_up = fix_signs_and_norms(
+            self.view.activation,
+            seen,
+            records,
+            biased=self.view.biased,
+            nonnegative=self.attack.nonnegative,
+            averaged=self.attack.averaged,
+        )
+        found = fixed_up.records.to(dtype).reshape(len(records), *self.view.shape)
+        bar = CERTAIN if "spread" in own else EXACT
+        observed = own | {"batch_size": float(len(records)), "order": float(order)}
+        return Batch(found, confidence, observed, fixed_up.labels, bool((-confidence < bar).all()))
+
+    def _solved(
+        self, seen: Observation, basis: Tensor, order: int
+    ) -> tuple[Tensor, Tensor, dict[str, float]]:
+        """(b, d) records, their confidence, and the certificate."""
+        activation, key = self.view.activation, self.key.fold("solve")
+        spread = float(seen.weights.double().square().mean().sqrt())
+        # points of unit deviation: F as a function of w / spread, its slopes times spread
+        points = seen.weights.double() @ basis / spread
+        samples = Samples(points, seen.values, seen.slopes_along(basis) * spread)
+        # a neuron that hardly reaches the output has a slope that is mostly rounding
+        size = seen.pattern.abs()
+        samples = samples.rows((size > _REACH * size.median()).nonzero()[:, 0])
+        if homogeneous(activation):
+            opened = solve_gates(activation, samples, order, key)
+            worst = {"spread": float(opened.spreads.max())}
+            return opened.directions @ basis.T, -opened.spreads.double(), worst
+        fit = solve_smooth(activation, samples, order, 1.0, key)
+        confidence = torch.full((len(fit.records),), -fit.misfit, dtype=torch.float64)
+        return fit.records @ basis.T / spread, confidence, {"misfit": fit.misfit}
+
+    def _refused(self, rows: Tensor, why: NotApplicable) -> Batch:
+        empty = torch.zeros(len(rows), dtype=torch.float64)
+        return Batch(rows.reshape(-1, *self.view.shape), empty, {}, refused=why)
+
+
+def solve_smooth(
+    activation: Activation, samples: Samples, order: int, norm: float, key: Key
+) -> Fit:
+    """The best fit found; its `misfit` says whether it is the answer."""
+    few = samples.rows(slice(0, max(_FEWEST, _EACH * samples.points.shape[1])))
+    best: Fit | None = None
+    for turn in range(_ROUNDS):
+        moments = _moments(activation, samples, order, best)
+        terms = decompose(moments[order], method="newton", key=key.fold("turn", turn))
+        start = norm * directions_of(activation, terms, moments)
+        fit = polish(activation, few, start)
+        if best is None or fit.misfit < best.misfit:
+            best = fit
+        if best.misfit < EXACT:
+            break
+    assert best is not None  # there is at least one turn
+    return best
+
+
+def solve_gates(activation: Activation, samples: Samples, order: int, key: Key) -> Opened:
+    """Solve for piecewise linear activations: by recurring steps, else with gates in place of the fit."""
+    gates, best = Gates(samples), None
+    drop = float(gate_drop(activation))
+    gates.look_for_steps(key.fold("steps"))
+    if gates.complete or samples.points.shape[1] > _LARGEST:
+        return gates.opened(drop)
+    for turn in range(_ROUNDS):
+        moments = _moments(activation, samples, order, best)
+        terms = decompose(moments[order], key=key.fold("turn", turn))
+        gates.look_near(directions_of(activation, terms, moments))
+        opened = gates.opened(drop)
+        if gates.complete:
+            break
+        strengths = best_strengths(activation, samples, opened.directions)
+        best = Fit(opened.directions, strengths, 1.0)
+    return gates.opened(drop)
+
+
+def gate_drop(activation: Activation) -> float:
+    """sigma' of an open gate less that of a closed one."""
+    ends = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+    closed, opened = activation.slope(ends, activation.apply(ends))
+    return float(opened - closed)
+
+
+def _moments(activation: Activation, samples: Samples, order: int, fit: Fit | None) -> list[Tensor]:
+    if fit is None:
+        return fit_moments(samples, order)
+    z = samples.points @ fit.records.T
+    height = activation.apply(z)
+    slopes = samples.slopes
+    if slopes is not None:
+        slopes = slopes - (activation.slope(z, height) * fit.strengths) @ fit.records
+    left = Samples(samples.points, samples.values - height @ fit.strengths, slopes)
+    return [
+        part + moment_of(activation, fit.records, fit.strengths, p)
+        for p, part in enumerate(fit_moments(left, order))
+    ]
+
+
+def moment_of(activation: Activation, records: Tensor, strengths: Tensor, order: int) -> Tensor:
+    """T_p = sum_i r_i c_p(|m_i|) (m_i / |m_i|)^{(p)}, exactly."""
+    norms = records.norm(dim=1).clamp_min(1e-12)
+    c = torch.tensor(
+        [coefficients(activation, float(n))[order] for n in norms], dtype=records.dtype
+    )
+    units, weights = records / norms[:, None], strengths * c
+    found = weights[:, None]
+    for _ in range(order):
+        found = (found[:, :, None] * units[:, None, :]).flatten(1)
+    return found.sum(0).reshape((records.shape[1],) * order)
+
+
+def directions_of(activation: Activation, terms: Terms, *outputs: list[Tensor]) -> Tensor:
+    """(b, q) with the signs that the decomposed moments leave open. outputs: the moments of each.
+
+    Order 4 gives the sign of r_i, and T_1 = sum_i r_i c_1 u_i then that of u_i. Order 3 gives the sign of
+    r_i u_i, and T_2 = sum_i r_i c_2 u_i u_i^T that of r_i; an odd activation has no T_2 and leaves it
+    open: (x, r) and (-x, -r) are the same function. With a constant, as the sigmoid's half, they are not:
+    T_0 = c_0 sum_i r_i.
+    """
+    order, c, units = len(outputs[0]) - 1, coefficients(activation), terms.directions
+    if order == 3 and abs(c[2]) < _NO_SECOND:
+        if abs(c[0]) < _NO_SECOND or len(units) > _SIGNS:
+            return units
+        third = terms.weights.reshape(len(outputs), -1) / c[3]
+        first = torch.stack([_first_weights(units, moments) for moments in outputs]) / c[1]
+        # c_1 grows as the norm and c_3 as its cube: their ratio is the square of the usual norm
+        norm = float((third / first).abs().median().sqrt())
+        constants = torch.stack([moments[0] for moments in outputs]) / c[0]
+        return units * _signs_by_constant(first / norm, constants)[:, None]
+    agree = c[1] * c[4] if order == 4 else c[2] * c[3]
+    votes = torch.zeros_like(units[:, 0])
+    for weights, moments in zip(terms.weights.reshape(len(outputs), -1), outputs, strict=True):
+        votes += weights * _other_weights(units, moments)
+    signs = torch.sign(votes) * (1.0 if agree > 0 else -1.0)
+    return units * torch.where(signs == 0, torch.ones_like(signs), signs)[:, None]
+
+
+def _signs_by_constant(strengths: Tensor, constants: Tensor) -> Tensor:
+    """(b,) the signs s for which sum_i s_i r_ki of all outputs (c, b) comes closest to (c,) constants."""
+    count = strengths.shape[1]
+    bits = torch.arange(2**count)[:, None] >> torch.arange(count)
+    signs = 1.0 - 2.0 * (bits & 1).to(strengths)
+    away = (signs @ strengths.T - constants).square().sum(1)
+    return signs[int(away.argmin())]
+
+
+def _first_weights(units: Tensor, moments: list[Tensor]) -> Tensor:
+    """(b,) of the directions in T_1."""
+    return least_squares(units.T, moments[1][:, None])[:, 0]
+
+
+def _other_weights(units: Tensor, moments: list[Tensor]) -> Tensor:
+    """(b,) of the directions in T_1, beside order 4, or in T_2, beside order 3."""
+    if len(moments) == 5:
+        return _first_weights(units, moments)
+    gram = (units @ units.T).square()
+    values = ((units @ moments[2]) * units).sum(1)
+    return least_squares(gram, values[:, None])[:, 0]
+
+
+@dataclass(frozen=True, eq=False)
+class Settled:
+    records: Tensor  # (b, d)
+    labels: Tensor  # (b,)
+
+
+def odd(activation: Activation) -> bool:
+    x = torch.linspace(0.1, 3, 30, dtype=torch.float64)
+    return bool(torch.allclose(activation.apply(-x), -activation.apply(x)))
+
+
+def homogeneous(activation: Activation) -> bool:
+    """Piecewise linear with its kink at zero."""
+    x = torch.linspace(-3, 3, 30, dtype=torch.float64)
+    return bool(torch.allclose(activation.apply(2 * x), 2 * activation.apply(x)))
+
+
+def fix_signs_and_norms(
+    activation: Activation,
+    seen: Observation,
+    records: Tensor,
+    *,
+    biased: bool,
+    nonnegative: bool,
+    averaged: bool,
+) -> Settled:
+    """records: (b, d) with the bias coordinate, if any; of unit norm for homogeneous activations."""
+    weights = seen.weights.double()
+    if biased:
+        last = records[:, -1:]
+        records = torch.cat([records[:, :-1] / last, torch.ones_like(last)], 1)
+    residuals = _residuals(activation, weights, seen.outputs, records)
+    if not biased and odd(activation):  # records and residuals may change their signs together
+        if len(seen.outputs) >= 3:
+            largest = residuals.gather(1, residuals.abs().argmax(1, keepdim=True))[:, 0]
+            flip = largest > 0
+        else:
+            flip = (records.sum(1) < 0) & nonnegative
+        signs = torch.where(flip, -1.0, 1.0).to(records.dtype)
+        records, residuals = records * signs[:, None], residuals * signs[:, None]
+    if homogeneous(activation) and not biased:
+        share = len(records) if averaged else 1
+        records = records * _norms(activation, seen, records, residuals * share)[:, None]
+    labels = (residuals[:, 0] < 0).long() if len(seen.outputs) == 1 else residuals.argmin(1)
+    return Settled(records[:, :-1] if biased else records, labels)
+
+
+def _residuals(activation: Activation, weights: Tensor, outputs: Tensor, records: Tensor) -> Tensor:
+    """(b, c) dl/df of each record, by least squares of dL/da on the neurons' outputs."""
+    columns = activation.apply(weights @ records.T)
+    return least_squares(columns, outputs.T)
+
+
+def _norms(activation: Activation, seen: Observation, units: Tensor, products: Tensor) -> Tensor:
+    """(b,) rho with rho · dl/df(rho u, y) = product, for a logistic loss or cross-entropy; by iteration."""
+    logits = activation.apply(units @ seen.weights.double().T) @ seen.outer.T  # (b, c) at norm 1
+    norms = torch.ones(len(units), dtype=units.dtype)
+    label = products.argmin(1)
+    for _ in range(_ITERATIONS):
+        scaled = norms[:, None] * logits
+        if scaled.shape[1] == 1:
+            positive = torch.sigmoid(scaled[:, 0])
+            size = torch.where(products[:, 0] < 0, 1 - positive, positive)
+            norms = products[:, 0].abs() / size.clamp_min(1e-12)
+        else:
+            share = torch.softmax(scaled, 1).gather(1, label[:, None])[:, 0]
+            norms = products.gather(1, label[:, None])[:, 0].abs() / (1 - share).clamp_min(1e-12)
+    return norms
+
+
+def span_of_slopes(slopes: Tensor, key: Key) -> tuple[Tensor, Tensor]:
+    """(d, b) orthonormal basis of the rows of dL/dW (m, d), and its leading singular values.
+
+    The number of columns is the batch size: nobody has to give it. Randomised, in fp64. Pixels that are zero
+    throughout are left out first: pruning would otherwise make them the end of the spectrum.
+    """
+    rounding = half_precision(slopes) or torch.finfo(slopes.dtype).eps
+    live = slopes.abs().amax(0) > 0
+    matrix = slopes[:, live].double()
+    most = min(_MOST, *matrix.shape)
+    if not most:
+        raise NotApplicable("dL/dW has no gap between zeros: there is no gradient", ever=False)
+    columns = min(32, most)
+    inner, values = _leading(matrix, columns, key)
+    while columns < most and float(values[-1]) > 2 * rounding * float(values[0]):
+        columns = min(2 * columns, most)  # the end of the spectrum is not in sight
+        inner, values = _leading(matrix, columns, key)
+    rank = _rank(values, rounding)
+    if not rank:
+        raise NotApplicable(
+            "the singular values of dL/dW have no gap: noise or pruning hides the span", ever=True
+        )
+    basis = matrix.new_zeros(slopes.shape[1], rank)
+    basis[live] = inner[:, :rank]
+    return basis, values
+
+
+def _leading(matrix: Tensor, columns: int, key: Key) -> tuple[Tensor, Tensor]:
+    sketch = torch.randn(len(matrix), columns, dtype=matrix.dtype, generator=key.generator())
+    basis = torch.linalg.qr(matrix.T @ sketch)[0]
+    for _ in range(2):
+        basis = torch.linalg.qr(matrix.T @ (matrix @ basis))[0]
+    _, values, rows = torch.linalg.svd(matrix @ basis, full_matrices=False)
+    return basis @ rows.T, values
+
+
+def _rank(values: Tensor, rounding: float) -> int:
+    """Where the values drop for the last time; what lies below the rounding of the release counts as that.
+
+    Images lie close to each other, so the first drop can be the largest. If nothing is as small as rounding,
+    the release is noisy or pruned, and drops in the second half are those of nearly dead pixels.
+    """
+    if len(values) < 2 or not float(values[0]) > 0:
+        return 0
+    floor = rounding * float(values[0])
+    held = values.clamp_min(floor)
+    drops = held[:-1] / held[1:] >= _GAP
+    if float(values[-1]) > 2 * floor:
+        drops = drops[: len(values) // 2]
+    places = drops.nonzero()[:, 0]
+    return int(places[-1]) + 1 if len(places) else 0

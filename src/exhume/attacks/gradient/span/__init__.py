@@ -1,1 +1,0 @@
-"""Records inside the span of a gradient."""

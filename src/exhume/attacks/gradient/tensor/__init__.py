@@ -1,1 +1,0 @@
-"""The tensor method (Wang23): Stein moments and their decomposition."""
