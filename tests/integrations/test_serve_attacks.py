@@ -109,8 +109,8 @@ def test_half_a_message_over_grpc_is_given_up_too(running):
                 (b"authorization", f"Bearer {TOKEN}".encode()),
             )
         )
-        wire.sendall(frame(1, 4, 1, block) + frame(0, 0, 1, b"\x00\x00\x00\x10\x00" + b"half"))
         started, heard = time.monotonic(), b""
+        wire.sendall(frame(1, 4, 1, block) + frame(0, 0, 1, b"\x00\x00\x00\x10\x00" + b"half"))
         while b"grpc-status" not in heard:
             data = wire.recv(65536)
             assert data

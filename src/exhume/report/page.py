@@ -10,6 +10,7 @@ import base64
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -244,25 +245,36 @@ def _evidence(run: Path, attack: Section) -> Shard | None:
     return read_evidence(path)
 
 
-def _render(view: dict[str, Any]) -> str:
+@cache
+def _templates() -> Environment:
+    """The templates; each is compiled once in a process, which takes longer than to render it."""
     templates = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        auto_reload=False,
     )
     templates.filters.update(number=number, percent=percent, show=show, duration=duration)
+    return templates
+
+
+def _render(view: dict[str, Any]) -> str:
     style, script = (
         (TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
     )
-    return templates.get_template("page.html").render(
-        **view,
-        style=style,
-        script=script,
-        # Only these two texts may act: markup that slipped through escaping would stay inert.
-        policy="default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
-        f"style-src {_hash(style)}; script-src {_hash(script)}",
+    return (
+        _templates()
+        .get_template("page.html")
+        .render(
+            **view,
+            style=style,
+            script=script,
+            # Only these two texts may act: markup that slipped through escaping would stay inert.
+            policy="default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
+            f"style-src {_hash(style)}; script-src {_hash(script)}",
+        )
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from exhume.core.contract import Key
-from exhume.score.lineup import Alike, likeness
+from exhume.score.lineup import Alike, argsort_rows, likeness
 from exhume.score.places import Places
 
 DIFFERENT = (
@@ -64,7 +64,7 @@ def _tested(
         if not len(own) or not bool(chosen.any()) or bool(chosen.all()):
             continue
         records = places.inputs[places_here]
-        orders = torch.rand(_DRAWS, len(chosen), generator=generator).argsort(1)
+        orders = argsort_rows(torch.rand(_DRAWS, len(chosen), generator=generator))
         for number, row in enumerate(likeness([own], records, alike)):
             ranks = row[0].argsort().argsort().double()
             middle = ranks - ranks.mean()
