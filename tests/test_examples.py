@@ -23,7 +23,7 @@ from exhume.defences.split.channel import Channel
 from exhume.models.split.blueprint import OwnNetwork
 from exhume.store.shards import NullStore
 from exhume.train.single import Schedule as SplitSchedule
-from exhume.train.split import SplitJob
+from exhume.train.single import SplitJob
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

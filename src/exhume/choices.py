@@ -17,12 +17,12 @@ from exhume.models.own.architecture import OwnArchitecture, architecture_named, 
 from exhume.settings import Settings
 from exhume.store.scale import Processes, where_now
 from exhume.train.batch_norm import mixes_batches
-from exhume.train.batches import Order
 from exhume.train.fleet import chunk_for
 from exhume.train.functional import check_side_by_side
 from exhume.train.optimisers import Adam, Descent, Optimiser
 from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch, MiniBatch
+from exhume.train.stacked import Order
 
 __all__ = [
     "Trains",

@@ -28,8 +28,7 @@ from exhume.models.split.channel import (
 from exhume.models.split.parts import load_client, load_pipeline, save_pipeline
 from exhume.models.split.resnet import ResNet18
 from exhume.store.shards import NullStore
-from exhume.train.single import Schedule
-from exhume.train.split import SplitJob, train_split
+from exhume.train.single import Schedule, SplitJob, train_split
 
 FACTORY = f"{__file__}:small"
 CHANNEL = Channel(0.25, 6)

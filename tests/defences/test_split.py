@@ -18,8 +18,8 @@ from exhume.defences.split.single import Dropout, ForeignHead, Noise, RandomHead
 from exhume.models.drawing import he_normal
 from exhume.models.split.pipeline import Client
 from exhume.store.shards import FolderStore, NullStore
-from exhume.train.single import Schedule
-from exhume.train.split import (
+from exhume.train.single import (
+    Schedule,
     SplitDefence,
     SplitJob,
     apply_dropout,

@@ -11,8 +11,7 @@ from exhume.defences.split.single import Noise
 from exhume.models.split.inverter import Decoder
 from exhume.models.split.resnet import ResNet18
 from exhume.store.shards import NullStore
-from exhume.train.single import Schedule
-from exhume.train.split import SplitJob
+from exhume.train.single import Schedule, SplitJob
 
 KEY = Key.from_seed(0)
 SHAPE = (1, 8, 8)

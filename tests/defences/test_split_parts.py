@@ -30,8 +30,7 @@ from exhume.models.split.pipeline import Client, Pipeline
 from exhume.models.split.resnet import ResNet18
 from exhume.models.split.vgg import VGG16
 from exhume.store.shards import NullStore
-from exhume.train.single import Schedule
-from exhume.train.split import SplitJob
+from exhume.train.single import Schedule, SplitJob
 
 DEFENCES = (
     Noise(),

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from exhume.cli import app
 from exhume.core.contract import ExhumeError
-from exhume.train.routine import PLAIN, Routine
+from exhume.train.local import PLAIN, Routine
 from exhume.victims.recorded import Recording, recorded_in
 from exhume.victims.updates import from_recording
 

@@ -93,13 +93,12 @@ from exhume.score.batches import score_batches
 from exhume.store.shards import NullStore
 from exhume.train.dp import Privacy
 from exhume.train.glm import Optimum, Penalty
-from exhume.train.local import LocalTraining
+from exhume.train.local import LocalTraining, Routine
 from exhume.train.margin import MarginDescent
+from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
-from exhume.train.routine import Routine
 from exhume.train.single import Schedule as SplitSchedule
-from exhume.train.split import SplitJob
-from exhume.train.stacked import Descent
+from exhume.train.single import SplitJob
 from exhume.victims.gradient import cut_batches, release_batches, release_updates
 from exhume.victims.informed import release_one_each
 from exhume.victims.margin import release_margin

@@ -20,9 +20,9 @@ from exhume.defences.dp import DPTraining
 from exhume.defences.release import ClipRelease, NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
-from exhume.train.batches import Order
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch, MiniBatch
+from exhume.train.stacked import Order
 
 
 @dataclass(frozen=True)

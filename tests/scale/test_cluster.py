@@ -21,9 +21,9 @@ from exhume.store import scale
 from exhume.store.scale import Cluster, place, run_jobs, spread_over
 from exhume.store.shards import FolderStore, NullStore
 from exhume.train.fleet import train_fleet
+from exhume.train.optimisers import Descent
 from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch
-from exhume.train.stacked import Descent
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'exhume[ray]'")
 jobs = pytest.importorskip("planted_jobs")

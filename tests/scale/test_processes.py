@@ -24,8 +24,7 @@ from exhume.store.scale import HERE, Processes, place, run_jobs, spread_over, wh
 from exhume.store.shards import FolderStore, NullStore
 from exhume.train.fleet import train_fleet
 from exhume.train.recipe import FullBatch
-from exhume.train.single import Schedule
-from exhume.train.split import SplitJob
+from exhume.train.single import Schedule, SplitJob
 
 jobs = pytest.importorskip("local_jobs")
 

@@ -14,9 +14,9 @@ from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.store.shards import describe
-from exhume.train.batches import Order
 from exhume.train.optimisers import Adam, Descent
 from exhume.train.recipe import FullBatch, MiniBatch
+from exhume.train.stacked import Order
 
 OPTIMISERS = {
     "descent": Descent(steps=11, rate=0.2, momentum=0.7, weight_decay=0.02),

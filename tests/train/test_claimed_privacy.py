@@ -9,8 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from exhume.core.contract import NotApplicable
-from exhume.train.claimed_privacy import ClaimedPrivacy, read_from_opacus
-from exhume.train.dp import Privacy
+from exhume.train.dp import ClaimedPrivacy, Privacy, read_from_opacus
 
 opacus = pytest.importorskip(
     "opacus", reason="opacus is not installed: pip install 'exhume[opacus]'"

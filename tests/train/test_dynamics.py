@@ -6,9 +6,9 @@ import torch.nn.functional as F
 
 from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.mlp import MLP
-from exhume.train.dynamics import active_share
-from exhume.train.rmsprop import FusedRMSProp
-from exhume.train.stacked import Descent, descend
+from exhume.train.optimisers import Descent, FusedRMSProp
+from exhume.train.recipe import active_share
+from exhume.train.stacked import descend
 
 
 @pytest.mark.parametrize("activation", ["relu", "elu"])

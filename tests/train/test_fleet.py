@@ -11,9 +11,10 @@ import torch
 from exhume.core.contract import Key
 from exhume.models.mlp import MLP
 from exhume.store.shards import FolderStore, NullStore
-from exhume.train.fleet import LARGEST_CHUNK, chunk_for, train_fleet
+from exhume.train.fleet import chunk_for, train_fleet
+from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
-from exhume.train.stacked import Descent
+from exhume.train.stacked import LARGEST_CHUNK
 
 MLP_ = MLP((6,), (5,), 3)
 RECIPE = FullBatch(MLP_, Descent(steps=5))

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from exhume.core.contract import ExhumeError, Recipe, Records
 from exhume.models.glm import logistic_regression, softmax_regression
 from exhume.models.mlp import MLP
-from exhume.train import newton
+from exhume.train import glm as newton
 from exhume.train.glm import Optimum, Penalty
 
 

@@ -17,8 +17,8 @@ from exhume.train.influence import (
     trajectories,
 )
 from exhume.train.optimisers import Descent
-from exhume.train.smooth_gates import smooth_gates
 from exhume.train.stacked import descend
+from exhume.train.unrolled import smooth_gates
 
 
 def loss_of(mlp: MLP, records: Records):

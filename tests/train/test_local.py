@@ -10,8 +10,7 @@ from torch.func import functional_call
 
 from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.mlp import MLP
-from exhume.train.local import LocalTraining, Steps, batch_loss
-from exhume.train.routine import PLAIN, Routine
+from exhume.train.local import PLAIN, LocalTraining, Routine, Steps, batch_loss
 
 NET = MLP((5,), (7,), 3, "tanh")
 KEY = Key.from_seed(4)

@@ -30,8 +30,8 @@ from exhume.models.split.cost import multiply_adds
 from exhume.models.split.inverter import Decoder, OwnForm, ShadowHead
 from exhume.models.split.pipeline import undefended
 from exhume.store.shards import NullStore
-from exhume.train import split as training
-from exhume.train.split import SplitJob, augmented_images
+from exhume.train import single as training
+from exhume.train.single import SplitJob, augmented_images
 
 MODULES = (training, single, dropout_ensemble, ensembler, hiding, shadow, inversion, queried)
 

@@ -7,7 +7,7 @@ import torch
 from torch.func import functional_call
 
 from exhume.models.mlp import MLP
-from exhume.train.stationarity import _layers, directions
+from exhume.train.margin import _layers, directions
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])

@@ -6,8 +6,7 @@ import torch
 from exhume.core.contract import ExhumeError
 from exhume.models.split.seq2seq import END, PADDING, START, Translator
 from exhume.store.shards import NullStore
-from exhume.train.single import Schedule
-from exhume.train.translation import train_translator, translate, word_accuracy
+from exhume.train.single import Schedule, train_translator, translate, word_accuracy
 
 NET = Translator(14, 14, width=16, heads=2, layers=1, hidden=32)
 QUICK = Schedule(12, 32, 2e-2, "adam", 0.0)

@@ -7,15 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
+from exhume.attacks.informed.prior_aware import clipped_sum, projected, sums_behind
 from exhume.core.contract import NotApplicable
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.train.dp import NOT_PRIVATE, Privacy
 from exhume.train.functional import record_gradients
-from exhume.train.projected import projected
+from exhume.train.optimisers import Adam, Descent
 from exhume.train.recipe import FullBatch
-from exhume.train.stacked import Adam, Descent
-from exhume.train.undoing import clipped_sum, sums_behind
 
 
 def naive(architecture, flat, records, clip):

@@ -6,23 +6,20 @@ import pytest
 import torch
 from torch import nn
 
+from exhume.attacks.informed.starts import Whitening
 from exhume.core.contract import Architecture, Key, NotApplicable, Records
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.models.own.architecture import architecture_named
 from exhume.models.own.module import ModuleArchitecture
-from exhume.train.batches import Order
 from exhume.train.dp import Privacy
 from exhume.train.krylov import least_squares
-from exhume.train.local import LocalTraining
+from exhume.train.local import LocalTraining, Routine
 from exhume.train.optimisers import Adam, Descent
 from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch, MiniBatch
-from exhume.train.routine import Routine
-from exhume.train.smooth_gates import smooth_gates
-from exhume.train.unrolled import Unknown, Unrolled
-from exhume.train.unrolling import unroll
-from exhume.train.whitening import Whitening
+from exhume.train.stacked import Order
+from exhume.train.unrolled import Unknown, Unrolled, smooth_gates, unroll
 
 SHAPE = (1, 6, 6)
 NET = CNN(SHAPE, (3,), (3,), (1,), (4,), 3)

@@ -8,7 +8,7 @@ from exhume.core.contract import ExhumeError, Records
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.train.optimisers import Descent
-from exhume.train.untouched import untouched
+from exhume.train.recipe import untouched
 
 CONV = CNN((2, 7, 7), (6, 8), (3, 2), (2, 1), (5,), 3, "relu")
 

@@ -21,7 +21,7 @@ from exhume.models.own.text import TextModel
 from exhume.models.split.cost import multiply_adds
 from exhume.store.shards import address, cached, digest
 from exhume.store.workers import pinned
-from exhume.train.cost import GENERAL, forward_operations, seconds_per_model_of, stacked_seconds
+from exhume.train.fleet import GENERAL, forward_operations, seconds_per_model_of, stacked_seconds
 
 __all__ = [
     "forward_operations",

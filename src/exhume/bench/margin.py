@@ -18,7 +18,7 @@ from exhume.attacks.margin.residual import Residual, span_of
 from exhume.bench.entries import each_case, entry, timed
 from exhume.core.contract import Key, Progress
 from exhume.models.homogeneous import HomogeneousMLP
-from exhume.train.stationarity import Others
+from exhume.train.margin import Others
 
 __all__ = ["CASES", "Case", "by_autograd", "run"]
 

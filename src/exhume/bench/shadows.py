@@ -26,9 +26,9 @@ from exhume.core.contract import Architecture, Key, Progress, Records
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy
-from exhume.train.fleet import LARGEST_CHUNK
+from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
-from exhume.train.stacked import Descent
+from exhume.train.stacked import LARGEST_CHUNK
 
 __all__ = ["CASES", "Case", "bench_records", "one_at_a_time", "run"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from exhume.core.contract import ExhumeError
-from exhume.train.routine import PLAIN, Routine
+from exhume.train.local import PLAIN, Routine
 from exhume.victims.recorded import Recording
 
 try:

@@ -21,10 +21,10 @@ from torch.func import functional_call
 from exhume.core.contract import Architecture, ExhumeError, Layout, Records
 from exhume.models.own.architecture import OwnArchitecture
 from exhume.models.own.per_record_check import not_per_record
-from exhume.train.batches import Order
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy, Sampler
 from exhume.train.local import batch_loss
 from exhume.train.optimisers import Optimiser
+from exhume.train.stacked import Order
 
 __all__ = ["descend", "mixes_batches", "without_memory"]
 

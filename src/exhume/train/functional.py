@@ -25,9 +25,9 @@ from exhume.models.own.per_record_check import not_per_record
 from exhume.models.probes import after, leaves
 from exhume.naming import first_line
 from exhume.train import stacked
-from exhume.train.batches import Order
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy, Sampler
 from exhume.train.optimisers import Adam, Optimiser
+from exhume.train.stacked import Order
 
 __all__ = [
     "accuracy",

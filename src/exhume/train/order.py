@@ -3,6 +3,11 @@
 Every step gives each record's loss a weight, 1/B in a batch of B and 0 outside of it. The weights that
 explain the update best are found from even ones, and rounded: a record is in one batch an
 epoch.
+
+Least squares that some equations may fail: Levenberg and Marquardt, the cost of Geman and McClure.
+
+Networks with gates are smooth but for jumps: an equation on the wrong side of one is an outlier until the
+unknowns are right.
 """
 
 from __future__ import annotations
@@ -14,19 +19,19 @@ from itertools import combinations
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
-from torch.func import functional_call, grad
+from torch.func import functional_call, grad, jvp, vmap
 
 from exhume.core.contract import Key, Layout
-from exhume.train.local import LocalTraining, record_losses
-from exhume.train.robust_fit import EXACT, robust_fit
-from exhume.train.routine import Routine
-
-__all__ = ["free_directions", "rounded", "rows_behind"]
+from exhume.train.local import LocalTraining, Routine, record_losses
 
 _PULLS = (1e-4, 1e-8)  # how strongly weights are held to what they start from, stage by stage
 _SWAPS = 300  # tried, at most
 _BETTER = 0.999  # of the misfit before
 _NUMBERS = 5e7  # of a Jacobian; of a larger update some values do
+EXACT = 3e-6  # misfit at which rounding is all that is left
+_STEPS = 40  # of Levenberg and Marquardt, in each stage
+_TRIES = 8  # dampings
+_STALLED, _PATIENCE = 1e-4, 3  # relative gain of a step that counts as none; how many end a stage
 
 
 def rows_behind(
@@ -134,3 +139,52 @@ def rounded(weights: Tensor, routine: Routine) -> Tensor:
             step = int(slots[place])
             found[first + step, record] = 1 / sizes[step]
     return found
+
+
+def robust_fit(
+    misfit: Callable[[Tensor], Tensor], start: Tensor, groups: Tensor, pull: Tensor
+) -> Tensor:
+    """Levenberg and Marquardt on sum_j m_j^2 / (m_j^2 + s^2) + sum pull (at - start)^2 / s^2."""
+    here, error = start, misfit(start)
+    damping, idle = 1e-3, 0
+    every = torch.eye(len(start), dtype=start.dtype)
+    for _ in range(_STEPS):
+        if float(error.norm()) < EXACT or idle == _PATIENCE:
+            break
+        jacobian = vmap(lambda along: jvp(misfit, (here,), (along,))[1], chunk_size=64)(every)  # noqa: B023
+        sizes = _sizes(error, groups)
+        scale = 2 * sizes.median().clamp_min(1e-12)
+        weight = (1 / (1 + (sizes / scale).square()).square())[groups]
+        normal = (jacobian * weight) @ jacobian.T + torch.diag(pull)
+        slope = jacobian @ (weight * error) + pull * (here - start)
+
+        def cost(point: Tensor, left: Tensor, scale: Tensor = scale) -> float:
+            square = (_sizes(left, groups) / scale).square()
+            return float(
+                (square / (1 + square)).sum()
+                + (pull * (point - start).square()).sum() / scale.square()
+            )
+
+        before = cost(here, error)
+        for _ in range(_TRIES):
+            diagonal = normal.diagonal()
+            added = damping * (diagonal + 1e-9 * diagonal.max())
+            there = here - torch.linalg.solve(normal + torch.diag(added), slope)
+            left = misfit(there)
+            after = cost(there, left)
+            if after < before:
+                break
+            damping *= 4
+        else:
+            break
+        damping = max(damping / 5, 1e-12)
+        idle = idle + 1 if after > (1 - _STALLED) * before else 0
+        here, error = there, left
+    return here
+
+
+def _sizes(error: Tensor, groups: Tensor) -> Tensor:
+    """(g,) norms of the groups' parts."""
+    total = error.new_zeros(int(groups.max()) + 1).index_add(0, groups, error.square())
+    sizes: Tensor = total.sqrt()
+    return sizes

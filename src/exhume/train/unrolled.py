@@ -15,31 +15,63 @@ quarter of `memory`; otherwise those at every sqrt(T)-th step and of one stretch
 which is trained again when it is needed (one training more a product). The graphs of as many steps as
 fit into the rest are kept for all products, those of the others are made again for each. Besides, the
 graph of one block of records.
+
+From a recipe to unrolled training, or the reason why it cannot be differentiated.
+
+ReLU gates whose jump is spread out in second derivatives only.
+
+A gate jumps from 0 to 1, so automatic differentiation says that it never moves. But among a thousand
+records some are always near their kink: when the weights move a little, a share of the gates in
+proportion flips, and on average
+
+    E[ d gate ] = density(0) · dx
+
+Counting every record near its kink by a kernel of some width gives this average. Values and first
+derivatives are those of the network itself: training is unchanged, only its linearisation sees flips
+coming. The width should be about as far as pre-activations may still move.
+
+Or gates that are free: `free_gates` adds to every one a number of its own, zero as long as nobody says
+otherwise, of which the value of the network does not depend but its gradient does,
+
+    backward(slope) = slope · (gate + push)
+
+so that derivatives with respect to the pushes say what gates that jump would do to training.
+
+Replaced are the modules `nn.ReLU` and `nn.LeakyReLU` and ours of that kind; a call of `F.relu` within a
+forward stays as it is.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from exhume.core.contract import Layout, Records
-from exhume.train.local import batch_loss
-from exhume.train.rules import Rule
-from exhume.train.smooth_gates import FreeGate, free_gates, smooth_gates
-
-__all__ = ["Path", "Pushes", "Seen", "Unknown", "Unrolled"]
+from exhume.core.contract import Architecture, Layout, NotApplicable, Recipe, Records
+from exhume.models.activations import Elementwise
+from exhume.models.own.architecture import OwnArchitecture
+from exhume.models.own.language import LanguageModel
+from exhume.models.own.per_record_check import not_per_record
+from exhume.train.batch_norm import mixes_batches, without_memory
+from exhume.train.functional import activations
+from exhume.train.local import LocalTraining, Routine, batch_loss
+from exhume.train.optimisers import Adam, AdamRule, HeavyBall, Optimiser, Rule
+from exhume.train.own import OwnTraining
+from exhume.train.recipe import FullBatch, MiniBatch
 
 Pushes = list[list[tuple[Tensor, ...]]]
 """Of every step, block of records and gate: a number for each entry of the gate."""
-
 _BLOCK = 1024  # records whose activations are held at once
 _COPIES = 6  # of a record's activations in the graph of a gradient; on the safe side
+_LEAKS = {"relu": 0.0, "leaky-relu": 0.01}  # of our own activations
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,3 +328,196 @@ def _pulled(
         outputs, leaves, cotangents, retain_graph=True, materialize_grads=True
     )
     return tuple(found)
+
+
+def check_differentiable(recipe: object) -> None:
+    """Raises `NotApplicable` with the reason why a training cannot be differentiated."""
+    if isinstance(recipe, OwnTraining):
+        raise NotApplicable(
+            f"{recipe.spec} is a function of your own: it can be called, not differentiated; say how it "
+            "trains with optimiser, batch, rate and steps in place of train",
+            ever=True,
+        )
+    if not isinstance(recipe, FullBatch | MiniBatch | LocalTraining):
+        raise NotApplicable(f"no way to differentiate through {recipe} is known", ever=True)
+    if not isinstance(recipe, MiniBatch) and (recipe.privacy.clips or recipe.privacy.noise):
+        raise NotApplicable("private training adds noise the adversary cannot redo", ever=False)
+    if isinstance(recipe, LocalTraining) and recipe.reduction != "mean":
+        raise NotApplicable("written for the mean loss, not for the sum", ever=True)
+    _differentiable(recipe.architecture)
+
+
+def unroll(
+    recipe: Recipe, initial: Tensor, fixed: Records, unknown: int = 1, *, memory: int = 1024
+) -> Unrolled:
+    """Training on the fixed records and so many unknown ones, step by step; raises `NotApplicable`."""
+    check_differentiable(recipe)
+    assert isinstance(recipe, FullBatch | MiniBatch | LocalTraining)  # nothing else passes
+    module, mixes = _differentiable(recipe.architecture)
+    rule, steps, loss = _parts(recipe, len(fixed), unknown)
+    return Unrolled(
+        module.to(initial.device),
+        recipe.architecture.layout,
+        rule,
+        steps,
+        initial,
+        fixed,
+        loss,
+        mixes,
+        activations(recipe.architecture),
+        memory,
+    )
+
+
+def _differentiable(architecture: Architecture) -> tuple[torch.nn.Module, bool]:
+    """The module as it trains, and whether its records must be seen together."""
+    if isinstance(architecture, LanguageModel):
+        raise NotApplicable(
+            "tokens have no derivative: updates of texts have attacks of their own", ever=True
+        )
+    if mixes_batches(architecture):
+        return without_memory(architecture.trainable()), True
+    module = (
+        architecture.trainable()
+        if isinstance(architecture, OwnArchitecture)
+        else architecture.build()
+    )
+    why = not_per_record(module, architecture.input_shape)
+    if why:
+        raise NotApplicable(f"training cannot be differentiated: {why}", ever=True)
+    return module, False
+
+
+def _parts(
+    recipe: FullBatch | MiniBatch | LocalTraining, known: int, unknown: int
+) -> tuple[Rule, tuple[Seen, ...], str]:
+    every = torch.arange(unknown)
+    if isinstance(recipe, LocalTraining):
+        return _local(recipe, known, unknown)
+    rule, count, rate = _rule(recipe.descent), recipe.descent.steps, recipe.descent.rate
+    if isinstance(recipe, FullBatch):
+        return rule, (Seen(None, every, rate),) * count, "cross-entropy"
+    batches = islice(recipe.order.batches(known, unknown), count)
+    return rule, tuple(Seen(b.fixed, b.extra, rate) for b in batches), "cross-entropy"
+
+
+def _rule(optimiser: Optimiser) -> Rule:
+    if isinstance(optimiser, Adam):
+        return AdamRule(optimiser.beta1, optimiser.beta2, optimiser.epsilon, optimiser.weight_decay)
+    return HeavyBall(optimiser.momentum, optimiser.weight_decay)
+
+
+def _local(recipe: LocalTraining, known: int, unknown: int) -> tuple[Rule, tuple[Seen, ...], str]:
+    routine = recipe.routine
+    if routine.hidden_order(known + unknown):
+        raise NotApplicable("mini-batches in an order that nobody else knows", ever=False)
+    rates = recipe.rates(known + unknown)
+    rows = routine.batches(recipe.steps, known + unknown)
+    steps = tuple(
+        Seen(part[part < known], part[part >= known] - known, rate)
+        for part, rate in zip(rows, rates, strict=True)
+    )
+    return _routine_rule(routine, recipe.live), steps, routine.loss
+
+
+def _routine_rule(routine: Routine, live: Tensor | None) -> Rule:
+    if routine.optimiser == "adam":
+        return AdamRule(*routine.betas, routine.eps, routine.weight_decay, live)
+    return HeavyBall(routine.momentum, routine.weight_decay, live)
+
+
+def smooth_gates(module: nn.Module, width: float) -> tuple[nn.Module, int]:
+    """A copy with its gates replaced, and their number. width: in deviations of what enters a gate."""
+    return _replaced(module, lambda leak: _SmoothGate(leak, width))
+
+
+def free_gates(module: nn.Module) -> tuple[nn.Module, int]:
+    """A copy with gates that can be pushed, and their number."""
+    return _replaced(module, FreeGate)
+
+
+def _replaced(module: nn.Module, make: Callable[[float], nn.Module]) -> tuple[nn.Module, int]:
+    holder = nn.Sequential(copy.deepcopy(module))
+    count = 0
+    for parent in list(holder.modules()):
+        for name, child in list(parent.named_children()):
+            leak = _leak(child)
+            if leak is not None:
+                setattr(parent, name, make(leak))
+                count += 1
+    return holder[0], count
+
+
+def _leak(module: nn.Module) -> float | None:
+    """Slope below the kink; None: no gate."""
+    if isinstance(module, nn.ReLU):
+        return 0.0
+    if isinstance(module, nn.LeakyReLU):
+        return float(module.negative_slope)
+    return _LEAKS.get(module.activation.name) if isinstance(module, Elementwise) else None
+
+
+class _SmoothGate(nn.Module):
+    def __init__(self, leak: float, width: float) -> None:
+        super().__init__()
+        self.leak, self.width = leak, width
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = _Gated.apply(x, self.leak, self.width)  # type: ignore[no-untyped-call]
+        return found
+
+
+class FreeGate(nn.Module):
+    """Keeps what entered it last, and the pushes that it was given: zeros, to be differentiated by."""
+
+    def __init__(self, leak: float) -> None:
+        super().__init__()
+        self.leak = leak
+        self.entered: Tensor | None = None
+        self.push: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.entered, self.push = x.detach(), torch.zeros_like(x).requires_grad_()
+        found: Tensor = _Pushed.apply(x, self.push, self.leak)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _Pushed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, push: Tensor, leak: float) -> Tensor:
+        ctx.save_for_backward(x, push)
+        ctx.leak = leak
+        return torch.where(x > 0, x, leak * x)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        x, push = ctx.saved_tensors
+        return slope * (torch.where(x > 0, 1.0, ctx.leak).to(x.dtype) + push), None, None
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, leak: float, width: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.leak, ctx.width = leak, width
+        return torch.where(x > 0, x, leak * x)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        (x,) = ctx.saved_tensors
+        return slope * _Gate.apply(x, ctx.leak, ctx.width), None, None  # type: ignore[no-untyped-call]
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, leak: float, width: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.leak, ctx.width = leak, width
+        return torch.where(x > 0, 1.0, leak).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        (x,) = ctx.saved_tensors
+        wide = (ctx.width * x.std()).clamp_min(1e-12)
+        kernel = torch.exp(-0.5 * (x / wide).square()) / (wide * math.sqrt(2 * math.pi))
+        return slope * (1 - ctx.leak) * kernel, None, None

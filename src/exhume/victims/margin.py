@@ -22,9 +22,8 @@ from exhume.defences.margin import ProtectedDescent
 from exhume.models.heads import Head, pulls
 from exhume.models.matrices import Dense
 from exhume.store.shards import address, cached, digest
-from exhume.train.margin import MarginDescent, Trained, train_to_margin
+from exhume.train.margin import MarginDescent, Trained, stationarity, train_to_margin
 from exhume.train.recipe import FullBatch
-from exhume.train.stationarity import stationarity
 
 __all__ = ["MarginVictim", "choose", "release_margin", "trained_in_full"]
 

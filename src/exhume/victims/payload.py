@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from exhume.core.contract import ExhumeError, Gradient, Layout
-from exhume.train.precision import half_precision
-from exhume.train.routine import PLAIN, Routine
+from exhume.train.local import PLAIN, Routine, half_precision
 from exhume.victims.last_bias import last_bias_of
 from exhume.victims.norm_statistics import batch_statistics
 from exhume.victims.tensor_file import read_tensors

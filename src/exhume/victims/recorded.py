@@ -20,7 +20,7 @@ from torch import Tensor
 from exhume.core.contract import ExhumeError
 from exhume.core.typed_json import from_json
 from exhume.store.shards import write_atomically
-from exhume.train.routine import PLAIN, Routine
+from exhume.train.local import PLAIN, Routine
 
 __all__ = ["Recorded", "Recording", "recorded_in"]
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from exhume.core.contract import ExhumeError, Gradient, Records, Secret
 from exhume.models.own.adapted import adapted
-from exhume.train.local import Steps
-from exhume.train.routine import PLAIN, Routine
+from exhume.train.local import PLAIN, Routine, Steps
 from exhume.victims.against_base import Adapter, Against, read_against
 from exhume.victims.payload import frozen_in, payload_from_named, payload_from_states
 from exhume.victims.recorded import recorded_in

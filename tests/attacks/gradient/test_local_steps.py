@@ -11,9 +11,8 @@ from exhume.core.contract import Key, Knowledge, NotApplicable, Outcome, Records
 from exhume.models.own.module import ModuleArchitecture
 from exhume.naming import seeded_globals
 from exhume.store.shards import NullStore
-from exhume.train.local import LocalTraining
+from exhume.train.local import LocalTraining, Routine
 from exhume.train.order import rows_behind
-from exhume.train.routine import Routine
 from exhume.victims.gradient import release_updates
 
 KEY = Key.from_seed(11)

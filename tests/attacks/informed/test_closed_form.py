@@ -17,8 +17,8 @@ from exhume.core.contract import (
 from exhume.data import Sizes
 from exhume.models.mlp import MLP
 from exhume.store.shards import NullStore
+from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
-from exhume.train.stacked import Descent
 from exhume.victims.informed import release_one_each
 
 

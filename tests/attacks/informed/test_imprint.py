@@ -12,8 +12,8 @@ from exhume.core.contract import Key, Knowledge, Weights
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.store.shards import NullStore
+from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
-from exhume.train.stacked import Descent
 
 NETWORK = CNN(
     (1, 12, 12), (8, 16), (3, 3), (2, 1), (8,), 3

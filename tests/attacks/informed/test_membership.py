@@ -9,8 +9,8 @@ from exhume.core.contract import ExhumeError
 from exhume.models.glm import logistic_regression
 from exhume.models.mlp import MLP
 from exhume.score.intervals import auc
+from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
-from exhume.train.stacked import Descent
 
 
 def test_the_loss_is_that_of_the_module(key, make_records):

@@ -21,8 +21,8 @@ from exhume.data import Sizes
 from exhume.models.mlp import MLP
 from exhume.store.shards import NullStore
 from exhume.train.dp import Privacy
+from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
-from exhume.train.stacked import Descent
 from exhume.victims.informed import release_one_each
 
 

@@ -24,10 +24,10 @@ from exhume.data import Sizes
 from exhume.models.mlp import MLP
 from exhume.score.targets import named_rightly
 from exhume.store.shards import NullStore
-from exhume.train.batches import Order
 from exhume.train.dp import Privacy
+from exhume.train.optimisers import Adam, Descent
 from exhume.train.recipe import FullBatch, MiniBatch
-from exhume.train.stacked import Adam, Descent
+from exhume.train.stacked import Order
 from exhume.victims.informed import first_of, release_one_each, release_trails
 
 COUNT, STEPS, CLIP = 8, 12, 0.5

@@ -30,8 +30,8 @@ from exhume.data import Sizes
 from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Deconv, Dense
 from exhume.store.shards import FolderStore, NullStore
+from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
-from exhume.train.stacked import Descent
 from exhume.victims.informed import release_one_each
 
 ATTACK = RecoNN(Dense((64, 64)), Training(batch=32, epochs=12), chunk=32)

@@ -12,8 +12,8 @@ from exhume.core.contract import Knowledge
 from exhume.models.mlp import MLP
 from exhume.store.shards import NullStore
 from exhume.train.dp import Privacy
+from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
-from exhume.train.stacked import Descent
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ from exhume.models.mlp import MLP
 from exhume.models.own.architecture import architecture_named
 from exhume.report.folder import RunFolder
 from exhume.store.shards import NullStore
-from exhume.train.batches import Order
 from exhume.train.dp import Privacy
 from exhume.train.optimisers import Adam, Descent
 from exhume.train.recipe import FullBatch, MiniBatch
+from exhume.train.stacked import Order
 from exhume.victims.informed import release_together
 
 MLP_8 = MLP((1, 8, 8), (10,), 10)

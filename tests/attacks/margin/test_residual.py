@@ -7,7 +7,7 @@ from torch.func import functional_call
 from exhume.attacks.margin.residual import Residual, span_of
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.mlp import MLP
-from exhume.train.stationarity import stationarity
+from exhume.train.margin import stationarity
 
 
 class SmoothedReLU(torch.autograd.Function):

@@ -20,8 +20,7 @@ from exhume.models.mlp import MLP
 from exhume.models.split.inverter import Decoder, ShadowHead, halvings
 from exhume.models.split.pipeline import Pipeline
 from exhume.store.shards import NullStore
-from exhume.train.single import Schedule
-from exhume.train.split import SplitJob
+from exhume.train.single import Schedule, SplitJob
 from exhume.victims.split import release_features, server_knowledge
 
 QUICK = Schedule(2, 100, 3e-3, "adam", 0.0)

@@ -14,8 +14,7 @@ from exhume.data.synthetic import synthetic_pairs
 from exhume.models.mlp import MLP
 from exhume.models.split.seq2seq import UNKNOWN, Translator
 from exhume.store.shards import NullStore
-from exhume.train.single import Schedule
-from exhume.train.translation import train_translator
+from exhume.train.single import Schedule, train_translator
 from exhume.victims.pairs import pair_corpus
 from exhume.victims.translation import release_sentences, translation_knowledge
 

@@ -22,8 +22,7 @@ from exhume.models.split.parts import load_bodies, load_client, load_pipeline
 from exhume.report.folder import RunFolder
 from exhume.settings import Brief
 from exhume.store.shards import NullStore
-from exhume.train.single import Schedule
-from exhume.train.split import SplitJob
+from exhume.train.single import Schedule, SplitJob
 
 pytestmark = pytest.mark.xdist_group("split channel")
 SIGMA = sigma_for(4.0, 4)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from exhume import data
 from exhume.cli import app
 from exhume.settings import UpdateSettings
-from exhume.train.routine import LOSSES, OPTIMISERS, SCHEDULES, Routine
+from exhume.train.local import LOSSES, OPTIMISERS, SCHEDULES, Routine
 from exhume.victims.recorded import Recording, recorded_in
 from exhume.victims.updates import from_recording
 

@@ -27,8 +27,7 @@ from exhume.models.split.pipeline import Client
 from exhume.models.split.resnet import ResNet18
 from exhume.models.split.seq2seq import Translator, sinusoids
 from exhume.models.split.vgg import VGG16
-from exhume.train.split import apply_dropout, augmented_images
-from exhume.train.translation import translate
+from exhume.train.single import apply_dropout, augmented_images, translate
 
 KEY = Key.from_seed(0)
 OTHER = torch.device("meta")  # whose tensors say so, and that is all they do

@@ -40,8 +40,7 @@ from exhume.core.contract import (
     silent,
 )
 from exhume.train.local import LocalTraining
-from exhume.train.order import free_directions, rounded
-from exhume.train.robust_fit import EXACT, robust_fit
+from exhume.train.order import EXACT, free_directions, robust_fit, rounded
 
 _EXPLAINED = 1e-3  # residual of the whole update, below which the records are its records
 _EVEN = (1e-4, 1e-8)  # how strongly weights are held to what they start from, stage by stage

@@ -49,7 +49,7 @@ from exhume.core.contract import (
     silent,
 )
 from exhume.models.activations import Activation
-from exhume.train.precision import half_precision
+from exhume.train.local import half_precision
 
 _REACH = 0.1  # of the median outer weight
 EXACT = 1e-4  # misfit below which a fit is the answer: rounding of fp32 leaves 1e-7 to 1e-6

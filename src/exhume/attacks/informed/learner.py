@@ -22,7 +22,7 @@ from exhume.core.contract import ExhumeError, Key, Progress, Store, silent
 from exhume.models.lpips import perceptual
 from exhume.models.patchgan import patchgan
 from exhume.store.shards import address, digest
-from exhume.train.rmsprop import FusedRMSProp
+from exhume.train.optimisers import FusedRMSProp
 from exhume.train.single import optimiser_state, restore_optimiser
 
 _AT_ONCE = 1024  # rows of one evaluation

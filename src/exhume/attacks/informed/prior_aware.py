@@ -2,8 +2,8 @@
 
 The adversary knows that the unknown record is one of K candidates. Two views of private training:
 
-Every step (`Weights.trail`). The sums of gradients behind the steps are known (train/undoing.py), the fixed
-records' part can be computed, and what is left is the record's clipped gradient plus Gaussian noise of known
+Every step (`Weights.trail`). The sums of gradients behind the steps are known (below), the fixed records'
+part can be computed, and what is left is the record's clipped gradient plus Gaussian noise of known
 size. The log-likelihood of candidate k is, up to what they share, exactly
 
     sum_t l_kt,    l_kt = (<left_t, g_k(theta_t)> - |g_k(theta_t)|^2 / 2) / (sigma C)^2
@@ -26,6 +26,18 @@ likely, confidence is the posterior of the answer under these likelihoods.
 
 Memory: 4·r·T·p bytes for every step of r releases.
 Cost: every step: one more training of each release; the end only: K + `draws` models.
+
+Gradient descent, undone: the sum of gradients behind every step, from the parameters that were seen.
+
+    v_t = (theta_t - theta_{t+1}) / rate;   sum_t = N (v_t - m v_{t-1} - decay theta_t)
+
+Exact but for rounding of the parameters, which is of the order of N / rate · 1e-7 of them.
+
+How far each record's clipped gradient points along a direction, for s models at once.
+
+For MLPs gradients are never formed: that of a record is, in every layer, its error times the layer's input
+and a 1 for the bias, so products with a direction and squared norms follow from the two factors. Every
+other architecture takes the general path.
 """
 
 from __future__ import annotations
@@ -35,10 +47,12 @@ import time
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from exhume.attacks.releases import weights_of
 from exhume.core.contract import (
+    Architecture,
     Cost,
     ExhumeError,
     Key,
@@ -53,12 +67,13 @@ from exhume.core.contract import (
     Store,
     silent,
 )
+from exhume.models.activations import activation
+from exhume.models.mlp import MLP
+from exhume.train.dp import KnownDraw, Privacy
 from exhume.train.fleet import train_fleet
-from exhume.train.projected import projected
+from exhume.train.functional import record_gradients
+from exhume.train.optimisers import Descent, Optimiser
 from exhume.train.recipe import FullBatch
-from exhume.train.undoing import clipped_sum, sums_behind
-
-__all__ = ["FittedPriorAware", "PriorAware"]
 
 _LEAST_SPREAD = 1e-6  # of the weights; without noise, what rounding leaves
 
@@ -218,3 +233,87 @@ def _unsure(scores: Tensor, rate: float) -> Tensor:
     if rate == 1:
         return scores
     return torch.logaddexp(scores + math.log(rate), torch.full_like(scores, math.log1p(-rate)))
+
+
+def sums_behind(optimiser: Optimiser, trail: Tensor, final: Tensor, records: int | float) -> Tensor:
+    """(r, T, p) parameters before each step and (r, p) after the last: (r, T, p) sums of gradients."""
+    if not isinstance(optimiser, Descent):
+        raise NotApplicable(
+            f"optimiser: {optimiser}: its steps cannot be undone, those of gradient descent can",
+            ever=True,
+        )
+    after = torch.cat([trail[:, 1:], final[:, None]], dim=1)
+    velocity = (trail - after) / optimiser.rate
+    gradient = velocity - optimiser.weight_decay * trail
+    gradient[:, 1:] -= optimiser.momentum * velocity[:, :-1]
+    return gradient * records
+
+
+def clipped_sum(
+    recipe: FullBatch, parameters: Tensor, records: Records, drawn: Tensor | None = None
+) -> Tensor:
+    """(s, p) models: (s, p) sums over the records of their gradients, each clipped, without noise.
+
+    drawn: (s, n) those that count; None: all. One step of rate 1 of the recipe's own engine, so that it is
+    the sum which training took.
+    """
+    step = replace(
+        recipe,
+        descent=Descent(steps=1, rate=1.0, momentum=0.0),
+        privacy=Privacy(recipe.privacy.clip),
+    )
+    none = records.none_for(len(parameters))
+    sampler = None if drawn is None else KnownDraw(drawn)
+    moved = step.fit(parameters, records, none, Key.from_seed(0), sampler=sampler)
+    return (parameters - moved) * len(records)
+
+
+def projected(
+    architecture: Architecture,
+    parameters: Tensor,
+    directions: Tensor,
+    records: Records,
+    privacy: Privacy,
+) -> tuple[Tensor, Tensor]:
+    """(s, p) models, (s, p) directions, n shared records: <direction, g> and |g|^2, (s, n) each."""
+    if isinstance(architecture, MLP):
+        along, squared = _by_layers(architecture, parameters, directions, records)
+    else:
+        each = record_gradients(architecture, parameters, records)
+        along = torch.einsum("sp,snp->sn", directions, each)
+        squared = each.square().sum(2)
+    if not privacy.clips:
+        return along, squared
+    factors = privacy.factors(squared)
+    return along * factors, squared * factors.square()
+
+
+def _by_layers(
+    mlp: MLP, parameters: Tensor, directions: Tensor, records: Records
+) -> tuple[Tensor, Tensor]:
+    weights, biases = _pairs(mlp, parameters)
+    act = activation(mlp.activation)
+    inputs = [records.inputs.flatten(1).T.expand(len(parameters), -1, -1)]  # (s, k, n) each
+    before: list[Tensor] = []
+    for weight, bias in zip(weights, biases, strict=True):
+        before.append(torch.matmul(weight, inputs[-1]) + bias[:, :, None])
+        inputs.append(act.apply(before[-1]))
+    onehot = F.one_hot(records.labels, mlp.outputs).T.to(parameters)
+    error = torch.softmax(before[-1], 1) - onehot
+    along = squared = parameters.new_zeros(())
+    for layer, (towards, offset) in reversed(
+        list(enumerate(zip(*_pairs(mlp, directions), strict=True)))
+    ):
+        below = inputs[layer]
+        moved = torch.matmul(towards, below) + offset[:, :, None]
+        along = along + (error * moved).sum(1)
+        squared = squared + error.square().sum(1) * (below.square().sum(1) + 1)
+        if layer:
+            slope = act.slope(before[layer - 1], below)
+            error = torch.matmul(weights[layer].transpose(1, 2), error) * slope
+    return along, squared
+
+
+def _pairs(mlp: MLP, flat: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    layers = list(mlp.layout.split(flat).values())
+    return layers[::2], layers[1::2]

@@ -12,10 +12,19 @@ differentiable or not. With means over the anchors x_j of a label,
 Several unknown records: influences add up to first order, so the anchors of their labels stand side by side.
 
 Memory: 4·classes·anchors·p bytes, as much for the metric, and twice that while it is made.
+
+Coordinates in which images are about white noise: smooth changes are cheap, fine grain is dear.
+
+    x = S w,     S = C^(1/2) (x) F^T diag(s) F
+
+F the orthonormal cosine transform, s^2 a power law in the spatial frequency and C the covariance of the
+channels, both fitted to a few known images. S is symmetric. Krylov solvers then find smooth corrections
+first, which is where natural images differ, and stopping early leaves noise out.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations_with_replacement
@@ -26,8 +35,6 @@ from torch import Tensor
 from exhume.core.contract import Key, Progress, Recipe, Records, Store
 from exhume.train.fleet import train_fleet
 
-__all__ = ["Guess", "Metric", "Starts", "anchors_within"]
-
 _FEWEST, _MOST = 2, 600  # anchors of a label, and of all labels
 _NUMBER = 4  # bytes
 _DARING = 1.5  # times the least residual of more careful starts: up to there the mixture is taken
@@ -37,6 +44,7 @@ _RIDGE = 1e-3  # of the fit, relative to the mean square of the anchors' changes
 _APART = (
     0.5  # of an anchor's way from the mean: how far two records of one label begin on either side
 )
+_LEAST = 1e-3  # of the largest scale
 
 
 def anchors_within(wanted: int, memory: int, classes: int, parameters: int) -> int:
@@ -219,3 +227,55 @@ def _of_label(fixed: Records, label: int, count: int) -> Tensor:
     own = fixed.labels == label
     order = torch.cat([own.nonzero()[:, 0], (~own).nonzero()[:, 0]])
     return fixed.inputs[order[:count]]
+
+
+@dataclass(frozen=True, eq=False)
+class Whitening:
+    rows: Tensor  # (h, h) cosine transform
+    columns: Tensor  # (w, w)
+    scale: Tensor  # (h, w)
+    channels: Tensor  # (c, c) symmetric
+
+    @staticmethod
+    def of(images: Tensor) -> Whitening:
+        """Fitted to (n, c, h, w)."""
+        _, c, h, w = images.shape
+        centred = (images - images.mean(0)).double()
+        rows, columns = _cosines(h).to(centred), _cosines(w).to(centred)
+        power = (rows @ centred @ columns.T).square().mean((0, 1))
+        scale = _power_law(power).sqrt()
+        pixels = centred.transpose(0, 1).reshape(c, -1)
+        spread = pixels @ pixels.T / pixels.shape[1]
+        spread = spread / spread.diagonal().mean().clamp_min(1e-12)
+        values, vectors = torch.linalg.eigh(spread)
+        root = vectors @ torch.diag(values.clamp_min(1e-2).sqrt()) @ vectors.T
+        scale = (scale / scale.max()).clamp_min(_LEAST)
+        return Whitening(*(part.to(images.dtype) for part in (rows, columns, scale, root)))
+
+    def apply(self, images: Tensor) -> Tensor:
+        """S times (n, c, h, w), which is also its transpose."""
+        waves = self.scale * (self.rows @ images @ self.columns.T)
+        back = self.rows.T @ waves @ self.columns
+        return torch.einsum("cd,ndhw->nchw", self.channels, back)
+
+
+def _cosines(size: int) -> Tensor:
+    """(size, size) orthonormal DCT-II."""
+    place = torch.arange(size, dtype=torch.float64)
+    found = torch.cos(math.pi / size * (place + 0.5) * place[:, None]) * math.sqrt(2 / size)
+    found[0] /= math.sqrt(2)
+    return found
+
+
+def _power_law(power: Tensor) -> Tensor:
+    """The a·(1 + f^2)^b nearest to a power spectrum (h, w), in logarithms."""
+    h, w = power.shape
+    u, v = torch.arange(h).to(power), torch.arange(w).to(power)
+    frequency = torch.log1p(u[:, None].square() + v.square()).flatten()
+    known = power.flatten() > 0
+    if int(known.sum()) < 2:
+        return torch.ones_like(power)
+    design = torch.stack([torch.ones_like(frequency), frequency], 1)
+    fit = torch.linalg.lstsq(design[known], power.flatten()[known].log()[:, None]).solution
+    smooth: Tensor = (design @ fit)[:, 0].exp().view(h, w)
+    return smooth

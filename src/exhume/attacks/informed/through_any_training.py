@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.informed.jumping_gates import JumpingGates, gates_fit
-from exhume.attacks.informed.starts import Guess, Starts, anchors_within
+from exhume.attacks.informed.starts import Guess, Starts, Whitening, anchors_within
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.attacks.releases import weights_of
 from exhume.core.contract import (
@@ -46,9 +46,7 @@ from exhume.core.contract import (
 from exhume.models.own.architecture import fully_connected
 from exhume.store.shards import address, cached, digest
 from exhume.train.krylov import Solved, least_squares
-from exhume.train.unrolled import Path, Unknown, Unrolled
-from exhume.train.unrolling import check_differentiable, unroll
-from exhume.train.whitening import Whitening
+from exhume.train.unrolled import Path, Unknown, Unrolled, check_differentiable, unroll
 
 __all__ = ["FittedThroughAnyTraining", "ThroughAnyTraining", "through_training_of"]
 

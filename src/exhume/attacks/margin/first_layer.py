@@ -36,7 +36,7 @@ from exhume.attacks.margin.residual import Residual, Span
 from exhume.attacks.margin.restarts import Restarts
 from exhume.core.contract import ExhumeError, Key, Knowledge, Progress, Store, silent
 from exhume.models.heads import Head
-from exhume.train.stationarity import Others
+from exhume.train.margin import Others
 
 __all__ = ["FirstLayer"]
 

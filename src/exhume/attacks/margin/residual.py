@@ -22,7 +22,7 @@ from torch import Tensor
 
 from exhume.models.heads import Head
 from exhume.models.matrices import Matrices
-from exhume.train.stationarity import Others, competitors, directions
+from exhume.train.margin import Others, competitors, directions
 
 __all__ = ["Residual", "Span", "Value", "span_of"]
 

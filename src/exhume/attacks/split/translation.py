@@ -27,8 +27,7 @@ from exhume.core.contract import (
 from exhume.models.drawing import he_normal
 from exhume.models.split.seq2seq import PADDING, Body, Translator, Words
 from exhume.store.shards import digest
-from exhume.train.single import Schedule, train_module
-from exhume.train.translation import train_translator, word_accuracy
+from exhume.train.single import Schedule, train_module, train_translator, word_accuracy
 
 __all__ = ["FittedTranslation", "ShadowTranslation"]
 

@@ -11,7 +11,7 @@ from exhume.auditing.checkpoint.preprocessing import Preprocessing
 from exhume.core.contract import Records
 from exhume.models.heads import Head, margins
 from exhume.models.matrices import Dense
-from exhume.train.stationarity import stationarity
+from exhume.train.margin import stationarity
 
 __all__ = ["FAR", "Fit", "fit_of", "fit_to"]
 

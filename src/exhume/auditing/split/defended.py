@@ -22,8 +22,7 @@ from exhume.models.split.pipeline import Pipeline
 from exhume.report.folder import RunFolder
 from exhume.settings import SplitSettings
 from exhume.store.shards import write_atomically
-from exhume.train.single import Schedule
-from exhume.train.split import SplitDefence, SplitJob
+from exhume.train.single import Schedule, SplitDefence, SplitJob
 
 __all__ = [
     "DEFENCE",

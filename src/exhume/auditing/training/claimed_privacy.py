@@ -7,8 +7,7 @@ from torch import Tensor
 from exhume.core.contract import ExhumeError, Key, NotApplicable, Recipe, Records, Shard, Store
 from exhume.settings import VictimSettings
 from exhume.store.shards import address, digest
-from exhume.train.claimed_privacy import ClaimedPrivacy, read_from_opacus
-from exhume.train.dp import Privacy
+from exhume.train.dp import ClaimedPrivacy, Privacy, read_from_opacus
 from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch
 

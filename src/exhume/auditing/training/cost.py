@@ -17,8 +17,7 @@ from exhume.core.notation import duration_of
 from exhume.data.memory_guard import size_of
 from exhume.models.split.cost import multiply_adds
 from exhume.settings import DataSettings
-from exhume.train.cost import GENERAL, seconds_per_model_of, training_operations
-from exhume.train.fleet import chunk_for
+from exhume.train.fleet import GENERAL, chunk_for, seconds_per_model_of, training_operations
 
 __all__ = ["Stage", "closed_form_stage", "game_stages", "reconn_stage", "training_stage"]
 

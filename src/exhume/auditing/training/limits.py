@@ -39,8 +39,7 @@ from exhume.core.results import AttackSpec, Findings, Section
 from exhume.score.measures import mse
 from exhume.score.targets import nearest_is_right
 from exhume.score.verdict import broken, not_audited
-from exhume.train.claimed_privacy import ClaimedPrivacy
-from exhume.train.dp import epsilon
+from exhume.train.dp import ClaimedPrivacy, epsilon
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
 

@@ -39,10 +39,10 @@ from exhume.models.activations import activation
 from exhume.report.folder import RunFolder
 from exhume.settings import Brief, Settings
 from exhume.store.scale import Cores, Here, where_now, workers_for
-from exhume.train.claimed_privacy import ClaimedPrivacy
+from exhume.train.dp import ClaimedPrivacy
 from exhume.train.fleet import fleet_work
 from exhume.train.recipe import FullBatch
-from exhume.train.smooth_gates import free_gates
+from exhume.train.unrolled import free_gates
 
 __all__ = ["TrainingRelease", "read_training"]
 

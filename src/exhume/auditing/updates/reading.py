@@ -22,8 +22,7 @@ from exhume.models.own.per_record_check import draws_numbers
 from exhume.models.own.text import TextModel
 from exhume.settings import UpdateSettings
 from exhume.store.shards import digest
-from exhume.train.local import Steps
-from exhume.train.routine import Routine
+from exhume.train.local import Routine, Steps
 from exhume.victims.payload import Checked, Said, check_payload
 from exhume.victims.updates import (
     Update,

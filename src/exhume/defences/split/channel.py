@@ -16,7 +16,7 @@ from exhume.defences.split.single import quiet
 from exhume.models.split.channel import ENCODED, EXPANDED, ChannelNetwork
 from exhume.models.split.cut import Split
 from exhume.models.split.pipeline import Pipeline
-from exhume.train.split import SplitJob, train_split
+from exhume.train.single import SplitJob, train_split
 
 __all__ = ["Channel"]
 

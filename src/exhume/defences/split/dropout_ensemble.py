@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from exhume.core.contract import ExhumeError, Key, Progress, Store, silent
 from exhume.models.split.cut import wider_tail
 from exhume.models.split.pipeline import Client, Pipeline
-from exhume.train.single import train_module
-from exhume.train.split import (
+from exhume.train.single import (
     ANSWERS,
     FEATURES,
     SplitJob,
     apply_dropout,
     check_dropped,
+    train_module,
 )
 
 __all__ = ["DropoutEnsemble"]

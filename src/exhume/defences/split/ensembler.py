@@ -27,8 +27,7 @@ from exhume.models.split.cut import Split, wider_tail
 from exhume.models.split.pipeline import Client, Pipeline
 from exhume.store.scale import Cluster, run_jobs, where_now
 from exhume.store.shards import NullStore, address, digest
-from exhume.train.single import Schedule, train_module
-from exhume.train.split import SplitJob, fixed_noise, train_split
+from exhume.train.single import Schedule, SplitJob, fixed_noise, train_module, train_split
 
 __all__ = ["Ensembler", "likeness"]
 

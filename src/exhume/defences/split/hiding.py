@@ -20,8 +20,7 @@ from exhume.models.split.cut import cut
 from exhume.models.split.inverter import Decoder
 from exhume.models.split.network import Network
 from exhume.models.split.pipeline import Pipeline
-from exhume.train.single import train_module
-from exhume.train.split import SplitJob, train_split
+from exhume.train.single import SplitJob, train_module, train_split
 
 __all__ = ["Adversarial", "Fresh", "Rotated", "Rotation"]
 

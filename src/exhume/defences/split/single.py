@@ -12,8 +12,15 @@ from exhume.core.contract import ExhumeError, Key, Progress, Store, silent
 from exhume.models.split.cut import Split
 from exhume.models.split.pipeline import Client, Pipeline
 from exhume.store.shards import digest
-from exhume.train.single import Schedule, train_module
-from exhume.train.split import FEATURES, SplitJob, check_dropped, fixed_noise, train_split
+from exhume.train.single import (
+    FEATURES,
+    Schedule,
+    SplitJob,
+    check_dropped,
+    fixed_noise,
+    train_module,
+    train_split,
+)
 
 __all__ = ["Dropout", "ForeignHead", "Noise", "RandomHead", "Shredder", "quiet"]
 

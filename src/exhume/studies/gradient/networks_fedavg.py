@@ -25,8 +25,7 @@ from exhume.score.batches import score_batches
 from exhume.studies.arms import mounted
 from exhume.studies.framework import Run, Scale
 from exhume.studies.gradient.batches import came_back
-from exhume.train.local import LocalTraining
-from exhume.train.routine import Routine
+from exhume.train.local import LocalTraining, Routine
 from exhume.victims.gradient import cut_batches, release_updates
 
 __all__ = ["fedavg_metrics"]

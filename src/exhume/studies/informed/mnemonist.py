@@ -24,9 +24,8 @@ from exhume.settings import DataSettings
 from exhume.studies.arms import BALLE22, Bench, scored
 from exhume.studies.claims import flattened, mean_of, prefixed
 from exhume.studies.framework import Claims, Outcome, Run, Scale, Stated, Study
-from exhume.train.dynamics import active_share
 from exhume.train.optimisers import Descent
-from exhume.train.recipe import FullBatch
+from exhume.train.recipe import FullBatch, active_share
 
 __all__ = ["STUDY"]
 

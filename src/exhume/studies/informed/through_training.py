@@ -27,9 +27,9 @@ from exhume.models.mlp import MLP
 from exhume.score.batches import score_batches
 from exhume.studies.claims import prefixed
 from exhume.studies.framework import Claims, Outcome, Run, Scale, Stated, Study
-from exhume.train.batches import Order
 from exhume.train.optimisers import Adam, Descent, Optimiser
 from exhume.train.recipe import FullBatch, MiniBatch
+from exhume.train.stacked import Order
 from exhume.victims.informed import release_together
 
 __all__ = ["STUDY"]

@@ -26,8 +26,7 @@ from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, 
 from exhume.studies.informed.activations import PAPER
 from exhume.studies.informed.sweeps import DETAILS, Pooled, binned, sweep
 from exhume.train.optimisers import Descent
-from exhume.train.recipe import FullBatch
-from exhume.train.untouched import Untouched, untouched
+from exhume.train.recipe import FullBatch, Untouched, untouched
 
 __all__ = ["STUDY"]
 

@@ -33,8 +33,7 @@ from exhume.score.features import InputScores, score_inputs
 from exhume.score.measures import ssim
 from exhume.studies.arms import mounted
 from exhume.studies.framework import Run
-from exhume.train.single import Schedule
-from exhume.train.split import SplitJob, train_split
+from exhume.train.single import Schedule, SplitJob, train_split
 from exhume.victims.split import release_features, server_knowledge
 
 __all__ = ["NAMED", "SHOWN", "Arm", "Effort", "Setting", "arms", "class_mean", "make", "start"]

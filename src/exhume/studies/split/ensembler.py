@@ -31,7 +31,7 @@ from exhume.models.split.inverter import OwnForm
 from exhume.score.features import Distance
 from exhume.studies.framework import Run
 from exhume.studies.split.game import ClientSetting, SplitGame, bound_of, inversion
-from exhume.train.split import ANSWERS, FEATURES, SplitDefence, SplitJob
+from exhume.train.single import ANSWERS, FEATURES, SplitDefence, SplitJob
 
 __all__ = ["QUICK", "Attackers", "Network", "Setting", "Trained", "game_of", "train_networks"]
 

@@ -28,8 +28,7 @@ from exhume.studies.claims import Comparison, prefixed
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.studies.split.ensembler import QUICK, Attackers
 from exhume.studies.split.game import PAPER, ClientSetting, Row, SplitGame, inversion
-from exhume.train.single import Schedule
-from exhume.train.split import SplitDefence
+from exhume.train.single import Schedule, SplitDefence
 from exhume.victims.split import server_knowledge
 
 __all__ = ["STUDY"]

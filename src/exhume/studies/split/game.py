@@ -26,8 +26,7 @@ from exhume.models.split.resnet import ResNet18
 from exhume.score.features import Distance, InputScores, score_constant, score_inputs
 from exhume.studies.arms import mounted
 from exhume.studies.framework import Run
-from exhume.train.single import Schedule
-from exhume.train.split import SplitDefence, SplitJob
+from exhume.train.single import Schedule, SplitDefence, SplitJob
 from exhume.victims.checkpoint import secret_of
 from exhume.victims.split import queried_knowledge, release_features, server_knowledge
 

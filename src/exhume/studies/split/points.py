@@ -29,8 +29,7 @@ from exhume.studies.claims import flattened
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.studies.split.game import PAPER, ClientSetting, Row, SplitGame, bound_of, inversion
 from exhume.studies.split.pictures import pictured
-from exhume.train.single import Schedule
-from exhume.train.split import train_split
+from exhume.train.single import Schedule, train_split
 
 __all__ = ["STUDY", "chained", "slope"]
 

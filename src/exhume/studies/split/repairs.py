@@ -33,8 +33,7 @@ from exhume.studies.claims import spread
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
 from exhume.studies.split.game import PAPER, ClientSetting, Row, SplitGame, bound_of, inversion
 from exhume.studies.split.pictures import pictured
-from exhume.train.single import Schedule
-from exhume.train.split import SplitDefence
+from exhume.train.single import Schedule, SplitDefence
 
 __all__ = ["STUDY"]
 

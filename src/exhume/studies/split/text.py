@@ -29,8 +29,7 @@ from exhume.score.texts import SentenceScores, bleu, score_sentences
 from exhume.store.shards import write_atomically
 from exhume.studies.claims import paired, point_of, prefixed
 from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
-from exhume.train.single import Schedule
-from exhume.train.translation import train_translator, translate, word_accuracy
+from exhume.train.single import Schedule, train_translator, translate, word_accuracy
 from exhume.victims.checkpoint import secret_of
 from exhume.victims.pairs import PairCorpus, pair_corpus
 from exhume.victims.translation import release_sentences, translation_knowledge
