@@ -21,13 +21,13 @@ from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.features import FeatureDecoding
 from exhume.attacks.gradient.gates import GateAttack
+from exhume.attacks.gradient.language import LanguageAttack
 from exhume.attacks.gradient.local_steps import LocalStepsAttack
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.patches import PatchAttack
 from exhume.attacks.gradient.span import SpanAttack
 from exhume.attacks.gradient.tensor import TensorAttack
-from exhume.attacks.gradient.text.attack import TextAttack
-from exhume.attacks.gradient.text.language import LanguageAttack
+from exhume.attacks.gradient.text import TextAttack
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.attacks.informed.learner import Training

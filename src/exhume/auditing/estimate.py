@@ -12,8 +12,7 @@ import time
 import torch
 from torch import nn
 
-from exhume.attacks.gradient.text.attack import TextAttack
-from exhume.attacks.gradient.text.pooling import pooling_of
+from exhume.attacks.gradient.text import TextAttack, pooling_of
 from exhume.core.contract import Architecture, Key, Recipe, Records, Store
 from exhume.models.own.architecture import fully_connected
 from exhume.models.own.language import LanguageModel

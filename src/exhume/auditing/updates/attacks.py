@@ -9,16 +9,15 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.features import FeatureDecoding
 from exhume.attacks.gradient.gates import GateAttack
+from exhume.attacks.gradient.language import LanguageAttack
 from exhume.attacks.gradient.local_steps import LocalStepsAttack
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.patches import PatchAttack
 from exhume.attacks.gradient.reading import decode
 from exhume.attacks.gradient.span import SpanAttack
 from exhume.attacks.gradient.tensor import TensorAttack
-from exhume.attacks.gradient.text.attack import TextAttack
-from exhume.attacks.gradient.text.language import LanguageAttack
-from exhume.attacks.gradient.text.token_bag import TokenBag
-from exhume.attacks.gradient.text.word_rows import WordRows
+from exhume.attacks.gradient.text import TextAttack, WordRows
+from exhume.attacks.gradient.token_bag import TokenBag
 from exhume.auditing.cached import cached_reconstruction
 from exhume.auditing.updates.proofs import Proof, proof_of
 from exhume.auditing.updates.reading import Case

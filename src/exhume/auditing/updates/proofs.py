@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from exhume.attacks.gradient.span import odd
-from exhume.attacks.gradient.text.targets import as_trained
+from exhume.attacks.gradient.traces import as_trained
 from exhume.core.contract import Architecture, Gradient, Key, Reconstruction, Records
 from exhume.models.mlp import MLP
 from exhume.models.own.language import LanguageModel

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exhume import data
-from exhume.attacks.gradient.text.language import LanguageAttack
-from exhume.attacks.gradient.text.token_bag import TokenBag
+from exhume.attacks.gradient.language import LanguageAttack
+from exhume.attacks.gradient.token_bag import TokenBag
 from exhume.core.contract import Attack, Key, Knowledge, Reconstruction, Records
 from exhume.data.synthetic import synthetic_pairs
 from exhume.data.tokens import Reading, tokenised

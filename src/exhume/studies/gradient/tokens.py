@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exhume import data
-from exhume.attacks.gradient.text.attack import TextAttack
+from exhume.attacks.gradient.text import TextAttack
 from exhume.core.contract import Key, Knowledge, Records
 from exhume.data.synthetic import synthetic_pairs
 from exhume.data.tokens import Reading, tokenised

@@ -22,10 +22,9 @@ from planted_language import (
 )
 from torch import nn
 
-from exhume.attacks.gradient.text.language import LanguageAttack
-from exhume.attacks.gradient.text.spans import span_of
-from exhume.attacks.gradient.text.targets import as_trained
-from exhume.attacks.gradient.text.token_bag import TokenBag
+from exhume.attacks.gradient.language import LanguageAttack
+from exhume.attacks.gradient.token_bag import TokenBag
+from exhume.attacks.gradient.traces import as_trained, span_of
 from exhume.core.contract import ExhumeError, Gradient, Key, Knowledge, NotApplicable, Outcome
 from exhume.models.mlp import MLP
 from exhume.models.own.language import LanguageModel

@@ -9,9 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exhume.attacks.gradient.text.attack import TextAttack
-from exhume.attacks.gradient.text.sentences import Assembly
-from exhume.attacks.gradient.text.word_rows import words_in
+from exhume.attacks.gradient.text import Assembly, TextAttack, words_in
 from exhume.core.contract import Gradient, Knowledge, Outcome, Records
 from exhume.models.own.text import TextModel
 from exhume.naming import seeded_globals

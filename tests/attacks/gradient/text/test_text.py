@@ -7,9 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exhume.attacks.gradient.text.attack import TextAttack
-from exhume.attacks.gradient.text.pooling import pooling_of
-from exhume.attacks.gradient.text.word_rows import WordRows, words_in
+from exhume.attacks.gradient.text import TextAttack, WordRows, pooling_of, words_in
 from exhume.core.contract import (
     ExhumeError,
     Gradient,
@@ -132,7 +130,9 @@ def test_a_mean_is_that_of_the_shortest_text(key):
     net, gradient, _ = game("masked", key, padding=0)
     wanted = net.features(gradient.at, torch.tensor([[7, 9, 0, 0, 0]])).double()
     prepared = TextAttack().prepare(Knowledge(architecture=net), key=key, store=NullStore())
-    tokens, misfit = prepared._summed(True, wanted, gradient.at, torch.tensor([0, 7, 9, 11]))
+    tokens, misfit = prepared.invert.__self__._summed(
+        True, wanted, gradient.at, torch.tensor([0, 7, 9, 11])
+    )
     assert tokens.tolist() == [[7, 9, 0, 0, 0]]
     assert float(misfit) < 1e-5
 
@@ -194,8 +194,9 @@ def test_what_it_is_not_for(key):
     net, gradient, _ = game("flat", key)
     with pytest.raises(NotApplicable, match="texts are read off a TextModel, not"):
         attacked(MLP((4,), (3,), 2), gradient, key)
-    with pytest.raises(NotApplicable, match="texts are read off gradients, not weights"):
-        attacked(net, Weights(gradient.values, net.layout), key)
+    none = attacked(net, Weights(gradient.values, net.layout), key).status
+    assert none.outcome is Outcome.NOT_APPLICABLE
+    assert "reads gradients, not weights" in none.reason
     with pytest.raises(ExhumeError, match="its layout is not that of"):
         attacked(net, Gradient(gradient.values, Layout(("a",), ((3,),)), gradient.at), key)
     plain = nn.Sequential(nn.EmbeddingBag(WORDS, 3), nn.Linear(3, 2, bias=False))

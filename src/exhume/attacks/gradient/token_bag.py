@@ -16,23 +16,19 @@ from torch import Tensor
 from torch.func import functional_call
 
 from exhume.attacks.gradient.gathering import Batch, EachGradient
-from exhume.attacks.gradient.text.language import language_model
-from exhume.attacks.gradient.text.targets import heights
-from exhume.attacks.gradient.text.word_rows import gradient_of, words_in
+from exhume.attacks.gradient.language import language_model
+from exhume.attacks.gradient.text import words_in
+from exhume.attacks.gradient.traces import heights
 from exhume.core.contract import (
     Key,
     Knowledge,
     NotApplicable,
     Progress,
-    Reconstruction,
-    Release,
     Store,
     silent,
 )
 from exhume.models.own.language import LanguageModel
 from exhume.models.own.text import drawn_tokens
-
-__all__ = ["PreparedBag", "TokenBag"]
 
 _DRAWN = 8  # texts that show the vectors of the outputs
 _HALF = 0.5  # of a token: fewer is none
@@ -53,20 +49,18 @@ class TokenBag:
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
-    ) -> PreparedBag:
-        return PreparedBag(language_model(knowledge), key)
+    ) -> EachGradient:
+        net = language_model(knowledge)
+        invert, who = _Bag(net, key).one, "the list of tokens"
+        return EachGradient((1,), invert, who, "reading tokens", network=net)
 
 
 @dataclass(frozen=True, eq=False)
-class PreparedBag:
+class _Bag:
     net: LanguageModel
     key: Key
 
-    def run(self, releases: Release) -> Reconstruction:
-        each = EachGradient((1,), self._one, "a list of tokens", "reading tokens")
-        return each.run(gradient_of(releases, self.net))
-
-    def _one(self, values: Tensor, at: Tensor, _: int) -> Batch:
+    def one(self, values: Tensor, at: Tensor, _: int) -> Batch:
         counts = self._counts(values, at)
         if counts is None:
             why = "neither the embedding nor the outputs tell which tokens occur: both are frozen"

@@ -1,0 +1,436 @@
+"""Whole texts from the gradient of a language model: by the spans of its layers.
+
+1. *Tokens.* The first attention layer sees one vector a token and place; those of the batch span the rows of
+   its gradient (queries, keys and values: the first place of a causal model leaves nothing in the queries).
+2. *Texts.* What later layers see depends on the places before (a causal model is read from left to right)
+   or on all places (an encoder's texts are searched for).
+3. *What the loss asked for* beyond the texts as fed: the last token of a text, or what a mask hides.
+   Then the whole update can be computed again.
+
+What a layer of a causal model sees at a place depends on the tokens up to it: a prefix of some text of the
+batch lies in every span, and any other does not. A prefix that nothing continues is a text that ends.
+
+Where every place sees every other, what attention has mixed is nearly a sum over the places. From any text,
+every change of one token is run through the network; the changes that together bring the sum into the span
+are then found without it, from many starts. That gives the tokens of a text, hardly their order: which token
+belongs to which place is told by what the layers behind the attention see there. Where this ends near a
+text, single tokens are changed and exchanged. Each answer is a text that lies in the spans of all sites, at
+every place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from exhume.attacks.gradient.gathering import Batch, EachGradient
+from exhume.attacks.gradient.traces import Asked, Traces, asked_for, traces_of
+from exhume.core.contract import (
+    Key,
+    Knowledge,
+    NotApplicable,
+    Progress,
+    Store,
+    silent,
+)
+from exhume.models.own.language import LanguageModel
+from exhume.train.precision import half_precision
+
+_FINE = 1e-5  # relative rounding with which a span alone certifies a text
+_SAME = 1e-4  # relative: vectors of the same place
+_STAGES = (1, 4, None)  # sites: what lies behind them is run for what is left
+_FITTING = 300  # beginnings that may fit
+_AT_ONCE = 200_000  # continuations of one place that are tried
+_NEAR = 4  # sites by which the order is chosen
+_SWEEPS = 24  # over the places of a sum, which cost nearly nothing
+_NEARLY = 5.0  # times the least distance of a sum: what is farther off is none
+_FAR = 0.3  # of what drawn texts are off: no text of this length is nearer
+_ORDERINGS = 3  # of the tokens of a text, one after the other
+
+
+@dataclass(frozen=True)
+class Search:
+    """Effort of the search for texts."""
+
+    rounds: int = 8  # from another text, until the span is filled
+    starts: int = 2048  # of a sum, each round
+    sums: int = 12  # that are put in order, each round
+    sweeps: int = 1  # of single changes, where the order leaves something
+    changed: int = 2  # texts of a round that are swept: the nearest sums
+
+
+@dataclass(frozen=True)
+class LanguageAttack:
+    """Recover whole token sequences from the gradient of a language model, batch size unknown.
+
+    Sees: `Gradient`: the linear layers up to the last attention, and the output weight.
+    Assumes: the architecture (`LanguageModel`) with its loss; attention; fewer places in the batch than its
+    layers are wide. One gradient: after several local steps the spans are those of several models.
+    Guarantees: every candidate lies in the spans of all layers at every place, and where the recomputed
+    update is the one seen (`explained`), the candidates are its texts. Texts as fed: masks are left as they
+    are. Equal texts of a batch are found once.
+    Reference: Petrov et al. 2024 (DAGER) for the spans of two layers; all layers, any module, encoders by
+    sums and assignment, the last token and the hidden ones from the outputs: ours.
+    """
+
+    search: Search = Search()
+    explained: float = 1e-3  # relative residual up to which the update is the one of the candidates
+
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> EachGradient:
+        net = language_model(knowledge)
+        if not any(not site.local for site in net.sites):
+            raise NotApplicable(
+                f"{net}: no trained linear layer sees what attention has mixed", ever=False
+            )
+        invert = _Reading(self, net, key).one
+        return EachGradient(
+            (net.length,), invert, "the attack on texts", "reading texts", progress, net
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Reading:
+    attack: LanguageAttack
+    net: LanguageModel
+    key: Key
+
+    def one(self, values: Tensor, at: Tensor, place: int) -> Batch:
+        nothing = torch.zeros(0, self.net.length, dtype=torch.int64)
+        try:
+            traces = traces_of(self.net, values, at)
+            texts, real = self._texts(traces, self.key.fold(place))
+        except NotApplicable as why:
+            return Batch(nothing, torch.zeros(0), {}, refused=why)
+        if not len(texts):
+            none = NotApplicable("no text lies in the spans of all layers", ever=True)
+            return Batch(nothing, torch.zeros(0), {}, refused=none)
+        texts, real, asked = self._explained(traces, texts, real, values, at)
+        worst = traces.worst(texts, traces.mixed).masked_fill(~real, 0).amax(1)
+        rounding = half_precision(values) or torch.finfo(values.dtype).eps
+        proved = asked.residual < max(self.attack.explained, rounding)
+        if self.net.loss == "next-token":
+            texts = _with_last(texts, real, asked, self.net.padding)
+        if not proved:  # coarse spans hold what was never seen
+            sure = asked.sure & (rounding < _FINE)
+            texts, worst = texts[sure], worst[sure]
+        rank = max(span.rank for _, span in traces.mixed)
+        observed = {"explained": max(0.0, 1 - asked.residual), "rank": float(rank)}
+        return Batch(texts, -worst.double(), observed, complete=proved)
+
+    def _texts(self, traces: Traces, key: Key) -> tuple[Tensor, Tensor]:
+        """(n, l) texts as fed, and which of their places leave a trace."""
+        allowed = traces.allowed()
+        fill = self.net.padding
+        if not self.net.causal:
+            found = read_whole(traces, allowed, self.attack.search, key)
+            texts = torch.stack([torch.zeros(self.net.length).long(), *found])[1:]
+            return texts, torch.ones_like(texts).bool() if fill is None else texts != fill
+        whole = self.net.length - (self.net.loss == "next-token")
+        rows = read_forward(traces, allowed, whole)
+        rows = [row for row in rows if fill is not None or len(row) == whole]
+        texts = torch.full((len(rows), self.net.length), fill or 0)
+        real = torch.zeros_like(texts).bool()
+        for place, row in enumerate(rows):
+            texts[place, : len(row)], real[place, : len(row)] = row, True
+        return texts, real
+
+    def _explained(
+        self, traces: Traces, texts: Tensor, real: Tensor, values: Tensor, at: Tensor
+    ) -> tuple[Tensor, Tensor, Asked]:
+        """Without texts that leave no trace of their own, if the others explain the update."""
+        own = _own_traces(traces, texts, real)
+        asked = self._asked(texts[own], real[own], values, at) if bool(own.any()) else None
+        if asked is None or not (bool(own.all()) or asked.residual < self.attack.explained):
+            every = self._asked(texts, real, values, at)
+            if asked is None or every.residual < self.attack.explained:
+                return texts, real, every
+        return texts[own], real[own], asked
+
+    def _asked(self, texts: Tensor, real: Tensor, values: Tensor, at: Tensor) -> Asked:
+        if self.net.loss == "masked":
+            opened = (texts == self.net.mask) & real
+            targets = torch.full_like(texts, -100)
+        else:
+            targets = torch.full_like(texts, -100)
+            targets[:, :-1] = texts[:, 1:].masked_fill(~real[:, 1:], -100)
+            last = real.sum(1) - 1
+            opened = torch.zeros_like(real)
+            opened[torch.arange(len(texts)), last] = True
+            targets = targets.masked_fill(~real, -100)
+        return asked_for(self.net, values, at, texts, targets, opened=opened)
+
+
+def language_model(knowledge: Knowledge) -> LanguageModel:
+    if not isinstance(knowledge.architecture, LanguageModel):
+        raise NotApplicable(
+            f"architecture: texts are read off a LanguageModel, not {knowledge.architecture}",
+            ever=True,
+        )
+    return knowledge.architecture
+
+
+def _with_last(texts: Tensor, real: Tensor, asked: Asked, padding: int | None) -> Tensor:
+    """The token that the last place was asked for follows it."""
+    whole = texts.clone()
+    rows, last = torch.arange(len(texts)), real.sum(1) - 1
+    found = asked.targets[rows, last]
+    whole[rows, last + 1] = torch.where(found >= 0, found, padding or 0)
+    return whole
+
+
+def _own_traces(traces: Traces, texts: Tensor, real: Tensor) -> Tensor:
+    """(n,) bool: some vector of the text is no other text's.
+
+    A model that does not know where a text begins sees a, aa and aaa alike.
+    """
+    (seen,) = traces.net.seen(traces.at, texts, [traces.mixed[-1][0]])
+    vectors, owner = seen[real].double(), torch.arange(len(texts))[:, None].expand_as(real)[real]
+    sizes = vectors.norm(dim=1)
+    alike = torch.cdist(vectors, vectors) < _SAME * sizes
+    others = alike & (owner[:, None] != owner)
+    own = ~others.any(1)
+    found = [bool(own[owner == i].any()) for i in range(len(texts))]
+    return torch.tensor(found, dtype=torch.bool)
+
+
+def read_forward(traces: Traces, allowed: Sequence[Tensor], places: int) -> list[Tensor]:
+    """Token sequences, as far as their places leave a trace; at most so many places."""
+    prefixes, ended = torch.zeros(1, 0, dtype=torch.int64), []
+    for place in range(places):
+        options = allowed[place]
+        if len(prefixes) * len(options) > _AT_ONCE:
+            raise NotApplicable(
+                f"{len(prefixes)} beginnings and {len(options)} tokens come into question for place "
+                f"{place + 1}",
+                ever=True,
+            )
+        parents = torch.arange(len(prefixes)).repeat_interleave(len(options))
+        grown = torch.cat([prefixes[parents], options.repeat(len(prefixes))[:, None]], 1)
+        for count in _STAGES:
+            if len(grown):
+                fits = traces.worst(grown, traces.mixed[:count])[:, -1] <= 1
+                grown, parents = grown[fits], parents[fits]
+        alone = ~torch.isin(torch.arange(len(prefixes)), parents)
+        ended += [row for row in prefixes[alone] if len(row)]
+        prefixes = grown
+        if len(prefixes) > _FITTING:
+            raise NotApplicable(
+                f"{len(prefixes)} beginnings fit place {place + 1}: too much noise to tell them apart",
+                ever=True,
+            )
+        if not len(prefixes):
+            break
+    return [*ended, *prefixes]
+
+
+def read_whole(traces: Traces, allowed: Sequence[Tensor], search: Search, key: Key) -> list[Tensor]:
+    """Every text (l,) whose vectors lie in all spans, filled up with padding."""
+    own = _Changes(traces, allowed)
+    found: dict[tuple[int, ...], Tensor] = {}
+    if not own.ends:
+        return []
+    if own.single:
+        state = own.drawn(own.ends, [], key.generator())
+        return list(state[None][own.proved(state[None])])
+    idle = 0  # rounds without a new text
+    for turn in range(search.rounds):
+        before = len(found)
+        for length in own.lengths():
+            generator = key.fold(turn, length).generator()
+            states = own.sums(length, list(found.values()), search, generator)
+            if not len(states):
+                continue
+            states = torch.stack([own.ordered(state) for state in states])
+            for sweep in range(search.sweeps + 1):
+                good = own.proved(states)
+                found |= {tuple(row.tolist()): row for row in states[good]}
+                states = states[~good][: search.changed]
+                if found and traces.filled(torch.stack(list(found.values()))):
+                    return list(found.values())
+                if sweep == search.sweeps or not len(states):
+                    break
+                states = own.swept(states, generator)
+        idle = idle + 1 if len(found) == before else 0
+        if idle > 1:
+            break
+    return list(found.values())
+
+
+@dataclass(frozen=True, eq=False)
+class _Changes:
+    traces: Traces
+    options: Sequence[Tensor]  # tokens for each place
+
+    @property
+    def ends(self) -> int:
+        """Places that have any token."""
+        empty = (i for i, place in enumerate(self.options) if not len(place))
+        ends = next(empty, len(self.options))
+        return ends if self.traces.net.padding is not None or ends == len(self.options) else 0
+
+    @property
+    def single(self) -> bool:
+        return all(len(place) == 1 for place in self.options[: self.ends])
+
+    def lengths(self) -> list[int]:
+        if self.traces.net.padding is None:
+            return [self.ends]
+        return list(range(self.ends, 0, -1))
+
+    def drawn(self, length: int, found: Sequence[Tensor], generator: torch.Generator) -> Tensor:
+        """(l,) a text of tokens that no text found has, as far as there are such."""
+        covered = torch.cat([torch.tensor([-1]), *found])
+        state = torch.full((self.traces.net.length,), self.traces.net.padding or 0)
+        for place, every in enumerate(self.options[:length]):
+            fresh = every[~torch.isin(every, covered)]
+            some = fresh if len(fresh) else every
+            state[place] = some[int(torch.randint(len(some), (1,), generator=generator))]
+        return state
+
+    # Tokens, by the sum
+
+    def sums(
+        self, length: int, found: Sequence[Tensor], search: Search, generator: torch.Generator
+    ) -> Tensor:
+        """(k, l) texts whose changes from a drawn one add up to what the first site has seen."""
+        base = self.drawn(length, found, generator)
+        tried = [base]
+        for place in range(length):
+            rows = base.repeat(len(self.options[place]), 1)
+            rows[:, place] = self.options[place]
+            tried += list(rows)
+        off = self._off(torch.stack(tried), length)
+        changes = torch.split(off[1:] - off[0], [len(place) for place in self.options[:length]])
+        chosen = torch.stack(
+            [
+                torch.randint(len(place), (search.starts,), generator=generator)
+                for place in self.options[:length]
+            ],
+            1,
+        )
+        total = off[0] + sum(change[chosen[:, i]] for i, change in enumerate(changes))
+        usual = float(total.norm(dim=1).median())
+        for _ in range(_SWEEPS):
+            before = chosen.clone()
+            for place in torch.randperm(length, generator=generator).tolist():
+                change = changes[place]
+                rest = total - change[chosen[:, place]]
+                costs = 2 * rest @ change.T + change.square().sum(1)
+                chosen[:, place] = costs.argmin(1)
+                total = rest + change[chosen[:, place]]
+            if torch.equal(before, chosen):
+                break
+        states = base.repeat(len(chosen), 1)
+        for place in range(length):
+            states[:, place] = self.options[place][chosen[:, place]]
+        apart = total.norm(dim=1)
+        order = apart.argsort()
+        order = order[apart[order] <= _NEARLY * float(apart.min())]
+        if float(apart.min()) > _FAR * usual:
+            return states[:0]
+        return self._different(states[order], search.sums)
+
+    def _off(self, states: Tensor, length: int) -> Tensor:
+        """(n, l) to (n, d): what lies outside the span of the first site, the mean over the places."""
+        site, span = self.traces.mixed[0]
+        basis = span.basis.float()
+        parts = []
+        for part in torch.split(states, 1024):
+            (seen,) = self.traces.net.seen(self.traces.at, part, [site])
+            mean = seen[:, :length].float().mean(1)
+            parts.append(mean - (mean @ basis) @ basis.T)
+        return torch.cat(parts)
+
+    @staticmethod
+    def _different(states: Tensor, most: int) -> Tensor:
+        """The first ones with other tokens, in any order."""
+        kept: dict[tuple[int, ...], Tensor] = {}
+        for row in states:
+            kept.setdefault(tuple(sorted(row.tolist())), row)
+            if len(kept) == most:
+                break
+        return torch.stack(list(kept.values()))
+
+    # Their order
+
+    def ordered(self, state: Tensor) -> Tensor:
+        """(l,) the same tokens, each at the place where the layers behind see it least outside."""
+        length = self._length(state)
+        for _ in range(_ORDERINGS):
+            tried = state.repeat(length * length, 1)
+            places = torch.arange(length).repeat_interleave(length)
+            others = torch.arange(length).repeat(length)
+            rows = torch.arange(len(tried))
+            tried[rows, places], tried[rows, others] = state[others], state[places]
+            here = self._squares(tried)[:, rows, places].reshape(-1, length, length)
+            scale = here.flatten(1).mean(1).clamp_min(1e-12)
+            costs = (here / scale[:, None, None]).sum(0)
+            better = state.clone()
+            better[:length] = state[torch.as_tensor(linear_sum_assignment(costs.numpy())[1])]
+            if torch.equal(better, state):
+                break
+            state = better
+        return state
+
+    # Single changes
+
+    def swept(self, states: Tensor, generator: torch.Generator) -> Tensor:
+        """Every place once: the best token for it, then the best place to exchange it with."""
+        scale = self._means(states).mean(1).clamp_min(1e-12)
+        order = torch.randperm(self.ends, generator=generator).tolist()
+        for change in (self._replaced, self._exchanged):
+            for place in order:
+                tried = torch.stack([change(state, place) for state in states])
+                costs = (self._means(tried.flatten(0, 1)) / scale[:, None]).sum(0)
+                best = costs.reshape(tried.shape[:2]).argmin(1)
+                states = tried[torch.arange(len(tried)), best]
+        return states
+
+    def _replaced(self, state: Tensor, place: int) -> Tensor:
+        """(o, l): the state first, then with every token here."""
+        tried = state.repeat(len(self.options[place]) + 1, 1)
+        if place < self._length(state):
+            tried[1:, place] = self.options[place]
+        return tried
+
+    def _exchanged(self, state: Tensor, place: int) -> Tensor:
+        tried = state.repeat(self.ends + 1, 1)
+        length = self._length(state)
+        for row, other in zip(tried[1:], range(self.ends), strict=True):
+            if max(place, other) < length:
+                row[place], row[other] = state[other], state[place]
+        return tried
+
+    def _length(self, state: Tensor) -> int:
+        fill = self.traces.net.padding
+        return len(state) if fill is None else int((state != fill).sum())
+
+    def _real(self, states: Tensor) -> Tensor:
+        fill = self.traces.net.padding
+        return torch.ones_like(states).bool() if fill is None else states != fill
+
+    def _squares(self, states: Tensor) -> Tensor:
+        """(n, l) to (s, n, l): squared distances from the spans of the first sites."""
+        near = self.traces.mixed[:_NEAR]
+        tolerances = torch.tensor([span.tolerance for _, span in near])
+        return (self.traces.outside(states, near) * tolerances[:, None, None]).square()
+
+    def _means(self, states: Tensor) -> Tensor:
+        """(s, n): over the places that are there."""
+        real = self._real(states)
+        return (self._squares(states) * real).sum(2) / real.sum(1).clamp_min(1)
+
+    # Certificates
+
+    def proved(self, states: Tensor) -> Tensor:
+        """(n,) bool: in every span, at every place."""
+        worst = self.traces.worst(states, self.traces.mixed)
+        if self.traces.local:
+            worst = torch.maximum(worst, self.traces.worst(states, self.traces.local))
+        return worst.masked_fill(~self._real(states), 0.0).amax(1) <= 1

@@ -1,1 +1,0 @@
-"""Words and sentences from the updates of text models."""
