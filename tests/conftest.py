@@ -19,11 +19,9 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 from beartype import BeartypeConf, BeartypeHintOverrides
 from beartype.claw import beartype_packages
 
-CHECKED = "contract store score bounds victims"
+CHECKED = "core.contract store.shards score bounds victims"
 if os.environ.get("EXHUME_TYPES") == "all":
-    CHECKED += (
-        " naming workers scale data models train defences attacks report bench settings auditing"
-    )
+    CHECKED += " store naming data models train defences attacks report bench settings auditing"
     CHECKED += " integrations"
 CONF = BeartypeConf(
     claw_is_pep526=False,

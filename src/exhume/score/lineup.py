@@ -132,19 +132,14 @@ class Lineup:
             if not own:
                 continue
             used = torch.unique(torch.cat([torch.tensor(own), *(drawn[i] for i in own)]))
-            rivals = [
-                _Rivals(
-                    *(torch.searchsorted(used, one) for one in (torch.tensor(i), drawn[i])),
-                    len(used),
-                )
-                for i in own
-            ]
+            at = torch.full((len(self.release),), -1)  # where each place is among those used
+            at[used] = torch.arange(len(used))
+            rivals = [_Rivals(int(at[i]), at[drawn[i]], len(used)) for i in own]
             rows = [[_ordered(m[self.release[i]][used]) for m in self.similarity] for i in own]
             for start in range(0, draws, _AT_ONCE):
                 count = min(_AT_ONCE, draws - start)
-                seat = argsort_rows(
-                    torch.rand(count, len(used), generator=generator)
-                ).T.contiguous()
+                uniform = torch.rand(count, len(used), generator=generator)
+                seat = argsort_rows(uniform).T.contiguous()
                 for one, measures in zip(rivals, rows, strict=True):
                     won = torch.zeros(count, dtype=torch.bool)
                     for order, level in measures:
@@ -173,7 +168,7 @@ def _ordered(row: Tensor) -> tuple[Tensor, Tensor]:
 class _Rivals:
     """A target's place and its strangers' places among the n of a stratum."""
 
-    def __init__(self, place: Tensor, strangers: Tensor, places: int) -> None:
+    def __init__(self, place: int, strangers: Tensor, places: int) -> None:
         # (n,) 0 at the places that are meant, infinity at others, to be added to levels
         self.own, self.strange = (torch.full((places,), torch.inf) for _ in range(2))
         self.strange[strangers] = 0
