@@ -38,7 +38,7 @@ from exhume.core.contract import (
     silent,
 )
 from exhume.models.own.language import LanguageModel
-from exhume.train.precision import half_precision
+from exhume.train.local import half_precision
 
 _FINE = 1e-5  # relative rounding with which a span alone certifies a text
 _SAME = 1e-4  # relative: vectors of the same place

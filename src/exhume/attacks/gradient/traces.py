@@ -32,7 +32,7 @@ from torch.func import functional_call
 
 from exhume.core.contract import NotApplicable
 from exhume.models.own.language import NO_TARGET, LanguageModel, Site
-from exhume.train.precision import half_precision
+from exhume.train.local import half_precision
 
 _CHUNK = 1024  # sequences that go through the network at once
 _INDEPENDENT = 1e-6  # relative: vectors that differ by more than rounding
