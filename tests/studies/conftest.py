@@ -12,7 +12,7 @@ import torch
 from exhume.core.contract import Key
 from exhume.report.folder import RunFolder
 from exhume.studies import STUDIES
-from exhume.studies.framework import Asked, Run
+from exhume.studies.framework import Asked, Run, outcome_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ def canned(tmp_path):
     def outcome(name, metrics, scale="smoke"):
         folder = RunFolder.create(tmp_path / name)
         run = Canned(STUDIES[name], scale, Asked(), folder, 1, metrics=metrics)
-        return run.study.run(run)
+        return outcome_of(run)
 
     return outcome
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from exhume.core.contract import ExhumeError
+from exhume.core.errors import ExhumeError
 from exhume.report.folder import RunFolder
 from exhume.settings import DataSettings
 from exhume.store.scale import Processes, spread_over
@@ -33,12 +33,10 @@ def double(run: Run[Sizes], depth: int) -> dict[str, float]:
 def experiment(run: Run[Sizes]) -> Outcome:
     arms = run.arms("doubling", double, {f"depth{d}": d for d in run.setting.depths})
     metrics = {f"{name}.{n}": v for name, arm in arms.items() for n, v in arm.items()}
-    return Outcome({}, metrics | {"threads": float(torch.get_num_threads())})
+    return Outcome(metrics | {"threads": float(torch.get_num_threads())})
 
 
-STUDY = Study(
-    "an-example", "An example", "Nobody", {"smoke": Sizes(3), "cpu": Sizes(5)}, experiment
-)
+STUDY = Study("an-example", {"smoke": Sizes(3), "cpu": Sizes(5)}, experiment)
 
 
 def ran(out, study=STUDY, scale="smoke", **asked):
@@ -130,7 +128,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
 
     def counting(run):
         arms = run.arms("doubling", counted, {f"depth{d}": d for d in run.setting.depths})
-        return Outcome({}, {name: arm["drawn"] for name, arm in arms.items()})
+        return Outcome({name: arm["drawn"] for name, arm in arms.items()})
 
     def dying(stage, done, total):
         if done == 1:

@@ -1,10 +1,11 @@
 """Studies as experiments: what a study is, the run that its function is handed, and how it is run.
 
-    STUDY = Study("gradient-deep", "Features of a deeper network", "Wang23", _SCALES, _run)
+    STUDY = Study("gradient-deep", _SCALES, _run)
 
-A study states sizes (a frozen dataclass for each scale), arms and claims. All else is done here: the real
-setting goes into `config.toml`, threads are pinned and taken up again, records are loaded (or the user's own
-copy of them), finished arms are kept under everything they depend on, and arms are mapped over cores or Ray.
+A study states sizes (a frozen dataclass for each scale) and arms; its title, its claims and how it
+deviates from its paper stand in `claims.toml` of its family. All else is done here: the real setting goes
+into `config.toml`, threads are pinned and taken up again, records are loaded (or the user's own copy of
+them), finished arms are kept under everything they depend on, and arms are mapped over cores or Ray.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ from torch import Tensor
 from exhume import data
 from exhume.auditing.training.cost import Stage
 from exhume.choices import device_named, threads_for
-from exhume.core.contract import ExhumeError, Key, Progress, Records, Shard, silent
+from exhume.core.contract import Key, Progress, Shard, silent
+from exhume.core.errors import ExhumeError
+from exhume.core.records import Records
 from exhume.core.results import Chart, Claim, Findings, Point, StudyResult
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.store.scale import Cores, Here, Processes, run_jobs, where_now
 from exhume.store.shards import FolderStore, address
 from exhume.store.workers import pinned
+from exhume.studies.claims import Claims, Decided, Words, claims_of, said_of
 from exhume.studies.setting_file import plain, taken_up
 
-__all__ = ["Asked", "Chart", "Claims", "Outcome", "Point", "Run", "Scale", "Stated", "Study"]
+__all__ = ["Asked", "Chart", "Claims", "Outcome", "Point", "Run", "Scale", "Study"]
 __all__ += ["run_study", "sources_in"]
 
 Scale = Literal["smoke", "cpu", "long", "paper"]
@@ -40,23 +44,22 @@ S = TypeVar("S")
 J = TypeVar("J")
 
 
-Stated = tuple[str, str, str, bool]
-"""A claim: what is claimed, what the paper says, what was measured, whether it holds."""
-
-Claims = dict[str, Stated]
-"""Claims by id."""
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What a study found: claims that hold or do not, numbers, and what the page shows."""
 
-    claims: Claims
     metrics: dict[str, float]
+    decided: Mapping[str, Decided] = field(
+        default_factory=dict
+    )  # claims that metrics alone do not decide
     attacks: list[Findings] = field(default_factory=list)  # that the page shows
     classes: list[str] = field(default_factory=list)
-    deviations: list[str] = field(default_factory=list)
     charts: list[Chart] = field(default_factory=list)
+    said: Mapping[str, object] = field(
+        default_factory=dict
+    )  # what `claims.toml` asks for besides metrics
+    deviations: list[str] = field(default_factory=list)  # beside those of `claims.toml`
+    claims: Claims = field(default_factory=dict)  # put together by `outcome_of`
 
 
 @dataclass(frozen=True)
@@ -64,14 +67,20 @@ class Study(Generic[S]):
     """One figure or table of a paper, rerun."""
 
     name: str
-    title: str
-    paper: str
     scales: Mapping[Scale, S]  # see `Scale`
     run: Callable[[Run[S]], Outcome]
     spreads: bool = False  # falls into long jobs, so that the command uses a process for each core
     on_device: bool = False  # its training follows --device
     threads: Mapping[Scale, int] = field(default_factory=dict)  # where not one for each core
     stages: Callable[[S], Sequence[Stage]] | None = None  # what it takes; None: nobody has counted
+
+    @property
+    def title(self) -> str:
+        return str(said_of(self.name).get("title", self.name))
+
+    @property
+    def paper(self) -> str:
+        return str(said_of(self.name).get("paper", "ours"))
 
 
 @dataclass(frozen=True)
@@ -221,6 +230,16 @@ class Run(Generic[S]):
         return self if here else replace(self, progress=silent, loaded={})
 
 
+def outcome_of(run: Run[S]) -> Outcome:
+    """Run a study; its claims and deviations are what `claims.toml` says, with its numbers."""
+    study, setting, found = run.study, run.setting, run.study.run(run)
+    values = {**found.metrics, **found.said}
+    claims = claims_of(study.name, setting, values, found.decided)
+    words, rows = Words(setting, values), said_of(study.name).get("deviations", [])
+    deviations = [*(words.text(row) for row in rows), *found.deviations]
+    return replace(found, claims={**found.claims, **claims}, deviations=deviations)
+
+
 def _make(
     shared: tuple[Callable[[Run[S], J], Mapping[str, float] | Mapping[str, Tensor]], Run[S]], job: J
 ) -> dict[str, Tensor]:
@@ -254,7 +273,7 @@ def run_study(
         asking = {"study": study.name, "scale": scale, **said, "setting": setting}
         threads = taken_up(folder, asking, threads_for(study.threads.get(scale, 0)))
         with pinned(threads):
-            outcome = study.run(Run(study, scale, asked, folder, threads, progress))
+            outcome = outcome_of(Run(study, scale, asked, folder, threads, progress))
             found_on = environment()
         result = StudyResult(
             study=study.name,

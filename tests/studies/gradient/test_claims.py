@@ -6,7 +6,8 @@ from itertools import product
 
 from exhume.score.batches import RECOVERED
 from exhume.studies import study_named
-from exhume.studies.gradient import networks, networks_language, noise, tensor
+from exhume.studies.claims import claims_of
+from exhume.studies.gradient.tensor import _arms
 
 
 def test_tensor(claims_turn):
@@ -18,7 +19,7 @@ def test_tensor(claims_turn):
     }
     ends = {f"{slope}.{end}": 0.0 for slope in right for end in ("low", "high")}
     claims_turn(
-        tensor._claims,
+        lambda metrics: claims_of("gradient-tensor", None, metrics),
         right | ends,
         ("neurons.tanh", {"slope_m.tanh": -0.61}),
         ("neurons.relu", {"slope_m.relu": -0.39}),
@@ -77,7 +78,7 @@ def test_defences(claims_turn, canned):
 
 
 def test_noise(claims_turn, canned):
-    arms = noise._arms(study_named("gradient-noise").scales["smoke"])
+    arms = _arms(study_named("gradient-noise").scales["smoke"])
     names = {name.split(" ")[0] for name in arms}
     right = {f"{name}.{n}": 0.249 for name, n in product(names, ("error", "span_error"))}
     right |= {f"{name}.error": 0.24 for name in names if name.endswith("joint")}
@@ -134,8 +135,10 @@ def test_networks(claims_turn):
         "beyond": ("gpt.b32.tokens", 0.3),
     }
     claims_turn(
-        lambda metrics: networks._claims(metrics) | networks_language.language_claims(metrics),
+        lambda metrics: claims_of("update-networks", None, metrics),
         dict(bars.values()),
         *((claim, {metric: bar - 0.01}) for claim, (metric, bar) in bars.items()),
     )
-    assert set(networks._claims({"mlp.b16.recovered": 1.0})) == {"batch"}  # of what was run
+    assert set(claims_of("update-networks", None, {"mlp.b16.recovered": 1.0})) == {
+        "batch"
+    }  # of what was run

@@ -1,19 +1,17 @@
 """Gradients and updates (Wang23)."""
 
-from exhume.studies.gradient import (
-    batch,
-    deep,
-    defences,
-    networks,
-    noise,
-    query,
-    start,
-    tensor,
-    tokens,
-)
+from exhume.studies.gradient import batch, networks, tensor, texts
 
 __all__ = ["STUDIES"]
 
-STUDIES = tuple(
-    study.STUDY for study in (tensor, batch, start, query, defences, noise, deep, tokens, networks)
+STUDIES = (
+    tensor.STUDY,
+    batch.STUDY,
+    batch.START,
+    batch.QUERY,
+    batch.DEFENCES,
+    tensor.NOISE,
+    batch.DEEP,
+    texts.STUDY,
+    networks.STUDY,
 )

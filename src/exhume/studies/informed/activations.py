@@ -12,9 +12,11 @@ from dataclasses import replace
 from torch import Tensor
 
 from exhume.core.contract import Key
+from exhume.core.results import Point
 from exhume.settings import DataSettings
 from exhume.studies.arms import BALLE22, Bench, arm_metrics
-from exhume.studies.framework import Claims, Outcome, Point, Run, Scale, Study
+from exhume.studies.claims import Claims
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.informed.sweeps import (
     MEAN_RECORD,
     RIDGE,
@@ -121,5 +123,4 @@ def _gap_less_spread(means: Tensor) -> Tensor:
     return (relu - worst) - (worst - best)
 
 
-_TITLE = "The activation decides how much a network stores of a record (Table III)"
-STUDY = Study("informed-activations", _TITLE, "Balle22", _SCALES, _run, on_device=True)
+STUDY = Study("informed-activations", _SCALES, _run, on_device=True)

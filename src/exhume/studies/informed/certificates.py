@@ -148,5 +148,4 @@ def play_level(bench: Bench, setting: Setting, actual: FullBatch | None = None) 
     return numbers | {name: float(won.sum()) for name, won in right.items()}
 
 
-_TITLE = "What attacks reach, beside what differential privacy allows"
-STUDY = Study("certificates", _TITLE, "Balle22; Hayes et al. 2023", _SCALES, _run, on_device=True)
+STUDY = Study("certificates", _SCALES, _run, on_device=True)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from exhume.bounds.prior import Certificate, certify
+from exhume.core.results import Chart, Point
 from exhume.settings import DataSettings
-from exhume.studies.claims import prefixed
-from exhume.studies.framework import Chart, Claims, Outcome, Point
+from exhume.studies.claims import Claims, prefixed
+from exhume.studies.framework import Outcome
 
 __all__ = [
     "AWARE",

@@ -21,11 +21,12 @@ from exhume.attacks.informed.reconn import RecoNN
 from exhume.attacks.informed.through_any_training import ThroughAnyTraining
 from exhume.auditing.training.cost import Stage, game_stages, reconn_stage
 from exhume.core.contract import Attack, Key
+from exhume.core.results import Chart, Point
 from exhume.models.lpips import LPIPS, perceptual
 from exhume.settings import DataSettings
 from exhume.studies.arms import BALLE22_CNN, ERROR, Arm, Bench, arm_metrics
-from exhume.studies.claims import Comparison, line, paired
-from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
+from exhume.studies.claims import Claims, Comparison, line, paired
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.plan import stand_in
 from exhume.train.dp import noise_for_epsilon
 
@@ -355,14 +356,6 @@ def _stages(setting: _Setting) -> list[Stage]:
     return stages
 
 
-_TITLE = "An informed adversary against a convolutional network on CIFAR-10"
 STUDY = Study(
-    "informed-cifar10",
-    _TITLE,
-    "Balle22",
-    _SCALES,
-    _run,
-    on_device=True,
-    threads={"smoke": 1},
-    stages=_stages,
+    "informed-cifar10", _SCALES, _run, on_device=True, threads={"smoke": 1}, stages=_stages
 )

@@ -13,9 +13,11 @@ from itertools import takewhile
 
 from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.core.contract import Attack
+from exhume.core.results import Chart, Point
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, Bench, arm_metrics
-from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
+from exhume.studies.claims import Claims
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.informed.sweeps import Pooled, Sweep, Swept, error_chart, ridge_on, sweep
 from exhume.train.dp import noise_for_epsilon
 from exhume.train.functional import accuracy
@@ -180,5 +182,4 @@ def _charts(swept: Swept, larger: Mapping[str, float], setting: Sweep[float]) ->
     ]
 
 
-_TITLE = "How much differential privacy stops reconstruction (Fig. 14)"
-STUDY = Study("informed-dp", _TITLE, "Balle22", _SCALES, _run, on_device=True)
+STUDY = Study("informed-dp", _SCALES, _run, on_device=True)

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from exhume.core.contract import Key
+from exhume.core.results import Chart, Point
 from exhume.settings import DataSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, Bench, arm_metrics
-from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
+from exhume.studies.claims import Claims
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.informed.sweeps import (
     Pooled,
     Sweep,
@@ -111,5 +113,4 @@ def _deviations(setting: Sweep[int]) -> list[str]:
     ]
 
 
-_TITLE = "Reconstruction against how long the released model was trained (Fig. 15)"
-STUDY = Study("informed-epochs", _TITLE, "Balle22", _SCALES, _run, on_device=True)
+STUDY = Study("informed-epochs", _SCALES, _run, on_device=True)

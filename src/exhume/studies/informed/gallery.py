@@ -15,12 +15,13 @@ from torch import Tensor
 
 from exhume.attacks.baseline import MeanRecord
 from exhume.core.contract import Key
+from exhume.core.results import Chart, Point
 from exhume.score.intervals import Correlation, rank_correlation
 from exhume.score.measures import STATISTICS
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, ERROR, Bench
-from exhume.studies.claims import spread
-from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
+from exhume.studies.claims import Claims, spread
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.informed.sweeps import NO_NETWORK, binned
 
 __all__ = ["STUDY"]
@@ -138,5 +139,4 @@ def _claims(links: Mapping[str, tuple[Correlation, ...]], metrics: Mapping[str, 
     }
 
 
-_TITLE = "The easiest and the hardest records of CIFAR-10, and why (Fig. 13)"
-STUDY = Study("informed-gallery", _TITLE, "Balle22", _SCALES, _run, on_device=True)
+STUDY = Study("informed-gallery", _SCALES, _run, on_device=True)

@@ -17,13 +17,15 @@ from exhume.attacks.baseline import MeanRecord, holdings, snap_to_holdings
 from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.auditing.sections import targets_section
 from exhume.choices import moved
-from exhume.core.contract import Knowledge, Records
+from exhume.core.contract import Knowledge
+from exhume.core.records import Records
 from exhume.core.results import AttackSpec, Findings
 from exhume.data import Sizes, Split, split
 from exhume.models.glm import softmax_regression
 from exhume.score.targets import TargetScores, score_targets
 from exhume.studies.arms import mounted
-from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
+from exhume.studies.claims import Claims
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.train.fleet import chunk_for
 from exhume.train.glm import Optimum, Penalty
 from exhume.train.stacked import accuracy
@@ -158,5 +160,4 @@ def _claims(metrics: dict[str, float]) -> Claims:
     }
 
 
-_TITLE = "The missing record of a softmax regression, solved for exactly"
-STUDY = Study("informed-glm", _TITLE, "Balle22", _SCALES, _run, on_device=True)
+STUDY = Study("informed-glm", _SCALES, _run, on_device=True)

@@ -21,7 +21,8 @@ from exhume.data import Sizes
 from exhume.models.mlp import MLP
 from exhume.score.intervals import gap_over_spread, mean_auc
 from exhume.studies.arms import BALLE22
-from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
+from exhume.studies.claims import Claims
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.train.fleet import train_fleet
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
@@ -135,5 +136,4 @@ def _claims(metrics: dict[str, float]) -> Claims:
     }
 
 
-_TITLE = "Membership by loss: one initialisation against fresh ones (Fig. 10)"
-STUDY = Study("informed-init", _TITLE, "Balle22", _SCALES, _run, on_device=True)
+STUDY = Study("informed-init", _SCALES, _run, on_device=True)

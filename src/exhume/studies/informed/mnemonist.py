@@ -22,8 +22,8 @@ from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Dense
 from exhume.settings import DataSettings
 from exhume.studies.arms import BALLE22, Bench, scored
-from exhume.studies.claims import flattened, mean_of, prefixed
-from exhume.studies.framework import Claims, Outcome, Run, Scale, Stated, Study
+from exhume.studies.claims import Claims, Stated, flattened, mean_of, prefixed
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch, active_share
 
@@ -94,7 +94,7 @@ def _run(run: Run[_Setting]) -> Outcome:
         metrics |= prefixed(f"width_{width}", mean_of(runs, runs[0]) | seeds)
         claims |= _claims(width, runs)
     classes = list(run.records(setting.data.source).classes)
-    return Outcome(claims, metrics, classes=classes, deviations=list(DEVIATIONS))
+    return Outcome(metrics, claims=claims, classes=classes, deviations=list(DEVIATIONS))
 
 
 def _one(run: Run[_Setting], job: tuple[int, int]) -> dict[str, float]:
@@ -205,5 +205,4 @@ def _claims(width: int, runs: list[dict[str, float]]) -> Claims:
     }
 
 
-_TITLE = "Reconstructing from the superparameters that memorise"
-STUDY = Study("mnemonist", _TITLE, "Mnemonist23", _SCALES, _run, on_device=True)
+STUDY = Study("mnemonist", _SCALES, _run, on_device=True)

@@ -16,8 +16,8 @@ from exhume.auditing import DEVIATIONS
 from exhume.auditing.training.cost import Stage, game_stages, reconn_stage
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, Bench, arm_metrics
-from exhume.studies.claims import mean_of
-from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
+from exhume.studies.claims import Claims, mean_of
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.plan import stand_in
 
 __all__ = ["STUDY"]
@@ -119,5 +119,4 @@ def _stages(setting: _Setting) -> list[Stage]:
     return stages
 
 
-_TITLE = "An informed adversary reconstructs MNIST records from released weights"
-STUDY = Study("informed-mnist", _TITLE, "Balle22", _SCALES, _run, on_device=True, stages=_stages)
+STUDY = Study("informed-mnist", _SCALES, _run, on_device=True, stages=_stages)

@@ -15,10 +15,11 @@ from exhume.attacks.informed.mnemonist import Mnemonist
 from exhume.attacks.informed.reconn import RecoNN
 from exhume.attacks.informed.residual import Residual
 from exhume.attacks.informed.through_training import ThroughTraining
+from exhume.core.results import Chart, Point
 from exhume.settings import DataSettings
 from exhume.studies.arms import BALLE22, ERROR, Arm, Bench, arm_metrics
-from exhume.studies.claims import fewer, line, mean_of
-from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
+from exhume.studies.claims import Claims, fewer, line, mean_of
+from exhume.studies.framework import Outcome, Run, Scale, Study
 
 __all__ = ["STUDY"]
 
@@ -291,5 +292,4 @@ def _published(setting: _Setting, metrics: Mapping[str, float]) -> Claims:
     return claims
 
 
-_TITLE = "Closed form, network, or through training: error against shadows and seconds"
-STUDY = Study("reconstructors", _TITLE, "Balle22", _SCALES, _run, on_device=True)
+STUDY = Study("reconstructors", _SCALES, _run, on_device=True)

@@ -16,7 +16,8 @@ from exhume.auditing import Game
 from exhume.core.contract import Key
 from exhume.settings import DataSettings
 from exhume.studies.arms import BALLE22, Bench, arm_metrics
-from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
+from exhume.studies.claims import Claims
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.informed.sweeps import (
     RIDGE,
     Pooled,
@@ -122,5 +123,4 @@ def judge(arms: Mapping[int, Pooled], reached: float, key: Key) -> tuple[Claims,
     return claims, found
 
 
-_TITLE = "Seeing the model at initialisation, or only near convergence (Fig. 12)"
-STUDY = Study("informed-start", _TITLE, "Balle22", _SCALES, _run, on_device=True)
+STUDY = Study("informed-start", _SCALES, _run, on_device=True)

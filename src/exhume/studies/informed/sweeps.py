@@ -17,12 +17,13 @@ from torch import Tensor
 
 from exhume.attacks.baseline import MeanRecord
 from exhume.auditing import Game
-from exhume.core.contract import Attack, ExhumeError, Key
+from exhume.core.contract import Attack, Key
+from exhume.core.errors import ExhumeError
+from exhume.core.results import Chart, Point
 from exhume.score.intervals import bootstrap, clopper_pearson
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import ERROR, Arm, Bench
 from exhume.studies.claims import prefixed
-from exhume.studies.framework import Chart, Point
 
 __all__ = [
     "DETAILS",

@@ -20,13 +20,14 @@ from exhume import data
 from exhume.attacks.informed.through_any_training import ThroughAnyTraining
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.choices import moved
-from exhume.core.contract import Attack, Key, Knowledge, Records
+from exhume.core.contract import Attack, Key, Knowledge
+from exhume.core.records import Records
 from exhume.data import Sizes
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.score.batches import score_batches
-from exhume.studies.claims import prefixed
-from exhume.studies.framework import Claims, Outcome, Run, Scale, Stated, Study
+from exhume.studies.claims import Claims, Stated, prefixed
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.train.optimisers import Adam, Descent, Optimiser
 from exhume.train.recipe import FullBatch, MiniBatch
 from exhume.train.stacked import Order
@@ -233,14 +234,6 @@ def _claim(name: str, metrics: Mapping[str, float], arm: _Arm) -> Stated:
     return statement, _PAPER.get(name, "not tried"), measured, share >= needed
 
 
-_TITLE = "Through training, whatever the recipe: records that come back exactly"
 STUDY = Study(
-    "through-training",
-    _TITLE,
-    "Balle22",
-    _SCALES,
-    _run,
-    spreads=True,
-    on_device=True,
-    threads={"smoke": 1, "cpu": 1},  # small products: threads would wait for each other
+    "through-training", _SCALES, _run, spreads=True, on_device=True, threads={"smoke": 1, "cpu": 1}
 )

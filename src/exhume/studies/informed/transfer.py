@@ -17,12 +17,14 @@ from torch import Tensor
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.reconn import FittedRecoNN, RecoNN
-from exhume.core.contract import Key, Records
+from exhume.core.contract import Key
+from exhume.core.records import Records
+from exhume.core.results import Chart
 from exhume.models.reconstructors import Deconv, Dense
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, ERROR, Bench, scored
-from exhume.studies.claims import Paired, line, paired, prefixed, spread
-from exhume.studies.framework import Chart, Claims, Outcome, Run, Scale, Study
+from exhume.studies.claims import Claims, Paired, line, paired, prefixed, spread
+from exhume.studies.framework import Outcome, Run, Scale, Study
 
 __all__ = ["STUDY"]
 
@@ -235,5 +237,4 @@ def _claims(setting: _Setting, errors: Mapping[str, Tensor], key: Key, where: st
     }
 
 
-_TITLE = "A reconstructor trained for one fixed set, used on another (Fig. 11)"
-STUDY = Study("informed-transfer", _TITLE, "Balle22", _SCALES, _run, on_device=True)
+STUDY = Study("informed-transfer", _SCALES, _run, on_device=True)

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from exhume.auditing import Game
 from exhume.core.contract import Key
+from exhume.core.results import Chart, Point
 from exhume.score.intervals import Correlation, bootstrap, rank_correlation
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, ERROR, Bench
-from exhume.studies.claims import line, ranged, spread
-from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
+from exhume.studies.claims import Claims, line, ranged, spread
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.informed.activations import PAPER
 from exhume.studies.informed.sweeps import DETAILS, Pooled, binned, sweep
 from exhume.train.optimisers import Descent
@@ -290,5 +291,4 @@ def _rises(values: Sequence[float]) -> bool:
     return all(one <= other for one, other in pairwise(values)) and values[-1] > values[0]
 
 
-_TITLE = "Parameters that receive no gradient from the record (Fig. 16)"
-STUDY = Study("informed-zero-gradients", _TITLE, "Balle22", _SCALES, _run, on_device=True)
+STUDY = Study("informed-zero-gradients", _SCALES, _run, on_device=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.studies.claims import line, prefixed
-from exhume.studies.framework import Chart, Claims, Outcome, Run, Scale, Study
+from exhume.core.results import Chart
+from exhume.studies.claims import Claims, line, prefixed
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.margin.game import (
     GOOD,
     ONE_THREAD,
@@ -122,5 +123,4 @@ def _counts(metrics: dict[str, float], victim: str, images: int) -> tuple[float,
     return metrics[f"{victim}.good"], low * images, high * images
 
 
-_TITLE = "Good reconstructions by number of classes and images (Figs. 3, 8)"
-STUDY = Study("margin-classes", _TITLE, "Buzaglo23", _SCALES, _run, threads=ONE_THREAD)
+STUDY = Study("margin-classes", _SCALES, _run, threads=ONE_THREAD)

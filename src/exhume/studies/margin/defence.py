@@ -14,11 +14,11 @@ from torch import Tensor
 
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.smoothed import Smoothed
-from exhume.core.contract import Records
-from exhume.core.results import AttackSpec, Findings
+from exhume.core.records import Records
+from exhume.core.results import AttackSpec, Chart, Findings, Point
 from exhume.defences.margin import NoisyMargin, ProtectedDescent
-from exhume.studies.claims import fewer, flattened, mean_of
-from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
+from exhume.studies.claims import Claims, fewer, flattened, mean_of
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.margin.game import MarginGame, from_small_start, quick
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import choose
@@ -203,5 +203,4 @@ def _charts(setting: _Setting, m: Mapping[str, float]) -> list[Chart]:
     ]
 
 
-_TITLE = "Does protecting the records on the margin stop the reconstruction?"
-STUDY = Study("margin-defence", _TITLE, "Buzaglo23", _SCALES, _run)
+STUDY = Study("margin-defence", _SCALES, _run)

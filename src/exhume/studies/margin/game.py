@@ -24,8 +24,9 @@ from exhume.attacks.margin.restarts import Restarts
 from exhume.attacks.margin.strongest import Strongest
 from exhume.auditing import margin_findings
 from exhume.choices import device_named
-from exhume.core.contract import Attack, Key, Knowledge, Reconstruction, Records
-from exhume.core.results import AttackSpec, Findings
+from exhume.core.contract import Attack, Key, Knowledge, Reconstruction
+from exhume.core.records import Records
+from exhume.core.results import AttackSpec, Chart, Findings
 from exhume.defences.margin import ProtectedDescent
 from exhume.models.heads import Head
 from exhume.models.homogeneous import HomogeneousMLP
@@ -33,7 +34,7 @@ from exhume.score.intervals import bootstrap
 from exhume.score.margin import MarginScores, above_bar, score_margin
 from exhume.studies.arms import mounted
 from exhume.studies.claims import line
-from exhume.studies.framework import Chart, Run, Scale
+from exhume.studies.framework import Run, Scale
 from exhume.train.functional import accuracy
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import MarginVictim, release_margin

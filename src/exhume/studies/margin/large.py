@@ -21,8 +21,8 @@ from exhume.attacks.margin.strongest import Strongest
 from exhume.core.contract import Key
 from exhume.score.intervals import bootstrap
 from exhume.score.margin import MarginScores
-from exhume.studies.claims import paired, prefixed, ranged
-from exhume.studies.framework import Claims, Outcome, Run, Scale, Stated, Study
+from exhume.studies.claims import Claims, Stated, paired, prefixed, ranged
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.margin.game import (
     ONE_THREAD,
     MarginGame,
@@ -184,15 +184,5 @@ def _claim(name: str, bar: int, metrics: dict[str, float]) -> Stated:
     )
 
 
-_TITLE = "Training images from the weights alone: many images (Figs. 1, 6)"
-STUDY = Study(
-    "margin-large",
-    _TITLE,
-    "Buzaglo23",
-    _SCALES,
-    _run,
-    on_device=True,
-    threads=ONE_THREAD,
-)
-_OF_1000 = "Training images from the weights alone: 1,000 images at width 4,000, weight decay"
-THOUSAND = Study("margin-thousand", _OF_1000, "Buzaglo23", _THOUSAND, _run, on_device=True)
+STUDY = Study("margin-large", _SCALES, _run, on_device=True, threads=ONE_THREAD)
+THOUSAND = Study("margin-thousand", _THOUSAND, _run, on_device=True)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.strongest import Strongest
-from exhume.core.contract import Records
+from exhume.core.records import Records
 from exhume.score.intervals import bootstrap
-from exhume.studies.claims import prefixed, ranged
-from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
+from exhume.studies.claims import Claims, prefixed, ranged
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.margin.game import (
     ONE_THREAD,
     MarginGame,
@@ -141,5 +141,4 @@ def _claims(metrics: dict[str, float]) -> Claims:
     }
 
 
-_TITLE = "Training images from the weights alone: ten classes, two, weight decay (Figs. 1, 2, 4)"
-STUDY = Study("margin-multiclass", _TITLE, "Buzaglo23", _SCALES, _run, threads=ONE_THREAD)
+STUDY = Study("margin-multiclass", _SCALES, _run, threads=ONE_THREAD)

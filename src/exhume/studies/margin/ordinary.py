@@ -20,10 +20,11 @@ from exhume.attacks.margin.strongest import Strongest, met
 from exhume.auditing import margin_findings
 from exhume.auditing.checkpoint.scoring_records import Pictures, ScoringRecords
 from exhume.auditing.checkpoint.vector_findings import vector_findings
-from exhume.core.contract import Key, Knowledge, Reconstruction, Records, Shard
+from exhume.core.contract import Key, Knowledge, Reconstruction, Shard
 from exhume.core.contract import Outcome as Ended
 from exhume.core.evidence import LineupRow
-from exhume.core.results import AttackSpec, Findings
+from exhume.core.records import Records
+from exhume.core.results import AttackSpec, Chart, Findings
 from exhume.models.cnn import CNN
 from exhume.models.heads import Head
 from exhume.models.lpips import perceptual
@@ -33,8 +34,8 @@ from exhume.score.margin import above_bar, score_margin, score_vectors
 from exhume.score.places import line_up, places_for
 from exhume.store.shards import address, digest
 from exhume.studies.arms import mounted
-from exhume.studies.claims import line, prefixed
-from exhume.studies.framework import Chart, Claims, Outcome, Run, Scale, Stated, Study
+from exhume.studies.claims import Claims, Stated, line, prefixed
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.margin.convolutional import Convolutional, convolutional
 from exhume.studies.margin.game import ONE_THREAD, quick
 from exhume.train.margin import MarginDescent
@@ -337,5 +338,4 @@ def _back(name: str, bar: float, metrics: dict[str, float]) -> Stated:
     )
 
 
-_TITLE = "Ordinary checkpoints: biases, activations, mini-batches, heads"
-STUDY = Study("margin-ordinary", _TITLE, "Buzaglo23", _SCALES, _run, threads=ONE_THREAD)
+STUDY = Study("margin-ordinary", _SCALES, _run, threads=ONE_THREAD)

@@ -16,10 +16,10 @@ from torch import Tensor
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.strongest import Strongest
 from exhume.core.contract import Key
-from exhume.core.results import Findings
+from exhume.core.results import Chart, Findings
 from exhume.models.homogeneous import HomogeneousMLP
-from exhume.studies.claims import flattened, line, mean_of, paired
-from exhume.studies.framework import Chart, Claims, Outcome, Run, Scale, Study
+from exhume.studies.claims import Claims, flattened, line, mean_of, paired
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.margin.game import (
     GOOD,
     ONE_THREAD,
@@ -208,5 +208,4 @@ def _with_errors(setting: _Setting, metrics: dict[str, float]) -> Claims:
     }
 
 
-_TITLE = "Weight decay and the margin (Figs. 4, 5)"
-STUDY = Study("margin-weight-decay", _TITLE, "Buzaglo23", _SCALES, _run, threads=ONE_THREAD)
+STUDY = Study("margin-weight-decay", _SCALES, _run, threads=ONE_THREAD)

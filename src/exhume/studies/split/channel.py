@@ -9,11 +9,12 @@ from torch import Tensor
 from exhume.bounds.channel import naming
 from exhume.bounds.prior import Certificate, certify
 from exhume.core.contract import Key
+from exhume.core.results import Chart
 from exhume.data import Sizes
 from exhume.models.split.thin import ThinClient
 from exhume.score.features import InputScores
-from exhume.studies.claims import Comparison, line, more, spread
-from exhume.studies.framework import Chart, Claims, Outcome, Run, Scale, Study
+from exhume.studies.claims import Claims, Comparison, line, more, spread
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.split.channel_arms import (
     NAMED,
     SHOWN,
@@ -252,14 +253,6 @@ def _deviations(setting: Setting) -> list[str]:
     ]
 
 
-_TITLE = "A channel of few bits between client and server"
 STUDY = Study(
-    "split-channel",
-    _TITLE,
-    "ours",
-    _SCALES,
-    _run,
-    spreads=True,
-    on_device=True,
-    threads={"cpu": 1, "smoke": 1},
+    "split-channel", _SCALES, _run, spreads=True, on_device=True, threads={"cpu": 1, "smoke": 1}
 )

@@ -19,13 +19,14 @@ from exhume.attacks.split.inversion import ShadowInversion
 from exhume.attacks.split.lookalike import Lookalike
 from exhume.attacks.split.shadow import server_of, train_shadow
 from exhume.core.contract import Attack, Key, silent
+from exhume.core.results import Chart, Point
 from exhume.data import Sizes
 from exhume.defences.split.ensembler import Ensembler
 from exhume.defences.split.single import Noise
 from exhume.models.split.pipeline import Pipeline
 from exhume.store.shards import NullStore
-from exhume.studies.claims import Comparison, prefixed
-from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
+from exhume.studies.claims import Claims, Comparison, prefixed
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.split.ensembler import QUICK, Attackers
 from exhume.studies.split.game import PAPER, ClientSetting, Row, SplitGame, inversion
 from exhume.train.single import Schedule, SplitDefence
@@ -258,7 +259,4 @@ def _chart(setting: _Setting, metrics: Mapping[str, float]) -> Chart:
     return Chart("What P, N, lambda and sigma do", "variant", "SSIM after an affine fit", series)
 
 
-_TITLE = "The Ensembler's N, P, lambda and sigma, and what trying every selection costs"
-STUDY = Study(
-    "ensembler-selector", _TITLE, "Ensembler24", _SCALES, _run, spreads=True, on_device=True
-)
+STUDY = Study("ensembler-selector", _SCALES, _run, spreads=True, on_device=True)

@@ -12,11 +12,12 @@ from functools import partial
 
 from exhume.attacks.split.lookalike import Lookalike
 from exhume.core.contract import Key
+from exhume.core.results import Chart, Point
 from exhume.data import Sizes
 from exhume.defences.split.ensembler import Ensembler
 from exhume.defences.split.single import Shredder
-from exhume.studies.claims import Paired, clustered_pair, line
-from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
+from exhume.studies.claims import Claims, Paired, clustered_pair, line
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.split.ensembler import Attackers, Setting, Trained, train_networks
 from exhume.studies.split.ensembler_cells import Cells, best_body, findings, mean_images, meet_all
 from exhume.studies.split.game import PAPER, ClientSetting, inversion
@@ -286,11 +287,9 @@ _STRONG = Attackers.of(inversion(64, 50, 128), Lookalike(starts=12), subsets=Fal
 _SMALL = ClientSetting(Sizes(100, 12, 60, 40, 50), 4, Schedule(1, 50, 0.05))
 
 
-def _table(name: str, title: str, paper: Paper, scales: Mapping[Scale, Setting]) -> Study[Setting]:
+def _table(name: str, paper: Paper, scales: Mapping[Scale, Setting]) -> Study[Setting]:
     return Study(
         name,
-        title,
-        "Ensembler24",
         scales,
         partial(_run, paper),
         spreads=True,
@@ -319,7 +318,6 @@ def _at_paper_scale(client: ClientSetting, defences: tuple[str, ...], selected: 
 
 CIFAR10 = _table(
     "ensembler-cifar10",
-    "Split inference on CIFAR-10: defences, the paper's attackers and stronger ones",
     TABLE_1,
     {
         "smoke": Setting(_SMALL, _SEVEN, 20, clients=2, shadows=2, lambdas=(1.0, 0.1)),
@@ -329,7 +327,6 @@ CIFAR10 = _table(
 )
 CIFAR100 = _table(
     "ensembler-cifar100",
-    "Split inference on CIFAR-100: Single and the Ensembler, the paper's attackers and stronger ones",
     TABLE_2,
     {
         "smoke": Setting(
@@ -343,7 +340,6 @@ CIFAR100 = _table(
 )
 FACES = _table(
     "ensembler-faces",
-    "Split inference on faces: Single, random heads and the Ensembler, and stronger attackers",
     TABLE_3,
     {
         "smoke": Setting(_ORL, _FIVE, 10),

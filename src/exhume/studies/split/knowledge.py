@@ -15,12 +15,14 @@ import torch.nn.functional as F
 
 from exhume.attacks.split.inversion import ShadowInversion
 from exhume.attacks.split.queried import QueriedInversion
-from exhume.core.contract import Attack, Key, Records
+from exhume.core.contract import Attack, Key
+from exhume.core.records import Records
+from exhume.core.results import Chart, Point
 from exhume.data import Sizes
 from exhume.defences.split.single import Noise
 from exhume.models.split.inverter import ShadowHead
-from exhume.studies.claims import Comparison, flattened, point_of
-from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
+from exhume.studies.claims import Claims, Comparison, flattened, point_of
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.split.game import PAPER, ClientSetting, Row, SplitGame, bound_of, inversion
 from exhume.studies.split.pictures import pictured
 from exhume.train.single import Schedule
@@ -193,5 +195,4 @@ def _charts(rows: Mapping[str, Row], queries: tuple[int, ...], key: Key) -> list
     ]
 
 
-_TITLE = "What the server of a split network knows, against what it gets"
-STUDY = Study("split-knowledge", _TITLE, "Ensembler24", _SCALES, _run, on_device=True)
+STUDY = Study("split-knowledge", _SCALES, _run, on_device=True)

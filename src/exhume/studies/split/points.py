@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from exhume.attacks.split.inversion import ShadowInversion
 from exhume.core.contract import Attack, Key
+from exhume.core.results import Chart, Point
 from exhume.data import Sizes
 from exhume.models.split.cut import Split, cut, device_of
 from exhume.models.split.inverter import OwnForm
@@ -25,8 +26,8 @@ from exhume.models.split.pipeline import Client, Pipeline
 from exhume.models.split.vgg import VGG16
 from exhume.score.features import InputScores
 from exhume.score.intervals import clustered
-from exhume.studies.claims import flattened
-from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
+from exhume.studies.claims import Claims, flattened
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.split.game import PAPER, ClientSetting, Row, SplitGame, bound_of, inversion
 from exhume.studies.split.pictures import pictured
 from exhume.train.single import Schedule, train_split
@@ -328,14 +329,6 @@ def _point(x: str, values: Tensor, key: Key) -> Point:
     return Point(x, float(values.mean()), *clustered(values[None], key))
 
 
-_TITLE = "What comes back from a split network, by where it is cut"
 STUDY = Study(
-    "split-points",
-    _TITLE,
-    "Ensembler24",
-    _SCALES,
-    _run,
-    spreads=True,
-    on_device=True,
-    threads={"smoke": 1, "cpu": 1},
+    "split-points", _SCALES, _run, spreads=True, on_device=True, threads={"smoke": 1, "cpu": 1}
 )

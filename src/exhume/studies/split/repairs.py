@@ -17,20 +17,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exhume.attacks.informed.reconn import FEWEST
 from exhume.attacks.split.inversion import ShadowInversion
 from exhume.attacks.split.layer_fit import Pass
 from exhume.attacks.split.lookalike import Lookalike
 from exhume.attacks.split.shadow import LEARNED
 from exhume.core.contract import Attack
+from exhume.core.results import Chart, Point
 from exhume.data import Sizes
 from exhume.defences.split.ensembler import Ensembler
 from exhume.defences.split.hiding import Adversarial, Fresh, Rotated, Rotation
 from exhume.defences.split.single import Noise
 from exhume.models.split.inverter import OwnForm
 from exhume.score.features import InputScores
-from exhume.score.lineup import FEWEST, LEVEL, Lineup, likeness
-from exhume.studies.claims import spread
-from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
+from exhume.score.lineup import LEVEL, Lineup, likeness
+from exhume.studies.claims import Claims, spread
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.split.game import PAPER, ClientSetting, Row, SplitGame, bound_of, inversion
 from exhume.studies.split.pictures import pictured
 from exhume.train.single import Schedule, SplitDefence
@@ -306,14 +308,6 @@ def _deviations(setting: _Setting) -> list[str]:
     ]
 
 
-_TITLE = "Can the Ensembler be repaired? Fresh noise, rotations, adversarial heads, deeper cuts"
 STUDY = Study(
-    "split-repairs",
-    _TITLE,
-    "ours",
-    _SCALES,
-    _run,
-    spreads=True,
-    on_device=True,
-    threads={"cpu": 1, "smoke": 1},
+    "split-repairs", _SCALES, _run, spreads=True, on_device=True, threads={"cpu": 1, "smoke": 1}
 )

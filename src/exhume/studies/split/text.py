@@ -20,6 +20,7 @@ from exhume import data
 from exhume.attacks.split.cipher import KnownTable, SubstitutionCipher
 from exhume.attacks.split.translation import FittedTranslation, ShadowTranslation
 from exhume.core.contract import Attack, Key, Prepared, Reconstruction
+from exhume.core.results import Chart, Point
 from exhume.data import TextPairs
 from exhume.data.synthetic import synthetic_pairs
 from exhume.models.split.seq2seq import PADDING, Body, Translator, Words, read_out
@@ -27,8 +28,8 @@ from exhume.report.folder import RunFolder
 from exhume.score.intervals import bootstrap
 from exhume.score.texts import SentenceScores, bleu, score_sentences
 from exhume.store.shards import write_atomically
-from exhume.studies.claims import paired, point_of, prefixed
-from exhume.studies.framework import Chart, Claims, Outcome, Point, Run, Scale, Study
+from exhume.studies.claims import Claims, paired, point_of, prefixed
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.train.single import Schedule, train_translator, translate, word_accuracy
 from exhume.victims.checkpoint import secret_of
 from exhume.victims.pairs import PairCorpus, pair_corpus
@@ -329,5 +330,4 @@ def _deviations(game: _Game, setting: _Sizes) -> list[str]:
     ]
 
 
-_TITLE = "Sentences from the embeddings that a client sends to a translator"
-STUDY = Study("split-text", _TITLE, "Ensembler24", _SCALES, _run)
+STUDY = Study("split-text", _SCALES, _run)

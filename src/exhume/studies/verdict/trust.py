@@ -24,7 +24,8 @@ from exhume.core.results import Chart, Point
 from exhume.score.intervals import clopper_pearson
 from exhume.score.verdict import OF_OTHERS
 from exhume.store.shards import read_shard
-from exhume.studies.framework import Claims, Outcome, Run, Scale, Study
+from exhume.studies.claims import Claims
+from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.verdict import networks, systems, updates
 from exhume.studies.verdict.systems import Draw
 
@@ -255,5 +256,4 @@ def _chart(cells: Mapping[str, list[dict[str, float]]]) -> Chart:
     return Chart("What the audits say", "system", "share of audits", series)
 
 
-_TITLE = "Can a decision be staked on the verdict?"
-STUDY = Study("verdict", _TITLE, "ours", _SCALES, _run, spreads=True)
+STUDY = Study("verdict", _SCALES, _run, spreads=True)
