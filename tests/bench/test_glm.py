@@ -6,7 +6,7 @@ import pytest
 
 from exhume import bench
 from exhume.bench import glm, run_benches
-from exhume.core.errors import ExhumeError
+from exhume.core.contract import ExhumeError
 
 
 def test_the_entry(monkeypatch):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from exhume.core.errors import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.report.folder import RunFolder
 from exhume.settings import DataSettings
 from exhume.store.scale import Processes, spread_over

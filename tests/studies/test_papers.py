@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from exhume.core.errors import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.core.results import Claim, StudyResult
-from exhume.settings.brief_file import HOLDS
 from exhume.studies import STUDIES
 from exhume.studies.deviations import deviations_in
 from exhume.studies.papers import (
     FAILS,
+    HOLDS,
     NOT_RUN,
     PART,
     Papers,

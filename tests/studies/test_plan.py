@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from exhume.auditing.training.cost import Stage
 from exhume.cli import app
-from exhume.core.errors import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.studies import study_named
 from exhume.studies.informed import STUDIES as INFORMED
 from exhume.studies.plan import plan_lines

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from exhume.core.errors import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.studies.tables import filled, write_tables
 
 DOCS = Path(__file__).parents[2] / "docs"

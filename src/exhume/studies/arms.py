@@ -13,8 +13,7 @@ from exhume.attacks.baseline import holdings
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.auditing import CLOSED_FORM, Findings, Game, attack_targets, informed_game, split_roles
 from exhume.choices import Trains, recipe_for, resolve
-from exhume.core.contract import Attack, Key, Knowledge, Reconstruction, Release
-from exhume.core.records import Records
+from exhume.core.contract import Attack, Key, Knowledge, Reconstruction, Records, Release
 from exhume.data import Split
 from exhume.score.intervals import bootstrap
 from exhume.score.targets import TargetScores, score_targets

@@ -22,9 +22,7 @@ from torch import Tensor
 from exhume import data
 from exhume.auditing.training.cost import Stage
 from exhume.choices import device_named, threads_for
-from exhume.core.contract import Key, Progress, Shard, silent
-from exhume.core.errors import ExhumeError
-from exhume.core.records import Records
+from exhume.core.contract import ExhumeError, Key, Progress, Records, Shard, silent
 from exhume.core.results import Chart, Claim, Findings, Point, StudyResult
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw

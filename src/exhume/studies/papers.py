@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from exhume.core.errors import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.core.results import Claim, StudyResult, read_result
 from exhume.studies.deviations import deviations_page
 

@@ -10,9 +10,8 @@ import torch
 from exhume import data
 from exhume.auditing.training.cost import Stage
 from exhume.choices import Trains, recipe_for
-from exhume.core.errors import ExhumeError
+from exhume.core.contract import ExhumeError, Records
 from exhume.core.notation import duration_of
-from exhume.core.records import Records
 from exhume.data.memory_guard import size_of
 from exhume.settings import DataSettings, Settings, VictimSettings
 

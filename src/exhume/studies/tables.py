@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from exhume.core.errors import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.core.results import Claim, StudyResult, read_result
 
 __all__ = ["filled", "write_tables"]

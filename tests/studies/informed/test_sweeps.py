@@ -3,9 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.core.contract import Outcome, Reconstruction, Secret, Status
-from exhume.core.errors import ExhumeError
-from exhume.core.records import Records
+from exhume.core.contract import ExhumeError, Outcome, Reconstruction, Records, Secret, Status
 from exhume.score.intervals import bootstrap
 from exhume.score.targets import score_targets
 from exhume.studies.arms import Arm

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from exhume.core.contract import Outcome, Reconstruction, Status
-from exhume.core.records import Records
+from exhume.core.contract import Outcome, Reconstruction, Records, Status
 from exhume.store.shards import read_shard
 from exhume.studies import run_study
 from exhume.studies.margin.ordinary import _SCALES, _TINY, _lined_up

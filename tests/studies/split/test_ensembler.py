@@ -7,8 +7,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from exhume.core.contract import Key
-from exhume.core.errors import ExhumeError
+from exhume.core.contract import ExhumeError, Key
 from exhume.data.cifar import CIFAR100
 from exhume.store.scale import Processes, spread_over
 from exhume.studies import run_study

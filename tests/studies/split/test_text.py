@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from exhume.core.errors import ExhumeError
+from exhume.core.contract import ExhumeError
 from exhume.studies import run_study
 
 

@@ -17,8 +17,7 @@ from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.reading import decode, features_below
 from exhume.attacks.gradient.span import SpanAttack
 from exhume.attacks.gradient.tensor import TensorAttack
-from exhume.core.contract import Attack, Gradient, Key, Knowledge, ReleaseDefence
-from exhume.core.records import Records
+from exhume.core.contract import Attack, Gradient, Key, Knowledge, Records, ReleaseDefence
 from exhume.core.results import Chart, Point
 from exhume.defences.release import ClipRelease, NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.models.mlp import MLP

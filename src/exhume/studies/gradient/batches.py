@@ -5,8 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from exhume.core.contract import Architecture, Attack, Gradient, Key, Knowledge, Reconstruction
-from exhume.core.records import Records
+from exhume.core.contract import (
+    Architecture,
+    Attack,
+    Gradient,
+    Key,
+    Knowledge,
+    Reconstruction,
+    Records,
+)
 from exhume.score.batches import BatchScores, score_batches
 from exhume.score.intervals import clopper_pearson
 from exhume.score.lineup import Lineup, likeness

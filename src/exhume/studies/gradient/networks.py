@@ -22,9 +22,8 @@ from exhume.attacks.gradient.gates import GateAttack
 from exhume.attacks.gradient.local_steps import LocalStepsAttack
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.patches import PatchAttack
-from exhume.core.contract import Attack, Gradient, Key, Knowledge, Status
+from exhume.core.contract import Attack, Gradient, Key, Knowledge, Records, Status
 from exhume.core.contract import Outcome as Ended
-from exhume.core.records import Records
 from exhume.core.results import AttackSpec, Chart, Findings, Point, Section
 from exhume.models.ordinary import (
     ResNet,

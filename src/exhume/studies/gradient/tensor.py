@@ -14,10 +14,9 @@ from torch import Tensor
 from exhume.attacks.gradient.decompose import METHODS, have_tensorly
 from exhume.attacks.gradient.span import SpanAttack
 from exhume.attacks.gradient.tensor import DrawnRows, TensorAttack, blocks
-from exhume.core.contract import Attack, Key, Reconstruction, Status
+from exhume.core.contract import Attack, Key, Reconstruction, Records, Status
 from exhume.core.contract import Outcome as Ended
 from exhume.core.errors import NotApplicable
-from exhume.core.records import Records
 from exhume.core.results import Chart, Point
 from exhume.defences.release import NoiseRelease
 from exhume.models.two_layer import TwoLayer

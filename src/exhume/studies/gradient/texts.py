@@ -18,8 +18,7 @@ from exhume import data
 from exhume.attacks.gradient.language import LanguageAttack
 from exhume.attacks.gradient.text import TextAttack
 from exhume.attacks.gradient.token_bag import TokenBag
-from exhume.core.contract import Attack, Key, Knowledge, Reconstruction
-from exhume.core.records import Records
+from exhume.core.contract import Attack, Key, Knowledge, Reconstruction, Records
 from exhume.data.synthetic import synthetic_pairs
 from exhume.data.tokens import Reading, tokenised
 from exhume.models.own.language import LanguageModel

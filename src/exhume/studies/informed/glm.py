@@ -17,8 +17,7 @@ from exhume.attacks.baseline import MeanRecord, holdings, snap_to_holdings
 from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.auditing.sections import targets_section
 from exhume.choices import moved
-from exhume.core.contract import Knowledge
-from exhume.core.records import Records
+from exhume.core.contract import Knowledge, Records
 from exhume.core.results import AttackSpec, Findings
 from exhume.data import Sizes, Split, split
 from exhume.models.glm import softmax_regression

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from exhume.attacks.baseline import MeanRecord
 from exhume.auditing import Game
-from exhume.core.contract import Attack, Key
-from exhume.core.errors import ExhumeError
+from exhume.core.contract import Attack, ExhumeError, Key
 from exhume.core.results import Chart, Point
 from exhume.score.intervals import bootstrap, clopper_pearson
 from exhume.settings import DataSettings, VictimSettings

@@ -20,8 +20,7 @@ from exhume import data
 from exhume.attacks.informed.through_any_training import ThroughAnyTraining
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.choices import moved
-from exhume.core.contract import Attack, Key, Knowledge
-from exhume.core.records import Records
+from exhume.core.contract import Attack, Key, Knowledge, Records
 from exhume.data import Sizes
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP

@@ -17,8 +17,7 @@ from torch import Tensor
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.reconn import FittedRecoNN, RecoNN
-from exhume.core.contract import Key
-from exhume.core.records import Records
+from exhume.core.contract import Key, Records
 from exhume.core.results import Chart
 from exhume.models.reconstructors import Deconv, Dense
 from exhume.settings import DataSettings, VictimSettings

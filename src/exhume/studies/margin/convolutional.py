@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from exhume.attacks.margin.feature_span import FeatureSpan
-from exhume.core.contract import Knowledge
+from exhume.core.contract import Knowledge, Records
 from exhume.core.contract import Outcome as Ended
-from exhume.core.records import Records
 from exhume.models.cnn import CNN
 from exhume.score.places import line_up, places_for
 from exhume.studies.arms import mounted

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.smoothed import Smoothed
-from exhume.core.records import Records
+from exhume.core.contract import Records
 from exhume.core.results import AttackSpec, Chart, Findings, Point
 from exhume.defences.margin import NoisyMargin, ProtectedDescent
 from exhume.studies.claims import Claims, fewer, flattened, mean_of

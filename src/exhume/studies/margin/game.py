@@ -24,8 +24,7 @@ from exhume.attacks.margin.restarts import Restarts
 from exhume.attacks.margin.strongest import Strongest
 from exhume.auditing import margin_findings
 from exhume.choices import device_named
-from exhume.core.contract import Attack, Key, Knowledge, Reconstruction
-from exhume.core.records import Records
+from exhume.core.contract import Attack, Key, Knowledge, Reconstruction, Records
 from exhume.core.results import AttackSpec, Chart, Findings
 from exhume.defences.margin import ProtectedDescent
 from exhume.models.heads import Head

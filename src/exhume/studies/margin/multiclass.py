@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.strongest import Strongest
-from exhume.core.records import Records
+from exhume.core.contract import Records
 from exhume.score.intervals import bootstrap
 from exhume.studies.claims import Claims, prefixed, ranged
 from exhume.studies.framework import Outcome, Run, Scale, Study

@@ -20,10 +20,9 @@ from exhume.attacks.margin.strongest import Strongest, met
 from exhume.auditing import margin_findings
 from exhume.auditing.checkpoint.scoring_records import Pictures, ScoringRecords
 from exhume.auditing.checkpoint.vector_findings import vector_findings
-from exhume.core.contract import Key, Knowledge, Reconstruction, Shard
+from exhume.core.contract import Key, Knowledge, Reconstruction, Records, Shard
 from exhume.core.contract import Outcome as Ended
 from exhume.core.evidence import LineupRow
-from exhume.core.records import Records
 from exhume.core.results import AttackSpec, Chart, Findings
 from exhume.models.cnn import CNN
 from exhume.models.heads import Head

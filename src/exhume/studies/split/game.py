@@ -17,8 +17,7 @@ from torch import Tensor
 from exhume import data
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
 from exhume.attacks.split.queried import QueriedInversion
-from exhume.core.contract import Attack, Key, Knowledge
-from exhume.core.records import Records
+from exhume.core.contract import Attack, Key, Knowledge, Records
 from exhume.data import Sizes, Split
 from exhume.defences.split.ensembler import Ensembler, likeness
 from exhume.models.split.inverter import Decoder, ShadowHead

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 
 from exhume.attacks.split.inversion import ShadowInversion
 from exhume.attacks.split.queried import QueriedInversion
-from exhume.core.contract import Attack, Key
-from exhume.core.records import Records
+from exhume.core.contract import Attack, Key, Records
 from exhume.core.results import Chart, Point
 from exhume.data import Sizes
 from exhume.defences.split.single import Noise

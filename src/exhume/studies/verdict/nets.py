@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from exhume.core.records import Records
+from exhume.core.contract import Records
 
 __all__ = [
     "affine_head",

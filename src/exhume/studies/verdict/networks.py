@@ -10,7 +10,7 @@ from torch import nn
 
 import exhume
 from exhume.auditing import Audit
-from exhume.core.records import Records
+from exhume.core.contract import Records
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.store.shards import NullStore
 from exhume.studies.verdict import nets

@@ -14,8 +14,7 @@ from sklearn.linear_model import LogisticRegression
 
 import exhume
 from exhume.auditing import Audit
-from exhume.core.contract import Key
-from exhume.core.records import Records
+from exhume.core.contract import Key, Records
 from exhume.studies.verdict import nets
 
 __all__ = ["NETS", "Draw", "of_class"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import exhume
 from exhume.auditing import Audit
-from exhume.core.records import Records
+from exhume.core.contract import Records
 from exhume.studies.verdict import nets
 from exhume.studies.verdict.systems import NETS, Draw, of_class
 from exhume.victims.recorded import Recording
