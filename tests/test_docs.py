@@ -11,8 +11,7 @@ import pytest
 
 import exhume
 from exhume.core.results import read_result
-from exhume.report.chart_file import chart_file
-from exhume.report.sheet import write_sheets
+from exhume.report.sheet import chart_file, write_sheets
 from exhume.studies import STUDIES
 
 ROOT = Path(__file__).parents[1]

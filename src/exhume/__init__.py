@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from exhume.auditing import Audit, Plan
     from exhume.core.contract import Progress
-    from exhume.report.compare import Change
+    from exhume.report.gate import Change
     from exhume.settings import Brief
 
 from exhume.settings.reference import brief_keys as _brief_keys
@@ -71,7 +71,7 @@ def plan(settings: dict[str, Any] | str | _Path, *, progress: Progress | None = 
 
 def compare(first: str | _Path, second: str | _Path) -> list[Change]:
     """Two run folders, attack by attack: does the second leak more, less, or as much within noise?"""
-    from exhume.report.compare import compare as changes
+    from exhume.report.gate import compare as changes
 
     return changes(_Path(first), _Path(second))
 

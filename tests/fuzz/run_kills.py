@@ -27,7 +27,7 @@ from safetensors import safe_open
 from typer.testing import CliRunner
 
 from exhume.cli import app
-from exhume.report.versions import version_now
+from exhume.report.folder import version_now
 
 SMALL = "--data digits --fixed 10 --targets 8 --shadows 10 --steps 3 --hidden 4 --threads 1".split()
 POINTS = tuple(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from report_runs import NASTY, attack, audit, evidence, study, write_run
-from test_similarity import evidence as similar
+from test_evidence import evidence as similar
 
 from exhume.report.page import draw
 

@@ -10,8 +10,7 @@ import pytest
 
 from exhume.core.contract import ExhumeError
 from exhume.report import folder as folders
-from exhume.report.folder import LOCK, MARKER, RunFolder
-from exhume.report.versions import version_now
+from exhume.report.folder import LOCK, MARKER, RunFolder, version_now
 
 
 def other_version(path, **changes):

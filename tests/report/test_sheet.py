@@ -12,10 +12,8 @@ from report_runs import audit, evidence
 
 from exhume.core.contract import ExhumeError
 from exhume.core.results import Chart, Point
-from exhume.report.chart_file import chart_file
-from exhume.report.sheet import contact_sheet, write_sheets
-from exhume.report.text_file import text_file
-from exhume.report.texts import TextRow, Texts, Word
+from exhume.report.evidence import TextGallery, TextRow, Word
+from exhume.report.sheet import chart_file, contact_sheet, text_file, write_sheets
 
 
 def test_records_stand_above_what_came_back():
@@ -86,7 +84,9 @@ def test_texts_stand_above_what_came_back_word_by_word():
     found = (Word("they", True), Word("&", False))
     rows = (TextRow(tuple(words), found, 0.5, ""), TextRow(tuple(words), None, 0.0, ""))
     long = TextRow(tuple(Word("word" * 9, True) for _ in range(9)), (), 0.0, "")
-    texts = Texts((*rows, long), 3, ordered=True, truth=True, lists=False, listed=(), unlisted=0)
+    texts = TextGallery(
+        (*rows, long), 3, ordered=True, truth=True, lists=False, listed=(), unlisted=0
+    )
     root = ElementTree.fromstring(text_file(texts, 1))
     assert root.get("aria-label") == "A text above what came back of it: 1 of 2 words are right."
     space = "{http://www.w3.org/2000/svg}"
@@ -95,5 +95,7 @@ def test_texts_stand_above_what_came_back_word_by_word():
     wide = ElementTree.fromstring(text_file(texts, 3))
     assert all(float(t.get("x")) < 760 for t in wide.iter(f"{space}text"))
     assert "(nothing)" in text_file(texts, 3)  # a text that did not come back is shown, too
-    listed = Texts(rows, 2, ordered=True, truth=True, lists=True, listed=("they",), unlisted=0)
+    listed = TextGallery(
+        rows, 2, ordered=True, truth=True, lists=True, listed=("they",), unlisted=0
+    )
     assert text_file(listed, 9) == ""

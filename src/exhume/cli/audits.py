@@ -186,7 +186,7 @@ def _run(brief: Brief, given: dict[str, Any], more: str) -> int:
             resume_anyway=given["resume_anyway"],
         )
     if given["junit"] is not None:
-        from exhume.report.junit import write_junit
+        from exhume.report.gate import write_junit
 
         write_junit(
             done.result,

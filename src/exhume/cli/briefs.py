@@ -128,7 +128,7 @@ def compare(
     """Does the second run leak more than the first, less, or is the difference within noise?"""
     for run in (first, second):
         refuse_unfinished(run)
-    from exhume.report.compare import compare as changes
+    from exhume.report.gate import compare as changes
 
     found = changes(first, second)
     for change in found:

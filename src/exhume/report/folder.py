@@ -1,7 +1,11 @@
-"""The run folder: settings, environment, result, tensors and shards of one run, for its owner's eyes only."""
+"""The run folder: settings, environment, result, tensors and shards of one run, for its owner's eyes only.
+
+It says which version did the work in it: the package, torch, and the code that decides bits.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -9,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +23,6 @@ from torch import Tensor
 
 from exhume.core.contract import ExhumeError, Progress, silent
 from exhume.core.results import Findings
-from exhume.report.versions import MIXED, other_version, version_now
 from exhume.store.scale import place
 from exhume.store.shards import (
     FolderStore,
@@ -28,11 +32,10 @@ from exhume.store.shards import (
     write_shard,
 )
 
-__all__ = ["RunFolder", "environment"]
-
-
 MARKER = ".exhume-run"
 LOCK = ".lock"
+MIXED = "mixed with "
+_DECIDE = ("train", "models", "attacks")  # folders whose code decides what a stored piece holds
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,28 @@ def _lock(descriptor: int, waiting: str, progress: Progress) -> None:
         progress(waiting, 0, 1)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         progress(waiting, 1, 1)
+
+
+@cache
+def version_now() -> str:
+    """In words; the same words, the same bits may be expected."""
+    source = Path(__file__).parents[1]
+    state = hashlib.sha256()
+    for path in sorted(p for room in _DECIDE for p in (source / room).rglob("*.py")):
+        state.update(f"{path.relative_to(source)}\n".encode() + path.read_bytes())
+    return f"exhume {version('exhume')}, torch {torch.__version__}, code {state.hexdigest()[:12]}"
+
+
+def other_version(marker: Path) -> str:
+    """The version that a marker names, if it is another one; what this version has gone on from is marked."""
+    try:
+        content = json.loads(marker.read_text(encoding="utf-8"))
+        found, before = str(content["version"]), str(content.get("before", ""))
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return "an earlier one that left no name"
+    if found == version_now():
+        return f"{MIXED}{before}" if before else ""
+    return found if not before else f"{found}, itself mixed with {before}"
 
 
 def environment() -> dict[str, str | int]:

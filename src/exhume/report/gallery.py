@@ -23,8 +23,6 @@ from exhume.core.typed_json import from_json
 from exhume.report.figures import img, strip
 from exhume.store.shards import read_shard
 
-__all__ = ["Card", "Cell", "Gallery", "Picture", "make_gallery", "read_evidence", "selection"]
-
 CARDS = 200  # embedded per attack at most: half the best, a quarter the worst, a quarter between
 SMALL = 64  # images up to this side are enlarged with visible pixels instead of being smoothed
 
@@ -78,7 +76,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One column of a table: its value in every picture of the card, by role."""
 
     name: str
@@ -104,7 +102,7 @@ class Card:
     inferred_name: str
     label_right: bool
     lined_up: int | None = None  # its place in the line-up; 1: identified
-    cells: tuple[Cell, ...] = ()  # of a table's record, column by column
+    cells: tuple[TableCell, ...] = ()  # of a table's record, column by column
 
     @property
     def ratio(self) -> float | None:
@@ -228,7 +226,7 @@ def make_gallery(
 
 def _cells(
     evidence: Mapping[str, Tensor], columns: Sequence[Column]
-) -> Callable[[int], tuple[Cell, ...]]:
+) -> Callable[[int], tuple[TableCell, ...]]:
     """What a person reads of the record with this index; nothing where records are no table's."""
     roles = [role for role in PICTURES if role in evidence and role not in ENLARGED]
     fits = bool(columns) and all(
@@ -236,11 +234,11 @@ def _cells(
         for role in roles
     )
 
-    def cells(index: int) -> tuple[Cell, ...]:
+    def cells(index: int) -> tuple[TableCell, ...]:
         if not fits:
             return ()
         rows = [cells_of(torch.nan_to_num(evidence[role][index]), columns) for role in roles]
-        return tuple(Cell(c.name, tuple(row[c.name] for row in rows)) for c in columns)
+        return tuple(TableCell(c.name, tuple(row[c.name] for row in rows)) for c in columns)
 
     return cells
 

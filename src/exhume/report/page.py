@@ -1,7 +1,7 @@
 """The self-contained HTML page of a run: verdict, evidence, figures and settings in one file.
 
-The page opens from disk with the network off. It carries private records, unless it is redacted:
-then it holds no record, no per-record number and no path of the user.
+The page opens from disk with the network off. It carries private records, unless it is redacted: then it
+holds no record, no per-record number, nothing that says where the user's files lie or whose they are.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,26 +22,32 @@ from markupsafe import Markup
 from torch import Tensor
 
 from exhume.core.contract import ExhumeError, Shard
-from exhume.core.results import LimitRow, Result, Section, StudyResult, read_json, read_result
+from exhume.core.results import LimitRow, Rate, Result, Section, StudyResult, read_json, read_result
 from exhume.core.typed_json import from_json
 from exhume.report import words
-from exhume.report.at_risk import RiskTable, risk_table
-from exhume.report.charts import draw_chart
-from exhume.report.figures import histogram, interval, scatter
+from exhume.report.evidence import (
+    PairGroup,
+    RiskTable,
+    TextGallery,
+    risk_table,
+    sides_of_threshold,
+    ssim_against_margin,
+    texts_of,
+)
+from exhume.report.figures import draw_chart, histogram, interval, scatter
 from exhume.report.gallery import Gallery, make_gallery, read_evidence
-from exhume.report.redact import paths_in, redacted
-from exhume.report.similarity import Side, sides_of_threshold, ssim_against_margin
-from exhume.report.texts import Texts, texts_of
-from exhume.report.tiles import key_figures
-from exhume.report.words import Row, duration, number, percent, show
+from exhume.report.words import TableRow, duration, number, percent, show
 from exhume.settings import toml_at
 from exhume.store.shards import write_atomically
-
-__all__ = ["draw"]
 
 TEMPLATES = Path(__file__).parent / "templates"
 RECORDS_SIZE = 7_000_000  # bytes of record drawings on one page, over all attacks
 SPREAD = (0.05, 0.25, 0.5, 0.75, 0.95)
+STARTS_AS_PATH = re.compile(r"(?:~\w*|\.{1,2}|[A-Za-z]:|file://)?[/\\]")
+PATH_IN_TEXT = re.compile(
+    r"""(?<![\w/\\])(?:~\w*|\.{1,2}|[A-Za-z]:|file://)?[/\\](?:[^\s/\\"'<>|,;()]+[/\\])+[^\s/\\"'<>|,;()]*"""
+)
+PERSONAL = {"host", "hostname", "node", "user", "username"}  # keys of an environment
 COMPARED = {
     "mse": "reconstruction",
     "oracle_mse": "nearest-record oracle",
@@ -73,13 +81,13 @@ class AttackView:
     anchor: str
     attack: Section
     knows: list[str]
-    metrics: list[Row]
+    metrics: list[TableRow]
     histogram: Markup
     scatter: Markup
     spread: list[list[str]]  # one row per kind of error: its name and its quantiles
     gallery: Gallery | None
-    texts: Texts | None
-    sides: list[Side]  # pairs on both sides of the threshold of similarity
+    texts: TextGallery | None
+    sides: list[PairGroup]  # pairs on both sides of the threshold of similarity
     margin: Markup  # similarity against margin
     risk: RiskTable | None  # the records that leak most
 
@@ -119,11 +127,14 @@ def _view(run: Path, *, redact: bool) -> dict[str, Any]:
         "tiles": key_figures(result),
         "limits": limits,
         "limit_rows": [(row, _allowed(row)) for row in limits.rows] if limits else [],
-        "config": [Row(k, show(v)) for k, v in _flat(config)],
+        "config": [TableRow(k, show(v)) for k, v in _flat(config)],
         "glossary": words.GLOSSARY,
         "spread_at": [f"{q:.0%}" for q in SPREAD],
-        **(_of_audit(result) if isinstance(result, Result) else _of_study(result)),
-        "environment": [Row(k, show(v)) for k, v in _flat(environment)],
+        "tone": "unknown",
+        "victim": [],
+        "metrics": [],
+        **_facts(result),
+        "environment": [TableRow(k, show(v)) for k, v in _flat(environment)],
     }
 
 
@@ -144,20 +155,18 @@ def _adversaries(sections: list[AttackView]) -> list[Adversary]:
     return [one for one in found.values() if one.sees or one.knows]
 
 
-def _of_audit(result: Result) -> dict[str, Any]:
-    facts = [Row(words.humanise(k), words.measured(k, v)) for k, v in result.victim.items()]
+def _facts(result: Result | StudyResult) -> dict[str, Any]:
+    """What only an audit's page shows, or only a study's."""
+    if isinstance(result, StudyResult):
+        return {"metrics": words.metric_rows(result.metrics)}
+    facts = [TableRow(words.humanise(k), words.measured(k, v)) for k, v in result.victim.items()]
     names = {attack.spec.id: attack.spec.name for attack in result.attacks}
     return {
         "tone": words.TONES[result.verdict.word],
         "victim": facts,
-        "metrics": [],
         "names": names,
         "beside": [attack.beside for attack in result.attacks if attack.beside],
     }
-
-
-def _of_study(result: StudyResult) -> dict[str, Any]:
-    return {"tone": "unknown", "victim": [], "metrics": words.metric_rows(result.metrics)}
 
 
 def _allowed(row: LimitRow) -> Markup:
@@ -280,3 +289,112 @@ def _render(view: dict[str, Any]) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+# The three or four figures at the top
+
+
+@dataclass(frozen=True)
+class Tile:
+    title: str
+    value: str
+    range: str = ""
+    beside: str = ""
+    figure: Markup | None = None
+
+
+def key_figures(result: Result | StudyResult) -> list[Tile]:
+    """Figures of the attack that the verdict is about: the strongest."""
+    best = result.strongest or next((a for a in result.attacks if "mse" in a.metrics), None)
+    if best is None:
+        return []
+    leak = [_leak(best.leak)] if best.leak is not None and best.leak.trials else []
+    finite = {name: value for name, value in best.metrics.items() if math.isfinite(value)}
+    trained = (
+        f"{number(best.cost.models)} models trained" if best.cost.models else "no models trained"
+    )
+    effort = Tile("Effort of the best attack", duration(best.cost.seconds), trained)
+    return [*leak, *_measured(finite, len(result.classes)), effort]
+
+
+def _leak(leak: Rate) -> Tile:
+    rates = {"this attack": (leak.low, leak.share, leak.high)}
+    beside = ""
+    if leak.chance is not None:
+        rates["by chance"] = (leak.chance, leak.chance, leak.chance)
+        beside = f"by chance {percent(leak.chance)}"
+    return Tile(
+        "Records brought back",
+        f"{number(leak.successes)} of {number(leak.trials)}",
+        f"{percent(leak.share)} ({percent(leak.low)} to {percent(leak.high)})",
+        beside,
+        interval(rates, label="Share of the records brought back"),
+    )
+
+
+def _measured(m: dict[str, float], classes: int) -> Iterator[Tile]:
+    if "tpr_at_1pct" in m:
+        above = f"SSIM above {number(m['ssim_at_1pct'])}" if "ssim_at_1pct" in m else ""
+        share = percent(m["tpr_at_1pct"])
+        yield Tile("At 1% false positives", share, "of the training images", above)
+    if "mse" in m:
+        oracle = m.get("oracle_mse")
+        ratio = f"{number(m['mse'] / oracle)} times the oracle's" if oracle else ""
+        beside = f"nearest-record oracle {number(oracle)}" if oracle is not None else ""
+        yield Tile("Error (MSE)", number(m["mse"]), ratio, beside)
+    if "whole_texts" in m:
+        likest = m.get("oracle_token_accuracy")
+        beside = f"likest held text {percent(likest)}" if likest is not None else ""
+        tokens = f"{percent(m['token_accuracy'])} of the tokens"
+        yield Tile("TextGallery whole", percent(m["whole_texts"]), tokens, beside)
+    if "label_accuracy" in m:
+        low, high = m.get("label_accuracy_low"), m.get("label_accuracy_high")
+        span = f"{percent(low)} to {percent(high)}" if low is not None and high is not None else ""
+        guess = f"guessing {percent(1 / classes)}, {classes} classes" if classes else ""
+        yield Tile("Labels inferred", percent(m["label_accuracy"]), span, guess)
+
+
+# Redacted
+
+
+def paths_in(value: Any) -> Iterator[str]:
+    """Every string in a configuration that reads as a path, also relative or with spaces."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from paths_in(item)
+    elif isinstance(value, str) and (
+        STARTS_AS_PATH.match(value) or (re.search(r"[/\\]", value) and not re.search(r"\s", value))
+    ):
+        yield value
+
+
+def redacted(value: Any, paths: list[str]) -> Any:
+    """A copy with paths cut to their last component, classes numbered, machine and user left out.
+
+    paths: those known from the configuration, found in running text even with spaces in them.
+    """
+    if isinstance(value, dict):
+        copied = {k: redacted(v, paths) for k, v in value.items() if str(k).lower() not in PERSONAL}
+        if "classes" in value:
+            known = value["classes"]
+            numbered = isinstance(known, list)
+            copied["classes"] = (
+                [f"class {place + 1}" for place in range(len(known))] if numbered else "redacted"
+            )
+        return {_text(str(key), paths): item for key, item in copied.items()}
+    if isinstance(value, list):
+        return [redacted(item, paths) for item in value]
+    return _text(value, paths) if isinstance(value, str) else value
+
+
+def _text(text: str, paths: list[str]) -> str:
+    for path in sorted(paths, key=len, reverse=True):
+        if _last(path).strip("."):  # not "/" or "..", which would eat half a sentence
+            text = text.replace(path, _last(path))
+    if STARTS_AS_PATH.match(text):
+        return _last(text)
+    return PATH_IN_TEXT.sub(lambda found: _last(found.group()), text)
+
+
+def _last(path: str) -> str:
+    return re.split(r"[/\\]", path.rstrip("/\\"))[-1]

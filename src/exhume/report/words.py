@@ -7,21 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "GLOSSARY",
-    "KNOWN",
-    "TONES",
-    "Number",
-    "Row",
-    "duration",
-    "humanise",
-    "measured",
-    "metric_rows",
-    "number",
-    "percent",
-    "show",
-]
-
 TONES = {"leaks": "leak", "at risk": "risk", "no leak found": "clear", "not audited": "unknown"}
 """Verdict: the class that gives it its colour, in words and in charts."""
 
@@ -326,13 +311,13 @@ def humanise(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     name: str
     value: str
     meaning: str = ""
 
 
-def metric_rows(metrics: Mapping[str, Any]) -> list[Row]:
+def metric_rows(metrics: Mapping[str, Any]) -> list[TableRow]:
     """Metrics the page knows in its own order, then all others; `x_low` and `x_high` join `x`."""
     bounds = {f"{name}_{end}" for name in metrics for end in ("low", "high")}
     names = [n for n in METRICS if n in metrics] + [n for n in metrics if n not in METRICS]
@@ -345,7 +330,7 @@ def metric_rows(metrics: Mapping[str, Any]) -> list[Row]:
         if low is not None and high is not None:
             text += f" ({measured(name, low)} to {measured(name, high)})"
         title, meaning = METRICS.get(name, (humanise(name), ""))
-        rows.append(Row(title, text, meaning))
+        rows.append(TableRow(title, text, meaning))
     return rows
 
 

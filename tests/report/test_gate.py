@@ -19,8 +19,7 @@ from exhume.core.results import (
     lacking_power,
     read_result,
 )
-from exhume.report.compare import compare, difference
-from exhume.report.junit import write_junit
+from exhume.report.gate import compare, difference, write_junit
 from exhume.score.intervals import rate_of
 
 
