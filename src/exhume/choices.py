@@ -16,9 +16,8 @@ from exhume.models.mlp import MLP
 from exhume.models.own.architecture import OwnArchitecture, architecture_named, fully_connected
 from exhume.settings import Settings
 from exhume.store.scale import Processes, where_now
-from exhume.train.batch_norm import mixes_batches
 from exhume.train.fleet import chunk_for
-from exhume.train.functional import check_side_by_side
+from exhume.train.functional import check_side_by_side, mixes_batches
 from exhume.train.optimisers import Adam, Descent, Optimiser
 from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch, MiniBatch

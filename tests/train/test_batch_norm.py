@@ -7,8 +7,8 @@ from torch import nn
 
 from exhume.core.contract import ExhumeError
 from exhume.models.own.architecture import architecture_named
-from exhume.train.batch_norm import mixes_batches
 from exhume.train.dp import Privacy
+from exhume.train.functional import mixes_batches
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch, MiniBatch
 from exhume.train.stacked import Order

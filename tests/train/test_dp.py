@@ -16,11 +16,12 @@ from exhume.models.activations import ACTIVATIONS
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.store.shards import NullStore
-from exhume.train import functional, stacked
 from exhume.train.dp import NoiseStream, Privacy, SampleStream, epsilon, noise_for_epsilon
 from exhume.train.fleet import train_fleet
+from exhume.train.functional import SideBySide
 from exhume.train.optimisers import Descent
-from exhume.train.recipe import FullBatch
+from exhume.train.recipe import FullBatch, follow
+from exhume.train.stacked import Stack
 
 
 def records(count, shape, classes, key):
@@ -52,7 +53,7 @@ def naive(architecture, descent, start, inputs, labels, privacy, noise, drawn=No
     return flat
 
 
-def compare(path, architecture, key, n, models, extras, privacy):
+def compare(engine, architecture, key, n, models, extras, privacy):
     descent = Descent(steps=3, rate=0.3, momentum=0.8, weight_decay=0.05)
     shape, classes = architecture.input_shape, architecture.outputs
     fixed = records(n, shape, classes, key.fold("fixed"))
@@ -66,7 +67,9 @@ def compare(path, architecture, key, n, models, extras, privacy):
     streams = {"noise": NoiseStream(key, 0, models, size)}
     if privacy.samples:
         streams["sampler"] = SampleStream(key, 0, models, privacy.sampling)
-    found = path(architecture, descent, start, fixed, extra, privacy=privacy, **streams)
+    made = engine.of(architecture, fixed, extra)
+    begin = start.expand(models, -1)
+    found = follow(made, descent, begin, privacy=privacy, **streams)
     for i in range(models):
         inputs = torch.cat([fixed.inputs, extra.inputs[i]])
         labels = torch.cat([fixed.labels, extra.labels[i]])
@@ -93,7 +96,7 @@ def compare(path, architecture, key, n, models, extras, privacy):
 )
 def test_by_hand_equals_per_record_gradients(n, d, hidden, models, extras, name, clip, noise, rate):
     mlp = MLP((d,), tuple(hidden), 3, activation=name)
-    compare(stacked.descend, mlp, Key.from_seed(3), n, models, extras, Privacy(clip, noise, rate))
+    compare(Stack, mlp, Key.from_seed(3), n, models, extras, Privacy(clip, noise, rate))
 
 
 @pytest.mark.parametrize(("noise", "rate"), [(0.0, 1.0), (0.5, 1.0), (0.5, 0.3)])
@@ -103,7 +106,7 @@ def test_by_hand_equals_per_record_gradients(n, d, hidden, models, extras, name,
     ids=["cnn", "mlp"],
 )
 def test_the_general_path_equals_per_record_gradients(architecture, noise, rate, key):
-    compare(functional.descend, architecture, key, 10, 2, 1, Privacy(0.5, noise, rate))
+    compare(SideBySide, architecture, key, 10, 2, 1, Privacy(0.5, noise, rate))
 
 
 def small(make_records, key):
@@ -222,7 +225,7 @@ def test_a_missing_accountant_is_named(monkeypatch):
 def test_blocks_of_records_are_drawn_in_their_order(key):
     """More records than one block holds: the draws still belong to the same ones."""
     mlp = MLP((3,), (2,), 2)
-    compare(stacked.descend, mlp, key, 600, 2, 1, Privacy(0.3, 0.1, 0.05))
+    compare(Stack, mlp, key, 600, 2, 1, Privacy(0.3, 0.1, 0.05))
 
 
 def test_side_by_side_or_one_at_a_time_the_same_are_drawn(make_records, key):

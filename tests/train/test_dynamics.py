@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.mlp import MLP
 from exhume.train.optimisers import Descent, FusedRMSProp
-from exhume.train.recipe import active_share
-from exhume.train.stacked import descend
+from exhume.train.recipe import active_share, descend
 
 
 @pytest.mark.parametrize("activation", ["relu", "elu"])

@@ -14,8 +14,9 @@ from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.train import functional, stacked
 from exhume.train.dp import Privacy
+from exhume.train.functional import SideBySide
 from exhume.train.optimisers import Adam, Descent
-from exhume.train.recipe import FullBatch
+from exhume.train.recipe import FullBatch, descend, follow
 
 SMALL = CNN((2, 7, 7), (3, 4), (3, 2), (2, 1), (5,), 3)
 
@@ -42,8 +43,9 @@ def test_both_paths_agree_on_an_mlp(make_records, key):
     fixed = make_records(100, (6,), 3, key)
     extra = make_records(4, (6,), 3, key.fold("extra")).one_each()
     start = mlp.initial(key)
-    by_hand = stacked.descend(mlp, Descent(steps=30), start, fixed, extra)
-    general = functional.descend(mlp, Descent(steps=30), start, fixed, extra)
+    by_hand = descend(mlp, Descent(steps=30), start, fixed, extra)
+    engine = SideBySide.of(mlp, fixed, extra)
+    general = follow(engine, Descent(steps=30), start.expand(4, -1))
     torch.testing.assert_close(by_hand, general, rtol=1e-4, atol=1e-5)
 
 
@@ -111,7 +113,7 @@ def test_watch_is_shown_the_parameters_before_each_step(make_records, key):
     start, seen = SMALL.initial(key), []
     for steps in (2, 3):
         seen.clear()
-        trained = functional.descend(
+        trained = descend(
             SMALL,
             Descent(steps=steps),
             start,

@@ -17,7 +17,7 @@ from exhume.train.influence import (
     trajectories,
 )
 from exhume.train.optimisers import Descent
-from exhume.train.stacked import descend
+from exhume.train.recipe import descend
 from exhume.train.unrolled import smooth_gates
 
 

@@ -12,8 +12,8 @@ from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.activations import ACTIVATIONS
 from exhume.models.mlp import MLP
 from exhume.train.optimisers import Descent
-from exhume.train.recipe import FullBatch
-from exhume.train.stacked import accuracy, bytes_per_model, descend, logits
+from exhume.train.recipe import FullBatch, descend
+from exhume.train.stacked import accuracy, bytes_per_model, logits
 
 
 def records(count, d, classes, key, zero_columns=0):

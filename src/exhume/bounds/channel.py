@@ -30,8 +30,6 @@ from scipy.special import ndtr, ndtri
 from exhume.bounds.prior import check_kappa
 from exhume.core.contract import ExhumeError
 
-__all__ = ["bits", "bits_of_different", "naming", "sigma_for", "success"]
-
 _MOST = 32  # bits of one number as it is sent
 
 

@@ -36,7 +36,7 @@ from exhume.models.own.architecture import fully_connected
 from exhume.models.split.cost import multiply_adds
 from exhume.store.scale import Cluster, Cores, Processes, Work, run_jobs, where_now
 from exhume.store.shards import address, digest
-from exhume.train.batch_norm import mixes_batches
+from exhume.train.functional import mixes_batches
 from exhume.train.recipe import FullBatch, MiniBatch
 from exhume.train.stacked import LARGEST_CHUNK
 

@@ -4,15 +4,23 @@ What `train/stacked.py` does by hand for MLPs, by `vmap(grad)` for whatever an `
 Records come in blocks, so that memory stays bounded; with clipping, per-record gradients are formed
 for one block at a time.
 
+Networks with batch norm are trained one model after another: a step's records are normalised together.
+The module itself is trained, in the modes in which its factory returns it, so that its running
+statistics move as they do for whoever wrote it. They are part of the layout: what is released holds
+them. Every step sees all records, or its batch of a known order; the unknown record is wherever the
+order puts it.
+
 Memory: see `bytes_per_model`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice, repeat
+from itertools import repeat
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -25,66 +33,56 @@ from exhume.models.own.per_record_check import not_per_record
 from exhume.models.probes import after, leaves
 from exhume.naming import first_line
 from exhume.train import stacked
-from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy, Sampler
+from exhume.train.dp import NOT_PRIVATE, Privacy, Sampler
+from exhume.train.local import batch_loss
 from exhume.train.optimisers import Adam, Optimiser
 from exhume.train.stacked import Order
 
-__all__ = [
-    "accuracy",
-    "activations",
-    "bytes_per_model",
-    "check_side_by_side",
-    "descend",
-    "logits",
-    "own_answers",
-    "own_gradients",
-    "record_gradients",
-]
-
+_NORM = nn.modules.batchnorm._BatchNorm
 _BLOCK = 64  # records whose activations are held at once, a model
 _PRIVATE_BLOCK = 8  # records whose gradients are held at once, a model
 
 
-def descend(
-    architecture: Architecture,
-    optimiser: Optimiser,
-    initial: Tensor,
-    fixed: Records,
-    extra: Records,
-    *,
-    order: Order | None = None,
-    privacy: Privacy = NOT_PRIVATE,
-    noise: NoiseStream | None = None,
-    sampler: Sampler | None = None,
-    watch: Callable[[Tensor], None] | None = None,
-) -> Tensor:
-    """Train s models; model i minimises the mean cross-entropy of `fixed` and `extra[i]`.
+@dataclass(frozen=True, eq=False)
+class SideBySide:
+    """s models of any architecture without batch norm, each on the fixed records and its own extra ones."""
 
-    initial: (p,) or (s, p); extra: (s, e, *shape), e may be 0; returns (s, p). Every step sees all
-    records, or the batch that `order` gives it; with a sampler, each model's own draw of all records.
-    `watch` is shown the parameters (s, p) before each step.
-    """
-    network = _Network.trained(architecture, initial.device)
-    parameters = initial.expand(extra.labels.shape[0], -1).clone()
-    update = optimiser.start([parameters])
-    for seen, own in islice(_steps(fixed, extra, order), optimiser.steps):
-        if watch is not None:
-            watch(parameters)
-        total = torch.zeros_like(parameters)
+    network: Network
+    fixed: Records
+    extra: Records
+
+    @staticmethod
+    def of(architecture: Architecture, fixed: Records, extra: Records) -> SideBySide:
+        return SideBySide(Network.trained(architecture, fixed.inputs.device), fixed, extra)
+
+    def unpack(self, flat: Tensor) -> list[Tensor]:
+        return [flat.clone()]
+
+    def pack(self, weights: list[Tensor]) -> Tensor:
+        return weights[0]
+
+    def gradients(
+        self,
+        weights: list[Tensor],
+        order: Order | None,
+        privacy: Privacy,
+        sampler: Sampler | None,
+    ) -> Iterator[tuple[list[Tensor], int]]:
+        """Step by step, sums of gradients at the weights as they are by then; see `recipe.Engine`."""
+        (parameters,) = weights
         size = _PRIVATE_BLOCK if privacy.clips else _BLOCK
-        fixed_taken, own_taken = _taken(sampler, len(seen), own.labels.shape[1], parameters)
-        for start in range(0, len(seen), size):
-            cut = slice(start, start + size)
-            total += network.gradients(parameters, seen[cut], privacy, fixed_taken[:, cut])
-        for start in range(0, own.labels.shape[1], size):
-            cut = slice(start, start + size)
-            part = Records(own.inputs[:, cut], own.labels[:, cut], own.classes)
-            total += network.gradients(parameters, part, privacy, own_taken[:, cut])
-        if noise is not None and privacy.deviation:
-            total.add_(noise.draw(parameters), alpha=privacy.deviation)
-        records = len(seen) + own.labels.shape[1]
-        update([total], records if sampler is None else privacy.sampling * records)
-    return parameters
+        for seen, own in _steps(self.fixed, self.extra, order):
+            total, extra = torch.zeros_like(parameters), own.labels.shape[1]
+            fixed_taken, own_taken = _taken(sampler, len(seen), extra, parameters)
+            for start in range(0, len(seen), size):
+                cut = slice(start, start + size)
+                part = seen[cut]
+                total += self.network.gradients(parameters, part, privacy, fixed_taken[:, cut])
+            for start in range(0, extra, size):
+                cut = slice(start, start + size)
+                part = Records(own.inputs[:, cut], own.labels[:, cut], own.classes)
+                total += self.network.gradients(parameters, part, privacy, own_taken[:, cut])
+            yield [total], len(seen) + extra
 
 
 def _taken(sampler: Sampler | None, fixed: int, extra: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,16 +105,16 @@ def _steps(
 
 
 @dataclass(frozen=True, eq=False)
-class _Network:
+class Network:
     module: nn.Module
     layout: Layout
 
     @staticmethod
-    def released(architecture: Architecture, device: torch.device) -> _Network:
-        return _Network(architecture.build().eval().to(device), architecture.layout)
+    def released(architecture: Architecture, device: torch.device) -> Network:
+        return Network(architecture.build().eval().to(device), architecture.layout)
 
     @staticmethod
-    def trained(architecture: Architecture, device: torch.device) -> _Network:
+    def trained(architecture: Architecture, device: torch.device) -> Network:
         """Refuses what a gradient does not tell: dropout, and statistics over batches."""
         if isinstance(architecture, OwnArchitecture):
             module, why = architecture.trainable(), architecture.not_per_record
@@ -132,7 +130,7 @@ class _Network:
             )
         if isinstance(architecture, OwnArchitecture):
             _try(architecture)
-        return _Network(module.to(device), architecture.layout)
+        return Network(module.to(device), architecture.layout)
 
     def outputs(self, flat: Tensor, inputs: Tensor) -> Tensor:
         """(p,), (n, *shape) to (n, c)."""
@@ -187,13 +185,13 @@ class _Network:
 
 def check_side_by_side(architecture: Architecture) -> None:
     """Raises `ExhumeError` with the layer, or the operation, that stands against it."""
-    _Network.trained(architecture, torch.device("cpu"))
+    Network.trained(architecture, torch.device("cpu"))
 
 
 @lru_cache(maxsize=8)
 def _try(architecture: OwnArchitecture) -> None:
     """One gradient of two models on two records of zeros, or a sentence that says why there is none."""
-    network = _Network(architecture.trainable(), architecture.layout)
+    network = Network(architecture.trainable(), architecture.layout)
     start = architecture.initial(Key.from_seed(0)).expand(2, -1)
     labels = torch.zeros(2, dtype=torch.int64)
     records = Records(torch.zeros(2, *architecture.input_shape), labels, ())
@@ -241,7 +239,7 @@ def activations(architecture: Architecture) -> int:
 
 def own_gradients(architecture: Architecture, parameters: Tensor, own: Records) -> Tensor:
     """(s, p) models, each on its own records (s, n, *shape): (s, p) gradients of their summed losses."""
-    network = _Network.trained(architecture, parameters.device)
+    network = Network.trained(architecture, parameters.device)
     return network.gradients(parameters, own, NOT_PRIVATE)
 
 
@@ -252,7 +250,7 @@ def own_answers(
 
     (s, n, c), and (s, p) of their summed losses.
     """
-    network = _Network.released(architecture, parameters.device)
+    network = Network.released(architecture, parameters.device)
     outputs: Tensor = vmap(network.outputs)(parameters, own.inputs)
     return outputs.detach(), network.gradients(parameters, own, NOT_PRIVATE).detach()
 
@@ -261,7 +259,7 @@ def record_gradients(
     architecture: Architecture, parameters: Tensor, records: Records, privacy: Privacy = NOT_PRIVATE
 ) -> Tensor:
     """(s, p) models on (n, *shape) shared records: (s, n, p), each record's gradient, clipped."""
-    network = _Network.trained(architecture, parameters.device)
+    network = Network.trained(architecture, parameters.device)
     one = vmap(network.gradient, in_dims=(None, 0, 0))
     each: Tensor = vmap(one, in_dims=(0, None, None))(parameters, records.inputs, records.labels)
     each = each.detach()
@@ -274,7 +272,7 @@ def logits(architecture: Architecture, parameters: Tensor, inputs: Tensor) -> Te
     """(s, p) models on (n, *shape) shared inputs: (s, n, c)."""
     if mlp := fully_connected(architecture):
         return stacked.logits(mlp, parameters, inputs)
-    network = _Network.released(architecture, parameters.device)
+    network = Network.released(architecture, parameters.device)
     if isinstance(architecture, OwnArchitecture):  # one by one: it may hold what vmap cannot do
         return torch.stack([network.alone(flat, inputs) for flat in parameters])
     parts = [
@@ -288,3 +286,90 @@ def accuracy(architecture: Architecture, parameters: Tensor, records: Records) -
     """(s, p) to (s,): share of the records that each model classifies rightly."""
     right = logits(architecture, parameters, records.inputs).argmax(2) == records.labels
     return right.double().mean(1)
+
+
+def mixes_batches(architecture: Architecture) -> TypeGuard[OwnArchitecture]:
+    """Whether batch norm, and nothing else, makes training more than a sum over records."""
+    if not isinstance(architecture, OwnArchitecture) or not architecture.not_per_record:
+        return False
+    return _only_batch_norm(architecture)
+
+
+@lru_cache(maxsize=8)
+def _only_batch_norm(architecture: OwnArchitecture) -> bool:
+    module = architecture.trainable()
+    norms = [layer for layer in module.modules() if isinstance(layer, _NORM) and layer.training]
+    for layer in norms:
+        layer.eval()
+    return bool(norms) and not not_per_record(module, architecture.input_shape)
+
+
+def without_memory(module: nn.Module) -> nn.Module:
+    """A copy whose batch norm in train mode uses its batch and remembers nothing: the same gradients."""
+    own = copy.deepcopy(module)
+    for layer in own.modules():
+        if isinstance(layer, _NORM) and layer.training:
+            layer.track_running_stats = False
+            layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+    return own
+
+
+@dataclass(frozen=True, eq=False)
+class BatchNormed:
+    """One model with batch norm: the module itself is trained, and moves its running statistics."""
+
+    module: nn.Module
+    layout: Layout  # all that is released
+    followed: Layout  # what has gradients
+    fixed: Records
+    extra: Records  # (1, e, *shape)
+
+    @staticmethod
+    def of(architecture: OwnArchitecture, fixed: Records, extra: Records) -> BatchNormed:
+        module, layout = architecture.trainable().to(fixed.inputs.device), architecture.layout
+        names = {name for name, _ in module.named_parameters()}
+        known = zip(layout.names, layout.shapes, strict=True)
+        followed = Layout(*zip(*((n, shape) for n, shape in known if n in names), strict=True))
+        return BatchNormed(module, layout, followed, fixed, extra)
+
+    def _statistics(self) -> dict[str, Tensor]:
+        names = set(self.layout.names) - set(self.followed.names)
+        return {name: part for name, part in self.module.named_buffers() if name in names}
+
+    def unpack(self, flat: Tensor) -> list[Tensor]:
+        parts = self.layout.split(flat[0])
+        for name, buffer in self._statistics().items():
+            buffer.copy_(parts[name])
+        return [self.followed.join({name: parts[name].clone() for name in self.followed.names})]
+
+    def pack(self, weights: list[Tensor]) -> Tensor:
+        return self.layout.join(self.followed.split(weights[0]) | self._statistics())[None]
+
+    def gradients(
+        self,
+        weights: list[Tensor],
+        order: Order | None,
+        privacy: Privacy,
+        sampler: Sampler | None,
+    ) -> Iterator[tuple[list[Tensor], int]]:
+        """Step by step, the gradient of the mean loss; there are none of single records to clip."""
+        everything = self.fixed.with_extra(self.extra, 0)
+        for rows in _batch_rows(len(self.fixed), self.extra.labels.shape[1], order):
+            seen = everything if rows is None else everything[rows.to(weights[0].device)]
+            yield [_mean_gradient(self.module, self.followed, weights[0], seen)], 1
+
+
+def _batch_rows(n: int, e: int, order: Order | None) -> Iterator[Tensor | None]:
+    """Places of a step's records in the fixed and then the extra ones; None: all."""
+    if order is None:
+        return repeat(None)
+    return (torch.cat([batch.fixed, n + batch.extra]) for batch in order.batches(n, e))
+
+
+def _mean_gradient(module: nn.Module, layout: Layout, flat: Tensor, seen: Records) -> Tensor:
+    """(p,) of the mean loss."""
+    with torch.enable_grad():
+        weights = flat.detach().clone().requires_grad_()
+        outputs = functional_call(module, layout.split(weights), (seen.inputs,))
+        (slope,) = torch.autograd.grad(batch_loss(outputs, seen.labels), weights)
+    return slope

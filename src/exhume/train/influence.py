@@ -28,9 +28,7 @@ from exhume.core.contract import Records
 from exhume.models.activations import Activation, activation
 from exhume.models.mlp import MLP
 from exhume.train.optimisers import Descent
-from exhume.train.stacked import descend
-
-__all__ = ["Answers", "answer", "backward", "pushes", "pushes_of_error", "trajectories"]
+from exhume.train.recipe import descend
 
 _BLUR = 0.1  # width of a kink, in standard deviations of what enters
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Solved", "least_squares"]
-
 _EARLIER = (2, 5, 12)  # iterations after which an iterate is kept
 
 Product = Callable[[Tensor], Tensor]

@@ -28,8 +28,6 @@ from exhume.train import functional
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import check_fits
 
-__all__ = ["OwnTraining"]
-
 _WRAPPERS = ("module.", "_orig_mod.", "_module.")  # of data parallelism, torch.compile and Opacus
 _COUNTER = "num_batches_tracked"
 

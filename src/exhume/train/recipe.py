@@ -1,7 +1,8 @@
 """Recipes: a way of training as a value that can be named, hashed and handed to an adversary.
 
-MLPs, whoever wrote them, take the hand-derived path (train/stacked.py), every other architecture the
-general one (train/functional.py). Starting from a pre-trained model, or from a fresh draw per model, is
+There is one descent (`descend`) on three engines: MLPs, whoever wrote them, take the hand-derived one
+(train/stacked.py), networks with batch norm theirs and every other architecture the general one (both
+train/functional.py). Starting from a pre-trained model, or from a fresh draw per model, is
 a matter of `initial`.
 
 Which neurons did a record ever reach? Training again, watching each hidden neuron on the target.
@@ -18,9 +19,10 @@ the bias's gradient is the neuron's error alone, so its share is that of the neu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import islice
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,10 +31,11 @@ from exhume.core.contract import Architecture, ExhumeError, Key, Records
 from exhume.models.activations import Activation, activation
 from exhume.models.mlp import MLP
 from exhume.models.own.architecture import fully_connected
-from exhume.train import batch_norm, functional, stacked
+from exhume.train import functional, stacked
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy, Sampler, SampleStream
+from exhume.train.functional import BatchNormed, SideBySide, mixes_batches
 from exhume.train.optimisers import Descent, Optimiser
-from exhume.train.stacked import Order, descend
+from exhume.train.stacked import Order, Stack
 
 _AT_ONCE = 64  # gradients held at once
 
@@ -132,6 +135,101 @@ class MiniBatch:
         return f"batches of {self.order.size} in random order, {self.descent}, cross-entropy"
 
 
+class Engine(Protocol):
+    """Some models and their records, laid out for gradients."""
+
+    def unpack(self, flat: Tensor) -> list[Tensor]:
+        """(s, p) to new tensors of the engine's own layout."""
+        ...
+
+    def pack(self, weights: list[Tensor]) -> Tensor:
+        """The inverse of `unpack`."""
+        ...
+
+    def gradients(
+        self,
+        weights: list[Tensor],
+        order: Order | None,
+        privacy: Privacy,
+        sampler: Sampler | None,
+    ) -> Iterator[tuple[list[Tensor], int]]:
+        """Without end: sums of the records' gradients at the weights as they are by then, and their count."""
+        ...
+
+
+def descend(
+    architecture: Architecture,
+    optimiser: Optimiser,
+    initial: Tensor,
+    fixed: Records,
+    extra: Records,
+    *,
+    order: Order | None = None,
+    privacy: Privacy = NOT_PRIVATE,
+    noise: NoiseStream | None = None,
+    sampler: Sampler | None = None,
+    watch: Callable[[Tensor], None] | None = None,
+) -> Tensor:
+    """Train s models; model i minimises the mean cross-entropy of `fixed` and `extra[i]`.
+
+    initial: (p,) or (s, p); extra: (s, e, *shape), e may be 0; returns (s, p). Every step sees all
+    records, or the batch that `order` gives it; with a sampler, each model's own draw of all records.
+    `watch` is shown the parameters (s, p) before each step.
+    """
+    start = initial.expand(extra.labels.shape[0], -1)
+    if not mixes_batches(architecture):
+        mlp = fully_connected(architecture)
+        engine = Stack.of(mlp, fixed, extra) if mlp else SideBySide.of(architecture, fixed, extra)
+        return follow(
+            engine,
+            optimiser,
+            start,
+            order=order,
+            privacy=privacy,
+            noise=noise,
+            sampler=sampler,
+            watch=watch,
+        )
+    if privacy.clips or noise is not None or sampler is not None or watch is not None:
+        raise ExhumeError(
+            f"{architecture}: {architecture.not_per_record}, so that no record has a gradient of its own to "
+            "clip: replace it (nn.GroupNorm for batch norm)"
+        )
+    alone = [slice(i, i + 1) for i in range(len(start))]
+    engines = [BatchNormed.of(architecture, fixed, extra[one]) for one in alone]
+    trained = [
+        follow(engine, optimiser, start[one], order=order)
+        for engine, one in zip(engines, alone, strict=True)
+    ]
+    return torch.cat(trained)
+
+
+def follow(
+    engine: Engine,
+    optimiser: Optimiser,
+    start: Tensor,
+    *,
+    order: Order | None = None,
+    privacy: Privacy = NOT_PRIVATE,
+    noise: NoiseStream | None = None,
+    sampler: Sampler | None = None,
+    watch: Callable[[Tensor], None] | None = None,
+) -> Tensor:
+    """(s, p) where an engine's models end that begin at (s, p)."""
+    weights = engine.unpack(start)
+    update = optimiser.start(weights)
+    steps = engine.gradients(weights, order, privacy, sampler)
+    for sums, records in islice(steps, optimiser.steps):
+        if watch is not None:
+            watch(engine.pack(weights))
+        if noise is not None and privacy.deviation:
+            drawn = engine.unpack(noise.draw(start).mul_(privacy.deviation))
+            for total, part in zip(sums, drawn, strict=True):
+                total.add_(part)
+        update(sums, records if sampler is None else privacy.sampling * records)
+    return engine.pack(weights)
+
+
 def _train(
     recipe: FullBatch | MiniBatch,
     initial: Tensor,
@@ -146,7 +244,8 @@ def _train(
 ) -> Tensor:
     architecture, optimiser = recipe.architecture, recipe.descent
     check_fits(architecture, fixed)
-    trained = descent_of(architecture)(
+    trained = descend(
+        architecture,
         optimiser,
         initial,
         fixed,
@@ -172,15 +271,6 @@ def check_fits(architecture: Architecture, records: Records) -> None:
             f"records of shape {records.shape} do not fit {architecture}, "
             f"which takes {architecture.input_shape}"
         )
-
-
-def descent_of(architecture: Architecture) -> Callable[..., Tensor]:
-    """`stacked.descend` where the network is fully connected; with batch norm one model after another."""
-    if mlp := fully_connected(architecture):
-        return partial(stacked.descend, mlp)
-    if batch_norm.mixes_batches(architecture):
-        return partial(batch_norm.descend, architecture)
-    return partial(functional.descend, architecture)
 
 
 def active_share(
@@ -263,7 +353,7 @@ def untouched(
             looks.append(_zeros(architecture, parameters.expand(t, -1), seen))
         step += 1
 
-    descent_of(architecture)(descent, initial, fixed, extra, watch=look)
+    descend(architecture, descent, initial, fixed, extra, watch=look)
     shares = {name: torch.stack([found[name] for found in looks]) for name in layout.names}
     sizes = {
         name: torch.Size(shape).numel()

@@ -12,8 +12,6 @@ error columns before the same products (train/dp.py).
 Memory: see `bytes_per_model`. Cost: (4·n·d·k + 6·n·k·c)·steps floating-point operations a model for
 one hidden layer.
 
-Records and parameters of a stack of MLPs, laid out as the products of train/stacked.py want them.
-
 Which records a step of training sees, the same for every model of a stack.
 
 An epoch goes once through all n fixed and e extra records in a random order, cut into batches; the
@@ -25,9 +23,9 @@ same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import repeat
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +34,7 @@ from torch import Tensor
 from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.activations import Activation, activation
 from exhume.models.mlp import MLP
-from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy, Sampler
+from exhume.train.dp import Privacy, Sampler
 from exhume.train.optimisers import Adam, Optimiser
 
 _BLOCK_BYTES = 1 << 22  # of one layer's activations in a block: a few of these fit a shared cache
@@ -45,47 +43,6 @@ LARGEST_CHUNK = (
     64  # models: beyond this a stack falls out of the processor's caches and gains nothing
 )
 ALIGNED = 16  # a row of weights or activations takes a multiple of so many numbers
-
-
-def descend(
-    mlp: MLP,
-    optimiser: Optimiser,
-    initial: Tensor,
-    fixed: Records,
-    extra: Records,
-    *,
-    order: Order | None = None,
-    privacy: Privacy = NOT_PRIVATE,
-    noise: NoiseStream | None = None,
-    sampler: Sampler | None = None,
-    watch: Callable[[Tensor], None] | None = None,
-) -> Tensor:
-    """Train s models; model i minimises the mean cross-entropy of `fixed` and `extra[i]`.
-
-    initial: (p,) or (s, p); extra: (s, e, *shape), e may be 0; returns (s, p). Every step sees all
-    records, or the batch that `order` gives it; with a sampler, each model's own draw of all records (which
-    takes as long as all of them). `watch` is shown the parameters (s, p) before each step.
-    """
-    stack = Stack.of(mlp, fixed, extra)
-    weights = stack.unpack(initial.expand(extra.labels.shape[0], -1))
-    sums = [torch.zeros_like(weight) for weight in weights]
-    update = optimiser.start(weights)
-    steps = repeat(stack.blocks()) if order is None else stack.batches(order)
-    for blocks in islice(steps, optimiser.steps):
-        if watch is not None:
-            watch(stack.pack(weights))
-        for total in sums:
-            total.zero_()
-        records = sum(block.width for block in blocks)
-        taken = _taken(sampler, blocks, extra.labels.shape[1], initial)
-        for block, mask in zip(blocks, taken, strict=True):
-            _add_gradients(sums, weights, block, stack.act, privacy=privacy, taken=mask)
-        if noise is not None and privacy.deviation:
-            drawn = stack.unpack(noise.draw(initial).mul_(privacy.deviation))
-            for total, part in zip(sums, drawn, strict=True):
-                total.add_(part)
-        update(sums, records if sampler is None else privacy.sampling * records)
-    return stack.pack(weights)
 
 
 def _taken(
@@ -233,7 +190,7 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """The records as the products want them, and the parameters likewise.
+    """Records and parameters of s MLPs, laid out as the products want them.
 
     Inputs that are zero in every fixed record (the rim of MNIST's images) get no gradient from them:
     the columns of the first layer are the live inputs, the bias, the dead inputs, and nothing up to a
@@ -293,6 +250,26 @@ class Stack:
                 whole.extra_onehot[:, :, own],
             )
             yield Stack(self.mlp, self.act, self.order, part).blocks()
+
+    def gradients(
+        self,
+        weights: list[Tensor],
+        order: Order | None,
+        privacy: Privacy,
+        sampler: Sampler | None,
+    ) -> Iterator[tuple[list[Tensor], int]]:
+        """Step by step, sums of gradients at the weights as they are by then; see `recipe.Engine`.
+
+        A model's own draw of the records takes as long as all of them.
+        """
+        sums, extra = [torch.zeros_like(weight) for weight in weights], self.records.extra.shape[1]
+        for blocks in repeat(self.blocks()) if order is None else self.batches(order):
+            for total in sums:
+                total.zero_()
+            taken = _taken(sampler, blocks, extra, weights[0])
+            for block, mask in zip(blocks, taken, strict=True):
+                _add_gradients(sums, weights, block, self.act, privacy=privacy, taken=mask)
+            yield sums, sum(block.width for block in blocks)
 
     def unpack(self, flat: Tensor) -> list[Tensor]:
         """(s, p) to one new (s, fan_out, fan_in + 1) tensor per layer, the first one's columns moved."""

@@ -60,8 +60,7 @@ from exhume.models.activations import Elementwise
 from exhume.models.own.architecture import OwnArchitecture
 from exhume.models.own.language import LanguageModel
 from exhume.models.own.per_record_check import not_per_record
-from exhume.train.batch_norm import mixes_batches, without_memory
-from exhume.train.functional import activations
+from exhume.train.functional import activations, mixes_batches, without_memory
 from exhume.train.local import LocalTraining, Routine, batch_loss
 from exhume.train.optimisers import Adam, AdamRule, HeavyBall, Optimiser, Rule
 from exhume.train.own import OwnTraining

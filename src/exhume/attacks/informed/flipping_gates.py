@@ -33,8 +33,6 @@ from exhume.models.mlp import MLP
 from exhume.train.influence import backward, pushes
 from exhume.train.optimisers import Descent
 
-__all__ = ["FlippingGates", "Own"]
-
 _WIDTHS = (0.5, 1.0, 2.0)  # of how far gates move, tried
 _NOISES = (0.01, 0.03, 0.1)  # of the residual that the equations leave out, tried
 _DOUBT = 1e-4  # how likely a gate must flip to be an unknown

@@ -26,8 +26,6 @@ from exhume.attacks.informed.record_jacobian import record_jacobian
 from exhume.models.mlp import MLP
 from exhume.train.influence import Answers, pushes_of_error
 
-__all__ = ["FreeErrors", "Freed"]
-
 _RIDGE = 1e-6  # of the mean square of the errors' columns
 _FIRST_DAMPING, _LEAST_DAMPING, _MOST_DAMPING = 1e-2, 1e-8, 1e3
 _TRIAL = 6  # steps after which a start must look right

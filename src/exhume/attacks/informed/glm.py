@@ -39,8 +39,6 @@ from exhume.core.contract import (
 from exhume.models.glm import onehot, probabilities
 from exhume.train.glm import Optimum, as_matrix, augmented
 
-__all__ = ["GlmClosedForm", "PreparedGlm", "missing_gradient", "read_record"]
-
 _CHUNK = 64  # releases whose probabilities on the fixed records are held at once
 
 

@@ -26,8 +26,6 @@ from exhume.models.mlp import MLP
 from exhume.train.influence import Answers, pushes, trajectories
 from exhume.train.optimisers import Descent
 
-__all__ = ["FittedThroughTraining"]
-
 _DAMPINGS = (10.0, 1.0, 0.1)  # tried around the current one, all trained side by side
 _FIRST_DAMPING, _LEAST_DAMPING = 1e-2, 1e-10  # relative to the mean square of J's columns
 _CONVERGED = 1e-2  # relative residual below which the record explains the release

@@ -28,8 +28,6 @@ from torch import Tensor
 from exhume.train.krylov import Solved, least_squares
 from exhume.train.unrolled import Path, Pushes, Unknown, Unrolled
 
-__all__ = ["JumpingGates", "gates_fit"]
-
 _REACH = 3.0  # how far gates may move, over what a probe of the same residual moves them
 _DOUBT = 0.01  # deviations below which a gate is certain
 _SHARE = 1e-3  # of the residual that need not be explained

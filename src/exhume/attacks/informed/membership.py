@@ -15,8 +15,6 @@ from exhume.models.mlp import MLP
 from exhume.train.recipe import check_fits
 from exhume.train.stacked import logits
 
-__all__ = ["loss_of", "membership_scores"]
-
 
 def loss_of(mlp: MLP, parameters: Tensor, records: Records) -> Tensor:
     """(s, p) models and n records to the cross-entropy of each, (s, n), in fp64."""

@@ -42,8 +42,6 @@ from exhume.core.contract import (
 )
 from exhume.train.recipe import FullBatch
 
-__all__ = ["FittedNoiseAware", "NoiseAware"]
-
 _FACTORS = (0.3, 1.0, 3.0, 10.0)  # 1 if everything were Gaussian
 _TEMPERS = (0.1, 0.3, 1.0)
 _FEWEST = 4  # shadows a label needs: two to fit, two to choose by

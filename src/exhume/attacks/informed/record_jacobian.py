@@ -15,8 +15,6 @@ from torch.func import jacrev, vmap
 from exhume.models.mlp import MLP
 from exhume.train.influence import Answers
 
-__all__ = ["record_jacobian", "record_pushes"]
-
 Push = Callable[[MLP, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """`pushes`, or `pushes_of_error`."""
 

@@ -37,8 +37,6 @@ from exhume.core.contract import (
 )
 from exhume.models.corrector import Corrector
 
-__all__ = ["Residual"]
-
 _FEWEST = 20  # shadows: fewer teach nothing
 
 

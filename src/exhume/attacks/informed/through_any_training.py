@@ -48,8 +48,6 @@ from exhume.store.shards import address, cached, digest
 from exhume.train.krylov import Solved, least_squares
 from exhume.train.unrolled import Path, Unknown, Unrolled, check_differentiable, unroll
 
-__all__ = ["FittedThroughAnyTraining", "ThroughAnyTraining", "through_training_of"]
-
 _CONVERGED = 1e-2  # relative residual below which the records explain the release
 _EXACT = 5e-5  # and below which nothing is left to explain in single precision
 _TRIAL = 2  # steps for each label that may be right

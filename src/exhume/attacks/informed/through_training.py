@@ -53,8 +53,6 @@ from exhume.train.influence import Answers, answer, pushes, trajectories
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
 
-__all__ = ["ThroughTraining"]
-
 
 @dataclass(frozen=True)
 class ThroughTraining:
