@@ -41,9 +41,8 @@ from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.attacks.margin.descent import Descent as KktDescent
 from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.feature_span import FeatureSpan
-from exhume.attacks.margin.first_layer import FirstLayer
+from exhume.attacks.margin.first_layer import FirstLayer, Smoothed
 from exhume.attacks.margin.hidden_span import HiddenSpan
-from exhume.attacks.margin.smoothed import Smoothed
 from exhume.attacks.margin.strongest import Strongest
 from exhume.attacks.split.as_sent import AsSent
 from exhume.attacks.split.cipher import KnownTable, SubstitutionCipher

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exhume.attacks.margin.residual import Residual, span_of
+from exhume.attacks.margin.descent import Residual, span_of
 from exhume.bench.entries import each_case, entry, timed
 from exhume.core.contract import Key, Progress
 from exhume.models.homogeneous import HomogeneousMLP

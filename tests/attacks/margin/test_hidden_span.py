@@ -9,13 +9,11 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from exhume.attacks.margin.descent import Descent
+from exhume.attacks.margin.descent import Descent, Span
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.hidden_span import HiddenSpan, _Problem, second_layer
-from exhume.attacks.margin.pool import distinct
-from exhume.attacks.margin.reading import scale_of
-from exhume.attacks.margin.residual import Span
-from exhume.attacks.margin.rows import Rows
+from exhume.attacks.margin.reading import Rows, scale_of
+from exhume.attacks.margin.restarts import distinct
 from exhume.attacks.margin.strongest import Strongest, met
 from exhume.core.contract import Gradient, Key, Knowledge, NotApplicable, Outcome, Records, Weights
 from exhume.models.activations import ACTIVATIONS

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from exhume import data
-from exhume.attacks.margin.descent import Descent
+from exhume.attacks.margin.descent import Descent, Prior, Run
 from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.attacks.margin.pool import Run, agreed, pooled, to_images
-from exhume.attacks.margin.priors import Prior
 from exhume.attacks.margin.reading import rank_of
+from exhume.attacks.margin.restarts import agreed, pooled, to_images
 from exhume.core.contract import (
     ExhumeError,
     Gradient,

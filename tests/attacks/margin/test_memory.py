@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from exhume.attacks.margin.pool import Run, _agreement
+from exhume.attacks.margin.descent import Run
+from exhume.attacks.margin.restarts import _agreement
 
 PEAK = """
 import resource, torch

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from exhume.attacks.margin.residual import Residual, span_of
+from exhume.attacks.margin.descent import Residual, span_of
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.mlp import MLP
 from exhume.train.margin import stationarity

@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from exhume.attacks.margin.descent import Descent
-from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.attacks.margin.smoothed import Smoothed, smooth
+from exhume.attacks.margin.first_layer import FirstLayer, Smoothed, smooth
 from exhume.core.contract import ExhumeError, Gradient, Knowledge, NotApplicable, Outcome, Weights
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.store.shards import NullStore

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from exhume import data
-from exhume.attacks.margin.premises import FeaturePremises
+from exhume.attacks.margin.reading import FeaturePremises
 from exhume.auditing import audit
 from exhume.auditing.checkpoint.approach import approach_to
 from exhume.auditing.checkpoint.conditions import doubt_of

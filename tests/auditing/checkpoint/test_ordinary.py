@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from exhume.attacks.margin.premises import Premises, premises_of
+from exhume.attacks.margin.reading import Premises, premises_of
 from exhume.auditing import audit
 from exhume.auditing.checkpoint.conditions import conditions_of, doubt_of
 from exhume.auditing.checkpoint.fit import Fit

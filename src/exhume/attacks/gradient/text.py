@@ -30,15 +30,7 @@ from torch import Tensor
 
 from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.gathering import Batch, EachGradient
-from exhume.core.contract import (
-    Gradient,
-    Key,
-    Knowledge,
-    NotApplicable,
-    Progress,
-    Store,
-    silent,
-)
+from exhume.core.contract import Gradient, Key, Knowledge, NotApplicable, Progress, Store, silent
 from exhume.models.mlp import MLP
 from exhume.models.own.text import TextModel, drawn_tokens
 

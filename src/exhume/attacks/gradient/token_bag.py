@@ -19,14 +19,7 @@ from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.attacks.gradient.language import language_model
 from exhume.attacks.gradient.text import words_in
 from exhume.attacks.gradient.traces import heights
-from exhume.core.contract import (
-    Key,
-    Knowledge,
-    NotApplicable,
-    Progress,
-    Store,
-    silent,
-)
+from exhume.core.contract import Key, Knowledge, NotApplicable, Progress, Store, silent
 from exhume.models.own.language import LanguageModel
 from exhume.models.own.text import drawn_tokens
 

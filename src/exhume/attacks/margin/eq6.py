@@ -15,17 +15,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from exhume.attacks.margin.descent import Descent, Start, descend
-from exhume.attacks.margin.pool import Run
-from exhume.attacks.margin.priors import Prior
+from exhume.attacks.margin.descent import Descent, Prior, Residual, Run, Start, descend
 from exhume.attacks.margin.reading import Reader, check_homogeneous, labels_for
-from exhume.attacks.margin.residual import Residual
-from exhume.attacks.margin.restarts import Restarts
+from exhume.attacks.margin.restarts import Restarts, pooled
 from exhume.core.contract import Key, Knowledge, Progress, Store, silent
 from exhume.models.heads import Head
 from exhume.train.margin import Others
-
-__all__ = ["Equation6"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,7 @@ class Equation6:
     ) -> Restarts:
         reader = Reader.of(knowledge, self.head)
         check_homogeneous(reader.mlp)
-        return Restarts(self, reader, partial(self._once, reader), key, store, progress)
+        return Restarts(self, reader, partial(self._once, reader), key, store, progress, pooled)
 
     def _once(
         self,

@@ -6,7 +6,7 @@ record lie in its row span. As for fully connected networks (`HiddenSpan`) that 
 input at a time, but nothing says in which span the inputs lie, so that candidates are whole images:
 
     min_x  log f(x) + w·(TV(x) + TV(colours of x)/2),   w falling
-    f(x) = sum_j w_j (v_jᵀ phi(x))² / |phi(x) - FᵀF phi(x)|²,                w_j, v_j: `rows.py`
+    f(x) = sum_j w_j (v_jᵀ phi(x))² / |phi(x) - FᵀF phi(x)|²,                w_j, v_j: `reading.py`
 
 F spans what says nothing: the leading directions of W, which all records share, and the features of images of
 one colour, which are close to every span. In later rounds it also has what was found.
@@ -25,12 +25,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exhume.attacks.gradient.chains import features_of, lowest_of
-from exhume.attacks.margin.descent import Descent, fall
-from exhume.attacks.margin.known import Known
-from exhume.attacks.margin.pool import Run, by_own_confidence, distinct, said
-from exhume.attacks.margin.restarts import Restarts
-from exhume.attacks.margin.rows import Rows, orthonormal, row_space, without
+from exhume.attacks.gradient.chains import features_of
+from exhume.attacks.margin.descent import Descent, Run, fall
+from exhume.attacks.margin.reading import (
+    Known,
+    Rows,
+    first_connected,
+    orthonormal,
+    records_by,
+    row_space,
+    without,
+)
+from exhume.attacks.margin.restarts import Restarts, by_own_confidence, distinct, said
 from exhume.core.contract import (
     Architecture,
     Key,
@@ -41,11 +47,8 @@ from exhume.core.contract import (
     silent,
 )
 
-__all__ = ["FeatureSpan", "first_connected", "records_by"]
-
 _SHARED = 3  # leading directions of the layer that all records have in common
 _COLOURS = (0.0, 0.35, 0.65, 1.0)  # of images of one colour, in every channel
-_ROUNDING = 1e-7  # share of the largest singular value below which one is rounding
 _FLAT = 0.01  # singular value, relative, above which such images span a direction
 
 
@@ -214,26 +217,6 @@ class _Layer:
         _, values, rows = torch.linalg.svd(features.double(), full_matrices=False)
         flat_rows = rows[values > _FLAT * values[0]].to(features)
         return orthonormal(torch.cat([self.rows.basis[:_SHARED], flat_rows]))
-
-
-def first_connected(architecture: Architecture, parameters: Tensor) -> tuple[str, Tensor]:
-    """Name and weights of the first fully connected layer; refuses a network without convolutions."""
-    chain = lowest_of(architecture, parameters)
-    if chain is None:
-        raise NotApplicable("no fully connected layer takes one vector a record", ever=False)
-    name = chain.layers[0].name
-    if chain.whole:
-        raise NotApplicable(
-            f"{name}: takes the record itself; HiddenSpan and FirstLayer are for such networks",
-            ever=False,
-        )
-    return name, architecture.layout.split(parameters)[f"{name}.weight"]
-
-
-def records_by(values: Tensor) -> int:
-    """Where the spectrum (falling) drops most, before its middle: features drift, so it has no clear end."""
-    half = values[: max(3, len(values) // 2)].clamp_min(_ROUNDING * float(values[0]))
-    return int((half[1:-1] / half[2:]).argmax()) + 2
 
 
 def _roughness(images: Tensor) -> Tensor:

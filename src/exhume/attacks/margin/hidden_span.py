@@ -4,7 +4,7 @@ Weight decay removes what a layer was at the start. What is left of the second l
 training records, W2 = sum_i s_i h(x_i)ᵀ with h(x) = act(W1 x + b), whatever the activation and the biases
 behind it, so the hidden activations of every training record lie in its row span, n directions of k:
 
-    f(x) = sum_j w_j (v_jᵀ h(x))² / ||h(x) - FᵀF h(x)||²          v_j, w_j: directions and noise, `rows.py`
+    f(x) = sum_j w_j (v_jᵀ h(x))² / ||h(x) - FᵀF h(x)||²          v_j, w_j: directions and noise, `reading.py`
 
 Where h is nearly linear (GELU), only the far tail of the directions tells training records from others.
 
@@ -25,17 +25,20 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from exhume.attacks.margin.descent import Descent, fall, stepper
-from exhume.attacks.margin.pool import Run, by_own_confidence, distinct, said
-from exhume.attacks.margin.reading import Reader, scale_of, spread_of
-from exhume.attacks.margin.residual import Span
-from exhume.attacks.margin.restarts import Restarts
-from exhume.attacks.margin.rows import Rows, orthonormal, row_space, without
+from exhume.attacks.margin.descent import Descent, Run, Span, fall, stepper
+from exhume.attacks.margin.reading import (
+    Reader,
+    Rows,
+    orthonormal,
+    row_space,
+    scale_of,
+    spread_of,
+    without,
+)
+from exhume.attacks.margin.restarts import Restarts, by_own_confidence, distinct, said
 from exhume.core.contract import Key, Knowledge, NotApplicable, Progress, Store, silent
 from exhume.models.heads import Head
 from exhume.models.matrices import Matrices
-
-__all__ = ["HiddenSpan", "second_layer"]
 
 _OFTEN = 3  # starts that end at the same image make it certain
 _RANDOM = 200  # inputs that show how far from the span something is that was not trained on

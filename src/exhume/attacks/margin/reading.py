@@ -3,37 +3,40 @@
 The first layer's updates are combinations of the training inputs, so its rows lie in their span: exactly
 once weight decay has removed the initial weights, up to a floor of noise if they were small. The
 spectrum shows where the records end and the floor begins.
+
+The row space of a layer that weight decay has emptied of its start, with the noise of each direction:
+
+    W = sum_i s_i a_iᵀ = U diag(s) V,      w_j = e² / (s_j² + e²)
+
+What entered the layer, a_i, drifts while training, and decay forgets where it was: the sum has a tail whose
+singular values s_j fall without a gap, and what training records have along v_j falls with s_j. So every
+direction is weighted by the noise that is there, down to the floor e that rounding or the start makes.
+
+Weights alone show whether their records can be read off them, without an attack and without the truth. Three
+things must be so. The first layer's spectrum ends, and so tells how many records there are. Nothing is left
+of the random start, so that layers are sums over records. And a record is asked for by more equations than
+it has unknowns. Behind convolutions the first fully connected layer takes the first layer's place.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from exhume.attacks.margin.known import centre_of
-from exhume.attacks.margin.residual import Span, span_of
+from exhume.attacks.gradient.chains import lowest_of
+from exhume.attacks.margin.descent import Span, span_of
 from exhume.core.contract import Architecture, ExhumeError, Knowledge, NotApplicable
 from exhume.models.cnn import CNN
 from exhume.models.heads import Head, check_head
 from exhume.models.homogeneous import HomogeneousMLP
-from exhume.models.matrices import Dense
+from exhume.models.matrices import Dense, Matrices
 from exhume.models.mlp import MLP
 from exhume.store.shards import digest
-
-__all__ = [
-    "GAP",
-    "Reader",
-    "check_homogeneous",
-    "labels_for",
-    "noise_edge",
-    "rank_of",
-    "scale_of",
-    "spread_of",
-]
 
 GAP = 1.5  # factor between neighbouring singular values that ends the span
 _CLEAR = 1.05  # times the edge of a floor: above it
@@ -43,6 +46,8 @@ _CLIFF = (
 _FLOOR = 1e-4  # share of the largest singular value that is next to nothing
 _LONGER = 1.7  # inputs over the first layer's norm per its bias's, whose terms cancel less
 _ROUNDING = 1e-6  # share of the largest singular value below which one is rounding
+_FEATURES_ROUNDING = 1e-7  # the same, of a layer that takes features
+LEFT = 1e-3  # share of a layer's square that may lie outside its records' directions
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,3 +188,184 @@ def check_homogeneous(mlp: Dense) -> None:
             "eq. (6) rests; FirstLayer and HiddenSpan read such networks",
             ever=False,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Any network, and what is known besides."""
+
+    architecture: Architecture
+    labels: Tensor | None  # (n,) of the unknown records
+    centre: Tensor  # (*shape)
+
+    @staticmethod
+    def of(architecture: Architecture, knowledge: Knowledge) -> Known:
+        return Known(architecture, knowledge.labels, centre_of(knowledge, architecture))
+
+
+def centre_of(knowledge: Knowledge, architecture: Architecture) -> Tensor:
+    """(*shape) what inputs lose before they enter; where nobody says it, half of their range."""
+    shape = tuple(architecture.input_shape)
+    centre = torch.full(shape, 0.5) if knowledge.centre is None else knowledge.centre
+    if tuple(centre.shape) != shape:
+        raise ExhumeError(f"centre: shape {tuple(centre.shape)} given, the network takes {shape}")
+    return centre
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Directions above the floor, and how much of each counts as outside."""
+
+    basis: Tensor  # (q, k) orthonormal, leading first
+    damped: Tensor  # (q,) 1 - sqrt(w_j); 0 for all other directions
+    values: Tensor  # (min(k, outputs),) all singular values of the layer, falling
+
+    def outside(self, vectors: Tensor) -> Tensor:
+        """(m, k) vectors, each component v_j times sqrt(w_j)."""
+        return torch.addmm(vectors, (vectors @ self.basis.T) * self.damped, self.basis, alpha=-1)
+
+
+def row_space(matrix: Tensor, directions: int | Callable[[Tensor], int], name: str) -> Rows:
+    """Read a layer (outputs, inputs); refuses one with too much outside its directions: its start.
+
+    directions: how many, or how many by its singular values.
+    """
+    _, values, rows = torch.linalg.svd(matrix.double(), full_matrices=False)
+    count = directions if isinstance(directions, int) else directions(values)
+    left = float(values[count:].square().sum() / values.square().sum())
+    if count >= len(values) or left > LEFT:
+        raise NotApplicable(
+            f"{name}: {left:.1%} of its square lies outside {count} directions, so it keeps its random "
+            "start, which weight decay would have removed",
+            ever=False,
+        )
+    tail = len(values) // 2 > count  # then the median is noise: the start's, or rounding
+    aspect = min(matrix.shape) / max(matrix.shape)
+    floor = noise_edge(values, aspect) if tail else float(values[count])
+    kept = int((values > floor).sum())
+    damped = 1 - floor / (values[:kept].square() + floor**2).sqrt()
+    return Rows(rows[:kept].to(matrix), damped.to(matrix), values)
+
+
+def without(vectors: Tensor, rows: Tensor) -> Tensor:
+    """(m, k) less its part in the span of orthonormal rows."""
+    return torch.addmm(vectors, vectors @ rows.T, rows, alpha=-1)
+
+
+def orthonormal(rows: Tensor) -> Tensor:
+    """(r, k) to rows of the same span."""
+    basis: Tensor = torch.linalg.qr(rows.double().T)[0].T.to(rows)
+    return basis
+
+
+@dataclass(frozen=True)
+class Premises:
+    """Of one release."""
+
+    records: int  # by the first layer's spectrum: its rank, and one more for the mean
+    fall: float  # from the last singular value of the records to the next; infinite: what follows is rounding
+    whole: bool  # the spectrum has no end: every direction of the first layer counts
+    left_first: float  # share of the first layer's square outside the records' directions
+    left_second: float | None  # of the second layer's, outside `directions`; None: one hidden layer
+    directions: int  # of the second layer that belong to the records
+    unknowns: int  # of each record
+    neurons: int  # of the first layer
+
+    @property
+    def equations(self) -> int:
+        """For each record, where hidden activations span the second layer."""
+        return self.neurons - self.directions
+
+    @property
+    def spans(self) -> bool:
+        """Whether the second layer has lost its start, so that hidden activations span it."""
+        left = self.left_second
+        return left is not None and left <= LEFT and self.equations >= self.unknowns
+
+
+def premises_of(network: Matrices, widen: float) -> Premises:
+    """widen: directions of the second layer per training record, as `HiddenSpan` takes them."""
+    neurons, inputs = network.first.shape
+    values = torch.linalg.svdvals(network.first.double())
+    short, long = sorted((neurons, inputs))
+    rank = rank_of(values, aspect=short / long)
+    behind = float(values[rank]) if rank < len(values) else 0.0
+    rounding = behind <= _ROUNDING * float(values[0])
+    directions = round(widen * (rank + 1))
+    second = None
+    if len(network.later) > 1:
+        second = _outside(torch.linalg.svdvals(network.later[0].double()), directions)
+    return Premises(
+        records=rank + 1,
+        fall=math.inf if rounding else float(values[rank - 1]) / behind,
+        whole=rank == len(values),
+        left_first=float(values[rank:].square().sum() / values.square().sum()),
+        left_second=second,
+        directions=directions,
+        unknowns=rank,
+        neurons=neurons,
+    )
+
+
+@dataclass(frozen=True)
+class FeaturePremises:
+    """Of one release with convolutions."""
+
+    layer: str  # the first fully connected one
+    records: int  # by its spectrum
+    fall: float  # from the last singular value of the records to the next; infinite: what follows is rounding
+    left: float  # share of its square outside `directions`
+    directions: int  # that belong to the records
+    features: int  # that enter it
+    unknowns: int  # of each record: its pixels
+
+    @property
+    def equations(self) -> int:
+        return self.features - self.directions
+
+
+def feature_premises(
+    architecture: Architecture, parameters: Tensor, widen: float
+) -> FeaturePremises:
+    """widen: directions per training record, as `FeatureSpan` takes them. Refuses what it refuses."""
+    name, weights = first_connected(architecture, parameters)
+    values = torch.linalg.svdvals(weights.double())
+    records = records_by(values)
+    behind = float(values[records]) if records < len(values) else 0.0
+    rounding = behind <= _ROUNDING * float(values[0])
+    directions = round(widen * records)
+    return FeaturePremises(
+        layer=name,
+        records=records,
+        fall=math.inf if rounding else float(values[records - 1]) / behind,
+        left=_outside(values, directions),
+        directions=directions,
+        features=weights.shape[1],
+        unknowns=math.prod(architecture.input_shape),
+    )
+
+
+def _outside(values: Tensor, directions: int) -> float:
+    """Share of the squares behind so many singular values."""
+    squares = values.square()
+    return float(squares[directions:].sum() / squares.sum())
+
+
+def first_connected(architecture: Architecture, parameters: Tensor) -> tuple[str, Tensor]:
+    """Name and weights of the first fully connected layer; refuses a network without convolutions."""
+    chain = lowest_of(architecture, parameters)
+    if chain is None:
+        raise NotApplicable("no fully connected layer takes one vector a record", ever=False)
+    name = chain.layers[0].name
+    if chain.whole:
+        raise NotApplicable(
+            f"{name}: takes the record itself; HiddenSpan and FirstLayer are for such networks",
+            ever=False,
+        )
+    return name, architecture.layout.split(parameters)[f"{name}.weight"]
+
+
+def records_by(values: Tensor) -> int:
+    """Where the spectrum (falling) drops most, before its middle: features drift, so it has no clear end."""
+    half = values[: max(3, len(values) // 2)].clamp_min(_FEATURES_ROUNDING * float(values[0]))
+    return int((half[1:-1] / half[2:]).argmax()) + 2

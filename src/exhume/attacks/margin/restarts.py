@@ -1,4 +1,9 @@
-"""Restarts of a margin attack: one after the other, each kept as it is done, all pooled at the end."""
+"""Restarts of a margin attack: one after the other, each kept as it is done, all pooled at the end.
+
+They end in different local optima, but where they meet they meet at a training record: confidence is
+how closely the nearest candidate of another restart agrees. With one restart it is the share of the
+weights that a candidate explains, lambda_i·margin_i by Euler's theorem.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,10 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from exhume.attacks.margin.descent import Descent
-from exhume.attacks.margin.known import Background, weights_of
-from exhume.attacks.margin.pool import Run, pooled, to_images
+from exhume.attacks.margin.descent import Descent, Run
+from exhume.attacks.margin.reading import Known, Reader
 from exhume.core.contract import (
     FILLED_UP,
     Cost,
@@ -24,12 +29,14 @@ from exhume.core.contract import (
     Release,
     Status,
     Store,
+    Weights,
 )
 from exhume.store.shards import address, digest
 
-__all__ = ["Once", "Restarts", "joined"]
-
 Once = Callable[[Tensor, Key, list[Run], Callable[[int], None]], Run]
+_SAME = 0.7  # cosine above which two candidates are the same image
+
+
 """(p,) parameters, the restart's key, the restarts before it, a callback for the steps done: one restart."""
 
 
@@ -48,16 +55,20 @@ class Restarts:
     """A margin attack ready to run: restarts one after the other, each kept, all pooled."""
 
     config: Config  # part of the address of its work
-    reader: Background
+    reader: Reader | Known
     once: Once
     key: Key
     store: Store
     progress: Progress
-    pool: Callable[[list[Run]], tuple[Tensor, Tensor, Tensor]] = pooled
+    pool: Callable[[list[Run]], tuple[Tensor, Tensor, Tensor]]
 
     def run(self, releases: Release) -> Reconstruction:
         try:
-            return self._all(weights_of(releases))
+            if not isinstance(releases, Weights):
+                raise NotApplicable(
+                    "the margin attack reads trained weights, not gradients or features", ever=False
+                )
+            return self._all(releases.parameters)
         except NotApplicable as why:
             return Reconstruction.none(0, tuple(self.reader.architecture.input_shape), why)
 
@@ -152,3 +163,90 @@ def joined(found: list[Reconstruction]) -> Reconstruction:
         labels=torch.stack([_fill(row, most, -1.0) for row in labels]),
         observed=mean,
     )
+
+
+def pooled(runs: list[Run]) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs (k, d), confidence (k,) and labels (k,), surest first."""
+    return _ordered(runs, runs[0].explained if len(runs) == 1 else _agreement(runs))
+
+
+def by_own_confidence(runs: list[Run]) -> tuple[Tensor, Tensor, Tensor]:
+    """Pool runs whose candidates carry their own confidence, and whose rounds are not meant to agree."""
+    return _ordered(runs, torch.cat([run.explained for run in runs]))
+
+
+def _ordered(runs: list[Run], confidence: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    inputs, labels = torch.cat([r.inputs for r in runs]), torch.cat([r.labels for r in runs])
+    order = confidence.argsort(descending=True, stable=True)
+    return inputs[order], confidence[order], labels[order]
+
+
+def agreed(runs: list[Run]) -> tuple[Tensor, Tensor]:
+    """What the restarts found in common, each once: inputs (k, d) and labels (k,)."""
+    inputs, labels = torch.cat([r.inputs for r in runs]), torch.cat([r.labels for r in runs])
+    if len(runs) < 2:
+        return inputs[:0], labels[:0]
+    confidence, units = _agreement(runs), normalize(inputs, dim=1)
+    kept: list[int] = []
+    for index in confidence.argsort(descending=True, stable=True).tolist():
+        if float(confidence[index]) < _SAME:
+            break
+        if not kept or float((units[kept] @ units[index]).max()) <= _SAME:
+            kept.append(index)
+    return inputs[kept], labels[kept]
+
+
+def distinct(inputs: Tensor, sure: Tensor, same: float) -> tuple[Tensor, Tensor]:
+    """Which of (m, d) inputs to keep so that each image is there once: indices (k,), surest first, and how
+    many inputs each stands for (k,)."""
+    units = normalize(inputs, dim=1)
+    left = torch.ones(len(units), dtype=torch.bool, device=units.device)
+    kept, sizes = list[int](), list[int]()
+    for index in sure.argsort(descending=True, stable=True).tolist():
+        if left[index]:
+            alike = (units @ units[index] > same) & left
+            alike[index] = True
+            left &= ~alike
+            kept.append(index)
+            sizes.append(int(alike.sum()))
+    return torch.tensor(kept, device=units.device), torch.tensor(sizes, device=units.device)
+
+
+def said(outputs: Tensor) -> Tensor:
+    """(m,) labels by (m, c) outputs, which a network has learnt of its training records."""
+    return (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
+
+
+def _agreement(runs: list[Run]) -> Tensor:
+    """(k,) cosine of each candidate with the nearest of another restart that has its label.
+
+    Two restarts at a time: all pairs at once would take memory with the square of their number.
+    """
+    units = [normalize(run.inputs, dim=1) for run in runs]
+    nearest = []
+    for one, own in zip(units, runs, strict=True):
+        best = torch.full_like(one[:, 0], -1.0)
+        for other, theirs in zip(units, runs, strict=True):
+            if theirs is not own:
+                apart = own.labels[:, None] != theirs.labels
+                cosines = (one @ other.T).masked_fill_(apart, -1.0)
+                best = torch.maximum(best, cosines.max(1).values)
+        nearest.append(best)
+    return torch.cat(nearest)
+
+
+def to_images(inputs: Tensor, centre: Tensor) -> Tensor:
+    """(k, d) centred inputs to records in [0, 1]: the centre added, then stretched to the full range.
+
+    The stretch, as in the authors' code, makes up for a contrast that the residual hardly determines.
+    Records that are no images are left as they are.
+    """
+    records = inputs.reshape(-1, *centre.shape) + centre.to(inputs)
+    return records if centre.ndim < 3 else stretched(records)
+
+
+def stretched(records: Tensor) -> Tensor:
+    """(k, *shape) each record stretched to [0, 1]."""
+    low, high = records.flatten(1).aminmax(dim=1)
+    room = (-1, *(1,) * (records.ndim - 1))
+    return (records - low.view(room)) / (high - low).clamp_min(1e-9).view(room)

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.hidden_span import HiddenSpan, second_layer
-from exhume.attacks.margin.pool import distinct
 from exhume.attacks.margin.reading import Reader
-from exhume.attacks.margin.restarts import Restarts, joined
+from exhume.attacks.margin.restarts import Restarts, distinct, joined
 from exhume.core.contract import (
     Key,
     Knowledge,
@@ -35,8 +34,6 @@ from exhume.core.contract import (
     silent,
 )
 from exhume.models.heads import Head
-
-__all__ = ["Strongest", "met"]
 
 _OFTEN = 3  # starts that end at the same record
 _ENOUGH = 0.5  # of the records must be met so often, or the other attack is run too

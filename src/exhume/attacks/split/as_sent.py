@@ -31,8 +31,6 @@ from exhume.core.contract import (
     silent,
 )
 
-__all__ = ["AsSent", "PreparedAsSent"]
-
 
 @dataclass(frozen=True)
 class AsSent:

@@ -40,8 +40,6 @@ from exhume.core.contract import (
 )
 from exhume.models.split.seq2seq import PADDING, UNKNOWN, Words, sinusoids
 
-__all__ = ["FOUND", "NO_POSITIONS", "SINUSOIDS", "KnownTable", "ReadTable", "SubstitutionCipher"]
-
 SINUSOIDS, NO_POSITIONS, FOUND = _POSITIONS = ("sinusoids", "none", "found")
 """What a client adds to a word's vector: the public sinusoids, nothing, or a vector of each place."""
 

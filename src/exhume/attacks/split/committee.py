@@ -20,8 +20,6 @@ from exhume.core.contract import (
     silent,
 )
 
-__all__ = ["Committee"]
-
 
 @dataclass(frozen=True)
 class Committee:

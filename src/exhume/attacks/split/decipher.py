@@ -21,8 +21,6 @@ from torch import Tensor
 
 from exhume.core.contract import ExhumeError
 
-__all__ = ["by_frequency", "decipher"]
-
 _FIRST, _GROWTH = 30, 1.25  # symbols whose neighbours count in the first round; growth by round
 _GAPS = (1, 2)
 _PRIOR = 3.0  # counts that a word's shares owe to the shares of all words

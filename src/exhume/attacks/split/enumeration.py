@@ -19,8 +19,6 @@ from exhume.attacks.split.inversion import FittedInversion, ShadowInversion, fit
 from exhume.attacks.split.shadow import Shadow, server_of, train_shadow
 from exhume.core.contract import Cost, ExhumeError, Key, Knowledge, Progress, Store, silent
 
-__all__ = ["SubsetSearch"]
-
 
 @dataclass(frozen=True)
 class SubsetSearch:

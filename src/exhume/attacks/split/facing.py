@@ -15,8 +15,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["faced"]
-
 _DIRECTIONS = 32  # principal ones that are compared
 _EXAMPLES = 1000  # own records that give these
 _LEVELS = 99  # quantiles of each

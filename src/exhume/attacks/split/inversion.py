@@ -29,14 +29,6 @@ from exhume.models.split.inverter import Decoder, OwnForm, ShadowHead
 from exhume.store.shards import digest
 from exhume.train.single import Schedule, train_module
 
-__all__ = [
-    "FittedInversion",
-    "ShadowInversion",
-    "TrueHeadInversion",
-    "fit_decoder",
-    "mismatch",
-]
-
 _AT_ONCE = 500
 _SHADOWS = Schedule(epochs=10, rate=1e-3, optimiser="adam", weight_decay=0.0)
 

@@ -16,8 +16,6 @@ from torch import Tensor
 from exhume.attacks.split.windows import Windows
 from exhume.core.contract import Key, Progress
 
-__all__ = ["LayerFit", "Pass", "mirrored", "nearest"]
-
 _PATCHES = 50_000  # from which the whitening is taken
 _FAINT = 0.05  # a channel that varies less than this share of all counts for less
 _JUDGED = 2  # times the windows and directions of a step, to compare what it led to

@@ -34,8 +34,6 @@ from exhume.core.contract import (
     silent,
 )
 
-__all__ = ["Likelihood"]
-
 
 @dataclass(frozen=True)
 class Likelihood:

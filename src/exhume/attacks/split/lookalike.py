@@ -41,8 +41,6 @@ from exhume.models.split.inverter import Decoder
 from exhume.store.shards import address, cached, digest
 from exhume.train.single import Schedule
 
-__all__ = ["Lookalike", "fixed_part"]
-
 _RECURS = 3  # how often a smallest value must be seen to count as noise
 _OFTEN = 0.5  # share of a channel's places where it must do so
 _UNLIKE = 0.5  # standard deviations by which places may differ in their means

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from exhume.core.contract import ExhumeError
 
-__all__ = ["moment_distance", "moments"]
-
 _LAGS = ((0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0))
 
 

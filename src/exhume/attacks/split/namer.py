@@ -34,8 +34,6 @@ from exhume.core.contract import (
     silent,
 )
 
-__all__ = ["BayesNamer", "FittedNamer", "likeliest"]
-
 _AT_ONCE = 500
 
 

@@ -32,8 +32,6 @@ from exhume.models.split.inverter import Decoder
 from exhume.store.shards import digest
 from exhume.train.single import Schedule, train_module
 
-__all__ = ["FittedQueries", "QueriedInversion"]
-
 _AT_ONCE = 500
 _ROUND = 20  # steps of one round at least
 

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from exhume.core.contract import Key
 
-__all__ = ["gap_between", "nearest_of", "numbered", "real_ones", "shifts", "unplaced"]
-
 _AT_ONCE = 4096
 _COMPARED = 300  # vectors of a place whose distances are looked at
 _SAME = 1e-6  # of their length: two vectors are the same

@@ -33,8 +33,6 @@ from exhume.models.split.inverter import OwnForm, ShadowHead
 from exhume.store.shards import digest
 from exhume.train.single import Schedule, train_module
 
-__all__ = ["LEARNED", "Server", "Shadow", "server_of", "train_shadow"]
-
 LEARNED = "learned"
 """Stands for a list of bodies: a weight for each is learned with the shadow (the adaptive attacker)."""
 

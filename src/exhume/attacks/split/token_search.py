@@ -36,8 +36,6 @@ from exhume.core.contract import (
 from exhume.models.split.inverter import OwnForm
 from exhume.train.single import Schedule
 
-__all__ = ["HeadReading", "KnownHead", "ShadowReading"]
-
 _AT_ONCE = 2048  # texts of one pass
 _EXACT = 1e-3  # relative: what the head sends is what was sent
 _COMPARED = 2000  # of the server's texts, whose vectors are compared

@@ -29,8 +29,6 @@ from exhume.models.split.seq2seq import PADDING, Body, Translator, Words
 from exhume.store.shards import digest
 from exhume.train.single import Schedule, train_module, train_translator, word_accuracy
 
-__all__ = ["FittedTranslation", "ShadowTranslation"]
-
 _SCHEDULE = Schedule(epochs=10, batch=64, rate=1e-2, optimiser="adam", weight_decay=0.0)
 _JUDGED = 0.1  # share of the pairs that judges shadow and decoder
 

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from exhume.core.contract import NotApplicable
 from exhume.models.split.inverter import halvings
 
-__all__ = ["FirstLayer", "Windows"]
-
 _LARGEST = 3
 
 

@@ -24,8 +24,6 @@ from exhume.core.contract import (
     silent,
 )
 
-__all__ = ["PreparedWordsAsSent", "WordsAsSent"]
-
 
 @dataclass(frozen=True)
 class WordsAsSent:

@@ -16,7 +16,7 @@ from exhume.attacks.margin.descent import Descent
 from exhume.attacks.margin.feature_span import FeatureSpan
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.hidden_span import HiddenSpan
-from exhume.attacks.margin.premises import FeaturePremises, Premises, feature_premises, premises_of
+from exhume.attacks.margin.reading import FeaturePremises, Premises, feature_premises, premises_of
 from exhume.attacks.margin.strongest import Strongest
 from exhume.auditing.checkpoint.conditions import conditions_of
 from exhume.auditing.checkpoint.feature_conditions import feature_conditions, feature_fit

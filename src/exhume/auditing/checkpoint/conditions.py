@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 
-from exhume.attacks.margin.premises import LEFT, Premises
-from exhume.attacks.margin.reading import GAP
+from exhume.attacks.margin.reading import GAP, LEFT, Premises
 from exhume.auditing.checkpoint.fit import FAR, Fit
 from exhume.core.evidence import Condition
 

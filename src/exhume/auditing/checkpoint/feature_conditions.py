@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.gradient.chains import features_of
-from exhume.attacks.margin.premises import LEFT, FeaturePremises
+from exhume.attacks.margin.reading import LEFT, FeaturePremises
 from exhume.auditing.checkpoint.conditions import (
     EQUATIONS,
     START_GONE,

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exhume.attacks.margin.pool import stretched
+from exhume.attacks.margin.restarts import stretched
 from exhume.core.contract import ExhumeError
 from exhume.core.notation import BROKEN_ARRAYS
 

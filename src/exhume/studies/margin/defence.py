@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.attacks.margin.smoothed import Smoothed
+from exhume.attacks.margin.first_layer import FirstLayer, Smoothed
 from exhume.core.contract import Records
 from exhume.core.results import AttackSpec, Chart, Findings, Point
 from exhume.defences.margin import NoisyMargin, ProtectedDescent

@@ -15,7 +15,7 @@ from torch import Tensor
 from exhume.attacks.margin.descent import Descent as Steps
 from exhume.attacks.margin.feature_span import FeatureSpan
 from exhume.attacks.margin.hidden_span import HiddenSpan
-from exhume.attacks.margin.pool import distinct
+from exhume.attacks.margin.restarts import distinct
 from exhume.attacks.margin.strongest import Strongest, met
 from exhume.auditing import margin_findings
 from exhume.auditing.checkpoint.scoring_records import Pictures, ScoringRecords
