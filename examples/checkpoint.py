@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from exhume.core.contract import Key
-from exhume.data import load
+from exhume.readers import load
 from exhume.victims.margin import choose
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from exhume import data
+from exhume import readers
 from exhume.auditing.split.limits import identified_at_most
 from exhume.cli import app
 from exhume.core.contract import Key
@@ -231,7 +231,7 @@ def test_a_channel_through_what_a_server_hears(tmp_path, monkeypatch):
     monkeypatch.setenv("NET", "1,10,4")
     folder = EXAMPLES / "split_resnet"
     listen = runpy.run_path(str(folder / "listen.py"))
-    records = data.load("digits")
+    records = readers.load("digits")
     network = OwnNetwork(f"{folder / 'net.py'}:net", (1, 8, 8))
     job = SplitJob(
         network, "stem", "flat", records[:300], SplitSchedule(2, 50, 0.05), augment=False

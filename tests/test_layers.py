@@ -9,14 +9,13 @@ SRC = Path(__file__).parents[1] / "src" / "exhume"
 ORDER = (
     "core",
     "settings",
-    "naming",
     "store",
-    "data",
     "models",
     "score",
     "train",
     "bounds",
     "defences",
+    "readers",
     "victims",
     "attacks",
     "report",
@@ -27,7 +26,7 @@ ORDER = (
     "integrations",
     "cli",
 )
-NEVER = {"attacks": {"data", "victims", "score"}, "score": {"attacks"}}
+NEVER = {"attacks": {"readers", "victims", "score"}, "score": {"attacks"}}
 MAY_NAME_SECRET = {"core", "victims", "score"}
 OUTSIDE = {"__init__", "__main__"}
 

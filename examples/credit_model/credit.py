@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.core.contract import Key, Knowledge
 from exhume.store.shards import NullStore
-from exhume.victims.fitted import release_of_fitted
+from exhume.readers.fitted import release_of_fitted
 
 JOBS = ("clerk", "cook", "driver", "nurse", "teacher")
 
@@ -42,7 +42,7 @@ def main(folder: Path, tolerance: float = 1e-8, customers: int = 5) -> float:
     """Prints some customers beside what the model gave away; returns the share that came back."""
     folder.mkdir(parents=True, exist_ok=True)
     write_customers(folder / "customers.csv")
-    table = data.table(folder / "customers.csv", "default")
+    table = readers.table(folder / "customers.csv", "default")
     records = table.records
     model = LogisticRegression(tol=tolerance, max_iter=10_000)
     model.fit(records.inputs.double().numpy(), records.labels.numpy())

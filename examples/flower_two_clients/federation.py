@@ -32,10 +32,10 @@ def client_app():
     def train(message: Message, context: Context) -> Message:
         import torch  # Flower looks for it in the worker before it hands out tensors
 
-        from exhume import data
+        from exhume import readers
 
         client = str(context.node_config["partition-id"])
-        private = data.load("mnist")[torch.tensor(CLIENTS[client])]
+        private = readers.load("mnist")[torch.tensor(CLIENTS[client])]
         model = make()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimiser = torch.optim.SGD(model.parameters(), lr=message.content["config"]["lr"])
@@ -54,7 +54,7 @@ def server_app(folder):
     from flwr.serverapp.strategy import FedAvg
 
     from exhume.integrations.flower import FactNames, RecordingStrategy
-    from exhume.victims.recorded import Recording
+    from exhume.readers.updates import Recording
 
     app = ServerApp()
 

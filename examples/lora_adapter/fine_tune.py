@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 
-from exhume import data
+from exhume import readers
 
 RANK = int(os.environ.get("RANK", "8"))
 ALPHA, RATE = 16, 0.1
@@ -50,7 +50,7 @@ def adapter_of(base: nn.Module, inputs, labels) -> dict:
 
 
 if __name__ == "__main__":
-    digits = data.load("digits")
+    digits = readers.load("digits")
     base = pretrained(digits)
     save_file(dict(base.state_dict()), "base.safetensors")
     adapter = adapter_of(base, digits.inputs[PRIVATE], digits.labels[PRIVATE])

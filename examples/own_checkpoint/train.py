@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from exhume.data import load
+from exhume.readers import load
 
 
 def main(

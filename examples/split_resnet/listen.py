@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
 from exhume.auditing.split.limits import identified_at_most
 from exhume.core.contract import Activations, ExhumeError, Key, NotApplicable, Records
@@ -131,7 +131,7 @@ def attack(
 def main(work: Path, source: str, url: str, count: int = 60) -> None:
     from exhume.integrations.serve import Client
 
-    every = data.load(source)
+    every = readers.load(source)
     order = torch.randperm(len(every), generator=torch.Generator().manual_seed(1))
     private, held, strangers = (
         every[rows]

@@ -55,9 +55,9 @@ def net() -> nn.Module:
 
 
 def main(source: str, work: Path, *, width: int = 16, epochs: int = 10, records: int = 20_000):
-    from exhume import data
+    from exhume import readers
 
-    every = data.load(source)
+    every = readers.load(source)
     order = torch.randperm(len(every), generator=torch.Generator().manual_seed(0))
     trained = every[order[:records]]
     os.environ["NET"] = f"{trained.shape[0]},{len(every.classes)},{width}"

@@ -97,8 +97,8 @@ def audit_fitted(
     from exhume import auditing
     from exhume.auditing.linear.release import LinearRelease
     from exhume.core.contract import silent
+    from exhume.readers.fitted import records_of_fitted
     from exhume.settings import Brief, FittedSettings
-    from exhume.victims.fitted import records_of_fitted
 
     chosen = FittedSettings(targets=targets)
     records = records_of_fitted(model, inputs, labels)

@@ -9,11 +9,11 @@ from dataclasses import fields
 import torch
 
 from exhume.core.contract import Architecture, ExhumeError, Key, Records
-from exhume.data import Sizes, Split, check_classes
 from exhume.defences.dp import DPTraining
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
-from exhume.models.own.architecture import OwnArchitecture, architecture_named, fully_connected
+from exhume.models.own import OwnArchitecture, architecture_named, fully_connected
+from exhume.readers import Sizes, Split, check_classes
 from exhume.settings import Settings
 from exhume.store.scale import Processes, where_now
 from exhume.train.fleet import chunk_for

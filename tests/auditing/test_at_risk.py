@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 import exhume
-from exhume import data
+from exhume import readers
 from exhume.auditing import at_risk
 from exhume.auditing.at_risk import AT_RISK, factors_of_one, factors_of_own
 from exhume.models.mlp import MLP
-from exhume.models.own.architecture import architecture_named
+from exhume.models.own import architecture_named
 from exhume.score.risk import risk_of
 
 pytestmark = pytest.mark.xdist_group("trained weights")
@@ -44,7 +44,7 @@ def test_rows_are_places_in_the_data(trained, few_records):
     listed = next(attack for attack in result["attacks"] if "at_risk" in attack)
     assert listed["at_risk"]["csv"] == AT_RISK
     evidence = load_file(trained.folder / listed["evidence"])
-    everything = data.load(few_records)
+    everything = readers.load(few_records)
     assert torch.equal(everything.inputs[evidence["rows"]], evidence["targets"])
     assert torch.equal(everything.labels[evidence["rows"]], evidence["labels"])
 
@@ -86,10 +86,10 @@ def test_factors_against_one_record_at_a_time(key, make_records):
 
 
 def test_places_are_those_of_the_split(key):
-    everything = data.load("digits")
-    sizes = data.Sizes(60, 30, 150, 20, 20)
-    target = data.split(everything, sizes, key).target
-    rows = data.places(len(everything), sizes, key)[1]
+    everything = readers.load("digits")
+    sizes = readers.Sizes(60, 30, 150, 20, 20)
+    target = readers.split(everything, sizes, key).target
+    rows = readers.places(len(everything), sizes, key)[1]
     assert torch.equal(target.inputs, everything[rows].inputs)
     assert len(rows) == sizes.target
 
@@ -126,7 +126,7 @@ def test_factors_that_cannot_be_had_are_left_out(tmp_path, key, name, known):
     net = architecture_named(
         f"nets_at_risk.py:{name}", input_shape=(1, 8, 8), classes=10, root=tmp_path
     )
-    digits = data.load("digits")
+    digits = readers.load("digits")
     models = torch.stack([net.initial(key.fold(i)) for i in range(12)])
     own = factors_of_own(net, models, digits[:12], digits[20:60])
     assert set(own) == known

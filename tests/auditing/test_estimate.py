@@ -7,7 +7,7 @@ import pytest
 from exhume.auditing.estimate import search_seconds, seconds_per_model_of
 from exhume.core.contract import Key
 from exhume.models.mlp import MLP
-from exhume.models.own.architecture import architecture_named
+from exhume.models.own import architecture_named
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import MiniBatch
 from exhume.train.stacked import Order

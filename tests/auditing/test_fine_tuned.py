@@ -14,13 +14,12 @@ from torch import nn
 from typer.testing import CliRunner
 
 import exhume
-from exhume import data
+from exhume import readers
 from exhume.cli import app
 from exhume.core.contract import ExhumeError
-from exhume.models.own.adapted import adapted
+from exhume.readers.adapters import Against, adapted
+from exhume.readers.updates import from_fine_tuning
 from exhume.settings import Brief, CheckpointSettings, UpdateSettings
-from exhume.victims.against_base import Against
-from exhume.victims.updates import from_fine_tuning
 
 NET = """
 from torch import nn
@@ -43,7 +42,7 @@ def network(**options) -> nn.Sequential:
 
 
 def private():
-    digits = data.load("digits")
+    digits = readers.load("digits")
     return digits.inputs[ROWS], digits.labels[ROWS]
 
 

@@ -277,7 +277,7 @@ def test_more_updates_than_records_are_refused(own):
 
 
 def test_a_time_of_an_own_function_is_kept(own):
-    from exhume.models.own.architecture import architecture_named
+    from exhume.models.own import architecture_named
     from exhume.train.own import OwnTraining
 
     architecture = architecture_named("net.py:make", input_shape=(1, 8, 8), classes=3)
@@ -295,7 +295,7 @@ def test_a_base_that_is_fine_tuned(own, fewer):
     """Training starts from a file; whoever has the base knows the start, so it is no secret to keep."""
     from safetensors.torch import save_file
 
-    from exhume.models.own.architecture import architecture_named
+    from exhume.models.own import architecture_named
 
     architecture = architecture_named("net.py:make", input_shape=(1, 8, 8), classes=3)
     start = architecture.initial(Key.from_seed(5))

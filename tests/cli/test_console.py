@@ -16,8 +16,8 @@ from exhume.cli.known import study_names
 from exhume.cli.last_words import next_step
 from exhume.cli.progress import EVERY, ProgressLines
 from exhume.core.results import FixRow, ReleaseRow, Result, Verdict
-from exhume.data.sets import SETS
 from exhume.models.activations import ACTIVATIONS
+from exhume.readers.named import SETS
 from exhume.settings.sections import ACTIVATIONS as NAMED_ACTIVATIONS
 from exhume.settings.sources import IMAGE_SETS, PAIR_SETS
 from exhume.studies import STUDIES

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
-from exhume import auditing, data
+from exhume import auditing, readers
 from exhume.auditing import Audit
 from exhume.cli import app
 from exhume.core.contract import ExhumeError, Outcome, Status
@@ -62,7 +62,7 @@ def place(tmp_path_factory):
     (folder / "nets_of_doors.py").write_text(NET)
     space = {}
     exec(NET, space)
-    module, digits = space["dense"](), data.load("digits")[:1000]
+    module, digits = space["dense"](), readers.load("digits")[:1000]
     np.savez(folder / "few.npz", x=digits.inputs.numpy(), y=digits.labels.numpy())
     rows = torch.tensor([3, 17])
     nn.functional.cross_entropy(module(digits.inputs[rows]), digits.labels[rows]).backward()

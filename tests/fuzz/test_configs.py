@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fuzzing import blocks, clean, scrambled
 
-from exhume import data
+from exhume import readers
 from exhume.choices import resolve
 from exhume.settings import (
     Brief,
@@ -111,7 +111,7 @@ def mapping(chance: random.Random) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def records():
-    return data.load("digits")[:200]
+    return readers.load("digits")[:200]
 
 
 @blocks(150, 4000)

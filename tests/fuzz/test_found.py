@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from exhume.core.contract import ExhumeError, Layout
-from exhume.victims.payload import payload_from_file, payload_from_named, payload_from_states
-from exhume.victims.tensor_file import read_tensors
+from exhume.readers.payload import payload_from_file, payload_from_named, payload_from_states
+from exhume.readers.tensors import read_tensors
 
 NET = nn.Linear(2, 3)
 STATE = {"weight": torch.zeros(3, 2), "bias": torch.zeros(3)}

@@ -14,14 +14,14 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from exhume import data
+from exhume import readers
 from exhume.cli import app
 from exhume.core.contract import ExhumeError
-from exhume.data.images import Blob, stack
-from exhume.data.table import table
+from exhume.readers.fitted import read_skops, release_of_fitted
+from exhume.readers.images import Blob, stack
+from exhume.readers.table import table
+from exhume.readers.tensors import read_tensors
 from exhume.settings import Brief
-from exhume.victims.fitted import read_skops, release_of_fitted
-from exhume.victims.tensor_file import read_tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of odd tensors
 POSTSCRIPT = (
@@ -43,7 +43,7 @@ def test_postscript_is_no_picture_whatever_its_name(tmp_path, monkeypatch):
     refuse_programs(monkeypatch)
     (tmp_path / "a.png").write_bytes(POSTSCRIPT)
     with pytest.raises(ExhumeError, match=r"a\.png: unreadable or truncated image"):
-        data.load(tmp_path)
+        readers.load(tmp_path)
     with pytest.raises(ExhumeError, match="record 0: unreadable or truncated image"):
         stack([Blob("record 0", POSTSCRIPT)])
 
@@ -52,13 +52,13 @@ def test_postscript_is_no_picture_whatever_its_name(tmp_path, monkeypatch):
 def test_formats_that_are_not_listed_are_not_decoded(kind, tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.jpg", format=kind)
     with pytest.raises(ExhumeError, match=r"a\.jpg: unreadable or truncated image"):
-        data.load(tmp_path)
+        readers.load(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["png", "jpeg", "bmp", "ppm", "tiff", "webp"])
 def test_formats_that_are_listed_are_read_whatever_their_ending(kind, tmp_path):
     Image.new("L", (8, 8)).save(tmp_path / "a.png", format=kind)
-    assert data.load(tmp_path).inputs.shape[2:] == (8, 8)
+    assert readers.load(tmp_path).inputs.shape[2:] == (8, 8)
 
 
 def saved(tmp_path, **tensors) -> Path:
@@ -106,7 +106,7 @@ def test_tensors_that_are_not_plain(kind, tmp_path):
 
 
 def test_many_views_of_one_storage_are_counted_one_by_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("exhume.victims.tensor_file.memory_here", lambda: 10_000_000.0)
+    monkeypatch.setattr("exhume.readers.tensors.memory_here", lambda: 10_000_000.0)
     base = torch.zeros(1000, 100)
     assert len(read_tensors(saved(tmp_path, a=base, b=base))[0]) == 2  # tied weights
     with pytest.raises(ExhumeError, match=r"holds 40\.0 MB, which needs twice as much memory"):
@@ -194,7 +194,7 @@ def hub(tmp_path, state=None, splits=None) -> Path:
 def test_a_split_stays_in_its_folder(name, tmp_path):
     folder = hub(tmp_path, splits=[name])
     with pytest.raises(ExhumeError, match=r"dataset_dict\.json: .* is no name of a split"):
-        data.load(folder)
+        readers.load(folder)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_split_stays_in_its_folder(name, tmp_path):
 )
 def test_a_state_that_cannot_be(state, tmp_path):
     with pytest.raises(ExhumeError, match=r"state\.json") as raised:
-        data.load(hub(tmp_path, state))
+        readers.load(hub(tmp_path, state))
     assert len(str(raised.value)) < 1000
 
 
@@ -213,7 +213,7 @@ def test_arrow_rows_that_take_no_room_are_not_listed(tmp_path):
     rows = pyarrow.table({"x": pyarrow.nulls(1 << 28), "y": pyarrow.nulls(1 << 28)})
     write_arrow(folder / "data.arrow", rows)
     with pytest.raises(ExhumeError, match="promises 268,435,456 records in"):
-        data.load(folder)
+        readers.load(folder)
 
 
 def test_a_column_wider_than_any_number(tmp_path):

@@ -155,7 +155,7 @@ def left_over(out: Path) -> list[str]:
 
 @pytest.mark.parametrize("make", REFUSED, ids=lambda make: make.__name__)
 def test_refused_in_one_sentence(make, tmp_path, monkeypatch):
-    monkeypatch.setattr("exhume.victims.tensor_file.memory_here", lambda: 16e9)
+    monkeypatch.setattr("exhume.readers.tensors.memory_here", lambda: 16e9)
     result = ran(make(tmp_path), tmp_path / "out")
     assert result.exit_code == 2
     assert REFUSED[make] in sentence_of(result)

@@ -14,11 +14,11 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from exhume.models.mlp import MLP
-from exhume.victims.checkpoint import read_checkpoint
-from exhume.victims.payload import Said, check_payload, payload_from_file
-from exhume.victims.release_file import release_of_file
-from exhume.victims.tensor_file import read_tensors
-from exhume.victims.updates import from_gradient, from_states
+from exhume.readers.adapters import release_of_file
+from exhume.readers.checkpoint import read_checkpoint
+from exhume.readers.payload import Said, check_payload, payload_from_file
+from exhume.readers.tensors import read_tensors
+from exhume.readers.updates import from_gradient, from_states
 
 SHAPE = (1, 4, 4)
 DTYPES = (

@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 
 from exhume.cli import app
 from exhume.core.contract import ExhumeError
+from exhume.readers.updates import Recording, from_recording, recorded_in
 from exhume.train.local import PLAIN, Routine
-from exhume.victims.recorded import Recording, recorded_in
-from exhume.victims.updates import from_recording
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'exhume[flower]'")
 
@@ -176,10 +175,10 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import numpy as np
 from federation import simulate
-from exhume import data
+from exhume import readers
 run = Path(sys.argv[2])
 simulate(run / "recorded")
-some = data.load("mnist")[:1000]
+some = readers.load("mnist")[:1000]
 np.savez(run / "mnist.npz", x=some.inputs, y=some.labels)
 """
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.features import FeatureDecoding
@@ -69,8 +69,7 @@ from exhume.core.contract import (
     Release,
     Secret,
 )
-from exhume.data import Sizes
-from exhume.data.synthetic import synthetic_pairs
+from exhume.core.own_code import seeded_globals
 from exhume.defences.split.channel import Channel
 from exhume.defences.split.single import Noise
 from exhume.models.cnn import CNN
@@ -79,15 +78,15 @@ from exhume.models.glm import softmax_regression
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.mlp import MLP
 from exhume.models.ordinary import VisionTransformer
-from exhume.models.own.language import LanguageModel
-from exhume.models.own.module import ModuleArchitecture
-from exhume.models.own.text import TextModel, whole_numbers
+from exhume.models.own import ModuleArchitecture
+from exhume.models.own_texts import LanguageModel, TextModel, whole_numbers
 from exhume.models.reconstructors import Dense
 from exhume.models.split.inverter import Decoder, OwnForm, ShadowHead
 from exhume.models.split.pipeline import Pipeline, undefended
 from exhume.models.split.seq2seq import Translator
 from exhume.models.two_layer import TwoLayer
-from exhume.naming import seeded_globals
+from exhume.readers import Sizes
+from exhume.readers.sentences import pair_corpus, synthetic_pairs
 from exhume.score.batches import score_batches
 from exhume.store.shards import NullStore
 from exhume.train.dp import Privacy
@@ -101,14 +100,17 @@ from exhume.train.single import SplitJob
 from exhume.victims.gradient import cut_batches, release_batches, release_updates
 from exhume.victims.informed import release_one_each
 from exhume.victims.margin import release_margin
-from exhume.victims.pairs import pair_corpus
-from exhume.victims.split import release_features, server_knowledge
-from exhume.victims.translation import release_sentences, translation_knowledge
+from exhume.victims.split import (
+    release_features,
+    release_sentences,
+    server_knowledge,
+    translation_knowledge,
+)
 
 
 def informed_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     """An easy case: 8x8 digits, small everything."""
-    parts = data.split(data.load("digits"), Sizes(100, 20, 300, 50, 0), key)
+    parts = readers.split(readers.load("digits"), Sizes(100, 20, 300, 50, 0), key)
     recipe = FullBatch(MLP((1, 8, 8), (8,), 10), Descent(steps=40))
     initial = recipe.architecture.initial(key)
     release, secret = release_one_each(
@@ -126,13 +128,13 @@ def informed_game(key: Key) -> tuple[Knowledge, Release, Secret]:
 
 def small_digits() -> Records:
     """Digits of 4x4."""
-    whole = data.load("digits")
+    whole = readers.load("digits")
     return Records(nn.functional.avg_pool2d(whole.inputs, 2), whole.labels, whole.classes)
 
 
 def short_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     """Two models that a few steps have trained, for attacks that go through training again and again."""
-    parts = data.split(small_digits(), Sizes(60, 2, 0, 50, 0), key)
+    parts = readers.split(small_digits(), Sizes(60, 2, 0, 50, 0), key)
     recipe = FullBatch(MLP((1, 4, 4), (8,), 10), Descent(steps=10))
     initial = recipe.architecture.initial(key)
     release, secret = release_one_each(
@@ -152,7 +154,7 @@ def few_game(key: Key) -> tuple[Knowledge, Release, Secret]:
 
 def noisy_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     """The same, trained with a little noise."""
-    parts = data.split(data.load("digits"), Sizes(100, 20, 300, 50, 0), key)
+    parts = readers.split(readers.load("digits"), Sizes(100, 20, 300, 50, 0), key)
     recipe = FullBatch(MLP((1, 8, 8), (8,), 10), Descent(steps=40), Privacy(10.0, 0.003))
     initial = recipe.architecture.initial(key)
     release, secret = release_one_each(
@@ -175,7 +177,7 @@ def listed_game(key: Key) -> tuple[Knowledge, Release, Secret]:
 
 def linear_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     """The same digits, and a softmax regression at its optimum."""
-    parts = data.split(data.load("digits"), Sizes(100, 10, 0, 0, 0), key)
+    parts = readers.split(readers.load("digits"), Sizes(100, 10, 0, 0, 0), key)
     recipe = Optimum(softmax_regression((1, 8, 8), 10), Penalty.of_sum(1.0))
     initial = recipe.architecture.initial(key)
     release, secret = release_one_each(
@@ -221,7 +223,7 @@ class Chain:
 
 def split_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     """Small digits, what leaves the client behind its one convolution, and two bodies."""
-    parts = data.split(small_digits(), Sizes(150, 20, 200, 200, 0), key)
+    parts = readers.split(small_digits(), Sizes(150, 20, 200, 200, 0), key)
     job = SplitJob(Chain(), "0", "1", parts.fixed, SplitSchedule(4, 32, 0.05), augment=False)
     pipeline = Noise(0.05).train(job, key=key, store=NullStore())
     other = Noise(0.05).train(job, key=key.fold("other"), store=NullStore())
@@ -233,7 +235,7 @@ def split_game(key: Key) -> tuple[Knowledge, Release, Secret]:
 
 def channel_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     """The same digits behind a channel of many bits; the inputs that come into question are known."""
-    parts = data.split(small_digits(), Sizes(150, 20, 200, 200, 0), key)
+    parts = readers.split(small_digits(), Sizes(150, 20, 200, 200, 0), key)
     job = SplitJob(Chain(), "0", "1", parts.fixed, SplitSchedule(4, 32, 0.05), augment=False)
     pipeline = Channel.of_bits(40.0, 8).train(job, key=key, store=NullStore())
     release, secret = release_features(pipeline, parts.target, key.fold("sent"))
@@ -353,7 +355,7 @@ def gradients_of(
     """Gradients of batches of digits, at weights the adversary has sent or at the network's own start."""
 
     def game(key: Key) -> tuple[Knowledge, Release, Secret]:
-        parts = data.split(data.load("digits"), Sizes(0, 3 * batch, 0, 50, 0), key)
+        parts = readers.split(readers.load("digits"), Sizes(0, 3 * batch, 0, 50, 0), key)
         even_or_odd = Records(parts.target.inputs, parts.target.labels % 2, ("even", "odd"))
         many = not queried or network.outputs == 10
         target = parts.target if many else even_or_odd
@@ -375,7 +377,7 @@ def seeing() -> ModuleArchitecture:
 
 def fedavg_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     """Updates of clients with four digits each, two epochs of batches of two."""
-    parts = data.split(data.load("digits"), Sizes(0, 8, 0, 50, 0), key)
+    parts = readers.split(readers.load("digits"), Sizes(0, 8, 0, 50, 0), key)
     network = MLP((1, 8, 8), (60,), 10, "relu")
     local = LocalTraining(network, rate=0.02, routine=Routine(epochs=2, local_batch=2))
     batches = cut_batches(parts.target, 4)

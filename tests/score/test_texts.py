@@ -29,7 +29,7 @@ from exhume.score.texts import (
     score_words,
     token_shares,
 )
-from exhume.victims.updates import keep_secret
+from exhume.victims import keep_secret
 
 WORDS, PLACES, PADDING = 90, 6, 0
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from exhume.core.contract import ExhumeError
-from exhume.models.own.architecture import architecture_named
+from exhume.models.own import architecture_named
 from exhume.train.dp import Privacy
 from exhume.train.functional import mixes_batches
 from exhume.train.optimisers import Descent

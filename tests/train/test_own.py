@@ -11,7 +11,7 @@ from torch import nn
 
 from exhume.core.contract import ExhumeError, Key, Recipe
 from exhume.models.mlp import MLP
-from exhume.models.own.architecture import architecture_named
+from exhume.models.own import architecture_named
 from exhume.store.shards import NullStore, address
 from exhume.train import functional
 from exhume.train.fleet import train_fleet

@@ -10,8 +10,7 @@ from exhume.attacks.informed.starts import Whitening
 from exhume.core.contract import Architecture, Key, NotApplicable, Records
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
-from exhume.models.own.architecture import architecture_named
-from exhume.models.own.module import ModuleArchitecture
+from exhume.models.own import ModuleArchitecture, architecture_named
 from exhume.train.dp import Privacy
 from exhume.train.krylov import least_squares
 from exhume.train.local import LocalTraining, Routine

@@ -6,9 +6,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from exhume.core.contract import ExhumeError, NotApplicable
+from exhume.readers.fitted import release_of_sklearn
 from exhume.train.glm import Penalty
 from exhume.train.stacked import logits
-from exhume.victims.sklearn import release_of_sklearn, release_one_sklearn_each
+from exhume.victims.sklearn import release_one_sklearn_each
 
 
 def fitted(records, **settings):

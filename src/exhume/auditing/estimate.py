@@ -14,9 +14,8 @@ from torch import nn
 
 from exhume.attacks.gradient.text import TextAttack, pooling_of
 from exhume.core.contract import Architecture, Key, Recipe, Records, Store
-from exhume.models.own.architecture import fully_connected
-from exhume.models.own.language import LanguageModel
-from exhume.models.own.text import TextModel
+from exhume.models.own import fully_connected
+from exhume.models.own_texts import LanguageModel, TextModel
 from exhume.models.split.cost import multiply_adds
 from exhume.store.shards import address, cached, digest
 from exhume.store.workers import pinned

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from exhume.readers.adapters import Against
 from exhume.settings import CheckpointSettings, UpdateSettings
-from exhume.victims.against_base import Against
 
 __all__ = ["against_of"]
 

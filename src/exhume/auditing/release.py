@@ -15,7 +15,7 @@ from exhume.choices import threads_for
 from exhume.core.contract import Records, Store
 from exhume.core.evidence import Condition
 from exhume.core.results import Chart, Findings
-from exhume.data import Reading
+from exhume.readers import Reading
 from exhume.settings import Brief
 
 __all__ = ["AuditedRelease", "Inputs", "Load", "Room"]

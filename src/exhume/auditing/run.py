@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import torch
 
-from exhume import data
+from exhume import readers
 from exhume.auditing.at_risk import with_risk
 from exhume.auditing.controls import Ladder
 from exhume.auditing.findings import Audit
@@ -113,13 +113,13 @@ def read(
     brief: Brief, progress: Progress, given: Mapping[str, AuditedRelease] = MappingProxyType({})
 ) -> list[Released]:
     """Everything that the brief names, before anything is written; each set of records once."""
-    loaded: dict[tuple[str, data.Reading], Records] = {}
+    loaded: dict[tuple[str, readers.Reading], Records] = {}
 
-    asked: dict[str, dict[tuple[str, data.Reading], int]] = {}  # by room
+    asked: dict[str, dict[tuple[str, readers.Reading], int]] = {}  # by room
 
-    def load(room: Room, source: str, reading: data.Reading) -> Records:
+    def load(room: Room, source: str, reading: readers.Reading) -> Records:
         if (source, reading) not in loaded:
-            loaded[source, reading] = data.load(source, reading=reading, progress=progress)
+            loaded[source, reading] = readers.load(source, reading=reading, progress=progress)
         found = loaded[source, reading]
         asked.setdefault(room.kind, {})[source, reading] = len(found)
         return found

@@ -21,8 +21,8 @@ from torch import Tensor
 from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.bench.entries import entry, timed
 from exhume.core.contract import ExhumeError, Key, Knowledge, Progress, Records
+from exhume.readers.fitted import release_of_sklearn
 from exhume.store.shards import NullStore
-from exhume.victims.sklearn import release_of_sklearn
 
 __all__ = ["run"]
 

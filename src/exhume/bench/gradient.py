@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.span import SpanAttack
 from exhume.bench.entries import entry, timed
@@ -31,7 +31,7 @@ _REPEATS = 3  # of ours, the best kept
 
 def run(progress: Progress) -> list[dict[str, Any]]:
     key = Key.from_seed(0).fold("bench gradient")
-    records = data.load("digits")
+    records = readers.load("digits")
     picked = torch.randperm(len(records), generator=key.generator())[:_BATCH]
     inputs, labels = records.inputs[picked].float(), records.labels[picked] % 2
     private = cut_batches(Records(inputs, labels, ("even", "odd")), _BATCH)

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.gradient.features import FeatureDecoding
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.bench.entries import each_case, entry, timed
 from exhume.core.contract import Attack, Key, Knowledge, Progress, Records
+from exhume.core.own_code import seeded_globals
 from exhume.models.ordinary import convnet
-from exhume.models.own.module import ModuleArchitecture
-from exhume.naming import seeded_globals
+from exhume.models.own import ModuleArchitecture
 from exhume.score.batches import score_batches
 from exhume.store.shards import NullStore
 from exhume.victims.gradient import cut_batches, release_batches
@@ -80,7 +80,7 @@ def _measure(case: Case) -> dict[str, Any]:
 
 def _client(case: Case, key: Key) -> tuple[ModuleArchitecture, Records]:
     """A network at torch's start, and one batch of the set."""
-    records = data.load(case.source)
+    records = readers.load(case.source)
     picked = torch.randperm(len(records), generator=key.generator())[: case.batch]
     with seeded_globals(key.fold("weights")):
         module = convnet(records.shape[0], records.shape[-1], *case.channels)

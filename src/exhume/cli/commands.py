@@ -52,7 +52,7 @@ def report(
 @with_exit_codes
 def data_list() -> None:
     """The sets known by name."""
-    from exhume.data import catalogue
+    from exhume.readers import catalogue
 
     for named in catalogue():
         shape = "x".join(str(size) for size in named.shape) or named.kind
@@ -70,7 +70,7 @@ def data_fetch(
     """Download a set into the cache and check it."""
     if name not in (*IMAGE_SETS, *PAIR_SETS):
         raise unknown_source(name, (*IMAGE_SETS, *PAIR_SETS), "no other name")
-    from exhume.data import fetch
+    from exhume.readers import fetch
 
     with progress_shown() as progress:
         path = fetch(name, progress=progress)

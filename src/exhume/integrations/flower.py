@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from exhume.core.contract import ExhumeError
+from exhume.readers.updates import Recording
 from exhume.train.local import PLAIN, Routine
-from exhume.victims.recorded import Recording
 
 try:
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict

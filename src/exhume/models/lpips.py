@@ -21,10 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exhume.core.contract import ExhumeError, Progress, silent
-from exhume.data import cache as shelf
-from exhume.data.archives import tar_members
-from exhume.data.cache import Content, Damaged
-from exhume.data.download import File, Origin, Pip, Unreachable
+from exhume.store import cache as shelf
+from exhume.store.cache import Content, Damaged
+from exhume.store.download import File, Origin, Pip, Unreachable, tar_members
 
 __all__ = ["LPIPS", "arrays_only", "perceptual"]
 

@@ -19,7 +19,7 @@ from typing import Generic, Literal, TypedDict, TypeVar
 import torch
 from torch import Tensor
 
-from exhume import data
+from exhume import readers
 from exhume.auditing.training.cost import Stage
 from exhume.choices import device_named, threads_for
 from exhume.core.contract import ExhumeError, Key, Progress, Records, Shard, silent
@@ -157,8 +157,10 @@ class Run(Generic[S]):
         """
         if name not in self.loaded:
             own = size if self.asked.data else 0
-            found = data.load(self.source(name), size=own or None, progress=self.progress)
-            shape = {known.name: known.shape for known in data.catalogue()}.get(name, found.shape)
+            found = readers.load(self.source(name), size=own or None, progress=self.progress)
+            shape = {known.name: known.shape for known in readers.catalogue()}.get(
+                name, found.shape
+            )
             if self.asked.data and not own and found.shape != shape:
                 raise ExhumeError(
                     f"--data: {self.asked.data} has records of shape {found.shape}; a copy of {name}, "

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from exhume import data
+from exhume import readers
 from exhume.auditing.training.cost import Stage
 from exhume.choices import Trains, recipe_for
 from exhume.core.contract import ExhumeError, Records
 from exhume.core.notation import duration_of
-from exhume.data.memory_guard import size_of
 from exhume.settings import DataSettings, Settings, VictimSettings
+from exhume.store.memory import size_of
 
 if TYPE_CHECKING:
     from exhume.studies.framework import Scale, Study
@@ -23,7 +23,7 @@ __all__ = ["plan_lines", "stand_in"]
 
 def stand_in(sizes: DataSettings, victim: VictimSettings) -> tuple[Trains, tuple[int, ...], int]:
     """The recipe of a victim on a named set, the set's shape and its classes, without reading it."""
-    shapes = {known.name: known.shape for known in data.catalogue()}
+    shapes = {known.name: known.shape for known in readers.catalogue()}
     shape, classes = shapes[sizes.source], 10  # of mnist, cifar10 and digits alike
     labels = torch.zeros(1, dtype=torch.int64)
     one = Records(torch.zeros(1, *shape), labels, tuple(str(i) for i in range(classes)))

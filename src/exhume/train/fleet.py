@@ -31,9 +31,9 @@ from exhume.core.contract import (
     Store,
     silent,
 )
-from exhume.data.memory_guard import memory_free
-from exhume.models.own.architecture import fully_connected
+from exhume.models.own import fully_connected
 from exhume.models.split.cost import multiply_adds
+from exhume.store.memory import memory_free
 from exhume.store.scale import Cluster, Cores, Processes, Work, run_jobs, where_now
 from exhume.store.shards import address, digest
 from exhume.train.functional import mixes_batches

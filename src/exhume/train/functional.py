@@ -28,10 +28,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from exhume.core.contract import Architecture, ExhumeError, Key, Layout, Records
-from exhume.models.own.architecture import OwnArchitecture, fully_connected
-from exhume.models.own.per_record_check import not_per_record
+from exhume.core.own_code import first_line
+from exhume.models.own import OwnArchitecture, fully_connected, not_per_record
 from exhume.models.probes import after, leaves
-from exhume.naming import first_line
 from exhume.train import stacked
 from exhume.train.dp import NOT_PRIVATE, Privacy, Sampler
 from exhume.train.local import batch_loss

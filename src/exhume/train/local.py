@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from exhume.core.contract import Architecture, ExhumeError, GradientOf, Key, Records
-from exhume.models.own.language import LanguageModel
+from exhume.models.own_texts import LanguageModel
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy
 
 OPTIMISERS = ("sgd", "adam")

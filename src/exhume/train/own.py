@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from exhume.core.contract import Architecture, ExhumeError, Key, Layout, Records
-from exhume.models.own.architecture import OwnArchitecture
-from exhume.naming import digest_of_code, first_line, named, seeded_globals
+from exhume.core.own_code import digest_of_code, first_line, named, seeded_globals
+from exhume.models.own import OwnArchitecture
 from exhume.train import functional
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import check_fits

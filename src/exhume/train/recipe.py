@@ -30,7 +30,7 @@ from torch import Tensor
 from exhume.core.contract import Architecture, ExhumeError, Key, Records
 from exhume.models.activations import Activation, activation
 from exhume.models.mlp import MLP
-from exhume.models.own.architecture import fully_connected
+from exhume.models.own import fully_connected
 from exhume.train import functional, stacked
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy, Sampler, SampleStream
 from exhume.train.functional import BatchNormed, SideBySide, mixes_batches

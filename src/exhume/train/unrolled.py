@@ -57,9 +57,8 @@ from torch.func import functional_call
 
 from exhume.core.contract import Architecture, Layout, NotApplicable, Recipe, Records
 from exhume.models.activations import Elementwise
-from exhume.models.own.architecture import OwnArchitecture
-from exhume.models.own.language import LanguageModel
-from exhume.models.own.per_record_check import not_per_record
+from exhume.models.own import OwnArchitecture, not_per_record
+from exhume.models.own_texts import LanguageModel
 from exhume.train.functional import activations, mixes_batches, without_memory
 from exhume.train.local import LocalTraining, Routine, batch_loss
 from exhume.train.optimisers import Adam, AdamRule, HeavyBall, Optimiser, Rule

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from exhume.core.contract import Architecture, ExhumeError, Gradient, Key, Records, Secret
-from exhume.train.local import LocalTraining, batch_loss
-
-__all__ = ["batch_loss", "cut_batches", "keep_batches", "release_batches", "release_updates"]
+from exhume.train.local import LocalTraining
 
 
 def cut_batches(records: Records, size: int) -> Records:
@@ -27,11 +25,6 @@ def cut_batches(records: Records, size: int) -> Records:
         records.labels[:kept].reshape(count, size),
         records.classes,
     )
-
-
-def keep_batches(batches: Records) -> Secret:
-    """(r, b, *shape) private records, for scoring only."""
-    return Secret(batches)
 
 
 def release_batches(

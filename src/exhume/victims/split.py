@@ -1,14 +1,14 @@
-"""A client of a split network: what it sends for its private inputs, and what the server knows."""
+"""Clients of a split network, of images or of sentences: what they send, and what the server knows."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from exhume.core.contract import Activations, ExhumeError, Key, Knowledge, Records, Secret
 from exhume.models.split.channel import FreshNoise
 from exhume.models.split.pipeline import Client, Pipeline
-
-__all__ = ["queried_knowledge", "release_features", "server_knowledge", "true_head"]
+from exhume.models.split.seq2seq import Body, Words
 
 
 def release_features(
@@ -64,3 +64,44 @@ class _Noisy(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         sent: Tensor = self.head(inputs) + self.noise
         return sent
+
+
+# A client that has its sentences translated (Ensembler24, A.1)
+
+
+_CUT = "embedding"
+
+
+@torch.no_grad()
+def release_sentences(
+    words: Words, private: Records, noise: Tensor | None = None
+) -> tuple[Activations, Secret]:
+    """What leaves the client for these sentences; noise is (l, e), or (n, l, e) where it is drawn afresh."""
+    if not len(private):
+        raise ExhumeError("split: the client has no sentence to send")
+    return Activations(words.send(private.inputs, noise), _CUT), Secret(private)
+
+
+@torch.no_grad()
+def translation_knowledge(
+    words: Words,
+    body: Body,
+    held: Records,
+    answers: Tensor,
+    *,
+    earlier: Records | None = None,
+    noise: Tensor | None = None,
+    with_table: bool = False,
+) -> Knowledge:
+    """The semi-honest server: the body, sentence pairs of its own, what the client has sent before.
+
+    with_table: also the client's embeddings, which gives an upper bound and no attack.
+    """
+    sent = words.send(held.inputs[:1])
+    return Knowledge(
+        shadow=held,
+        answers=answers,
+        features=tuple(sent.shape[1:]),
+        seen=None if earlier is None else words.send(earlier.inputs, noise),
+        parts={"body0": body, **({"head": words} if with_table else {})},
+    )

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from exhume.core.contract import Gradient, Key, Knowledge, Records
-from exhume.models.own.language import LanguageModel
-from exhume.naming import seeded_globals
+from exhume.core.own_code import seeded_globals
+from exhume.models.own_texts import LanguageModel
 from exhume.store.shards import NullStore
 from exhume.victims.gradient import release_batches
 

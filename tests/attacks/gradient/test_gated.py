@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.gradient.chains import chain_of
 from exhume.attacks.gradient.features import FeatureDecoding
 from exhume.attacks.gradient.gates import GateAttack
 from exhume.core.contract import Key, Knowledge, NotApplicable, Outcome, Records
-from exhume.models.own.module import ModuleArchitecture
+from exhume.models.own import ModuleArchitecture
 from exhume.store.shards import NullStore
 from exhume.victims.gradient import release_batches
 
@@ -30,7 +30,7 @@ def leaky(slope):
 
 
 def digits(count, seed=0):
-    records = data.load("digits")
+    records = readers.load("digits")
     order = torch.randperm(len(records), generator=torch.Generator().manual_seed(seed))
     return records[order[:count]]
 

@@ -8,8 +8,8 @@ from torch import nn
 
 from exhume.attacks.gradient.local_steps import LocalStepsAttack
 from exhume.core.contract import Key, Knowledge, NotApplicable, Outcome, Records
-from exhume.models.own.module import ModuleArchitecture
-from exhume.naming import seeded_globals
+from exhume.core.own_code import seeded_globals
+from exhume.models.own import ModuleArchitecture
 from exhume.store.shards import NullStore
 from exhume.train.local import LocalTraining, Routine
 from exhume.train.order import rows_behind

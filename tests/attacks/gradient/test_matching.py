@@ -13,12 +13,12 @@ from exhume.attacks.gradient.span import SpanAttack
 from exhume.core.contract import ExhumeError, Gradient, Knowledge, NotApplicable, Outcome, Weights
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
-from exhume.models.own.module import ModuleArchitecture
+from exhume.models.own import ModuleArchitecture
 from exhume.models.two_layer import TwoLayer
+from exhume.readers.payload import batch_statistics
 from exhume.score.batches import score_batches
 from exhume.store.shards import NullStore
 from exhume.victims.gradient import release_batches
-from exhume.victims.norm_statistics import batch_statistics
 
 SMALL = MLP((1, 5, 5), (30,), 4, "tanh")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from exhume.models.own.module import ModuleArchitecture
+from exhume.models.own import ModuleArchitecture
 
 
 class Vision(nn.Module):

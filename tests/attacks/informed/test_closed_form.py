@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.core.contract import (
     ExhumeError,
@@ -14,8 +14,8 @@ from exhume.core.contract import (
     Outcome,
     Weights,
 )
-from exhume.data import Sizes
 from exhume.models.mlp import MLP
+from exhume.readers import Sizes
 from exhume.store.shards import NullStore
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
@@ -25,7 +25,7 @@ from exhume.victims.informed import release_one_each
 @pytest.fixture(scope="module")
 def game():
     key = Key.from_seed(0)
-    parts = data.split(data.load("digits"), Sizes(100, 60, 400, 0, 0), key)
+    parts = readers.split(readers.load("digits"), Sizes(100, 60, 400, 0, 0), key)
     recipe = FullBatch(MLP((1, 8, 8), (10,), 10), Descent(steps=40))
     initial = recipe.architecture.initial(key)
     release, secret = release_one_each(

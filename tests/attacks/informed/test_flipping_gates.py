@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.informed.flipping_gates import FlippingGates, _Gates
 from exhume.attacks.informed.inversion import FittedThroughTraining
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.core.contract import Key, Knowledge, Records, silent
-from exhume.data import Sizes
 from exhume.models.mlp import MLP
+from exhume.readers import Sizes
 from exhume.store.shards import NullStore
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
@@ -80,11 +80,11 @@ def errors_before_and_after(recipe, fixed, target, key, monkeypatch, **settings)
 
 def test_a_network_with_kinks_gives_its_records_back(monkeypatch):
     """The gates' steps are what brings them from near to exact."""
-    digits = data.load("digits")
+    digits = readers.load("digits")
     small = replace(digits, inputs=torch.nn.functional.avg_pool2d(digits.inputs, 2))
     recipe = FullBatch(MLP((1, 4, 4), (6,), 10, "relu"), Descent(steps=20))
     key = Key.from_seed(1)
-    parts = data.split(small, Sizes(100, 2, 0, 0, 0), key)
+    parts = readers.split(small, Sizes(100, 2, 0, 0, 0), key)
     near, exact = errors_before_and_after(
         recipe, parts.fixed, parts.target[1:], key, monkeypatch, labels=1
     )
@@ -96,7 +96,7 @@ def test_a_network_with_kinks_gives_its_records_back(monkeypatch):
 def test_a_larger_network_with_kinks_gives_its_records_back(monkeypatch):
     recipe = FullBatch(MLP((1, 8, 8), (10,), 10, "relu"), Descent(steps=40))
     key = Key.from_seed(5)
-    parts = data.split(data.load("digits"), Sizes(300, 6, 0, 0, 0), key)
+    parts = readers.split(readers.load("digits"), Sizes(300, 6, 0, 0, 0), key)
     near, exact = errors_before_and_after(recipe, parts.fixed, parts.target, key, monkeypatch)
     assert float(exact.sort().values[2]) < 1e-6  # rounding decides the cell that others end in
     assert float(near.nanmedian()) > 1e-5

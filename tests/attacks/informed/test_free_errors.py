@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.informed.through_training import ThroughTraining, _without_gradient
 from exhume.core.contract import Key, Knowledge, Weights
-from exhume.data import Sizes
 from exhume.models.mlp import MLP
+from exhume.readers import Sizes
 from exhume.store.shards import NullStore
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
@@ -23,7 +23,7 @@ TARGETS = 3
 def game():
     """Fine-tuning: some records have been learned before they are seen, others have not."""
     key = Key.from_seed(2)
-    parts = data.split(data.load("digits"), Sizes(300, TARGETS, 300, 0, 0), key)
+    parts = readers.split(readers.load("digits"), Sizes(300, TARGETS, 300, 0, 0), key)
     first = RECIPE.architecture.initial(key)
     longer = replace(RECIPE, descent=Descent(steps=200, momentum=0.9))
     initial = longer.fit(first, parts.shadow, parts.shadow.none_for(1), key)[0]

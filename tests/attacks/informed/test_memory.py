@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.informed import shadows as memory
 from exhume.attacks.informed.closed_form import READINGS, ClosedForm, ReadRows
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.reconn import RecoNN, fit_features, refit_features
 from exhume.attacks.informed.shadows import closed_form_bytes, reconn_bytes, room_for
 from exhume.core.contract import Key, Knowledge
-from exhume.data import Sizes
 from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Dense
+from exhume.readers import Sizes
 from exhume.store.shards import NullStore
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
@@ -37,7 +37,7 @@ def in_blocks(monkeypatch):
 @pytest.fixture(scope="module")
 def game():
     key, net = Key.from_seed(0), MLP((1, 8, 8), (8,), 10)
-    parts = data.split(data.load("digits"), Sizes(100, 20, 300, 100, 0), key)
+    parts = readers.split(readers.load("digits"), Sizes(100, 20, 300, 100, 0), key)
     recipe = FullBatch(net, Descent(30, momentum=0.9))
     initial = net.initial(key)
     common = {"key": key, "store": NullStore(), "chunk": 32}

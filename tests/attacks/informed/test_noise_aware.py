@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.noise_aware import NoiseAware, _Label
 from exhume.core.contract import (
@@ -17,8 +17,8 @@ from exhume.core.contract import (
     Outcome,
     Weights,
 )
-from exhume.data import Sizes
 from exhume.models.mlp import MLP
+from exhume.readers import Sizes
 from exhume.store.shards import NullStore
 from exhume.train.dp import Privacy
 from exhume.train.optimisers import Descent
@@ -29,7 +29,7 @@ from exhume.victims.informed import release_one_each
 @pytest.fixture(scope="module")
 def game():
     key = Key.from_seed(0)
-    parts = data.split(data.load("digits"), Sizes(60, 80, 250, 1, 1), key)
+    parts = readers.split(readers.load("digits"), Sizes(60, 80, 250, 1, 1), key)
     recipe = FullBatch(MLP((1, 8, 8), (8,), 10), Descent(steps=25), Privacy(10.0, 0.02))
     initial = recipe.architecture.initial(key)
     release, secret = release_one_each(

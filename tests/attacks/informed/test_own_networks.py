@@ -9,7 +9,7 @@ import torch
 
 from exhume.attacks.informed.closed_form import ClosedForm, find_imprint
 from exhume.core.contract import Knowledge, Outcome
-from exhume.models.own.architecture import architecture_named
+from exhume.models.own import architecture_named
 from exhume.store.shards import NullStore
 from exhume.train.optimisers import Descent
 from exhume.train.own import OwnTraining

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.bounds.dp_sgd import dp_sgd, gaussian
 from exhume.bounds.prior import certify
@@ -20,8 +20,8 @@ from exhume.core.contract import (
     Outcome,
     Weights,
 )
-from exhume.data import Sizes
 from exhume.models.mlp import MLP
+from exhume.readers import Sizes
 from exhume.score.targets import named_rightly
 from exhume.store.shards import NullStore
 from exhume.train.dp import Privacy
@@ -35,7 +35,7 @@ COUNT, STEPS, CLIP = 8, 12, 0.5
 
 def game(key, shift: float, trials: int, rate: float = 1.0):
     """Trainings on every candidate equally often; shift: sqrt(T) / sigma, 0 for no noise; rate: of draws."""
-    parts = data.split(data.load("digits"), Sizes(30, COUNT, 0, 0, 0), key)
+    parts = readers.split(readers.load("digits"), Sizes(30, COUNT, 0, 0, 0), key)
     noise = math.sqrt(STEPS) / shift if shift else 0.0
     recipe = FullBatch(
         MLP((1, 8, 8), (6,), 10), Descent(STEPS, 0.1, 0.5), Privacy(CLIP, noise, rate)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.learner import Pairs, Training, fit
 from exhume.attacks.informed.reconn import (
@@ -26,9 +26,9 @@ from exhume.core.contract import (
     Shard,
     Weights,
 )
-from exhume.data import Sizes
 from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Deconv, Dense
+from exhume.readers import Sizes
 from exhume.store.shards import FolderStore, NullStore
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
@@ -62,7 +62,7 @@ def game():
     from exhume.core.contract import Key
 
     key = Key.from_seed(0)
-    parts = data.split(data.load("digits"), Sizes(100, 20, 300, 100, 0), key)
+    parts = readers.split(readers.load("digits"), Sizes(100, 20, 300, 100, 0), key)
     recipe = FullBatch(MLP((1, 8, 8), (8,), 10), Descent(steps=40))
     initial = recipe.architecture.initial(key)
     release, secret = release_one_each(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import avg_pool2d
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.informed.jumping_gates import JumpingGates
 from exhume.attacks.informed.starts import Metric, Starts
 from exhume.attacks.informed.through_any_training import ThroughAnyTraining, through_training_of
@@ -20,10 +20,10 @@ from exhume.core.contract import (
     Outcome,
     Weights,
 )
-from exhume.data import Sizes
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
-from exhume.models.own.architecture import architecture_named
+from exhume.models.own import architecture_named
+from exhume.readers import Sizes
 from exhume.report.folder import RunFolder
 from exhume.store.shards import NullStore
 from exhume.train.dp import Privacy
@@ -47,9 +47,9 @@ def build():
 
 def play(recipe, unknown=1, targets=1, attack=QUICK):
     """Trained on 40 digits of 4x4 and on those that are unknown."""
-    key, digits = Key.from_seed(0), data.load("digits")
+    key, digits = Key.from_seed(0), readers.load("digits")
     small = replace(digits, inputs=avg_pool2d(digits.inputs, 2))
-    parts = data.split(small, Sizes(40, unknown * targets), key)
+    parts = readers.split(small, Sizes(40, unknown * targets), key)
     initial = recipe.architecture.initial(key)
     grouped = replace(
         parts.target,
@@ -64,7 +64,7 @@ def play(recipe, unknown=1, targets=1, attack=QUICK):
 
 def starts_of(key, anchors):
     """Starts of a small training, and the records it knows."""
-    fixed = data.split(data.load("digits"), Sizes(60), key).fixed
+    fixed = readers.split(readers.load("digits"), Sizes(60), key).fixed
     initial = MLP_8.initial(key)
     recipe, live = FullBatch(MLP_8, Descent(3)), torch.ones_like(initial)
     own = {"key": key, "store": NullStore(), "progress": lambda *_: None}

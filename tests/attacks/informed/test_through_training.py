@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import avg_pool2d
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.core.contract import (
     ExhumeError,
@@ -17,8 +17,8 @@ from exhume.core.contract import (
     Outcome,
     Weights,
 )
-from exhume.data import Sizes
 from exhume.models.mlp import MLP
+from exhume.readers import Sizes
 from exhume.store.shards import FolderStore, NullStore
 from exhume.train.dp import Privacy
 from exhume.train.optimisers import Adam, Descent
@@ -32,9 +32,9 @@ ATTACK = ThroughTraining(anchors=10)
 @pytest.fixture(scope="module")
 def game():
     """Three digits of 4x4, each behind a model of its own."""
-    key, digits = Key.from_seed(0), data.load("digits")
+    key, digits = Key.from_seed(0), readers.load("digits")
     small = replace(digits, inputs=avg_pool2d(digits.inputs, 2))
-    parts = data.split(small, Sizes(100, 3, 0, 0, 0), key)
+    parts = readers.split(small, Sizes(100, 3, 0, 0, 0), key)
     initial = RECIPE.architecture.initial(key)
     release, secret = release_one_each(
         RECIPE, initial, parts.fixed, parts.target, key=key, store=NullStore(), chunk=8

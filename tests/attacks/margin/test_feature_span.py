@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.margin.descent import Descent as Search
 from exhume.attacks.margin.feature_span import FeatureSpan
 from exhume.core.contract import (
@@ -36,7 +36,7 @@ QUICK = FeatureSpan(
 
 
 def few() -> Records:
-    digits = data.load("digits")
+    digits = readers.load("digits")
     rows = torch.cat([(digits.labels == c).nonzero()[:2, 0] for c in range(3)])
     return digits[rows]
 
@@ -74,7 +74,7 @@ def test_training_images_come_back_and_others_do_not(decayed) -> None:
     found = attacked(release, records)
     centre = records.inputs.mean(0)
     assert found.observed["records"] == 6
-    digits = data.load("digits")
+    digits = readers.load("digits")
     near = cosines(found.found(0), records, centre)
     far = cosines(found.found(0), digits[torch.arange(1000, 1100)], centre)
     assert int((near > 0.99).sum()) >= 4

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.margin.descent import Descent, Prior, Run
 from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.first_layer import FirstLayer
@@ -153,7 +153,7 @@ def test_labels_by_the_network_follow_the_mix_of_classes(key):
 )
 def test_digits_behind_a_smooth_activation_come_back(activation, key):
     """One hidden layer, biases, weight decay: the first layer is a sum, whatever the activation."""
-    train, others = choose(data.load("digits"), 8, 1, 200, key)
+    train, others = choose(readers.load("digits"), 8, 1, 200, key)
     mlp = MLP((1, 8, 8), (100,), 8, activation, "torch")
     recipe = MarginDescent(
         mlp,

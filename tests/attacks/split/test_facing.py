@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.split.facing import faced
 
 
@@ -21,7 +21,7 @@ class Linear(nn.Module):
 
 @pytest.fixture(scope="module")
 def images():
-    records = data.load("digits").inputs
+    records = readers.load("digits").inputs
     return records[:400], records[400:600]
 
 

@@ -6,19 +6,19 @@ import pytest
 import torch
 from torch import nn
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.split.committee import Committee
 from exhume.attacks.split.enumeration import SubsetSearch
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
 from exhume.attacks.split.likelihood import Likelihood
 from exhume.attacks.split.moments import moment_distance, moments
 from exhume.core.contract import Activations, ExhumeError, Key, NotApplicable, Outcome, Weights
-from exhume.data import Sizes
 from exhume.defences.split.single import Noise
 from exhume.models.drawing import he_normal
 from exhume.models.mlp import MLP
 from exhume.models.split.inverter import Decoder, ShadowHead, halvings
 from exhume.models.split.pipeline import Pipeline
+from exhume.readers import Sizes
 from exhume.store.shards import NullStore
 from exhume.train.single import Schedule, SplitJob
 from exhume.victims.split import release_features, server_knowledge
@@ -46,7 +46,7 @@ class Chain:
 @pytest.fixture(scope="module")
 def game():
     key = Key.from_seed(0)
-    parts = data.split(data.load("digits"), Sizes(300, 40, 400, 400, 0), key)
+    parts = readers.split(readers.load("digits"), Sizes(300, 40, 400, 400, 0), key)
     job = SplitJob(Chain(), "0", "1", parts.fixed, Schedule(4, 32, 0.05), augment=False)
     one, two = (Noise(0.05).train(job, key=key.fold(i), store=NullStore()) for i in range(2))
     pipeline = Pipeline(one.client, (*one.bodies, *two.bodies), one.cut)

@@ -7,7 +7,7 @@ import skimage.data
 import torch
 import torch.nn.functional as F
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.split.layer_fit import LayerFit, Pass, mirrored
 from exhume.attacks.split.lookalike import Lookalike, _better, fixed_part
 from exhume.attacks.split.windows import FirstLayer, Windows
@@ -88,7 +88,7 @@ def likeness(found: FirstLayer, client: FirstLayer, images: torch.Tensor) -> tor
 @pytest.mark.slow
 @pytest.mark.network
 def test_the_layer_the_noise_and_the_inputs_are_found(key):
-    images = data.load("cifar10").inputs[:1620].clone()
+    images = readers.load("cifar10").inputs[:1620].clone()
     client, knowledge, release, private = plant(*torch.split(images, [800, 800, 20]))
     prepared = ATTACK.prepare(knowledge, key=key, store=NullStore())
     assert float(likeness(prepared.head, client, private).mean()) > 0.6

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.split.queried import QueriedInversion
 from exhume.core.contract import (
     Activations,
@@ -16,11 +16,11 @@ from exhume.core.contract import (
     Outcome,
     Weights,
 )
-from exhume.data import Sizes
 from exhume.models.drawing import he_normal
 from exhume.models.mlp import MLP
 from exhume.models.split.inverter import Decoder
 from exhume.models.split.pipeline import Client, Pipeline
+from exhume.readers import Sizes
 from exhume.store.shards import NullStore
 from exhume.victims.split import queried_knowledge, release_features
 
@@ -30,7 +30,7 @@ QUICK = QueriedInversion(Decoder(16), steps=120, rate=1e-2)
 @pytest.fixture
 def game(key):
     """A client whose head and noise are as they were drawn."""
-    parts = data.split(data.load("digits"), Sizes(0, 40, 400, 0, 0), key)
+    parts = readers.split(readers.load("digits"), Sizes(0, 40, 400, 0, 0), key)
     head = he_normal(
         lambda: nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU()), key
     ).requires_grad_(False)

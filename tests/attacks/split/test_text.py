@@ -10,13 +10,12 @@ from exhume.attacks.split.decipher import by_frequency, decipher
 from exhume.attacks.split.sent_vectors import numbered
 from exhume.attacks.split.translation import ShadowTranslation
 from exhume.core.contract import Activations, ExhumeError, Key, NotApplicable, Outcome, Weights
-from exhume.data.synthetic import synthetic_pairs
 from exhume.models.mlp import MLP
 from exhume.models.split.seq2seq import UNKNOWN, Translator
+from exhume.readers.sentences import pair_corpus, synthetic_pairs
 from exhume.store.shards import NullStore
 from exhume.train.single import Schedule, train_translator
-from exhume.victims.pairs import pair_corpus
-from exhume.victims.translation import release_sentences, translation_knowledge
+from exhume.victims.split import release_sentences, translation_knowledge
 
 NET = Translator(44, 44, width=32, heads=2, layers=1, hidden=64)
 QUICK = Schedule(3, 32, 1e-2, "adam", 0.0)

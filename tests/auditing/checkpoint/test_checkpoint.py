@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from exhume import data
+from exhume import readers
 from exhume.auditing import audit
 from exhume.auditing.checkpoint.preprocessing import preprocessing_given
 from exhume.auditing.checkpoint.scoring_records import records_given, rows_given
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.xdist_group("checkpoint")
 
 
 def load(source, reading):
-    return data.load(source, reading=reading)
+    return readers.load(source, reading=reading)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.margin.reading import FeaturePremises
 from exhume.auditing import audit
 from exhume.auditing.checkpoint.approach import approach_to
@@ -22,11 +22,11 @@ from exhume.auditing.checkpoint.recipes import decayed
 from exhume.auditing.checkpoint.release import read_checkpoint_release
 from exhume.core.contract import ExhumeError, Key, NotApplicable, Records
 from exhume.models.cnn import CNN
+from exhume.readers.checkpoint import read_checkpoint
 from exhume.report.folder import RunFolder
 from exhume.settings import Brief, CheckpointSettings
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
-from exhume.victims.checkpoint import read_checkpoint
 
 TRAINED = 6
 pytestmark = pytest.mark.xdist_group("convolved checkpoint")
@@ -59,7 +59,7 @@ def pooling():
 def folder(tmp_path_factory):
     """decayed.pt and kept.pt, own.pt with other names for the same, on the first rows of images.npz."""
     folder = tmp_path_factory.mktemp("convolved")
-    digits = data.load("digits")
+    digits = readers.load("digits")
     each = [(digits.labels == c).nonzero()[:, 0] for c in range(3)]
     rows = torch.cat([*(one[:2] for one in each), *(one[2:120] for one in each)])
     images, labels = digits.inputs[rows], digits.labels[rows]
@@ -234,7 +234,7 @@ def test_a_control_is_the_same_network_with_decay(settings, folder, tmp_path, mo
         "exhume.auditing.checkpoint.recipes._CONVOLVED", Descent(300, 0.1, 0.9, 0.02)
     )
     brief = Brief.of(replace(settings, restarts=1, steps=20)).resolved()
-    release = read_checkpoint_release(brief, lambda source, _: data.load(source))
+    release = read_checkpoint_release(brief, lambda source, _: readers.load(source))
     ladder = release.ladder()
     (rung,) = ladder.rungs
     assert ladder.respect == "training records, with weight decay"

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from exhume.auditing.split.reading import read_split, sizes_of
 from exhume.core.contract import ExhumeError, Key, Records
-from exhume.models.own.factory import module_named
+from exhume.models.own import module_named
 from exhume.settings import Brief
 
 

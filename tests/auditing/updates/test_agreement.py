@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 
-from exhume import data
+from exhume import readers
 from exhume.auditing.updates.agreement import Agreement, agreement_of, agreements_of
 from exhume.auditing.updates.proofs import Steps
 from exhume.auditing.updates.reading import Case, cases_for
@@ -18,7 +18,7 @@ from exhume.core.contract import Gradient, Key, Records
 from exhume.defences.release import ClipRelease, NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
-from exhume.models.own.text import TextModel
+from exhume.models.own_texts import TextModel
 from exhume.settings import UpdateSettings
 from exhume.train.local import LocalTraining
 from exhume.victims.gradient import cut_batches, release_updates
@@ -61,7 +61,7 @@ def word(found):
 
 
 def drawn(count, key):
-    digits = data.load("digits")
+    digits = readers.load("digits")
     rows = torch.randperm(len(digits), generator=key.generator())[:count]
     return digits[rows]
 
@@ -102,7 +102,7 @@ def test_local_steps(net, key):
 @pytest.mark.parametrize("net", NETS)
 def test_classes_may_have_other_numbers_here(net, defence, key):
     """A set with some of the classes counts only these; torchvision sorts them otherwise."""
-    digits = data.load("digits")
+    digits = readers.load("digits")
     own = digits[torch.tensor([3, 17, 40, 41])]  # classes 3, 7, 8, 4
     case = case_of(NETS[net], own, key=key, defence=DEFENCES[defence][0])
     others = drawn(4, key.fold("others"))

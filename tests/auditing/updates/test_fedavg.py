@@ -13,12 +13,11 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from exhume import data
+from exhume import readers
 from exhume.cli import app
+from exhume.readers.updates import Recording, from_recording, recorded_in
 from exhume.settings import UpdateSettings
 from exhume.train.local import LOSSES, OPTIMISERS, SCHEDULES, Routine
-from exhume.victims.recorded import Recording, recorded_in
-from exhume.victims.updates import from_recording
 
 MODEL = """
 import torch
@@ -48,7 +47,7 @@ def made():
 
 
 def gradient(index=INDEX):
-    module, digits = made(), data.load("digits")
+    module, digits = made(), readers.load("digits")
     loss = F.cross_entropy(module(digits.inputs[index].float()), digits.labels[index])
     loss.backward()
     return {n: p.grad for n, p in module.named_parameters()}
@@ -65,7 +64,7 @@ def result(place):
 
 def trained(order, **options):
     """Weights after epochs of batches of two, by torch."""
-    module, digits = made(), data.load("digits")
+    module, digits = made(), readers.load("digits")
     optimiser = torch.optim.SGD(module.parameters(), lr=0.05, **options)
     for row in order:
         optimiser.zero_grad()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from exhume import data
+from exhume import readers
 from exhume.cli import app
 
 MODEL = """
@@ -62,8 +62,8 @@ def place(tmp_path_factory):
     (folder / "notes.txt").write_text("\n".join(lines))
     names = {}
     exec(MODEL, names)
-    reading = data.Reading(str(folder / "words.txt"), 8)
-    rows = data.load(str(folder / "notes.txt"), reading=reading).inputs[INDEX]
+    reading = readers.Reading(str(folder / "words.txt"), 8)
+    rows = readers.load(str(folder / "notes.txt"), reading=reading).inputs[INDEX]
     net = names["writer"]()
     answers = net(rows)[:, :-1].flatten(0, 1)
     F.cross_entropy(answers, rows[:, 1:].flatten(), ignore_index=0).backward()

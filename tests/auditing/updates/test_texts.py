@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from exhume import data
+from exhume import readers
 from exhume.cli import app
-from exhume.victims.recorded import Recording
+from exhume.readers.updates import Recording
 
 MODEL = """
 import torch
@@ -94,8 +94,8 @@ def made(name):
 
 
 def texts():
-    reading = data.Reading("words.txt", length=5)
-    return data.load("notes.txt", reading=reading)
+    reading = readers.Reading("words.txt", length=5)
+    return readers.load("notes.txt", reading=reading)
 
 
 def trained(module, *, steps=1, rate=0.1, index=INDEX):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.span import SpanAttack
 from exhume.auditing.cached import cached_reconstruction
@@ -33,10 +33,10 @@ from exhume.core.contract import (
 )
 from exhume.models.mlp import MLP
 from exhume.models.two_layer import TwoLayer
+from exhume.readers.updates import Recording
 from exhume.settings import Brief, UpdateSettings
 from exhume.store.shards import FolderStore, NullStore
 from exhume.victims.gradient import release_batches
-from exhume.victims.recorded import Recording
 
 MODEL = """
 import torch
@@ -98,7 +98,7 @@ def invoke(place, monkeypatch):
 
 
 def batch(index=INDEX):
-    digits = data.load("digits")
+    digits = readers.load("digits")
     return digits.inputs[index], digits.labels[index]
 
 
@@ -465,9 +465,9 @@ def test_records_by_the_names_of_their_files(tmp_path):
             name = f"{person}/{number}.png"
             names.append(name)
             Image.new("L", (4, 4), 20 * len(names)).save(folder / name)
-    records = data.load(str(folder))
-    assert data.file_names(str(folder)) == names
-    assert data.file_names("digits") == data.file_names(str(tmp_path / "nothing")) == []
+    records = readers.load(str(folder))
+    assert readers.file_names(str(folder)) == names
+    assert readers.file_names("digits") == readers.file_names(str(tmp_path / "nothing")) == []
 
     def rows(spec, clients=("0",)):
         settings = UpdateSettings(model="m:m", update="u", data=str(folder), records=spec, seed=0)
@@ -554,7 +554,7 @@ def candidates(records, labels=None, confidence=None):
 @pytest.mark.parametrize("size", [2, 4])
 def test_in_a_batch_of_one_class_no_mixture_is_proved(size):
     """Its neurons agree on mixtures; what is claimed is a record, and pairs that came back are claimed."""
-    network, digits = MLP((1, 8, 8), (100,), 10, "relu"), data.load("digits")
+    network, digits = MLP((1, 8, 8), (100,), 10, "relu"), readers.load("digits")
     claimed = 0
     for label in range(10):
         key = Key.from_seed(label)
@@ -647,10 +647,10 @@ def test_a_budget_becomes_steps(place, monkeypatch):
 
     def steps_of(seconds):
         brief = Brief.of(settings).with_budget(time=seconds).resolved()
-        chosen = read_updates(brief, lambda source, reading: data.load(source)).choose(
+        chosen = read_updates(brief, lambda source, reading: readers.load(source)).choose(
             brief, NullStore()
         )
-        ready = read_updates(brief, lambda source, reading: data.load(source)).chosen(
+        ready = read_updates(brief, lambda source, reading: readers.load(source)).chosen(
             chosen, NullStore()
         )
         decoding = next(one.attack for one in ready.attacks() if one.id == "features")

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from exhume.core.contract import ExhumeError, Key, Layout
-from exhume.models.own.architecture import architecture_named
-from exhume.models.own.factory import model_named, module_named
+from exhume.models.own import architecture_named, model_named, module_named
 from exhume.models.split.blueprint import OwnNetwork
 
 SOURCE = """

@@ -7,8 +7,7 @@ from torch.func import functional_call, grad, vmap
 
 from exhume.core.contract import Architecture, ExhumeError, Key
 from exhume.models.mlp import MLP
-from exhume.models.own.factory import model_named
-from exhume.models.own.module import ModuleArchitecture, recognised
+from exhume.models.own import ModuleArchitecture, model_named, recognised
 from exhume.models.two_layer import TwoLayer
 
 SHAPE = (1, 4, 4)

@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from exhume.core.contract import Architecture, ExhumeError, Key
 from exhume.models.mlp import MLP
-from exhume.models.own.architecture import OwnArchitecture, architecture_named, fully_connected
+from exhume.models.own import OwnArchitecture, architecture_named, fully_connected
 from exhume.store.shards import address
 
 SHAPE = (1, 6, 6)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from exhume.core.contract import ExhumeError, Key
-from exhume.models.own.text import TextModel, takes_tokens
+from exhume.models.own_texts import TextModel, takes_tokens
 
 WORDS, PLACES, WIDTH = 30, 6, 8
 

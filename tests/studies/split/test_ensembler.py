@@ -8,7 +8,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from exhume.core.contract import ExhumeError, Key
-from exhume.data.cifar import CIFAR100
+from exhume.readers.image_sets import CIFAR100
 from exhume.store.scale import Processes, spread_over
 from exhume.studies import run_study
 from exhume.studies.split.ensembler_cells import Cells

@@ -30,7 +30,7 @@ from torch import Tensor
 from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.attacks.gradient.traces import Asked, Traces, asked_for, traces_of
 from exhume.core.contract import Key, Knowledge, NotApplicable, Progress, Store, silent
-from exhume.models.own.language import LanguageModel
+from exhume.models.own_texts import LanguageModel
 from exhume.train.local import half_precision
 
 _FINE = 1e-5  # relative rounding with which a span alone certifies a text

@@ -32,7 +32,7 @@ from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.gathering import Batch, EachGradient
 from exhume.core.contract import Gradient, Key, Knowledge, NotApplicable, Progress, Store, silent
 from exhume.models.mlp import MLP
-from exhume.models.own.text import TextModel, drawn_tokens
+from exhume.models.own_texts import TextModel, drawn_tokens
 
 _MOST = 4000  # tokens of which a mean can be made up
 _VECTORS = 16  # that are read as sums before it is asked whether more are needed

@@ -20,8 +20,7 @@ from exhume.attacks.gradient.language import language_model
 from exhume.attacks.gradient.text import words_in
 from exhume.attacks.gradient.traces import heights
 from exhume.core.contract import Key, Knowledge, NotApplicable, Progress, Store, silent
-from exhume.models.own.language import LanguageModel
-from exhume.models.own.text import drawn_tokens
+from exhume.models.own_texts import LanguageModel, drawn_tokens
 
 _DRAWN = 8  # texts that show the vectors of the outputs
 _HALF = 0.5  # of a token: fewer is none

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from exhume.core.contract import NotApplicable
-from exhume.models.own.language import NO_TARGET, LanguageModel, Site
+from exhume.models.own_texts import NO_TARGET, LanguageModel, Site
 from exhume.train.local import half_precision
 
 _CHUNK = 1024  # sequences that go through the network at once

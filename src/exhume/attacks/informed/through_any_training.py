@@ -43,7 +43,7 @@ from exhume.core.contract import (
     Store,
     silent,
 )
-from exhume.models.own.architecture import fully_connected
+from exhume.models.own import fully_connected
 from exhume.store.shards import address, cached, digest
 from exhume.train.krylov import Solved, least_squares
 from exhume.train.unrolled import Path, Unknown, Unrolled, check_differentiable, unroll

@@ -47,7 +47,7 @@ from exhume.core.contract import (
     silent,
 )
 from exhume.models.mlp import MLP
-from exhume.models.own.architecture import fully_connected
+from exhume.models.own import fully_connected
 from exhume.store.shards import address, cached, digest
 from exhume.train.influence import Answers, answer, pushes, trajectories
 from exhume.train.optimisers import Descent

@@ -28,11 +28,11 @@ from exhume.core.evidence import Condition
 from exhume.core.results import AttackSpec
 from exhume.models.heads import Head
 from exhume.models.matrices import Dense
-from exhume.models.own.convolved import Convolved
+from exhume.models.own import Convolved
+from exhume.readers.checkpoint import TRAINING, Checkpoint
 from exhume.settings import CheckpointSettings
 from exhume.train.margin import MarginDescent
 from exhume.train.recipe import FullBatch
-from exhume.victims.checkpoint import TRAINING, Checkpoint
 
 __all__ = ["Approach", "approach_to"]
 

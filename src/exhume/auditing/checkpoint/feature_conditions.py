@@ -18,7 +18,7 @@ from exhume.auditing.checkpoint.fit import Fit, fit_to
 from exhume.core.contract import Records
 from exhume.core.evidence import Condition
 from exhume.models.heads import Head
-from exhume.models.own.convolved import Convolved
+from exhume.models.own import Convolved
 
 __all__ = ["feature_conditions", "feature_fit"]
 

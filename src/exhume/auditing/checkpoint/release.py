@@ -25,11 +25,11 @@ from exhume.core.contract import ExhumeError, Key, NotApplicable, Progress, Stor
 from exhume.core.evidence import Condition
 from exhume.core.results import Findings
 from exhume.models.heads import Head, check_head
-from exhume.models.own.convolved import Convolved
+from exhume.models.own import Convolved
+from exhume.readers.checkpoint import Checkpoint, read_checkpoint
 from exhume.report.folder import RunFolder
 from exhume.settings import Brief, CheckpointSettings
 from exhume.store.shards import digest
-from exhume.victims.checkpoint import Checkpoint, read_checkpoint
 
 __all__ = ["CheckpointRelease", "read_checkpoint_release"]
 

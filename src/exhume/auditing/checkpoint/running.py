@@ -32,13 +32,14 @@ from exhume.core.contract import (
 from exhume.core.evidence import Condition, LineupRow
 from exhume.core.results import AttackSpec, Facts, Findings, Section
 from exhume.models.heads import Head
+from exhume.readers.checkpoint import Checkpoint
 from exhume.score.lineup import LEVEL
 from exhume.score.margin import alike_vectors, score_margin, score_vectors
 from exhume.score.placebo import DIFFERENT, placebo
 from exhume.score.places import line_up, places_for
 from exhume.score.verdict import not_audited
 from exhume.settings import CheckpointSettings
-from exhume.victims.checkpoint import Checkpoint, secret_of
+from exhume.victims import secret_of
 
 __all__ = ["Attack", "Control", "Subject", "attack_checkpoint", "control"]
 

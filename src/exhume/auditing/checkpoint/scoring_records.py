@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from exhume import data
+from exhume import readers
 from exhume.auditing.release import Load
 from exhume.core.contract import ExhumeError, Key, Records
 from exhume.core.notation import rows_in
@@ -30,7 +30,7 @@ class ScoringRecords:
     strangers: Records  # all others, for line-ups, which go class by class
     notes: tuple[str, ...]
     rows: Tensor  # (n,) the training records' places in the set they are from
-    columns: tuple[data.Column, ...] = ()  # of vectors from a table, by name
+    columns: tuple[readers.Column, ...] = ()  # of vectors from a table, by name
     pictures: Pictures | None = None  # behind vectors
 
     def numbered(self, outputs: int) -> ScoringRecords:
@@ -63,7 +63,7 @@ def records_given(said: CheckpointSettings, key: Key, *, load: Load) -> ScoringR
             "--trained-on: give --decoys too, or --rows if part of it was not trained on; without "
             "records that were not trained on there is nothing to compare with"
         )
-    everything = load(source, data.Reading())
+    everything = load(source, readers.Reading())
     chosen = rows_given(said.rows, len(everything)) if said.rows else torch.arange(len(everything))
     trained = everything[chosen]
     if not trained.inputs.is_floating_point() or len(trained.shape) not in (1, 3):
@@ -73,7 +73,7 @@ def records_given(said: CheckpointSettings, key: Key, *, load: Load) -> ScoringR
         )
     left = torch.ones(len(everything), dtype=torch.bool)
     left[chosen] = False
-    others = load(said.decoys, data.Reading()) if said.decoys else everything[left]
+    others = load(said.decoys, readers.Reading()) if said.decoys else everything[left]
     if len(others) and others.shape != trained.shape:
         raise ExhumeError(
             f"--decoys: records of shape {others.shape}, those trained on have {trained.shape}"
@@ -82,7 +82,7 @@ def records_given(said: CheckpointSettings, key: Key, *, load: Load) -> ScoringR
     given = replace(given, columns=trained.columns or _columns(source, trained.shape))
     if not said.pictures:
         return given
-    images = load(said.pictures, data.Reading()).inputs
+    images = load(said.pictures, readers.Reading()).inputs
     if len(images) != len(everything) or images.ndim != 4 or len(trained.shape) != 1:
         raise ExhumeError(
             f"--pictures: {len(images)} records of shape {tuple(images.shape[1:])} given; needed is an image "
@@ -93,9 +93,9 @@ def records_given(said: CheckpointSettings, key: Key, *, load: Load) -> ScoringR
     return replace(given, pictures=pictures)
 
 
-def _columns(source: str, shape: tuple[int, ...]) -> tuple[data.Column, ...]:
+def _columns(source: str, shape: tuple[int, ...]) -> tuple[readers.Column, ...]:
     """Names of the columns of vectors, where the set has them."""
-    return data.columns_of(source) if len(shape) == 1 else ()
+    return readers.columns_of(source) if len(shape) == 1 else ()
 
 
 def _numbered(records: Records, outputs: int) -> Records:

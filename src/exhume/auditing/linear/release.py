@@ -37,8 +37,9 @@ from exhume.core.contract import (
     Weights,
 )
 from exhume.core.results import NOT_JUDGED, AttackSpec, Facts, Findings
-from exhume.data import Reading
 from exhume.models.glm import onehot, probabilities
+from exhume.readers import Reading
+from exhume.readers.fitted import release_of_fitted
 from exhume.report.folder import RunFolder
 from exhume.score.intervals import rate_of
 from exhume.score.targets import score_targets
@@ -46,8 +47,7 @@ from exhume.score.verdict import not_audited
 from exhume.settings import Brief, FittedSettings
 from exhume.store.shards import NullStore, digest
 from exhume.train.glm import Optimum, as_matrix, augmented
-from exhume.victims.checkpoint import secret_of
-from exhume.victims.fitted import release_of_fitted
+from exhume.victims import secret_of
 
 __all__ = ["LinearRelease", "read_linear"]
 

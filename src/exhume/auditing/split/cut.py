@@ -10,7 +10,7 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
-from exhume import data
+from exhume import readers
 from exhume.auditing.judging import adjusted
 from exhume.auditing.split.attackers import HEAD_KNOWN, Attacker, attacker_named
 from exhume.choices import device_named, moved
@@ -35,7 +35,7 @@ from exhume.score.lineup import LEVEL, Alike
 from exhume.score.places import Places, line_up, places_for
 from exhume.score.verdict import found_something, leak_of, silent
 from exhume.settings import SplitSettings
-from exhume.victims.checkpoint import secret_of
+from exhume.victims import secret_of
 from exhume.victims.split import release_features, server_knowledge
 
 __all__ = ["AttackedCut", "CutAudit", "Images", "Kind", "Scored", "joined", "slug", "untrained"]
@@ -116,7 +116,7 @@ class Kind(Protocol):
         ...
 
     def attacker(self, name: str, pipeline: Pipeline, form: OwnForm | None) -> Attacker: ...
-    def score(self, parts: data.Split, found: Reconstruction) -> Scored:
+    def score(self, parts: readers.Split, found: Reconstruction) -> Scored:
         """Of what was found for the targets."""
         ...
 
@@ -137,7 +137,7 @@ class Images:
             form = OwnForm(OwnNetwork(self.settings.model, self.shape), pipeline.cut, self.second)
         return attacker_named(name, self.settings, pipeline, self.shape, form)
 
-    def score(self, parts: data.Split, found: Reconstruction) -> Scored:
+    def score(self, parts: readers.Split, found: Reconstruction) -> Scored:
         mean = parts.shadow.inputs.mean(0)
         scored = recognise(secret_of(parts.target), found, mean, distance=self.distance)
         m = scored.metrics
@@ -153,7 +153,7 @@ class CutAudit:
     """What all cuts of one audit share."""
 
     settings: SplitSettings
-    parts: data.Split
+    parts: readers.Split
     places: Places
     tests: int  # attackers that decide
     kind: Kind
@@ -164,7 +164,7 @@ class CutAudit:
     @staticmethod
     def of(
         settings: SplitSettings,
-        parts: data.Split,
+        parts: readers.Split,
         tests: int,
         *,
         kind: Kind,

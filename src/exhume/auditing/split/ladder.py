@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from exhume import data
+from exhume import readers
 from exhume.auditing.controls import RUNG_TARGETS, Ladder, Rung
 from exhume.auditing.split.cut import CutAudit, joined, slug
 from exhume.auditing.split.reading import LoadedSplit
@@ -29,7 +29,7 @@ __all__ = [
 AuditOf = Callable[[RunFolder, Progress], CutAudit]
 
 
-def fewer_targets(parts: data.Split) -> data.Split:
+def fewer_targets(parts: readers.Split) -> readers.Split:
     """The first few targets; the others are strangers."""
     few, rest = parts.target[:RUNG_TARGETS], parts.target[RUNG_TARGETS:]
     return replace(parts, target=few, test=joined(parts.test, rest))

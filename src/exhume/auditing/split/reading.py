@@ -9,17 +9,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from exhume import data
+from exhume import readers
 from exhume.auditing.split.text_form import TextForm, text_form
 from exhume.core.contract import ExhumeError, Key, Records
-from exhume.models.own.factory import module_named
-from exhume.models.own.text import drawn_tokens, whole_numbers
+from exhume.models.own import module_named
+from exhume.models.own_texts import drawn_tokens, whole_numbers
 from exhume.models.split.cut import cut, layer_named, points
 from exhume.models.split.inverter import halvings
 from exhume.models.split.pipeline import Pipeline, undefended
+from exhume.readers.tensors import read_tensors
 from exhume.settings import SplitSettings
 from exhume.store.shards import digest
-from exhume.victims.tensor_file import read_tensors
 
 __all__ = ["LoadedNetwork", "LoadedSplit", "read_network", "read_split", "sizes_of"]
 
@@ -31,7 +31,7 @@ class LoadedSplit:
     """The owner's network and records, ready to be cut and attacked."""
 
     module: nn.Module  # eval mode, at its released weights
-    parts: data.Split  # fixed: to train a defended one on; public: sent before
+    parts: readers.Split  # fixed: to train a defended one on; public: sent before
     first: tuple[str, ...]  # depths; the first is the one in use
     second: str
     notes: tuple[str, ...]
@@ -119,17 +119,17 @@ def read_split(
             f"data: {len(records.classes)} classes, but the network has {outputs} outputs"
         )
     first, second = _cuts(network, records.shape, texts=text is not None)
-    parts = data.split(records, sizes_of(settings, len(records)), key.fold("split"))
+    parts = readers.split(records, sizes_of(settings, len(records)), key.fold("split"))
     _enough(parts)
     return LoadedSplit(module, parts, first, second, network.notes, text)
 
 
-def sizes_of(settings: SplitSettings, records: int) -> data.Sizes:
+def sizes_of(settings: SplitSettings, records: int) -> readers.Sizes:
     """Who gets how many; sizes that were not given are shares of the records."""
     train = 0
     if settings.defend:
         train = settings.train or min(10_000, records * 2 // 5)
-    return data.Sizes(
+    return readers.Sizes(
         fixed=train,
         target=settings.targets or min(100, records // 10),
         shadow=settings.held or min(5_000, records * 3 // 10),
@@ -219,7 +219,7 @@ def _readable(
     return tuple(found)
 
 
-def _enough(parts: data.Split) -> None:
+def _enough(parts: readers.Split) -> None:
     for name, least in (("target", 10), ("shadow", 20), ("public", 2), ("test", 1)):
         count = len(getattr(parts, name))
         if count < least:

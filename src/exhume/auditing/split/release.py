@@ -43,10 +43,10 @@ from exhume.auditing.split.words import charts, facts, notes_on
 from exhume.choices import device_named, threads_for
 from exhume.core.contract import Key, Progress, Records, Store
 from exhume.core.results import Chart, Findings
-from exhume.data import Reading
 from exhume.models.lpips import perceptual
 from exhume.models.split.inverter import OwnForm
 from exhume.models.split.pipeline import Pipeline
+from exhume.readers import Reading
 from exhume.report.folder import RunFolder
 from exhume.score.features import Distance
 from exhume.score.verdict import verdict_on

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from exhume.attacks.split.cipher import FOUND, NO_POSITIONS
 from exhume.core.contract import ExhumeError, Key, NotApplicable, Records
-from exhume.models.own.text import drawn_tokens, embedding_of
+from exhume.models.own_texts import drawn_tokens, embedding_of
 from exhume.settings import SplitSettings
 
 __all__ = ["TextForm", "positions_of", "text_form"]

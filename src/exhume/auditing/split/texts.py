@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.split.cipher import FOUND, NO_POSITIONS, SubstitutionCipher
 from exhume.attacks.split.token_search import KnownHead, ShadowReading
 from exhume.attacks.split.words_as_sent import WordsAsSent
@@ -23,7 +23,7 @@ from exhume.score.lineup import Alike
 from exhume.score.texts import NOTHING, alike_texts, score_texts
 from exhume.settings import SplitSettings
 from exhume.train.single import Schedule
-from exhume.victims.updates import keep_secret
+from exhume.victims import keep_secret
 
 __all__ = ["TEXT_FEW", "TEXT_NAMES", "Texts"]
 
@@ -66,7 +66,7 @@ class Texts:
             return Attacker(name, "Reading with the true head", reading)
         return Attacker(name, "What was sent, looked at", WordsAsSent(self.text.vocabulary))
 
-    def score(self, parts: data.Split, found: Reconstruction) -> Scored:
+    def score(self, parts: readers.Split, found: Reconstruction) -> Scored:
         answers = [
             (
                 keep_secret(parts.target[place : place + 1]),

@@ -14,9 +14,9 @@ from exhume.attacks.informed.shadows import LIMITS, closed_form_bytes, reconn_by
 from exhume.choices import Trains
 from exhume.core.contract import Key
 from exhume.core.notation import duration_of
-from exhume.data.memory_guard import size_of
 from exhume.models.split.cost import multiply_adds
 from exhume.settings import DataSettings
+from exhume.store.memory import size_of
 from exhume.train.fleet import GENERAL, chunk_for, seconds_per_model_of, training_operations
 
 __all__ = ["Stage", "closed_form_stage", "game_stages", "reconn_stage", "training_stage"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.baseline import MeanRecord, holdings, snap_to_holdings
 from exhume.attacks.informed.closed_form import ClosedForm, FittedClosedForm
 from exhume.attacks.informed.noise_aware import NoiseAware
@@ -35,6 +35,7 @@ from exhume.core.contract import (
 )
 from exhume.core.evidence import LineupRow
 from exhume.core.results import AttackSpec, Facts, Findings, Section
+from exhume.readers.adapters import release_of_file
 from exhume.score.places import line_up, places_for
 from exhume.score.targets import TargetScores, score_targets
 from exhume.score.verdict import not_audited
@@ -45,7 +46,6 @@ from exhume.train.functional import accuracy
 from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch
 from exhume.victims.informed import Victim, first_of, release_one_each
-from exhume.victims.release_file import release_of_file
 
 __all__ = [
     "CLOSED_FORM",
@@ -92,10 +92,10 @@ class Game:
     pool: Records | None = None  # what it holds, where an attack uses less of it
 
 
-def split_roles(settings: Settings, records: Records) -> data.Split:
+def split_roles(settings: Settings, records: Records) -> readers.Split:
     """Who holds which records: the same settings deal the same way."""
     key = Key.from_seed(settings.seed).fold("split")
-    parts = data.split(records, sizes_for(len(records), settings), key)
+    parts = readers.split(records, sizes_for(len(records), settings), key)
     return moved(parts, device_named(settings.machine.device))
 
 
@@ -147,7 +147,7 @@ def informed_game(
         public=parts.public,
     )
     sizes = sizes_for(len(records), settings)
-    rows = data.places(len(records), sizes, key.fold("split"))[1]  # the targets'
+    rows = readers.places(len(records), sizes, key.fold("split"))[1]  # the targets'
     doubt = _outside(recipe, initial, parts.fixed, key)
     strangers = _strangers(settings, records)
     return Game(victim, facts, recipe, knowledge, key, rows, strangers, doubt)
@@ -157,7 +157,7 @@ def _strangers(settings: Settings, records: Records) -> Records:
     """Records that nobody holds or trains on: those the model is tested with, more where they are few."""
     sizes, key = sizes_for(len(records), settings), Key.from_seed(settings.seed).fold("split")
     spare = min(max(0, _STRANGERS - sizes.test), len(records) - sizes.total)
-    places = data.places(len(records), replace(sizes, test=sizes.test + spare), key)
+    places = readers.places(len(records), replace(sizes, test=sizes.test + spare), key)
     return records[places[-1]].to(device_named(settings.machine.device))
 
 

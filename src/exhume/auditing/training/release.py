@@ -33,11 +33,11 @@ from exhume.auditing.training.stored import attack_stored
 from exhume.choices import Trains, recipe_for, resolve, sized
 from exhume.core.contract import Key, NotApplicable, Progress, Records, Store
 from exhume.core.results import AttackSpec, Findings
-from exhume.data import Reading
-from exhume.data.memory_guard import size_of
 from exhume.models.activations import activation
+from exhume.readers import Reading
 from exhume.report.folder import RunFolder
 from exhume.settings import Brief, Settings
+from exhume.store.memory import size_of
 from exhume.store.scale import Cores, Here, where_now, workers_for
 from exhume.train.dp import ClaimedPrivacy
 from exhume.train.fleet import fleet_work

@@ -28,7 +28,7 @@ from torch import Tensor
 from exhume.auditing.updates.proofs import labels_behind, order_behind
 from exhume.auditing.updates.reading import Case
 from exhume.core.contract import ExhumeError, Key, Layout, Records
-from exhume.models.own.text import TextModel
+from exhume.models.own_texts import TextModel
 from exhume.victims.gradient import release_updates
 
 __all__ = ["Agreement", "agreement_of", "agreements_of"]

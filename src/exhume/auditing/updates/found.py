@@ -18,7 +18,7 @@ from exhume.core.results import NOT_JUDGED, Facts, Findings, Section, Verdict
 from exhume.score.batches import UpdateScores, score_updates
 from exhume.score.intervals import rate_of
 from exhume.score.verdict import leak_of, not_audited
-from exhume.victims.updates import keep_secret
+from exhume.victims import keep_secret
 
 __all__ = ["found_by"]
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from exhume.auditing.updates.attacks import Answer, UpdateAttack
 from exhume.core.contract import Key, Reconstruction, Records, Shard
 from exhume.core.results import Verdict
-from exhume.models.own.text import TextModel
+from exhume.models.own_texts import TextModel
 from exhume.score.batches import UpdateScores
 from exhume.score.lineup import Alike
 from exhume.score.texts import alike_lists, alike_texts, score_texts, score_words
-from exhume.victims.updates import keep_secret
+from exhume.victims import keep_secret
 
 __all__ = [
     "is_of_texts",

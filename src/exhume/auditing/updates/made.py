@@ -10,9 +10,8 @@ from torch import Tensor
 from exhume.auditing.updates.lineups import Truth
 from exhume.auditing.updates.reading import Case, steps_of
 from exhume.core.contract import Architecture, ExhumeError, Gradient, Key, Records
-from exhume.models.own.language import LanguageModel
-from exhume.models.own.module import recognised
-from exhume.models.own.text import TextModel
+from exhume.models.own import recognised
+from exhume.models.own_texts import LanguageModel, TextModel
 from exhume.settings import UpdateSettings
 from exhume.train.functional import own_gradients
 from exhume.train.local import Steps

@@ -23,8 +23,7 @@ from exhume.attacks.gradient.span import odd
 from exhume.attacks.gradient.traces import as_trained
 from exhume.core.contract import Architecture, Gradient, Key, Reconstruction, Records
 from exhume.models.mlp import MLP
-from exhume.models.own.language import LanguageModel
-from exhume.models.own.text import TextModel
+from exhume.models.own_texts import LanguageModel, TextModel
 from exhume.models.probes import before
 from exhume.models.two_layer import TwoLayer
 from exhume.train.local import Steps

@@ -14,23 +14,20 @@ from exhume.auditing.fine_tuned import against_of
 from exhume.auditing.updates.text import check_fits, is_text, text_model, vocabulary_of
 from exhume.core.contract import Architecture, ExhumeError, Gradient, Key, Records, Vocabulary
 from exhume.core.notation import rows_by_client
-from exhume.data import Reading, file_names
-from exhume.models.own.factory import model_named
-from exhume.models.own.language import LanguageModel
-from exhume.models.own.module import ModuleArchitecture, recognised
-from exhume.models.own.per_record_check import draws_numbers
-from exhume.models.own.text import TextModel
-from exhume.settings import UpdateSettings
-from exhume.store.shards import digest
-from exhume.train.local import Routine, Steps
-from exhume.victims.payload import Checked, Said, check_payload
-from exhume.victims.updates import (
+from exhume.models.own import ModuleArchitecture, draws_numbers, model_named, recognised
+from exhume.models.own_texts import LanguageModel, TextModel
+from exhume.readers import Reading, file_names
+from exhume.readers.payload import Checked, Said, check_payload
+from exhume.readers.updates import (
     Update,
     from_fine_tuning,
     from_gradient,
     from_recording,
     from_states,
 )
+from exhume.settings import UpdateSettings
+from exhume.store.shards import digest
+from exhume.train.local import Routine, Steps
 
 __all__ = ["Case", "cases_for", "model_for", "private_records", "reading_of", "steps_of"]
 

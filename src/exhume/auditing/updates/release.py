@@ -52,8 +52,7 @@ from exhume.core.contract import (
 from exhume.core.results import Facts, Findings, strongest
 from exhume.defences.release import NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.models.mlp import MLP
-from exhume.models.own.language import LanguageModel
-from exhume.models.own.text import TextModel
+from exhume.models.own_texts import LanguageModel, TextModel
 from exhume.models.two_layer import TwoLayer
 from exhume.report.folder import RunFolder
 from exhume.settings import Brief, UpdateSettings

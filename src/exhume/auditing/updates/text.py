@@ -5,9 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from exhume.core.contract import Architecture, ExhumeError, Records, Vocabulary
-from exhume.data import dictionary_at
-from exhume.models.own.language import LOSSES, LanguageModel, writes_text
-from exhume.models.own.text import TextModel, takes_tokens
+from exhume.models.own_texts import LOSSES, LanguageModel, TextModel, takes_tokens, writes_text
+from exhume.readers import dictionary_at
 from exhume.settings import UpdateSettings
 
 __all__ = ["check_fits", "is_text", "text_model", "vocabulary_of"]

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from exhume.core.contract import ExhumeError, Key
-from exhume.models.own.factory import module_named
-from exhume.models.own.text import whole_numbers
+from exhume.models.own import module_named
+from exhume.models.own_texts import whole_numbers
 from exhume.models.split.channel import ChannelNetwork
 from exhume.models.split.cut import Split, cut, wider_tail
 from exhume.models.split.network import Network

@@ -18,7 +18,8 @@ from exhume.score.batches import BatchScores, score_batches
 from exhume.score.intervals import clopper_pearson
 from exhume.score.lineup import Lineup, likeness
 from exhume.studies.arms import mounted
-from exhume.victims.gradient import cut_batches, keep_batches
+from exhume.victims import secret_of
+from exhume.victims.gradient import cut_batches
 
 __all__ = [
     "attacked",
@@ -64,7 +65,7 @@ def attacked(
 ) -> tuple[Reconstruction, BatchScores]:
     """What an attack finds in gradients, scored with the batches behind. size: as far as it is known."""
     found = mounted(attack, Knowledge(architecture=network, batch_size=size), seen, key)
-    return found, score_batches(keep_batches(private), found, up_to_sign=up_to_sign)
+    return found, score_batches(secret_of(private), found, up_to_sign=up_to_sign)
 
 
 def came_back(

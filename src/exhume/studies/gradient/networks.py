@@ -24,6 +24,7 @@ from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.patches import PatchAttack
 from exhume.core.contract import Attack, Gradient, Key, Knowledge, Records, Status
 from exhume.core.contract import Outcome as Ended
+from exhume.core.own_code import seeded_globals
 from exhume.core.results import AttackSpec, Chart, Findings, Point, Section
 from exhume.models.ordinary import (
     ResNet,
@@ -32,8 +33,8 @@ from exhume.models.ordinary import (
     fully_connected,
     lenet,
 )
-from exhume.models.own.module import ModuleArchitecture
-from exhume.naming import seeded_globals
+from exhume.models.own import ModuleArchitecture
+from exhume.readers.payload import batch_statistics
 from exhume.score.batches import score_batches
 from exhume.studies.arms import mounted
 from exhume.studies.claims import by_row, row_means
@@ -46,7 +47,6 @@ from exhume.studies.gradient.texts import (
 )
 from exhume.train.local import LocalTraining, Routine
 from exhume.victims.gradient import cut_batches, release_batches, release_updates
-from exhume.victims.norm_statistics import batch_statistics
 
 _POOL = 4000  # records that strangers come from
 _SHOWN = 8  # records of a row

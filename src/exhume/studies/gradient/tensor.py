@@ -33,7 +33,8 @@ from exhume.studies.claims import (
 )
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.gradient.batches import attacked, even_odd_batches, unit_vectors
-from exhume.victims.gradient import keep_batches, release_batches
+from exhume.victims import secret_of
+from exhume.victims.gradient import release_batches
 
 _Row = dict[str, float]
 _ORDERS = {"tanh": 3, "relu": 4}  # of the moment that is decomposed
@@ -350,7 +351,7 @@ def _of_images(run: Run[_NoiseSetting], noise: float) -> _Row:
     found = Reconstruction(
         records_found[None], torch.zeros(1, len(records_found)), Status(Ended.CONVERGED)
     )
-    scores = score_batches(keep_batches(private), found)
+    scores = score_batches(secret_of(private), found)
     counted = float(scores.sizes[0] == images.batch)
     return {
         "error": float(scores.errors.mean()),

@@ -14,21 +14,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.gradient.language import LanguageAttack
 from exhume.attacks.gradient.text import TextAttack
 from exhume.attacks.gradient.token_bag import TokenBag
 from exhume.core.contract import Attack, Key, Knowledge, Reconstruction, Records
-from exhume.data.synthetic import synthetic_pairs
-from exhume.data.tokens import Reading, tokenised
-from exhume.models.own.language import LanguageModel
-from exhume.models.own.text import TextModel
-from exhume.naming import seeded_globals
+from exhume.core.own_code import seeded_globals
+from exhume.models.own_texts import LanguageModel, TextModel
+from exhume.readers.sentences import synthetic_pairs
+from exhume.readers.tokens import Reading, tokenised
 from exhume.score.texts import token_shares
 from exhume.studies.arms import mounted
 from exhume.studies.claims import by_row, flattened, row_means
 from exhume.studies.framework import Outcome, Run, Scale, Study
-from exhume.victims.gradient import cut_batches, keep_batches, release_batches
+from exhume.victims import secret_of
+from exhume.victims.gradient import cut_batches, release_batches
 
 _POOLS, _KINDS = ("flatten", "mean", "attention"), ("trained", "public")
 _DECOYS = 300
@@ -67,7 +67,7 @@ def _corpus(run: Run[_Setting]) -> Records:
     """Sentences of at most so many words and marks; the rarest words have the last number in common."""
     setting, last = run.setting, run.setting.vocabulary - 1
     if setting.source:
-        pairs = data.pairs(run.source(setting.source), progress=run.progress)
+        pairs = readers.pairs(run.source(setting.source), progress=run.progress)
     else:
         key = run.key.fold("sentences")
         pairs = synthetic_pairs(600, words=last, length=setting.length, key=key)
@@ -281,7 +281,7 @@ def _language_model(own: LanguageSetting, kind: str, key: Key) -> LanguageModel:
 def _tokens(corpus: str, vocabulary: int, key: Key) -> Tensor:
     """All words one after the other; 0 is not used, and the last number is that of the mask."""
     if corpus:
-        texts = list(dict.fromkeys(data.pairs(corpus).source))
+        texts = list(dict.fromkeys(readers.pairs(corpus).source))
     else:
         texts = list(synthetic_pairs(600, words=vocabulary - 3, length=6, key=key).source)
     order = torch.randperm(len(texts), generator=key.fold("order").generator())[:_SENTENCES]
@@ -338,7 +338,7 @@ def _one_batch(run: Run[Any], job: tuple[LanguageSetting, str, int, int]) -> Map
 
 def _texts(found: Reconstruction, fed: Tensor, others: Tensor) -> dict[str, float]:
     batch = Records(fed[None], torch.zeros(1, len(fed), dtype=torch.int64), ("text",))
-    scores = token_shares(keep_batches(batch), found, others[:_DECOYS], padding=None)
+    scores = token_shares(secret_of(batch), found, others[:_DECOYS], padding=None)
     claimed = found.found().long()
     true = (claimed[:, None] == fed).all(2).any(1) if len(claimed) else torch.zeros(0).bool()
     return {

@@ -19,8 +19,8 @@ from exhume.auditing.sections import targets_section
 from exhume.choices import moved
 from exhume.core.contract import Knowledge, Records
 from exhume.core.results import AttackSpec, Findings
-from exhume.data import Sizes, Split, split
 from exhume.models.glm import softmax_regression
+from exhume.readers import Sizes, Split, split
 from exhume.score.targets import TargetScores, score_targets
 from exhume.studies.arms import mounted
 from exhume.studies.claims import Claims

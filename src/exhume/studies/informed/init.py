@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.informed.membership import membership_scores
 from exhume.choices import moved
 from exhume.core.contract import Key
-from exhume.data import Sizes
 from exhume.models.mlp import MLP
+from exhume.readers import Sizes
 from exhume.score.intervals import gap_over_spread, mean_auc
 from exhume.studies.arms import BALLE22
 from exhume.studies.claims import Claims
@@ -100,7 +100,7 @@ def _separated(run: Run[_Setting], models: _Models) -> dict[str, float]:
     records, key = run.records(run.setting.source), run.key.fold("init", models.fixed)
     m, t = run.setting.models, run.setting.targets
     sizes = Sizes(models.fixed, t, shadow=1, public=1, test=1)
-    parts = moved(data.split(records, sizes, key.fold("split")), run.device)
+    parts = moved(readers.split(records, sizes, key.fold("split")), run.device)
     mlp = MLP(records.shape, BALLE22.hidden, len(records.classes))
     recipe = FullBatch(mlp, Descent(rate=models.rate, momentum=BALLE22.momentum))
     with_one = parts.target[torch.arange(t).repeat_interleave(m)].one_each()

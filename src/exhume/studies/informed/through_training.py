@@ -16,14 +16,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.informed.through_any_training import ThroughAnyTraining
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.choices import moved
 from exhume.core.contract import Attack, Key, Knowledge, Records
-from exhume.data import Sizes
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
+from exhume.readers import Sizes
 from exhume.score.batches import score_batches
 from exhume.studies.claims import Claims, Stated, prefixed
 from exhume.studies.framework import Outcome, Run, Scale, Study
@@ -132,7 +132,7 @@ def _part(run: Run[_Setting], job: tuple[str, str]) -> dict[str, Tensor]:
     arm, key = run.setting.arms[name], run.key.fold("through training", name)
     started = time.process_time()
     count = arm.targets * arm.unknown
-    dealt = data.split(run.records(arm.source), Sizes(arm.fixed, count, arm.base), key)
+    dealt = readers.split(run.records(arm.source), Sizes(arm.fixed, count, arm.base), key)
     records = moved(dealt, run.device)
     recipe = _recipe(arm, records.fixed, key)
     initial = recipe.architecture.initial(key).to(run.device)

@@ -10,8 +10,8 @@ from exhume.bounds.channel import naming
 from exhume.bounds.prior import Certificate, certify
 from exhume.core.contract import Key
 from exhume.core.results import Chart
-from exhume.data import Sizes
 from exhume.models.split.thin import ThinClient
+from exhume.readers import Sizes
 from exhume.score.features import InputScores
 from exhume.studies.claims import Claims, Comparison, line, more, spread
 from exhume.studies.framework import Outcome, Run, Scale, Study

@@ -16,11 +16,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
 from exhume.attacks.split.namer import likeliest
 from exhume.core.contract import Attack, Key
-from exhume.data import Sizes, Split
 from exhume.defences.split.channel import Channel
 from exhume.models.drawing import he_normal
 from exhume.models.split.cost import multiply_adds
@@ -29,6 +28,7 @@ from exhume.models.split.cut import cut
 from exhume.models.split.inverter import Decoder, OwnForm
 from exhume.models.split.pipeline import Client, Pipeline
 from exhume.models.split.thin import ThinClient
+from exhume.readers import Sizes, Split
 from exhume.score.features import InputScores, score_inputs
 from exhume.score.measures import ssim
 from exhume.studies.arms import mounted
@@ -114,7 +114,7 @@ def arms(setting: Setting) -> dict[str, Arm]:
 @lru_cache(maxsize=1)  # one in each process
 def _parts(run: Run[Setting]) -> Split:
     setting = run.setting
-    return data.split(run.placed(setting.source), setting.sizes, run.key.fold("split"))
+    return readers.split(run.placed(setting.source), setting.sizes, run.key.fold("split"))
 
 
 def _base(run: Run[Setting], place: str) -> SplitNetwork:

@@ -20,10 +20,10 @@ from exhume.attacks.split.lookalike import Lookalike
 from exhume.attacks.split.shadow import server_of, train_shadow
 from exhume.core.contract import Attack, Key, silent
 from exhume.core.results import Chart, Point
-from exhume.data import Sizes
 from exhume.defences.split.ensembler import Ensembler
 from exhume.defences.split.single import Noise
 from exhume.models.split.pipeline import Pipeline
+from exhume.readers import Sizes
 from exhume.store.shards import NullStore
 from exhume.studies.claims import Claims, Comparison, prefixed
 from exhume.studies.framework import Outcome, Run, Scale, Study

@@ -13,9 +13,9 @@ from functools import partial
 from exhume.attacks.split.lookalike import Lookalike
 from exhume.core.contract import Key
 from exhume.core.results import Chart, Point
-from exhume.data import Sizes
 from exhume.defences.split.ensembler import Ensembler
 from exhume.defences.split.single import Shredder
+from exhume.readers import Sizes
 from exhume.studies.claims import Claims, Paired, clustered_pair, line
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.split.ensembler import Attackers, Setting, Trained, train_networks

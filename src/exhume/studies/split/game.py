@@ -14,20 +14,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
 from exhume.attacks.split.queried import QueriedInversion
 from exhume.core.contract import Attack, Key, Knowledge, Records
-from exhume.data import Sizes, Split
 from exhume.defences.split.ensembler import Ensembler, likeness
 from exhume.models.split.inverter import Decoder, ShadowHead
 from exhume.models.split.pipeline import Pipeline
 from exhume.models.split.resnet import ResNet18
+from exhume.readers import Sizes, Split
 from exhume.score.features import Distance, InputScores, score_constant, score_inputs
 from exhume.studies.arms import mounted
 from exhume.studies.framework import Run
 from exhume.train.single import Schedule, SplitDefence, SplitJob
-from exhume.victims.checkpoint import secret_of
+from exhume.victims import secret_of
 from exhume.victims.split import queried_knowledge, release_features, server_knowledge
 
 __all__ = ["PAPER", "ClientSetting", "Row", "SplitGame", "bound_of", "inversion"]
@@ -117,7 +117,7 @@ class SplitGame:
         resized = client.size and run.asked.data
         records = run.placed(client.source, client.size)
         records = _halved(records, 0 if resized else client.halvings)
-        parts = data.split(records, client.sizes, key.fold("split"))
+        parts = readers.split(records, client.sizes, key.fold("split"))
         network = ResNet18(records.shape, len(records.classes), client.width, client.max_pool)
         job = SplitJob(
             network, "conv1", "pool", parts.fixed, client.training, augment=client.augment

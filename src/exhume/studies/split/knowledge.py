@@ -17,9 +17,9 @@ from exhume.attacks.split.inversion import ShadowInversion
 from exhume.attacks.split.queried import QueriedInversion
 from exhume.core.contract import Attack, Key, Records
 from exhume.core.results import Chart, Point
-from exhume.data import Sizes
 from exhume.defences.split.single import Noise
 from exhume.models.split.inverter import ShadowHead
+from exhume.readers import Sizes
 from exhume.studies.claims import Claims, Comparison, flattened, point_of
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.split.game import PAPER, ClientSetting, Row, SplitGame, bound_of, inversion

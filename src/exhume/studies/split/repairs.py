@@ -24,11 +24,11 @@ from exhume.attacks.split.lookalike import Lookalike
 from exhume.attacks.split.shadow import LEARNED
 from exhume.core.contract import Attack
 from exhume.core.results import Chart, Point
-from exhume.data import Sizes
 from exhume.defences.split.ensembler import Ensembler
 from exhume.defences.split.hiding import Adversarial, Fresh, Rotated, Rotation
 from exhume.defences.split.single import Noise
 from exhume.models.split.inverter import OwnForm
+from exhume.readers import Sizes
 from exhume.score.features import InputScores
 from exhume.score.lineup import LEVEL, Lineup, likeness
 from exhume.studies.claims import Claims, spread

@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from exhume import data
+from exhume import readers
 from exhume.attacks.split.cipher import KnownTable, SubstitutionCipher
 from exhume.attacks.split.translation import FittedTranslation, ShadowTranslation
 from exhume.core.contract import Attack, Key, Prepared, Reconstruction
 from exhume.core.results import Chart, Point
-from exhume.data import TextPairs
-from exhume.data.synthetic import synthetic_pairs
 from exhume.models.split.seq2seq import PADDING, Body, Translator, Words, read_out
+from exhume.readers import TextPairs
+from exhume.readers.sentences import PairCorpus, pair_corpus, synthetic_pairs
 from exhume.report.folder import RunFolder
 from exhume.score.intervals import bootstrap
 from exhume.score.texts import SentenceScores, bleu, score_sentences
@@ -31,9 +31,8 @@ from exhume.store.shards import write_atomically
 from exhume.studies.claims import Claims, paired, point_of, prefixed
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.train.single import Schedule, train_translator, translate, word_accuracy
-from exhume.victims.checkpoint import secret_of
-from exhume.victims.pairs import PairCorpus, pair_corpus
-from exhume.victims.translation import release_sentences, translation_knowledge
+from exhume.victims import secret_of
+from exhume.victims.split import release_sentences, translation_knowledge
 
 __all__ = ["FOLDER", "STUDY"]
 
@@ -231,7 +230,7 @@ def _pairs(run: Run[_Setting], key: Key) -> TextPairs:
     if not run.setting.source:
         return synthetic_pairs(2500, words=40, length=6, key=key.fold("made up"))
     source = run.asked.data or os.environ.get(FOLDER) or run.setting.source
-    return data.pairs(source, progress=run.progress)
+    return readers.pairs(source, progress=run.progress)
 
 
 def _noises(setting: _Sizes, key: Key) -> dict[str, tuple[Tensor, Tensor]]:

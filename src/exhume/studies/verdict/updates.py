@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import exhume
 from exhume.auditing import Audit
 from exhume.core.contract import Records
+from exhume.readers.updates import Recording
 from exhume.studies.verdict import nets
 from exhume.studies.verdict.systems import NETS, Draw, of_class
-from exhume.victims.recorded import Recording
 
 
 def _update(draw: Draw, given: Records | str, **update: Any) -> Audit:

@@ -27,8 +27,7 @@ from exhume.attacks.gradient.token_bag import TokenBag
 from exhume.attacks.gradient.traces import as_trained, span_of
 from exhume.core.contract import ExhumeError, Gradient, Key, Knowledge, NotApplicable, Outcome
 from exhume.models.mlp import MLP
-from exhume.models.own.language import LanguageModel
-from exhume.models.own.text import TextModel
+from exhume.models.own_texts import LanguageModel, TextModel
 from exhume.store.shards import NullStore
 
 SHAPES = {

@@ -11,8 +11,8 @@ from torch import nn
 
 from exhume.attacks.gradient.text import Assembly, TextAttack, words_in
 from exhume.core.contract import Gradient, Knowledge, Outcome, Records
-from exhume.models.own.text import TextModel
-from exhume.naming import seeded_globals
+from exhume.core.own_code import seeded_globals
+from exhume.models.own_texts import TextModel
 from exhume.score.texts import token_shares
 from exhume.store.shards import NullStore
 from exhume.victims.gradient import release_batches

@@ -18,7 +18,7 @@ from exhume.core.contract import (
     Weights,
 )
 from exhume.models.mlp import MLP
-from exhume.models.own.text import TextModel
+from exhume.models.own_texts import TextModel
 from exhume.store.shards import NullStore
 
 WORDS, PLACES, WIDTH = 80, 5, 32

@@ -1,0 +1,337 @@
+"""Files of weights that are read against a base state: a LoRA adapter, a difference, a part of the weights.
+
+Each releases the whole network to everybody who has the base model, which is usually public:
+
+    LoRA        W = W_0 + s B A        A (r, in), B (out, r), s = alpha / r
+    difference  W = W_0 + D
+    part        W = what the file has, else W_0
+
+PEFT's names are understood, and `adapter_config.json` beside an adapter is read as data.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from exhume.core.contract import Architecture, ExhumeError, Layout, NotApplicable, Weights
+from exhume.readers.tensors import bare_name, read_tensors
+
+Kind = Literal["adapter", "delta", "part"]
+_FIRST, _SECOND = ".lora_A.weight", ".lora_B.weight"
+
+
+@dataclass(frozen=True)
+class Against:
+    """What a file is read against, and what it is said to hold."""
+
+    base: Path
+    kind: Kind | None = None  # None: an adapter if it has one, else a part of the weights
+    scaling: float | None = None  # of an adapter; None: as the configuration beside it says
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """What fine-tuning has trained instead of whole weights."""
+
+    first: Mapping[str, Tensor]  # A (r, in), by layer
+    second: Mapping[str, Tensor]  # B (out, r), by layer
+    saved: Mapping[str, Tensor]  # trained whole, by name
+    scaling: float
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """The network before and after, by bare names, and how the files were read."""
+
+    before: dict[str, Tensor] | None  # None: not known
+    after: dict[str, Tensor]
+    notes: tuple[str, ...]
+    adapter: Adapter | None = None
+
+
+def read_against(path: Path, against: Against, *, trust: bool = False) -> States:
+    """trust: see `read_tensors`."""
+    kind = against.kind
+    what = kind if kind in ("adapter", "delta") else "checkpoint"
+    given, notes = read_tensors(path, what, trust=trust)
+    named = _by_bare_name(given, what)
+    base = _by_bare_name(read_tensors(against.base, "base", trust=trust)[0], "base")
+    check_finite(base, "base")
+    lora = any(".lora_" in name for name in named)
+    if kind is not None and lora != (kind == "adapter"):
+        holds = "a LoRA adapter" if lora else "no lora_A and lora_B"
+        raise ExhumeError(f"{what}: {path} holds {holds}")
+    check_finite(named, what)
+    if lora:
+        adapter = _adapter(named, base, path, against.scaling, what)
+        said = f"A LoRA adapter of {', '.join(adapter.first)}, scaled by {adapter.scaling:g}."
+        return States(base, _with_adapter(adapter, base), (*notes, said), adapter)
+    if kind == "delta":
+        _check_known(named, base, what)
+        whole = base | {n: base[n] + t.to(base[n].dtype) for n, t in named.items()}
+        said = f"{len(named)} tensors are differences to the base."
+        return States(base, whole, (*notes, said))
+    said = f"{len(named)} of {len(base | named)} tensors are the file's own."
+    return States(base, base | named, (*notes, said))
+
+
+def read_alone(path: Path, *, trust: bool = False) -> States:
+    """A whole state; an adapter alone is none."""
+    given, notes = read_tensors(path, trust=trust)
+    named = _by_bare_name(given, "checkpoint")
+    if any(".lora_" in name for name in named):
+        raise ExhumeError("base: a LoRA adapter needs the state that it is added to")
+    return States(None, named, tuple(notes))
+
+
+def _by_bare_name(named: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name, tensor in named.items():
+        short = bare_name(name).replace(".modules_to_save", "").replace(".base_layer", "")
+        short = short.replace(".default", "") if ".lora_" in short else short
+        if short in found:
+            raise ExhumeError(f"{what}: two tensors are called {short} once prefixes are gone")
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise NotApplicable(
+                f"{short}: sparse or quantised values are not read so far", ever=True
+            )
+        found[short] = tensor
+    return found
+
+
+def check_finite(named: Mapping[str, Tensor], what: str) -> None:
+    for name, tensor in named.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
+            raise ExhumeError(f"{what}: {name} holds NaN or infinite values")
+
+
+def _check_known(named: Mapping[str, Tensor], start: Mapping[str, Tensor], what: str) -> None:
+    for name, tensor in named.items():
+        if name not in start:
+            raise ExhumeError(f"{what}: the base has no {name}")
+        if start[name].shape != tensor.shape:
+            raise ExhumeError(
+                f"{what}: {name} has shape {tuple(tensor.shape)}, that of the base "
+                f"{tuple(start[name].shape)}"
+            )
+
+
+# LoRA
+
+
+def _adapter(
+    named: Mapping[str, Tensor],
+    start: Mapping[str, Tensor],
+    path: Path,
+    scaling: float | None,
+    what: str,
+) -> Adapter:
+    first: dict[str, Tensor] = {}
+    second: dict[str, Tensor] = {}
+    saved: dict[str, Tensor] = {}
+    for name, tensor in named.items():
+        if name.endswith(_FIRST):
+            first[name.removesuffix(_FIRST)] = tensor
+        elif name.endswith(_SECOND):
+            second[name.removesuffix(_SECOND)] = tensor
+        elif ".lora_" in name:
+            raise NotApplicable(f"{name}: only lora_A and lora_B are read so far", ever=True)
+        else:
+            saved[name] = tensor
+    for layer in [*first, *second]:
+        _check_fits(layer, first, second, start, what)
+    _check_known({n: t for n, t in saved.items() if n in start}, start, what)  # or a new head
+    if scaling is None:
+        scaling = _scaling(path, first, what)
+    return Adapter(first, second, saved, scaling)
+
+
+def _check_fits(
+    layer: str,
+    first: Mapping[str, Tensor],
+    second: Mapping[str, Tensor],
+    start: Mapping[str, Tensor],
+    what: str,
+) -> None:
+    weight = f"{layer}.weight"
+    if layer not in first or layer not in second or weight not in start:
+        there = f"{layer}{_FIRST if layer in first else _SECOND}"
+        lost = f"{weight} in the base" if layer in first and layer in second else ""
+        lost = lost or f"{layer}{_SECOND if layer in first else _FIRST}"
+        raise ExhumeError(f"{what}: {there} is there, but there is no {lost}")
+    a, b = first[layer], second[layer]
+    fits = a.ndim == b.ndim == 2 and len(a) == b.shape[1]
+    if not fits or (len(b), a.shape[1]) != tuple(start[weight].shape):
+        raise ExhumeError(
+            f"{what}: {layer} adds {tuple(b.shape)} times {tuple(a.shape)} to a weight "
+            f"of {tuple(start[weight].shape)}"
+        )
+    if not (a.is_floating_point() and b.is_floating_point()):
+        raise ExhumeError(f"{what}: {layer} holds {a.dtype} and {b.dtype}, not floating-point")
+
+
+def _with_adapter(adapter: Adapter, start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    whole = dict(start) | dict(adapter.saved)
+    for layer, first in adapter.first.items():
+        change = adapter.scaling * (adapter.second[layer].float() @ first.float())
+        whole[f"{layer}.weight"] = start[f"{layer}.weight"].float() + change
+    return whole
+
+
+def _scaling(path: Path, first: Mapping[str, Tensor], what: str) -> float:
+    """alpha / r of the configuration beside the adapter; alpha / sqrt(r) where it says so."""
+    config = path.with_name("adapter_config.json")
+    try:
+        content: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
+        alpha = float(content["lora_alpha"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise ExhumeError(
+            f"scaling: {config} with lora_alpha is needed, or the number itself ({type(error).__name__})"
+        ) from error
+    if not math.isfinite(alpha):
+        raise ExhumeError(f"{config}: lora_alpha is {alpha}, a finite number is needed")
+    for option in ("alpha_pattern", "rank_pattern", "use_dora", "fan_in_fan_out"):
+        if content.get(option):
+            raise NotApplicable(f"{config}: {option} is not read so far; merge it first", ever=True)
+    ranks = {len(tensor) for tensor in first.values()}
+    if len(ranks) != 1:
+        raise ExhumeError(f"{what}: adapters of ranks {sorted(ranks)}, one is needed")
+    rank = ranks.pop()
+    if content.get("r", rank) != rank:
+        raise ExhumeError(f"{what}: rank {rank}, but {config} says r = {content['r']}")
+    return alpha / (math.sqrt(rank) if content.get("use_rslora") else rank)
+
+
+# As a release of a known architecture; the base is the known start
+
+
+@dataclass(frozen=True, eq=False)
+class ReadWeights:
+    """One model, the state it started from where that is known, and how it was read."""
+
+    release: Weights  # (1, p)
+    base: Tensor | None  # (p,)
+    inferred: tuple[str, ...]  # sentences
+
+
+def release_of_file(
+    path: Path,
+    architecture: Architecture,
+    *,
+    base: Path | None = None,
+    delta: bool = False,
+    scaling: float | None = None,
+    trust: bool = False,
+) -> ReadWeights:
+    """base: the state that an adapter, a difference or a part of the weights is added to.
+
+    delta: the file holds differences. scaling: of a LoRA adapter; None reads `adapter_config.json` beside it.
+    trust: see `read_tensors`.
+    """
+    if base is None:
+        if delta:
+            raise ExhumeError("base: a difference needs the state that it is added to")
+        states = read_alone(path, trust=trust)
+    else:
+        against = Against(base, "delta" if delta else None, scaling)
+        states = read_against(path, against, trust=trust)
+    layout = architecture.layout
+    _check_constants(states.after, architecture)
+    flat = _flat(states.after, layout, "checkpoint")
+    first = None if states.before is None else _flat(states.before, layout, "base")
+    return ReadWeights(Weights(flat[None], layout), first, states.notes)
+
+
+def _flat(named: Mapping[str, Tensor], layout: Layout, what: str) -> Tensor:
+    """(p,) float32, every tensor of the layout."""
+    lost = [name for name in layout.names if bare_name(name) not in named]
+    if lost:
+        raise ExhumeError(f"{what}: it lacks {', '.join(lost[:3])} of {len(layout.names)} tensors")
+    chosen = {name: named[bare_name(name)].float() for name in layout.names}
+    for (name, tensor), shape in zip(chosen.items(), layout.shapes, strict=True):
+        if tuple(tensor.shape) != shape:
+            raise ExhumeError(f"{what}: {name} has shape {tuple(tensor.shape)}, {shape} is needed")
+        if not bool(torch.isfinite(tensor).all()):
+            raise ExhumeError(f"{what}: {name} holds NaN or infinite values")
+    return layout.join(chosen)
+
+
+def _check_constants(named: Mapping[str, Tensor], architecture: Architecture) -> None:
+    """What is not trained must be what the architecture builds, and nothing may be left over."""
+    trained = {bare_name(name) for name in architecture.layout.names}
+    built = {bare_name(n): t for n, t in architecture.build().state_dict().items()}
+    unknown = sorted(set(named) - trained - set(built))
+    if unknown:
+        raise ExhumeError(
+            f"checkpoint: {unknown[0]} is no tensor of {architecture} ({len(unknown)} such)"
+        )
+    for name in sorted(set(named) - trained):
+        if name.endswith("num_batches_tracked"):
+            continue
+        if named[name].shape != built[name].shape or not torch.equal(
+            named[name].to(built[name].dtype), built[name]
+        ):
+            raise ExhumeError(
+                f"checkpoint: {name} is not trained, but differs from what {architecture} has; "
+                "load it in the factory"
+            )
+
+
+# A network in which adapters, and perhaps whole tensors, are trained; all else stands still.
+#
+# B begins at 0, so that A's gradient is 0 in the first step, and A stays where it is. The network's
+# parameters are B of every adapted layer and what is trained whole: what fine-tuning with LoRA changes.
+
+
+class AdaptedLinear(nn.Module):
+    """x (W_0 + s B A)^T + b, of which A is no parameter."""
+
+    first: Tensor
+
+    def __init__(self, layer: nn.Linear, first: Tensor, scaling: float) -> None:
+        super().__init__()
+        self.register_buffer("first", first.detach().to(layer.weight.dtype).clone())
+        self.second = nn.Parameter(layer.weight.new_zeros(len(layer.weight), len(first)))
+        self.weight, self.bias = layer.weight, layer.bias
+        self.scaling = scaling
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = F.linear(F.linear(x, self.first), self.second)
+        return F.linear(x, self.weight, self.bias) + self.scaling * low
+
+
+def adapted(
+    module: nn.Module, first: Mapping[str, Tensor], scaling: float, whole: Collection[str] = ()
+) -> nn.Module:
+    """A copy of the module at its present weights, with adapters that add nothing yet.
+
+    first: A (r, in) by the layer's name; whole: names of parameters that are trained as they are.
+    """
+    own = copy.deepcopy(module)
+    for name, a in first.items():
+        layer = own.get_submodule(name)
+        if not isinstance(layer, nn.Linear):
+            raise ExhumeError(
+                f"adapter: {name} is a {type(layer).__name__}; adapters of nn.Linear are read so far"
+            )
+        holder, _, last = name.rpartition(".")
+        setattr(own.get_submodule(holder), last, AdaptedLinear(layer, a, scaling))
+    for name, part in own.named_modules():
+        for short, parameter in list(part.named_parameters(recurse=False)):
+            full = f"{name}.{short}" if name else short
+            if short != "second" and full not in whole:
+                delattr(part, short)
+                part.register_buffer(short, parameter.detach().clone())
+    if not any(True for _ in own.parameters()):
+        raise ExhumeError("adapter: it adapts no layer of this model")
+    return own

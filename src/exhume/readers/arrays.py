@@ -1,0 +1,343 @@
+"""Records from arrays: an `.npz` file, or every item of a torch `Dataset` of the user's own.
+
+A file holds images (3 or 4 axes) or tabular vectors (2 axes), and their labels. Images are uint8, or float
+in [0, 1]; (n, h, w), (n, h, w, c) or (n, c, h, w) with 1 or 3 channels. Vectors keep their values. An array
+called tokens or input_ids holds token sequences.
+
+A Dataset goes by name: `package.module:dataset` or `file.py:dataset`, which stands for a dataset, or for a
+function that returns one. Every item is a pair (input, label): an image (a Pillow image, or numbers: uint8,
+or float in [0, 1]), a vector of floats, or a sequence of token numbers (integers) of one length. Records are
+taken in order, once; transforms that draw at random give one draw, always the same.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from exhume.core.contract import ExhumeError, Key, Progress, Records, silent
+from exhume.core.notation import BROKEN_ARRAYS
+from exhume.core.own_code import called, first_line, named, seeded_globals
+from exhume.core.records import Column
+from exhume.readers.tokens import Reading, tokens_of
+from exhume.store.memory import check_memory
+
+MOST_CLASSES = 100_000
+"""A label beyond this is taken for a mistake rather than for a class."""
+
+_TOKENS = (("tokens",), ("input_ids",))
+_INPUTS = (("x",), ("inputs",), ("images",), ("x_train", "x_test"), *_TOKENS)
+_LABELS = (("y",), ("labels",), ("y_train", "y_test"))
+
+Array = NDArray[Any]
+
+
+def npz(path: Path, reading: Reading = Reading()) -> Records:  # noqa: B008 - frozen
+    """Records of one file; an optional array `classes` names the classes."""
+    with _reading(path), path.open("rb") as stream:
+        if zipfile.is_zipfile(stream):
+            with zipfile.ZipFile(stream) as archive:
+                size = sum(member.file_size for member in archive.infolist())
+            check_memory(3 * size, f"{path}: arrays of {size:,} bytes")
+        stream.seek(0)
+        file = np.load(stream, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise ExhumeError(f"{path}: one bare array; an .npz file with arrays x and y is needed")
+        x, y = _pick(path, file.files, _INPUTS), _pick(path, file.files, _LABELS)
+        inputs = _joined({name: file[name] for name in x}, path)
+        labels = _joined({name: file[name] for name in y}, path)
+        names = np.asarray(file["classes"]) if "classes" in file.files else None
+    if len(inputs) != len(labels):
+        raise ExhumeError(f"{path}: {len(inputs)} inputs but {len(labels)} labels")
+    if inputs.size == 0:
+        raise ExhumeError(f"{path}: {x[0]} has shape {inputs.shape}, which holds no records")
+    numbers = _checked_labels(labels, f"{path}: {y[0]}")
+    classes = None if names is None else _class_names(names, int(numbers.max()), path)
+    known = named_labels(numbers, classes, f"{path}: {y[0]}")
+    if x in _TOKENS:
+        tokens, vocabulary = tokens_of(inputs, reading, f"{path}: {x[0]}")
+        return Records(tokens, *known, vocabulary)
+    return Records(torch.from_numpy(checked_inputs(inputs, f"{path}: {x[0]}")), *known)
+
+
+def _pick(path: Path, found: list[str], choices: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    for names in choices:
+        if set(names) <= set(found):
+            return names
+    legal = ", ".join(" with ".join(names) for names in choices)
+    raise ExhumeError(f"{path}: holds the arrays {', '.join(found) or 'none'}; needed is {legal}")
+
+
+def _joined(arrays: Mapping[str, Any], path: Path) -> Array:
+    parts = list(arrays.values())
+    if not all(isinstance(part, np.ndarray) for part in parts):
+        raise ExhumeError(f"{path}: {next(iter(arrays))} is no array")
+    if any(part.ndim == 0 or part.shape[1:] != parts[0].shape[1:] for part in parts):
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        raise ExhumeError(f"{path}: shapes do not fit: {shapes}")
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def checked_inputs(values: Array, where: str) -> Array:
+    """(n, d) or (n, c, h, w) float32."""
+    if values.dtype.kind not in "fiub":
+        raise ExhumeError(f"{where} holds {values.dtype}; legal are numbers")
+    if values.ndim == 2:
+        with np.errstate(over="ignore"):  # what float32 cannot hold is refused as infinite
+            return _finite(values.astype(np.float32), where)
+    images = _channels_first(values, where)
+    if images.dtype == np.uint8:
+        return np.ascontiguousarray(images, dtype=np.float32) / np.float32(255)
+    if images.dtype.kind != "f":
+        raise ExhumeError(f"{where} holds images of {images.dtype}; legal are uint8 and float")
+    _finite(images, where)
+    low, high = float(images.min()), float(images.max())
+    if low < 0 or high > 1:
+        raise ExhumeError(
+            f"{where} holds float images from {low:g} to {high:g}; legal is [0, 1], or uint8"
+        )
+    return np.ascontiguousarray(images, dtype=np.float32)
+
+
+def _channels_first(values: Array, where: str) -> Array:
+    if values.ndim == 3:
+        return values[:, None]
+    first, last = values.ndim == 4 and values.shape[1] in (1, 3), values.shape[-1] in (1, 3)
+    if values.ndim != 4 or first == last:
+        why = "both axis 1 and axis 3 could be channels" if first else "no channels of size 1 or 3"
+        why = why if values.ndim == 4 else f"{values.ndim} axes"
+        raise ExhumeError(
+            f"{where} has shape {values.shape} ({why}); legal are (n, d) vectors and images "
+            "(n, h, w), (n, h, w, c) or (n, c, h, w) with c 1 or 3"
+        )
+    return values if first else values.transpose(0, 3, 1, 2)
+
+
+def _finite(values: Array, where: str) -> Array:
+    bad = ~np.isfinite(values)
+    if bad.any():
+        record = int(np.argwhere(bad)[0, 0])
+        raise ExhumeError(f"{where} holds NaN or infinity, first in record {record}")
+    return values
+
+
+def named_labels(
+    values: Array, classes: Sequence[str] | None, where: str
+) -> tuple[Tensor, tuple[str, ...]]:
+    """(n,) labels and the classes' names: those given, or the numbers that occur.
+
+    A number that no record has is no class.
+    """
+    numbers = _checked_labels(values, where)
+    if classes is None:
+        found, places = np.unique(numbers, return_inverse=True)
+        return torch.from_numpy(places), tuple(str(number) for number in found)
+    if numbers.max() >= len(classes):
+        record = int(numbers.argmax())
+        raise ExhumeError(
+            f"{where}: record {record} has label {numbers.max()}, legal are 0 to {len(classes) - 1}"
+        )
+    return torch.from_numpy(numbers), tuple(str(name) for name in classes)
+
+
+def _checked_labels(values: Array, where: str) -> NDArray[np.int64]:
+    """(n,) class numbers; (n, 1) is taken too."""
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1:
+        raise ExhumeError(f"{where} has shape {values.shape}; legal is one label per record, (n,)")
+    whole = values.dtype.kind in "iub" or (
+        values.dtype.kind == "f" and np.isfinite(values).all() and (values % 1 == 0).all()
+    )
+    if not whole:
+        raise ExhumeError(f"{where} holds labels that are not whole numbers ({values.dtype})")
+    low, high = values.min(), values.max()
+    if low < 0:
+        raise ExhumeError(f"{where} holds the negative label {low}; labels count from 0")
+    if high >= MOST_CLASSES:
+        raise ExhumeError(f"{where} holds the label {high}; labels stay below {MOST_CLASSES}")
+    return values.astype(np.int64)
+
+
+def _class_names(names: Array, largest: int, path: Path) -> list[str]:
+    if names.ndim != 1 or names.dtype.kind != "U" or len(names) <= largest:
+        raise ExhumeError(
+            f"{path}: classes has shape {names.shape} of {names.dtype}; "
+            f"legal is a list of at least {largest + 1} texts"
+        )
+    return list(names)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turns what numpy raises on a damaged or unsafe file into one sentence."""
+    try:
+        yield
+    except BROKEN_ARRAYS as error:
+        if isinstance(error, ValueError) and "pickle" in str(error).lower():
+            raise ExhumeError(
+                f"{path}: holds pickled Python objects, which are never loaded; "
+                "save plain arrays of numbers with numpy.savez"
+            ) from error
+        raise ExhumeError(f"{path}: truncated or damaged .npz file ({str(error)[:300]})") from error
+
+
+def columns_of(source: str) -> tuple[Column, ...]:
+    """Of a set that `load` reads as vectors, in their order; none where nobody named them."""
+    path = Path(source).expanduser()
+    return _in_arrays(path) if path.suffix == ".npz" else ()
+
+
+def _in_arrays(path: Path) -> tuple[Column, ...]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if "columns" not in file.files:
+                return ()
+            names, width = file["columns"], file[_inputs(file.files)].shape[-1]
+    except BROKEN_ARRAYS as error:
+        raise ExhumeError(f"{path}: cannot read columns ({str(error)[:300]})") from error
+    if names.ndim != 1 or names.dtype.kind != "U" or len(names) != width:
+        raise ExhumeError(
+            f"{path}: columns has shape {names.shape} of {names.dtype}; legal is a list of {width} texts"
+        )
+    return tuple(Column(str(name)) for name in names)
+
+
+def _inputs(names: list[str]) -> str:
+    return next(name for name in ("x", "inputs", "images", "x_train", *names) if name in names)
+
+
+# A Dataset's items
+
+
+_STAGE = "read records"
+_DRAW = Key.from_seed(0).fold("dataset")
+
+
+def named_dataset(
+    spec: str,
+    *,
+    root: Path | None = None,
+    reading: Reading = Reading(),  # noqa: B008 - frozen
+    progress: Progress = silent,
+) -> Records:
+    found = named(spec, "data", root)
+    with seeded_globals(_DRAW):
+        if not _is_dataset(found) and not isinstance(found, Records):
+            found = called(found, spec, "data")
+        if isinstance(found, Records):
+            return found
+        if not _is_dataset(found):
+            raise ExhumeError(
+                f"data: {spec} gives a {type(found).__name__}, not a dataset with a length and items"
+            )
+        return from_dataset(found, f"data: {spec}", reading=reading, progress=progress)
+
+
+def from_dataset(
+    dataset: Any,
+    where: str,
+    *,
+    reading: Reading = Reading(),  # noqa: B008 - frozen
+    progress: Progress = silent,
+) -> Records:
+    """Every item of a dataset. where: begins every complaint."""
+    count = len(dataset)
+    if not count:
+        raise ExhumeError(f"{where} holds no records")
+    first, label = _item(dataset, 0, where)
+    check_memory(2 * count * first.nbytes, f"{where}: {count} records")
+    inputs = np.empty((count, *first.shape), dtype=first.dtype)
+    labels = [label]
+    inputs[0] = first
+    progress(_STAGE, 1, count)
+    for index in range(1, count):
+        values, label = _item(dataset, index, where)
+        if values.shape != first.shape or values.dtype != first.dtype:
+            raise ExhumeError(
+                f"{where}: record {index} is {_shown(values)}, record 0 is {_shown(first)}; "
+                "bring all to one size and type"
+            )
+        inputs[index] = values
+        labels.append(label)
+        progress(_STAGE, index + 1, count)
+    numbers, classes = named_labels(np.asarray(labels), getattr(dataset, "classes", None), where)
+    if inputs.ndim == 2 and inputs.dtype.kind in "iu":
+        tokens, vocabulary = tokens_of(inputs, reading, where)
+        return Records(tokens, numbers, classes, vocabulary)
+    return Records(torch.from_numpy(_records(inputs, where)), numbers, classes)
+
+
+def check_classes(records: Records, where: str) -> None:
+    """Refuse a class that no record has: a classifier cannot learn it, nor can an attack find it."""
+    absent = set(range(len(records.classes))) - set(records.labels.tolist())
+    if absent:
+        names = ", ".join(records.classes[index] for index in sorted(absent)[:5])
+        raise ExhumeError(
+            f"{where}: no record of class {names}; leave the class out, or add records"
+        )
+
+
+def _is_dataset(found: object) -> bool:
+    return (
+        hasattr(found, "__len__")
+        and hasattr(found, "__getitem__")
+        and not isinstance(found, type | str)
+    )
+
+
+def _item(dataset: Any, index: int, where: str) -> tuple[Array, int | float]:
+    try:
+        item = dataset[index]
+    except (Exception, SystemExit) as error:
+        raise ExhumeError(
+            f"{where}: record {index} raised {type(error).__name__}: {first_line(error)}"
+        ) from error
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise ExhumeError(
+            f"{where}: record {index} is a {type(item).__name__}, a pair (input, label) is needed"
+        )
+    return _values(item[0], f"{where}: record {index}"), _label(item[1], f"{where}: record {index}")
+
+
+def _values(value: Any, where: str) -> Array:
+    """Channels first for images that say which axis is which."""
+    if isinstance(value, Image.Image):
+        pixels = value.convert("L" if value.mode in ("1", "L", "LA") else "RGB")
+        values = np.asarray(pixels)
+        return values[None] if values.ndim == 2 else values.transpose(2, 0, 1)
+    values = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    if values.dtype.kind not in "fiub" or values.ndim not in (1, 2, 3):
+        raise ExhumeError(
+            f"{where}: the input is {_shown(values)}; legal are numbers: a vector, an image, tokens"
+        )
+    return values
+
+
+def _label(value: Any, where: str) -> int | float:
+    array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+    if array.size != 1 or array.dtype.kind not in "fiub":
+        raise ExhumeError(f"{where}: the label is {_shown(array)}; legal is one whole number")
+    number: int | float = array.reshape(()).item()
+    return number
+
+
+def _records(inputs: Array, where: str) -> Array:
+    """torch's images are channels first, also where the last side could be taken for channels."""
+    if inputs.ndim == 4 and inputs.shape[1] in (1, 3) and inputs.shape[3] in (1, 3):
+        turned = checked_inputs(inputs.reshape(*inputs.shape[:2], 1, -1), where)
+        return turned.reshape(inputs.shape)
+    return checked_inputs(inputs, where)
+
+
+def _shown(values: Array) -> str:
+    return f"{values.dtype} of shape {values.shape}"

@@ -1,0 +1,201 @@
+"""A fitted scikit-learn model, in memory or in a .skops file, as a release that can be audited.
+
+    release, recipe = release_of_fitted(model, (30,))
+    knowledge = Knowledge(architecture=recipe.architecture, recipe=recipe, fixed=everything_but_one)
+    found = GlmClosedForm().prepare(knowledge, key=key, store=NullStore()).run(release)
+
+A .skops file is loaded only if it names nothing but scikit-learn's own types: no other is ever built.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from importlib import import_module
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
+from sklearn.pipeline import Pipeline
+
+from exhume.core.contract import (
+    ExhumeError,
+    NotApplicable,
+    Records,
+    Weights,
+)
+from exhume.core.own_code import first_line
+from exhume.models.mlp import MLP
+from exhume.train.glm import Optimum, Penalty
+
+_LARGEST = 1 << 30  # bytes that a .skops file may unpack to
+
+
+def release_of_fitted(
+    source: object | Path, input_shape: tuple[int, ...]
+) -> tuple[Weights, Optimum]:
+    """One release (1, p) and how it was trained; says of any other model why it cannot be audited."""
+    model = read_skops(source) if isinstance(source, Path) else source
+    kind = type(model).__name__
+    if isinstance(model, Pipeline):
+        raise ExhumeError(
+            "model: a Pipeline; pass its last step, and the records as that step sees them"
+        )
+    if not isinstance(model, LogisticRegression) or isinstance(model, LogisticRegressionCV):
+        raise NotApplicable(
+            f"{kind}: only LogisticRegression is at the optimum of a known penalised likelihood",
+            ever=True,
+        )
+    return release_of_sklearn(model, input_shape)
+
+
+def records_of_fitted(model: Any, inputs: Any, labels: Any) -> Records:
+    """What a model was fitted on: (n, d) numbers and (n,) labels, each among `model.classes_`."""
+    x, y = np.asarray(inputs, dtype=np.float64), np.asarray(labels)
+    if x.ndim != 2 or y.shape != x.shape[:1] or not len(x):
+        raise ExhumeError(
+            f"inputs, labels: shapes {x.shape} and {y.shape} given, (n, d) and (n,) needed"
+        )
+    if not np.isfinite(x).all():
+        raise ExhumeError("inputs: NaN or infinite values")
+    classes = list(getattr(model, "classes_", np.unique(y)))
+    place = {name: index for index, name in enumerate(classes)}
+    strange = sorted({str(name) for name in y.tolist() if name not in place})
+    if strange:
+        raise ExhumeError(f"labels: {strange[0]} is not one of the model's classes")
+    rows = torch.tensor([place[name] for name in y.tolist()])
+    return Records(torch.from_numpy(x), rows, tuple(str(name) for name in classes))
+
+
+def read_skops(path: Path) -> Any:
+    """What a .skops file holds, if it is made of scikit-learn's own types alone."""
+    if not path.is_file():
+        raise ExhumeError(f"model: there is no file {path}")
+    if path.suffix != ".skops":
+        raise ExhumeError(
+            f"model: {path} is not a .skops file; pickles and joblib files run code and are not read"
+        )
+    skops = _skops()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+        if size > _LARGEST:
+            raise ExhumeError(f"model: {path} unpacks to {size:,} bytes, {_LARGEST:,} are allowed")
+        unknown = skops.get_untrusted_types(file=path)
+        if unknown:
+            raise ExhumeError(
+                f"model: {path} holds types that are not scikit-learn's own and are not built: "
+                f"{', '.join(unknown[:3])}"
+            )
+        return skops.load(path, trusted=[])
+    except ExhumeError:
+        raise
+    except Exception as error:
+        raise ExhumeError(f"model: {path} is truncated or damaged ({first_line(error)})") from error
+
+
+def _skops() -> Any:
+    try:
+        return import_module("skops.io")
+    except ModuleNotFoundError:
+        raise ExhumeError("a .skops file needs skops: pip install 'exhume[skops]'") from None
+
+
+_SAID = (
+    *("penalty", "l1_ratio", "fit_intercept", "intercept_scaling", "class_weight"),
+    *("solver", "multi_class"),
+)  # settings that decide what was minimised
+
+
+def release_of_sklearn(
+    model: LogisticRegression, input_shape: tuple[int, ...]
+) -> tuple[Weights, Optimum]:
+    """One release (1, p) and how it was trained. Label i of any records stands for `model.classes_[i]`."""
+    settings = _settings_of(model)
+    if not hasattr(model, "coef_"):
+        raise ExhumeError("model: this LogisticRegression is not fitted; call fit first")
+    if not settings["fit_intercept"]:
+        raise NotApplicable(
+            "fit_intercept=False: without a bias the missing gradient gives the record's direction, "
+            "not its length",
+            ever=True,
+        )
+    _check_numbers(model)
+    outputs, inputs = model.coef_.shape
+    if inputs != prod(input_shape):
+        raise ExhumeError(f"input_shape: {input_shape} does not hold the model's {inputs} inputs")
+    _one_softmax(settings, outputs)
+    flat = np.concatenate([model.coef_.ravel(), model.intercept_]).astype(np.float64)
+    architecture = MLP(input_shape, (), outputs)
+    recipe = Optimum(architecture, _penalty(settings), tolerance=float(settings["tol"]))
+    return Weights(torch.from_numpy(flat)[None], architecture.layout), recipe
+
+
+def _settings_of(model: LogisticRegression) -> dict[str, Any]:
+    """What was minimised; a model that came in a file may say anything."""
+    try:
+        settings: dict[str, Any] = model.get_params()
+    except AttributeError as error:
+        raise ExhumeError(f"model: a setting is missing ({error})") from error
+    for name in _SAID:
+        if not isinstance(settings.get(name), str | int | float | dict | None):
+            raise ExhumeError(f"model: {name} is neither a text nor a number")
+    for name in ("C", "tol"):
+        value = settings[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise ExhumeError(
+                f"model: {name}: {str(value)[:80]!r} given, a number above 0 is needed"
+            )
+    return settings
+
+
+def _check_numbers(model: LogisticRegression) -> None:
+    """A model that came in a file may never have been fitted."""
+    for name in ("coef_", "intercept_"):
+        values = np.asarray(getattr(model, name, None))
+        if values.dtype.kind not in "fiu":
+            raise ExhumeError(f"model: {name} is no array of numbers")
+        if not np.isfinite(values).all():
+            raise ExhumeError(f"model: {name} holds NaN or infinite values")
+    weights, biases = np.shape(model.coef_), np.shape(model.intercept_)
+    if len(weights) != 2:
+        raise ExhumeError(f"model: coef_ has shape {weights}, (outputs, inputs) is needed")
+    if biases != weights[:1]:
+        raise ExhumeError(f"model: intercept_ has shape {biases}, {weights[:1]} is needed")
+
+
+def _one_softmax(settings: dict[str, object], outputs: int) -> None:
+    """Refuse what is not one softmax (or one sigmoid) over equally weighted records."""
+    if settings["class_weight"] is not None:
+        raise NotApplicable(
+            f"class_weight={settings['class_weight']!r}: records of unequal weight are not supported",
+            ever=True,
+        )
+    scheme = settings.get("multi_class", "auto")  # gone from newer versions
+    legal = ("auto", "deprecated", "ovr" if outputs == 1 else "multinomial")
+    if scheme not in legal or (settings["solver"] == "liblinear" and outputs > 1):
+        raise NotApplicable(
+            f"multi_class={scheme!r} with solver {settings['solver']!r}: only one softmax over all "
+            "classes, or one sigmoid for two, is supported",
+            ever=True,
+        )
+
+
+def _penalty(settings: dict[str, object]) -> Penalty:
+    kind, c = settings.get("penalty", "deprecated"), settings["C"]
+    assert isinstance(c, int | float)
+    if kind not in ("l2", "deprecated", None) or (kind == "deprecated" and settings["l1_ratio"]):
+        raise NotApplicable(
+            f"penalty={kind!r}, l1_ratio={settings['l1_ratio']!r}: only the L2 penalty is supported",
+            ever=True,
+        )
+    if kind is None:
+        return Penalty(0.0, averaged=False, bias=False)
+    liblinear = settings["solver"] == "liblinear"
+    if liblinear and settings["intercept_scaling"] != 1:
+        raise NotApplicable(
+            f"intercept_scaling={settings['intercept_scaling']!r}: only 1 is supported", ever=True
+        )
+    return Penalty.of_sum(float(c), bias=liblinear)  # C = inf gives strength 0

@@ -1,0 +1,248 @@
+"""A table in a .csv file as records: a header, one line a record, one column for the label.
+
+The rule, column by column:
+- a column of numbers becomes one input, brought to [0, 1] by its smallest and largest number
+- any other column becomes one input for each text that occurs in it, 1 where it is that text and 0 else
+- the label is the column named (`people.csv:income`), else the last one
+
+`Table.rows` goes back from inputs to what a person can read.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TextIO
+
+import torch
+from torch import Tensor
+
+from exhume.core.contract import ExhumeError, Records
+from exhume.core.records import Column, cells_of
+from exhume.readers.arrays import MOST_CLASSES
+from exhume.store.memory import check_memory
+
+_LARGEST = 1 << 29  # bytes; what a table takes in memory is its inputs, which are counted first
+_LONGEST = 1 << 22  # characters of a line
+_CELLS = 1 << 17  # read at a time
+_MOST_TEXTS = 64  # different texts in one column: beyond this it names its records
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    records: Records  # (n, d)
+    columns: tuple[Column, ...]  # in the order of the inputs
+    label: str
+
+    def rows(self, inputs: Tensor) -> list[dict[str, str]]:
+        """(n, d) inputs, reconstructed ones too, as cells by column."""
+        return [cells_of(row, self.columns) for row in inputs]
+
+
+def table(path: Path, label: str | None = None) -> Table:
+    """The records of a file, and how they were made.
+
+    The file is read twice, a block of lines at a time: once for what its columns hold, once for the inputs.
+    """
+    with _lines_of(path) as lines:
+        header = _header(next(lines, []), path)
+        if label is not None and label not in header:
+            raise ExhumeError(f"{path}: no column {label!r}; there are {', '.join(header)[:300]}")
+        chosen = header[-1] if label is None else label
+        kinds = {name: _Cells(name, str(path)) for name in header if name != chosen}
+        labels = _Labels(f"{path}: label column {chosen!r}")
+        for block in _blocks(lines, header, path):
+            labels.take(block.pop(chosen))
+            for name, cells in block.items():
+                kinds[name].take(cells)
+    numbers, classes = labels.found()
+    columns = tuple(kind.column() for kind in kinds.values())
+    if not columns:
+        raise ExhumeError(
+            f"{path}: the one column {chosen!r} is the label; nothing is left as input"
+        )
+    width = sum(column.width for column in columns)
+    check_memory(8 * len(numbers) * width, f"{path}: {len(numbers):,} records of {width:,} inputs")
+    inputs = torch.empty(len(numbers), width)
+    done = 0
+    with _lines_of(path) as lines:
+        next(lines)
+        for block in _blocks(lines, header, path):
+            try:
+                rows = torch.cat([column.encode(block[column.name]) for column in columns], 1)
+                inputs[done : done + len(rows)] = rows
+            except (LookupError, ValueError, RuntimeError):
+                raise ExhumeError(f"{path}: was changed while it was read") from None
+            done += len(rows)
+    return Table(Records(inputs, numbers, classes, columns=columns), columns, chosen)
+
+
+@contextmanager
+def _lines_of(path: Path) -> Iterator[Iterator[list[str]]]:
+    """The lines of a file that are not empty, as cells."""
+    size = path.stat().st_size
+    if size > _LARGEST:
+        raise ExhumeError(f"{path}: {size:,} bytes, tables up to {_LARGEST:,} are read")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline(_LONGEST)
+            mark = max(",;\t", key=first.count)
+            file.seek(0)
+            reader = csv.reader(_short_lines(file, path), delimiter=mark, strict=True)
+            yield (line for line in reader if line)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ExhumeError(f"{path}: not a table in UTF-8 ({error})") from error
+
+
+def _short_lines(file: TextIO, path: Path) -> Iterator[str]:
+    while line := file.readline(_LONGEST):
+        if len(line) == _LONGEST:
+            raise ExhumeError(f"{path}: a line of more than {_LONGEST:,} characters")
+        yield line
+
+
+def _header(line: list[str], path: Path) -> list[str]:
+    header = [name.strip() for name in line]
+    if not header:
+        raise ExhumeError(f"{path}: a line of column names and one line a record are needed")
+    if all(_number(name) is not None for name in header):
+        raise ExhumeError(f"{path}: the first line holds numbers; it must name the columns")
+    if len(set(header)) < len(header) or "" in header:
+        raise ExhumeError(
+            f"{path}: column names must be there and differ, got {', '.join(header)[:300]}"
+        )
+    return header
+
+
+def _blocks(
+    lines: Iterator[list[str]], header: list[str], path: Path
+) -> Iterator[dict[str, tuple[str, ...]]]:
+    """Cells by column, a few thousand records at a time."""
+    done = 0
+    many = max(1, _CELLS // max(1, len(header)))
+    while block := list(islice(lines, many)):
+        for index, line in enumerate(block, done + 1):
+            if len(line) != len(header):
+                raise ExhumeError(
+                    f"{path}: record {index} has {len(line)} cells, the header has {len(header)}"
+                )
+        done += len(block)
+        stripped = (tuple(map(str.strip, cells)) for cells in zip(*block, strict=True))
+        yield dict(zip(header, stripped, strict=True))
+    if not done:
+        raise ExhumeError(f"{path}: a line of column names and one line a record are needed")
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+class _Cells:
+    """What the cells of a column are, as they come by: numbers between two ends, or a few texts."""
+
+    def __init__(self, name: str, where: str) -> None:
+        self.name, self.where = name, where
+        self.seen, self.first = 0, ""
+        self.low, self.high = math.inf, -math.inf
+        self.texts: set[str] = set()
+
+    def take(self, cells: Sequence[str]) -> None:
+        if not (self._all_numbers(cells) or self.texts.issuperset(cells)):
+            self._take_one_by_one(cells)
+        self.seen += len(cells)
+
+    def _all_numbers(self, cells: Sequence[str]) -> bool:
+        try:
+            numbers = [] if self.texts else [float(cell) for cell in cells]
+        except ValueError:
+            return False
+        if not numbers or not all(map(math.isfinite, numbers)):
+            return False
+        self.low, self.high = min(self.low, *numbers), max(self.high, *numbers)
+        return True
+
+    def _take_one_by_one(self, cells: Sequence[str]) -> None:
+        for index, cell in enumerate(cells, self.seen + 1):
+            number = _number(cell)
+            if index == 1:
+                self.first = cell
+            if number is None and self.low == math.inf:
+                self._add_text(cell)
+            elif self.texts:  # numbers after all, so that the first record is the odd one
+                self._refuse(1, self.first)
+            elif number is None or not math.isfinite(number):
+                self._refuse(index, cell)
+            else:
+                self.low, self.high = min(self.low, number), max(self.high, number)
+
+    def column(self) -> Column:
+        if self.texts:
+            return Column(self.name, texts=tuple(sorted(self.texts)))
+        if not math.isfinite(self.high - self.low):
+            raise ExhumeError(
+                f"{self.where}: column {self.name!r} goes from {self.low:g} to {self.high:g}, too far apart"
+            )
+        return Column(self.name, self.low, self.high)
+
+    def _add_text(self, cell: str) -> None:
+        self.texts.add(cell)
+        if len(self.texts) > _MOST_TEXTS:
+            raise ExhumeError(
+                f"{self.where}: column {self.name!r} holds more than {_MOST_TEXTS} different texts; "
+                "leave it out, or group them"
+            )
+
+    def _refuse(self, index: int, cell: str) -> None:
+        raise ExhumeError(
+            f"{self.where}: column {self.name!r} is of numbers, but record {index} has {cell[:80]!r}; "
+            "fill it in, or leave the record out"
+        )
+
+
+class _Labels:
+    """Classes are the texts that occur, in the order of numbers where they are such."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.places: dict[str, int] = {}  # in the order of their first record
+        self.rows = array("q")
+
+    def take(self, cells: Sequence[str]) -> None:
+        if self.places.keys() >= set(cells):
+            self.rows.extend(self.places[cell] for cell in cells)
+            return
+        for cell in cells:
+            if not cell:
+                raise ExhumeError(f"{self.where}: record {len(self.rows) + 1} has none")
+            self.rows.append(self.places.setdefault(cell, len(self.places)))
+            if len(self.places) >= MOST_CLASSES:
+                self._refuse_names()
+
+    def found(self) -> tuple[Tensor, tuple[str, ...]]:
+        numbers = [number for cell in self.places if (number := _number(cell)) is not None]
+        classes = sorted(self.places)
+        if len(numbers) == len(classes):
+            odd = [value for value in numbers if not math.isfinite(value) or value % 1]
+            if odd:
+                raise ExhumeError(
+                    f"{self.where}: {odd[0]:g} is no class; whole numbers or texts are needed"
+                )
+            classes = sorted(classes, key=float)
+        if len(classes) >= max(3, len(self.rows)):
+            self._refuse_names()
+        order = torch.empty(len(classes), dtype=torch.int64)
+        for index, name in enumerate(classes):
+            order[self.places[name]] = index
+        return order[torch.tensor(self.rows)], tuple(classes)
+
+    def _refuse_names(self) -> None:
+        raise ExhumeError(f"{self.where}: every record has a class of its own; name another column")
