@@ -14,7 +14,7 @@ import pytest
 import typer.main
 
 from exhume.cli import app
-from exhume.cli.known import study_names
+from exhume.cli.frame import study_names
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

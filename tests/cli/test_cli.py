@@ -209,7 +209,7 @@ def in_a_shell(command):
 
 @SINKS
 def test_a_closed_output_is_no_failure(sink):
-    code = "from exhume.cli.frame import tell; [tell(str(i)) for i in range(3)]"
+    code = "from exhume.cli.frame import echo_out; [echo_out(str(i)) for i in range(3)]"
     done = in_a_shell(f"{sys.executable} -c '{code}' {sink}")
     assert done.returncode == 0
     assert "Traceback" not in done.stderr

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from exhume.cli import app
-from exhume.cli.known import study_names
-from exhume.cli.last_words import next_step
+from exhume.cli.audits import next_step
+from exhume.cli.frame import study_names
 from exhume.cli.progress import EVERY, ProgressLines
 from exhume.core.results import FixRow, ReleaseRow, Result, Verdict
 from exhume.models.activations import ACTIVATIONS

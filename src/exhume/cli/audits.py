@@ -1,35 +1,42 @@
 """The audit commands: each makes a brief, and all of them take the same road.
 
-`exhume audit` reads a file or takes weights that are trained your way; the others say one release each.
+`exhume audit` reads a file or takes weights that are trained your way; the others take one release each.
+Their options are made from the settings' fields: names, types and help are those of the schema.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from click import Choice
 
 from exhume.cli.frame import (
     AUDITED,
     FAILED,
     LEAKS,
+    Out,
+    Processes,
+    Ray,
+    ResumeAnyway,
     app,
+    echo_err,
+    echo_loading,
+    echo_out,
     refuse_two_places,
     run_on,
-    say,
-    tell,
     with_exit_codes,
 )
-from exhume.cli.last_words import processor_seconds, report_verdict, say_cost, say_loading
-from exhume.cli.options import options_of, run_options, values_of
 from exhume.cli.progress import progress_shown
+from exhume.core.notation import duration_of, numbers_in
 from exhume.settings import (
     AttackSettings,
     Brief,
@@ -38,13 +45,22 @@ from exhume.settings import (
     DataSettings,
     MachineSettings,
     ReleaseSettings,
+    Setting,
     Settings,
     SplitSettings,
     UpdateSettings,
     VictimSettings,
+    settings_of,
+    types_of,
 )
 from exhume.settings.sources import check_files
 
+if TYPE_CHECKING:
+    from exhume.auditing import Audit
+    from exhume.core.results import Result
+
+_FILES = ("checkpoint", "fitted")  # releases that are attacked as they are: there is nothing to try
+_HERE = ("seed", "threads", "device")  # of a section; a command has them once, for all releases
 _CODES = """
 
 Exit code 0: audited. 1: audited, and it leaks more than --fail-over, or --fail-on names its verdict. 2: could
@@ -55,6 +71,103 @@ _SECTIONS = {
     "attack": AttackSettings,
     "machine": MachineSettings,
 }
+
+# Options of commands
+
+
+def options_of(kind: type[Any], only: Iterable[str] = ()) -> list[Parameter]:
+    """One parameter for each setting of a section, in its order; None means: not given.
+
+    only: names of settings; without any, all that have an option.
+    """
+    hints = types_of(kind)
+    chosen = set(only)
+    made: list[Parameter] = []
+    for name, (field, known) in _offered(kind).items():
+        if chosen and name not in chosen:
+            continue
+        listed = hints[name] in (tuple[int, ...], tuple[str, ...])
+        takes = Path if known.file else str if listed else hints[name]
+        if known.argument:
+            made.insert(
+                0, _parameter(_named(name, known), takes | None, typer.Argument(help=known.help))
+            )
+        else:
+            shown = "" if field.default in (None, "", 0, ()) else _written(field.default)
+            decls = [known.flag] if known.flag else []
+            how = typer.Option(*decls, help=known.help, show_default=shown or False)
+            made.append(_parameter(_named(name, known), takes | None, how))
+    return made
+
+
+def values_of(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a command was given of a section's settings, as its fields take them."""
+    hints = types_of(kind)
+    values: dict[str, Any] = {}
+    for name, (_, known) in _offered(kind).items():
+        value = given.get(_named(name, known))
+        if value is None:
+            continue
+        if hints[name] == tuple[int, ...]:
+            value = numbers_in(value, f"--{name.replace('_', '-')}")
+        elif hints[name] == tuple[str, ...]:
+            value = tuple(filter(None, value.split(",")))
+        values[name] = str(value) if isinstance(value, Path) else value
+    return values
+
+
+def run_options() -> list[Parameter]:
+    """What every audit command takes, whatever is released."""
+    gate = typer.Option(help="Exit with 1 if a larger share of the records leaks.", min=0, max=1)
+    also = typer.Option(
+        help="Exit with 1 also if the verdict is at risk.", click_type=Choice(["at-risk"])
+    )
+    power = typer.Option(
+        help="Exit with 2 if nothing is found but a leak of this share could go unnoticed.",
+        min=0,
+        max=1,
+    )
+    switches = {
+        "redact": typer.Option("--redact", help="Also write a report without any record."),
+        "as_json": typer.Option("--json", help="Print result.json (or the plan) instead of words."),
+        "dry_run": typer.Option("--dry-run", help="Print the plan, and attack nothing."),
+    }
+    return [
+        *(
+            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=how)
+            for name, how in {"ray": Ray, "processes": Processes, "out": Out}.items()
+        ),
+        _parameter("junit", Path | None, typer.Option(help="Also write JUnit XML, for CI.")),
+        _parameter("fail_over", float | None, gate),
+        _parameter("fail_on", str | None, also),
+        _parameter("require_power", float | None, power),
+        *(_parameter(name, bool, how, False) for name, how in switches.items()),
+        Parameter("resume_anyway", Parameter.KEYWORD_ONLY, default=False, annotation=ResumeAnyway),
+    ]
+
+
+def _offered(kind: type[Any]) -> dict[str, Any]:
+    """Settings with an option, by name."""
+    shared = {name for name, (_, known) in settings_of(kind).items() if known.shared in _HERE}
+    return {n: s for n, s in settings_of(kind).items() if n not in shared and s[1].flag != ""}
+
+
+def _named(name: str, known: Setting) -> str:
+    """The setting's name in the command."""
+    return known.flag.lstrip("-").replace("-", "_") if known.flag else name
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else f"{value}"
+
+
+def _parameter(name: str, kind: Any, how: Any, default: Any = None) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, how])
+
+
+# The commands
 
 
 @dataclass(frozen=True)
@@ -79,7 +192,7 @@ def _brief_of_all(given: dict[str, Any]) -> Brief:
 
 
 def _brief_of(kind: type[ReleaseSettings]) -> Callable[[dict[str, Any]], Brief]:
-    """Of one release; its records, if it is given any, are the brief's."""
+    """A brief of one release; its records, if it is given any, are the brief's."""
 
     def brief(given: dict[str, Any]) -> Brief:
         own = values_of(kind, given)
@@ -165,7 +278,7 @@ def _run(brief: Brief, given: dict[str, Any], more: str) -> int:
     refuse_two_places(given["ray"], given["processes"])
     check_files(brief.resolved())  # before torch is imported, which takes seconds
     began, used = time.perf_counter(), processor_seconds()
-    say_loading()
+    echo_loading()
 
     from exhume import auditing
     from exhume.core.results import lacking_power
@@ -175,14 +288,14 @@ def _run(brief: Brief, given: dict[str, Any], more: str) -> int:
             plan = auditing.plan(brief, progress=progress)
             shown = [json.dumps(plan.to_json())] if given["as_json"] else plan.lines()
             for line in shown:
-                tell(line)
+                echo_out(line)
             return 0
         done = auditing.audit(
             brief,
             given["out"] or brief.folder(),
             progress=progress,
             redact=given["redact"],
-            on_plan=_say_plan,
+            on_plan=_echo_plan,
             resume_anyway=given["resume_anyway"],
         )
     if given["junit"] is not None:
@@ -195,22 +308,104 @@ def _run(brief: Brief, given: dict[str, Any], more: str) -> int:
             at_risk=given["fail_on"] == "at-risk",
             power=given["require_power"],
         )
-    say_cost(time.perf_counter() - began, processor_seconds() - used)
+    took = duration_of(time.perf_counter() - began)
+    echo_err(f"took {took}, {processor_seconds() - used:,.0f} CPU seconds")
     if given["as_json"]:
-        tell((done.folder / "result.json").read_text(encoding="utf-8").rstrip())
+        echo_out((done.folder / "result.json").read_text(encoding="utf-8").rstrip())
     code = report_verdict(done, given["fail_over"], more=more, quiet=given["as_json"])
     if given["fail_on"] == "at-risk" and done.verdict.word in ("leaks", "at risk"):
-        say(f"--fail-on at-risk: the verdict is {done.verdict.word!r}")
+        echo_err(f"--fail-on at-risk: the verdict is {done.verdict.word!r}")
         return LEAKS
     if code == AUDITED and (why := lacking_power(done.result, given["require_power"])):
-        say(f"--require-power: {why}")
+        echo_err(f"--require-power: {why}")
         return FAILED
     return code
 
 
-def _say_plan(plan: Any) -> None:
+def _echo_plan(plan: Any) -> None:
     for line in plan.lines():
-        say(line)
+        echo_err(line)
+
+
+# What an audit says at its end: verdict, how far the attacks reach, what to do next
+
+
+def report_verdict(done: Audit, fail_over: float | None, *, more: str, quiet: bool = False) -> int:
+    """Say the verdict, what to do next and where the report is; return the exit code.
+
+    more: the option that makes a finer gate possible. quiet: say nothing on standard output.
+    """
+    if not quiet:
+        _echo_verdict(done)
+    if done.verdict.word == "not audited":
+        return FAILED
+    if fail_over is None:
+        return AUDITED
+    if done.alarm:
+        echo_err(
+            "an attack did better than the stated privacy allows: no share of leaks can be promised"
+        )
+        return LEAKS
+    leak = done.leak
+    if leak is not None and fail_over < leak.detectable:
+        echo_err(
+            f"with these targets a leak below {leak.detectable:.1%} may go unnoticed, "
+            f"so --fail-over {fail_over:.1%} cannot be promised; more {more} help"
+        )
+    if done.verdict.word == "leaks" and leak is not None and leak.share > fail_over:
+        echo_err(f"{leak.share:.1%} of the records leak, more than --fail-over {fail_over:.1%}")
+        return LEAKS
+    return AUDITED
+
+
+def _echo_verdict(done: Audit) -> None:
+    said = f"{done.verdict.sentence} {done.verdict.detail}"
+    echo_out(done.verdict.sentence)
+    echo_out(done.verdict.detail)
+    for reach in done.result.reach:
+        if reach.sentence and reach.sentence.rstrip(".") not in said:
+            echo_out(f"reach: {reach.sentence.rstrip('.')}.")
+    for line in done.beside:
+        echo_out(f"Beside the verdict: {line}")
+    for line in done.advice:
+        echo_out(f"  {line}")
+    echo_out(f"next: {next_step(done.result)}")
+    if done.redacted:
+        echo_out(f"redacted report: {done.redacted}")
+    echo_out(f"report: {done.report}")
+
+
+def next_step(result: Result) -> str:
+    """What a person does after this verdict."""
+    if result.verdict.word == "leaks":
+        return _stop_it(result)
+    return {
+        "at risk": "keep secret what the stronger adversary knows, or protect against it",
+        "no leak found": "keep this folder; after a change, audit again and run exhume compare OLD NEW",
+    }.get(
+        result.verdict.word, "nothing is known yet: the report says for each attack what it lacked"
+    )
+
+
+def _stop_it(result: Result) -> str:
+    tried = [row for row in result.fixes if row.tried]
+    if any(row.verdict == "no leak found" for row in tried):
+        return "apply a fix that stops it (above, best first), then audit again"
+    if tried:
+        return "none of the fixes above stops it: release less, or to fewer people"
+    leaking = [row.kind for row in result.releases if row.word == "leaks"]
+    if leaking and all(kind in _FILES for kind in leaking):
+        return (
+            "do not release this file; describe its training in [victim] of an audit.toml, and "
+            "--try-fixes shows which training would not leak"
+        )
+    return "the same command with --try-fixes shows what stops it"
+
+
+def processor_seconds() -> float:
+    """Of this process and of those it started and saw end; other machines are not counted."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 for _door in _DOORS:

@@ -1,15 +1,18 @@
-"""The commands. Heavy imports happen inside them, so that `--help` answers at once."""
+"""The other commands. Heavy imports happen inside them, so that `--help` answers at once."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from click import Choice
 
 from exhume.cli.frame import (
+    LEAKS,
     Out,
     Processes,
     Ray,
@@ -17,19 +20,147 @@ from exhume.cli.frame import (
     Seed,
     app,
     data_app,
+    echo_loading,
+    echo_out,
     refuse_two_places,
+    refuse_unfinished,
+    refuse_unknown_study,
     run_on,
     study_app,
-    tell,
     with_exit_codes,
 )
-from exhume.cli.known import refuse_unfinished, refuse_unknown_study
-from exhume.cli.last_words import say_loading
 from exhume.cli.progress import progress_shown
+from exhume.core.errors import ExhumeError
+from exhume.settings.brief_file import HOLDS, KINDS, brief_file
 from exhume.settings.sources import IMAGE_SETS, PAIR_SETS, check_source, unknown_source
 
 if TYPE_CHECKING:
     from exhume.core.contract import Progress
+
+T = TypeVar("T")
+_OPTIMISERS = {
+    "gd": "gradient descent: every step sees all records",
+    "sgd": "stochastic gradient descent",
+    "adam": "Adam",
+}
+
+
+# A brief, and two runs side by side
+
+
+@app.command()
+@with_exit_codes
+def init(
+    path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("audit.toml"),
+    release: Annotated[
+        str | None,
+        typer.Option(help="What you release; asked for if not given.", click_type=Choice(KINDS)),
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Your records: a named set or a path.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="mlp, cnn, or your own: file.py:factory.")
+    ] = None,
+    optimiser: Annotated[
+        str | None, typer.Option(help="Optimiser of your training.", click_type=Choice(_OPTIMISERS))
+    ] = None,
+    momentum: Annotated[float | None, typer.Option(help="Momentum of your training.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Records that a step sees.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Learning rate of your training.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of your training.")] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="The file of weights.")] = None,
+    holds: Annotated[
+        str | None, typer.Option(help="What is in the file.", click_type=Choice(HOLDS))
+    ] = None,
+    base: Annotated[str | None, typer.Option(help="Base of an adapter or a difference.")] = None,
+    budget: Annotated[str | None, typer.Option(help="How long an audit may take.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
+) -> None:
+    """Write a commented audit.toml by asking what is released and to whom."""
+    from exhume.store.shards import write_atomically
+
+    if path.exists() and not force:
+        raise ExhumeError(f"{path} exists; choose another name, or --force")
+    release = release or _ask_choice("What do you release?", KINDS)
+    records = "Your records (a named set, a folder, an .npz file, texts in a .txt file)"
+    data = _ask(data, records, "mnist")
+    filed = release in ("checkpoint", "fitted")
+    if not filed:
+        known = "file.py:factory" if release == "features" else "mlp"
+        model = _ask(model, "Your model (mlp, cnn, or file.py:factory)", known)
+    training = _ask_training(optimiser, momentum, batch) if release == "training" else {}
+    if training:
+        training["rate"] = _ask(rate, "Its learning rate", 0.1)
+        training["steps"] = _ask(steps, "How many steps it takes", 100)
+    if holds is None and checkpoint is None and release in ("checkpoint", "updates"):
+        holds = _ask_choice("What is in the file, or does a client send?", HOLDS)
+    tuned = holds in ("adapter", "delta")
+    if filed or tuned:
+        known = f"{holds if tuned else 'model'}.{'skops' if release == 'fitted' else 'safetensors'}"
+        checkpoint = _ask(checkpoint, "The file", known)
+    if tuned:
+        base = _ask(base, "The base it is added to", "base.safetensors")
+    text = brief_file(
+        release,
+        data=data,
+        model=model or "mlp",
+        checkpoint=checkpoint or "",
+        budget=_ask(budget, "How long may an audit take", "10m"),
+        holds=holds or "whole",
+        base=base or "",
+        training=training,
+    )
+    write_atomically(path, text.encode())
+    echo_out(f"written: {path}; read it, change it, then: exhume audit {path}")
+
+
+def _ask_training(
+    optimiser: str | None, momentum: float | None, batch: int | None
+) -> dict[str, str | float]:
+    """How the model is trained; a step of gradient descent sees all records, Adam has no momentum."""
+    by = optimiser or _ask_choice("How is it trained?", _OPTIMISERS)
+    said: dict[str, str | float] = {"optimiser": by}
+    if by != "gd":
+        said["batch"] = _ask(batch, "Records that a step sees", 32)
+    if by != "adam":
+        said["momentum"] = _ask(momentum, "Its momentum", 0.0)
+    return said
+
+
+def _ask(given: T | None, what: str, default: T) -> T:
+    """As given, or the answer to a question."""
+    answer: T = typer.prompt(what, default=default) if given is None else given
+    return answer
+
+
+def _ask_choice(question: str, known: Mapping[str, str]) -> str:
+    """One of a few, asked for until the answer is one of them."""
+    echo_out("\n".join([question, *(f"  {name:11} {words}" for name, words in known.items())]))
+    while True:
+        answer: str = typer.prompt(f"It is ({', '.join(known)})", default=next(iter(known))).strip()
+        if answer in known:
+            return answer
+        echo_out(f"{answer!r} is not one of these.")
+
+
+@app.command()
+@with_exit_codes
+def compare(
+    first: Annotated[Path, typer.Argument(help="A run folder.")],
+    second: Annotated[Path, typer.Argument(help="Another one.")],
+    fail_on_worse: Annotated[
+        bool, typer.Option("--fail-on-worse", help="Exit 1 if the second leaks more.")
+    ] = False,
+) -> int:
+    """Does the second run leak more than the first, less, or is the difference within noise?"""
+    for run in (first, second):
+        refuse_unfinished(run)
+    from exhume.report.gate import compare as changes
+
+    found = changes(first, second)
+    for change in found:
+        echo_out(change.sentence())
+    worse = any(change.word == "worse" for change in found)
+    return LEAKS if worse and fail_on_worse else 0
 
 
 @app.command()
@@ -45,7 +176,10 @@ def report(
     refuse_unfinished(run)
     from exhume.report.page import draw
 
-    tell(f"report: {draw(run, redact=redact)}")
+    echo_out(f"report: {draw(run, redact=redact)}")
+
+
+# Data
 
 
 @data_app.command("list")
@@ -58,8 +192,8 @@ def data_list() -> None:
         shape = "x".join(str(size) for size in named.shape) or named.kind
         size = f"{named.download_mb} MB to download" if named.download_mb else "no download"
         state = "cached" if named.cached else size
-        tell(f"{named.name:10} {named.records:>8,} records  {shape:14} {state}")
-        tell(f"{'':10} {named.description}; from {named.source}")
+        echo_out(f"{named.name:10} {named.records:>8,} records  {shape:14} {state}")
+        echo_out(f"{'':10} {named.description}; from {named.source}")
 
 
 @data_app.command("fetch")
@@ -74,7 +208,10 @@ def data_fetch(
 
     with progress_shown() as progress:
         path = fetch(name, progress=progress)
-    tell(f"cached: {path}")
+    echo_out(f"cached: {path}")
+
+
+# Studies
 
 
 class Scale(StrEnum):
@@ -91,7 +228,7 @@ def study_list() -> None:
     from exhume.studies import STUDIES
 
     for study in STUDIES.values():
-        tell(f"{study.name:24} {study.paper:12} {study.title}")
+        echo_out(f"{study.name:24} {study.paper:12} {study.title}")
 
 
 @study_app.command("run")
@@ -128,7 +265,7 @@ def study_run(
     refuse_two_places(ray, processes)
     if data:
         check_source(data)
-    say_loading()
+    echo_loading()
     from exhume.choices import threads_for
     from exhume.studies import run_study, study_named
 
@@ -137,7 +274,7 @@ def study_run(
 
         cores = threads_for(0)
         for told in plan_lines(study_named(name), scale.value, workers or cores, cores):
-            tell(told)
+            echo_out(told)
         return
     folder = out or Path("runs") / f"{name}-{scale.value}-{seed or 0}"
     if study_named(name).spreads and scale is not Scale.smoke and ray is None:
@@ -156,10 +293,10 @@ def study_run(
         )
     for claim in result.claims:
         mark = "holds" if claim.holds else "DOES NOT HOLD"
-        tell(f"{mark}: {claim.statement} (measured {claim.measured})")
+        echo_out(f"{mark}: {claim.statement} (measured {claim.measured})")
     for metric, value in result.metrics.items():
-        tell(f"  {metric} = {value:.6g}")
-    tell(f"report: {folder / 'report.html'}")
+        echo_out(f"  {metric} = {value:.6g}")
+    echo_out(f"report: {folder / 'report.html'}")
 
 
 @study_app.command("figures")
@@ -187,7 +324,7 @@ def study_figures(
     from exhume.report.sheet import write_sheets
 
     for path in write_sheets(run, out, public=public, attack=attack, most=most):
-        tell(f"wrote: {path}")
+        echo_out(f"wrote: {path}")
 
 
 @study_app.command("papers")
@@ -201,7 +338,7 @@ def study_papers(
     from exhume.studies.papers import write_papers
 
     for path in write_papers(docs):
-        tell(f"wrote: {path}")
+        echo_out(f"wrote: {path}")
 
 
 @study_app.command("tables")
@@ -213,7 +350,7 @@ def study_tables(
     from exhume.studies.tables import write_tables
 
     for path in write_tables(docs):
-        tell(f"wrote: {path}")
+        echo_out(f"wrote: {path}")
 
 
 @app.command()
@@ -228,13 +365,101 @@ def bench(
     with progress_shown() as progress:
         results = run_benches(name, progress=progress, more={"serve": _bench_serve})
     if as_json:
-        tell(json.dumps(results))
+        echo_out(json.dumps(results))
         return
     for result in results:
-        tell("  ".join(f"{key} {value}" for key, value in result.items()))
+        echo_out("  ".join(f"{key} {value}" for key, value in result.items()))
 
 
 def _bench_serve(progress: Progress) -> list[dict[str, Any]]:
     from exhume.integrations.serve_bench import run
 
     return run(progress)
+
+
+# A trained split defence as it is deployed
+
+
+@app.command()
+@with_exit_codes
+def export(
+    run: Annotated[Path, typer.Argument(help="A run of exhume audit-split with --defend.")],
+    client: Annotated[Path, typer.Option(help="New folder: head, noise, selector and tail.")],
+    server: Annotated[
+        Path | None, typer.Option(help="New folder: bodies, for MLServer. Not needed again later.")
+    ] = None,
+    onnx: Annotated[
+        Path | None, typer.Option(help="New folder: the bodies as ONNX, for Triton.")
+    ] = None,
+) -> None:
+    """Write a trained defence as a client's folder and a server's. Only the client's has the selector."""
+    from exhume.core.contract import ExhumeError
+    from exhume.integrations.exporting import export_run
+
+    if onnx is not None and server is None:
+        raise ExhumeError("--onnx: give --server too; the bodies are taken from there")
+    factory = export_run(run, client, server)
+    echo_out(f"client: {client} (keep it to yourself)")
+    if server is not None:
+        echo_out(f"server: {server}")
+    if onnx is not None and server is not None:
+        from exhume.integrations.onnx_parts import export_onnx
+
+        export_onnx(server, onnx, factory=factory)
+        echo_out(f"onnx: {onnx}")
+
+
+@app.command()
+@with_exit_codes
+def serve(
+    server: Annotated[Path, typer.Argument(help="A server's folder written by exhume export.")],
+    only: Annotated[str | None, typer.Option(help="Which bodies: 0-4 or 0,2,5.")] = None,
+    port: Annotated[
+        int, typer.Option(help="Port of REST; gRPC takes the next one, metrics the one after.")
+    ] = 8080,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file, readable by you alone, with the bearer token clients must send."
+        ),
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option(help="TLS certificate, PEM.")] = None,
+    private_key: Annotated[
+        Path | None, typer.Option(help="Private key of the certificate, readable by you alone.")
+    ] = None,
+    max_megabytes: Annotated[float, typer.Option(help="Size of the largest message.")] = 16.0,
+    at_once: Annotated[int, typer.Option(help="Requests served at once; more are refused.")] = 64,
+    seconds: Annotated[
+        float, typer.Option(help="Time a client has to send a whole message.")
+    ] = 10.0,
+    threads: Annotated[int, typer.Option(help="Processor threads for each request.")] = 1,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen beyond this machine without token or TLS.")
+    ] = False,
+) -> None:
+    """Serve bodies with MLServer until stopped. Needs the extra `serve`."""
+    from exhume.core.notation import rows_in
+    from exhume.integrations.hosting import Hosting
+    from exhume.integrations.hosting import host as run
+    from exhume.integrations.serve_limits import Limits
+
+    limits = Limits(_token(token_file), int(max_megabytes * 2**20), at_once, seconds)
+    hosting = Hosting(port, host, limits, certificate, private_key, threads, insecure)
+    run(
+        server,
+        hosting,
+        only=None if only is None else tuple(rows_in(only, "--only", what="bodies")),
+    )
+
+
+def _token(path: Path | None) -> str:
+    from exhume.core.contract import ExhumeError
+    from exhume.integrations.serve_limits import private_bytes
+
+    if path is None:
+        return ""
+    token = private_bytes(path, "--token-file").decode("utf-8", "replace").strip()
+    if len(token) < 16 or not token.isascii() or not token.isprintable():
+        raise ExhumeError(f"--token-file: {path} must hold 16 or more printable characters")
+    return token

@@ -1,10 +1,11 @@
-"""What every command shares: the app, exit codes, plain errors, progress. Heavy imports happen late."""
+"""What every command shares: the app, exit codes, plain errors, early refusals. Heavy imports happen late."""
 
 from __future__ import annotations
 
 import functools
 import os
 import platform
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -17,23 +18,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from exhume.core.errors import ExhumeError, printable
-
-__all__ = [
-    "Out",
-    "Processes",
-    "Ray",
-    "ResumeAnyway",
-    "Seed",
-    "app",
-    "data_app",
-    "refuse_two_places",
-    "run_on",
-    "say",
-    "study_app",
-    "tell",
-    "with_exit_codes",
-]
+from exhume.core.errors import ExhumeError, printable, unfinished, unknown_name
 
 AUDITED, LEAKS, FAILED, INTERRUPTED = 0, 1, 2, 130
 
@@ -69,7 +54,7 @@ def _printable_complaints() -> Iterator[None]:
 
 def _say_version(asked: bool) -> None:
     if asked:
-        tell(
+        echo_out(
             f"exhume {version('exhume')} (torch {version('torch')}, Python {platform.python_version()})"
         )
         raise typer.Exit
@@ -114,24 +99,25 @@ def with_exit_codes(command: Callable[P, int | None]) -> Callable[P, None]:
         try:
             code = command(*args, **kwargs)
         except ExhumeError as error:
-            say(str(error))
+            echo_err(str(error))
             code = FAILED
         except KeyboardInterrupt:
-            say("stopped; finished work is kept, and the same command goes on from there")
+            echo_err("stopped; finished work is kept, and the same command goes on from there")
             code = INTERRUPTED
         except click.Abort:  # a question was not answered
-            say("stopped; nothing was written")
+            echo_err("stopped; nothing was written")
             code = INTERRUPTED
         except Exception:  # noqa: BLE001 - exit code 1 means a leak, so a bug must not end in it
             typer.echo(_lines_of(traceback.format_exc().rstrip()), err=True)
-            say("this is a defect of exhume; nothing was audited")
+            echo_err("this is a defect of exhume; nothing was audited")
             code = FAILED
         raise typer.Exit(code or 0)
 
     return wrapped
 
 
-def say(text: str) -> None:
+def echo_err(text: str) -> None:
+    """One line to standard error, with our name before it."""
     typer.echo(f"exhume: {printable(text)}", err=True)
 
 
@@ -139,16 +125,24 @@ def _lines_of(text: str) -> str:
     return "\n".join(printable(line) for line in text.split("\n"))
 
 
-def tell(text: str) -> None:
-    """To standard output. The work is done and on disk: whoever closed the pipe does not undo it."""
+def echo_out(text: str) -> None:
+    """Lines to standard output. The work is done and on disk: whoever closed the pipe does not undo it."""
     try:
         typer.echo(_lines_of(text))
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        say(f"cannot write to standard output ({error.strerror}); the run folder has everything")
+        echo_err(
+            f"cannot write to standard output ({error.strerror}); the run folder has everything"
+        )
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def echo_loading() -> None:
+    """Nobody likes a silent terminal; a log need not know."""
+    if sys.stderr.isatty():
+        echo_err("loading torch …")
 
 
 Out = Annotated[
@@ -182,7 +176,7 @@ def refuse_two_places(address: str | None, processes: int | None) -> None:
 
 @contextmanager
 def run_on(address: str | None, processes: int | None) -> Iterator[None]:
-    """Where independent jobs run; before anything that reads the number of threads."""
+    """Choose where independent jobs run; before anything that reads the number of threads."""
     refuse_two_places(address, processes)
 
     import torch
@@ -198,3 +192,27 @@ def run_on(address: str | None, processes: int | None) -> Iterator[None]:
         if processes is not None:
             torch.set_num_threads(threads_for(0))
         yield
+
+
+# What can be refused before torch is imported: runs that are not finished, studies that do not exist
+
+_NAMED = re.compile(r"^[A-Z][A-Z0-9_]* = \w+\(\s*\"([a-z0-9-]+)\"", re.MULTILINE)
+
+
+def refuse_unfinished(run: Path) -> None:
+    """Refuse a folder that holds no result."""
+    result = run / "result.json"
+    if not result.exists():
+        raise unfinished(result)
+
+
+def refuse_unknown_study(name: str) -> None:
+    if name not in (known := study_names()):
+        raise unknown_name("study", name, known)
+
+
+def study_names() -> list[str]:
+    """Names in the files of the studies, since importing one imports torch; one too many does no harm."""
+    folder = Path(__file__).parents[1] / "studies"
+    files = sorted(folder.glob("*/*.py"))
+    return [name for file in files for name in _NAMED.findall(file.read_text(encoding="utf-8"))]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from exhume.cli.frame import say
+from exhume.cli.frame import echo_err
 from exhume.core.errors import printable
 from exhume.core.notation import about, duration_of
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from exhume.core.contract import Progress
 
-__all__ = ["ProgressLines", "progress_shown"]
 
 EVERY = 10.0  # seconds between two lines of the same stage
 _PAUSE = 0.5  # seconds without a new piece that end what an earlier run had done
@@ -34,7 +33,7 @@ def progress_shown() -> Iterator[Progress]:
     if console.is_terminal:
         yield from _bars(console)
         return
-    lines, done = ProgressLines(say), threading.Event()
+    lines, done = ProgressLines(echo_err), threading.Event()
     ticking = threading.Thread(target=_tick, args=(lines, done), daemon=True)
     ticking.start()
     try:
@@ -81,7 +80,7 @@ class ProgressLines:
     A stage of a single piece begins silently, and is spoken of only if it takes its time.
     """
 
-    say: Callable[[str], None]
+    echo: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
     _stage: _Stage | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -92,7 +91,7 @@ class ProgressLines:
             if known is None or known.name != stage:
                 known = self._stage = _Stage.begun(stage, done, total, now)
                 if total > 1 and done < total:
-                    self.say(f"{stage}: {done:,} of {total:,}")
+                    self.echo(f"{stage}: {done:,} of {total:,}")
                 return
             known.move(done, total, now)
             if done >= total:
@@ -110,7 +109,7 @@ class ProgressLines:
     def _ended(self, stage: _Stage, now: float) -> None:
         self._stage = None
         if stage.total > 1 or now - stage.began >= EVERY:
-            self.say(
+            self.echo(
                 f"{stage.name}: {stage.done:,} of {stage.total:,} in {_took(now - stage.began)}"
             )
 
@@ -118,7 +117,7 @@ class ProgressLines:
         stage.said = now
         made, took = stage.done - stage.first, now - stage.began
         left = f"{about(_left(stage, now))} left" if made else "at work"
-        self.say(f"{stage.name}: {stage.done:,} of {stage.total:,} after {_took(took)}, {left}")
+        self.echo(f"{stage.name}: {stage.done:,} of {stage.total:,} after {_took(took)}, {left}")
 
 
 def _left(stage: _Stage, now: float) -> float:

@@ -12,7 +12,7 @@ import exhume
 from exhume.auditing import Audit
 from exhume.auditing.training.limits import LISTED
 from exhume.bounds.dp_sgd import dp_sgd
-from exhume.cli.last_words import report_verdict
+from exhume.cli.audits import report_verdict
 from exhume.core.contract import ExhumeError
 from exhume.core.results import Rate, Result
 from exhume.report.page import draw
