@@ -44,19 +44,19 @@ from exhume.attacks.margin.feature_span import FeatureSpan
 from exhume.attacks.margin.first_layer import FirstLayer, Smoothed
 from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.strongest import Strongest
-from exhume.attacks.split.as_sent import AsSent
+from exhume.attacks.split.as_sent import AsSent, WordsAsSent
 from exhume.attacks.split.cipher import KnownTable, SubstitutionCipher
-from exhume.attacks.split.committee import Committee
-from exhume.attacks.split.enumeration import SubsetSearch
-from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
-from exhume.attacks.split.layer_fit import Pass
-from exhume.attacks.split.likelihood import Likelihood
-from exhume.attacks.split.lookalike import Lookalike
+from exhume.attacks.split.inversion import (
+    Committee,
+    Likelihood,
+    ShadowInversion,
+    SubsetSearch,
+    TrueHeadInversion,
+)
+from exhume.attacks.split.lookalike import Lookalike, Pass
 from exhume.attacks.split.namer import BayesNamer
 from exhume.attacks.split.queried import QueriedInversion
-from exhume.attacks.split.token_search import KnownHead, ShadowReading
-from exhume.attacks.split.translation import ShadowTranslation
-from exhume.attacks.split.words_as_sent import WordsAsSent
+from exhume.attacks.split.token_search import KnownHead, ShadowReading, ShadowTranslation
 from exhume.core import contract
 from exhume.core.contract import (
     Attack,

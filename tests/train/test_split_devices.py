@@ -14,9 +14,8 @@ from torch import nn
 
 from exhume.attacks.split import inversion, queried, shadow
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
-from exhume.attacks.split.layer_fit import LayerFit, Pass
+from exhume.attacks.split.lookalike import LayerFit, Pass, Windows
 from exhume.attacks.split.queried import QueriedInversion
-from exhume.attacks.split.windows import Windows
 from exhume.core.contract import Knowledge, Records
 from exhume.defences.split import dropout_ensemble, ensembler, hiding, single
 from exhume.defences.split.channel import Channel

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
 from torch import Tensor
 
 from exhume.core.contract import (
     Activations,
+    Cost,
     ExhumeError,
     NotApplicable,
+    Outcome,
     Reconstruction,
     Release,
+    Status,
     Weights,
 )
-
-__all__ = ["features_of", "weights_of"]
 
 
 def weights_of(
@@ -40,3 +45,34 @@ def features_of(
     if given != features:
         raise ExhumeError(f"release: features of shape {given}, {wanted}")
     return releases.values
+
+
+Answer = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
+"""(n, k, *shape) candidates, (n, k) confidence, and perhaps (n, k) labels."""
+
+
+@dataclass(frozen=True, eq=False)
+class EachSent:
+    """An attack ready to run on whatever one client sends."""
+
+    shape: tuple[int, ...]  # of a record
+    features: tuple[int, ...]  # of what is sent for it
+    wanted: str  # ends the complaint about features of another shape
+    answer: Callable[[Tensor], Answer]  # to (n, *features)
+    cost: Cost = field(default_factory=Cost)  # of what was prepared
+    observed: dict[str, float] = field(default_factory=dict)
+
+    def run(self, releases: Release) -> Reconstruction:
+        values = features_of(releases, self.shape, self.features, self.wanted)
+        if isinstance(values, Reconstruction):
+            return values
+        started = time.perf_counter()
+        candidates, confidence, *labels = self.answer(values)
+        return Reconstruction(
+            candidates,
+            confidence,
+            Status(Outcome.CONVERGED),
+            replace(self.cost, seconds=self.cost.seconds + time.perf_counter() - started),
+            labels[0] if labels else None,
+            observed=self.observed,
+        )

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from exhume import readers
-from exhume.attacks.split.facing import faced
+from exhume.attacks.split.shadow import faced
 
 
 class Linear(nn.Module):

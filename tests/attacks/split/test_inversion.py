@@ -7,11 +7,14 @@ import torch
 from torch import nn
 
 from exhume import readers
-from exhume.attacks.split.committee import Committee
-from exhume.attacks.split.enumeration import SubsetSearch
-from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
-from exhume.attacks.split.likelihood import Likelihood
-from exhume.attacks.split.moments import moment_distance, moments
+from exhume.attacks.split.inversion import (
+    Committee,
+    Likelihood,
+    ShadowInversion,
+    SubsetSearch,
+    TrueHeadInversion,
+)
+from exhume.attacks.split.shadow import moment_distance, moments
 from exhume.core.contract import Activations, ExhumeError, Key, NotApplicable, Outcome, Weights
 from exhume.defences.split.single import Noise
 from exhume.models.drawing import he_normal

@@ -8,9 +8,16 @@ import torch
 import torch.nn.functional as F
 
 from exhume import readers
-from exhume.attacks.split.layer_fit import LayerFit, Pass, mirrored
-from exhume.attacks.split.lookalike import Lookalike, _better, fixed_part
-from exhume.attacks.split.windows import FirstLayer, Windows
+from exhume.attacks.split.lookalike import (
+    ClientLayer,
+    LayerFit,
+    Lookalike,
+    Pass,
+    Windows,
+    _better,
+    fixed_part,
+    mirrored,
+)
 from exhume.core.contract import (
     Activations,
     ExhumeError,
@@ -51,7 +58,7 @@ def plant(own, before, private):
     weight = weight + 0.3 * torch.randn(CHANNELS, 3, 3, 3, generator=generator)
     bias = -F.conv2d(own[:200], weight).transpose(0, 1).flatten(1).median(1).values
     noise = 0.3 * torch.randn(CHANNELS, 16, 16, generator=generator)
-    client = FirstLayer(weight, bias, noise, pooled=True)
+    client = ClientLayer(weight, bias, noise, pooled=True)
     held = Records(own, torch.zeros(len(own), dtype=torch.long), ("one",))
     knowledge = Knowledge(shadow=held, features=tuple(noise.shape), seen=client(before))
     return client, knowledge, Activations(client(private), "first"), private
@@ -79,7 +86,7 @@ def planted():
     return plant(*torch.split(shuffled, [300, 300, 20]))
 
 
-def likeness(found: FirstLayer, client: FirstLayer, images: torch.Tensor) -> torch.Tensor:
+def likeness(found: ClientLayer, client: ClientLayer, images: torch.Tensor) -> torch.Tensor:
     """(f,) correlation over images of what both layers compute, noise aside."""
     a, b = ((layer(images) - layer.noise).transpose(0, 1).flatten(1) for layer in (found, client))
     return torch.stack([torch.corrcoef(torch.stack(pair))[0, 1] for pair in zip(a, b, strict=True)])
@@ -185,7 +192,7 @@ def test_windows_show_what_the_layer_makes_of_whole_images(kernel, pooled, key):
     images = torch.rand(3, 2, 16, 20, generator=generator)
     weight, bias = torch.randn(4, 2, kernel, kernel, generator=generator), torch.randn(4)
     size = (8, 10) if pooled else (16, 20)
-    layer = FirstLayer(weight, bias, torch.zeros(4, *size), pooled=pooled)
+    layer = ClientLayer(weight, bias, torch.zeros(4, *size), pooled=pooled)
     windows = Windows.between((2, 16, 20), (4, *size), kernel)
     assert windows.pooled is pooled
     of_images = windows.of_images(images, 60, key.fold("draw").generator())

@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
-from exhume.attacks.split.moments import moments
+from exhume.attacks.split.lookalike import Windows
 from exhume.attacks.split.namer import BayesNamer, likeliest
-from exhume.attacks.split.shadow import server_of
-from exhume.attacks.split.windows import Windows
+from exhume.attacks.split.shadow import moments, server_of
 from exhume.core.contract import (
     Activations,
     ExhumeError,

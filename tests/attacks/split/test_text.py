@@ -5,10 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from exhume.attacks.split.cipher import KnownTable, SubstitutionCipher
-from exhume.attacks.split.decipher import by_frequency, decipher
-from exhume.attacks.split.sent_vectors import numbered
-from exhume.attacks.split.translation import ShadowTranslation
+from exhume.attacks.split.cipher import (
+    KnownTable,
+    SubstitutionCipher,
+    by_frequency,
+    decipher,
+    numbered,
+)
+from exhume.attacks.split.token_search import ShadowTranslation
 from exhume.core.contract import Activations, ExhumeError, Key, NotApplicable, Outcome, Weights
 from exhume.models.mlp import MLP
 from exhume.models.split.seq2seq import UNKNOWN, Translator

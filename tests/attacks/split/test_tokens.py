@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from exhume.attacks.split.cipher import SubstitutionCipher
-from exhume.attacks.split.sent_vectors import gap_between, numbered, shifts, unplaced
+from exhume.attacks.split.as_sent import WordsAsSent
+from exhume.attacks.split.cipher import SubstitutionCipher, gap_between, numbered, shifts, unplaced
 from exhume.attacks.split.token_search import KnownHead
-from exhume.attacks.split.words_as_sent import WordsAsSent
 from exhume.core.contract import Activations, ExhumeError, Key, Knowledge, NotApplicable, Records
 from exhume.store.shards import NullStore
 

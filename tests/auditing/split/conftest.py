@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from exhume.attacks.split.layer_fit import Pass
-from exhume.attacks.split.lookalike import Lookalike
+from exhume.attacks.split.lookalike import Lookalike, Pass
 from exhume.auditing.split import attackers, release
 from exhume.core.contract import Key, Records
 from exhume.settings import SplitSettings

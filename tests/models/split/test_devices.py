@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-from exhume.attacks.split.as_sent import PreparedAsSent
-from exhume.attacks.split.moments import moment_distance, moments
+from exhume.attacks.split.as_sent import _Shown
+from exhume.attacks.split.cipher import unplaced
+from exhume.attacks.split.lookalike import Windows
 from exhume.attacks.split.namer import likeliest
-from exhume.attacks.split.sent_vectors import unplaced
-from exhume.attacks.split.windows import Windows
-from exhume.core.contract import Activations, Key, Records
+from exhume.attacks.split.shadow import moment_distance, moments
+from exhume.core.contract import Key, Records
 from exhume.models.split.channel import ChannelNetwork, FreshNoise
 from exhume.models.split.cut import cut
 from exhume.models.split.inverter import Decoder, OwnForm, ShadowHead
@@ -123,7 +123,7 @@ def matched_moments(device):
 def a_look(device):
     held = Records(images(device), torch.zeros(4, dtype=torch.long, device=device), ("a",))
     seen = torch.zeros(6, 3, 4, 4, device=device)
-    return PreparedAsSent(held, (3, 4, 4), seen).run(Activations(seen, "0")).candidates
+    return _Shown(held, (3, 4, 4), seen).answer(seen)[0]
 
 
 def a_namer(device):

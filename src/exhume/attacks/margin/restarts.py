@@ -34,10 +34,8 @@ from exhume.core.contract import (
 from exhume.store.shards import address, digest
 
 Once = Callable[[Tensor, Key, list[Run], Callable[[int], None]], Run]
-_SAME = 0.7  # cosine above which two candidates are the same image
-
-
 """(p,) parameters, the restart's key, the restarts before it, a callback for the steps done: one restart."""
+_SAME = 0.7  # cosine above which two candidates are the same image
 
 
 @runtime_checkable

@@ -1,32 +1,28 @@
-"""Look at what a client sends: its features as pictures, before anything is trained.
+"""Look at what a client sends, before anything is trained: its features as pictures, its numbers as words.
 
 A head that does little (nothing at all, a change of brightness, few filters) sends something that looks like
 its input. The channel whose mean over requests resembles the mean of the attacker's own records is shown,
-scaled to their brightness and contrast. Moments leave the sign open: both are candidates, the likelier first.
+scaled to their brightness and contrast. Moments leave the sign open: both are candidates, the likelier
+first. Numbers sent for a text may be words already.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exhume.attacks.releases import features_of
+from exhume.attacks.releases import Answer, EachSent
 from exhume.core.contract import (
-    Cost,
+    ExhumeError,
     Key,
     Knowledge,
     NotApplicable,
-    Outcome,
     Progress,
-    Reconstruction,
     Records,
-    Release,
-    Status,
     Store,
     silent,
 )
@@ -46,7 +42,7 @@ class AsSent:
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
-    ) -> PreparedAsSent:
+    ) -> EachSent:
         knowledge.require("looking at what was sent", "shadow", "features", "seen")
         assert knowledge.shadow is not None
         assert knowledge.seen is not None
@@ -54,21 +50,18 @@ class AsSent:
         shape, features = knowledge.shadow.shape, knowledge.features
         if len(shape) != 3 or (len(features) != 3 and math.prod(features) != math.prod(shape)):
             raise NotApplicable(f"features of shape {features} are no pictures", ever=False)
-        return PreparedAsSent(knowledge.shadow, features, knowledge.seen)
+        shown = _Shown(knowledge.shadow, features, knowledge.seen).answer
+        return EachSent(shape, features, f"{features} were expected", shown)
 
 
 @dataclass(frozen=True, eq=False)
-class PreparedAsSent:
+class _Shown:
     held: Records
     features: tuple[int, ...]
     seen: Tensor  # (m, *features)
 
-    def run(self, releases: Release) -> Reconstruction:
-        shape, started = self.held.shape, time.perf_counter()
-        wanted = f"{self.features} were expected"
-        values = features_of(releases, shape, self.features, wanted)
-        if isinstance(values, Reconstruction):
-            return values
+    def answer(self, values: Tensor) -> Answer:
+        shape = self.held.shape
         maps, before = self._maps(values), self._maps(self.seen)
         alike = _alike(before.mean(0), self.held.inputs.double().mean(0))  # (sent, colours)
         colours = torch.arange(shape[0], device=values.device)
@@ -79,8 +72,7 @@ class PreparedAsSent:
         either = torch.stack(shown, dim=1)
         likeness = alike[picked, colours].abs().mean()
         confidence = torch.stack([likeness, -likeness]).expand(len(values), 2)
-        status, cost = Status(Outcome.CONVERGED), Cost(time.perf_counter() - started)
-        return Reconstruction(either.to(values.dtype), confidence, status, cost)
+        return either.to(values.dtype), confidence
 
     def _maps(self, values: Tensor) -> Tensor:
         """(n, k, h, w) of a record's height and width."""
@@ -106,3 +98,50 @@ def _alike(sent: Tensor, held: Tensor) -> Tensor:
         F.normalize(m.flatten(1) - m.flatten(1).mean(1, keepdim=True)) for m in (sent, held)
     )
     return one @ other.T
+
+
+@dataclass(frozen=True)
+class WordsAsSent:
+    """Take the largest of as many numbers as there are words for the word, or a single number for its own.
+
+    Sees: `Activations`, what the client sends for n texts.
+    Assumes: how many words there are.
+    Guarantees: nothing is trained, and nothing about the truth is used. Confidence is the share of places
+    at which what was sent is such a word to rounding.
+    Reference: none; the first thing that anybody would try.
+    """
+
+    vocabulary: int
+
+    def __post_init__(self) -> None:
+        if self.vocabulary < 1:
+            raise ExhumeError(f"vocabulary: at least 1 needed, got {self.vocabulary}")
+
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> EachSent:
+        knowledge.require("looking at what was sent", "shadow", "features")
+        assert knowledge.shadow is not None
+        assert knowledge.features is not None
+        shape, features = knowledge.shadow.shape, knowledge.features
+        wide = features[1] if len(features) == 2 else 1
+        if features[:1] != shape or len(features) > 2 or wide not in (1, self.vocabulary):
+            raise NotApplicable(
+                f"features of shape {features} are no words by themselves: neither one number for each of "
+                f"{shape[0]} places nor one for each of {self.vocabulary:,} words",
+                ever=False,
+            )
+        return EachSent(shape, features, f"{features} were expected", self._answer)
+
+    def _answer(self, values: Tensor) -> Answer:
+        tokens, plain = self._words(values.flatten(2) if values.ndim > 2 else values[:, :, None])
+        return tokens[:, None], plain.double().mean(1)[:, None]
+
+    def _words(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """(n, l, e) to tokens (n, l), and where they are exactly what was sent."""
+        if values.shape[2] == 1:
+            tokens = values[:, :, 0].round().clamp(0, self.vocabulary - 1).long()
+            return tokens, torch.isclose(values[:, :, 0], tokens.to(values.dtype))
+        tokens = values.argmax(2)
+        one_hot = torch.nn.functional.one_hot(tokens, self.vocabulary).to(values.dtype)
+        return tokens, torch.isclose(values, one_hot).all(2)

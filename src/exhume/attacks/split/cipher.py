@@ -4,6 +4,25 @@ The client's table is secret but fixed. Take the positions away, which everybody
 same vector wherever it stands, whoever writes it. The server numbers the vectors it has been sent, and finds
 out which number is which word by the statistics of its own text (`decipher`). The body's weights are not
 needed, and nothing is trained.
+
+Which symbol is which word follows from two texts that say different things. One text is written in symbols,
+one for each word; the other is plain, of the same kind. Frequencies, places in the sentence and neighbours
+of a word hardly differ between them. With counts a_if of symbol i in context f and the word's shares q_jf
+from the plain text, symbol i is taken for word j by
+
+    log-likelihood  L_ij = sum_f a_if log q_jf
+
+summed over all kinds of context, one word for each symbol (linear assignment). Contexts are first the
+places, counted from either end; then also the neighbours at distance one and two, as far as they are
+deciphered: those of the most frequent symbols first, more of them in every round.
+
+Cost: `rounds` linear assignments of v symbols, O(v^3) each in the worst case.
+
+Positions that nobody published are found by a vote. What is sent for word w at place p is E_w + P_p, so that
+the vectors of two places are the same set but for a shift, P_q - P_p: of all differences between a vector of
+one place and a vector of the other, the shift is the one that occurs most often.
+
+Shapes: n texts, l places, e numbers of a vector; s distinct vectors.
 """
 
 from __future__ import annotations
@@ -12,29 +31,19 @@ import time
 from dataclasses import dataclass
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from exhume.attacks.releases import features_of
-from exhume.attacks.split.decipher import by_frequency, decipher
-from exhume.attacks.split.sent_vectors import (
-    gap_between,
-    nearest_of,
-    numbered,
-    real_ones,
-    shifts,
-    unplaced,
-)
+from exhume.attacks.releases import Answer, EachSent
 from exhume.core.contract import (
     Cost,
     ExhumeError,
     Key,
     Knowledge,
     NotApplicable,
-    Outcome,
     Progress,
     Reconstruction,
     Release,
-    Status,
     Store,
     silent,
 )
@@ -42,6 +51,16 @@ from exhume.models.split.seq2seq import PADDING, UNKNOWN, Words, sinusoids
 
 SINUSOIDS, NO_POSITIONS, FOUND = _POSITIONS = ("sinusoids", "none", "found")
 """What a client adds to a word's vector: the public sinusoids, nothing, or a vector of each place."""
+_FIRST, _GROWTH = 30, 1.25  # symbols whose neighbours count in the first round; growth by round
+_GAPS = (1, 2)
+_PRIOR = 3.0  # counts that a word's shares owe to the shares of all words
+_AT_ONCE = 4096
+_COMPARED = 300  # vectors of a place whose distances are looked at
+_SAME = 1e-6  # of their length: two vectors are the same
+_SHARE = (0.001, 0.5)  # quantiles of distances between which the gap lies
+_CELL = 3  # directions in which differences are compared
+_VOTES = 3  # words that must agree on a shift
+_CLEAR = 1.5  # times the votes of the next one
 
 
 @dataclass(frozen=True)
@@ -199,11 +218,11 @@ class ReadTable:
     unknown: int = UNKNOWN
 
     def run(self, releases: Release) -> Reconstruction:
-        wanted = f"{self.features} expected"
-        values = features_of(releases, self.features[:1], self.features, wanted)
-        if isinstance(values, Reconstruction):
-            return values
-        started = time.perf_counter()
+        wanted, length = f"{self.features} expected", self.features[:1]
+        read = EachSent(length, self.features, wanted, self._answer, self.cost, self.observed)
+        return read.run(releases)
+
+    def _answer(self, values: Tensor) -> Answer:
         vectors = unplaced(values, self.places)
         real = (vectors != 0).any(2)
         far, nearest = nearest_of(vectors[real], self.centres)
@@ -212,13 +231,8 @@ class ReadTable:
         tokens[real] = torch.where(far <= self.apart, self.words[nearest], self.unknown)
         sure = torch.zeros(real.shape, dtype=torch.float64, device=device)
         sure[real] = torch.where(far <= self.apart, self.sure[nearest], 0.0)
-        return Reconstruction(
-            candidates=tokens[:, None].to(values.dtype),
-            confidence=(sure.sum(1) / real.sum(1).clamp_min(1))[:, None],
-            status=Status(Outcome.CONVERGED),
-            cost=Cost(self.cost.seconds + time.perf_counter() - started),
-            observed=self.observed,
-        )
+        share = sure.sum(1) / real.sum(1).clamp_min(1)
+        return tokens[:, None].to(values.dtype), share[:, None]
 
 
 def _plain(features: Tensor) -> Tensor:
@@ -230,3 +244,205 @@ def _sinusoids_like(features: Tensor) -> Tensor:
     """(n, l, e) to (l, e)."""
     _, length, width = features.shape
     return sinusoids(length, width, features.device).to(features.dtype)
+
+
+def by_frequency(symbols: Tensor, plain: Tensor, kinds: tuple[int, int]) -> Tensor:
+    """Symbols (n, l) and plain tokens (m, l), 0 where there is nothing, to a word for each symbol (s,).
+
+    Nothing but how often each occurs. 0 for symbol 0, and for those that are left over.
+    kinds: how many symbols s and words there are, 0 included.
+    """
+    _check(symbols, plain, kinds)
+    return _assigned(_as_often(symbols, plain, kinds))
+
+
+def decipher(symbols: Tensor, plain: Tensor, kinds: tuple[int, int], rounds: int = 25) -> Tensor:
+    """`by_frequency`, improved by the places and neighbours of words."""
+    _check(symbols, plain, kinds)
+    settled = _as_often(symbols, plain, kinds)
+    settled += _explained(_places(symbols, kinds[0]), _places(plain, kinds[1]))
+    found = _assigned(settled)
+    neighbours = [
+        pair
+        for gap in _GAPS
+        for pair in zip(_pairs(symbols, kinds[0], gap), _pairs(plain, kinds[1], gap), strict=True)
+    ]
+    often = torch.bincount(symbols.flatten(), minlength=kinds[0])
+    often[0] = -1
+    order = torch.argsort(often, descending=True, stable=True)[:-1]
+    for turn in range(rounds):
+        trusted = order[: int(_FIRST * _GROWTH**turn)]
+        trusted = trusted[found[trusted] > 0]
+        score = settled.clone()
+        for a, b in neighbours:
+            score += _explained(_known(a, trusted), _known(b, found[trusted]))
+        better = _assigned(score)
+        if len(trusted) >= int((found > 0).sum()) and torch.equal(better, found):
+            break
+        found = better
+    return found
+
+
+def _check(symbols: Tensor, plain: Tensor, kinds: tuple[int, int]) -> None:
+    for name, text, kind in (("symbols", symbols, kinds[0]), ("plain", plain, kinds[1])):
+        if text.ndim != 2 or not bool((text > 0).any()) or int(text.max()) >= kind:
+            raise ExhumeError(f"{name}: (n, l) numbers from 1 to {kind - 1} needed, 0 for nothing")
+
+
+def _as_often(symbols: Tensor, plain: Tensor, kinds: tuple[int, int]) -> Tensor:
+    """(s, w) log-likelihood of every symbol's count, as a Poisson variable with the word's rate."""
+    there, here = (
+        torch.bincount(text.flatten(), minlength=kind).double()
+        for text, kind in zip((symbols, plain), kinds, strict=True)
+    )
+    there[0] = here[0] = 0
+    rate = (here + 0.5) * there.sum() / here.sum()
+    return there[:, None] * rate.log() - rate
+
+
+def _explained(seen: Tensor, known: Tensor) -> Tensor:
+    """L (s, w) of counts (s, f) by the shares of counts (w, f)."""
+    overall = known.sum(0) / known.sum().clamp_min(1)
+    shares = known + _PRIOR * overall + 1e-12
+    return seen @ (shares / shares.sum(1, keepdim=True)).log().T
+
+
+def _places(text: Tensor, kinds: int) -> Tensor:
+    """(kinds, 2l): how often each is at each place, counted from the start and from the end."""
+    length = text.shape[1]
+    words = (text > 0).sum(1, keepdim=True)
+    at = torch.arange(length).expand_as(text)
+    real = text > 0
+    counts = torch.zeros(kinds, 2 * length, dtype=torch.float64)
+    for column in (at, length + words - 1 - at):
+        where = (text[real], column[real])
+        counts.index_put_(where, torch.ones(len(where[0]), dtype=torch.float64), accumulate=True)
+    return counts
+
+
+def _pairs(text: Tensor, kinds: int, gap: int) -> tuple[Tensor, Tensor]:
+    """(kinds, kinds) twice: how often b stands `gap` places after a, and before it; 0 is no word."""
+    edge = text.new_zeros(len(text), gap)
+    padded = torch.cat([edge, text, edge], 1)
+    a, b = padded[:, :-gap].flatten(), padded[:, gap:].flatten()
+    counts = torch.zeros(kinds, kinds, dtype=torch.float64)
+    counts.index_put_((a, b), torch.ones(len(a), dtype=torch.float64), accumulate=True)
+    counts[0, 0] = 0
+    return counts, counts.T
+
+
+def _known(counts: Tensor, trusted: Tensor) -> Tensor:
+    """Contexts: the trusted words in their order, no word at all, and any other word."""
+    named = torch.cat([counts[:, trusted], counts[:, :1]], 1)
+    return torch.cat([named, (counts.sum(1) - named.sum(1))[:, None]], 1)
+
+
+def _assigned(score: Tensor) -> Tensor:
+    """One word for each symbol; nothing and nothing belong together."""
+    rows, columns = linear_sum_assignment(score[1:, 1:].numpy(), maximize=True)
+    found = torch.zeros(len(score), dtype=torch.long)
+    found[1 + torch.from_numpy(rows)] = 1 + torch.from_numpy(columns)
+    return found
+
+
+def unplaced(features: Tensor, places: Tensor) -> Tensor:
+    """(n, l, e) without what is added at each place, (l, e); zeros stay zeros."""
+    real = (features != 0).any(2, keepdim=True)
+    return (features - places) * real
+
+
+def real_ones(vectors: Tensor) -> Tensor:
+    """(n, l, e) to the (m, e) that are there."""
+    return vectors[(vectors != 0).any(2)]
+
+
+def numbered(vectors: Tensor, centres: Tensor, apart: float) -> tuple[Tensor, Tensor]:
+    """(n, l, e), zeros where there is nothing, to numbers (n, l) and what they stand for, (s, e).
+
+    A vector has the number of the nearest centre within `apart`, else it becomes one. Numbers are from 1;
+    what is not a number (a place that is not known) has 0.
+    """
+    real = (vectors != 0).any(2) & ~vectors.isnan().any(2)
+    for part in torch.split(vectors[real], _AT_ONCE):
+        new = part[nearest_of(part, centres)[0] > apart]
+        while len(new):
+            centres = torch.cat([centres, new[:1]])
+            new = new[(new - new[0]).norm(dim=1) > apart]
+    numbers = torch.zeros(real.shape, dtype=torch.long, device=vectors.device)
+    numbers[real] = 1 + nearest_of(vectors[real], centres)[1]
+    return numbers, centres
+
+
+def nearest_of(vectors: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
+    """(n,) distance to the nearest centre and which it is; infinite where there is none."""
+    device = vectors.device
+    if not len(centres):
+        nowhere = torch.zeros(len(vectors), dtype=torch.long, device=device)
+        return torch.full_like(vectors[:, 0], float("inf")), nowhere
+    parts = [torch.cdist(part, centres).min(1) for part in torch.split(vectors, _AT_ONCE)]
+    return torch.cat([p.values for p in parts]), torch.cat([p.indices for p in parts])
+
+
+def gap_between(vectors: Tensor) -> float:
+    """A distance that one word's vectors stay below, and two words' exceed: amid the widest gap.
+
+    Vectors of the same place are compared, so that whatever is added there does not matter.
+    """
+    found = []
+    for column in vectors[:_COMPARED].unbind(1):
+        here = column[(column != 0).any(1)]
+        if len(here) > 1:
+            apart = torch.cdist(here, here, compute_mode="donot_use_mm_for_euclid_dist")
+            found.append(apart[tuple(torch.triu_indices(len(here), len(here), 1))])
+    scale = float(real_ones(vectors).norm(dim=1).median()) if len(real_ones(vectors)) else 1.0
+    every = torch.cat(found).double() if found else torch.zeros(0)
+    if len(every) < 2:
+        return _SAME * scale
+    logs = every.clamp_min(_SAME * scale).log().sort().values
+    low, high = (round(share * (len(logs) - 1)) for share in _SHARE)
+    inner = logs[low : high + 1]
+    if len(inner) < 2:
+        return _SAME * scale
+    at = int(inner.diff().argmax())
+    return float(((inner[at] + inner[at + 1]) / 2).exp())
+
+
+def shifts(vectors: Tensor, apart: float) -> Tensor:
+    """(n, l, e) to what is added at each place (l, e), but for one vector common to all.
+
+    Not a number where too few words agree: a place at which everybody writes the same, for instance.
+    """
+    length, width = vectors.shape[1:]
+    own = [numbered(vectors[:, p : p + 1], vectors[0, :0], apart)[1] for p in range(length)]
+    order = sorted(range(length), key=lambda p: -len(own[p]))
+    directions = torch.randn(width, _CELL, generator=Key.from_seed(0).fold("votes").generator())
+    directions = (directions / directions.norm(dim=0)).to(vectors)
+    found = torch.full_like(vectors[0], float("nan"))
+    found[order[0]] = 0.0
+    known = own[order[0]]
+    for place in order[1:]:
+        shift = _voted(own[place], known, apart, directions)
+        if shift is None:
+            continue
+        found[place] = shift
+        moved = own[place] - shift
+        known = torch.cat([known, moved[nearest_of(moved, known)[0] > apart]])
+    return found
+
+
+def _voted(here: Tensor, known: Tensor, apart: float, directions: Tensor) -> Tensor | None:
+    """(e,) the shift from the known vectors (k, e) to those of one place (s, e) that most pairs agree on."""
+    if not len(here) or not len(known):
+        return None
+    apart_along = (here @ directions)[:, None] - (known @ directions)[None]
+    cells = (apart_along / apart).round().long().flatten(0, 1)
+    _, which, votes = torch.unique(cells, dim=0, return_inverse=True, return_counts=True)
+    most = int(votes.max())
+    best = votes.argmax()
+    others = votes.clone()
+    others[best] = 0
+    if most < _VOTES or most < _CLEAR * int(others.max()):
+        return None
+    agreeing = (which == best).nonzero()[:, 0]
+    row, column = agreeing // len(known), agreeing % len(known)
+    return (here[row] - known[column]).mean(0)

@@ -1,16 +1,44 @@
-"""Decode what the client sends: a shadow of its head, and a network that inverts the shadow (Ensembler24)."""
+"""Decode what the client sends: a shadow of its head, and a network that inverts the shadow (Ensembler24).
+
+`Likelihood` inverts the shadow head by search, for the input whose features are those that the client sent:
+
+    min over x in [0, 1]:   ||h(x) - f||² / ||f||²  +  smooth · TV(x)
+
+started from the mean record, or from a decoder's answer. Where the shadow is close to the client, this
+needs no trained inverse; where it is not, the decoder's prior is missing and the answer shows it.
+
+Cost: `steps` forward and backward passes of the shadow head for all inputs.
+
+`Committee` takes several shadows and answers with the mean of what their decoders draw.
+
+`SubsetSearch` tries the selections: a shadow for every subset of bodies, and the one that classifies best is
+inverted. The Ensembler's client reads P of N bodies in secret. The server can train a shadow through any
+subset; if that through the client's own subset classifies best, the secret is found. How many of the 2^N - 1
+subsets are tried is the budget; the smallest number of bodies comes first, then the order of the indices.
+
+Cost: one shadow training for each subset, through as many bodies.
+"""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations, islice
 
 import torch
 from torch import Tensor, nn
 
-from exhume.attacks.releases import features_of
-from exhume.attacks.split.facing import faced
-from exhume.attacks.split.shadow import LEARNED, Reads, Server, server_of, train_shadow
+from exhume.attacks.releases import Answer, EachSent, features_of
+from exhume.attacks.split.shadow import (
+    LEARNED,
+    Reads,
+    Server,
+    Shadow,
+    faced,
+    server_of,
+    train_shadow,
+)
 from exhume.core.contract import (
     Cost,
     ExhumeError,
@@ -21,7 +49,6 @@ from exhume.core.contract import (
     Progress,
     Reconstruction,
     Release,
-    Status,
     Store,
     silent,
 )
@@ -194,27 +221,19 @@ class FittedInversion:
     observed: dict[str, float]
     cost: Cost
 
-    def read(self, releases: Release) -> Tensor | Reconstruction:
-        """The features of a release that fits the bodies."""
-        features = self.server.features
-        wanted = f"the bodies take {features}"
-        return features_of(releases, self.server.records.shape, features, wanted)
+    @property
+    def wanted(self) -> str:
+        return f"the bodies take {self.server.features}"
 
     def run(self, releases: Release) -> Reconstruction:
-        values = self.read(releases)
-        if isinstance(values, Reconstruction):
-            return values
-        started = time.perf_counter()
-        with torch.no_grad():
-            found = torch.cat([self.decoder(part) for part in torch.split(values, _AT_ONCE)])
-        seconds = self.cost.seconds + time.perf_counter() - started
-        return Reconstruction(
-            candidates=found[:, None],
-            confidence=-mismatch(self.head, found, values)[:, None],
-            status=Status(Outcome.CONVERGED),
-            cost=Cost(seconds, self.cost.models),
-            observed=self.observed,
-        )
+        shape, features = self.server.records.shape, self.server.features
+        decoded = EachSent(shape, features, self.wanted, self._answer, self.cost, self.observed)
+        return decoded.run(releases)
+
+    @torch.no_grad()
+    def _answer(self, values: Tensor) -> Answer:
+        found = torch.cat([self.decoder(part) for part in torch.split(values, _AT_ONCE)])
+        return found[:, None], -mismatch(self.head, found, values)[:, None]
 
 
 @torch.no_grad()
@@ -225,3 +244,208 @@ def mismatch(head: nn.Module, found: Tensor, features: Tensor) -> Tensor:
         for x, f in zip(torch.split(found, _AT_ONCE), torch.split(features, _AT_ONCE), strict=True)
     ]
     return torch.cat(apart)
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Maximum likelihood with total variation, through the head that another inversion has found.
+
+    Sees: `Activations`, what the client sends for n inputs.
+    Assumes: what the inversion it starts from assumes.
+    Guarantees: nothing about the truth is used; the number of steps is fixed, and the weight of the total
+    variation is the caller's.
+    Reference: He et al. 2019 (regularised maximum likelihood); Ensembler24 leaves it out.
+    """
+
+    inversion: ShadowInversion | TrueHeadInversion = ShadowInversion()
+    steps: int = 200
+    rate: float = 0.05
+    smooth: float = 0.01  # weight of the total variation
+    from_decoder: bool = True  # start at the decoder's answer; False: at the mean record
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not self.rate > 0 or self.smooth < 0:
+            raise ExhumeError(f"steps and rate must be positive, smooth at least 0: {self}")
+
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> FittedLikelihood:
+        inner = self.inversion.prepare(knowledge, key=key, store=store, progress=progress)
+        return FittedLikelihood(self, inner, progress)
+
+
+@dataclass(frozen=True, eq=False)
+class FittedLikelihood:
+    attack: Likelihood
+    inner: FittedInversion
+    progress: Progress
+
+    def run(self, releases: Release) -> Reconstruction:
+        first = self.inner.run(releases)
+        server = self.inner.server
+        values = features_of(releases, server.records.shape, server.features, self.inner.wanted)
+        if isinstance(values, Reconstruction):
+            return values
+        started = time.perf_counter()
+        start = first.candidates[:, 0]
+        if not self.attack.from_decoder:
+            start = server.records.inputs.mean(0).expand_as(start)
+        found = self._search(start, values)
+        seconds = first.cost.seconds + time.perf_counter() - started
+        return replace(
+            first,
+            candidates=found[:, None],
+            confidence=-mismatch(self.inner.head, found, values)[:, None],
+            cost=Cost(seconds, first.cost.models),
+        )
+
+    def _search(self, start: Tensor, values: Tensor) -> Tensor:
+        """Adam on the logits of the pixels, all inputs at once; their problems do not touch each other."""
+        inside = start.clamp(0.01, 0.99)
+        logits = torch.log(inside / (1 - inside)).requires_grad_()
+        optimiser = torch.optim.Adam([logits], self.attack.rate)
+        size = values.flatten(1).square().sum(1).clamp_min(1e-12)
+        for step in range(self.attack.steps):
+            self.progress("searching", step, self.attack.steps)
+            images = torch.sigmoid(logits)
+            apart = (self.inner.head(images) - values).flatten(1).square().sum(1) / size
+            loss = (apart + self.attack.smooth * _variation(images)).sum()
+            optimiser.zero_grad(set_to_none=True)
+            torch.autograd.backward(loss)
+            optimiser.step()
+        self.progress("searching", self.attack.steps, self.attack.steps)
+        return torch.sigmoid(logits.detach())
+
+
+def _variation(images: Tensor) -> Tensor:
+    """(n,) mean absolute difference of neighbouring pixels."""
+    down = (images[:, :, 1:] - images[:, :, :-1]).abs().flatten(1).mean(1)
+    across = (images[:, :, :, 1:] - images[:, :, :, :-1]).abs().flatten(1).mean(1)
+    return down + across
+
+
+@dataclass(frozen=True)
+class Committee:
+    """Several inversions, of different bodies or from different starts; agreement is the confidence.
+
+    One that is given twice starts differently the second time.
+
+    Sees: `Activations`, what the client sends for n inputs.
+    Assumes: what the inversion assumes.
+    Guarantees: nothing about the truth is used.
+    Reference: ours; Ensembler24 leaves it out.
+    """
+
+    inversions: tuple[ShadowInversion, ...] = (ShadowInversion(),) * 3
+
+    def __post_init__(self) -> None:
+        if len(self.inversions) < 2:
+            raise ExhumeError(
+                f"inversions: at least 2 make a committee, got {len(self.inversions)}"
+            )
+
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> FittedCommittee:
+        members = []
+        for index, inversion in enumerate(self.inversions):
+            again = inversion in self.inversions[:index]
+            own = key.fold("member", index) if again else key
+            members.append(inversion.prepare(knowledge, key=own, store=store, progress=progress))
+        return FittedCommittee(tuple(members))
+
+
+@dataclass(frozen=True, eq=False)
+class FittedCommittee:
+    members: tuple[FittedInversion, ...]
+
+    def run(self, releases: Release) -> Reconstruction:
+        found = [member.run(releases) for member in self.members]
+        if found[0].status.outcome is Outcome.NOT_APPLICABLE:
+            return found[0]
+        drawn = torch.stack([one.candidates for one in found])
+        apart = drawn.var(0).flatten(2).mean(2)
+        return replace(
+            found[0],
+            candidates=drawn.mean(0),
+            confidence=-apart,
+            cost=Cost(sum(f.cost.seconds for f in found), sum(f.cost.models for f in found)),
+            observed={
+                f"{name}.{index}": value
+                for index, one in enumerate(found)
+                for name, value in one.observed.items()
+            },
+        )
+
+
+@dataclass(frozen=True)
+class SubsetSearch:
+    """Train a shadow through every subset of bodies, keep the one with the best held-out accuracy.
+
+    Sees: `Activations`, what the client sends for n inputs.
+    Assumes: the server's bodies, records of the training distribution, the shape of the features. No query.
+    Guarantees: the choice is made by the shadows' accuracy on held-out records, never by the truth.
+    Reference: ours; Ensembler24 counts 2^N - 1 trials as its security and does not try them.
+    """
+
+    size: int = 0  # bodies the client reads, if the server knows P; 0: any number
+    budget: int = 1000  # subsets tried at most
+    inversion: ShadowInversion = ShadowInversion()  # its own `reads` is replaced by each subset
+
+    def __post_init__(self) -> None:
+        if self.size < 0 or self.budget < 1:
+            raise ExhumeError(f"size at least 0 and budget at least 1 needed: {self}")
+
+    def subsets(self, bodies: int) -> Iterator[tuple[int, ...]]:
+        sizes = [self.size] if self.size else range(1, bodies + 1)
+        every = (subset for size in sizes for subset in combinations(range(bodies), size))
+        return islice(every, self.budget)
+
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> FittedInversion:
+        server = server_of(knowledge, "trying the selections")
+        if self.size > len(server.bodies):
+            raise ExhumeError(f"size: {self.size} of {len(server.bodies)} bodies cannot be chosen")
+        started, own = time.perf_counter(), self.inversion
+        tried = list(self.subsets(len(server.bodies)))
+        best: tuple[Shadow, tuple[int, ...]] | None = None
+        observed = {}
+        for done, subset in enumerate(tried):
+            progress("trying the selections", done, len(tried))
+            shadow = train_shadow(
+                server,
+                subset,
+                own.head,
+                own.shadow_schedule,
+                match=own.match,
+                key=key.fold("shadow", str(subset)),
+                store=store,
+                progress=silent,
+            )
+            observed[f"shadow_accuracy.{'+'.join(map(str, subset))}"] = shadow.accuracy
+            if best is None or shadow.accuracy > best[0].accuracy:
+                best = (shadow, subset)
+        progress("trying the selections", len(tried), len(tried))
+        assert best is not None  # the budget is at least 1
+        decoder, left = fit_decoder(
+            best[0].head,
+            server,
+            own.decoder,
+            own.decoder_schedule,
+            key=key.fold("decoder", str(best[1])),
+            store=store,
+            progress=progress,
+        )
+        observed |= {
+            "shadow_accuracy": best[0].accuracy,
+            "mse_on_own_features": left,
+            "subsets": float(len(tried)),
+            **{f"chosen_{i}": float(i in best[1]) for i in range(len(server.bodies))},
+        }
+        head = best[0].head
+        if own.upright and server.seen is not None:
+            decoder, head, facing = faced(decoder, head, server.seen, server.records.inputs)
+            observed |= facing
+        cost = Cost(time.perf_counter() - started, models=len(tried) + 1)
+        return FittedInversion(decoder, head, server, observed, cost)

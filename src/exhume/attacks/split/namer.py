@@ -16,23 +16,10 @@ import time
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from exhume.attacks.releases import features_of
-from exhume.core.contract import (
-    Cost,
-    Key,
-    Knowledge,
-    NotApplicable,
-    Outcome,
-    Progress,
-    Reconstruction,
-    Records,
-    Release,
-    Status,
-    Store,
-    silent,
-)
+from exhume.attacks.releases import Answer, EachSent
+from exhume.core.contract import Cost, Key, Knowledge, NotApplicable, Progress, Store, silent
 
 _AT_ONCE = 500
 
@@ -50,38 +37,24 @@ class BayesNamer:
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
-    ) -> FittedNamer:
+    ) -> EachSent:
         knowledge.require("naming an input", "candidates")
         assert knowledge.candidates is not None
         if "head" not in knowledge.parts:
             raise NotApplicable("naming an input needs the part named head", ever=True)
         started = time.perf_counter()
-        words = _features(knowledge.parts["head"], knowledge.candidates.inputs)
-        cost = Cost(time.perf_counter() - started)
-        return FittedNamer(knowledge.candidates, words, cost)
+        inputs, labels = knowledge.candidates.inputs, knowledge.candidates.labels
+        with torch.no_grad():
+            parts = [knowledge.parts["head"](part) for part in torch.split(inputs, _AT_ONCE)]
+        words = torch.cat(parts)  # (K, *features) of the candidates, without fresh noise
 
+        def answer(sent: Tensor) -> Answer:
+            named, apart = likeliest(sent, words)
+            return inputs[named][:, None], -apart[:, None], labels[named][:, None]
 
-@dataclass(frozen=True, eq=False)
-class FittedNamer:
-    candidates: Records
-    words: Tensor  # (K, *features) of the candidates, without fresh noise
-    cost: Cost
-
-    def run(self, releases: Release) -> Reconstruction:
-        features = tuple(self.words.shape[1:])
-        wanted = f"the head gives {features}"
-        values = features_of(releases, self.candidates.shape, features, wanted)
-        if isinstance(values, Reconstruction):
-            return values
-        started = time.perf_counter()
-        named, apart = likeliest(values, self.words)
-        return Reconstruction(
-            candidates=self.candidates.inputs[named][:, None],
-            confidence=-apart[:, None],
-            status=Status(Outcome.CONVERGED),
-            cost=Cost(self.cost.seconds + time.perf_counter() - started),
-            labels=self.candidates.labels[named][:, None],
-        )
+        cost, features = Cost(time.perf_counter() - started), tuple(words.shape[1:])
+        shape, wanted = knowledge.candidates.shape, f"the head gives {features}"
+        return EachSent(shape, features, wanted, answer, cost)
 
 
 @torch.no_grad()
@@ -90,8 +63,3 @@ def likeliest(sent: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
     flat = words.flatten(1)
     found = [torch.cdist(part, flat).min(1) for part in torch.split(sent.flatten(1), _AT_ONCE)]
     return torch.cat([one.indices for one in found]), torch.cat([one.values for one in found])
-
-
-@torch.no_grad()
-def _features(head: nn.Module, inputs: Tensor) -> Tensor:
-    return torch.cat([head(part) for part in torch.split(inputs, _AT_ONCE)])

@@ -14,20 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from exhume.attacks.releases import features_of
-from exhume.core.contract import (
-    Cost,
-    ExhumeError,
-    Key,
-    Knowledge,
-    Outcome,
-    Progress,
-    Reconstruction,
-    Release,
-    Status,
-    Store,
-    silent,
-)
+from exhume.attacks.releases import Answer, EachSent
+from exhume.core.contract import Cost, ExhumeError, Key, Knowledge, Progress, Store, silent
 from exhume.models.split.inverter import Decoder
 from exhume.store.shards import digest
 from exhume.train.single import Schedule, train_module
@@ -58,7 +46,7 @@ class QueriedInversion:
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
-    ) -> FittedQueries:
+    ) -> EachSent:
         knowledge.require("asking the client", "shadow", "answers")
         assert knowledge.shadow is not None
         assert knowledge.answers is not None
@@ -70,7 +58,16 @@ class QueriedInversion:
         network = network.to(inputs.device)
         self._train(network, inputs, answers, key=key, store=store, progress=progress)
         cost = Cost(time.perf_counter() - started, models=1)
-        return FittedQueries(network, answers, knowledge.shadow.shape, cost)
+
+        def answer(sent: Tensor) -> Answer:
+            with torch.no_grad():
+                found = torch.cat([network(part) for part in torch.split(sent, _AT_ONCE)])
+                far = torch.cdist(sent.flatten(1), answers.flatten(1)).min(1).values
+            return found[:, None], -far[:, None]
+
+        features = tuple(answers.shape[1:])
+        wanted = f"the client answered with {features}"
+        return EachSent(knowledge.shadow.shape, features, wanted, answer, cost)
 
     def _train(
         self,
@@ -101,31 +98,4 @@ class QueriedInversion:
             store=store,
             progress=progress,
             stage="training the decoder",
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class FittedQueries:
-    """Good for whatever the same client sends."""
-
-    decoder: nn.Module
-    answers: Tensor
-    shape: tuple[int, ...]
-    cost: Cost
-
-    def run(self, releases: Release) -> Reconstruction:
-        features = tuple(self.answers.shape[1:])
-        wanted = f"the client answered with {features}"
-        values = features_of(releases, self.shape, features, wanted)
-        if isinstance(values, Reconstruction):
-            return values
-        started = time.perf_counter()
-        with torch.no_grad():
-            found = torch.cat([self.decoder(part) for part in torch.split(values, _AT_ONCE)])
-            far = torch.cdist(values.flatten(1), self.answers.flatten(1)).min(1).values
-        return Reconstruction(
-            candidates=found[:, None],
-            confidence=-far[:, None],
-            status=Status(Outcome.CONVERGED),
-            cost=Cost(self.cost.seconds + time.perf_counter() - started, self.cost.models),
         )

@@ -6,6 +6,21 @@ client's. Which bodies count is the question of the defence; `Reads` says what t
 With `match`, the shadow's features must also have the moments of those that the client has sent (ours).
 
 Cost: one training of a small head and tail, through the bodies that it reads.
+
+What a server can learn of a client's head by looking on are moments of its features. A server keeps what it
+is sent. The mean of the features at every place, and the covariances of their channels between neighbouring
+places, say much about the head that makes them; the records of the server's own, sent through a shadow of
+that head, should have the same ones.
+
+Pictures and their negatives are told apart by the server's own records. A head that was only guessed may be
+right up to a sign: natural images resemble their negatives, so a lookalike's features can be distributed as
+the client's are, and all that it decodes comes back with dark and bright exchanged. Anyone who looks at it
+sees that. So does a machine, with many pictures at once: along the principal directions of the server's own
+records, the decoded ones or their mirror images
+
+    x' = 2·mean(own) - x,      the mean of a channel over all places
+
+are nearer in distribution (skies are above and bright; few coordinates of natural images are symmetric).
 """
 
 from __future__ import annotations
@@ -17,7 +32,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exhume.attacks.split.moments import moment_distance, moments
 from exhume.core.contract import (
     ExhumeError,
     Key,
@@ -35,10 +49,14 @@ from exhume.train.single import Schedule, train_module
 
 LEARNED = "learned"
 """Stands for a list of bodies: a weight for each is learned with the shadow (the adaptive attacker)."""
-
 Reads = tuple[int, ...] | str
-
 _JUDGED = 0.1  # share of the records that judges a shadow
+_LAGS = ((0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0))
+_DIRECTIONS = 32  # principal ones that are compared
+_EXAMPLES = 1000  # own records that give these
+_LEVELS = 99  # quantiles of each
+_CLEARLY = 0.5  # of the distance: where mirror images are that much nearer, they are the pictures
+_AT_ONCE = 500
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,3 +210,93 @@ def _tail(bodies: Sequence[nn.Module], server: Server, key: Key) -> nn.Module:
     size = sum(answer.shape[1] for answer in answers)
     tail = he_normal(lambda: nn.Linear(size, len(server.records.classes)), key.fold("tail"))
     return tail.to(device)
+
+
+def moments(features: Tensor) -> list[Tensor]:
+    """(n, c, h, w) to the mean (c, h, w) and, for each lag that fits, covariances of channels (c, c).
+
+    (n, k) numbers are maps of one place, (n, l, e) vectors maps of one column.
+    """
+    if features.ndim == 3:
+        features = features.transpose(1, 2)[..., None]
+    if features.ndim == 2:
+        features = features[:, :, None, None]
+    if features.ndim != 4 or len(features) < 2:
+        raise ExhumeError(
+            f"features of shape {tuple(features.shape)}: at least two maps (c, h, w) have moments"
+        )
+    mean = features.mean(0)
+    centred = features - mean
+    height, width = features.shape[2:]
+    found = [mean]
+    for down, across in _LAGS:
+        if down >= height or across >= width:
+            continue
+        here = centred[:, :, : height - down, : width - across]
+        there = centred[:, :, down:, across:]
+        places = here.shape[0] * here.shape[2] * here.shape[3]
+        found.append(torch.einsum("nchw,ndhw->cd", here, there) / places)
+    return found
+
+
+def moment_distance(found: list[Tensor], wanted: list[Tensor]) -> Tensor:
+    """Sum over the moments of the squared difference, over the squared size of the wanted one."""
+    parts = [
+        (a - b).square().sum() / b.square().sum().clamp_min(1e-12)
+        for a, b in zip(found, wanted, strict=True)
+    ]
+    return torch.stack(parts).sum()
+
+
+def faced(
+    decoder: nn.Module, head: nn.Module, seen: Tensor, own: Tensor
+) -> tuple[nn.Module, nn.Module, dict[str, float]]:
+    """Decoder and head, or their mirror images if those turn features seen into records more like one's own.
+
+    seen: (n, *features) that the client has sent; own: (m, *shape). Also how far either is.
+    """
+    with torch.no_grad():
+        found = torch.cat([decoder(part) for part in torch.split(seen, _AT_ONCE)])
+    mirror = _Mirror(_level(own))
+    as_is, mirrored = _distances(found, own, mirror)
+    observed = {"unlike_own": as_is, "unlike_own_mirrored": mirrored}
+    if mirrored > _CLEARLY * as_is:
+        return decoder, head, observed
+    return nn.Sequential(decoder, mirror).eval(), nn.Sequential(mirror, head).eval(), observed
+
+
+def _level(images: Tensor) -> Tensor:
+    """Brightness of each channel; of numbers without places, the mean of each."""
+    return images.mean((0, 2, 3), keepdim=True)[0] if images.ndim == 4 else images.mean(0)
+
+
+@torch.no_grad()
+def _distances(found: Tensor, own: Tensor, mirror: nn.Module) -> tuple[float, float]:
+    """Squared Wasserstein distances along the principal directions, as it is and mirrored.
+
+    Brightness and contrast are no matter.
+    """
+    spread = own.std() / found.std().clamp_min(1e-12)
+    found = (found - _level(found)) * spread + _level(own)
+    mean, flat = own.mean(0).flatten(), own.flatten(1)
+    some = flat[:_EXAMPLES] - mean
+    _, vectors = torch.linalg.eigh(some @ some.T)
+    along = some.T @ vectors[:, -_DIRECTIONS:]
+    along = along / ((flat - mean) @ along).std(0).clamp_min(1e-12)
+    levels = torch.linspace(0, 1, _LEVELS + 2, device=own.device, dtype=own.dtype)[1:-1]
+
+    def quantiles(images: Tensor) -> Tensor:
+        return torch.quantile((images.flatten(1) - mean) @ along, levels, dim=0)
+
+    wanted = quantiles(own)
+    apart = [(quantiles(one) - wanted).square().mean() for one in (found, mirror(found))]
+    return float(apart[0]), float(apart[1])
+
+
+class _Mirror(nn.Module):
+    def __init__(self, level: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("level", level)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.get_buffer("level") - x

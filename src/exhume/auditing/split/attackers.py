@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 from exhume.attacks.split.as_sent import AsSent
-from exhume.attacks.split.committee import Committee
-from exhume.attacks.split.enumeration import SubsetSearch
-from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
-from exhume.attacks.split.layer_fit import Pass
-from exhume.attacks.split.likelihood import Likelihood
-from exhume.attacks.split.lookalike import Lookalike
+from exhume.attacks.split.inversion import (
+    Committee,
+    Likelihood,
+    ShadowInversion,
+    SubsetSearch,
+    TrueHeadInversion,
+)
+from exhume.attacks.split.lookalike import Lookalike, Pass
 from exhume.attacks.split.shadow import LEARNED
 from exhume.auditing.estimate import seconds_of
 from exhume.core.contract import Attack, Key, NotApplicable

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from exhume import readers
+from exhume.attacks.split.as_sent import WordsAsSent
 from exhume.attacks.split.cipher import FOUND, NO_POSITIONS, SubstitutionCipher
 from exhume.attacks.split.token_search import KnownHead, ShadowReading
-from exhume.attacks.split.words_as_sent import WordsAsSent
 from exhume.auditing.split.attackers import HEAD_KNOWN, Attacker
 from exhume.auditing.split.cut import Scored
 from exhume.auditing.split.text_form import TextForm, positions_of

@@ -15,12 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exhume.attacks.split.committee import Committee
-from exhume.attacks.split.enumeration import SubsetSearch
-from exhume.attacks.split.inversion import ShadowInversion
-from exhume.attacks.split.layer_fit import Pass
-from exhume.attacks.split.likelihood import Likelihood
-from exhume.attacks.split.lookalike import Lookalike
+from exhume.attacks.split.inversion import Committee, Likelihood, ShadowInversion, SubsetSearch
+from exhume.attacks.split.lookalike import Lookalike, Pass
 from exhume.attacks.split.shadow import LEARNED
 from exhume.core.contract import Attack, Key
 from exhume.defences.split.dropout_ensemble import DropoutEnsemble

@@ -14,8 +14,7 @@ from functools import lru_cache
 from statistics import linear_regression
 from typing import Any
 
-from exhume.attacks.split.enumeration import SubsetSearch
-from exhume.attacks.split.inversion import ShadowInversion
+from exhume.attacks.split.inversion import ShadowInversion, SubsetSearch
 from exhume.attacks.split.lookalike import Lookalike
 from exhume.attacks.split.shadow import server_of, train_shadow
 from exhume.core.contract import Attack, Key, silent

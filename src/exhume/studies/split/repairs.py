@@ -19,8 +19,7 @@ from torch import Tensor
 
 from exhume.attacks.informed.reconn import FEWEST
 from exhume.attacks.split.inversion import ShadowInversion
-from exhume.attacks.split.layer_fit import Pass
-from exhume.attacks.split.lookalike import Lookalike
+from exhume.attacks.split.lookalike import Lookalike, Pass
 from exhume.attacks.split.shadow import LEARNED
 from exhume.core.contract import Attack
 from exhume.core.results import Chart, Point

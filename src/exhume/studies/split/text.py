@@ -18,7 +18,7 @@ from torch import Tensor
 
 from exhume import readers
 from exhume.attacks.split.cipher import KnownTable, SubstitutionCipher
-from exhume.attacks.split.translation import FittedTranslation, ShadowTranslation
+from exhume.attacks.split.token_search import FittedTranslation, ShadowTranslation
 from exhume.core.contract import Attack, Key, Prepared, Reconstruction
 from exhume.core.results import Chart, Point
 from exhume.models.split.seq2seq import PADDING, Body, Translator, Words, read_out
