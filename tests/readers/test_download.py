@@ -13,7 +13,7 @@ from planted_data import says
 
 from exhume.core.contract import silent
 from exhume.store import download
-from exhume.store.download import File, Npm, Pip, Unreachable, Web
+from exhume.store.download import File, Npm, Pip, SourceUnreachable, Web
 
 BODY = bytes(range(256)) * 3000
 SHA = hashlib.sha256(BODY).hexdigest()
@@ -75,13 +75,13 @@ def test_web_that_does_not_deliver(
 ) -> None:
     monkeypatch.setattr(Handler, "cut", True)
     with pytest.raises(
-        Unreachable, match="not found" if path == "absent.bin" else "closed after 1,000"
+        SourceUnreachable, match="not found" if path == "absent.bin" else "closed after 1,000"
     ):
         Web(site, (File(path, SHA),)).bring(target, silent)
 
 
 def test_web_without_anybody(target: Path) -> None:
-    with pytest.raises(Unreachable, match="refused"):
+    with pytest.raises(SourceUnreachable, match="refused"):
         Web("http://127.0.0.1:9/", (File("x", SHA),)).bring(target, silent)
 
 
@@ -146,17 +146,17 @@ def test_package_with_other_bytes(client: Client, target: Path, origin: type[Pip
 
 @ORIGINS
 def test_package_without_the_file(client: Client, target: Path, origin: type[Pip | Npm]) -> None:
-    with pytest.raises(Unreachable, match=r"p==1 did not contain q\.pkg"):
+    with pytest.raises(SourceUnreachable, match=r"p==1 did not contain q\.pkg"):
         origin("p==1", File("q.pkg", SHA)).bring(target, silent)
 
 
 @ORIGINS
 def test_client_that_fails(client: Client, target: Path, origin: type[Pip | Npm]) -> None:
     client.code, client.error = 1, "WARNING: slow\nERROR: nobody there\n"
-    with pytest.raises(Unreachable, match=r"p==1: ERROR: nobody there$"):
+    with pytest.raises(SourceUnreachable, match=r"p==1: ERROR: nobody there$"):
         origin("p==1", File("p.pkg", SHA)).bring(target, silent)
     client.error = ""
-    with pytest.raises(Unreachable, match="failed without a message"):
+    with pytest.raises(SourceUnreachable, match="failed without a message"):
         origin("p==1", File("p.pkg", SHA)).bring(target, silent)
 
 
@@ -168,7 +168,7 @@ def test_pip_finds_the_mismatch_itself(client: Client, target: Path) -> None:
 
 def test_no_npm(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download.shutil, "which", lambda _: None)
-    with pytest.raises(Unreachable, match="npm is not installed"):
+    with pytest.raises(SourceUnreachable, match="npm is not installed"):
         Npm("p@1", File("p.pkg", SHA)).bring(target, silent)
 
 
@@ -177,5 +177,5 @@ def test_client_that_hangs(target: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         raise subprocess.TimeoutExpired("pip", 1)
 
     monkeypatch.setattr(download.subprocess, "run", hang)
-    with pytest.raises(Unreachable, match="timed out"):
+    with pytest.raises(SourceUnreachable, match="timed out"):
         Pip("p==1", File("p.pkg", SHA)).bring(target, silent)

@@ -15,7 +15,7 @@ from exhume.readers import catalogue, fetch, load, pairs
 from exhume.readers.images import Pixels
 from exhume.readers.named import SETS, Route
 from exhume.readers.sentences import TextPairs
-from exhume.store.download import Unreachable
+from exhume.store.download import SourceUnreachable
 
 TINY = Pixels(
     torch.arange(8, dtype=torch.uint8).reshape(2, 1, 2, 2), torch.tensor([0, 1]), ("a", "b")
@@ -63,7 +63,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
 
 
 def test_first_source_that_answers(plant: Plant, no_user_cache: Path, scratch: Path) -> None:
-    down, up, spare = Planted(Unreachable("nobody")), Planted(), Planted()
+    down, up, spare = Planted(SourceUnreachable("nobody")), Planted(), Planted()
     plant((down, TINY), (up, TINY), (spare, TINY))
     records = load("mnist")
     assert torch.equal(records.inputs * 255, TINY.values.float())
@@ -120,7 +120,10 @@ def test_altered_cache_is_refused_and_fetch_replaces_it(plant: Plant) -> None:
 
 
 def test_nothing_reachable(plant: Plant) -> None:
-    plant((Planted(Unreachable("web: nobody")), TINY), (Planted(Unreachable("pip: nobody")), TINY))
+    plant(
+        (Planted(SourceUnreachable("web: nobody")), TINY),
+        (Planted(SourceUnreachable("pip: nobody")), TINY),
+    )
     text = says(lambda: load("mnist"))
     assert text.startswith("mnist: no source can be reached (web: nobody; pip: nobody); download")
     assert text.endswith("pass mnist:FOLDER")
@@ -128,7 +131,7 @@ def test_nothing_reachable(plant: Plant) -> None:
 
 @pytest.mark.parametrize("name", SETS)
 def test_every_set_says_what_to_do(plant: Plant, name: str) -> None:
-    plant((Planted(Unreachable("nobody")), TINY), name=name)
+    plant((Planted(SourceUnreachable("nobody")), TINY), name=name)
     text = says(lambda: fetch(name))
     assert text == f"{name}: no source can be reached (nobody); {SETS[name].by_hand}"
 

@@ -6,7 +6,7 @@ import pytest
 
 from exhume.core.contract import ExhumeError
 from exhume.settings import Brief
-from exhume.settings.brief_file import KINDS, brief_file
+from exhume.settings.reference import KINDS, brief_file
 
 
 def test_without_sections_weights_are_released():

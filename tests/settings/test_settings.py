@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exhume.core.contract import ExhumeError
-from exhume.settings import DataSettings, Settings, to_toml
+from exhume.settings import Brief, DataSettings, Settings
 
 
 @given(st.text(), st.integers(), st.lists(st.integers(1, 99), max_size=3), st.floats(1e-9, 10))
@@ -16,7 +16,7 @@ def test_toml_round_trip(tmp_path_factory, source, seed, hidden, rate):
         {"seed": seed, "data": {"source": source}, "victim": {"hidden": hidden, "rate": rate}}
     )
     path = tmp_path_factory.mktemp("toml") / "config.toml"
-    path.write_bytes(to_toml(settings).encode())
+    path.write_bytes(Brief(settings).toml().encode())
     assert Settings.from_toml(path) == settings
 
 

@@ -9,7 +9,7 @@ from exhume.core.contract import ExhumeError, NotApplicable
 from exhume.readers.fitted import release_of_sklearn
 from exhume.train.glm import Penalty
 from exhume.train.stacked import logits
-from exhume.victims.sklearn import release_one_sklearn_each
+from exhume.victims.informed import release_one_sklearn_each
 
 
 def fitted(records, **settings):

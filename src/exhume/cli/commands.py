@@ -31,7 +31,7 @@ from exhume.cli.frame import (
 )
 from exhume.cli.progress import progress_shown
 from exhume.core.errors import ExhumeError
-from exhume.settings.brief_file import HOLDS, KINDS, brief_file
+from exhume.settings.reference import HOLDS, KINDS, brief_file
 from exhume.settings.sources import IMAGE_SETS, PAIR_SETS, check_source, unknown_source
 
 if TYPE_CHECKING:

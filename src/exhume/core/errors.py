@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["ExhumeError", "NotApplicable", "printable", "unfinished", "unknown_name"]
-
 # Control characters, ends of lines and pages, changes of direction, bytes that are no text.
 _RAW = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -40,7 +38,7 @@ class NotApplicable(ExhumeError):  # noqa: N818 - a result as much as an error
 
 
 def unknown_name(what: str, given: str, names: Iterable[str]) -> ExhumeError:
-    """Of a name that is not there: the nearest one that is, or all of them."""
+    """The error for a name that is not there; it says the nearest one that is, or all of them."""
     known = list(names)
     close = difflib.get_close_matches(given, known, 1)
     hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
@@ -48,5 +46,5 @@ def unknown_name(what: str, given: str, names: Iterable[str]) -> ExhumeError:
 
 
 def unfinished(result: Path) -> ExhumeError:
-    """Of a folder without the file that a finished run has."""
+    """The error for a folder without the file that a finished run has."""
     return ExhumeError(f"{result}: missing, so there is no finished run to draw here")

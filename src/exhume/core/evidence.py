@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Condition", "ControlRow", "LineupRow", "Reach"]
-
 
 @dataclass(frozen=True)
 class Condition:

@@ -12,17 +12,6 @@ from pathlib import Path
 
 from exhume.core.errors import ExhumeError
 
-__all__ = [
-    "BROKEN_ARRAYS",
-    "about",
-    "duration_of",
-    "is_spec",
-    "numbers_in",
-    "rows_by_client",
-    "rows_in",
-    "seconds_in",
-]
-
 BROKEN_ARRAYS = (
     *(zipfile.BadZipFile, zlib.error, tokenize.TokenError, SyntaxError, EOFError, OSError),
     *(MemoryError, LookupError, TypeError, ValueError, ArithmeticError, RuntimeError),
@@ -124,7 +113,7 @@ def _numbered_rows(written: str, text: str, where: str, what: str) -> list[int]:
 def rows_by_client(
     text: str, where: str, clients: list[str], names: Mapping[str, int] = _NAMELESS
 ) -> dict[str, list[int]]:
-    """Of one client as `rows_in`; of any number `client=rows;client=rows`, or a JSON file with an object.
+    """Rows by client: `client=rows;client=rows`, a JSON file with an object, or for one client as `rows_in`.
 
     names: of rows, which may be written instead of their numbers.
     """

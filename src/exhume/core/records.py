@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-__all__ = ["Column", "Records", "Vocabulary", "cells_of"]
-
 
 @dataclass(frozen=True)
 class Vocabulary:

@@ -22,30 +22,6 @@ from exhume.core.errors import unfinished
 from exhume.core.evidence import Condition, ControlRow, LineupRow, Reach
 from exhume.core.typed_json import FLAT, from_json, to_json
 
-__all__ = [
-    "AtRisk",
-    "AttackSpec",
-    "Chart",
-    "Claim",
-    "Findings",
-    "FixRow",
-    "LimitRow",
-    "Limits",
-    "PlannedAttack",
-    "Point",
-    "Rate",
-    "ReleaseRow",
-    "Result",
-    "Section",
-    "StudyResult",
-    "Verdict",
-    "Word",
-    "lacking_power",
-    "read_json",
-    "read_result",
-    "strongest",
-]
-
 SCHEMAS = {"audit": 3, "study": 1}
 
 Number = int | float
@@ -185,7 +161,7 @@ class Findings:
 
     @property
     def share(self) -> float:
-        """Of the records: how much leaks; -1 where nothing could be scored."""
+        """Share of the records: how much leaks; -1 where nothing could be scored."""
         leak = self.section.leak
         return leak.share if leak is not None and self.counts else -1.0
 

@@ -17,8 +17,6 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from exhume.core.contract import ExhumeError
 
-__all__ = ["FLAT", "from_json", "to_json"]
-
 T = TypeVar("T")
 FLAT = "flat"
 _KINDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}

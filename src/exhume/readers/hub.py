@@ -98,7 +98,7 @@ def _split(path: Path, split: str | None) -> Path:
 
 
 def _is_name(name: str) -> bool:
-    """Of something in this very folder, on any system."""
+    """Whether it names something in this very folder, on any system."""
     return name not in ("", ".", "..") and not set("/\\\0") & set(name) and len(name) < 256
 
 
@@ -263,7 +263,7 @@ _DATA, _COMPRESSION = 1, 3  # the batch in a dictionary; what compresses a batch
 
 
 def any_compressed(messages: Any) -> bool:
-    """Of a `pyarrow.ipc.MessageReader`; nothing is unpacked."""
+    """Whether a `pyarrow.ipc.MessageReader` has compressed data; nothing is unpacked."""
     return any(_compressed(message.metadata.to_pybytes()) for message in messages)
 
 

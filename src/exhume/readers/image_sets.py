@@ -31,7 +31,7 @@ from PIL import Image
 
 from exhume.core.contract import ExhumeError, Progress, silent
 from exhume.readers.images import Pixels, folder, images_in, natural, stack
-from exhume.store.download import Unreachable, readable, tar_members, zip_members
+from exhume.store.download import SourceUnreachable, readable, tar_members, zip_members
 
 # idx: `train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and the same for `t10k`.
 #
@@ -352,7 +352,7 @@ def sklearn_digits() -> Pixels:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise Unreachable("scikit-learn is not installed") from error
+        raise SourceUnreachable("scikit-learn is not installed") from error
     found = load_digits()
     values = torch.from_numpy(found.images.astype(np.uint8)[:, None])
     labels = torch.from_numpy(found.target.astype(np.int64))

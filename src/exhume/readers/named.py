@@ -29,7 +29,16 @@ from exhume.readers.sentences import TextPairs, tabbed_zip
 from exhume.settings.sources import unknown_source
 from exhume.store import cache as shelf
 from exhume.store.cache import Content, Damaged
-from exhume.store.download import File, Nothing, Npm, Origin, Pip, Unreachable, Web, tar_members
+from exhume.store.download import (
+    File,
+    Nothing,
+    Npm,
+    Origin,
+    Pip,
+    SourceUnreachable,
+    Web,
+    tar_members,
+)
 
 
 @dataclass(frozen=True)
@@ -262,7 +271,7 @@ def _bring(known: Named, path: Path, progress: Progress) -> Content:
     for route in known.routes:
         try:
             content = _travel(known, route, progress)
-        except Unreachable as error:
+        except SourceUnreachable as error:
             failures.append(str(error))
             continue
         shelf.write(path, content)

@@ -466,7 +466,7 @@ def batch_statistics(
 def _share(
     name: str, layer: _Norm, before: Mapping[str, Tensor], after: Mapping[str, Tensor]
 ) -> float | None:
-    """Of the batch in the new statistics; None: there were several steps, or nobody knows."""
+    """The batch's share in the new statistics; None: there were several steps, or nobody knows."""
     counter = f"{name}.num_batches_tracked"
     if counter in before and counter in after and int(after[counter] - before[counter]) != 1:
         return None

@@ -32,8 +32,6 @@ from exhume.settings.releases import (
 from exhume.settings.schema import filled, in_short, made_of, settings_of, toml_at, toml_of
 from exhume.settings.sections import BudgetSettings, DataSettings, Settings
 
-__all__ = ["RELEASES", "Brief", "ReleaseSettings"]
-
 ReleaseSettings = CheckpointSettings | UpdateSettings | SplitSettings | FittedSettings
 RELEASES: dict[str, type[ReleaseSettings]] = {
     "checkpoint": CheckpointSettings,
@@ -89,7 +87,7 @@ class Brief:
 
     @staticmethod
     def of(release: ReleaseSettings, settings: Settings | None = None) -> Brief:
-        """Of one release; without settings it has no records but those it names itself."""
+        """The brief of one release; without settings it has no records but those it names itself."""
         name = next(n for n, kind in RELEASES.items() if isinstance(release, kind))
         sections: dict[str, Any] = {name: release}
         return Brief(settings or Settings(data=DataSettings("")), weights=False, **sections)

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from exhume.core.errors import ExhumeError
-from exhume.settings.schema import Section, SharedNumber, SharedText, setting
-
-__all__ = ["DEFENCES", "CheckpointSettings", "FittedSettings", "SplitSettings", "UpdateSettings"]
+from exhume.settings.schema import SettingsSection, SharedNumber, SharedText, setting
 
 DEFENCES = (
     "channel",
@@ -38,7 +36,7 @@ _SCALING = (0.0, "Scaling of --adapter; default: what adapter_config.json beside
 
 
 @dataclass(frozen=True)
-class CheckpointSettings(Section):
+class CheckpointSettings(SettingsSection):
     """A file of weights, as it is. An empty text or 0 means: not given."""
 
     checkpoint: str = setting(
@@ -127,7 +125,7 @@ class CheckpointSettings(Section):
 
 
 @dataclass(frozen=True)
-class UpdateSettings(Section):
+class UpdateSettings(SettingsSection):
     """What clients send. Empty or 0 means: not said, or choose it here."""
 
     renamed: ClassVar[Mapping[str, str]] = {"budget": "search_seconds"}
@@ -301,7 +299,7 @@ class UpdateSettings(Section):
 
 
 @dataclass(frozen=True)
-class SplitSettings(Section):
+class SplitSettings(SettingsSection):
     """Features of a split network. Empty or 0 means: not said, or choose it here."""
 
     model: SharedText = setting(
@@ -385,7 +383,7 @@ class SplitSettings(Section):
 
 
 @dataclass(frozen=True)
-class FittedSettings(Section):
+class FittedSettings(SettingsSection):
     """A fitted linear model of scikit-learn's."""
 
     file: str = setting("", "A .skops file; a model in memory has none.", file=True)

@@ -9,30 +9,12 @@ from __future__ import annotations
 import difflib
 import math
 import tomllib
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
 from exhume.core.errors import ExhumeError
-
-__all__ = [
-    "Section",
-    "Setting",
-    "SharedNumber",
-    "SharedText",
-    "filled",
-    "in_short",
-    "made_of",
-    "setting",
-    "settings_of",
-    "to_toml",
-    "toml_at",
-    "toml_of",
-    "toml_value",
-    "types_of",
-]
-
 
 # Shared by all releases: None until the brief is resolved. Whoever is given a section has a resolved one, so
 # that it is a plain value there.
@@ -125,7 +107,7 @@ def types_of(kind: type[Any]) -> dict[str, Any]:
     return {name: plain.get(hint, hint) for name, hint in get_type_hints(kind).items()}
 
 
-class Section:
+class SettingsSection:
     """The base of all sections: values are checked when they are set."""
 
     prefix: ClassVar[str] = ""  # of names in error messages
@@ -230,26 +212,38 @@ def _fitting(kind: Any, value: Any, where: str) -> Any:
 # Writing
 
 
-def to_toml(settings: Any) -> str:
-    """Settings, a dataclass of plain values or of sections of them, as TOML; top-level values first."""
-    return toml_of(asdict(settings))
-
-
 def toml_of(content: Mapping[str, Any]) -> str:
-    """Plain values and sections of plain values as TOML; None is left out."""
-    lines: list[str] = []
-    sections: list[str] = []
+    """Plain values, then sections of them, as TOML; deeper values as `descent.steps = 40`.
+
+    None is left out.
+    """
+    said = {name: value for name, value in content.items() if value is not None}
+    plain = {name: value for name, value in said.items() if not isinstance(value, Mapping)}
+    lines = list(_rows((), plain))
+    for name, value in said.items():
+        if name not in plain:
+            lines += ["", f"[{_key(name)}]", *_rows((), value)]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(path: tuple[str, ...], content: Mapping[str, Any]) -> Iterator[str]:
     for name, value in content.items():
-        if isinstance(value, Mapping):
-            said = {key: item for key, item in value.items() if item is not None}
-            rows = (f"{key} = {toml_value(item)}" for key, item in said.items())
-            sections += ["", f"[{name}]", *rows]
+        if isinstance(value, Mapping) and value:
+            yield from _rows((*path, name), value)
         elif value is not None:
-            lines.append(f"{name} = {toml_value(value)}")
-    return "\n".join([*lines, *sections]) + "\n"
+            yield f"{'.'.join(map(_key, (*path, name)))} = {toml_value(value)}"
+
+
+def _key(name: str) -> str:
+    bare = name.replace("_", "").replace("-", "")
+    return name if bare.isalnum() and bare.isascii() else toml_value(name)
 
 
 def toml_value(value: object) -> str:
+    if isinstance(value, Mapping):
+        return (
+            f"{{{', '.join(f'{_key(name)} = {toml_value(item)}' for name, item in value.items())}}}"
+        )
     if isinstance(value, tuple | list):
         return f"[{', '.join(toml_value(item) for item in value)}]"
     if isinstance(value, str):

@@ -9,17 +9,7 @@ from typing import Any, ClassVar
 
 from exhume.core.errors import ExhumeError
 from exhume.core.notation import seconds_in
-from exhume.settings.schema import Section, filled, setting, toml_at
-
-__all__ = [
-    "ACTIVATIONS",
-    "AttackSettings",
-    "BudgetSettings",
-    "DataSettings",
-    "MachineSettings",
-    "Settings",
-    "VictimSettings",
-]
+from exhume.settings.schema import SettingsSection, filled, setting, toml_at
 
 ACTIVATIONS = (
     *("relu", "floor", "elu", "sigmoid", "softplus", "silu", "leaky-relu", "tanh", "celu", "selu"),
@@ -28,7 +18,7 @@ ACTIVATIONS = (
 
 
 @dataclass(frozen=True)
-class DataSettings(Section):
+class DataSettings(SettingsSection):
     """0 for a size means: choose it from the number of records."""
 
     prefix: ClassVar[str] = "data."
@@ -48,7 +38,7 @@ class DataSettings(Section):
 
 
 @dataclass(frozen=True)
-class VictimSettings(Section):
+class VictimSettings(SettingsSection):
     prefix: ClassVar[str] = "victim."
 
     released: bool = setting(
@@ -119,7 +109,7 @@ class VictimSettings(Section):
 
 
 @dataclass(frozen=True)
-class AttackSettings(Section):
+class AttackSettings(SettingsSection):
     prefix: ClassVar[str] = "attack."
 
     exact: int = setting(
@@ -128,7 +118,7 @@ class AttackSettings(Section):
 
 
 @dataclass(frozen=True)
-class MachineSettings(Section):
+class MachineSettings(SettingsSection):
     """0 means: choose it here, once; the choice is written down and reused on resume."""
 
     prefix: ClassVar[str] = "machine."
@@ -140,7 +130,7 @@ class MachineSettings(Section):
 
 
 @dataclass(frozen=True)
-class BudgetSettings(Section):
+class BudgetSettings(SettingsSection):
     time: str = setting(
         "",
         "Time for all attacks together, such as 90s, 10m or 1.5h; default: no limit.",

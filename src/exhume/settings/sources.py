@@ -17,15 +17,6 @@ from exhume.core.notation import is_spec
 from exhume.settings.brief import Brief
 from exhume.settings.schema import Setting, settings_of
 
-__all__ = [
-    "FORMATS",
-    "IMAGE_SETS",
-    "PAIR_SETS",
-    "check_files",
-    "check_source",
-    "unknown_source",
-]
-
 IMAGE_SETS = ("mnist", "cifar10", "faces", "digits", "cifar100", "celeba-hq")
 PAIR_SETS = ("en-fr",)
 FORMATS = (

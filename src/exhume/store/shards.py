@@ -22,21 +22,6 @@ from torch import Tensor
 
 from exhume.core.contract import ExhumeError, Key, Layout, Records, Shard, Store
 
-__all__ = [
-    "FolderStore",
-    "NullStore",
-    "address",
-    "cached",
-    "describe",
-    "digest",
-    "leftover_of",
-    "read_shard",
-    "remove_leftovers",
-    "write_atomically",
-    "write_shard",
-]
-
-
 _PART = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")
 
 
@@ -230,7 +215,7 @@ def write_shard(path: Path, shard: Mapping[str, Tensor]) -> None:
 
 
 def _settled(content: bytes) -> bytes:
-    """The same file with its metadata in order, which safetensors leaves to chance."""
+    """The file's bytes with its metadata in order, which safetensors leaves to chance."""
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))

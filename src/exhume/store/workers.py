@@ -25,8 +25,6 @@ import torch
 
 from exhume.core.contract import ExhumeError
 
-__all__ = ["RETRIES", "Answer", "attempt", "drive", "pinned", "run_in_processes"]
-
 RETRIES = 5  # times that a job is begun again after its node or its process was lost
 
 S = TypeVar("S")
@@ -35,7 +33,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, eq=False)
-class Answer(Generic[R]):
+class JobAnswer(Generic[R]):
     """A result, or the sentence that says why there is none."""
 
     result: R | None
@@ -48,13 +46,13 @@ class Answer(Generic[R]):
         return self.result
 
 
-def attempt(function: Callable[[S, J], R], shared: S, job: J, threads: int) -> Answer[R]:
+def attempt(function: Callable[[S, J], R], shared: S, job: J, threads: int) -> JobAnswer[R]:
     """One job with so many threads."""
     try:
         with pinned(threads):
-            return Answer(function(shared, job))
+            return JobAnswer(function(shared, job))
     except ExhumeError as error:
-        return Answer(None, str(error))
+        return JobAnswer(None, str(error))
 
 
 @contextmanager
@@ -138,7 +136,7 @@ class _Workers:
                 self._begin_again()
             else:
                 self.lost = 0
-                answer: Answer[Any] = pickle.loads(content)  # noqa: S301  # our own worker's
+                answer: JobAnswer[Any] = pickle.loads(content)  # noqa: S301  # our own worker's
                 return self.running.pop(finished)[0], answer.taken()
 
     def end(self) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from exhume.core.contract import ExhumeError
 from exhume.report.folder import RunFolder
-from exhume.settings import toml_at
+from exhume.settings import toml_at, toml_of
 from exhume.store.shards import describe
 
 __all__ = ["plain", "taken_up", "to_toml"]
@@ -51,30 +50,13 @@ def _unnamed(value: Any) -> Any:
 
 
 def to_toml(content: Mapping[str, Any]) -> str:
-    """Values of any depth as TOML, one line each: `attack.descent.steps = 40`. None is written "none"."""
-    return "".join(f"{line}\n" for line in _lines((), content))
+    """Values of any depth as TOML. None is written "none"."""
+    return toml_of(_told(content))
 
 
-def _lines(path: tuple[str, ...], value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping) and value:
-        for name, item in value.items():
-            yield from _lines((*path, name), item)
-    else:
-        yield f"{'.'.join(map(_key, path))} = {_literal(value)}"
-
-
-def _key(name: str) -> str:
-    bare = name.replace("_", "").replace("-", "")
-    return name if bare.isalnum() and bare.isascii() else json.dumps(name)
-
-
-def _literal(value: Any) -> str:
+def _told(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(n)} = {_literal(v)}" for n, v in value.items()) + "}"
+        return {name: _told(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_literal, value))}]"
-    if isinstance(value, float):
-        return repr(value)  # also inf and nan, which JSON spells differently
-    return json.dumps("none" if value is None else value, ensure_ascii=False).replace(
-        "\x7f", "\\u007f"
-    )
+        return [_told(item) for item in value]
+    return "none" if value is None else value

@@ -25,9 +25,6 @@ from exhume.store.shards import address, cached, digest
 from exhume.train.margin import MarginDescent, Trained, stationarity, train_to_margin
 from exhume.train.recipe import FullBatch
 
-__all__ = ["MarginVictim", "choose", "release_margin", "trained_in_full"]
-
-
 _CPU = torch.device("cpu")
 
 

@@ -22,8 +22,7 @@ from exhume.models.mlp import MLP
 from exhume.store.shards import NullStore
 from exhume.train.glm import Optimum, Penalty
 from exhume.train.recipe import FullBatch
-from exhume.victims.informed import release_one_each
-from exhume.victims.sklearn import release_one_sklearn_each
+from exhume.victims.informed import release_one_each, release_one_sklearn_each
 
 PENALTIES = [
     Penalty.of_mean(1e-2),

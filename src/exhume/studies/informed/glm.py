@@ -28,8 +28,7 @@ from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.train.fleet import chunk_for
 from exhume.train.glm import Optimum, Penalty
 from exhume.train.stacked import accuracy
-from exhume.victims.informed import release_one_each
-from exhume.victims.sklearn import release_one_sklearn_each
+from exhume.victims.informed import release_one_each, release_one_sklearn_each
 
 __all__ = ["DEVIATIONS", "STUDY"]
 
