@@ -95,21 +95,21 @@ def audit_fitted(
     >>> exhume.audit_fitted(LogisticRegression(tol=1e-8).fit(x, y), x, y, out="run")
     """
     from exhume import auditing
-    from exhume.auditing.linear.release import LinearRelease
+    from exhume.auditing.kinds.fitted import fitted_case
     from exhume.core.contract import silent
     from exhume.readers.fitted import records_of_fitted
     from exhume.settings import Brief, FittedSettings
 
     chosen = FittedSettings(targets=targets)
     records = records_of_fitted(model, inputs, labels)
-    release = LinearRelease.of(chosen, records, seed, "in memory", model)
+    case = fitted_case(chosen, records, seed, "in memory", model)
     return auditing.audit(
         Brief.of(chosen).with_options(seed=seed),
         _Path(out),
         progress=progress or silent,
         redact=redact,
         resume_anyway=resume_anyway,
-        given={"fitted": release},
+        given={"fitted": case},
     )
 
 

@@ -1,17 +1,11 @@
-"""Audits: what is released, by which attacks, scored and written down. One room for each kind of release."""
+"""Audits: what is released, by which attacks, scored and written down. A file for each kind of release."""
 
-from exhume.auditing.checkpoint.findings import margin_findings
 from exhume.auditing.findings import Audit
+from exhume.auditing.kinds.checkpoint_findings import margin_findings
+from exhume.auditing.kinds.training import CLOSED_FORM, DEVIATIONS, attack_targets
+from exhume.auditing.kinds.training_game import Game, informed_game, split_roles
 from exhume.auditing.plan import Plan
 from exhume.auditing.run import audit, plan
-from exhume.auditing.training.game import (
-    CLOSED_FORM,
-    DEVIATIONS,
-    Game,
-    attack_targets,
-    informed_game,
-    split_roles,
-)
 from exhume.core.results import Findings
 
 __all__ = [

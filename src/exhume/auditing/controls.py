@@ -7,9 +7,11 @@ the distance to the user's system is halved, as far as time allows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from exhume.auditing.attack import line_ups
+from exhume.auditing.case import Ladder, Rung
 from exhume.core.contract import ExhumeError, NotApplicable, Progress
 from exhume.core.evidence import ControlRow, LineupRow, Reach
 from exhume.core.notation import duration_of
@@ -18,40 +20,20 @@ from exhume.report.folder import RunFolder
 from exhume.score.intervals import clopper_pearson
 from exhume.score.lineup import LEVEL
 
-__all__ = ["RUNG_TARGETS", "Ladder", "Rung", "climb", "reach_chart"]
-
-RUNG_TARGETS = 16
 _CLIMBING = 2  # attacks that are tried beyond the easiest rung
 _MOST = 4  # rungs of a ladder that are tried
-RunRung = Callable[[Sequence[str], RunFolder, Progress], Mapping[str, LineupRow]]
 
 
 @dataclass(frozen=True, eq=False)
-class Rung:
-    value: str  # on the axis of the reach chart
-    words: str  # completes "identifies 16 of 16 records …"
-    seconds: float  # estimated
-    run: RunRung  # the attacks with these ids; what could not be run is left out
-
-
-@dataclass(frozen=True, eq=False)
-class Ladder:
-    respect: str  # in which the rungs differ
-    own: str  # the user's value
-    words: str  # completes "identifies 0 of 100 records …" for the user's own system
-    rungs: tuple[Rung, ...]  # easiest first
-
-
-@dataclass(frozen=True, eq=False)
-class Climbed:
+class LadderResult:
     controls: tuple[ControlRow, ...]
     reach: dict[str, Reach]  # by attack
     seconds: float = 0.0  # of what was tried, estimated
 
     @staticmethod
-    def nothing(release: str, attacks: Mapping[str, str], why: str) -> Climbed:
+    def nothing(release: str, attacks: Mapping[str, str], why: str) -> LadderResult:
         reach = {a: Reach(release, a, "", "", 0.0, why) for a in attacks}
-        return Climbed((), reach)
+        return LadderResult((), reach)
 
 
 def climb(
@@ -60,19 +42,20 @@ def climb(
     attacks: Mapping[str, str],
     own: Mapping[str, LineupRow],
     *,
+    tests: int,
     seconds: float | None,
     folder: RunFolder,
     progress: Progress,
-) -> Climbed:
-    """attacks: their names by id; own: their line-ups on the user's system.
+) -> LadderResult:
+    """attacks: their names by id; own: their line-ups on the user's system; tests: of the audit.
 
     seconds: of the budget; None: no limit.
     """
     if ladder is None or not ladder.rungs:
-        return Climbed.nothing(release, attacks, "there is no easier version of it to try")
+        return LadderResult.nothing(release, attacks, "there is no easier version of it to try")
     if seconds is not None and ladder.rungs[0].seconds > seconds:
         need = duration_of(ladder.rungs[0].seconds)
-        return Climbed.nothing(
+        return LadderResult.nothing(
             release, attacks, f"the easiest one takes about {need}, more than half of the budget"
         )
     tried: dict[int, dict[str, ControlRow]] = {}
@@ -83,7 +66,7 @@ def climb(
     while place is not None:
         rung = ladder.rungs[place]
         progress(f"control: {rung.words}", len(tried), _MOST)
-        rows = _rung(release, ladder, rung, attacks, folder=folder, progress=progress)
+        rows = _try(release, ladder, rung, attacks, tests=tests, folder=folder, progress=progress)
         tried[place] = {row.attack: row for row in rows}
         if len(tried) == 1:
             attacks = _strongest(attacks, rows)
@@ -100,7 +83,7 @@ def climb(
         a: _reach(release, ladder, (a, name), [c for c in controls if c.attack == a], own[a])
         for a, name in named.items()
     }
-    return Climbed(controls, reach, sum(ladder.rungs[place].seconds for place in tried))
+    return LadderResult(controls, reach, sum(ladder.rungs[place].seconds for place in tried))
 
 
 def _strongest(attacks: Mapping[str, str], rows: Sequence[ControlRow]) -> dict[str, str]:
@@ -118,18 +101,21 @@ def _next(ladder: Ladder, low: int, high: int, tried: int, left: float | None) -
     return middle if fits else None
 
 
-def _rung(
+def _try(
     release: str,
     ladder: Ladder,
     rung: Rung,
     attacks: Mapping[str, str],
     *,
+    tests: int,
     folder: RunFolder,
     progress: Progress,
 ) -> list[ControlRow]:
     note, found = "", dict[str, LineupRow]()
     try:
-        found = dict(rung.run(list(attacks), folder, progress))
+        easier = rung.case(folder, progress)
+        tried = [row for row in easier.rows() if row.id in attacks and not row.why_not]
+        found = line_ups(easier, tried, folder.store(), progress, tests=tests)
     except (ExhumeError, NotApplicable) as why:
         note = str(why)
     rows = []
@@ -168,7 +154,7 @@ def _reach(
 def reach_chart(
     release: str,
     ladder: Ladder,
-    climbed: Climbed,
+    climbed: LadderResult,
     own: Mapping[str, LineupRow],
     names: Mapping[str, str],
 ) -> Chart | None:

@@ -7,41 +7,16 @@ shadow models that are trained that way, too. What only keeps something secret i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from exhume.auditing.judging import word_of_fix
+from exhume.auditing.attack import attack_case
+from exhume.auditing.case import Fix, Row, Safer
+from exhume.auditing.judge import word_of_fix
 from exhume.core.contract import ExhumeError, Progress
 from exhume.core.notation import duration_of
-from exhume.core.results import Chart, Findings, FixRow, Point, Rate
+from exhume.core.results import Chart, FixRow, Point, Rate, Section, strongest
 from exhume.report.folder import RunFolder
-
-__all__ = ["Fix", "Tried", "fix_charts", "try_fixes"]
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A fix, and what the attack still brought back."""
-
-    found: Sequence[Findings]  # of every attack
-    leak: Rate | None  # of the strongest; None: none applies any more
-    kept: float | None  # accuracy of the model, or how much of an update stays
-    before: float | None
-    by: str = ""  # the attacker that brought most back, where there are several
-    cost: str = ""  # in words, besides what is kept
-
-
-@dataclass(frozen=True, eq=False)
-class Fix:
-    id: str
-    words: str
-    guarantee: str
-    measure: str  # what `kept` is
-    seconds: float  # estimated
-    run: Callable[[RunFolder, Progress], Tried]
-    release: str = ""  # what it protects
-    short: str = ""  # for a chart; else the words
-    secret: bool = False  # it protects by what nobody may learn
 
 
 def try_fixes(
@@ -50,6 +25,8 @@ def try_fixes(
     left: float | None,
     folder: RunFolder,
     progress: Progress,
+    *,
+    tests: int,
 ) -> list[FixRow]:
     """Best first. before: what leaks without, by release. left: seconds of the budget; None: no limit."""
     rows: list[FixRow] = []
@@ -62,27 +39,35 @@ def try_fixes(
             continue
         started = time.perf_counter()
         try:
-            tried = fix.run(folder, progress)
+            safer = fix.apply(folder, progress)
+            tried = [r for r in safer.case.rows() if _is_tried(fix, r)]
+            found = attack_case(safer.case, tried, folder.store(), progress, tests=tests)
         except ExhumeError as why:
             rows.append(replace(row, outcome=f"not tried: {why}"))
             continue
         left = None if left is None else left - fix.seconds
-        word = word_of_fix(tried.found, before[fix.release], secret=fix.secret)
+        word = word_of_fix(found, before[fix.release], secret=fix.secret)
+        best = strongest([one.section for one in found if one.section.counts])
         rows.append(
             replace(
                 row,
                 tried=True,
-                outcome=_outcome(fix, tried, word),
-                leak=tried.leak,
+                outcome=_outcome(fix, safer, best, word),
+                leak=best.leak if best else None,
                 verdict=word,
                 measure=fix.measure,
-                kept=tried.kept,
-                before=tried.before,
+                kept=safer.kept,
+                before=safer.before,
                 seconds=time.perf_counter() - started,
             )
         )
     progress("trying fixes", len(fixes), len(fixes))
     return sorted(rows, key=_rank)
+
+
+def _is_tried(fix: Fix, row: Row) -> bool:
+    named = not fix.only or row.id in fix.only
+    return named and row.tested and not row.why_not and row.when != "extra"
 
 
 def _rank(row: FixRow) -> tuple[bool, int, float, float]:
@@ -101,16 +86,16 @@ _ADDED = {
 }
 
 
-def _outcome(fix: Fix, tried: Tried, word: str) -> str:
+def _outcome(fix: Fix, safer: Safer, best: Section | None, word: str) -> str:
     words = "no attack applies to it any more, so that nothing is known"
-    if tried.leak is not None:
-        words = f"{tried.leak.successes} of {tried.leak.trials} records recovered"
-        words += f" by the strongest attacker ({tried.by})" if tried.by else ""
+    if best is not None and best.leak is not None:
+        words = f"{best.leak.successes} of {best.leak.trials} records recovered"
+        words += f" by the strongest attacker ({best.spec.name})" if len(fix.only) != 1 else ""
         words += _ADDED.get(word, "")
-    if tried.kept is None or tried.before is None:
+    if safer.kept is None or safer.before is None:
         return words
-    cost = f"; {tried.cost}" if tried.cost else ""
-    return f"{words}, {fix.measure} {100 * tried.before:.1f} → {100 * tried.kept:.1f}{cost}"
+    cost = f"; {safer.cost}" if safer.cost else ""
+    return f"{words}, {fix.measure} {100 * safer.before:.1f} → {100 * safer.kept:.1f}{cost}"
 
 
 def fix_charts(rows: Sequence[FixRow], before: Mapping[str, Rate | None]) -> list[Chart]:

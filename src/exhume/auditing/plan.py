@@ -5,108 +5,64 @@ What is not run is named with its reason. Silence is never shown as safety.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from exhume.core.contract import Progress
+from exhume.auditing.case import Inputs, Row
 from exhume.core.notation import about, duration_of
-from exhume.core.records import Column
-from exhume.core.results import Findings, PlannedAttack
+from exhume.core.results import PlannedAttack
 from exhume.core.typed_json import to_json
-from exhume.report.folder import RunFolder
-
-__all__ = ["AttackOption", "Inputs", "Plan", "PlannedRelease", "plan_attacks"]
-
-Run = Callable[[RunFolder, Progress], list[Findings]]
 
 
-@dataclass(frozen=True, eq=False)
-class AttackOption:
-    """An attack, or several that share their work, ready to be run."""
+def plan_rows(
+    rows: Sequence[tuple[str, Row]], budget: float | None
+) -> list[tuple[Row, PlannedAttack]]:
+    """Rows by the name of their release, in the order given: what applies and fits.
 
-    id: str
-    name: str
-    threat: str  # what the adversary sees and knows, in words
-    seconds: float  # estimated
-    run: Run | None
-    why_not: str = ""  # why it cannot be mounted; then `run` is None
-    asked: bool = True  # False: an extra, that runs only where a budget leaves room for it
-    needs: str = ""  # the option whose work it goes on from
-    release: str = ""  # what it is an attack on
-    records: int = 0  # that it is tried on
-    models: int = 0  # that are trained for it
-    steps: int = 0  # of its search
-    tests: int = 1  # line-ups that it is judged by
-    within: Callable[[float], AttackOption | None] | None = (
-        None  # on fewer records, in so many seconds
-    )
-
-
-def plan_attacks(
-    options: Sequence[AttackOption], budget: float | None
-) -> list[tuple[AttackOption, PlannedAttack]]:
-    """In the order given: what applies and fits. Without a budget: all that was asked for."""
-    planned: list[tuple[AttackOption, PlannedAttack]] = []
+    Without a budget: all that was asked for.
+    """
+    planned: list[tuple[Row, PlannedAttack]] = []
     left = budget
-    for whole in options:
-        option = whole if left is None else _fitting(whole, left)
-        before = [
-            row for _, row in planned if (row.id, row.release) == (option.needs, option.release)
-        ]
+    for release, whole in rows:
+        row = whole if left is None else _fitting(whole, left)
+        before = [one for _, one in planned if (one.id, one.release) == (row.needs, release)]
         why = ""
-        if option.run is None:
-            why = f"does not apply: {option.why_not}"
+        if row.why_not:
+            why = f"does not apply: {row.why_not}"
         elif before and not before[0].run:
             why = f"it goes on from {before[0].name}, which was left out"
         elif left is None:
-            why = (
-                "" if option.asked else f"only with --budget; it would take {about(option.seconds)}"
-            )
-        elif option.seconds > left:
-            why = f"it would take {about(option.seconds)}, {duration_of(left)} of the budget were left"
+            extra = row.when == "extra"
+            why = f"only with --budget; it would take {about(row.seconds)}" if extra else ""
+        elif row.seconds > left:
+            why = f"it would take {about(row.seconds)}, {duration_of(left)} of the budget were left"
         else:
-            left -= option.seconds
-        planned.append((option, _row(option, why)))
+            left -= row.seconds
+        planned.append((row, _planned(row, release, why)))
     return planned
 
 
-def _fitting(option: AttackOption, seconds: float) -> AttackOption:
+def _fitting(row: Row, seconds: float) -> Row:
     """As it is if it fits or cannot be made to; else on as many records as do."""
-    if option.run is None or option.within is None or option.seconds <= seconds:
-        return option
-    fewer = option.within(seconds)
-    return option if fewer is None else replace(fewer, release=option.release)
+    if row.why_not or row.fewer is None or row.seconds <= seconds:
+        return row
+    return row.fewer(seconds) or row
 
 
-def _row(option: AttackOption, why: str) -> PlannedAttack:
+def _planned(row: Row, release: str, why: str) -> PlannedAttack:
     return PlannedAttack(
-        id=option.id,
-        name=option.name,
-        release=option.release,
-        threat=option.threat,
-        estimated_seconds=round(option.seconds, 1),
+        id=row.id,
+        name=row.spec.name,
+        release=release,
+        threat=row.threat,
+        estimated_seconds=round(row.seconds, 1),
         run=not why,
         why=why,
-        records=option.records,
-        models=option.models,
-        steps=option.steps,
+        records=row.records,
+        models=row.models,
+        steps=row.steps,
     )
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Where a release comes from, with every choice made."""
-
-    data: str
-    seed: int
-    threads: int
-    classes: tuple[str, ...] = ()
-    uses: tuple[tuple[int, str], ...] = ()  # how many records, and what for
-    columns: tuple[Column, ...] = ()  # of a table
-    place: str = ""  # where its models are trained
-    size: str = ""  # of the sets that they are trained on, and why
-    takes: str = ""  # operations, memory and disk
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,8 @@
-"""The audit, top to bottom: read, plan, attack, judge, fix, write; for any list of releases."""
+"""The audit, top to bottom: read, resolve, plan, attack, judge, fix, write; for any list of releases.
+
+A released thing is a case, an attack on it a row (`auditing.case`). One row on one case is met in
+`auditing.attack`; what the findings mean is said in `auditing.judge`. All of it is the same for every kind.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,14 @@ import torch
 
 from exhume import readers
 from exhume.auditing.at_risk import with_risk
-from exhume.auditing.controls import Ladder
+from exhume.auditing.attack import attack_case
+from exhume.auditing.case import Case, Kind, Ladder, Row
 from exhume.auditing.findings import Audit
 from exhume.auditing.fixes import fix_charts, try_fixes
-from exhume.auditing.judging import Judged, adjusted, controlled, overall
-from exhume.auditing.plan import AttackOption, Plan, PlannedRelease, plan_attacks
-from exhume.auditing.release import AuditedRelease, Room
+from exhume.auditing.judge import Judged, holm_adjust, judge_releases, overall
+from exhume.auditing.kinds import KINDS
+from exhume.auditing.plan import Plan, PlannedRelease, plan_rows
 from exhume.auditing.resume import refuse_inside_data, resume_or_refuse
-from exhume.auditing.rooms import ROOMS
 from exhume.core.contract import ExhumeError, Progress, Records, Shard, Store, silent
 from exhume.core.records import Column
 from exhume.core.results import (
@@ -41,8 +45,6 @@ from exhume.report.page import draw
 from exhume.settings import Brief, Settings
 from exhume.store.shards import NullStore
 
-__all__ = ["audit", "plan"]
-
 _KEPT_BACK = 0.3  # of a budget, at most, for controls
 
 
@@ -54,27 +56,28 @@ def audit(
     redact: bool = False,
     on_plan: Callable[[Plan], None] | None = None,
     resume_anyway: bool = False,
-    given: Mapping[str, AuditedRelease] = MappingProxyType({}),
+    given: Mapping[str, Case] = MappingProxyType({}),
 ) -> Audit:
     """Attack everything that the brief says is released; write the run folder; say the verdict.
 
     The same brief and folder resume a stopped run and end with the same bits. on_plan: is shown what will
     be done before it is. resume_anyway: go on with the work of another version; the result says so.
-    given: releases that are in memory, by their kind, in the place of what the brief names.
+    given: cases that are in memory, by their kind, in the place of what the brief names.
     """
     started = time.perf_counter()
-    brief = _whole(brief)
+    brief = resolve_brief(brief)
     refuse_inside_data(out, brief)
     released = read(brief, progress, given)
     with RunFolder.claimed(out, resume_anyway=resume_anyway, progress=progress) as folder:
-        brief, released = choose(brief, released, folder.store(), folder)
+        brief, released = resolve(brief, released, folder.store(), folder)
         folder.write_json("environment.json", environment())
         planned = plan_releases(brief, released)
         if on_plan is not None:
             on_plan(planned.plan)
-        found, rows = attack(planned, folder, progress)
+        released, found, rows = attack(planned, released, folder, progress)
         judged = judge(brief, released, found, planned, rows=rows, folder=folder, progress=progress)
-        fixes = fix(brief, released, judged, folder, progress)
+        tests = planned.tests
+        fixes = fix(brief, released, judged, tests=tests, folder=folder, progress=progress)
         result = assemble(brief, released, judged, plan=rows, fixes=fixes)
         result = replace(
             result, resumed_from=folder.resumed_from, wall_seconds=time.perf_counter() - started
@@ -84,12 +87,13 @@ def audit(
 
 def plan(brief: Brief | Settings, *, progress: Progress = silent) -> Plan:
     """What `audit` would do with this brief; everything is read, nothing is trained or written."""
-    brief = _whole(brief)
-    chosen, released = choose(brief, read(brief, progress), NullStore(), None)
-    return plan_releases(chosen, released).plan
+    brief = resolve_brief(brief)
+    resolved, released = resolve(brief, read(brief, progress), NullStore(), None)
+    return plan_releases(resolved, released).plan
 
 
-def _whole(brief: Brief | Settings) -> Brief:
+def resolve_brief(brief: Brief | Settings) -> Brief:
+    """The brief in which every section says its seed, threads, records and model itself."""
     return (Brief(brief) if isinstance(brief, Settings) else brief).resolved()
 
 
@@ -98,53 +102,51 @@ def _whole(brief: Brief | Settings) -> Brief:
 
 @dataclass(frozen=True, eq=False)
 class Released:
-    """One released thing, and the room it belongs to."""
+    """One released thing, and the kind that it is."""
 
-    room: Room
-    release: AuditedRelease
+    kind: Kind
+    case: Case
     given: int = 0  # records that were read for it
 
     @property
     def name(self) -> str:
-        return self.release.title
+        return self.case.title
 
 
 def read(
-    brief: Brief, progress: Progress, given: Mapping[str, AuditedRelease] = MappingProxyType({})
+    brief: Brief, progress: Progress, given: Mapping[str, Case] = MappingProxyType({})
 ) -> list[Released]:
     """Everything that the brief names, before anything is written; each set of records once."""
     loaded: dict[tuple[str, readers.Reading], Records] = {}
+    asked: dict[str, dict[tuple[str, readers.Reading], int]] = {}  # by kind
 
-    asked: dict[str, dict[tuple[str, readers.Reading], int]] = {}  # by room
-
-    def load(room: Room, source: str, reading: readers.Reading) -> Records:
+    def load(kind: Kind, source: str, reading: readers.Reading) -> Records:
         if (source, reading) not in loaded:
             loaded[source, reading] = readers.load(source, reading=reading, progress=progress)
-        found = loaded[source, reading]
-        asked.setdefault(room.kind, {})[source, reading] = len(found)
-        return found
+        records = loaded[source, reading]
+        asked.setdefault(kind.name, {})[source, reading] = len(records)
+        return records
 
     released = []
-    for room in ROOMS:
-        release = given.get(room.kind) or room.read(brief, partial(load, room))
-        if release is not None:
-            records = sum(asked.get(room.kind, {}).values())
-            released.append(Released(room, release, records))
+    for kind in KINDS:
+        case = given.get(kind.name) or kind.read(brief, partial(load, kind))
+        if case is not None:
+            released.append(Released(kind, case, sum(asked.get(kind.name, {}).values())))
     if not released:
         raise ExhumeError("brief: nothing is said to be released")
     return released
 
 
-def choose(
+def resolve(
     brief: Brief, released: Sequence[Released], store: Store, folder: RunFolder | None
 ) -> tuple[Brief, list[Released]]:
     """Every "choose for me" turned into a number, once; a folder with an earlier run keeps to its own."""
     for one in released:
-        brief = one.release.choose(brief, store)
+        brief = one.case.resolve_settings(brief, store)
     if folder is not None:
-        digests = {k: v for one in released for k, v in one.release.digests().items()}
+        digests = {name: text for one in released for name, text in one.case.digests().items()}
         brief = resume_or_refuse(folder, brief, digests)
-    return brief, [replace(one, release=one.release.chosen(brief, store)) for one in released]
+    return brief, [replace(one, case=one.case.resolved(brief, store)) for one in released]
 
 
 # Plan
@@ -153,35 +155,37 @@ def choose(
 @dataclass(frozen=True, eq=False)
 class Planned:
     plan: Plan
-    options: list[tuple[AttackOption, PlannedAttack]]
-    threads: Mapping[str, int]  # by release
-    kinds: Mapping[str, str]
+    rows: list[tuple[Row, PlannedAttack]]
+
+    @property
+    def tests(self) -> int:
+        """Line-ups that decide something, fixed before anything is attacked."""
+        return sum(row.tested for row, planned in self.rows if planned.run)
+
+    def of(self, release: str) -> list[tuple[Row, PlannedAttack]]:
+        return [(row, planned) for row, planned in self.rows if planned.release == release]
 
 
 def plan_releases(brief: Brief, released: Sequence[Released]) -> Planned:
     """One budget for all attacks on all releases."""
-    every = [
-        replace(option, release=one.name) for one in released for option in one.release.options()
-    ]
-    controls = {one.name: _easiest(one.release.ladder()) for one in released}
+    every = [(one.name, row) for one in released for row in one.case.rows()]
+    controls = {one.name: _easiest(one.case.ladder()) for one in released}
     budget = brief.budget.seconds
     if budget is not None:  # what the controls take, should they be needed, is kept back
         budget -= min(_KEPT_BACK * budget, sum(seconds or 0.0 for seconds in controls.values()))
-    options = plan_attacks(every, budget)
-    rows = tuple(
+    rows = plan_rows(every, budget)
+    releases = tuple(
         PlannedRelease(
-            one.room.kind,
+            one.kind.name,
             one.name,
-            one.release.inputs(),
-            tuple(row for _, row in options if row.release == one.name),
+            one.case.inputs(),
+            tuple(planned for _, planned in rows if planned.release == one.name),
             controls[one.name],
             one.given,
         )
         for one in released
     )
-    threads = {row.name: row.inputs.threads for row in rows}
-    kinds = {row.name: row.kind for row in rows}
-    return Planned(Plan(rows, brief.budget.seconds), options, threads, kinds)
+    return Planned(Plan(releases, brief.budget.seconds), rows)
 
 
 def _easiest(ladder: Ladder | None) -> float | None:
@@ -192,21 +196,32 @@ def _easiest(ladder: Ladder | None) -> float | None:
 
 
 def attack(
-    planned: Planned, folder: RunFolder, progress: Progress
-) -> tuple[list[Findings], list[PlannedAttack]]:
-    """Every attack that was chosen, and the plan with what each really took."""
-    found: list[Findings] = []
-    rows: list[PlannedAttack] = []
-    for option, row in planned.options:
-        if not row.run or option.run is None:
-            rows.append(row)
-            continue
-        torch.set_num_threads(planned.threads[row.release])
-        started = time.perf_counter()
-        new = option.run(folder, progress)
-        rows.append(replace(row, seconds=time.perf_counter() - started))
-        found += [_marked(findings, row.release) for findings in new]
-    return found, rows
+    planned: Planned, released: Sequence[Released], folder: RunFolder, progress: Progress
+) -> tuple[list[Released], list[Findings], list[PlannedAttack]]:
+    """The cases with their releases made, every finding, and the plan with what each row really took."""
+    made, found, rows = list[Released](), list[Findings](), list[PlannedAttack]()
+    for one in released:
+        chosen = [row for row, plan in planned.of(one.name) if plan.run]
+        took: dict[str, float] = {}
+        case = one.case
+        if chosen:
+            torch.set_num_threads(case.inputs().threads)
+            started = time.perf_counter()
+            case = case.made(folder, progress)
+            making = time.perf_counter() - started
+            now, store = made_rows(case, chosen), folder.store()
+            new = attack_case(case, now, store, progress, tests=planned.tests, took=took)
+            took[chosen[0].id] += making
+            found += [_marked(findings, one.name) for findings in new]
+        made.append(replace(one, case=case))
+        rows += [replace(plan, seconds=took.get(plan.id)) for _, plan in planned.of(one.name)]
+    return made, found, rows
+
+
+def made_rows(case: Case, planned: Sequence[Row]) -> list[Row]:
+    """The planned rows as they are now that the releases are made, on as many records as planned."""
+    now = {row.id: row for row in case.rows()}
+    return [replace(now[row.id], records=row.records) for row in planned]
 
 
 def _marked(findings: Findings, release: str) -> Findings:
@@ -228,21 +243,20 @@ def judge(
     progress: Progress,
 ) -> Judged:
     """The verdict on each released thing; where nothing came back, after controls."""
-    tests = sum(option.tests for option, row in planned.options if row.run)
-    judging = [one.section for one in found if not one.section.beside]
-    tests -= sum(not section.applies for section in judging)  # which depends on the release alone
-    ladders = {one.name: one.release.ladder() for one in released}
+    judging = [one.section for one in found if one.section.counts or one.section.knows_more]
+    tests = planned.tests - sum(not section.applies for section in judging)  # by the release alone
     budget = brief.budget.seconds
-    judged = controlled(
-        adjusted(found, tests),
-        ladders,
+    judged = judge_releases(
+        holm_adjust(found, tests),
+        {one.name: one.case.ladder() for one in released},
         rows,
+        tests=planned.tests,
         seconds=None if budget is None else budget / 2,
         folder=folder,
         progress=progress,
     )
-    kinds = planned.kinds
-    columns = {one.name: one.release.inputs().columns for one in released}
+    kinds = {one.name: one.kind.name for one in released}
+    columns = {one.name: one.case.inputs().columns for one in released}
     kept = [
         folder.keep(_with_columns(one, columns[one.section.release]))
         for one in with_risk(judged.found, folder, kinds)
@@ -280,6 +294,8 @@ def fix(
     brief: Brief,
     released: Sequence[Released],
     judged: Judged,
+    *,
+    tests: int,
     folder: RunFolder,
     progress: Progress,
 ) -> list[FixRow]:
@@ -290,9 +306,10 @@ def fix(
         replace(one, release=leaking.name)
         for leaking in released
         if judged.verdicts[leaking.name].word == "leaks"
-        for one in leaking.release.fixes()
+        for one in leaking.case.fixes()
     ]
-    return try_fixes(fixes, leaks_of(judged), brief.budget.seconds, folder, progress)
+    seconds = brief.budget.seconds
+    return try_fixes(fixes, leaks_of(judged), seconds, folder, progress, tests=tests)
 
 
 # Write
@@ -312,10 +329,10 @@ def assemble(
     charts: list[Chart] = [
         chart
         for one in released
-        for chart in one.release.charts([f for f in found if f.section.release == one.name])
+        for chart in one.case.charts([f for f in found if f.section.release == one.name])
     ]
-    titles = [one.room.title for one in released]
-    inputs = [one.release.inputs() for one in released]
+    titles = [one.kind.title for one in released]
+    inputs = [one.case.inputs() for one in released]
     return Result(
         title=titles[0] if len(titles) == 1 else "What you release, and what it gives away",
         data=", ".join(dict.fromkeys(one.data for one in inputs if one.data)) or "not given",
@@ -323,7 +340,7 @@ def assemble(
         conditions=tuple(
             replace(condition, release=one.name)
             for one in released
-            for condition in one.release.conditions()
+            for condition in one.case.conditions()
         ),
         verdict=overall(verdicts, alarm),
         leak=best.leak if best else None,
@@ -337,7 +354,7 @@ def assemble(
         charts=(*judged.charts, *charts, *fix_charts(fixes, leaks)),
         victim=_facts(found),
         classes=next((one.classes for one in inputs if one.classes), ()),
-        deviations=tuple(dict.fromkeys(d for one in released for d in one.release.deviations)),
+        deviations=tuple(dict.fromkeys(d for one in released for d in one.case.deviations)),
     )
 
 
@@ -346,9 +363,9 @@ def _row(one: Released, verdict: Verdict, leak: Rate | None, fixes: Sequence[Fix
     best = own[0].sentence if own and own[0].verdict == "no leak found" else ""
     if own and not best:
         best = "None of the fixes that were tried is shown to stop it."
-    given = one.release.inputs()
+    given = one.case.inputs()
     return ReleaseRow(
-        one.room.kind,
+        one.kind.name,
         one.name,
         verdict.word,
         verdict.sentence,

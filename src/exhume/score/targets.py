@@ -26,6 +26,13 @@ class TargetScores:
     evidence: dict[str, Tensor]  # the records themselves, for their owner's eyes only
     leak: Rate | None = None  # closer than anything held; None: a copy of every target was held
 
+    @property
+    def beside(self) -> tuple[dict[str, str | float], ...]:
+        """What baselines and the oracle reach, for the page."""
+        measured = {name: errors.means() for name, errors in self.baselines.items()}
+        measured["nearest-neighbour oracle (knows the truth)"] = self.oracle.means()
+        return tuple({"name": name, **values} for name, values in measured.items())
+
 
 def first_answers(found: Reconstruction, records: int) -> Tensor:
     """(t, *shape) the first candidate of each release; refused unless every record has one."""

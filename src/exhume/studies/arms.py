@@ -11,7 +11,7 @@ from torch import Tensor
 
 from exhume.attacks.baseline import holdings
 from exhume.attacks.informed.closed_form import ClosedForm
-from exhume.auditing import CLOSED_FORM, Findings, Game, attack_targets, informed_game, split_roles
+from exhume.auditing import Findings, Game, attack_targets, informed_game, split_roles
 from exhume.choices import Trains, recipe_for, resolve
 from exhume.core.contract import Attack, Key, Knowledge, Reconstruction, Records, Release
 from exhume.readers import Split
@@ -166,7 +166,7 @@ class Bench:
         """The closed form on all targets, as the audit has it."""
         store, progress = self.run.store, self.run.progress
         own = game or self.game()
-        return attack_targets(CLOSED_FORM, own, self.settings, store=store, progress=progress)
+        return attack_targets(own, self.settings, store, progress)
 
     def play(
         self,

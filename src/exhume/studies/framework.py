@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from exhume import readers
-from exhume.auditing.training.cost import Stage
+from exhume.auditing.cost import Stage
 from exhume.choices import device_named, threads_for
 from exhume.core.contract import ExhumeError, Key, Progress, Records, Shard, silent
 from exhume.core.results import Chart, Claim, Findings, Point, StudyResult

@@ -99,6 +99,7 @@ from exhume.core.contract import (
     silent,
 )
 from exhume.models.probes import inputs_of
+from exhume.train.functional import accuracy
 
 _SAMPLE = 50
 _FEWEST = 2  # shadows a label needs for a regression of its own
@@ -154,10 +155,25 @@ class ClosedForm:
             imprint = None
         seconds = trained.seconds + time.perf_counter() - started
         cost = Cost(seconds, models=len(shadow) + 1)
-        sample = trained.parameters[:_SAMPLE].clone()
         return FittedClosedForm(
-            trained.base, trained.layout, reader, fitted, shadow.shape, cost, sample, imprint
+            trained.base,
+            trained.layout,
+            reader,
+            fitted,
+            shadow.shape,
+            cost,
+            _accuracy(knowledge, trained),
+            imprint,
         )
+
+
+def _accuracy(knowledge: Knowledge, trained: Shadows) -> dict[str, float]:
+    """How well some shadow models are trained, by records that are held besides."""
+    if knowledge.public is None or knowledge.architecture is None or not len(knowledge.public):
+        return {}
+    some = trained.parameters[:_SAMPLE]
+    shares = accuracy(knowledge.architecture, some, knowledge.public)
+    return {"shadow_accuracy": float(shares.mean())}
 
 
 def _imprint(knowledge: Knowledge, trained: Shadows, reader: LabelReader) -> ImprintReader | None:
@@ -253,7 +269,7 @@ class FittedClosedForm:
     fitted: _Fitted
     shape: tuple[int, ...]
     cost: Cost
-    sample: Tensor  # (at most 50, p) shadow models, to judge how well they are trained
+    trained: dict[str, float]  # how well the shadow models are
     imprint: ImprintReader | None = None  # read instead of the regressions per label
 
     def run(self, releases: Release) -> Reconstruction:
@@ -276,6 +292,7 @@ class FittedClosedForm:
             observed={
                 "label_accuracy_on_shadows": self.reader.held_out_accuracy,
                 "mse_on_shadows": (self.imprint or self.fitted).held_out_error,
+                **self.trained,
             },
         )
 

@@ -17,7 +17,7 @@ import torch
 
 from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.prior_aware import PriorAware
-from exhume.auditing.training.certificates import allowed_by, named_by_steps
+from exhume.auditing.limits import allowed_by, named_by_steps
 from exhume.core.contract import Attack, Knowledge
 from exhume.score.measures import measure
 from exhume.score.targets import named_rightly

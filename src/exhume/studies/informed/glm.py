@@ -15,10 +15,9 @@ from torch import Tensor
 
 from exhume.attacks.baseline import MeanRecord, holdings, snap_to_holdings
 from exhume.attacks.informed.glm import GlmClosedForm
-from exhume.auditing.sections import targets_section
 from exhume.choices import moved
 from exhume.core.contract import Knowledge, Records
-from exhume.core.results import AttackSpec, Findings
+from exhume.core.results import AttackSpec, Findings, Section
 from exhume.models.glm import softmax_regression
 from exhume.readers import Sizes, Split, split
 from exhume.score.targets import TargetScores, score_targets
@@ -102,7 +101,15 @@ def _fitted(run: Run[_Setting], parts: Split, tolerance: float) -> Findings:
         "mean_record_mse": float(scores.baselines["mean record"].mse.mean()),
         "nearest_mse": float(scores.baselines["held record nearest"].mse.mean()),
     }
-    section = targets_section(_SPEC, knowledge.known(), found, scores, metrics=extra)
+    section = Section(
+        _SPEC,
+        found.status,
+        knowledge.known(),
+        {**scores.metrics, **found.observed, **extra},
+        scores.leak,
+        baselines=scores.beside,
+        cost=found.cost,
+    )
     return Findings(section, evidence=scores.evidence)
 
 

@@ -18,8 +18,8 @@ from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.restarts import distinct
 from exhume.attacks.margin.strongest import Strongest, met
 from exhume.auditing import margin_findings
-from exhume.auditing.checkpoint.scoring_records import Pictures, ScoringRecords
-from exhume.auditing.checkpoint.vector_findings import vector_findings
+from exhume.auditing.kinds.checkpoint_findings import vector_findings
+from exhume.auditing.kinds.checkpoint_records import Pictures, ScoringRecords
 from exhume.core.contract import Key, Knowledge, Reconstruction, Records, Shard
 from exhume.core.contract import Outcome as Ended
 from exhume.core.evidence import LineupRow
@@ -31,6 +31,7 @@ from exhume.models.mlp import MLP
 from exhume.score.lineup import LEVEL
 from exhume.score.margin import above_bar, score_margin, score_vectors
 from exhume.score.places import line_up, places_for
+from exhume.score.verdict import leak_of
 from exhume.store.shards import address, digest
 from exhume.studies.arms import mounted
 from exhume.studies.claims import Claims, Stated, line, prefixed
@@ -253,11 +254,7 @@ def _embedded(run: Run[_Setting], arm: Ordinary) -> tuple[dict[str, float], Find
         score_vectors(victim.secret, found, others),
         given,
         margins=victim.margins,
-        beside={},
-        notes=(),
-        facts={},
-        lineup=row,
-        doubt="",
+        leak=leak_of(row),
     )
     return measured, shown
 

@@ -1,0 +1,257 @@
+"""One case met with its rows: ask, prove, line up, score, doubt. The same for every kind of release."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from exhume.auditing.cached import cached_reconstruction
+from exhume.auditing.case import Answer, Case, Question, Row, Seats
+from exhume.core.contract import (
+    Cost,
+    NotApplicable,
+    Outcome,
+    Progress,
+    Reconstruction,
+    Status,
+    Store,
+)
+from exhume.core.evidence import LineupRow
+from exhume.core.results import Findings, Section
+from exhume.score.batches import averages_among
+from exhume.score.intervals import rate_of
+from exhume.score.lineup import LEVEL
+from exhume.score.placebo import DIFFERENT, placebo
+from exhume.score.places import line_up
+from exhume.score.verdict import leak_of, not_audited
+
+Earlier = dict[str, dict[int, Answer]]
+"""Answers so far, by row and by the place of their question."""
+
+
+def attack_case(
+    case: Case,
+    rows: Sequence[Row],
+    store: Store,
+    progress: Progress,
+    *,
+    tests: int,
+    took: dict[str, float] | None = None,
+) -> list[Findings]:
+    """Every row on a case whose releases are made. tests: line-ups of the audit that decide something.
+
+    took: is told the seconds of each row.
+    """
+    earlier: Earlier = {}
+    found: list[Findings] = []
+    for row in rows:
+        started = time.perf_counter()
+        new = attack_row(case, row, store, progress, earlier=earlier, found=found, tests=tests)
+        found += [new] if new is not None else []
+        if took is not None:
+            took[row.id] = time.perf_counter() - started
+    return case.together(found)
+
+
+def attack_row(
+    case: Case,
+    row: Row,
+    store: Store,
+    progress: Progress,
+    *,
+    earlier: Earlier,
+    found: Sequence[Findings],
+    tests: int,
+) -> Findings | None:
+    """None: what was found before leaves nothing for it."""
+    if row.certify is not None:
+        return row.certify(case, found, store, progress)
+    try:
+        seen = case if row.view is None else row.view(case, store, progress)
+    except NotApplicable as why:
+        return Findings(Section.inapplicable(row.spec, why), not_audited(why.why))
+    if row.look is not None:
+        answers = row.look(seen, progress)
+    else:
+        answers = _ask(seen, row, {} if row.view else earlier, store, progress)
+    if not answers:
+        return None
+    return findings_of(seen, row, answers, tests=tests)
+
+
+# Ask
+
+
+def _ask(case: Case, row: Row, earlier: Earlier, store: Store, progress: Progress) -> list[Answer]:
+    """The row's attack on every question that is not settled."""
+    own = earlier.setdefault(row.id, {})
+    questions = case.questions(row)
+    for place, question in enumerate(questions):
+        if len(questions) > 1:
+            progress(f"{row.spec.name}: releases", place, len(questions))
+        before = {name: some[place] for name, some in earlier.items() if place in some}
+        asked = case.learnt(row, question, before)
+        if row.when == "if needed" and case.settled(asked, list(before.values())):
+            continue
+        found = _reconstruct(case, row, asked, store, progress)
+        answer = Answer(asked, found)
+        own[place] = case.proved(row, asked, found) if answer.applies else answer
+    if len(questions) > 1:
+        progress(f"{row.spec.name}: releases", len(questions), len(questions))
+    return list(own.values())
+
+
+def _reconstruct(
+    case: Case, row: Row, question: Question, store: Store, progress: Progress
+) -> Reconstruction:
+    """What the attack brings back. That it does not apply is a result, too."""
+
+    def mount() -> Reconstruction:
+        assert row.attack is not None  # it is asked nothing else
+        prepared = row.attack.prepare(
+            question.knowledge, key=question.key, store=store, progress=progress
+        )
+        try:
+            found = prepared.run(question.release)
+        except LinAlgError as why:
+            raise NotApplicable(f"the equations are singular ({why})", ever=False) from why
+        return case.as_records(row, question, found)
+
+    if question.address is not None:
+        return cached_reconstruction(store, question.address, mount)
+    try:
+        return mount()
+    except NotApplicable as why:
+        return Reconstruction.none(1, (), why)
+
+
+# Line up, score, doubt
+
+
+@dataclass(frozen=True, eq=False)
+class Lined:
+    """A line-up, and why it says nothing."""
+
+    row: LineupRow | None = None
+    ranks: Tensor | None = None  # (t,)
+    averages: int | None = None  # candidates that are averages of their batch
+    doubt: str = ""
+    wrong: bool = False  # it is of other records
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if not self.averages:
+            return ()
+        some = "1 candidate is" if self.averages == 1 else f"{self.averages} candidates are"
+        return (
+            f"{some} nearer to a mean of the batch than to any record: an average, which counts for none.",
+        )
+
+
+def findings_of(case: Case, row: Row, answers: Sequence[Answer], *, tests: int) -> Findings:
+    """One attack's answers to all questions: lined up, scored, and what its silence would be worth."""
+    ran = [answer for answer in answers if answer.applies]
+    knows = tuple(dict.fromkeys(k for a in answers for k in a.question.knowledge.known()))
+    if not ran:
+        status = answers[0].found.status
+        verdict = not_audited(case.refusal(status.reason))
+        section = Section(row.spec, status, knows)
+        return Findings(_as_its_row(section, row), verdict, facts=case.facts())
+    lined = line_up_row(case.seats(row, ran), tests)
+    scored = case.score(row, ran, lined.ranks)
+    lineup = None if lined.wrong and scored.proved else lined.row
+    leak = scored.leak if lined.row is None else leak_of(lineup)
+    if scored.proved > (leak.successes if leak else 0) and (not lineup or lineup.identified):
+        leak = rate_of(scored.proved, max(scored.members, scored.proved))  # a proof is a match
+    metrics = dict(scored.metrics)
+    if lined.averages is not None:
+        metrics["averages"] = float(lined.averages)
+    if leak is not None and "success" not in metrics:
+        metrics |= {"success": leak.share, "success_low": leak.low, "success_high": leak.high}
+    section = Section(
+        row.spec,
+        status_of(answers),
+        knows,
+        metrics,
+        leak,
+        lineup=lineup,
+        proved=scored.proved,
+        doubt=lined.doubt or case.doubt(row, ran, metrics),
+        baselines=scored.baselines,
+        cost=Cost(
+            sum(answer.found.cost.seconds for answer in answers),
+            sum(answer.found.cost.models for answer in answers),
+        ),
+        notes=scored.notes + lined.notes + _refused(answers),
+        ranked_by=scored.ranked_by,
+    )
+    facts = {**case.facts(), **scored.facts}
+    return Findings(_as_its_row(section, row), scored.verdict, scored.evidence, facts, scored.risk)
+
+
+def _as_its_row(section: Section, row: Row) -> Section:
+    """Whether it counts for the verdict, or knows more than is assumed."""
+    return replace(section, counts=row.role == "decides", knows_more=row.knows)
+
+
+def _refused(answers: Sequence[Answer]) -> tuple[str, ...]:
+    refused = [answer.found.status.reason for answer in answers if not answer.applies]
+    return (f"Not applicable to {len(refused)}: {refused[0]}.",) if refused else ()
+
+
+def status_of(answers: Sequence[Answer]) -> Status:
+    """The worst of those that apply."""
+    applied = [a.found.status for a in answers if a.applies]
+    return next((s for s in applied if s.outcome is not Outcome.CONVERGED), applied[0])
+
+
+def line_up_row(seats: Seats | None, tests: int) -> Lined:
+    """Every record against everything that answers its release.
+
+    What is nearer to a mean of a batch than to any of its records is an average, and answers nobody. Where
+    the user chose the records, answers that know nothing of the release come first.
+    """
+    if seats is None:
+        return Lined()
+    candidates, averages = list(seats.candidates), None
+    if seats.batches:
+        mean = [
+            averages_among(found, batch)
+            for found, batch in zip(candidates, seats.batches, strict=True)
+        ]
+        averages = sum(int(one.sum()) for one in mean)
+        candidates = [found[~one] for found, one in zip(candidates, mean, strict=True)]
+    row, ranks = line_up(seats.places, candidates, seats.key, tests=tests, alike=seats.alike)
+    if seats.wrong:
+        return Lined(row, ranks, averages, seats.wrong, wrong=True)
+    if seats.placebo is None or not row.targets:
+        return Lined(row, ranks, averages)
+    by_itself = placebo(*seats.placebo)
+    if by_itself > LEVEL:
+        return Lined(row, ranks, averages)
+    return Lined(replace(row, p=1.0), ranks, averages, DIFFERENT.format(by_itself))
+
+
+def pooled(answers: Sequence[Answer], shape: tuple[int, ...]) -> Tensor:
+    """(k, *shape) everything that was found, as candidates of one release."""
+    found = [answer.found.found().double() for answer in answers]
+    return torch.cat([torch.zeros(0, *shape, dtype=torch.float64), *found])
+
+
+def line_ups(
+    case: Case, rows: Sequence[Row], store: Store, progress: Progress, *, tests: int
+) -> dict[str, LineupRow]:
+    """Of each attack that applies, by its id: all that a control asks for."""
+    earlier: Earlier = {}
+    lined: dict[str, LineupRow] = {}
+    for row in rows:
+        ran = [one for one in _ask(case, row, earlier, store, progress) if one.applies]
+        found = line_up_row(case.seats(row, ran), tests).row if ran else None
+        if found is not None:
+            lined[row.id] = found
+    return lined

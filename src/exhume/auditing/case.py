@@ -1,0 +1,310 @@
+"""What the engine attacks, as values: a case, the rows of attacks on it, and the kind of release that it is.
+
+    Kind      one kind of release: its section in the brief, and how that is read
+    Case      what is attacked, resolved once and frozen; a rung and a fix make another case of it
+    Row       one attack in an audit: what it is, what it costs, what its success means
+    Question  one release and what its adversary knows
+    Answer    what a row's attack brought back for a question, and what the release itself proves of it
+
+A case says what there is. The engine (`auditing.run`) plans, attacks, lines up, doubts, controls and judges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, Self, runtime_checkable
+
+from torch import Tensor
+
+from exhume.choices import threads_for
+from exhume.core.contract import (
+    Attack,
+    Key,
+    Knowledge,
+    Outcome,
+    Progress,
+    Reconstruction,
+    Records,
+    Release,
+    Store,
+)
+from exhume.core.evidence import Condition
+from exhume.core.records import Column
+from exhume.core.results import NOT_JUDGED, AttackSpec, Chart, Facts, Findings, Rate, Verdict
+from exhume.readers import Reading
+from exhume.report.folder import RunFolder
+from exhume.score.lineup import Alike
+from exhume.score.places import Places
+from exhume.settings import Brief
+
+Load = Callable[[str, Reading], Records]
+"""(source, how to read it) to records; each set is read once, whoever asks for it."""
+
+RUNG_TARGETS = 16  # records that a control is tried on, at most
+Role = Literal["decides", "knows more", "beside"]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where a release comes from, with every choice made."""
+
+    data: str
+    seed: int
+    threads: int
+    classes: tuple[str, ...] = ()
+    uses: tuple[tuple[int, str], ...] = ()  # how many records, and what for
+    columns: tuple[Column, ...] = ()  # of a table
+    place: str = ""  # where its models are trained
+    size: str = ""  # of the sets that they are trained on, and why
+    takes: str = ""  # operations, memory and disk
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One attack in an audit, or one certificate beside those that ran."""
+
+    spec: AttackSpec
+    attack: Attack | None  # None: it is no attack on the case's questions (see `look`, `certify`)
+    threat: str  # what the adversary sees and knows, in words
+    seconds: float = 0.0  # estimated
+    records: int = 0  # that it is tried on
+    models: int = 0  # that are trained for it
+    steps: int = 0  # of its search
+    role: Role = "decides"
+    knows: str = ""  # of a role that knows more: what, in words
+    when: Literal["always", "if needed", "extra"] = "always"
+    why_not: str = ""  # why it cannot be mounted
+    needs: str = ""  # the row whose work it goes on from
+    stream: str = ""  # of its random numbers; empty: its id
+    whole: bool = True  # records come back, and not parts of them
+    certain: bool = True  # of parts: they need no further proof
+    fewer: Callable[[float], Row | None] | None = None  # on fewer records, in so many seconds
+    view: Callable[[Any, Store, Progress], Any] | None = None  # of the case, what it attacks
+    look: Callable[[Any, Progress], list[Answer]] | None = None  # answers without an attack
+    certify: Callable[[Any, Sequence[Findings], Store, Progress], Findings] | None = None
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    @property
+    def tested(self) -> bool:
+        """Its line-up decides something: the verdict itself, or that a secret alone protects."""
+        return self.role != "beside" and self.certify is None
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """One release and what its adversary knows; what comes back are candidates for some of the records."""
+
+    release: Release
+    knowledge: Knowledge
+    key: Key
+    name: str = ""  # whose it is, where there are several
+    source: Any = None  # what the kind knows about it
+    address: str | None = None  # of its answer, where that is kept
+
+
+@dataclass(frozen=True, eq=False)
+class Proof:
+    records: int  # reconstructions that are proved
+    sentence: str = ""
+    residual: float | None = None  # of the recomputed release, where it could be recomputed
+    chosen: Tensor | None = None  # (k,) bool: those that explain the whole release; no other counts
+    labels: Tensor | None = None  # (c,) of the chosen
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    question: Question
+    found: Reconstruction
+    proof: Proof = Proof(0)
+
+    @property
+    def applies(self) -> bool:
+        return self.found.status.outcome is not Outcome.NOT_APPLICABLE
+
+
+@dataclass(frozen=True, eq=False)
+class Seats:
+    """A line-up: who stands in it, and what answers each release."""
+
+    places: Places
+    candidates: Sequence[Tensor]  # (k, *shape) for each release
+    key: Key
+    alike: Alike | None = None  # None: by what the records are
+    batches: Sequence[Records] = ()  # behind each release, whose averages count for no record
+    placebo: tuple[Places, Key, Alike | None] | None = None  # where the user chose the records
+    wrong: str = ""  # that these are not its records
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """What came back, measured: for the page and for the section."""
+
+    metrics: dict[str, float]
+    evidence: dict[str, Tensor] = field(default_factory=dict)  # for the owner's eyes
+    notes: tuple[str, ...] = ()
+    facts: Facts = field(default_factory=dict)
+    baselines: tuple[dict[str, str | float], ...] = ()
+    risk: dict[str, Tensor] = field(default_factory=dict)  # evidence for the records at risk
+    ranked_by: str = ""
+    verdict: Verdict = NOT_JUDGED  # where nobody is lined up
+    leak: Rate | None = None  # where nobody is lined up
+    proved: int = 0  # records
+    members: int = 0  # records behind the releases, as far as known
+
+
+@dataclass(frozen=True, eq=False)
+class Rung:
+    """An easier version of a case."""
+
+    value: str  # on the axis of the reach chart
+    words: str  # completes "identifies 16 of 16 records …"
+    seconds: float  # estimated
+    case: Callable[[RunFolder, Progress], Case]
+
+
+@dataclass(frozen=True, eq=False)
+class Ladder:
+    respect: str  # in which the rungs differ
+    own: str  # the user's value
+    words: str  # completes "identifies 0 of 100 records …" for the user's own system
+    rungs: tuple[Rung, ...]  # easiest first
+
+
+@dataclass(frozen=True, eq=False)
+class Safer:
+    """A case with a fix, and what the fix costs."""
+
+    case: Case
+    kept: float | None  # accuracy of the model, or how much of an update stays
+    before: float | None
+    cost: str = ""  # in words, besides what is kept
+
+
+@dataclass(frozen=True, eq=False)
+class Fix:
+    id: str
+    words: str
+    guarantee: str
+    measure: str  # what `kept` is
+    seconds: float  # estimated
+    apply: Callable[[RunFolder, Progress], Safer]
+    only: tuple[str, ...] = ()  # rows that it is put to; empty: all
+    release: str = ""  # what it protects
+    short: str = ""  # for a chart; else the words
+    secret: bool = False  # it protects by what nobody may learn
+
+
+@runtime_checkable
+class Case(Protocol):
+    """One released thing, read and checked. A kind states what differs from the usual, which is here."""
+
+    @property
+    def title(self) -> str:
+        """Completes "What stops the leak of …"."""
+        ...
+
+    # Read
+
+    def digests(self) -> dict[str, str]:
+        """What is no file but decides the result: the same digests, the same run."""
+        return {}
+
+    def resolve_settings(self, brief: Brief, store: Store) -> Brief:
+        """The brief with this release's sizes, steps and threads as numbers."""
+        threads = threads_for(brief.settings.machine.threads)
+        return brief.with_settings(brief.settings.with_values("machine", threads=threads))
+
+    def resolved(self, brief: Brief, store: Store) -> Self:
+        """This case by a brief whose settings are numbers."""
+        ...
+
+    # Plan
+
+    def inputs(self) -> Inputs: ...
+    def rows(self) -> Sequence[Row]:
+        """Every attack that could be run, strongest adversary last."""
+        ...
+
+    # Attack
+
+    def made(self, folder: RunFolder, progress: Progress) -> Self:
+        """With its releases, where they are made here."""
+        return self
+
+    def questions(self, row: Row) -> Sequence[Question]: ...
+    def settled(self, question: Question, earlier: Sequence[Answer]) -> bool:
+        """Whether the answers before leave nothing for rows that run only if they are needed."""
+        return False
+
+    def learnt(self, row: Row, question: Question, earlier: Mapping[str, Answer]) -> Question:
+        """With what the answers before, by row, have shown."""
+        return question
+
+    def as_records(self, row: Row, question: Question, found: Reconstruction) -> Reconstruction:
+        """What an attack brought back, as records like those that are private."""
+        return found
+
+    def proved(self, row: Row, question: Question, found: Reconstruction) -> Answer:
+        """With what the release itself proves of it."""
+        return Answer(question, found)
+
+    # Judge
+
+    def seats(self, row: Row, answers: Sequence[Answer]) -> Seats | None:
+        """None: there is nobody to compare with."""
+        ...
+
+    def score(self, row: Row, answers: Sequence[Answer], ranks: Tensor | None) -> Scored:
+        """ranks: (t,) of the targets in their line-up; None: there was none."""
+        ...
+
+    def refusal(self, why: str) -> str:
+        """Completes "not audited: …" where an attack does not apply, for this reason of its own."""
+        return why
+
+    def doubt(self, row: Row, answers: Sequence[Answer], metrics: Mapping[str, float]) -> str:
+        """Why silence of this attack would say nothing; empty: it says something."""
+        return ""
+
+    def facts(self) -> Facts:
+        """About what was attacked, for the page; its releases are made."""
+        return {}
+
+    def together(self, found: Sequence[Findings]) -> list[Findings]:
+        """All rows' findings, with what only all of them tell."""
+        return list(found)
+
+    def conditions(self) -> tuple[Condition, ...]:
+        """What the attacks need in order to work here, and whether it is so; none: it was not looked at."""
+        return ()
+
+    def ladder(self) -> Ladder | None:
+        """Easier versions of the system, on which an attack that found nothing must show that it works."""
+        return None
+
+    def fixes(self) -> Sequence[Fix]:
+        """What could stop a leak; nothing for a file as it is, which cannot be trained again."""
+        return ()
+
+    # Write
+
+    @property
+    def deviations(self) -> tuple[str, ...]:
+        """From the papers."""
+        return ()
+
+    def charts(self, found: Sequence[Findings]) -> list[Chart]:
+        return []
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of release: its section in the brief, the page's title, and how it is read."""
+
+    name: str
+    title: str
+    read: Callable[[Brief, Load], Case | None]  # None: not released

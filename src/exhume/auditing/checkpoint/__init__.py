@@ -1,1 +1,0 @@
-"""A file of weights, as it is."""

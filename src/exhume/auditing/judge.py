@@ -1,0 +1,231 @@
+"""From what the attacks found to one verdict for each release: Holm, controls, words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scipy.stats import fisher_exact
+
+from exhume.auditing.case import Ladder
+from exhume.auditing.controls import LadderResult, climb, reach_chart
+from exhume.core.contract import Progress
+from exhume.core.evidence import ControlRow, LineupRow, Reach
+from exhume.core.results import Chart, Findings, PlannedAttack, Rate, Section, Verdict, Word
+from exhume.report.folder import RunFolder
+from exhume.score.lineup import LEVEL, among_tests, holm
+from exhume.score.verdict import (
+    MOST_UNNOTICED,
+    broken,
+    found_something,
+    gravest,
+    not_audited,
+    noticed,
+    silent,
+    verdict_on,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """Every finding with its word, and a verdict for each release."""
+
+    found: list[Findings]
+    verdicts: dict[str, Verdict]
+    controls: tuple[ControlRow, ...] = ()
+    reach: tuple[Reach, ...] = ()
+    charts: tuple[Chart, ...] = ()
+
+
+def holm_adjust(found: Sequence[Findings], planned: int) -> list[Findings]:
+    """p-values for all line-ups of the audit (Holm), and what each could notice at the level that leaves it.
+
+    planned: tests that were fixed before; all count.
+    """
+    tested = [place for place, one in enumerate(found) if one.tested]
+    values = [row.p for place in tested if (row := found[place].section.lineup) is not None]
+    values += [1.0] * max(0, planned - len(values))
+    new = list(found)
+    for place, p in zip(tested, holm(values), strict=False):
+        section = found[place].section
+        assert section.lineup is not None  # it was tested
+        row = replace(among_tests(section.lineup, len(values)), adjusted=p)
+        leak = section.leak and replace(section.leak, detectable=row.detectable)
+        section = replace(section, lineup=row, leak=leak)
+        new[place] = replace(found[place], section=section)
+    return new
+
+
+def judge_releases(
+    found: Sequence[Findings],
+    ladders: Mapping[str, Ladder | None],
+    plan: Sequence[PlannedAttack],
+    *,
+    tests: int,
+    seconds: float | None,
+    folder: RunFolder,
+    progress: Progress,
+) -> Judged:
+    """The verdict on each release, by its name; where all attacks are silent, after controls.
+
+    ladders: of each release; tests: line-ups of the audit that decide something. seconds: that all controls
+    may take; None: no limit. One attack that succeeds is enough; where one did not do its work, silence of
+    the others says nothing.
+    """
+    new, verdicts = list[Findings](), dict[str, Verdict]()
+    controls, reaches, charts = list[ControlRow](), list[Reach](), list[Chart]()
+    for release, ladder in ladders.items():
+        own = [one for one in found if one.section.release == release]
+        climbed, names = LadderResult((), {}), _to_control(own)
+        rows = {o.section.spec.id: r for o in own if (r := o.section.lineup) is not None}
+        if names:
+            climbed = climb(
+                release,
+                ladder,
+                names,
+                rows,
+                tests=tests,
+                seconds=seconds,
+                folder=folder,
+                progress=progress,
+            )
+            seconds = None if seconds is None else max(0.0, seconds - climbed.seconds)
+            controls += climbed.controls
+            reaches += climbed.reach.values()
+            chart = reach_chart(release, ladder, climbed, rows, names) if ladder else None
+            charts += [chart] if chart else []
+        own = [_attach_verdict(one, climbed.reach.get(one.section.spec.id)) for one in own]
+        verdicts[release] = _of_release(own, climbed.reach, plan, release)
+        new += own
+    return Judged(new, verdicts, tuple(controls), tuple(reaches), tuple(charts))
+
+
+def word_of_fix(found: Sequence[Findings], before: Rate | None, *, secret: bool = False) -> Word:
+    """Of the same attacks on a protected release. before: what the unprotected one gave to them.
+
+    That nothing came back after a fix says something only if it would have come back without it: the drop
+    must itself be beyond chance, and the attack strong enough on the unprotected release for a leak of half
+    the records to be noticed. secret: the fix protects by what nobody may learn, which is at risk at best.
+    """
+    sections = [one.section for one in holm_adjust(found, 0)]
+    counted = [section for section in sections if section.counts and section.applies]
+    if any(found_something(section) for section in counted):
+        return "leaks"
+    if any(section.knows_more and found_something(section) for section in sections):
+        return "at risk"
+    rows = [s.lineup for s in counted if s.lineup is not None and silent(s)]
+    if _doubts(counted) or not any(stopped_by_fix(row, before) for row in rows):
+        return "not audited"
+    return "at risk" if secret else "no leak found"
+
+
+def stopped_by_fix(row: LineupRow, before: Rate | None) -> bool:
+    """Whether less is identified than before beyond chance, by an attack that would notice a leak."""
+    if (
+        before is None
+        or not row.targets
+        or before.low <= 0
+        or row.detectable > MOST_UNNOTICED * before.low
+    ):
+        return False
+    table = [
+        [before.successes, before.trials - before.successes],
+        [row.identified, row.targets - row.identified],
+    ]
+    return bool(fisher_exact(table, alternative="greater").pvalue <= LEVEL)
+
+
+def _to_control(own: Sequence[Findings]) -> dict[str, str]:
+    """Attacks on a release on which all are silent, names by id; none: nothing to earn."""
+    counted = [one.section for one in own if one.counts]
+    deciding = [*counted, *(one.section for one in own if one.section.knows_more)]
+    if any(found_something(section) for section in deciding) or _doubts(counted):
+        return {}
+    return {section.spec.id: section.spec.name for section in counted if silent(section)}
+
+
+def _doubts(counted: Sequence[Section]) -> list[str]:
+    return [section.doubt for section in counted if section.doubt]
+
+
+def _attach_verdict(one: Findings, reach: Reach | None) -> Findings:
+    """With the verdict of its line-up; what was never lined up keeps the room's own words."""
+    section = one.section
+    if section.lineup is None and not section.proved:
+        return one
+    verdict = verdict_on(section, reach)
+    if (
+        section.leak is not None
+        and section.lineup is not None
+        and reach is not None
+        and reach.nearest
+    ):
+        power = replace(section.leak, detectable=noticed(section.lineup, reach))
+        section = replace(section, leak=power)
+    return replace(one, section=replace(section, verdict=verdict.word), verdict=verdict)
+
+
+def _of_release(
+    own: Sequence[Findings],
+    reach: Mapping[str, Reach],
+    plan: Sequence[PlannedAttack],
+    release: str,
+) -> Verdict:
+    deciding = [one for one in own if one.section.counts or one.section.knows_more]
+    if not deciding:
+        return not_audited(_left_out(plan, release))
+    deciding.sort(key=lambda one: (one.share, _reach_low(one, reach)), reverse=True)
+    verdict = gravest([one.verdict for one in deciding])
+    if verdict.word == "not audited":
+        return _why_not(deciding)
+    return verdict
+
+
+def _reach_low(one: Findings, reach: Mapping[str, Reach]) -> float:
+    found = reach.get(one.section.spec.id)
+    return found.low if found is not None else -1.0
+
+
+def _why_not(deciding: Sequence[Findings]) -> Verdict:
+    """The doubt about the attack that got furthest; else why nothing could be mounted."""
+    doubted = [one for one in deciding if one.section.doubt and one.section.applies]
+    ran = [one for one in deciding if one.section.applies]
+    return (doubted or ran or list(deciding))[0].verdict
+
+
+def _left_out(plan: Sequence[PlannedAttack], release: str) -> str:
+    """Why nothing was run."""
+    rows = [row for row in plan if row.release == release]
+    if len(rows) == 1:
+        return rows[0].why.removeprefix("does not apply: ")
+    return "; ".join(f"{row.name}: {row.why}" for row in rows)
+
+
+def overall(verdicts: Mapping[str, Verdict], alarm: str) -> Verdict:
+    """Of one release its own; of several one word for the whole, and every sentence.
+
+    One release that leaks is enough; silence about all needs silence of each, so that one that was not
+    audited leaves the whole not audited.
+    """
+    several = list(verdicts.values())
+    if alarm:
+        return broken(alarm)
+    if len(several) == 1:
+        return several[0]
+    gravest_first: tuple[Word, ...] = ("leaks", "at risk", "not audited", "no leak found")
+    by_word = {
+        word: [name for name, one in verdicts.items() if one.word == word] for word in gravest_first
+    }
+    word = next(word for word, names in by_word.items() if names)
+    some = f"{len(by_word[word])} of {len(several)} releases"
+    unknown = f"nothing is known about {', '.join(by_word['not audited'])}"
+    rest = f"; {unknown}" if by_word["not audited"] else ""
+    quiet = "; no leak was found in the others" if by_word["no leak found"] else ""
+    sentences = {
+        "leaks": f"{some} leak{rest}.",
+        "at risk": f"{some} are at risk{rest}.",
+        "not audited": f"Not audited: {unknown}{quiet}.",
+        "no leak found": f"No leak found in {some}.",
+    }
+    detail = " ".join(f"{name.capitalize()}: {one.sentence}" for name, one in verdicts.items())
+    return Verdict(word, sentences[word], detail)

@@ -1,0 +1,264 @@
+"""A fitted linear model of scikit-learn's, as it is: each of its training records in turn is the unknown one.
+
+At the optimum the gradients of all records cancel, so whoever has all but one knows that one's gradient, and
+from it the record (Balle22). No model is trained for this: it is the owner's own release that is attacked.
+
+There is no line-up: strangers must be in nothing that enters an answer, and every other record does, other
+targets included. Only a proof speaks, and silence never does: where the model is at its optimum the attack is
+exact, and where it is not, the attack is not about this model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from scipy.stats import binom
+from torch import Tensor
+
+from exhume.attacks.baseline import MeanRecord
+from exhume.attacks.informed.glm import GlmClosedForm
+from exhume.auditing.case import Answer, Case, Inputs, Kind, Load, Question, Row, Scored, Seats
+from exhume.auditing.cost import seconds_of
+from exhume.core.contract import (
+    ExhumeError,
+    Key,
+    Knowledge,
+    NotApplicable,
+    Reconstruction,
+    Records,
+    Store,
+    Weights,
+)
+from exhume.core.results import NOT_JUDGED, AttackSpec
+from exhume.models.glm import onehot, probabilities
+from exhume.readers import Reading
+from exhume.readers.fitted import release_of_fitted
+from exhume.score.targets import score_targets
+from exhume.score.verdict import not_audited
+from exhume.settings import Brief, FittedSettings
+from exhume.store.shards import NullStore, digest
+from exhume.train.glm import Optimum, as_matrix, augmented
+from exhume.victims import secret_of
+
+_EXPLAINED = 1e-3  # relative: an answer's own gradient against the missing one
+_BY_CHANCE = 0.01  # share of answers that come so near to it for no reason: ten times what was seen
+_ONCE = 1e-4  # how often so many may do that
+_AT_OPTIMUM = 0.1  # of a record's own gradient: what all records may leave over
+_LINEAR = AttackSpec(
+    "linear", "The missing record of a linear model", "Balle22", "the fitted coefficients"
+)
+_FEW, _MANY = 200, 1000  # records that are tried
+_SECONDS = 60.0  # that they may take
+_SCALES = [1.05**power for power in range(-30, 31)]  # of the logits, from .23 to 4.3
+_NEARER = 0.1  # what a scale must leave of the mismatch to be named
+_THREAT = "sees the fitted model; knows its penalty and every record but one"
+
+
+def read_fitted(brief: Brief, load: Load) -> FittedCase | None:
+    if brief.fitted is None:
+        return None
+    source = brief.settings.data.source
+    return fitted_case(brief.fitted, load(source, Reading()), brief.settings.seed, source)
+
+
+def fitted_case(
+    settings: FittedSettings,
+    records: Records,
+    seed: int,
+    source: str = "",
+    model: object | None = None,
+) -> FittedCase:
+    """model: in memory; None: the file of the settings."""
+    if records.vocabulary is not None:
+        raise ExhumeError(
+            "data: token sequences; a fitted linear model is attacked with what it was fitted on, numbers"
+        )
+    released = model if model is not None else Path(settings.file)
+    inputs = records.inputs.flatten(1).double()
+    records = Records(inputs, records.labels, records.classes)
+    try:
+        release, recipe = release_of_fitted(released, records.shape)
+    except NotApplicable as why:
+        return FittedCase(settings, records, why, seed, source)
+    return FittedCase(settings, records, (release, recipe), seed, source)
+
+
+@dataclass(frozen=True, eq=False)
+class FittedCase(Case):
+    settings: FittedSettings
+    records: Records  # what the model was fitted on, as it sees them
+    fitted: tuple[Weights, Optimum] | NotApplicable  # or why it cannot be attacked
+    seed: int
+    source: str = ""
+    threads: int = 0
+
+    @property
+    def title(self) -> str:
+        return "the fitted model"
+
+    @property
+    def release(self) -> Weights:
+        return self._given[0]
+
+    @property
+    def recipe(self) -> Optimum:
+        return self._given[1]
+
+    @property
+    def _given(self) -> tuple[Weights, Optimum]:
+        if isinstance(self.fitted, NotApplicable):
+            raise self.fitted
+        return self.fitted
+
+    def digests(self) -> dict[str, str]:
+        """A model in memory has no file, so the coefficients count."""
+        refused = isinstance(self.fitted, NotApplicable)
+        return {} if refused else {"fitted": digest(self.release.parameters)[:16]}
+
+    def resolved(self, brief: Brief, store: Store) -> FittedCase:
+        return replace(self, threads=brief.settings.machine.threads)
+
+    def inputs(self) -> Inputs:
+        records = self.records
+        uses = ((len(records), "the model was fitted on"),)
+        return Inputs(
+            self.source, self.seed, self.threads, tuple(records.classes), uses, records.columns
+        )
+
+    @property
+    def deviations(self) -> tuple[str, ...]:
+        return (
+            "Every target is the unknown record of the same released model; the adversary holds all "
+            "the others.",
+        )
+
+    def rows(self) -> list[Row]:
+        each = max(1e-6, seconds_of(12.0 * self.records.inputs.numel() * len(self.records.classes)))
+        affordable = max(_FEW, min(_MANY, int(_SECONDS / each)))
+        targets = min(self.settings.targets or affordable, len(self.records))
+        why = self.fitted.why if isinstance(self.fitted, NotApplicable) else ""
+        row = Row(_LINEAR, GlmClosedForm(), _THREAT, targets * each, targets, why_not=why)
+        return [row]
+
+    def questions(self, row: Row) -> list[Question]:
+        """One for each target: the same release, and everything but its record."""
+        recipe, key = self.recipe, Key.from_seed(self.seed)
+        asked = []
+        for target in self._targets(row).tolist():
+            fixed = self.records[torch.arange(len(self.records)) != target]
+            known = Knowledge(architecture=recipe.architecture, recipe=recipe, fixed=fixed)
+            asked.append(Question(self.release, known, key, str(target)))
+        return asked
+
+    def _targets(self, row: Row) -> Tensor:
+        """Rows of the records."""
+        draw = Key.from_seed(self.seed).fold("targets").generator()
+        return torch.randperm(len(self.records), generator=draw)[: row.records]
+
+    def seats(self, row: Row, answers: Sequence[Answer]) -> Seats | None:
+        return None
+
+    def score(self, row: Row, answers: Sequence[Answer], ranks: Tensor | None) -> Scored:
+        targets, key = self._targets(row), Key.from_seed(self.seed)
+        found = [answer.found for answer in answers]
+        mismatch = torch.cat([-one.confidence for one in found])
+        every = Reconstruction(
+            torch.cat([one.candidates for one in found]),
+            -mismatch,
+            found[0].status,
+            labels=torch.cat([one.labels for one in found if one.labels is not None]),
+        )
+        mean = MeanRecord().prepare(Knowledge(fixed=self.records), key=key, store=NullStore())
+        many = Weights(self.release.parameters.expand(len(targets), -1), self.release.layout)
+        scores = score_targets(
+            secret_of(self.records[targets]),
+            every,
+            self.records,
+            key.fold("score"),
+            baselines={"mean record": mean.run(many)},
+            own=targets,
+        )
+        proved = _proved(mismatch[:, 0])
+        notes = [
+            "Exact only where fitting stopped at the optimum: lower `tol` to see what could leak; the "
+            "certificate says how far each answer is from explaining the missing gradient."
+        ]
+        if proved:
+            notes.append(
+                f"{proved} of {len(targets)} answers explain what the other records leave over of the "
+                f"gradient, up to {_EXPLAINED:g} of it: with them the fit gives the release back."
+            )
+        certificates = {
+            "certificate_median": float(mismatch.median()),
+            "certified": float(proved),
+        }
+        classes, inputs = len(self.records.classes), self.records.inputs[0].numel()
+        kind = "logistic" if classes == 2 else "softmax"
+        return Scored(
+            scores.metrics | certificates,
+            scores.evidence,
+            tuple(notes),
+            {
+                "model": f"{kind} regression, {inputs:,} inputs, {classes:,} classes",
+                "training": str(self.recipe),
+                "records": float(len(self.records)),
+            },
+            scores.beside,
+            verdict=NOT_JUDGED if proved else not_audited(self._premise(targets)),
+            proved=proved,
+            members=len(targets),
+        )
+
+    def doubt(self, row: Row, answers: Sequence[Answer], metrics: Mapping[str, float]) -> str:
+        return "" if metrics["certified"] else self._premise(self._targets(row))
+
+    def _premise(self, targets: Tensor) -> str:
+        """Why silence says nothing about this model; the owner has all records, so that it can be seen."""
+        penalty = self.recipe.penalty
+        inputs = augmented(self.records.inputs, 1)
+        wanted = onehot(self.records.labels, self.recipe.architecture.outputs)
+        theta = as_matrix(self.recipe.architecture, self.release.parameters)[0]
+        logits = (theta @ inputs.T)[None]  # (1, c, n)
+        kappa = penalty.diagonal(len(self.records), inputs.shape[1] - 1)
+
+        def left(scale: float) -> Tensor:
+            """(c, d + 1) what the records leave over, were the released logits times so much."""
+            return (probabilities(scale * logits)[0] - wanted) @ inputs
+
+        error = (probabilities(logits)[0] - wanted)[:, targets]
+        own = float((error.norm(dim=0) * inputs[targets].norm(dim=1)).median())
+        data = left(1.0)
+        ratio = float((data + kappa * theta).norm()) / max(own, 1e-300)
+        if ratio <= _AT_OPTIMUM:
+            return (
+                "the model is at its optimum, but too few answers explain the missing gradient; silence of "
+                "a linear model is no evidence"
+            )
+        said = (
+            "the released coefficients are not at the optimum of this penalty with these records (together "
+            f"their gradients leave {ratio:.2g} times a single record's own)"
+        )
+        slope = float((kappa * theta).square().sum())
+        factor = -float((data * kappa * theta).sum()) / slope if slope else 1.0
+        if factor > 0 and float((data + factor * kappa * theta).norm()) <= _AT_OPTIMUM * own:
+            return (
+                f"{said}: they are with a penalty {factor:.3g} times as strong, which is what a weight of "
+                f"{1 / factor:.3g} for each record does"
+            )
+        fits = {s: float((left(s) + s * kappa * theta).norm()) for s in _SCALES}
+        best = min(fits, key=fits.__getitem__)
+        if fits[best] < _NEARER * ratio * own:
+            return f"{said}: they nearly are with all logits times {best:.2g}"
+        return f"{said}: lower `tol`, or see whether they are the records, columns and weights of the fit"
+
+
+FITTED = Kind("fitted", "What a fitted linear model gives away", read_fitted)
+
+
+def _proved(mismatch: Tensor) -> int:
+    """Answers (t,) that prove themselves: so many come near to the missing gradient that it is no chance."""
+    count = int((mismatch <= _EXPLAINED).sum())
+    return count if float(binom.sf(count - 1, len(mismatch), _BY_CHANCE)) <= _ONCE else 0

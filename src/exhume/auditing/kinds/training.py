@@ -1,0 +1,605 @@
+"""Weights that are trained as the user trains: one model for each private record that is tried (Balle22)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from exhume.attacks.baseline import MeanRecord, holdings, snap_to_holdings
+from exhume.attacks.informed.closed_form import ClosedForm
+from exhume.attacks.informed.noise_aware import NoiseAware
+from exhume.attacks.informed.prior_aware import PriorAware
+from exhume.attacks.informed.residual import Residual
+from exhume.attacks.informed.through_any_training import ThroughAnyTraining, through_training_of
+from exhume.attacks.informed.through_training import ThroughTraining
+from exhume.auditing.at_risk import factors_of_own
+from exhume.auditing.attack import attack_case
+from exhume.auditing.case import (
+    RUNG_TARGETS,
+    Answer,
+    Case,
+    Fix,
+    Inputs,
+    Kind,
+    Ladder,
+    Load,
+    Question,
+    Row,
+    Rung,
+    Safer,
+    Scored,
+    Seats,
+)
+from exhume.auditing.cost import game_stages, network_seconds, seconds_per_model
+from exhume.auditing.kinds.training_game import Game, informed_game, split_roles, start_of
+from exhume.auditing.limits import PRIOR_AWARE, audit_limits, claimed_privacy
+from exhume.choices import Trains, recipe_for, resolve, sized
+from exhume.core.contract import (
+    Attack,
+    Key,
+    NotApplicable,
+    Outcome,
+    Progress,
+    Reconstruction,
+    Records,
+    Secret,
+    Status,
+    Store,
+    Weights,
+)
+from exhume.core.results import AttackSpec, Facts, Findings
+from exhume.defences.rounding import Rounding
+from exhume.models.activations import activation
+from exhume.readers import Reading
+from exhume.report.folder import RunFolder
+from exhume.score.places import Places, places_for
+from exhume.score.targets import TargetScores, score_targets
+from exhume.settings import Brief, Settings
+from exhume.store.memory import size_of
+from exhume.store.scale import Cores, Here, where_now, workers_for
+from exhume.store.shards import NullStore
+from exhume.train.dp import ClaimedPrivacy, noise_for_epsilon
+from exhume.train.fleet import fleet_work, seconds_per_model_of
+from exhume.train.functional import accuracy, own_gradients
+from exhume.train.own import OwnTraining
+from exhume.train.recipe import FullBatch
+from exhume.train.unrolled import free_gates
+from exhume.victims.informed import first_of
+
+_WEIGHTS = "the released weights"
+CLOSED_FORM = AttackSpec("closed-form", "Closed-form per-label reconstructor", "Balle22", _WEIGHTS)
+CORRECTED = AttackSpec("corrected", "Closed form, corrected by a network", "Balle22", _WEIGHTS)
+NOISE_AWARE = AttackSpec("noise-aware", "Noise-aware reconstructor", "Balle22", _WEIGHTS)
+THROUGH_TRAINING = AttackSpec(
+    "through-training", "Differentiating through training", "Balle22", _WEIGHTS
+)
+STORED = AttackSpec(
+    "as-stored", "What training stores, looked at", "", "buffers beside the parameters"
+)
+DEVIATIONS = (
+    "The reconstructor is a ridge regression per label in closed form instead of a neural network.",
+    "The record's label is inferred from the release; Balle22 leaves it to the network.",
+    "Initial weights are drawn from N(0, 1/fan_in) without truncation.",
+)
+
+_LOOKED_AT = 40  # targets of which what training stores is looked at
+_USUAL = 300  # trainings of a target that is differentiated matrix-free, without kinks
+_READ = 1e8  # bytes of the adjoint that take a target a second: it reads them some hundred times
+_GATES = 4  # trainings for each input that a target with kinks takes besides
+_EXACT = 8  # targets that are differentiated through training, if there is room
+_FEWEST_EXACT = 2  # and at least, if there is not
+_INFORMED = "sees the weights; knows the training, its start, and every record but one"
+_LISTED = "as above; is told ten records, one of which it is"
+_MEAN, _SNAPPED = "mean record", "held record nearest to the reconstruction"
+_SHARES = (1 / 64, 1 / 16, 1 / 4)  # of the user's value, on the ladder
+_HARDLY = 1e-3  # noise multiplier that hides nothing
+_FEWEST = 4  # records besides the unknown one, on the ladder
+_EPSILONS = (1e2, 1e4, 10.0)  # of private training; the first is tried first
+_SAMPLE = 64  # records whose gradients choose the clip
+
+
+def read_training(brief: Brief, load: Load) -> TrainingCase | None:
+    if not brief.weights:
+        return None
+    records = load(brief.settings.data.source, Reading())
+    settings = resolve(brief.settings, records)  # refuses what cannot be
+    return TrainingCase(settings, records, recipe_for(settings, records))
+
+
+def attack_targets(game: Game, settings: Settings, store: Store, progress: Progress) -> Findings:
+    """The closed form on all targets of a game, as the audit has it."""
+    recipe = game.recipe
+    assert isinstance(recipe, Trains)  # games are played with what settings can say
+    case = TrainingCase(settings, game.strangers, recipe, game=game)
+    rows = [row for row in case.rows() if row.id == CLOSED_FORM.id]
+    (findings,) = attack_case(case, rows, store, progress, tests=4)
+    return findings
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingCase(Case):
+    settings: Settings  # resolved
+    records: Records
+    recipe: Trains
+    per_model: float = 0.0  # seconds
+    claimed: ClaimedPrivacy | NotApplicable | None = None  # or why there is no certificate
+    game: Game | None = None  # the released models, once they are trained
+
+    # Read and plan
+
+    @property
+    def title(self) -> str:
+        return "the trained weights"
+
+    @property
+    def deviations(self) -> tuple[str, ...]:
+        return DEVIATIONS
+
+    @property
+    def played(self) -> Game:
+        assert self.game is not None  # its releases are made
+        return self.game
+
+    def resolve_settings(self, brief: Brief, store: Store) -> Brief:
+        """Sizes that the budget allows, where they are left open."""
+        settings = resolve(brief.settings, self.records)
+        if brief.budget.seconds is not None:
+            seconds = _per_model(settings, self.records, store)
+            asked = sized(brief.settings, len(self.records), seconds, brief.budget.seconds)
+            settings = resolve(asked, self.records)
+        return brief.with_settings(settings)
+
+    def resolved(self, brief: Brief, store: Store) -> TrainingCase:
+        settings = brief.settings
+        recipe, key = recipe_for(settings, self.records), Key.from_seed(settings.seed)
+        fixed = split_roles(settings, self.records).fixed
+        start = start_of(settings, recipe, key)
+        claimed = claimed_privacy(settings.victim, recipe, fixed, start, key=key, store=store)
+        seconds = _per_model(settings, self.records, store)
+        return TrainingCase(settings, self.records, recipe, seconds, claimed)
+
+    def inputs(self) -> Inputs:
+        given, sizes = self.settings, self.settings.data
+        uses = (
+            (sizes.fixed, "known to the adversary"),
+            (sizes.targets, "attacked"),
+            (sizes.shadows, "for shadow models"),
+            (sizes.public, "held by the adversary besides"),
+            (sizes.test, "to measure accuracy"),
+        )
+        return Inputs(
+            sizes.source,
+            given.seed,
+            given.machine.threads,
+            tuple(self.records.classes),
+            uses,
+            self.records.columns,
+            self._place(),
+            self._size(),
+            self._takes(),
+        )
+
+    def _size(self) -> str:
+        """How many records a model sees, and what the others are for."""
+        fixed, every = self.settings.data.fixed, len(self.records)
+        if fixed == min(1000, every // 4):
+            cap = "at most 1,000" if fixed == 1000 else "a quarter"
+            why = f"by default {cap}: shadow models, targets and strangers need others; --fixed says more"
+        else:
+            why = "--fixed says so, besides the one that is attacked"
+        return f"{every:,} records; models are trained on {fixed + 1:,} each ({why})"
+
+    def _takes(self) -> str:
+        """In words, what training and fitting take."""
+        shape, classes = self.records.shape, len(self.records.classes)
+        stages = game_stages(self.recipe, self.settings.data, shape, classes)
+        counted = [one.operations for one in stages if one.operations is not None]
+        known = "" if len(counted) < len(stages) else f"{sum(counted):.1e} operations, "
+        memory = size_of(max(one.memory for one in stages))
+        return f"takes {known}{memory} of memory at most, {size_of(sum(one.disk for one in stages))} on disk"
+
+    def _place(self) -> str:
+        """In words, where the shadow models are trained; the released ones are fewer."""
+        sizes, machine = self.settings.data, self.settings.machine
+        work = fleet_work(self.recipe, sizes.fixed, sizes.shadows, machine.chunk)
+        if work.seconds is None:
+            work = replace(work, seconds=self.per_model * machine.threads * sizes.shadows)
+        count = workers_for(work, machine.threads)
+        if count > 1:
+            return f"in {count} processes with one thread each"
+        return "in this process, in one thread" if isinstance(where_now(), Here | Cores) else ""
+
+    @property
+    def ours(self) -> bool:
+        """Trained by our engines, which can also leave the noise out."""
+        return isinstance(self.recipe, FullBatch)
+
+    def rows(self) -> list[Row]:
+        sizes, chunk = self.settings.data, self.settings.machine.chunk
+        both, fitted = sizes.targets + sizes.shadows, 5e-3 * sizes.shadows
+        seconds = self.per_model * both + fitted
+        rows = [self._fitted(CLOSED_FORM, ClosedForm(chunk=chunk), seconds, both)]
+        if isinstance(self.recipe, OwnTraining):
+            few = min(_LOOKED_AT, sizes.targets)
+            takes = self.per_model * few
+            rows.append(Row(STORED, None, _INFORMED, takes, few, needs=CLOSED_FORM.id, look=_look))
+        private = bool(self.settings.victim.dp_noise) and self.ours
+        if private:
+            seconds = self.per_model * sizes.shadows + fitted
+            rows.append(self._fitted(NOISE_AWARE, NoiseAware(chunk=chunk), seconds, sizes.shadows))
+        if self.claimed is not None:
+            rows.append(self._naming())
+        why = "private training has an attack of its own" if private else ""
+        corrected = self._fitted(CORRECTED, Residual(chunk=chunk), self._correction(), 0)
+        corrected = replace(corrected, when="extra", why_not=why, needs=CLOSED_FORM.id)
+        return [*rows, corrected, self._through_training()]
+
+    def _fitted(self, spec: AttackSpec, attack: Attack, seconds: float, models: int) -> Row:
+        targets = self.settings.data.targets
+        return Row(spec, attack, _INFORMED, seconds, targets, models, stream="attack")
+
+    def _correction(self) -> float:
+        usual = Residual()
+        classes = len(self.records.classes)
+        network = usual.network.build(classes, self.records.shape, Key.from_seed(0))
+        width = self.records.inputs[0].numel() + classes
+        rounds = 3 * usual.training.epochs * self.settings.data.shadows
+        return rounds * network_seconds(network, (width,), self.settings.machine.threads)
+
+    def _through_training(self) -> Row:
+        asked, targets = self.settings.attack.exact, self.settings.data.targets
+        row = Row(
+            THROUGH_TRAINING,
+            ThroughAnyTraining(),  # where none applies, it says why
+            _INFORMED,
+            records=asked or min(_EXACT, targets),
+            needs=CLOSED_FORM.id,  # the released models are those
+            when="always" if asked else "extra",
+            stream="through training",
+        )
+        if self.settings.victim.batch and self.settings.victim.batch_order != "known":
+            return replace(row, why_not="the order of the batches is not known")
+        try:
+            attack = through_training_of(self.recipe)
+        except NotApplicable as why:
+            return row if asked else replace(row, why_not=why.why)
+        if isinstance(attack, ThroughTraining):
+            mlp, descent = attack.applies_to(self.recipe)
+            anchors = attack.anchors_of(len(self.records.classes), mlp.layout.size)
+            before = 1.4 * attack.questions * mlp.sizes[0] + anchors * len(self.records.classes)
+            gates = _GATES * mlp.sizes[0] if activation(mlp.activation).curve is None else 0
+            each = (150 + gates) * self.per_model + attack.bytes_of(mlp, descent) / _READ
+        else:
+            size = self.recipe.architecture.layout.size
+            before = attack.cost(len(self.records.classes), 0, size)
+            kinks = free_gates(self.recipe.architecture.build())[1]
+            each = (attack.trainings if kinks else _USUAL) * self.per_model
+
+        def costing(count: int) -> Row:
+            seconds = self.per_model * before + each * count
+            return replace(row, attack=attack, seconds=seconds, records=count)
+
+        def fewer(seconds: float) -> Row | None:
+            count = int((seconds - self.per_model * before) / each)
+            return costing(count) if count >= _FEWEST_EXACT else None
+
+        return replace(costing(row.records), fewer=None if asked else fewer)
+
+    def _naming(self) -> Row:
+        """What the claimed privacy allows, beside what the attacks before it reached."""
+        targets = self.settings.data.targets
+        seconds = self.per_model * (4 * targets + PriorAware.draws) if self.ours else 0.0
+        why = self.claimed.why if isinstance(self.claimed, NotApplicable) else ""
+        return Row(
+            PRIOR_AWARE,
+            None,
+            _LISTED,
+            seconds,
+            targets,
+            role="beside",
+            why_not=why,
+            needs=CLOSED_FORM.id,
+            certify=_certify,
+        )
+
+    # Attack
+
+    def made(self, folder: RunFolder, progress: Progress) -> TrainingCase:
+        """With its released models trained."""
+        return self.trained(folder.store(), progress)
+
+    def trained(self, store: Store, progress: Progress) -> TrainingCase:
+        game = informed_game(self.settings, self.records, store=store, progress=progress)
+        return replace(self, game=game)
+
+    def questions(self, row: Row) -> list[Question]:
+        game = self.played
+        release, _ = first_of(game.victim, row.records)
+        known = game.knowledge
+        if row.id == THROUGH_TRAINING.id:  # it needs no shadow models
+            known = replace(known, shadow=None, public=None)
+        return [Question(release, known, game.key.fold(row.stream))]
+
+    # Judge
+
+    def seats(self, row: Row, answers: Sequence[Answer]) -> Seats | None:
+        candidates = [a.found.found(i) for a in answers for i in range(len(a.found.candidates))]
+        places = self.places if row.records == self._targets else self._places(row.records)
+        return Seats(places, candidates, self.played.key.fold("line-up"))
+
+    @property
+    def _targets(self) -> int:
+        return len(self.played.rows)
+
+    @cached_property
+    def places(self) -> Places:
+        return self._places(self._targets)
+
+    def _places(self, count: int) -> Places:
+        """Every target has a release of its own, so that other targets are strangers, too."""
+        game = self.played
+        key, (_, secret) = game.key.fold("line-up"), first_of(game.victim, count)
+        held = holdings(game.knowledge)
+        return places_for(secret.open(), torch.arange(count), game.strangers, key, held=held)
+
+    def score(self, row: Row, answers: Sequence[Answer], ranks: Tensor | None) -> Scored:
+        game = self.played
+        release, secret = first_of(game.victim, row.records)
+        if row.look is not None:
+            return self._as_stored(secret, answers, ranks)
+        found, known = answers[0].found, game.knowledge
+        mean = MeanRecord().prepare(known, key=game.key, store=NullStore()).run(release)
+        others = {_MEAN: mean, _SNAPPED: snap_to_holdings(found, known)}
+        pool = holdings(known)
+        scores = score_targets(secret, found, pool, game.key.fold("score"), baselines=others)
+        simpler = {
+            "mean_record_mse": float(scores.baselines[_MEAN].mse.mean()),
+            "nearest_mse": float(scores.baselines[_SNAPPED].mse.mean()),
+        }
+        notes = [f"The adversary held {scores.metrics['pool']:,.0f} records of its own."]
+        if scores.metrics["duplicates"]:
+            notes.append(
+                f"{scores.metrics['duplicates']:.0f} targets have a near-duplicate among the adversary's "
+                "records. Nothing can be learned from attacking these; the rates leave them out."
+            )
+        evidence = {**scores.evidence, **self._factors(release, scores)}
+        evidence |= {"rows": game.rows[: row.records]}
+        evidence |= {} if ranks is None else {"rank": ranks}
+        return Scored(
+            {**scores.metrics, **found.observed, **simpler},
+            evidence,
+            tuple(notes),
+            baselines=scores.beside,
+            risk=evidence if row.records == self._targets else {},
+        )
+
+    def _factors(self, release: Weights, scores: TargetScores) -> dict[str, Tensor]:
+        """What each released model makes of its own target."""
+        fixed, truth = self.played.knowledge.fixed, scores.evidence
+        assert fixed is not None  # the game is about what the adversary lacks of it
+        own = Records(truth["targets"], truth["labels"], fixed.classes)
+        return factors_of_own(self.recipe.architecture, release.parameters, own, fixed)
+
+    def _as_stored(self, secret: Secret, answers: Sequence[Answer], ranks: Tensor | None) -> Scored:
+        targets = secret.open()
+        likest = [
+            _likest(answer.found.found(), x)
+            for answer, x in zip(answers, targets.inputs, strict=True)
+        ]
+        evidence = {
+            "targets": targets.inputs,
+            "reconstructions": torch.stack(likest),
+            "labels": targets.labels,
+        }
+        evidence |= {} if ranks is None else {"rank": ranks}
+        return Scored({"targets": float(len(targets))}, evidence)
+
+    def facts(self) -> Facts:
+        return self.played.facts
+
+    def doubt(self, row: Row, answers: Sequence[Answer], metrics: Mapping[str, float]) -> str:
+        status = answers[0].found.status
+        if self.played.doubt or status.converged:
+            return self.played.doubt
+        return f"{row.spec.name} did not arrive: {status.reason or 'it stopped early'}"
+
+    # Controls
+
+    def ladder(self) -> Ladder | None:
+        """The same without its noise, or on fewer records."""
+        sizes, noise = self.settings.data, self.settings.victim.dp_noise
+        if noise and self.ours:
+            rungs = []
+            for share in (min(_SHARES[0], _HARDLY / noise), *_SHARES):
+                less = float(f"{share * noise:.2g}")
+                settings = self.settings.with_values("victim", dp_noise=less)
+                words = f"with a noise multiplier of {less:g}"
+                rungs.append(self._rung(settings, f"{less:g}", words, 1.0))
+            return Ladder("noise multiplier", f"{noise:g}", f"with your {noise:g}", tuple(rungs))
+        counts = sorted({max(_FEWEST, int(share * sizes.fixed)) for share in _SHARES})
+        rungs = [
+            self._rung(
+                self.settings.with_values("data", fixed=count),
+                f"{count + 1:,}",
+                f"trained on {count + 1:,} records",
+                count / sizes.fixed,
+            )
+            for count in counts
+            if count < sizes.fixed
+        ]
+        own = f"{sizes.fixed + 1:,}"
+        return Ladder("records trained on", own, f"trained on your {own}", tuple(rungs))
+
+    def _rung(self, settings: Settings, value: str, words: str, share: float) -> Rung:
+        """share: of the time that a model takes, where that is not counted."""
+        targets = min(RUNG_TARGETS, settings.data.targets)
+        settings = settings.with_values("data", targets=targets)
+        settings = settings.with_values("attack", exact=targets)
+        each = seconds_per_model_of(self.recipe, settings.data.fixed, settings.machine.threads)
+        if each is None:
+            each = share * self.per_model
+        easier = replace(self, settings=settings, game=None)
+        seconds = each * (targets + settings.data.shadows)
+        return Rung(value, words, seconds, easier.made)
+
+    # Fixes
+
+    def fixes(self) -> list[Fix]:
+        sizes = self.settings.data
+        again = self.per_model * (sizes.targets + sizes.shadows)
+        shadows = self.per_model * sizes.shadows
+        only, kept = (CLOSED_FORM.id,), "accuracy"
+        words = "weights released as 8-bit integers"
+        fixes = [
+            Fix("int8", words, "none", kept, shadows, self._rounded, only, short="8-bit integers")
+        ]
+        if not self.settings.victim.start:  # a base that others have, too, is no secret
+            words = "initial weights that stay secret"
+            promise = "none; an adversary who guesses the start is not ruled out"
+            secret = self._secret_start
+            fixes.append(
+                Fix(
+                    *("secret-start", words, promise, kept, shadows, secret, only),
+                    short="secret start",
+                    secret=True,
+                )
+            )
+        if isinstance(self.recipe, FullBatch) and not self.recipe.privacy.noise:
+            clip, steps = self._clip(), self.recipe.descent.steps
+            fixes += [self._private(clip, epsilon, steps, 6 * again) for epsilon in _EPSILONS]
+        return fixes
+
+    def _safer(self, game: Game, kept: float | None = None) -> Safer:
+        """kept: accuracy under the fix; None: as the game says."""
+        after, before = (one.facts.get("test_accuracy") for one in (game, self.played))
+        kept = _number(after) if kept is None else kept
+        return Safer(replace(self, game=game), kept, _number(before))
+
+    def _private(self, clip: float, epsilon: float, steps: int, seconds: float) -> Fix:
+        noise = float(f"{noise_for_epsilon(epsilon, steps):.2g}")
+        settings = self.settings.with_values("victim", dp_clip=clip, dp_noise=noise)
+
+        def apply(folder: RunFolder, progress: Progress) -> Safer:
+            recipe = recipe_for(settings, self.records)
+            guarded = replace(self, settings=settings, recipe=recipe, game=None)
+            guarded = guarded.made(folder, progress)
+            return replace(self._safer(guarded.played), case=guarded)
+
+        return Fix(
+            f"private-{epsilon:g}",
+            f"private training, noise multiplier {noise:g}, clip {clip:g} (epsilon {epsilon:g})",
+            f"epsilon about {epsilon:g} at delta 1e-5",
+            "accuracy",
+            seconds,
+            apply,
+            (NOISE_AWARE.id,),
+            short=f"private, epsilon {epsilon:g}",
+        )
+
+    def _clip(self) -> float:
+        """The median norm of some records' gradients at the start, to two digits."""
+        architecture = self.recipe.architecture
+        start = start_of(self.settings, self.recipe, Key.from_seed(self.settings.seed))
+        some = self.records[:_SAMPLE]
+        each = own_gradients(architecture, start.expand(len(some), -1), some.one_each())
+        return float(f"{float(each.norm(dim=1).median()):.2g}")
+
+    def _secret_start(self, folder: RunFolder, progress: Progress) -> Safer:
+        game = self.played
+        guess = self.recipe.architecture.initial(game.key.fold("a start of the adversary's own"))
+        assert game.knowledge.initial is not None  # an informed adversary has one
+        unknowing = replace(game.knowledge, initial=guess.to(game.knowledge.initial))
+        return self._safer(replace(game, knowledge=unknowing))
+
+    def _rounded(self, folder: RunFolder, progress: Progress) -> Safer:
+        game, rounding = self.played, Rounding("int8")
+        weights, secret = game.victim
+        protected = rounding.protect(weights, game.key)
+        assert isinstance(protected, Weights)  # a defence keeps the kind of release
+        assert game.knowledge.recipe is not None  # an informed adversary has it
+        knowledge = replace(game.knowledge, recipe=rounding.harden(game.knowledge.recipe))
+        test, kept = split_roles(self.settings, self.records).test, None
+        if len(test):
+            right = accuracy(self.recipe.architecture, protected.parameters[:50], test)
+            kept = float(right.mean())
+        changed = replace(game, victim=(protected, secret), knowledge=knowledge)
+        return self._safer(changed, kept)
+
+
+TRAINING = Kind("weights", "An informed adversary against a released classifier", read_training)
+
+
+def _per_model(settings: Settings, records: Records, store: Store) -> float:
+    recipe, key = recipe_for(settings, records), Key.from_seed(settings.seed)
+    return seconds_per_model(
+        recipe,
+        split_roles(settings, records).fixed,
+        threads=settings.machine.threads,
+        initial=start_of(settings, recipe, key),
+        key=key,
+        store=store,
+    )
+
+
+def _number(value: str | float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+# What training leaves outside the parameters: a model that stores its records hides nothing
+
+
+def _look(case: TrainingCase, progress: Progress) -> list[Answer]:
+    """Every changed tensor outside the parameters that has the size of records is taken for records."""
+    game = case.played
+    recipe, known = game.recipe, game.knowledge
+    if not game.doubt:
+        return []
+    assert isinstance(recipe, OwnTraining)  # ours change nothing else
+    assert known.initial is not None  # an informed adversary has both
+    assert known.fixed is not None
+    targets = split_roles(case.settings, case.records).target[:_LOOKED_AT]
+    answers, stage = [], "looking at what is stored"
+    for place in range(len(targets)):
+        progress(stage, place, len(targets))
+        records = known.fixed.with_extra(targets[place : place + 1].one_each(), 0)
+        stored = recipe.outside(known.initial, records, game.key.fold("stored", place))
+        rows = _as_records(list(stored.values()), targets.shape)[None]
+        sure = torch.zeros(rows.shape[:2])
+        found = Reconstruction(rows, sure, Status(Outcome.CONVERGED))
+        answers.append(Answer(Question(game.victim[0], known, game.key), found))
+    progress(stage, len(targets), len(targets))
+    return answers
+
+
+def _as_records(stored: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """(k, *shape)"""
+    size = torch.Size(shape).numel()
+    rows = [t.float().reshape(-1, *shape) for t in stored if t.numel() and t.numel() % size == 0]
+    return torch.cat([torch.zeros(0, *shape), *rows])
+
+
+def _likest(answers: Tensor, truth: Tensor) -> Tensor:
+    """For the page: of what is stored, the row most like the record."""
+    if not len(answers):
+        return torch.zeros_like(truth)
+    return answers[(answers - truth).flatten(1).square().sum(1).argmin()]
+
+
+def _certify(
+    case: TrainingCase, found: Sequence[Findings], store: Store, progress: Progress
+) -> Findings:
+    every = [one for one in found if one.risk]  # the attacks on all targets
+    return audit_limits(
+        case.played,
+        split_roles(case.settings, case.records).target,
+        every,
+        chunk=case.settings.machine.chunk,
+        store=store,
+        draws=case.settings.victim.batch_order == "known",
+        stated=case.claimed if isinstance(case.claimed, ClaimedPrivacy) else None,
+        progress=progress,
+    )

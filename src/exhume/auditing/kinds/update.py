@@ -1,0 +1,625 @@
+"""What clients send in federated learning: updates from files, or made here of the user's records.
+
+The line-up is of each client's records among those that no client had. A proof needs no records: training on
+the reconstructions gives the update back (`auditing.proof`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
+
+from exhume.attacks.gradient.matching import GradientMatching
+from exhume.attacks.gradient.reading import decode
+from exhume.auditing.attack import pooled
+from exhume.auditing.case import (
+    RUNG_TARGETS,
+    Answer,
+    Case,
+    Fix,
+    Inputs,
+    Kind,
+    Ladder,
+    Load,
+    Question,
+    Row,
+    Rung,
+    Safer,
+    Scored,
+    Seats,
+)
+from exhume.auditing.kinds.update_files import (
+    ClientUpdate,
+    Truth,
+    client_updates,
+    model_for,
+    private_records,
+    reading_of,
+    simulate_updates,
+    updates_of_batches,
+)
+from exhume.auditing.kinds.update_rows import matching_steps, rows_on, steps_behind
+from exhume.auditing.kinds.update_server import SERVERS, best_server, chosen_start, server_rows
+from exhume.auditing.premise import Agreement, agreements_of
+from exhume.auditing.proof import proof_of
+from exhume.choices import recipe_for, threads_for
+from exhume.core.contract import (
+    Architecture,
+    ExhumeError,
+    Gradient,
+    Key,
+    Knowledge,
+    Outcome,
+    Reconstruction,
+    Records,
+    ReleaseDefence,
+    Shard,
+    Status,
+    Store,
+)
+from exhume.core.results import NOT_JUDGED, Facts, Findings, Verdict
+from exhume.defences.release import NoiseRelease, PruneRelease, QuantiseRelease
+from exhume.models.mlp import MLP
+from exhume.models.own_texts import TextModel
+from exhume.score.batches import UpdateScores, score_updates
+from exhume.score.intervals import rate_of
+from exhume.score.lineup import Alike
+from exhume.score.places import Places, places_for
+from exhume.score.texts import alike_lists, alike_texts, score_texts, score_words
+from exhume.settings import Brief
+from exhume.settings.releases import UpdateSettings
+from exhume.store.shards import address, digest
+from exhume.train.local import Steps
+from exhume.victims import keep_secret
+
+_ENOUGH = 100  # steps of a search below which its silence is no evidence
+_AS_TRUTH = 1.05  # times what the records themselves leave unexplained
+_DEVIATIONS = (
+    "Of several local steps most attacks see the average of their gradients; local-steps and gradient "
+    "matching simulate them. Of an adapter, A is taken as it ended.",
+    "Records are taken to lie in [0, 1] by gradient matching: put the client's normalisation into the model.",
+)
+
+
+def read_updates(brief: Brief, load: Load) -> UpdateCase | None:
+    settings = brief.update
+    if settings is None:
+        return None
+    records = load(settings.data, reading_of(settings)) if settings.data else None
+    classes = tuple(records.classes) if records is not None else ()
+    if settings.made:
+        assert records is not None  # the settings see to it
+        if settings.model:
+            network = model_for(settings, records)
+        else:
+            network = recipe_for(brief.settings, records).architecture
+        key = Key.from_seed(settings.seed)
+        return UpdateCase(settings, *simulate_updates(settings, network, records, key), classes)
+    updates = client_updates(settings, records)
+    if records is None:
+        return UpdateCase(settings, updates, None, classes)
+    named, others = private_records(settings, records, [update.client for update in updates])
+    return UpdateCase(settings, *check_named_records(updates, Truth(named, others, True)), classes)
+
+
+def check_named_records(
+    updates: Sequence[ClientUpdate], truth: Truth
+) -> tuple[list[ClientUpdate], Truth]:
+    """What the named records give beside what was sent: its noise is known then, or that they are wrong."""
+    agreements = {one.client: one for one in agreements_of(updates, truth.private)}
+    wrong = {name: one.sentence for name, one in agreements.items() if one.wrong}
+    fits = {name for name, one in agreements.items() if one.exact or one.noise_like}
+    doubts = dict.fromkeys(d for one in updates if one.client not in fits for d in one.doubts)
+    truth = replace(
+        truth,
+        wrong=next(iter(wrong.values()), "").rstrip("."),
+        strange=frozenset(wrong),
+        doubt="; ".join(doubts),
+    )
+    return [_with_noise(one, agreements.get(one.client)) for one in updates], truth
+
+
+def _with_noise(update: ClientUpdate, agreement: Agreement | None) -> ClientUpdate:
+    if agreement is None or agreement.exact or not agreement.noise_like:
+        return update
+    if not math.isfinite(agreement.noise):
+        return update
+    return replace(update, noise=agreement.noise, unexplained=1 - agreement.cosine)
+
+
+@dataclass(frozen=True, eq=False)
+class UpdateCase(Case):
+    settings: UpdateSettings
+    updates: list[ClientUpdate]
+    truth: Truth | None
+    classes: tuple[str, ...]
+
+    # Read and plan
+
+    @property
+    def title(self) -> str:
+        return "the updates of clients"
+
+    @property
+    def deviations(self) -> tuple[str, ...]:
+        return _DEVIATIONS
+
+    @property
+    def key(self) -> Key:
+        return Key.from_seed(self.settings.seed)
+
+    @property
+    def net(self) -> Architecture:
+        return self.updates[0].architecture
+
+    def digests(self) -> dict[str, str]:
+        sent = torch.cat([update.gradient.values.flatten().double() for update in self.updates])
+        return {"update_digest": digest(sent)[:16]}
+
+    def resolve_settings(self, brief: Brief, store: Store) -> Brief:
+        """The budget turned into steps of gradient matching, which may take half of it."""
+        settings, budget = self.settings, brief.budget.seconds
+        if budget is not None:
+            settings = replace(settings, search_seconds=min(settings.search_seconds, budget / 2))
+        if not settings.search_steps and not isinstance(self.net, TextModel):
+            settings = replace(settings, search_steps=matching_steps(settings, self.updates))
+        return replace(brief, update=replace(settings, threads=threads_for(settings.threads)))
+
+    def resolved(self, brief: Brief, store: Store) -> UpdateCase:
+        assert brief.update is not None  # or it would not have been read
+        return replace(self, settings=brief.update)
+
+    def inputs(self) -> Inputs:
+        given = self.settings
+        return Inputs(given.data, given.seed, given.threads, self.classes)
+
+    def rows(self) -> list[Row]:
+        rows = rows_on(self.settings, self.updates)
+        if self.settings.server == "chooses":
+            records = sum(update.batch_size or 0 for update in self.updates)
+            rows += server_rows(self.net, records, at_chosen_weights)
+        return rows
+
+    # Attack
+
+    def questions(self, row: Row) -> list[Question]:
+        return [self._question(row, update) for update in self.updates]
+
+    def _question(self, row: Row, update: ClientUpdate) -> Question:
+        key, size = self.key.fold("update", update.client, update.round), update.batch_size
+        net = update.architecture
+        local = update.steps.of(net) if update.steps != Steps() else None
+        what = (update.fingerprint(),) + ((repr(update.steps),) if local else ())
+        place = address(f"audit-update {row.id} 1", row.attack, what, key, size or 0)
+        known = Knowledge(architecture=net, batch_size=size, local=local)
+        name = update.client
+        return Question(update.gradient, known, key.fold(row.id), name, update, place)
+
+    def learnt(self, row: Row, question: Question, earlier: Mapping[str, Answer]) -> Question:
+        """With the batch size, where an attack has counted it and proved its count."""
+        update: ClientUpdate = question.source
+        if update.batch_size is not None:
+            return question
+        for answer in earlier.values():
+            if answer.proof.residual is not None and answer.proof.records:
+                return self._question(row, replace(update, batch_size=answer.proof.records))
+        span = earlier.get("span")
+        if span is not None and "batch_size" in span.found.observed:
+            counted = int(span.found.observed["batch_size"])
+            return self._question(row, replace(update, batch_size=counted))
+        return question
+
+    def settled(self, question: Question, earlier: Sequence[Answer]) -> bool:
+        """Every record of the batch is proved."""
+        most = max((answer.proof.records for answer in earlier), default=0)
+        size = question.knowledge.batch_size
+        return size is not None and most >= size
+
+    def as_records(self, row: Row, question: Question, found: Reconstruction) -> Reconstruction:
+        """Features of a deeper network, carried back through the known layers below."""
+        update: ClientUpdate = question.source
+        net = update.architecture
+        same = found.candidates.shape[2:] == tuple(net.input_shape)
+        if same or not row.whole or found.status.outcome is Outcome.NOT_APPLICABLE:
+            return found
+        assert isinstance(net, MLP)  # only its deeper layers are read so
+        key = self.key.fold("update", update.client, update.round).fold("decode")
+        records = decode(net, update.start(), found.candidates[0], key)
+        return replace(found, candidates=records[None].to(update.gradient.values.dtype))
+
+    def proved(self, row: Row, question: Question, found: Reconstruction) -> Answer:
+        """Only the candidates that explain the whole update, with their labels, where there are such."""
+        if not row.whole:
+            return Answer(question, found)
+        update: ClientUpdate = question.source
+        proof = proof_of(update.gradient, update.architecture, found, update.steps, row.id)
+        if proof.chosen is None or proof.labels is None:
+            return Answer(question, found, proof)
+        found = replace(
+            found,
+            candidates=found.candidates[:, proof.chosen],
+            confidence=found.confidence[:, proof.chosen],
+            labels=proof.labels[None],
+        )
+        return Answer(question, found, proof)
+
+    # Judge
+
+    def seats(self, row: Row, answers: Sequence[Answer]) -> Seats | None:
+        """Every record of a client against everything found in its updates."""
+        truth, key = self.truth, self.key.fold("score")
+        if truth is None:
+            return None
+        texts, alike = isinstance(self.net, TextModel), self._alike(row, answers)
+        candidates = [
+            _tokens(own, records, row).found() if texts else pooled(own, records.shape)
+            for client, records in truth.private.items()
+            for own in [[a for a in answers if a.question.name == client]]
+        ]
+        known = alike if row.whole else None
+        return Seats(
+            self.places,
+            candidates,
+            key.fold("line-up"),
+            alike,
+            () if texts else tuple(truth.private.values()),
+            (self.places, key.fold("placebo"), known) if truth.chosen else None,
+            truth.wrong,
+        )
+
+    @cached_property
+    def places(self) -> Places:
+        """Each client's records among those that no client had."""
+        assert self.truth is not None  # asked before
+        private = list(self.truth.private.values())
+        release = torch.cat([torch.full((len(r),), place) for place, r in enumerate(private)])
+        padding = self.net.padding if isinstance(self.net, TextModel) else None
+        key = self.key.fold("score").fold("places")
+        return places_for(_joined(private), release, self.truth.others, key, padding=padding)
+
+    def _alike(self, row: Row, answers: Sequence[Answer]) -> Alike | None:
+        if not isinstance(self.net, TextModel):
+            return None
+        if not row.whole:
+            return alike_lists(self.net.padding)
+        return alike_texts(self.net.padding, ordered=_ordered(answers))
+
+    def score(self, row: Row, answers: Sequence[Answer], ranks: Tensor | None) -> Scored:
+        proved = self._proved(answers)
+        metrics = _observed(answers, proved)
+        evidence: dict[str, Tensor] = {}
+        verdict, leak = NOT_JUDGED, None
+        if self.truth is not None and ranks is not None:
+            scores = self._scores(row, answers, self.truth)
+            metrics |= scores.metrics
+            evidence = scores.evidence | {"rank": ranks}
+        elif row.whole:
+            evidence, verdict = _unscored(answers), _unknown(answers)
+        else:
+            metrics["listed"] = float(sum(a.found.candidates.shape[1] for a in answers))
+            words = torch.unique(torch.cat([answer.found.found() for answer in answers]))
+            evidence, verdict = {"listed": words}, _UNKNOWN
+            if row.certain:
+                verdict = _listed_words(answers)
+                leak = rate_of(len(answers), len(answers))  # of every update all words are known
+        if isinstance(self.net, TextModel):
+            evidence = self._with_words(evidence, row, answers)
+        notes = [answer.proof.sentence for answer in answers if answer.proof.sentence]
+        behind = {id(a.question.source): a.proof.records for a in answers}
+        return Scored(
+            {name: value for name, value in metrics.items() if math.isfinite(value)},
+            evidence,
+            (f"Updates attacked: {len(answers)}.", *notes),
+            verdict=verdict,
+            leak=leak,
+            proved=proved,
+            members=sum(one.batch_size or behind.get(id(one), 0) for one in self.updates),
+        )
+
+    def _proved(self, answers: Sequence[Answer]) -> int:
+        """Records that are proved, of each client at most as many as it has.
+
+        Where the records of some clients are wrong, only their proofs count: those of the others could have
+        been compared with the truth, and were not.
+        """
+        total = 0
+        for client in {answer.question.name for answer in answers}:
+            counts = [a.proof.records for a in answers if a.question.name == client]
+            if self.truth is None or client in self.truth.strange:
+                total += max(counts)
+            elif not self.truth.strange:
+                total += min(sum(counts), len(self.truth.private[client]))
+        return total
+
+    def _scores(self, row: Row, answers: Sequence[Answer], truth: Truth) -> UpdateScores:
+        others = truth.others if len(truth.others) else None
+        texts, key = isinstance(self.net, TextModel), self.key.fold("score")
+        pairs = [
+            (keep_secret(records), make(own, records, row))
+            for client, records in truth.private.items()
+            for make in [_tokens if texts else _candidates]
+            for own in [[a for a in answers if a.question.name == client]]
+        ]
+        if not isinstance(self.net, TextModel):
+            return score_updates(pairs, others, key)
+        padding = self.net.padding
+        if row.whole:
+            return score_texts(pairs, others, key, padding=padding, ordered=_ordered(answers))
+        return score_words(pairs, others, key, padding=padding)
+
+    def _with_words(
+        self, evidence: dict[str, Tensor], row: Row, answers: Sequence[Answer]
+    ) -> Shard:
+        """The evidence, and what its token numbers mean: for the page."""
+        assert isinstance(self.net, TextModel)  # asked before
+        vocabulary = self.updates[0].vocabulary
+        names = vocabulary.words if vocabulary is not None else ()
+        fields = ("targets", "reconstructions", "nearest", "listed")
+        tokens = [evidence[n].long().flatten() for n in fields if n in evidence]
+        used = torch.unique(torch.cat(tokens)).tolist() if tokens else []
+        lexicon = {
+            "padding": self.net.padding,
+            "ordered": row.whole and _ordered(answers),
+            "words": {str(n): names[n] for n in used if 0 <= n < len(names)},
+        }
+        return Shard(evidence, {"lexicon": lexicon})
+
+    def doubt(self, row: Row, answers: Sequence[Answer], metrics: Mapping[str, float]) -> str:
+        """Weak effort is no evidence: silence of a search that did not arrive says nothing.
+
+        Where the update itself holds noise, nobody can explain more of it than the records do.
+        """
+        if self.truth is None or self.truth.doubt:
+            return "" if self.truth is None else self.truth.doubt
+        search, name = row.attack, row.spec.name
+        if isinstance(search, GradientMatching) and search.steps < _ENOUGH:
+            return f"{name} made only {search.steps} steps; more --search-steps may find more"
+        late = [answer for answer in answers if not answer.found.status.converged]
+        if all(
+            a.found.observed.get("mismatch", 1.0) <= _AS_TRUTH * a.question.source.unexplained
+            for a in late
+        ):
+            return ""
+        why = f"{name} did not converge"
+        if "own_mismatch" in metrics:
+            explained = metrics["own_explained"]
+            why += f": it explains {explained:.0%} of the update; more --search-steps may help"
+        return why
+
+    def together(self, found: Sequence[Findings]) -> list[Findings]:
+        """With facts about the updates; of the servers that choose weights, the one who gets most."""
+        ran = {one.section.spec.id for one in found}
+        rows = [row for row in self.rows() if row.when == "if needed" and row.id not in ran]
+        spared = ", ".join(row.spec.name for row in rows)
+        more: Facts = {"not_run": f"{spared}: every record is proved already"} if spared else {}
+        servers = [one for one in found if one.section.spec.id in SERVERS]
+        new = [replace(one, facts={**one.facts, **more}) for one in found if one not in servers]
+        return new + ([best_server(servers)] if servers else [])
+
+    def facts(self) -> Facts:
+        settings, updates = self.settings, self.updates
+        sizes = sorted({update.batch_size for update in updates if update.batch_size})
+        facts: Facts = {
+            "architecture": str(self.net),
+            "loss": f"{settings.loss}, {settings.reduction} over the batch",
+            "updates": len(updates),
+            "clients": len({update.client for update in updates}),
+            "local_steps": max(_count(update) for update in updates),
+            "batch_size": ", ".join(map(str, sizes)) or "not given",
+            "checked": ", ".join(dict.fromkeys(name for one in updates for name in one.checked)),
+        }
+        if how := str(steps_behind(updates).routine):
+            facts["local_training"] = how
+        if updates[0].notes:
+            facts["read_as"] = " ".join(updates[0].notes)
+        return facts
+
+    # Controls
+
+    def ladder(self) -> Ladder | None:
+        """Easier updates of the same model, of records that no client had: without noise, or of fewer."""
+        if self.truth is None or not len(self.truth.others):
+            return None
+        size = max(update.batch_size or 1 for update in self.updates)
+        noise = max(update.noise for update in self.updates)
+        if noise:
+            own = f"{noise:.2g}"
+            rungs = [self._rung(size, share * noise) for share in (0.0, 1 / 16, 1 / 4)]
+            return Ladder("noise beside the update", own, f"with your {own}", tuple(rungs))
+        rungs = [self._rung(2**power, 0.0) for power in range(12) if 2**power < size]
+        return Ladder("records in a batch", str(size), f"at your batch of {size}", tuple(rungs))
+
+    def _rung(self, size: int, noise: float) -> Rung:
+        value, words = str(size), f"at a batch of {size}"
+        if max(update.noise for update in self.updates):
+            value = f"{noise:.2g}"
+            words = f"with noise of {value} times the update" if noise else "without the noise"
+        count = max(1, RUNG_TARGETS // size)
+        each = sum(row.seconds for row in rows_on(self.settings, self.updates)) / len(self.updates)
+        return Rung(value, words, each * count, lambda *_: self._easier(count, size, noise))
+
+    def _easier(self, count: int, size: int, noise: float) -> UpdateCase:
+        """As many batches of so many records, at the weights that the client was sent."""
+        assert self.truth is not None  # or there were no ladder
+        others, update = self.truth.others, self.updates[0]
+        key = self.key.fold("control", size, f"{noise:.6g}")
+        needed = count * size
+        if 2 * needed > len(others):
+            raise ExhumeError(
+                f"{needed} other records and strangers are needed, there are {len(others)}"
+            )
+        order = torch.randperm(len(others), generator=key.generator())
+        batches = others[order[:needed]]
+        updates, private = updates_of_batches(
+            update.architecture, update.start(), batches, size, steps=update.steps
+        )
+        if noise:
+            updates = [
+                replace(one, gradient=_protected(NoiseRelease(noise), one, key.fold(place)))
+                for place, one in enumerate(updates)
+            ]
+        updates = [
+            replace(one, noise=noise, vocabulary=update.vocabulary, averaged=update.averaged)
+            for one in updates
+        ]
+        return replace(self, updates=updates, truth=Truth(private, others[order[needed:]]))
+
+    # Fixes
+
+    def fixes(self) -> list[Fix]:
+        if self.truth is None:
+            return []
+        seconds = sum(row.seconds for row in rows_on(self.settings, self.updates))
+        return [
+            Fix(
+                name,
+                words,
+                "none",
+                "likeness to the true update",
+                seconds,
+                partial(self._fixed, name, defence),
+                short=name,
+            )
+            for name, words, defence in _FIXES
+        ]
+
+    def _fixed(self, name: str, defence: ReleaseDefence, *_: object) -> Safer:
+        key = self.key.fold("fix", name)
+        updates, alike = [], []
+        for place, update in enumerate(self.updates):
+            safer = _protected(defence, update, key.fold(place))
+            pair = safer.values[0], update.gradient.values[0]
+            alike.append(float(torch.cosine_similarity(*pair, dim=0)))
+            updates.append(replace(update, gradient=safer, unexplained=1 - alike[-1]))
+        return Safer(replace(self, updates=updates), sum(alike) / len(alike), 1.0)
+
+
+def at_chosen_weights(case: UpdateCase, *_: object) -> UpdateCase:
+    """The batches once more, each an update at weights that the server chose."""
+    assert case.truth is not None  # updates are made here, of records
+    start = chosen_start(case.net, case.key.fold("server").fold("query"))
+    batches = list(case.truth.private.values())
+    updates = updates_of_batches(case.net, start, _joined(batches), len(batches[0]))[0]
+    return replace(case, updates=updates)
+
+
+UPDATE = Kind("update", "What the updates of clients give away", read_updates)
+
+_FIXES: tuple[tuple[str, str, ReleaseDefence], ...] = (
+    ("noise-0.01", "noise of 1% of the update's size", NoiseRelease(0.01)),
+    ("noise-1", "noise as large as the update", NoiseRelease(1.0)),
+    ("4-bit", "updates in 4 bits", QuantiseRelease(4)),
+    ("pruned", "only the largest 1% of the update's values", PruneRelease(0.99)),
+)
+
+
+def _protected(defence: ReleaseDefence, update: ClientUpdate, key: Key) -> Gradient:
+    safer = defence.protect(update.gradient, key)
+    assert isinstance(safer, Gradient)  # a defence keeps the kind of release
+    return safer
+
+
+def _count(update: ClientUpdate) -> int:
+    """Local steps behind an update, as far as the number of records is known."""
+    known = update.batch_size or max(1, update.steps.routine.local_batch)
+    return len(update.steps.rates(known))
+
+
+def _joined(batches: Sequence[Records]) -> Records:
+    return Records(
+        torch.cat([one.inputs for one in batches]),
+        torch.cat([one.labels for one in batches]),
+        batches[0].classes,
+        batches[0].vocabulary,
+    )
+
+
+# What came back
+
+_POOLED = Status(Outcome.CONVERGED)  # of what came back from several updates
+
+
+def _candidates(own: Sequence[Answer], records: Records, _: Row) -> Reconstruction:
+    """Everything found in any of a client's updates, as candidates for its records."""
+    whole = pooled(own, records.shape)[None]
+    labels = [
+        torch.full((len(a.found.found()),), -1)
+        if a.found.labels is None
+        else a.found.labels[0][a.found.real[0]]
+        for a in own
+    ]
+    every = torch.cat([torch.zeros(0, dtype=torch.int64), *labels])[None]
+    return Reconstruction(whole, torch.zeros(whole.shape[:2]), _POOLED, labels=every)
+
+
+def _tokens(own: Sequence[Answer], records: Records, row: Row) -> Reconstruction:
+    shape = records.shape if row.whole else (1,)
+    tokens = [answer.found.found().long() for answer in own]
+    whole = torch.unique(torch.cat([torch.zeros(0, *shape).long(), *tokens]), dim=0)[None]
+    return Reconstruction(whole, torch.zeros(whole.shape[:2]), _POOLED)
+
+
+def _ordered(answers: Sequence[Answer]) -> bool:
+    return all(answer.found.observed.get("ordered", 1.0) > 0 for answer in answers)
+
+
+def _observed(answers: Sequence[Answer], proved: int) -> dict[str, float]:
+    """What the proofs and the attack itself say."""
+    metrics: dict[str, float] = {"certified": float(proved)}
+    residuals = [r for answer in answers if (r := answer.proof.residual) is not None]
+    if residuals:
+        metrics["update_residual"] = max(residuals)
+    for name in sorted({name for answer in answers for name in answer.found.observed}):
+        values = [a.found.observed[name] for a in answers if name in a.found.observed]
+        metrics[f"own_{name}"] = sum(values) / len(values)
+    metrics.pop("own_ordered", None)
+    return metrics
+
+
+def _unscored(answers: Sequence[Answer]) -> dict[str, Tensor]:
+    """What came back, with nothing to compare it with."""
+    records, confidence, labels = [], [], []
+    for answer in answers:
+        real = answer.found.real[0]
+        found = answer.found.candidates[0][real]
+        records.append(found.float() if found.is_floating_point() else found)
+        confidence.append(answer.found.confidence[0][real])
+        if answer.found.labels is not None:
+            labels.append(answer.found.labels[0][real])
+    evidence = {"reconstructions": torch.cat(records), "confidence": torch.cat(confidence)}
+    whole = len(labels) == len(answers) and all(bool((part >= 0).all()) for part in labels)
+    return evidence | ({"inferred": torch.cat(labels)} if whole else {})
+
+
+_UNKNOWN = Verdict(
+    "not audited",
+    "Not audited: there are no private records to compare the reconstructions with (--data, --records), and "
+    "no reconstruction proves itself.",
+    "The report shows what the attacks brought back; whether it is right is not known.",
+)
+
+
+def _unknown(answers: Sequence[Answer]) -> Verdict:
+    """With what speaks against what is said about the updates: that may be why nothing proves itself."""
+    doubts = dict.fromkeys(doubt for answer in answers for doubt in answer.question.source.doubts)
+    if not doubts:
+        return _UNKNOWN
+    return replace(_UNKNOWN, detail=f"{_UNKNOWN.detail} What was found: {'; '.join(doubts)}.")
+
+
+def _listed_words(answers: Sequence[Answer]) -> Verdict:
+    """Without texts to compare with. A row that is not zero was used: that needs no further proof."""
+    counts = [len(answer.found.found()) for answer in answers]
+    some = (
+        f"{counts[0]} words" if len(counts) == 1 else f"{min(counts)} to {max(counts)} words each"
+    )
+    return Verdict(
+        "leaks",
+        f"The update leaks words: it lists which {some} the client's texts are made of.",
+        "Only the rows of these words have changed. In which text each stands is not told by this.",
+    )

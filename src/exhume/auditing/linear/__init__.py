@@ -1,1 +1,0 @@
-"""A fitted linear model."""

@@ -1,0 +1,255 @@
+"""Whether the records that are named for a client give the update that it sent.
+
+Names can be wrong without anybody noticing: the rows of another order of the same folder are records, too.
+The update that the named records would give is computed, and compared with the one that was sent where that
+is not zero (a pruned update is zero elsewhere). What they leave over is
+- nothing but rounding: these are its records;
+- noise: what is drawn independently of the update is nearly orthogonal to it, so that the part of the update
+  along the records' own is within four deviations of 1. It is everywhere, in what was zero, too. It prefers
+  no other direction, while what other records would add does: gradients of a few records have a low rank;
+- rounding to few levels: its error is not independent of the value, as values below half a level vanish and
+  those above come out too large. Rounding the records' own update to these levels must then give the update;
+- something else: these are not its records.
+
+An update that was clipped record by record, or came from momentum or weight decay that nobody named, is
+something else, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from exhume.auditing.kinds.update_files import ClientUpdate
+from exhume.auditing.proof import labels_behind, order_behind
+from exhume.core.contract import ExhumeError, Key, Layout, Records
+from exhume.models.own_texts import TextModel
+from exhume.victims.gradient import release_updates
+
+_CANNOT = (
+    RuntimeError,
+    ValueError,
+    IndexError,
+    ExhumeError,
+)  # batch norm of one record, unknown labels
+_EXACT = 1e-2  # relative: rounding, half precision
+_NEAR = 5e-2  # relative: bfloat16 training, whose errors depend on the values
+_DEVIATIONS = 4.0
+_LEVELS = 256  # different values of a tensor that count as few
+_ROUNDED = 0.97  # share of the values that must come out at the same level
+_SMALL = 64  # values of a tensor, which may all differ even if they are rounded
+_BEYOND = 3.0  # deviations: how far the norm of a random matrix may be beyond its edge
+_TURNS = 30  # of the power iteration
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How the update that the named records give compares with the one that was sent."""
+
+    client: str
+    scale: float = 0.0  # <sent, own> / <own, own>
+    noise: float = math.inf  # |sent - own| / |own|
+    kept: float = 0.0  # share of the sent values that are not zero
+    known: bool = False  # whether it could be compared
+    noise_like: bool = False  # what is left over looks like noise, or like rounding
+    renumbered: bool = False  # with other numbers of their classes than the data gives them
+
+    @staticmethod
+    def unknown(client: str) -> Agreement:
+        return Agreement(client)
+
+    @property
+    def exact(self) -> bool:
+        """These records give it, up to rounding."""
+        return self.known and self.noise < _EXACT
+
+    @property
+    def scaled(self) -> bool:
+        """These records give it, times a factor other than 1."""
+        apart = self.scale > 0 and abs(self.scale - 1) > _EXACT
+        return self.known and not self.exact and apart and self._left < _EXACT**2
+
+    @property
+    def noisy(self) -> bool:
+        """These records give it, and something was drawn or rounded besides."""
+        return self.known and not self.exact and not self.scaled and self.noise_like
+
+    @property
+    def wrong(self) -> bool:
+        """These are not its records."""
+        return self.known and not (self.exact or self.scaled or self.noisy)
+
+    @property
+    def cosine(self) -> float:
+        """Between the two updates, where the one that was sent is not zero."""
+        size = math.sqrt(max(self.noise**2 + 2 * self.scale - 1, 0.0))  # |sent| / |own|
+        return min(1.0, self.scale / size) if size and math.isfinite(size) else 0.0
+
+    @property
+    def _left(self) -> float:
+        """Share of the update's square that is not along the records' own."""
+        return 1 - max(0.0, self.cosine) ** 2
+
+    @property
+    def sentence(self) -> str:
+        named = f"The records named for client {self.client}"
+        if not self.known:
+            return (
+                f"Whether the records named for client {self.client} give this update is not known."
+            )
+        if self.wrong:
+            return (
+                f"{named} do not give this update ({self._left:.0%} of it stays unexplained): check their "
+                "order; folders are sorted naturally here, 2 before 10, torchvision sorts 10 before 2."
+            )
+        some = f"the {self.kept:.1%} of this update that was sent"
+        part = "this update" if self.kept > 0.1 else some
+        part += " if their classes are numbered otherwise" * self.renumbered
+        if self.exact:
+            return f"{named} give {part}."
+        if self.scaled:
+            return f"{named} give {part}, times {self.scale:.2g}."
+        return f"{named} give {part}, with noise of {self.noise:.2g} times its size."
+
+
+def agreements_of(
+    updates: Sequence[ClientUpdate], private: Mapping[str, Records]
+) -> list[Agreement]:
+    """One for each client; not known where it sent several updates, as each may be of other records."""
+    sent = Counter(update.client for update in updates)
+    first = {update.client: update for update in reversed(updates)}
+    return [
+        agreement_of(first[client], records) if sent[client] == 1 else Agreement.unknown(client)
+        for client, records in private.items()
+        if client in first
+    ]
+
+
+def agreement_of(update: ClientUpdate, records: Records) -> Agreement:
+    """Of an update and all records that are named for it, whatever numbers its classes have here."""
+    unknown = Agreement.unknown(update.client)
+    if not len(records) or update.batch_size not in (None, len(records)):
+        return unknown
+    first = found = _tried(update, records)
+    for labels in _other_labels(update, records):
+        if found.known and not found.wrong:
+            break
+        found = _tried(update, replace(records, labels=labels))
+    if not found.known or found.wrong:
+        some_only = (
+            update.steps.several and update.batch_size is None
+        )  # a step may have seen a part
+        return unknown if some_only or not update.repeatable else first
+    return found if found is first else replace(found, renumbered=True)
+
+
+def _tried(update: ClientUpdate, records: Records) -> Agreement:
+    own = _own_update(update, records)
+    if own is None:
+        return Agreement.unknown(update.client)
+    return _compared(update, update.gradient.values[0].double(), own.double())
+
+
+def _other_labels(update: ClientUpdate, records: Records) -> Iterator[Tensor]:
+    """(n,) labels as the sender may number them: as the names say, in torchvision's order, by the update."""
+    names = records.classes if int(records.labels.max()) < len(records.classes) else ()
+    if names and all(name.isdecimal() for name in names):
+        yield torch.tensor([int(name) for name in names])[records.labels]
+    if names:
+        yield torch.tensor([sorted(names).index(name) for name in names])[records.labels]
+    if isinstance(update.architecture, TextModel) or update.steps.routine.loss == "mse":
+        return
+    try:
+        inputs = records.inputs.to(update.gradient.values.dtype)
+        labels = labels_behind(update.gradient, update.architecture, inputs)
+    except _CANNOT:
+        return
+    if labels is not None:
+        yield labels
+
+
+def _own_update(update: ClientUpdate, records: Records) -> Tensor | None:
+    """(p,) what training on these records gives; None where that cannot be computed."""
+    batch = Records(records.inputs[None], records.labels[None], records.classes)
+    reduction = "mean" if update.averaged else "sum"
+    local = update.steps.of(update.architecture, reduction)
+    try:
+        order = order_behind(update.gradient, update.architecture, batch, update.steps)
+        if isinstance(update.architecture, TextModel):
+            return local.updates(update.start(), batch, Key.from_seed(0), order=order)[0]
+        return release_updates(local, update.start(), batch, order=order)[0].values[0]
+    except _CANNOT:
+        return None
+
+
+def _compared(update: ClientUpdate, sent: Tensor, own: Tensor) -> Agreement:
+    """(p,) each."""
+    there = sent != 0
+    size = own[there].square().sum()
+    if not bool(torch.isfinite(own).all()) or not float(size) > 0:
+        return Agreement.unknown(update.client)
+    scale = float((sent * own)[there].sum() / size)
+    noise = float((sent - own)[there].norm() / size.sqrt())
+    layout = update.gradient.layout
+    like = noise < _NEAR or _is_noise(layout, sent, own) or _is_rounded(layout, sent, own)
+    hidden = like and abs(scale) < _DEVIATIONS * noise / math.sqrt(int(there.sum()))
+    kept = float(there.double().mean())
+    return Agreement(update.client, scale, noise, kept, known=not hidden, noise_like=like)
+
+
+def _is_noise(layout: Layout, sent: Tensor, own: Tensor) -> bool:
+    """Independent draws, of one deviation a tensor, prefer neither the update nor any other direction."""
+    left, parts = layout.split(sent - own), layout.split(own)
+    along = variance = 0.0
+    for name, error in left.items():
+        deviation = float(error.norm()) / math.sqrt(error.numel())
+        if _largest(error) > _edge(error) * deviation:
+            return False
+        along += float((error * parts[name]).sum())
+        variance += deviation**2 * float(parts[name].square().sum())
+    return abs(along) < _DEVIATIONS * math.sqrt(variance)
+
+
+def _edge(tensor: Tensor) -> float:
+    """Norm of a matrix of independent draws of deviation 1: sqrt(m) + sqrt(n), hardly ever more."""
+    rows = tensor.shape[0]
+    return math.sqrt(rows) + math.sqrt(tensor.numel() / rows) + _BEYOND
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest singular value of a tensor as a matrix, from below: few directions stand out at once."""
+    matrix = tensor.reshape(tensor.shape[0], -1)
+    generator = Key.from_seed(0).fold("direction").generator()
+    here = torch.randn(matrix.shape[1], generator=generator, dtype=matrix.dtype)
+    for _ in range(_TURNS):
+        here = matrix.T @ (matrix @ here)
+        here = here / here.norm().clamp_min(1e-300)
+    return float((matrix @ here).norm())
+
+
+def _is_rounded(layout: Layout, sent: Tensor, own: Tensor) -> bool:
+    """Every tensor has few levels, and the nearest to the records' own value is the one that was sent."""
+    same = total = 0
+    mine = layout.split(own)
+    for name, part in layout.split(sent).items():
+        flat, values = part.flatten(), mine[name].flatten()
+        levels = torch.unique(flat)
+        if len(levels) > _LEVELS or 2 * len(levels) > len(flat) > _SMALL:
+            return False
+        near = levels[torch.bucketize(values, (levels[1:] + levels[:-1]) / 2)]
+        signs = values.sign() * levels.abs().max()
+        shares = [_share(flat, nearest) for nearest in (near, signs)]
+        best = max(shares, key=lambda share: share[0] / max(share[1], 1))
+        same, total = same + best[0], total + best[1]
+    return total > 0 and same > _ROUNDED * total
+
+
+def _share(sent: Tensor, expected: Tensor) -> tuple[int, int]:
+    """How many are as expected, of how many; most values are zero in both, which says little."""
+    counted = (sent != 0) | (expected != 0)
+    return int((sent == expected)[counted].sum()), int(counted.sum())

@@ -1,0 +1,243 @@
+"""Whether an answer proves itself: without any record to compare with, by the update alone.
+
+Training on the reconstructions gives the update back (its local steps included), and the update has more
+numbers than the records have: then the records are those of the update. Tried are all candidates, those on
+which several neurons agree, and those that the update itself selects: it is the mean of its records'
+gradients, so that of all candidates with all labels only its records have a weight, and all the same.
+
+That neurons agree proves nothing by itself: in a batch of one class they agree on mixtures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from scipy.optimize import nnls
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from exhume.attacks.gradient.span import odd
+from exhume.attacks.gradient.traces import as_trained
+from exhume.auditing.case import Proof
+from exhume.core.contract import Architecture, Gradient, Key, Reconstruction, Records
+from exhume.models.mlp import MLP
+from exhume.models.own_texts import LanguageModel, TextModel
+from exhume.models.probes import before
+from exhume.models.two_layer import TwoLayer
+from exhume.train.local import Steps
+from exhume.train.order import rows_behind
+from exhume.victims.gradient import release_updates
+
+_EXPLAINED = 1e-3  # relative: rounding of fp32 states leaves 1e-5 to 1e-4
+_AGREEING = 3  # neurons
+_NUMBERS = 5e7  # of gradients that are weighed at once
+_CHANGES, _SMALL = 24, 1e-4  # of records, to see whether the update shows them, and how large
+_DETERMINED = 0.02  # residual over the least visible change: how far off the records may be
+_EQUAL = 0.02  # relative: weights of records
+
+
+def proof_of(
+    gradient: Gradient, architecture: Architecture, found: Reconstruction, steps: Steps, by: str
+) -> Proof:
+    """One release (1, p) of a mean loss and its candidates (1, k, *shape); `by` is the attack's id."""
+    residuals = []
+    for chosen, labelled in _selections(gradient, architecture, found, steps, by):
+        if bool(chosen.any()):
+            try:
+                tried = _explained(gradient, architecture, labelled, chosen, steps)
+            except ValueError:  # batch norm of one record, in train mode
+                continue
+            if tried.records:
+                return tried
+            residuals += [] if tried.residual is None else [tried.residual]
+    return Proof(0, "", min(residuals, default=None))
+
+
+def _selections(
+    gradient: Gradient, architecture: Architecture, found: Reconstruction, steps: Steps, by: str
+) -> Iterator[tuple[Tensor, Reconstruction]]:
+    """(k,) bool candidates that may be the whole batch, with their labels; the cheapest to select first."""
+    real = found.real[0]
+    yield real, found
+    if by == "bias-ratio":
+        yield real & (found.confidence[0] >= _AGREEING), found
+    chosen, labels = _weighed(gradient, architecture, found, steps)
+    yield chosen, replace(found, labels=labels)
+
+
+def _weighed(
+    gradient: Gradient, architecture: Architecture, found: Reconstruction, steps: Steps
+) -> tuple[Tensor, Tensor]:
+    """(k,) bool candidates whose mean gradient is the update, and (1, k) their labels; none: no such."""
+    candidates, start = found.found().to(gradient.values.dtype), _start(gradient)
+    chosen, labels = torch.zeros_like(found.real[0]), torch.full(found.real.shape, -1)
+    if steps.several or not len(candidates) or not isinstance(architecture, MLP | TwoLayer):
+        return chosen, labels  # the mean of several gradients is known of these alone
+    classes = _classes(gradient, architecture)
+    count = len(classes) * len(candidates)
+    if not 0 < count * len(start) <= _NUMBERS:
+        return chosen, labels
+    every = classes.repeat(len(candidates))
+    tried = Records(candidates.repeat_interleave(len(classes), 0), every, ())
+    each, _ = release_updates(steps.of(architecture), start, tried.one_each())
+    basis, inside = torch.linalg.qr(each.values.double().T)
+    solved, _ = nnls(inside.numpy(), (basis.T @ gradient.values[0].double()).numpy())
+    weights = torch.from_numpy(solved)
+    picked = (weights > _EQUAL * weights.max()).nonzero()[:, 0]
+    even, places = weights[picked] * len(picked), picked // len(classes)
+    if len(torch.unique(places)) == len(picked) and bool(((even - 1).abs() < _EQUAL).all()):
+        rows = found.real[0].nonzero()[:, 0][places]
+        chosen[rows], labels[0, rows] = True, every[picked]
+    return chosen, labels
+
+
+def _classes(gradient: Gradient, architecture: Architecture) -> Tensor:
+    """Labels certainly in the batch: only these lower a bias of the last layer. None where it has none."""
+    layout = architecture.layout
+    if len(layout.shapes[-1]) != 1:
+        return torch.zeros(0, dtype=torch.long)
+    slopes = layout.split(gradient.values[0])[layout.names[-1]]
+    if not bool(slopes.any()):  # frozen
+        return torch.arange(max(2, len(slopes)))
+    return torch.arange(2) if len(slopes) == 1 else (slopes < 0).nonzero()[:, 0]
+
+
+def _explained(
+    gradient: Gradient,
+    architecture: Architecture,
+    found: Reconstruction,
+    chosen: Tensor,
+    steps: Steps,
+) -> Proof:
+    """Whether training on the chosen candidates (k,) gives the update back."""
+    records = found.candidates[0][chosen].to(gradient.values.dtype)
+    if len(records) == 1 and _takes_several(architecture):
+        return Proof(0)
+    labels = None if found.labels is None else found.labels[0][chosen]
+    if isinstance(architecture, LanguageModel):  # its texts are their own labels, or hide them
+        records = as_trained(architecture, gradient.values[0], _start(gradient), records)
+        labels = torch.zeros(len(records), dtype=torch.int64)
+    if labels is None or int(labels.min()) < 0 or steps.routine.loss == "mse":
+        labels = labels_behind(gradient, architecture, records, steps.routine.loss)
+    if labels is None:
+        return Proof(0)
+    batch = Records(records[None], labels[None], ())
+    drawn = replace(
+        steps, routine=replace(steps.routine, shuffled=True)
+    )  # candidates have no order
+    order = order_behind(gradient, architecture, batch, drawn)
+    local, start = steps.of(architecture), _start(gradient)
+    again, _ = release_updates(local, start, batch, order=order)
+    size = gradient.values.norm().clamp_min(1e-30)
+    residual = float((again.values - gradient.values).norm() / size)
+    enough = architecture.layout.size > len(records) * math.prod(architecture.input_shape)
+    if not residual < _EXPLAINED or not enough:
+        return Proof(0, "", residual)
+    seen = _visible(gradient, architecture, batch, steps, order)
+    if not residual < _DETERMINED * seen:
+        return Proof(0, "", residual)
+    sentence = (
+        f"Training on {len(records)} reconstructions gives the update back up to {residual:.1e}"
+    )
+    if not isinstance(architecture, TextModel):
+        sentence += (
+            f"; every change of them that was tried would show (the least {seen:.0%} of the most)"
+        )
+    sign = ", and so would the negative of each." if _sign_open(architecture) else "."
+    known = labels if labels.ndim == 1 else None  # numbers are no classes
+    return Proof(len(records), sentence + sign, residual, chosen, known)
+
+
+def order_behind(
+    gradient: Gradient, architecture: Architecture, batch: Records, steps: Steps
+) -> list[Tensor] | None:
+    """Rows of one batch (1, n, *shape) that each step saw; None: all, or in their order."""
+    local = steps.of(architecture)
+    start, sent = _start(gradient), gradient.values[0]
+    return rows_behind(local, start, batch.inputs[0], batch.labels[0], sent)
+
+
+def _visible(
+    gradient: Gradient,
+    architecture: Architecture,
+    batch: Records,
+    steps: Steps,
+    order: list[Tensor] | None = None,
+) -> float:
+    """How well the update sees the change of the records that it sees least, relative to the best seen.
+
+    Tried are random changes of single records, and opposite changes of two, which keep a mean: if some of
+    them do not show, other records would give the same update. 1 for tokens: these do not change a little.
+    """
+    if isinstance(architecture, TextModel):
+        return 1.0
+    start = _start(gradient).double()
+    exact = Records(batch.inputs.double(), batch.labels, batch.classes)
+    count = exact.inputs.shape[1]
+    generator = Key.from_seed(0).fold("directions").generator()
+    moved = []
+    for turn in range(_CHANGES):
+        change = torch.zeros_like(exact.inputs)
+        one = turn % count
+        drawn = torch.randn(exact.inputs.shape[2:], generator=generator, dtype=torch.float64)
+        change[0, one] = drawn
+        if count > 1 and turn % 2:
+            change[0, (one + 1 + turn // count % (count - 1)) % count] -= drawn
+        moved.append(exact.inputs + _SMALL * change / change.norm())
+    whole = torch.cat([exact.inputs, *moved])
+    labels = exact.labels.expand(len(whole), *exact.labels.shape[1:])
+    local = steps.of(architecture)
+    made, _ = release_updates(local, start, Records(whole, labels, ()), order=order)
+    shown = (made.values[1:] - made.values[:1]).norm(dim=1)
+    return float(shown.min() / shown.max().clamp_min(1e-300))
+
+
+def _sign_open(architecture: Architecture) -> bool:
+    if not isinstance(architecture, TwoLayer) or architecture.outputs > 2:
+        return False
+    return odd(architecture.sigma)
+
+
+def labels_behind(
+    gradient: Gradient, architecture: Architecture, records: Tensor, loss: str = "cross-entropy"
+) -> Tensor | None:
+    """(b,) labels, given all records: dL/dW of the last layer is 1/b sum_i (p_i - y_i) h_i^T.
+
+    Of the squared error (b, c) numbers.
+    """
+    module, layout = architecture.build(), architecture.layout
+    seen: list[tuple[str, Tensor]] = []  # in the order of use
+    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    with before(module, linear, lambda n, given: seen.append((f"{n}.weight", given.detach()))):
+        outputs = functional_call(module, layout.split(_start(gradient)), (records,))
+    outputs = outputs.detach().double()
+    if not seen or seen[-1][0] not in layout.names:
+        return None
+    name, heights = seen[-1][0], seen[-1][1].double()
+    slope = layout.split(gradient.values[0])[name].double()
+    if len(slope) != outputs.shape[1] or heights.ndim != 2 or heights.shape[1] < len(records):
+        return None
+    residuals: Tensor = (
+        len(records) * torch.linalg.lstsq(heights.T, slope.T, driver="gelsd").solution
+    )
+    if loss == "mse":
+        numbers: Tensor = outputs - outputs.shape[1] / 2 * residuals
+        return numbers.to(records.dtype)
+    if outputs.shape[1] == 1:
+        found = (torch.sigmoid(outputs) - residuals > 0.5).long()[:, 0]
+    else:
+        found = (torch.softmax(outputs, 1) - residuals).argmax(1)
+    return found
+
+
+def _takes_several(architecture: Architecture) -> bool:
+    """Batch norm of vectors in train mode has no statistics of a single one."""
+    layers = architecture.build().modules()
+    return any(isinstance(layer, nn.BatchNorm1d) and layer.training for layer in layers)
+
+
+def _start(gradient: Gradient) -> Tensor:
+    return gradient.at if gradient.at.ndim == 1 else gradient.at[0]

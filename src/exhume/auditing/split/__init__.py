@@ -1,1 +1,0 @@
-"""Features that the client of a split network sends."""

@@ -1,1 +1,0 @@
-"""Weights that are trained the user's way."""
