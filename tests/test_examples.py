@@ -16,7 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 from exhume import readers
-from exhume.auditing.split.limits import identified_at_most
+from exhume.auditing.limits import identified_at_most
 from exhume.cli import app
 from exhume.core.contract import Key
 from exhume.defences.split.channel import Channel

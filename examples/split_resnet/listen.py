@@ -23,7 +23,7 @@ from torch import Tensor
 
 from exhume import readers
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
-from exhume.auditing.split.limits import identified_at_most
+from exhume.auditing.limits import identified_at_most
 from exhume.core.contract import Activations, ExhumeError, Key, NotApplicable, Records
 from exhume.models.split.inverter import Decoder, ShadowHead
 from exhume.models.split.parts import load_pipeline

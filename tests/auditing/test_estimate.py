@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from exhume.auditing.estimate import search_seconds, seconds_per_model_of
+from exhume.auditing.cost import search_seconds
+from exhume.train.fleet import seconds_per_model_of
 from exhume.core.contract import Key
 from exhume.models.mlp import MLP
 from exhume.models.own import architecture_named

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from exhume.auditing.controls import Ladder, Rung
-from exhume.auditing.judging import adjusted, controlled, overall, word_of_fix
+from exhume.auditing.judging import adjusted, controlled
+from exhume.auditing.judge import overall
+from exhume.auditing.judge import word_of_fix
 from exhume.core.contract import NotApplicable, Outcome, Status, silent
 from exhume.core.evidence import LineupRow
 from exhume.core.results import AttackSpec, Findings, PlannedAttack, Section, Verdict

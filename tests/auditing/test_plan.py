@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 from exhume.auditing.plan import AttackOption, Plan, PlannedRelease, plan_attacks
-from exhume.auditing.release import Inputs
+from exhume.auditing.case import Inputs
 
 
 def option(name: str, seconds: float, **more) -> AttackOption:

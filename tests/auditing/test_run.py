@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import exhume
-from exhume.auditing.estimate import forward_operations, seconds_per_model
+from exhume.train.cost import forward_operations
+from exhume.auditing.cost import seconds_per_model
 from exhume.choices import sized
 from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.cnn import CNN

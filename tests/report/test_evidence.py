@@ -8,7 +8,8 @@ import pytest
 import torch
 from report_runs import MakeRun, attack, audit
 
-from exhume.auditing.checkpoint.findings import margin_findings, unscored_findings
+from exhume.auditing.checkpoint.findings import unscored_findings
+from exhume.auditing.kinds.checkpoint_findings import margin_findings
 from exhume.core.contract import (
     ExhumeError,
     NotApplicable,

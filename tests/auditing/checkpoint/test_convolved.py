@@ -13,11 +13,12 @@ from torch import nn
 from exhume import readers
 from exhume.attacks.margin.reading import FeaturePremises
 from exhume.auditing import audit
-from exhume.auditing.checkpoint.approach import approach_to
-from exhume.auditing.checkpoint.conditions import doubt_of
-from exhume.auditing.checkpoint.feature_conditions import feature_conditions
-from exhume.auditing.checkpoint.fit import Fit
-from exhume.auditing.checkpoint.preprocessing import CONTRAST, Preprocessing
+from exhume.auditing.kinds.checkpoint_approach import approach_to
+from exhume.auditing.kinds.checkpoint_conditions import doubt_of
+from exhume.auditing.kinds.checkpoint_conditions import feature_conditions
+from exhume.auditing.kinds.checkpoint_conditions import Fit
+from exhume.auditing.kinds.checkpoint_records import CONTRAST
+from exhume.auditing.kinds.checkpoint_records import Preprocessing
 from exhume.auditing.checkpoint.recipes import decayed
 from exhume.auditing.checkpoint.release import read_checkpoint_release
 from exhume.core.contract import ExhumeError, Key, NotApplicable, Records

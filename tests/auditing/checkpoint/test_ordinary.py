@@ -12,10 +12,11 @@ from torch import nn
 
 from exhume.attacks.margin.reading import Premises, premises_of
 from exhume.auditing import audit
-from exhume.auditing.checkpoint.conditions import conditions_of, doubt_of
-from exhume.auditing.checkpoint.fit import Fit
+from exhume.auditing.kinds.checkpoint_conditions import conditions_of
+from exhume.auditing.kinds.checkpoint_conditions import doubt_of
+from exhume.auditing.kinds.checkpoint_conditions import Fit
 from exhume.auditing.checkpoint.ladder import _mixed_alike
-from exhume.auditing.checkpoint.recipes import recipe_like
+from exhume.auditing.kinds.checkpoint_approach import recipe_like
 from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.matrices import Matrices

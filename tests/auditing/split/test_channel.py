@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from exhume.auditing import audit
-from exhume.auditing.split.limits import audit_channel, identified_at_most
-from exhume.auditing.split.reading import read_network, read_split
+from exhume.auditing.limits import audit_channel
+from exhume.auditing.limits import identified_at_most
+from exhume.auditing.kinds.split_files import read_network
+from exhume.auditing.kinds.split_files import read_split
 from exhume.auditing.split.release import read_split_release
 from exhume.bounds.channel import naming, sigma_for, success
 from exhume.core.contract import ExhumeError, Key

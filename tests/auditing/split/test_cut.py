@@ -8,13 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from exhume.auditing.controls import RUNG_TARGETS
+from exhume.auditing.case import RUNG_TARGETS
 from exhume.auditing.judging import Judged
 from exhume.auditing.run import fix, read
-from exhume.auditing.split.attackers import attacker_named, models_of, names_for, rounds_of
-from exhume.auditing.split.cut import AttackedCut, untrained
-from exhume.auditing.split.ladder import fewer_targets
-from exhume.auditing.split.reading import read_split
+from exhume.auditing.kinds.split_attackers import attacker_named
+from exhume.auditing.kinds.split_attackers import models_of
+from exhume.auditing.kinds.split_attackers import names_for
+from exhume.auditing.kinds.split_attackers import rounds_of
+from exhume.auditing.kinds.split_words import AttackedCut
+from exhume.auditing.kinds.split import untrained
+from exhume.auditing.kinds.split import fewer_targets
+from exhume.auditing.kinds.split_files import read_split
 from exhume.auditing.split.release import SplitRelease
 from exhume.core.contract import Outcome, Status, silent
 from exhume.core.evidence import LineupRow

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from exhume.auditing.split.attackers import names_for
-from exhume.auditing.split.reading import read_split
-from exhume.auditing.split.seconds import Seconds
+from exhume.auditing.kinds.split_attackers import names_for
+from exhume.auditing.kinds.split_files import read_split
+from exhume.auditing.kinds.split_attackers import Seconds
 
 FIXED = ("as-sent",)
 

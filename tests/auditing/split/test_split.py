@@ -9,10 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from exhume.auditing import audit
-from exhume.auditing.split import cut, release
-from exhume.auditing.split.defended import secret_key
-from exhume.auditing.split.reading import read_split
-from exhume.auditing.split.words import depth_sentence
+from exhume.auditing.split import release
+from exhume.models.split.cut import cut
+from exhume.auditing.kinds.split_defence import secret_key
+from exhume.auditing.kinds.split_files import read_split
+from exhume.auditing.kinds.split_words import depth_sentence
 from exhume.cli import app
 from exhume.core.contract import ExhumeError, Key, silent
 from exhume.core.results import read_result

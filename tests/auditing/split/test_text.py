@@ -14,12 +14,13 @@ import torch
 from typer.testing import CliRunner
 
 from exhume.auditing import audit
-from exhume.auditing.split.attackers import HEAD_KNOWN
-from exhume.auditing.split.limits import identified_at_most
-from exhume.auditing.split.reading import read_network
+from exhume.auditing.kinds.split_attackers import HEAD_KNOWN
+from exhume.auditing.limits import identified_at_most
+from exhume.auditing.kinds.split_files import read_network
 from exhume.auditing.split.release import read_split_release
-from exhume.auditing.split.text_form import positions_of
-from exhume.auditing.split.texts import TEXT_FEW, TEXT_NAMES
+from exhume.auditing.kinds.split_files import positions_of
+from exhume.auditing.kinds.split_attackers import TEXT_FEW
+from exhume.auditing.kinds.split_attackers import TEXT_NAMES
 from exhume.bounds.channel import sigma_for
 from exhume.cli import app
 from exhume.core.contract import ExhumeError, Key, NotApplicable

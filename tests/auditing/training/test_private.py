@@ -10,7 +10,7 @@ import pytest
 
 import exhume
 from exhume.auditing import Audit
-from exhume.auditing.training.limits import LISTED
+from exhume.auditing.limits import LISTED
 from exhume.bounds.dp_sgd import dp_sgd
 from exhume.cli.audits import report_verdict
 from exhume.core.contract import ExhumeError

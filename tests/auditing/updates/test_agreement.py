@@ -11,8 +11,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from exhume import readers
-from exhume.auditing.updates.agreement import Agreement, agreement_of, agreements_of
-from exhume.auditing.updates.proofs import Steps
+from exhume.auditing.premise import Agreement
+from exhume.auditing.premise import agreement_of
+from exhume.auditing.premise import agreements_of
+from exhume.train.local import Steps
 from exhume.auditing.updates.reading import Case, cases_for
 from exhume.core.contract import Gradient, Key, Records
 from exhume.defences.release import ClipRelease, NoiseRelease, PruneRelease, QuantiseRelease

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.auditing.updates.proofs import Steps, _visible, proof_of
+from exhume.train.local import Steps
+from exhume.auditing.proof import _visible
+from exhume.auditing.proof import proof_of
 from exhume.core.contract import Key, Outcome, Reconstruction, Records, Status
 from exhume.models.mlp import MLP
 from exhume.victims.gradient import release_batches

@@ -17,9 +17,12 @@ from exhume import readers
 from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.span import SpanAttack
 from exhume.auditing.cached import cached_reconstruction
-from exhume.auditing.updates.proofs import Steps, labels_behind, proof_of
-from exhume.auditing.updates.reading import cases_for, private_records
-from exhume.auditing.updates.release import read_updates
+from exhume.train.local import Steps
+from exhume.auditing.proof import labels_behind
+from exhume.auditing.proof import proof_of
+from exhume.auditing.updates.reading import cases_for
+from exhume.auditing.kinds.update_files import private_records
+from exhume.auditing.kinds.update import read_updates
 from exhume.cli import app
 from exhume.core.contract import (
     ExhumeError,

@@ -17,11 +17,11 @@ from exhume import readers
 from exhume.attacks.split.as_sent import AsSent
 from exhume.attacks.split.cipher import FOUND, NO_POSITIONS, SubstitutionCipher
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
-from exhume.attacks.split.layer_fit import Pass
+from exhume.attacks.split.lookalike import Pass
 from exhume.attacks.split.lookalike import Lookalike
 from exhume.attacks.split.shadow import LEARNED
 from exhume.attacks.split.token_search import KnownHead, ShadowReading
-from exhume.attacks.split.words_as_sent import WordsAsSent
+from exhume.attacks.split.as_sent import WordsAsSent
 from exhume.auditing.case import Scored
 from exhume.auditing.cost import seconds_of
 from exhume.auditing.kinds.split_files import LoadedSplit, TextForm, positions_of
