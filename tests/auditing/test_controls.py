@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
-from exhume.auditing.controls import Ladder, Rung, climb, reach_chart
+from exhume.auditing.case import Ladder, Row, Rung
+from exhume.auditing.controls import climb, reach_chart
 from exhume.core.contract import ExhumeError, NotApplicable, silent
 from exhume.core.evidence import LineupRow
+from exhume.core.results import AttackSpec
 from exhume.report.folder import RunFolder
 from exhume.score.intervals import clopper_pearson
 
 NAMES = {"a": "Attack A"}
+
+
+def rows() -> list[Row]:
+    return [Row(AttackSpec(name, name), None, "") for name in "abc"]
 
 
 def row(identified: int, targets: int = 16, p: float | None = None) -> LineupRow:
@@ -42,8 +49,8 @@ class Tried:
         return Ladder("batch", "32", "at your 32", rungs)
 
     def _run(self, batch: int):
-        def run(attacks, folder, progress):
-            self.runs.append((batch, tuple(attacks)))
+        def find(attacks):
+            self.runs.append((batch, attacks))
             found = {}
             for attack in attacks:
                 answer = self.find(batch, attack)
@@ -53,7 +60,7 @@ class Tried:
                     found[attack] = answer if isinstance(answer, LineupRow) else row(answer)
             return found
 
-        return run
+        return lambda *_: SimpleNamespace(rows=rows, find=find)
 
     @property
     def order(self) -> list[int]:
@@ -61,7 +68,7 @@ class Tried:
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, canned):
     return RunFolder.create(tmp_path / "run")
 
 
@@ -71,6 +78,7 @@ def climbed(tried: Tried, folder, names=NAMES, *, seconds=None):
         tried.ladder(),
         names,
         OWN,
+        tests=3,
         seconds=seconds,
         folder=folder,
         progress=silent,
@@ -113,7 +121,9 @@ def test_a_ladder_of_one_rung(folder):
 
 @pytest.mark.parametrize("ladder", [None, Ladder("batch", "1", "at your 1", ())])
 def test_without_an_easier_version_nothing_is_earned(folder, ladder):
-    found = climb("the update", ladder, NAMES, OWN, seconds=None, folder=folder, progress=silent)
+    found = climb(
+        "the update", ladder, NAMES, OWN, tests=3, seconds=None, folder=folder, progress=silent
+    )
     assert found.controls == ()
     assert found.reach["a"].nearest == ""
     assert found.reach["a"].sentence == "there is no easier version of it to try"
@@ -247,6 +257,7 @@ def test_progress_is_shown_and_comes_to_an_end(folder):
         tried.ladder(),
         NAMES,
         OWN,
+        tests=3,
         seconds=None,
         folder=folder,
         progress=lambda *words: said.append(words),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from exhume.auditing.cost import search_seconds
-from exhume.train.fleet import seconds_per_model_of
 from exhume.core.contract import Key
 from exhume.models.mlp import MLP
 from exhume.models.own import architecture_named
+from exhume.train.fleet import seconds_per_model_of
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import MiniBatch
 from exhume.train.stacked import Order

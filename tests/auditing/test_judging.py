@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from exhume.auditing.controls import Ladder, Rung
-from exhume.auditing.judging import adjusted, controlled
-from exhume.auditing.judge import overall
-from exhume.auditing.judge import word_of_fix
+from exhume.auditing.case import Ladder, Row, Rung
+from exhume.auditing.judge import holm_adjust, judge_releases, overall, word_of_fix
 from exhume.core.contract import NotApplicable, Outcome, Status, silent
 from exhume.core.evidence import LineupRow
 from exhume.core.results import AttackSpec, Findings, PlannedAttack, Section, Verdict
@@ -20,6 +19,10 @@ from exhume.score.verdict import leak_of, not_audited
 
 RELEASE = "the update"
 FOUND, NOTHING = (60, 1e-4), (1, 0.6)  # identified of 100, p
+
+
+def rows() -> list[Row]:
+    return [Row(AttackSpec(name, name), None, "") for name in "ab"]
 
 
 def row(identified: int, p: float, targets: int = 100) -> LineupRow:
@@ -46,22 +49,23 @@ def refused(name: str, why: str) -> Findings:
 def ladder(identified: int = 16, ran: list | None = None, seconds: float = 1.0) -> Ladder:
     """One rung, on which every attack identifies so many of 16."""
 
-    def run(attacks, folder, progress):
+    def find(attacks):
         if ran is not None:
-            ran.append(tuple(attacks))
+            ran.append(attacks)
         return {name: row(identified, 1e-4, 16) for name in attacks}
 
-    rung = Rung("1", "at batch 1", seconds, run)
+    rung = Rung("1", "at batch 1", seconds, lambda *_: SimpleNamespace(rows=rows, find=find))
     return Ladder("batch", "32", "at your 32", (rung,))
 
 
 @pytest.fixture
-def judge(tmp_path):
+def judge(tmp_path, canned):
     folder = RunFolder.create(tmp_path / "run")
 
     def judge(found, ladders=None, plan=(), seconds=None):
         ladders = {RELEASE: ladder()} if ladders is None else ladders
-        return controlled(found, ladders, plan, seconds=seconds, folder=folder, progress=silent)
+        how = {"tests": 3, "seconds": seconds, "folder": folder, "progress": silent}
+        return judge_releases(found, ladders, plan, **how)
 
     return judge
 
@@ -69,7 +73,7 @@ def judge(tmp_path):
 def never() -> Ladder:
     """A ladder that must not be climbed."""
 
-    def run(attacks, folder, progress):
+    def run(folder, progress):
         raise AssertionError("there was nothing to earn")
 
     return Ladder("batch", "32", "at your 32", (Rung("1", "at batch 1", 1.0, run),))
@@ -84,9 +88,11 @@ def p_values(found) -> list[float]:
 
 def test_holm_over_what_was_planned():
     found = [finding("a", (9, 0.02)), finding("b", (9, 0.004))]
-    assert p_values(adjusted(found, 2)) == pytest.approx([0.02, 0.008])
-    assert p_values(adjusted(found, 5)) == pytest.approx([0.08, 0.02])  # three did not come to run
-    assert p_values(adjusted(found, 0)) == pytest.approx(
+    assert p_values(holm_adjust(found, 2)) == pytest.approx([0.02, 0.008])
+    assert p_values(holm_adjust(found, 5)) == pytest.approx(
+        [0.08, 0.02]
+    )  # three did not come to run
+    assert p_values(holm_adjust(found, 0)) == pytest.approx(
         [0.02, 0.008]
     )  # never fewer than there are
 
@@ -96,7 +102,7 @@ def test_only_what_decides_is_tested():
     beside = finding("beside", (9, 0.004), counts=False)
     more = finding("more", (9, 0.004), counts=False, knows_more="the head")
     nobody = finding("nobody", None)
-    found = adjusted([beside, nobody, finding("a", (9, 0.003)), more], 0)
+    found = holm_adjust([beside, nobody, finding("a", (9, 0.003)), more], 0)
     assert p_values(found) == pytest.approx([0.004, 0.006, 0.006])
     assert found[0] is beside
     assert found[1] is nobody
@@ -104,8 +110,8 @@ def test_only_what_decides_is_tested():
 
 def test_one_of_many_tests_is_no_leak_any_more(judge):
     found = [finding("a", (9, 0.004))]
-    assert judge(adjusted(found, 1), {RELEASE: None}).verdicts[RELEASE].word == "leaks"
-    assert judge(adjusted(found, 3), {RELEASE: None}).verdicts[RELEASE].word == "not audited"
+    assert judge(holm_adjust(found, 1), {RELEASE: None}).verdicts[RELEASE].word == "leaks"
+    assert judge(holm_adjust(found, 3), {RELEASE: None}).verdicts[RELEASE].word == "not audited"
 
 
 # Controls
@@ -278,11 +284,11 @@ def test_silence_after_a_fix_needs_what_came_back_without_it(before, after, word
 def test_the_power_is_that_of_the_level_which_all_tests_leave():
     tail = (1.0, 0.6, 0.2, 0.05, 0.009, 0.0009, 1e-4)
     found = finding("a", None, lineup=replace(row(1, 0.6), tail=tail), leak=rate_of(1, 100))
-    alone, among_nine = (adjusted([found], planned)[0].section for planned in (1, 9))
+    alone, among_nine = (holm_adjust([found], planned)[0].section for planned in (1, 9))
     assert (alone.lineup.needed, among_nine.lineup.needed) == (4, 5)
     assert tail[5] <= LEVEL / 9 < tail[4]
     assert alone.lineup.detectable < among_nine.lineup.detectable == among_nine.leak.detectable
-    hundred = adjusted([found], 200)[0].section.lineup  # no count is enough any more
+    hundred = holm_adjust([found], 200)[0].section.lineup  # no count is enough any more
     assert (hundred.needed, hundred.detectable) == (101, 1.0)
 
 

@@ -2,27 +2,27 @@ from __future__ import annotations
 
 import json
 
-from exhume.auditing.plan import AttackOption, Plan, PlannedRelease, plan_attacks
-from exhume.auditing.case import Inputs
+from exhume.auditing.case import Inputs, Row
+from exhume.auditing.plan import Plan, PlannedRelease, plan_rows
+from exhume.core.results import AttackSpec
 
 
-def option(name: str, seconds: float, **more) -> AttackOption:
-    run = more.pop("run", lambda *_: [])
-    return AttackOption(name, name, "sees all", float(seconds), run, **more)
+def option(name: str, seconds: float, release: str = "it", **more) -> tuple[str, Row]:
+    return release, Row(AttackSpec(name, name), None, "sees all", float(seconds), **more)
 
 
 def planned(options, budget):
-    return [row for _, row in plan_attacks(options, budget)]
+    return [row for _, row in plan_rows(options, budget)]
 
 
 def test_without_a_budget_all_that_was_asked_for_is_taken():
-    rows = planned([option("a", 1e9), option("extra", 1, asked=False)], None)
+    rows = planned([option("a", 1e9), option("extra", 1, when="extra")], None)
     assert [row.run for row in rows] == [True, False]
     assert rows[1].why == "only with --budget; it would take about 1 s"
 
 
 def test_a_budget_takes_what_fits_in_order_and_says_what_was_left():
-    options = [option("a", 60), option("b", 500), option("c", 30, asked=False), option("d", 20)]
+    options = [option("a", 60), option("b", 500), option("c", 30, when="extra"), option("d", 20)]
     rows = planned(options, 100.0)
     assert [row.run for row in rows] == [True, False, True, False]
     assert rows[1].why == "it would take about 8 min, 40 s of the budget were left"
@@ -30,20 +30,20 @@ def test_a_budget_takes_what_fits_in_order_and_says_what_was_left():
 
 
 def test_what_does_not_fit_is_tried_on_fewer_records():
-    def within(seconds: float) -> AttackOption | None:
-        fewer = int(seconds / 10)
-        return option("a", 10 * fewer, records=fewer) if fewer >= 2 else None
+    def fewer(seconds: float) -> Row | None:
+        count = int(seconds / 10)
+        return option("a", 10 * count, records=count)[1] if count >= 2 else None
 
-    whole = option("a", 80, records=8, within=within)
-    fits, fewer, none = (planned([whole], budget)[0] for budget in (100.0, 45.0, 15.0))
-    assert (fits.records, fewer.records) == (8, 4)
-    assert fewer.run
+    whole = option("a", 80, records=8, fewer=fewer)
+    fits, some, none = (planned([whole], budget)[0] for budget in (100.0, 45.0, 15.0))
+    assert (fits.records, some.records) == (8, 4)
+    assert some.run
     assert none.why == "it would take about 80 s, 15 s of the budget were left"
     assert planned([whole], None)[0].records == 8
 
 
 def test_what_does_not_apply_is_left_with_its_reason_whatever_the_budget():
-    (row,) = planned([option("a", 1, run=None, why_not="it has a convolution")], None)
+    (row,) = planned([option("a", 1, why_not="it has a convolution")], None)
     assert (row.run, row.why) == (False, "does not apply: it has a convolution")
 
 
@@ -66,7 +66,7 @@ def test_a_plan_in_lines_and_as_json():
         option("Span", 30, release="the updates", records=8, steps=2000),
         option("Tensor", 900, release="the updates"),
     ]
-    rows = tuple(row for _, row in plan_attacks(options, 60.0))
+    rows = tuple(row for _, row in plan_rows(options, 60.0))
     inputs = Inputs("mnist", 7, 2, uses=((8, "attacked"), (0, "public"), (92, "held")))
     planned_release = PlannedRelease("update", "the updates", inputs, rows, 0.3, given=1000)
     plan = Plan((planned_release,), 60.0)

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import exhume
-from exhume.train.cost import forward_operations
 from exhume.auditing.cost import seconds_per_model
 from exhume.choices import sized
 from exhume.core.contract import ExhumeError, Key, Records
@@ -19,6 +18,7 @@ from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.settings import Settings
 from exhume.store.shards import FolderStore, NullStore
+from exhume.train.fleet import forward_operations
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
 

@@ -100,7 +100,7 @@ def audited(place):
 def few_attackers_of_features():
     names = ("as-sent", "shadow", "head-known")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("exhume.auditing.split.release.names_for", lambda bodies: names)
+        patch.setattr("exhume.auditing.kinds.split.names_for", lambda bodies: names)
         yield
 
 

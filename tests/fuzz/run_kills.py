@@ -36,8 +36,8 @@ POINTS = tuple(
     for when in ("before", "after")
 )
 IMPORTED_LATE = (  # during an audit, and otherwise in every child anew
-    "exhume.auditing.rooms",
-    "exhume.auditing.training.ladder",
+    "exhume.auditing.kinds",
+    "exhume.auditing.attack",
     "torch.fx.experimental.symbolic_shapes",
 )
 MOST = 12  # calls of one kind, about as many as a small run makes

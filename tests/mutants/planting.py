@@ -14,7 +14,7 @@ ROOMS = {  # how many mistakes each gets, and where
     "contract": (10, ("core/contract.py",)),
     "store": (10, ("store/shards.py",)),
     "bounds": (18, ("bounds/*.py",)),
-    "judging": (10, ("auditing/judging.py",)),
+    "judging": (10, ("auditing/judge.py",)),
     "controls": (8, ("auditing/controls.py",)),
     "attacks": (
         22,

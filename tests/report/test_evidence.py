@@ -8,8 +8,7 @@ import pytest
 import torch
 from report_runs import MakeRun, attack, audit
 
-from exhume.auditing.checkpoint.findings import unscored_findings
-from exhume.auditing.kinds.checkpoint_findings import margin_findings
+from exhume.auditing.kinds.checkpoint_findings import margin_findings, unscored
 from exhume.core.contract import (
     ExhumeError,
     NotApplicable,
@@ -190,10 +189,10 @@ def test_unscored_findings_show_each_image_once(images: torch.Tensor) -> None:
     again = 0.5 * images[:3] + 0.2  # another contrast is the same image
     centre = torch.full((1, 12, 12), 0.5)
     pool = found(torch.cat([images, again]))
-    done = unscored_findings(SPEC, (), pool, centre, confidence="How sure.", facts={})
+    done = unscored(pool, centre, confidence="How sure.")
     assert done.metrics["distinct"] == 8
     assert done.metrics["agreed"] == 3
-    assert done.section.notes == ("How sure.",)
+    assert done.notes == ("How sure.",)
     assert torch.equal(done.evidence["reconstructions"], images)
 
 

@@ -12,9 +12,7 @@ from typer.testing import CliRunner
 
 from exhume import readers
 from exhume.auditing import audit
-from exhume.auditing.kinds.checkpoint_records import preprocessing_given
-from exhume.auditing.kinds.checkpoint_records import records_given
-from exhume.auditing.kinds.checkpoint_records import rows_given
+from exhume.auditing.kinds.checkpoint_records import preprocessing_given, records_given, rows_given
 from exhume.cli import app
 from exhume.core.contract import ExhumeError, Records
 from exhume.models.homogeneous import HomogeneousMLP

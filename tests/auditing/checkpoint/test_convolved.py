@@ -13,14 +13,10 @@ from torch import nn
 from exhume import readers
 from exhume.attacks.margin.reading import FeaturePremises
 from exhume.auditing import audit
-from exhume.auditing.kinds.checkpoint_approach import approach_to
-from exhume.auditing.kinds.checkpoint_conditions import doubt_of
-from exhume.auditing.kinds.checkpoint_conditions import feature_conditions
-from exhume.auditing.kinds.checkpoint_conditions import Fit
-from exhume.auditing.kinds.checkpoint_records import CONTRAST
-from exhume.auditing.kinds.checkpoint_records import Preprocessing
-from exhume.auditing.checkpoint.recipes import decayed
-from exhume.auditing.checkpoint.release import read_checkpoint_release
+from exhume.auditing.kinds.checkpoint import read_released_checkpoint
+from exhume.auditing.kinds.checkpoint_approach import approach_to, decayed
+from exhume.auditing.kinds.checkpoint_conditions import Fit, doubt_of, feature_conditions
+from exhume.auditing.kinds.checkpoint_records import CONTRAST, Preprocessing
 from exhume.core.contract import ExhumeError, Key, NotApplicable, Records
 from exhume.models.cnn import CNN
 from exhume.readers.checkpoint import read_checkpoint
@@ -230,12 +226,12 @@ def test_each_condition_that_fails_is_said(change, fit, place, why):
 
 def test_a_control_is_the_same_network_with_decay(settings, folder, tmp_path, monkeypatch):
     """Trained here on decoys; so few steps show that it runs, not that it works."""
-    monkeypatch.setattr("exhume.auditing.checkpoint.ladder._COUNTS", (4,))
+    monkeypatch.setattr("exhume.auditing.kinds.checkpoint._COUNTS", (4,))
     monkeypatch.setattr(
-        "exhume.auditing.checkpoint.recipes._CONVOLVED", Descent(300, 0.1, 0.9, 0.02)
+        "exhume.auditing.kinds.checkpoint_approach._CONVOLVED", Descent(300, 0.1, 0.9, 0.02)
     )
     brief = Brief.of(replace(settings, restarts=1, steps=20)).resolved()
-    release = read_checkpoint_release(brief, lambda source, _: readers.load(source))
+    release = read_released_checkpoint(brief, lambda source, _: readers.load(source))
     ladder = release.ladder()
     (rung,) = ladder.rungs
     assert ladder.respect == "training records, with weight decay"

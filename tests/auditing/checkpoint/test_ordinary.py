@@ -12,11 +12,9 @@ from torch import nn
 
 from exhume.attacks.margin.reading import Premises, premises_of
 from exhume.auditing import audit
-from exhume.auditing.kinds.checkpoint_conditions import conditions_of
-from exhume.auditing.kinds.checkpoint_conditions import doubt_of
-from exhume.auditing.kinds.checkpoint_conditions import Fit
-from exhume.auditing.checkpoint.ladder import _mixed_alike
+from exhume.auditing.kinds.checkpoint import mixed_alike
 from exhume.auditing.kinds.checkpoint_approach import recipe_like
+from exhume.auditing.kinds.checkpoint_conditions import Fit, conditions_of, doubt_of
 from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.matrices import Matrices
@@ -277,11 +275,11 @@ def test_a_control_is_the_same_network_with_decay():
 def test_a_control_has_the_mix_of_classes(key):
     own = Records(torch.zeros(20, 2), torch.tensor([0] * 18 + [1] * 2), ("a", "b"))
     others = Records(torch.zeros(50, 2), torch.arange(50) % 2, ("b", "a"))
-    chosen = _mixed_alike(own, others, 20, key)
+    chosen = mixed_alike(own, others, 20, key)
     assert others.labels[chosen].bincount().tolist() == [2, 18]
     assert len(set(chosen.tolist())) == 20
     few = Records(torch.zeros(22, 2), torch.tensor([0] * 20 + [1] * 2), ("b", "a"))
-    assert len(_mixed_alike(own, few, 20, key)) == 20  # as far as they go
+    assert len(mixed_alike(own, few, 20, key)) == 20  # as far as they go
 
 
 def test_a_smooth_network_that_keeps_its_start_is_not_audited(tmp_path):

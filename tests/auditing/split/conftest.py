@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from exhume.attacks.split.lookalike import Lookalike, Pass
-from exhume.auditing.split import attackers, release
+from exhume.auditing.kinds import split, split_attackers
 from exhume.core.contract import Key, Records
 from exhume.settings import SplitSettings
 
@@ -158,9 +158,9 @@ def short_searches():
     """A few steps, however many epochs the shadows have."""
     quick = Lookalike(3, 2, *[Pass(3, 64)] * 3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attackers, "_FULL", 10_000)
+        patch.setattr(split_attackers, "_FULL", 10_000)
         patch.setattr(
-            attackers, "_searching", lambda settings, kernel=3: replace(quick, kernel=kernel)
+            split_attackers, "_searching", lambda settings, kernel=3: replace(quick, kernel=kernel)
         )
         yield
 
@@ -170,7 +170,7 @@ def only(monkeypatch):
     """Fewer attackers, where it is not about them: `only("as-sent", "shadow")`."""
 
     def only(*names):
-        monkeypatch.setattr(release, "names_for", lambda bodies: names)
-        monkeypatch.setattr(release, "FEW", names)
+        monkeypatch.setattr(split, "names_for", lambda bodies: names)
+        monkeypatch.setattr(split, "FEW", names)
 
     return only

@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from exhume.auditing import audit
-from exhume.auditing.limits import audit_channel
-from exhume.auditing.limits import identified_at_most
-from exhume.auditing.kinds.split_files import read_network
-from exhume.auditing.kinds.split_files import read_split
-from exhume.auditing.split.release import read_split_release
+from exhume.auditing.kinds.split import read_released_split
+from exhume.auditing.kinds.split_files import read_network, read_split
+from exhume.auditing.limits import audit_channel, identified_at_most
 from exhume.bounds.channel import naming, sigma_for, success
 from exhume.core.contract import ExhumeError, Key
 from exhume.defences.split.channel import Channel
@@ -29,7 +27,7 @@ from exhume.train.single import Schedule, SplitJob
 pytestmark = pytest.mark.xdist_group("split channel")
 SIGMA = sigma_for(4.0, 4)
 INPUTS = 12 + 30 + 30  # targets, those held out, those sent before
-NAMES = ("as-sent", "shadow", "own-form", "lookalike", "matched", "likelihood", "head-known")
+NAMES = ("as-sent", "shadow", "own-form", "lookalike", "matched", "head-known")
 
 
 def named(settings, factory):
@@ -156,4 +154,4 @@ def test_errors_come_before_data_are_read(change, sentence, settings):
         raise AssertionError("data were read")
 
     with pytest.raises(ExhumeError, match=sentence):
-        read_split_release(Brief.of(replace(settings, **change)), load)
+        read_released_split(Brief.of(replace(settings, **change)), load)

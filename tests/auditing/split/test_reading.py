@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from exhume.auditing.split.reading import sizes_of
-from exhume.auditing.kinds.split_files import read_split
+from exhume.auditing.kinds.split_files import read_split, sizes_of
 from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.own import module_named
 from exhume.settings import Brief

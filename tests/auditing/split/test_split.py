@@ -9,8 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from exhume.auditing import audit
-from exhume.auditing.split import release
-from exhume.models.split.cut import cut
+from exhume.auditing.kinds import split, split_attackers
 from exhume.auditing.kinds.split_defence import secret_key
 from exhume.auditing.kinds.split_files import read_split
 from exhume.auditing.kinds.split_words import depth_sentence
@@ -22,7 +21,7 @@ from exhume.report.folder import RunFolder
 from exhume.settings import Brief
 
 pytestmark = pytest.mark.xdist_group("split audits")
-ALONE = ("as-sent", "shadow", "own-form", "lookalike", "matched", "likelihood", "head-known")
+ALONE = ("as-sent", "shadow", "own-form", "lookalike", "matched", "head-known")
 FEW = ("as-sent", "shadow", "matched", "head-known")
 
 
@@ -51,7 +50,7 @@ def test_everyone_attacks_the_depth_in_use_and_a_few_the_others(whole):
         *(f"after-0-{name}" for name in ALONE),
         *(f"after-1-{name}" for name in FEW),
     ]
-    assert [a["counts"] for a in result["attacks"]] == [*[True] * 6, *[False] * 5]
+    assert [a["counts"] for a in result["attacks"]] == [*[True] * 5, *[False] * 5]
     assert result["charts"][0]["series"].keys() == {*ALONE, "mean image"}
 
 
@@ -169,12 +168,12 @@ def test_depths_in_words():
 
 
 def test_a_defence_is_trained_attacked_costed_and_kept(settings, records, tmp_path, monkeypatch):
-    monkeypatch.setattr(release, "FEW", ("as-sent",))
+    monkeypatch.setattr(split, "FEW", ("as-sent",))
     defended = replace(settings, first=("0",), defend="ensembler")
     done = audit(Brief.of(defended), tmp_path / "run")
     attacks = done.result.attacks
     lines = [one.spec.id.removeprefix("after-0-with-ensembler-") for one in attacks[1:]]
-    several = ("adaptive", "own-form", "lookalike", "matched", "likelihood", "committee", "subsets")
+    several = ("adaptive", "own-form", "lookalike", "matched")
     assert lines == ["as-sent", "body-1", "body-2", *several, "head-known"]
     facts = done.result.victim
     assert facts["defended_bytes_up_per_input"] == 2 * facts["bytes_up_per_input"]
@@ -198,7 +197,7 @@ def test_every_run_draws_its_own_key(tmp_path):
 def test_a_defence_that_was_not_trained_is_not_audited(settings, tmp_path, monkeypatch, only):
     """What holds for it says nothing about one that is trained."""
     only("shadow", "head-known")
-    monkeypatch.setattr(release, "secret_key", lambda folder: Key.from_seed(1))
+    monkeypatch.setattr(split, "secret_key", lambda folder: Key.from_seed(1))
     defended = replace(settings, first=("0",), defend="single", rate=1e-6, targets=30)
     done = audit(Brief.of(defended), tmp_path / "run")
     assert done.result.attacks[2].spec.id == "after-0-with-single-shadow"
@@ -228,11 +227,11 @@ def test_a_killed_run_ends_with_the_same_numbers(settings, tmp_path, monkeypatch
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 
-    real = cut.recognise
-    monkeypatch.setattr(cut, "recognise", dies)
+    real = split_attackers.recognise
+    monkeypatch.setattr(split_attackers, "recognise", dies)
     with pytest.raises(KeyboardInterrupt):
         audit(one, tmp_path / "killed")
-    monkeypatch.setattr(cut, "recognise", real)
+    monkeypatch.setattr(split_attackers, "recognise", real)
     assert audit(one, tmp_path / "killed").metrics == whole.metrics
     with pytest.raises(ExhumeError, match="holds a run with other settings"):
         audit(Brief.of(replace(settings, first=("1",))), tmp_path / "killed")

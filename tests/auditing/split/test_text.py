@@ -14,13 +14,10 @@ import torch
 from typer.testing import CliRunner
 
 from exhume.auditing import audit
-from exhume.auditing.kinds.split_attackers import HEAD_KNOWN
+from exhume.auditing.kinds.split import read_released_split
+from exhume.auditing.kinds.split_attackers import HEAD_KNOWN, TEXT_FEW, TEXT_NAMES
+from exhume.auditing.kinds.split_files import positions_of, read_network
 from exhume.auditing.limits import identified_at_most
-from exhume.auditing.kinds.split_files import read_network
-from exhume.auditing.split.release import read_split_release
-from exhume.auditing.kinds.split_files import positions_of
-from exhume.auditing.kinds.split_attackers import TEXT_FEW
-from exhume.auditing.kinds.split_attackers import TEXT_NAMES
 from exhume.bounds.channel import sigma_for
 from exhume.cli import app
 from exhume.core.contract import ExhumeError, Key, NotApplicable
@@ -222,7 +219,7 @@ def test_errors_come_before_texts_are_read(name, change, sentence, settings):
         raise AssertionError("data were read")
 
     with pytest.raises(ExhumeError, match=sentence):
-        read_split_release(Brief.of(other(settings, name, **change)), load)
+        read_released_split(Brief.of(other(settings, name, **change)), load)
 
 
 @pytest.mark.parametrize(

@@ -11,18 +11,15 @@ from safetensors.torch import save_file
 from torch import nn
 
 from exhume import readers
-from exhume.auditing.premise import Agreement
-from exhume.auditing.premise import agreement_of
-from exhume.auditing.premise import agreements_of
-from exhume.train.local import Steps
-from exhume.auditing.updates.reading import Case, cases_for
+from exhume.auditing.kinds.update_files import ClientUpdate, client_updates
+from exhume.auditing.premise import Agreement, agreement_of, agreements_of
 from exhume.core.contract import Gradient, Key, Records
 from exhume.defences.release import ClipRelease, NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.models.own_texts import TextModel
 from exhume.settings import UpdateSettings
-from exhume.train.local import LocalTraining
+from exhume.train.local import LocalTraining, Steps
 from exhume.victims.gradient import cut_batches, release_updates
 
 NETS = {
@@ -53,7 +50,9 @@ def case_of(net, records, *, key, steps=1, rate=0.1, defence=None, size=0):
     if defence is not None:
         sent = defence.protect(sent, key)
     assert isinstance(sent, Gradient)
-    return Case("3", 1, sent, net, size or None, Steps(steps, rate), averaged=True, checked=())
+    return ClientUpdate(
+        "3", 1, sent, net, size or None, Steps(steps, rate), averaged=True, checked=()
+    )
 
 
 def word(found):
@@ -185,7 +184,7 @@ def test_modules_from_files(tmp_path, monkeypatch, net, reduction, kind, key):
         seed=0,
     )
     for size in (0, 4):
-        (case,) = cases_for(replace(settings, batch_size=size), None)
+        (case,) = client_updates(replace(settings, batch_size=size), None)
         right, wrong = agreement_of(case, records), agreement_of(case, others)
         if net == "drops":
             assert not right.known
@@ -208,7 +207,7 @@ def test_texts(key):
     own, others = (Records(tokens[i], labels[i], ("a", "b", "c")) for i in range(2))
     batch = Records(tokens[:1], labels[:1], own.classes)
     sent = LocalTraining(net).updates(start, batch, key)
-    case = Case(
+    case = ClientUpdate(
         "c", 1, Gradient(sent, net.layout, start), net, 4, Steps(), averaged=True, checked=()
     )
     assert agreement_of(case, own).exact

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.train.local import Steps
-from exhume.auditing.proof import _visible
-from exhume.auditing.proof import proof_of
+from exhume.auditing.proof import _visible, proof_of
 from exhume.core.contract import Key, Outcome, Reconstruction, Records, Status
 from exhume.models.mlp import MLP
+from exhume.train.local import Steps
 from exhume.victims.gradient import release_batches
 
 MODEL = MLP((1, 6, 6), (60,), 4, activation="relu")

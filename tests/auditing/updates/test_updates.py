@@ -17,12 +17,9 @@ from exhume import readers
 from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.span import SpanAttack
 from exhume.auditing.cached import cached_reconstruction
-from exhume.train.local import Steps
-from exhume.auditing.proof import labels_behind
-from exhume.auditing.proof import proof_of
-from exhume.auditing.updates.reading import cases_for
-from exhume.auditing.kinds.update_files import private_records
 from exhume.auditing.kinds.update import read_updates
+from exhume.auditing.kinds.update_files import client_updates, private_records
+from exhume.auditing.proof import labels_behind, proof_of
 from exhume.cli import app
 from exhume.core.contract import (
     ExhumeError,
@@ -39,6 +36,7 @@ from exhume.models.two_layer import TwoLayer
 from exhume.readers.updates import Recording
 from exhume.settings import Brief, UpdateSettings
 from exhume.store.shards import FolderStore, NullStore
+from exhume.train.local import Steps
 from exhume.victims.gradient import release_batches
 
 MODEL = """
@@ -444,7 +442,7 @@ def test_what_may_be_wrong_is_a_doubt_and_ends_nothing(place, monkeypatch):
     def doubts(net="relu", **said):
         usual = {"update": "g.safetensors", "shape": (1, 8, 8), "seed": 0, "data": ""}
         settings = UpdateSettings(model=f"nets_of_test.py:{net}", **usual | said)
-        (case,) = cases_for(settings, None)
+        (case,) = client_updates(settings, None)
         return " ".join(case.doubts)
 
     assert doubts() == ""
@@ -650,14 +648,11 @@ def test_a_budget_becomes_steps(place, monkeypatch):
 
     def steps_of(seconds):
         brief = Brief.of(settings).with_budget(time=seconds).resolved()
-        chosen = read_updates(brief, lambda source, reading: readers.load(source)).choose(
-            brief, NullStore()
-        )
-        ready = read_updates(brief, lambda source, reading: readers.load(source)).chosen(
-            chosen, NullStore()
-        )
-        decoding = next(one.attack for one in ready.attacks() if one.id == "features")
-        return chosen.update.search_steps, decoding.steps
+        case = read_updates(brief, lambda source, reading: readers.load(source))
+        resolved = case.resolve_settings(brief, NullStore())
+        rows = case.resolved(resolved, NullStore()).rows()
+        decoding = next(row.attack for row in rows if row.id == "features")
+        return resolved.update.search_steps, decoding.steps
 
     assert steps_of("1s") == steps_of("1s") < steps_of("10s")
     assert (steps_of("0.01s"), steps_of("10h")) == ((50, 50), (2000, 1000))

@@ -1,6 +1,6 @@
 """Whether an attack on weights can work on a checkpoint: what it needs and what was found.
 
-The first rows are read off the weights. The last two need the training records, so only their owner sees them.
+The first rows are read off the weights. The last two need the training records: only their owner sees them.
 """
 
 from __future__ import annotations

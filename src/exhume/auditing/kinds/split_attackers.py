@@ -14,14 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from exhume import readers
-from exhume.attacks.split.as_sent import AsSent
+from exhume.attacks.split.as_sent import AsSent, WordsAsSent
 from exhume.attacks.split.cipher import FOUND, NO_POSITIONS, SubstitutionCipher
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
-from exhume.attacks.split.lookalike import Pass
-from exhume.attacks.split.lookalike import Lookalike
+from exhume.attacks.split.lookalike import Lookalike, Pass
 from exhume.attacks.split.shadow import LEARNED
 from exhume.attacks.split.token_search import KnownHead, ShadowReading
-from exhume.attacks.split.as_sent import WordsAsSent
 from exhume.auditing.case import Scored
 from exhume.auditing.cost import seconds_of
 from exhume.auditing.kinds.split_files import LoadedSplit, TextForm, positions_of
