@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from exhume.auditing.kinds.update_files import ClientUpdate
+from exhume.auditing.kinds.update_files import ClientUpdate, Truth
 from exhume.auditing.proof import labels_behind, order_behind
 from exhume.core.contract import ExhumeError, Key, Layout, Records
 from exhume.models.own_texts import TextModel
@@ -253,3 +253,28 @@ def _share(sent: Tensor, expected: Tensor) -> tuple[int, int]:
     """How many are as expected, of how many; most values are zero in both, which says little."""
     counted = (sent != 0) | (expected != 0)
     return int((sent == expected)[counted].sum()), int(counted.sum())
+
+
+def check_named_records(
+    updates: Sequence[ClientUpdate], truth: Truth
+) -> tuple[list[ClientUpdate], Truth]:
+    """What the named records give beside what was sent: its noise is known then, or that they are wrong."""
+    agreements = {one.client: one for one in agreements_of(updates, truth.private)}
+    wrong = {name: one.sentence for name, one in agreements.items() if one.wrong}
+    fits = {name for name, one in agreements.items() if one.exact or one.noise_like}
+    doubts = dict.fromkeys(d for one in updates if one.client not in fits for d in one.doubts)
+    truth = replace(
+        truth,
+        wrong=next(iter(wrong.values()), "").rstrip("."),
+        strange=frozenset(wrong),
+        doubt="; ".join(doubts),
+    )
+    return [_with_noise(one, agreements.get(one.client)) for one in updates], truth
+
+
+def _with_noise(update: ClientUpdate, agreement: Agreement | None) -> ClientUpdate:
+    if agreement is None or agreement.exact or not agreement.noise_like:
+        return update
+    if not math.isfinite(agreement.noise):
+        return update
+    return replace(update, noise=agreement.noise, unexplained=1 - agreement.cosine)

@@ -13,11 +13,12 @@ from torch import nn
 from exhume import readers
 from exhume.attacks.margin.reading import FeaturePremises
 from exhume.auditing import audit
+from exhume.auditing.attack import line_ups
 from exhume.auditing.kinds.checkpoint import read_released_checkpoint
 from exhume.auditing.kinds.checkpoint_approach import approach_to, decayed
 from exhume.auditing.kinds.checkpoint_conditions import Fit, doubt_of, feature_conditions
 from exhume.auditing.kinds.checkpoint_records import CONTRAST, Preprocessing
-from exhume.core.contract import ExhumeError, Key, NotApplicable, Records
+from exhume.core.contract import ExhumeError, Key, NotApplicable, Records, silent
 from exhume.models.cnn import CNN
 from exhume.readers.checkpoint import read_checkpoint
 from exhume.report.folder import RunFolder
@@ -236,7 +237,8 @@ def test_a_control_is_the_same_network_with_decay(settings, folder, tmp_path, mo
     (rung,) = ladder.rungs
     assert ladder.respect == "training records, with weight decay"
     with RunFolder.claimed(tmp_path / "run", resume_anyway=False, progress=lambda *_: None) as run:
-        row = rung.run(["feature-span"], run, lambda *_: None)["feature-span"]
+        case = rung.case(run, silent)
+        row = line_ups(case, case.rows(), run.store(), silent, tests=1)["feature-span"]
     assert row.targets == 4
     assert decayed(NET).descent.weight_decay > 0
 

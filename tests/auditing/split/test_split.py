@@ -111,9 +111,9 @@ def test_a_head_that_sends_the_input_leaks(settings, tmp_path, only):
     assert "The release leaks: 12 of 12 records" in done.stdout
     result = read_result(tmp_path / "run" / "result.json")
     assert result.strongest.spec.id == "after-0-as-sent"
-    lookalike = result.attacks[2]
-    assert not lookalike.applies
-    assert lookalike.status.reason.endswith("the client's head has no convolution")
+    (lookalike,) = (row for row in result.plan if row.id == "after-0-lookalike")
+    assert not lookalike.run
+    assert lookalike.why.endswith("the client's head has no convolution")
 
 
 @pytest.mark.parametrize("head", ["negative", "random_convolution"])
@@ -122,7 +122,8 @@ def test_a_head_that_hides_nothing_leaks(head, settings, tmp_path, only):
     plain = replace(settings, model=other(settings, head), weights="", first=("0",))
     done = audit(Brief.of(plain), tmp_path / "run")
     assert done.verdict.word == "leaks"
-    assert done.result.attacks[1].applies == (head == "random_convolution")
+    runs = {row.id: row.run for row in done.result.plan}
+    assert runs["after-0-lookalike"] == (head == "random_convolution")
     if head == "negative":
         assert done.result.strongest.spec.id == "after-0-as-sent"
         assert done.leak.share > 0.9

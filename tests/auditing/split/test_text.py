@@ -163,7 +163,8 @@ def test_behind_attention_only_the_heads_secret_protects(settings, tmp_path):
     deep = replace(settings, first=("mixed", "embed"))
     done = audit(Brief.of(deep), tmp_path / "run")
     attacks = by_id(done.result, "after-mixed-")
-    assert "depends on the words around it" in attacks["cipher"].status.reason
+    why = {row.id: row.why for row in done.result.plan}
+    assert "depends on the words around it" in why["after-mixed-cipher"]
     assert attacks[HEAD_KNOWN].leak.share > 0.5
     assert done.verdict.word == "at risk"
     assert [a for a in attacks if a.startswith("after-embed")] == [

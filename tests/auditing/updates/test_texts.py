@@ -234,9 +234,7 @@ def test_made_updates_in_a_brief(place, monkeypatch):
     assert "The release leaks: 6 of 6 records" in done.stdout
     assert "noise as large as the update: no attack applies to it any more" in done.stdout
     result = json.loads((place / "brief" / "result.json").read_text())
-    plan = result["plan"][0]
-    assert plan["name"].startswith("Texts from updates")
-    assert 0 < plan["estimated_seconds"] < 60
+    assert 0 < sum(row["estimated_seconds"] for row in result["plan"] if row["run"]) < 60
     assert not [name for name in NAMES if name in json.dumps(result)]
     first = (place / "brief" / "result.json").read_bytes()
     again = CliRunner().invoke(app, ["audit", "audit.toml", "--out", "brief"])

@@ -46,7 +46,6 @@ from exhume.core.contract import (
     Progress,
     Reconstruction,
     Records,
-    Secret,
     Status,
     Store,
     Weights,
@@ -350,7 +349,7 @@ class TrainingCase(Case):
         game = self.played
         release, secret = first_of(game.victim, row.records)
         if row.look is not None:
-            return self._as_stored(secret, answers, ranks)
+            return _score_stored(secret.open(), answers, ranks)
         found, known = answers[0].found, game.knowledge
         mean = MeanRecord().prepare(known, key=game.key, store=NullStore()).run(release)
         others = {_MEAN: mean, _SNAPPED: snap_to_holdings(found, known)}
@@ -367,8 +366,7 @@ class TrainingCase(Case):
                 "records. Nothing can be learned from attacking these; the rates leave them out."
             )
         evidence = {**scores.evidence, **self._factors(release, scores)}
-        evidence |= {"rows": game.rows[: row.records]}
-        evidence |= {} if ranks is None else {"rank": ranks}
+        evidence |= {"rows": game.rows[: row.records]} | ({} if ranks is None else {"rank": ranks})
         return Scored(
             {**scores.metrics, **found.observed, **simpler},
             evidence,
@@ -383,20 +381,6 @@ class TrainingCase(Case):
         assert fixed is not None  # the game is about what the adversary lacks of it
         own = Records(truth["targets"], truth["labels"], fixed.classes)
         return factors_of_own(self.recipe.architecture, release.parameters, own, fixed)
-
-    def _as_stored(self, secret: Secret, answers: Sequence[Answer], ranks: Tensor | None) -> Scored:
-        targets = secret.open()
-        likest = [
-            _likest(answer.found.found(), x)
-            for answer, x in zip(answers, targets.inputs, strict=True)
-        ]
-        evidence = {
-            "targets": targets.inputs,
-            "reconstructions": torch.stack(likest),
-            "labels": targets.labels,
-        }
-        evidence |= {} if ranks is None else {"rank": ranks}
-        return Scored({"targets": float(len(targets))}, evidence)
 
     def facts(self) -> Facts:
         return self.played.facts
@@ -580,6 +564,14 @@ def _as_records(stored: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
     size = torch.Size(shape).numel()
     rows = [t.float().reshape(-1, *shape) for t in stored if t.numel() and t.numel() % size == 0]
     return torch.cat([torch.zeros(0, *shape), *rows])
+
+
+def _score_stored(targets: Records, answers: Sequence[Answer], ranks: Tensor | None) -> Scored:
+    found = [answer.found.found() for answer in answers]
+    likest = [_likest(rows, x) for rows, x in zip(found, targets.inputs, strict=True)]
+    shown = {"targets": targets.inputs, "reconstructions": torch.stack(likest)}
+    evidence = {**shown, "labels": targets.labels} | ({} if ranks is None else {"rank": ranks})
+    return Scored({"targets": float(len(targets))}, evidence)
 
 
 def _likest(answers: Tensor, truth: Tensor) -> Tensor:

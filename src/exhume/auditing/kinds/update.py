@@ -45,7 +45,7 @@ from exhume.auditing.kinds.update_files import (
 )
 from exhume.auditing.kinds.update_rows import matching_steps, rows_on, steps_behind
 from exhume.auditing.kinds.update_server import SERVERS, best_server, chosen_start, server_rows
-from exhume.auditing.premise import Agreement, agreements_of
+from exhume.auditing.premise import check_named_records
 from exhume.auditing.proof import proof_of
 from exhume.choices import recipe_for, threads_for
 from exhume.core.contract import (
@@ -105,31 +105,6 @@ def read_updates(brief: Brief, load: Load) -> UpdateCase | None:
         return UpdateCase(settings, updates, None, classes)
     named, others = private_records(settings, records, [update.client for update in updates])
     return UpdateCase(settings, *check_named_records(updates, Truth(named, others, True)), classes)
-
-
-def check_named_records(
-    updates: Sequence[ClientUpdate], truth: Truth
-) -> tuple[list[ClientUpdate], Truth]:
-    """What the named records give beside what was sent: its noise is known then, or that they are wrong."""
-    agreements = {one.client: one for one in agreements_of(updates, truth.private)}
-    wrong = {name: one.sentence for name, one in agreements.items() if one.wrong}
-    fits = {name for name, one in agreements.items() if one.exact or one.noise_like}
-    doubts = dict.fromkeys(d for one in updates if one.client not in fits for d in one.doubts)
-    truth = replace(
-        truth,
-        wrong=next(iter(wrong.values()), "").rstrip("."),
-        strange=frozenset(wrong),
-        doubt="; ".join(doubts),
-    )
-    return [_with_noise(one, agreements.get(one.client)) for one in updates], truth
-
-
-def _with_noise(update: ClientUpdate, agreement: Agreement | None) -> ClientUpdate:
-    if agreement is None or agreement.exact or not agreement.noise_like:
-        return update
-    if not math.isfinite(agreement.noise):
-        return update
-    return replace(update, noise=agreement.noise, unexplained=1 - agreement.cosine)
 
 
 @dataclass(frozen=True, eq=False)
