@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exhume.core.contract import ExhumeError
+from exhume.core.evidence import Epsilon, Extent, GroupRow, Premise
+from exhume.core.results import ReleaseRow
 from exhume.core.typed_json import FLAT, from_json, to_json
 
 
@@ -94,3 +96,22 @@ def test_what_is_missing_is_named():
         from_json(Whole, {"id": "a"}, "f")
     with pytest.raises(ExhumeError, match="f must be an object, not list"):
         from_json(Whole, [], "f")
+
+
+def test_how_far_a_verdict_goes_stands_beside_it():
+    silent = to_json(ReleaseRow("update", "an update", "leaks", "", ""))
+    assert [silent[name] for name in ("strength", "distance", "epsilon", "groups")] == [None] * 4
+    extent = Extent(
+        "recognised",
+        0.4,
+        8,
+        Epsilon(1.5, 4.0),
+        (GroupRow("seven", 3, 9, 0.1, 0.7),),
+        Premise("distance of the weights", 0.1, 0.2, holds=True),
+    )
+    row = ReleaseRow("update", "an update", "leaks", "", "", extent=extent)
+    plain = to_json(row)
+    assert plain["epsilon"]["at_least"] == 1.5
+    assert plain["groups"][0]["name"] == "seven"
+    assert from_json(ReleaseRow, plain, "file") == row
+    assert Extent(distance=2).with_missing(extent) == Extent(**{**vars(extent), "distance": 2})

@@ -85,7 +85,7 @@ def attack(**changes: Any) -> dict[str, Any]:
 
 def audit(**changes: Any) -> dict[str, Any]:
     return {
-        "schema": 3,
+        "schema": 4,
         "kind": "audit",
         "title": "An informed adversary",
         "data": "mnist",

@@ -258,14 +258,14 @@ DAMAGE = {
     "a list": ("result.json", "[]", "result.json: must hold a JSON object, not list"),
     "later schema": (
         "result.json",
-        '{"schema": 4, "kind": "audit"}',
-        "schema is 4, this version reads 3",
+        '{"schema": 5, "kind": "audit"}',
+        "schema is 5, this version reads 4",
     ),
     "other kind": ("result.json", '{"schema": 1, "kind": "x"}', "kind is 'x', legal are"),
     "an earlier version": (
         "result.json",
         '{"schema": 1, "kind": "audit"}',
-        "this version reads 3: the",
+        "this version reads 4: the",
     ),
     "attacks": ("result.json", damaged(attacks={}), "attacks must be a list, not dict"),
     "an attack": ("result.json", damaged(attacks=[1]), r"attacks\[0\] must be an object"),

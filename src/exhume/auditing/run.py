@@ -26,6 +26,7 @@ from exhume.auditing.kinds import KINDS
 from exhume.auditing.plan import Plan, PlannedRelease, plan_rows
 from exhume.auditing.resume import refuse_inside_data, resume_or_refuse
 from exhume.core.contract import ExhumeError, Progress, Records, Shard, Store, silent
+from exhume.core.evidence import Extent
 from exhume.core.records import Column
 from exhume.core.results import (
     Chart,
@@ -287,6 +288,15 @@ def leaks_of(judged: Judged) -> dict[str, Rate | None]:
     return {name: section.leak if section else None for name, section in best.items()}
 
 
+def extent_of(sections: Sequence[Section]) -> Extent:
+    """How far a verdict on these attacks goes: as the strongest says, and where it is silent another."""
+    best = strongest(sections)
+    extent = best.extent if best else Extent()
+    for section in sections:
+        extent = extent.with_missing(section.extent)
+    return extent
+
+
 # Fix
 
 
@@ -325,7 +335,8 @@ def assemble(
 ) -> Result:
     found, verdicts = judged.found, judged.verdicts
     alarm = " ".join(one.section.limits.alarm for one in found if one.section.limits).strip()
-    leaks, best = leaks_of(judged), strongest(quoted_sections(judged))
+    leaks, quoted = leaks_of(judged), quoted_sections(judged)
+    best = strongest(quoted)
     charts: list[Chart] = [
         chart
         for one in released
@@ -348,22 +359,28 @@ def assemble(
         attacks=tuple(one.section for one in found),
         plan=tuple(plan),
         fixes=tuple(fixes),
-        releases=tuple(_row(one, verdicts[one.name], leaks[one.name], fixes) for one in released),
+        releases=tuple(
+            _row(one, verdicts[one.name], [s for s in quoted if s.release == one.name], fixes)
+            for one in released
+        ),
         controls=judged.controls,
         reach=judged.reach,
         charts=(*judged.charts, *charts, *fix_charts(fixes, leaks)),
         victim=_facts(found),
         classes=next((one.classes for one in inputs if one.classes), ()),
         deviations=tuple(dict.fromkeys(d for one in released for d in one.case.deviations)),
+        extent=extent_of(quoted) if len(released) == 1 else best.extent if best else Extent(),
     )
 
 
-def _row(one: Released, verdict: Verdict, leak: Rate | None, fixes: Sequence[FixRow]) -> ReleaseRow:
+def _row(
+    one: Released, verdict: Verdict, quoted: Sequence[Section], fixes: Sequence[FixRow]
+) -> ReleaseRow:
     own = [row for row in fixes if row.release == one.name and row.tried]
     best = own[0].sentence if own and own[0].verdict == "no leak found" else ""
     if own and not best:
         best = "None of the fixes that were tried is shown to stop it."
-    given = one.case.inputs()
+    given, quotes = one.case.inputs(), strongest(quoted)
     return ReleaseRow(
         one.kind.name,
         one.name,
@@ -371,10 +388,11 @@ def _row(one: Released, verdict: Verdict, leak: Rate | None, fixes: Sequence[Fix
         verdict.sentence,
         verdict.detail,
         best,
-        leak,
+        quotes.leak if quotes else None,
         given.seed,
         given.data,
         given.threads,
+        extent_of(quoted),
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,65 @@ class LineupRow:
     @property
     def share(self) -> float:
         return self.identified / self.targets if self.targets else 0.0
+
+
+@dataclass(frozen=True)
+class Premise:
+    """Whether the release follows from the true records by the training that is assumed."""
+
+    statistic: str  # what is compared, in words; one for each kind of release
+    value: float  # with the true records
+    limit: float  # up to here it holds
+    holds: bool
+    stranger: float | None = (
+        None  # with a record replaced by a stranger; up to the limit: uninformative
+    )
+    sentence: str = ""
+    why: str = ""  # completes "not audited: …" where it does not hold
+
+
+@dataclass(frozen=True)
+class Epsilon:
+    """The least privacy parameter that the line-up leaves possible, and the most it could have shown."""
+
+    at_least: float  # one-sided 95% lower limit
+    most: float  # this line-up cannot show more
+    delta: float = 0.0
+    mu: float | None = None  # at least, for Gaussian privacy
+    mu_most: float | None = None
+    estimate: bool = False  # targets share strangers or randomness of training: no limit
+    sentence: str = ""
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """A group of targets, described: its interval is Bonferroni's over all groups."""
+
+    name: str
+    identified: int
+    targets: int
+    low: float
+    high: float
+    stands_out: bool = False  # its lower limit exceeds the share of all
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How far a verdict goes, in numbers. None where it does not apply or was not looked at."""
+
+    strength: Literal["reconstructed", "recognised"] | None = None
+    expected_by_chance: float | None = None  # records that would be identified
+    distance: int | None = None  # times that a record would have to count before the attack sees it
+    epsilon: Epsilon | None = None
+    groups: tuple[GroupRow, ...] | None = None
+    premise: Premise | None = None
+
+    def with_missing(self, other: Extent) -> Extent:
+        """Fields that are None here as they are in the other."""
+        missing = {
+            f.name: getattr(other, f.name) for f in fields(self) if getattr(self, f.name) is None
+        }
+        return replace(self, **missing)
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from exhume.core.contract import Cost, ExhumeError, NotApplicable, Outcome, Status
 from exhume.core.errors import unfinished
-from exhume.core.evidence import Condition, ControlRow, LineupRow, Reach
+from exhume.core.evidence import Condition, ControlRow, Extent, LineupRow, Reach
 from exhume.core.typed_json import FLAT, from_json, to_json
 
-SCHEMAS = {"audit": 3, "study": 1}
+SCHEMAS = {"audit": 4, "study": 1}
 
 Number = int | float
 Word = Literal["leaks", "at risk", "no leak found", "not audited"]
@@ -129,6 +129,7 @@ class Section:
     ranked_by: str = ""
     at_risk: AtRisk | None = None
     limits: Limits | None = None
+    extent: Annotated[Extent, FLAT] = Extent()
 
     @property
     def applies(self) -> bool:
@@ -259,6 +260,7 @@ class ReleaseRow:
     seed: int = 0
     data: str = ""
     threads: int = 0
+    extent: Annotated[Extent, FLAT] = Extent()  # of the attack that its verdict quotes
 
 
 @dataclass(frozen=True)
@@ -284,6 +286,7 @@ class Result:
     deviations: tuple[str, ...] = ()
     resumed_from: str = ""  # the other version whose work was gone on with
     wall_seconds: float = 0.0
+    extent: Annotated[Extent, FLAT] = Extent()  # of the attack whose number `leak` is
 
     @property
     def kind(self) -> str:
