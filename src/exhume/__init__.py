@@ -37,7 +37,7 @@ def audit(
     The `Audit` that comes back has `verdict` (word, sentence, detail), `leak` (successes, trials, low, high),
     `metrics`, `advice`, `alarm`, `folder`, `report`, and `result`: everything in result.json (title, data,
     seed, conditions, verdict, leak, alarm, attacks, plan, fixes, releases, controls, reach, charts, victim,
-    classes, deviations, resumed_from, wall_seconds).
+    classes, deviations, extent, resumed_from, wall_seconds).
 
     >>> exhume.audit({"data": {"source": "photos/"}, "victim": {"hidden": [32]}}, out="run")
     """
