@@ -89,7 +89,6 @@ def release_margin(
     flat = centred.inputs.flatten(1)
     soft = stationarity(network, flat, centred.labels, head)
     hard = stationarity(network, flat, centred.labels, head, "max")
-    smallest = soft.margins.min()
     report = {
         "epochs": float(trained.epochs),
         "loss": trained.loss,
@@ -99,10 +98,20 @@ def release_margin(
         "residual_at_truth_eq6": hard.first_layer,
         "residual_at_truth_eq6_all_layers": hard.all_layers,
         "train_errors": float((soft.margins <= 0).sum()),
-        "on_margin": float((soft.margins <= 1.1 * smallest).sum()) if smallest > 0 else 0.0,
+        "on_margin": float(on_margin(soft.margins).sum()),
     }
     release = Weights(trained.parameters[None], mlp.layout)
     return MarginVictim(release, Secret(records), centre, report, soft.margins.cpu())
+
+
+def on_margin(margins: Tensor) -> Tensor:
+    """(n,) which images are on the margin: classified right, at most a tenth further off than the nearest.
+
+    An image that is classified wrong is not on the margin, and does not move it for the others.
+    """
+    right = margins > 0
+    nearest = margins[right].min() if bool(right.any()) else margins.new_tensor(0.0)
+    return right & (margins <= 1.1 * nearest)
 
 
 def _trained(

@@ -12,7 +12,7 @@ from exhume.attacks.gradient.moments import Samples, coefficients, fit_moments, 
 from exhume.attacks.gradient.span import moment_of
 from exhume.attacks.gradient.tensor import first, second_on, third_on
 from exhume.core.contract import Key, NotApplicable
-from exhume.models.activations import activation
+from exhume.models.activations import Activation, activation
 from exhume.models.two_layer import POLYNOMIALS
 
 
@@ -135,6 +135,14 @@ def test_coefficients_known_in_closed_form():
 def test_the_order_follows_the_activation():
     assert order_for(activation("tanh")) == order_for(activation("elu")) == 3
     assert order_for(activation("relu")) == order_for(activation("gelu")) == 4
+    relu, cube = activation("relu"), POLYNOMIALS["cube"]
+    bent = Activation(  # c_3 = .02 beside c_4 = -.4
+        "bent",
+        lambda x: relu.apply(x) + 0.02 / 6 * cube.apply(x),
+        lambda x, y: relu.slope(x, y) + 0.02 / 6 * cube.slope(x, y),
+    )
+    assert coefficients(bent)[3] == pytest.approx(0.02)
+    assert order_for(bent) == 4
     with pytest.raises(NotApplicable, match="square: .* the span of the records and no single"):
         order_for(POLYNOMIALS["square"])
     with pytest.raises(NotApplicable, match="identity: .* one linear combination"):

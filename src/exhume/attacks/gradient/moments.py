@@ -48,6 +48,9 @@ _PIECES = 64  # intervals of the quadrature: kinks fall on their borders, or har
 _NODES = 32
 _REACH = 12.0  # standard deviations
 _SMALLEST = 1e-3  # of the largest coefficient: what is below cannot be told from rounding and noise
+_CLEARLY = (
+    2.0  # times larger, for its noise, is a coefficient of order 4 that is taken before order 3
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,7 +314,7 @@ def coefficients(activation: Activation, norm: float = 1.0, highest: int = 4) ->
 
 
 def order_for(activation: Activation, norm: float = 1.0) -> int:
-    """3 or 4: the lowest order whose moment identifies the records.
+    """3 or 4: the order whose moment identifies the records best.
 
     Raises `NotApplicable`, naming what can be identified, if both vanish.
     """
@@ -319,8 +322,10 @@ def order_for(activation: Activation, norm: float = 1.0) -> int:
     bar = _SMALLEST * max(abs(value) for value in c)
     usable = [p for p in (3, 4) if abs(c[p]) > bar]
     if usable:
-        # a higher order costs noise: take it only where its coefficient is clearly the larger one
-        return usable[0]
+        # A component of T_p has noise of about sqrt(p!), whatever the activation. A higher order has more
+        # unknowns besides: take it only where its coefficient is clearly the larger one.
+        sizes = {p: abs(c[p]) / math.sqrt(math.factorial(p)) for p in usable}
+        return 4 if sizes.get(4, 0.0) > _CLEARLY * sizes.get(3, 0.0) else 3
     if abs(c[2]) > bar:
         raise NotApplicable(
             f"{activation.name}: the moments of order 3 and 4 vanish, so the gradient identifies "

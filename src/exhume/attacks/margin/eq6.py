@@ -1,8 +1,10 @@
 """Buzaglo23's attack as published: eq. (6), all layers, momentum, lambda = a² + lambda_min.
 
-The search lives in the whole row space of the first layer, min(k, d) directions: nothing is lost, since
-no gradient leaves it. The settings are the first of the authors' published points. As in their code the sum
-over candidates is a mean, which decides what the rates mean.
+The search lives in the whole row space of the first layer, min(k, d) directions. Eq. (6) alone never
+leaves it: a candidate's gradient is a combination of the rows. The box on pixels does where |x| exceeds 1,
+and of its pull only what lies in the row space is followed; with k >= d nothing is lost. The settings are the
+first of the authors' published points. As in their code the sum over candidates is a mean, which decides what
+the rates mean.
 """
 
 from __future__ import annotations
