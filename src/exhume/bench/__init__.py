@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from exhume.bench import ensembler, glm, gradient, margin, shadows, update
+from exhume.bench import ensembler, glm, shadows, updates
 from exhume.core.contract import ExhumeError, Progress, silent
-
-__all__ = ["BENCHES", "run_benches"]
 
 Bench = Callable[[Progress], list[dict[str, Any]]]
 
@@ -16,9 +14,8 @@ Bench = Callable[[Progress], list[dict[str, Any]]]
 BENCHES: dict[str, Bench] = {
     "shadows": shadows.run,
     "glm": glm.run,
-    "margin": margin.run,
-    "gradient": gradient.run,
-    "update": update.run,
+    "gradient": updates.run_span,
+    "update": updates.run_decoding,
     "ensembler": ensembler.run,
 }
 
@@ -35,12 +32,10 @@ def run_benches(
         raise ExhumeError(f"bench: {name!r} is not one of {', '.join(benches)}")
     if name is not None:
         return benches[name](progress)
-    return [entry for one in benches for entry in _entries_or_why_not(one, benches[one], progress)]
-
-
-def _entries_or_why_not(name: str, bench: Bench, progress: Progress) -> list[dict[str, Any]]:
-    """When all are asked for, a rival that is not installed must not cost the others."""
-    try:
-        return bench(progress)
-    except ExhumeError as why:
-        return [{"name": name, "skipped": str(why)}]
+    entries: list[dict[str, Any]] = []
+    for each, bench in benches.items():
+        try:
+            entries += bench(progress)
+        except ExhumeError as why:  # a rival that is not installed must not cost the others
+            entries.append({"name": each, "skipped": str(why)})
+    return entries

@@ -22,11 +22,9 @@ from exhume.models.split.cost import client_ratio, request_cost
 from exhume.models.split.pipeline import Client, Pipeline
 from exhume.models.split.resnet import ResNet18
 
-__all__ = ["CASES", "Case", "measure", "run"]
-
 
 @dataclass(frozen=True)
-class Case:
+class BodiesCase:
     bodies: int  # N
     selected: int  # P
     width: int = 64  # of the ResNet-18
@@ -34,11 +32,11 @@ class Case:
 
 
 CASES = (
-    Case(1, 1),
-    Case(4, 2),
-    Case(10, 4),
-    Case(10, 4, width=16),
-    Case(10, 4, width=16, inputs=32),
+    BodiesCase(1, 1),
+    BodiesCase(4, 2),
+    BodiesCase(10, 4),
+    BodiesCase(10, 4, width=16),
+    BodiesCase(10, 4, width=16, inputs=32),
 )
 _REPEATS, _CLIENT_REPEATS = 5, 200
 
@@ -48,17 +46,22 @@ def run(progress: Progress) -> list[dict[str, Any]]:
 
 
 def measure(
-    cases: Sequence[Case], progress: Progress, *, repeats: int, client_repeats: int
+    cases: Sequence[BodiesCase], progress: Progress, *, repeats: int, client_repeats: int
 ) -> list[dict[str, Any]]:
-    def measured(case: Case) -> dict[str, Any]:
+    def measured(case: BodiesCase) -> dict[str, Any]:
         return _measured(case, repeats, client_repeats)
 
     return each_case("ensembler", cases, measured, progress)
 
 
-def _measured(case: Case, repeats: int, client_repeats: int) -> dict[str, Any]:
-    defended = _pipeline(case)
-    single = _with_one_body(defended, case)
+def _measured(case: BodiesCase, repeats: int, client_repeats: int) -> dict[str, Any]:
+    plan = Blueprint(ResNet18(width=case.width), "conv1", "pool")
+    defended = _pipeline(case, plan)
+    client = (
+        defended.client
+    )  # beside it one with the same head and noise: selection and tail differ
+    alone = Client(client.head, client.noise, (0,), plan.tail(1).eval())
+    single = Pipeline(alone, defended.bodies[:1], plan.first)
     generator = Key.from_seed(0).fold("bench ensembler").generator()
     inputs = torch.rand(case.inputs, 3, 32, 32, generator=generator)
     many = max(min(40, client_repeats), client_repeats // case.inputs)
@@ -79,20 +82,8 @@ def _measured(case: Case, repeats: int, client_repeats: int) -> dict[str, Any]:
     return entry("ensembler", name, cost.together, cost.in_turn, repeats, more)
 
 
-def _with_one_body(defended: Pipeline, case: Case) -> Pipeline:
-    """The same head and noise, so that only selection and tail differ."""
-    own, plan = defended.client, _plan(case)
-    alone = Client(own.head, own.noise, (0,), plan.tail(1).eval())
-    return Pipeline(alone, defended.bodies[:1], plan.first)
-
-
-def _plan(case: Case) -> Blueprint:
-    return Blueprint(ResNet18(width=case.width), "conv1", "pool")
-
-
-def _pipeline(case: Case) -> Pipeline:
+def _pipeline(case: BodiesCase, plan: Blueprint) -> Pipeline:
     """Weights as they are drawn: they do not matter for the time."""
-    plan = _plan(case)
     feature, _ = plan.shapes()
     parts = [plan.split() for _ in range(case.bodies)]
     noise = torch.randn(feature, generator=Key.from_seed(0).generator())

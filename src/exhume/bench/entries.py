@@ -10,9 +10,7 @@ import torch
 
 from exhume.core.contract import Progress
 
-__all__ = ["each_case", "entry", "timed"]
-
-Case = TypeVar("Case")
+C = TypeVar("C")  # a case
 T = TypeVar("T")
 
 
@@ -24,7 +22,7 @@ def timed(work: Callable[[], T]) -> tuple[float, T]:
 
 
 def each_case(
-    name: str, cases: Sequence[Case], measure: Callable[[Case], dict[str, Any]], progress: Progress
+    name: str, cases: Sequence[C], measure: Callable[[C], dict[str, Any]], progress: Progress
 ) -> list[dict[str, Any]]:
     """The entries of the named bench, one a case."""
     entries = []

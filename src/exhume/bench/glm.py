@@ -24,8 +24,6 @@ from exhume.core.contract import ExhumeError, Key, Knowledge, Progress, Records
 from exhume.readers.fitted import release_of_sklearn
 from exhume.store.shards import NullStore
 
-__all__ = ["run"]
-
 _RECORDS = 60  # of two iris species; the toolbox's time grows with records, inputs and classes
 _TARGETS = 5
 _REPEATS = 20  # of ours, the best kept; the toolbox takes seconds and runs once

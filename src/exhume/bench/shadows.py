@@ -30,11 +30,9 @@ from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
 from exhume.train.stacked import LARGEST_CHUNK
 
-__all__ = ["CASES", "Case", "bench_records", "one_at_a_time", "run"]
-
 
 @dataclass(frozen=True)
-class Case:
+class ShadowCase:
     architecture: MLP | CNN
     records: int
     steps: int
@@ -73,10 +71,10 @@ class Case:
 
 _MNIST = MLP((784,), (10,), 10)
 CASES = (
-    Case(_MNIST, 1000, steps=100),
-    Case(_MNIST, 10_000, steps=20, alone=1),
-    Case(CNN(), 100, steps=5, models=16, alone=2),
-    Case(_MNIST, 1000, steps=20, alone=1, privacy=Privacy(clip=1.0, noise=1.0)),
+    ShadowCase(_MNIST, 1000, steps=100),
+    ShadowCase(_MNIST, 10_000, steps=20, alone=1),
+    ShadowCase(CNN(), 100, steps=5, models=16, alone=2),
+    ShadowCase(_MNIST, 1000, steps=20, alone=1, privacy=Privacy(clip=1.0, noise=1.0)),
 )
 _REPEATS = 5
 
@@ -85,7 +83,7 @@ def run(progress: Progress) -> list[dict[str, Any]]:
     return each_case("shadows", CASES, _measure, progress)
 
 
-def _measure(case: Case) -> dict[str, Any]:
+def _measure(case: ShadowCase) -> dict[str, Any]:
     key = Key.from_seed(0).fold("bench")
     architecture = case.architecture
     recipe = FullBatch(architecture, Descent(steps=case.steps, momentum=0.9), case.privacy)
@@ -109,7 +107,7 @@ def _measure(case: Case) -> dict[str, Any]:
 
 
 def _alone(  # noqa: PLR0917
-    case: Case, recipe: FullBatch, initial: Tensor, fixed: Records, extra: Records, key: Key
+    case: ShadowCase, recipe: FullBatch, initial: Tensor, fixed: Records, extra: Records, key: Key
 ) -> Tensor:
     assert isinstance(recipe.descent, Descent)
     trained = []
@@ -198,7 +196,7 @@ def bench_records(count: int, architecture: Architecture, key: Key) -> Records:
     return Records(inputs, labels, tuple(str(i) for i in range(classes)))
 
 
-def _gemm_rate(case: Case) -> float:
+def _gemm_rate(case: ShadowCase) -> float:
     """The better of the job's two large products, in operations a second."""
     rates = []
     for rows, inner, columns in case.products():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from exhume.bench.ensembler import Case, measure
+from exhume.bench.ensembler import BodiesCase, measure
 from exhume.core.contract import ExhumeError, silent
 from exhume.models.split import cost
 from exhume.models.split.blueprint import Blueprint
@@ -90,7 +90,7 @@ def test_the_clients_time_leaves_the_bodies_out(monkeypatch):
 
 
 def test_the_bench_says_what_it_compares():
-    (entry,) = measure([Case(2, 1, width=4)], silent, repeats=1, client_repeats=3)
+    (entry,) = measure([BodiesCase(2, 1, width=4)], silent, repeats=1, client_repeats=3)
     assert entry["ratio"] == entry["baseline"] / entry["ours"] >= 1
     assert entry["way"] in WAYS
     assert entry["client_ratio"] > 0
