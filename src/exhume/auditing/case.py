@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from torch import Tensor
 
@@ -29,14 +29,16 @@ from exhume.core.contract import (
     Release,
     Store,
 )
+from exhume.core.errors import ExhumeError
 from exhume.core.evidence import Condition
+from exhume.core.plugins import ATTACKS, kind_plugin, plugins
 from exhume.core.records import Column
 from exhume.core.results import NOT_JUDGED, AttackSpec, Chart, Facts, Findings, Rate, Verdict
 from exhume.readers import Reading
 from exhume.report.folder import RunFolder
 from exhume.score.lineup import Alike
 from exhume.score.places import Places
-from exhume.settings import Brief
+from exhume.settings import Brief, ReleaseSettings
 
 Load = Callable[[str, Reading], Records]
 """(source, how to read it) to records; each set is read once, whoever asks for it."""
@@ -202,6 +204,8 @@ class Fix:
 class Case(Protocol):
     """One released thing, read and checked. A kind states what differs from the usual, which is here."""
 
+    kind_name: ClassVar[str] = ""  # of its `Kind`; rows of other packages name it
+
     @property
     def title(self) -> str:
         """Completes "What stops the leak of …"."""
@@ -303,8 +307,54 @@ class Case(Protocol):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of release: its section in the brief, the page's title, and how it is read."""
+    """A kind of release: its cases, the page's title, and how it is read."""
 
-    name: str
+    case: type[Case]
     title: str
     read: Callable[[Brief, Load], Case | None]  # None: not released
+    section: type[ReleaseSettings] | None = None  # of another package's kind: its part of the brief
+
+    @property
+    def name(self) -> str:
+        return self.case.kind_name
+
+
+# From other packages
+
+
+def rows_of(case: Case) -> list[Row]:
+    """The rows of a case, then those that other packages add to its kind."""
+    rows = list(case.rows())
+    for plugin in plugins(ATTACKS, case.kind_name) if case.kind_name else ():
+        makes_rows = plugin.load()
+        if not callable(makes_rows):
+            raise plugin.broken("a function from a case to rows is needed")
+        added = makes_rows(case)
+        taken = {row.id for row in rows}
+        for row in added:
+            if not isinstance(row, Row):
+                raise plugin.broken(f"it gives a {type(row).__name__}, not a Row")
+            if row.id in taken:
+                raise plugin.broken(f"a row of this kind is called {row.id!r} already")
+            rows.append(row)
+    return rows
+
+
+def added_kind(name: str) -> Kind:
+    """The kind of release that another package brings, by its section's name."""
+    plugin = kind_plugin(name)
+    if plugin is None:
+        raise ExhumeError(f"{name}: no installed package brings this kind of release")
+    kind = plugin.load()
+    if not isinstance(kind, Kind):
+        raise plugin.broken(f"it is a {type(kind).__name__}, not a Kind")
+    if kind.name != name:
+        raise plugin.broken(f"its cases are called {kind.name!r}, and its entry point {name!r}")
+    return kind
+
+
+def packages_used(case: Case) -> dict[str, str]:
+    """The packages whose kind or rows an audit of this case uses: other versions, another run."""
+    kind = kind_plugin(case.kind_name)
+    used = [*([kind] if kind else []), *plugins(ATTACKS, case.kind_name)]
+    return {f"package for {case.kind_name}": ", ".join(one.package for one in used)} if used else {}

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from exhume.auditing.attack import line_ups
-from exhume.auditing.case import Ladder, Rung
+from exhume.auditing.case import Ladder, Rung, rows_of
 from exhume.core.contract import ExhumeError, NotApplicable, Progress
 from exhume.core.evidence import ControlRow, LineupRow, Reach
 from exhume.core.notation import duration_of
@@ -114,7 +114,7 @@ def _try(
     note, found = "", dict[str, LineupRow]()
     try:
         easier = rung.case(folder, progress)
-        tried = [row for row in easier.rows() if row.id in attacks and not row.why_not]
+        tried = [row for row in rows_of(easier) if row.id in attacks and not row.why_not]
         found = line_ups(easier, tried, folder.store(), progress, tests=tests)
     except (ExhumeError, NotApplicable) as why:
         note = str(why)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from exhume.auditing.attack import attack_case
-from exhume.auditing.case import Fix, Row, Safer
+from exhume.auditing.case import Fix, Row, Safer, rows_of
 from exhume.auditing.judge import word_of_fix
 from exhume.core.contract import ExhumeError, Progress
 from exhume.core.notation import duration_of
@@ -40,7 +40,7 @@ def try_fixes(
         started = time.perf_counter()
         try:
             safer = fix.apply(folder, progress)
-            tried = [r for r in safer.case.rows() if _is_tried(fix, r)]
+            tried = [r for r in rows_of(safer.case) if _is_tried(fix, r)]
             found = attack_case(safer.case, tried, folder.store(), progress, tests=tests)
         except ExhumeError as why:
             rows.append(replace(row, outcome=f"not tried: {why}"))

@@ -10,7 +10,7 @@ from typing import Any
 
 from exhume.core.contract import ExhumeError
 from exhume.report.folder import RunFolder
-from exhume.settings import Brief, FittedSettings, settings_of, toml_at
+from exhume.settings import Brief, settings_of, toml_at
 
 __all__ = ["refuse_inside_data", "resume_or_refuse"]
 
@@ -64,11 +64,12 @@ def refuse_inside_data(out: Path, brief: Brief) -> None:
 def _without_machine(brief: Brief) -> str:
     """As a file, but for what an earlier run decides."""
     settings = replace(brief.settings, machine=type(brief.settings.machine)())
-    sections: dict[str, Any] = {
-        name: section if isinstance(section, FittedSettings) else replace(section, threads=0)
-        for name, section in brief.releases().items()
+    releases: dict[str, Any] = dict(brief.releases())
+    sections = {
+        name: replace(section, threads=0) if "threads" in settings_of(section) else section
+        for name, section in releases.items()
     }
-    return replace(brief, settings=settings, **sections).toml()
+    return replace(brief, settings=settings).with_releases(sections).toml()
 
 
 def _files_of(brief: Brief) -> dict[str, str]:

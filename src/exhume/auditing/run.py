@@ -18,7 +18,15 @@ import torch
 from exhume import readers
 from exhume.auditing.at_risk import with_risk
 from exhume.auditing.attack import attack_case
-from exhume.auditing.case import Case, Kind, Ladder, Row
+from exhume.auditing.case import (
+    Case,
+    Kind,
+    Ladder,
+    Row,
+    added_kind,
+    packages_used,
+    rows_of,
+)
 from exhume.auditing.findings import Audit
 from exhume.auditing.fixes import fix_charts, try_fixes
 from exhume.auditing.judge import Judged, holm_adjust, judge_releases, overall
@@ -129,7 +137,7 @@ def read(
         return records
 
     released = []
-    for kind in KINDS:
+    for kind in (*KINDS, *map(added_kind, brief.others)):
         case = given.get(kind.name) or kind.read(brief, partial(load, kind))
         if case is not None:
             released.append(Released(kind, case, sum(asked.get(kind.name, {}).values())))
@@ -145,9 +153,14 @@ def resolve(
     for one in released:
         brief = one.case.resolve_settings(brief, store)
     if folder is not None:
-        digests = {name: text for one in released for name, text in one.case.digests().items()}
+        digests = {name: text for one in released for name, text in digests_of(one.case).items()}
         brief = resume_or_refuse(folder, brief, digests)
     return brief, [replace(one, case=one.case.resolved(brief, store)) for one in released]
+
+
+def digests_of(case: Case) -> dict[str, str]:
+    """What is no file but decides the result."""
+    return {**case.digests(), **packages_used(case)}
 
 
 # Plan
@@ -169,7 +182,7 @@ class Planned:
 
 def plan_releases(brief: Brief, released: Sequence[Released]) -> Planned:
     """One budget for all attacks on all releases."""
-    every = [(one.name, row) for one in released for row in one.case.rows()]
+    every = [(one.name, row) for one in released for row in rows_of(one.case)]
     controls = {one.name: _easiest(one.case.ladder()) for one in released}
     budget = brief.budget.seconds
     if budget is not None:  # what the controls take, should they be needed, is kept back
@@ -221,7 +234,7 @@ def attack(
 
 def made_rows(case: Case, planned: Sequence[Row]) -> list[Row]:
     """The planned rows as they are now that the releases are made, on as many records as planned."""
-    now = {row.id: row for row in case.rows()}
+    now = {row.id: row for row in rows_of(case)}
     return [replace(now[row.id], records=row.records) for row in planned]
 
 

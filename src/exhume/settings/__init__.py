@@ -1,16 +1,19 @@
 """The settings of an audit: one schema for files, the command line, `exhume init` and the docs."""
 
-from exhume.settings.brief import RELEASES, Brief, ReleaseSettings
+from exhume.settings.brief import RELEASES, Brief
 from exhume.settings.releases import (
     DEFENCES,
     CheckpointSettings,
     FittedSettings,
+    ReleaseSettings,
     SplitSettings,
     UpdateSettings,
 )
 from exhume.settings.schema import (
     Setting,
     SettingsSection,
+    SharedNumber,
+    SharedText,
     filled,
     made_of,
     setting,
@@ -43,6 +46,8 @@ __all__ = [
     "Setting",
     "Settings",
     "SettingsSection",
+    "SharedNumber",
+    "SharedText",
     "SplitSettings",
     "UpdateSettings",
     "VictimSettings",

@@ -9,6 +9,7 @@ follow says what leaves the house:
                     an adapter or a difference of few steps, and its base
     [split]         features that the client of a split network sends to a server
     [fitted]        a fitted linear model of scikit-learn's, in a .skops file
+    [...]           a kind of release that another installed package brings (`core.plugins`)
 
 A section need not repeat the seed, the threads, the records and the model: what it leaves open is the
 brief's own when the audit is run (`Brief.resolved`).
@@ -18,21 +19,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from exhume.core.errors import ExhumeError
+from exhume.core.plugins import kind_plugin
 from exhume.settings.releases import (
     CheckpointSettings,
     FittedSettings,
+    ReleaseSettings,
     SplitSettings,
     UpdateSettings,
 )
 from exhume.settings.schema import filled, in_short, made_of, settings_of, toml_at, toml_of
 from exhume.settings.sections import BudgetSettings, DataSettings, Settings
 
-ReleaseSettings = CheckpointSettings | UpdateSettings | SplitSettings | FittedSettings
+S = TypeVar("S", bound=ReleaseSettings)
 RELEASES: dict[str, type[ReleaseSettings]] = {
     "checkpoint": CheckpointSettings,
     "update": UpdateSettings,
@@ -40,6 +43,28 @@ RELEASES: dict[str, type[ReleaseSettings]] = {
     "fitted": FittedSettings,
 }  # sections of their own; the others are those of `Settings`
 _DIGESTS = "digests"  # in a run folder's config.toml, of what the brief names; not a setting
+
+
+@runtime_checkable
+class HasSection(Protocol):
+    """A kind of another package, as far as settings go."""
+
+    @property
+    def section(self) -> type[ReleaseSettings] | None: ...
+
+
+def release_section(name: str) -> type[ReleaseSettings] | None:
+    """The section of this name, ours or of another package's kind; None: no kind is called so."""
+    if name in RELEASES:
+        return RELEASES[name]
+    plugin = kind_plugin(name)
+    if plugin is None:
+        return None
+    kind = plugin.load()
+    section = kind.section if isinstance(kind, HasSection) else None
+    if not (isinstance(section, type) and issubclass(section, ReleaseSettings)):
+        raise plugin.broken("a Kind is needed whose section is a class of ReleaseSettings")
+    return section
 
 
 @dataclass(frozen=True)
@@ -51,6 +76,7 @@ class Brief:
     split: SplitSettings | None = None
     fitted: FittedSettings | None = None
     budget: BudgetSettings = BudgetSettings()
+    others: Mapping[str, ReleaseSettings] = field(default_factory=dict)  # of other packages' kinds
 
     @staticmethod
     def from_toml(path: Path) -> Brief:
@@ -60,7 +86,10 @@ class Brief:
     def from_mapping(content: Mapping[str, Any], *, where: str = "settings") -> Brief:
         """Sections as above. What is said in [data] and [victim] need not be said again."""
         rest = {name: value for name, value in content.items() if name != _DIGESTS}
-        budget, given = rest.pop("budget", {}), {n: rest.pop(n) for n in RELEASES if n in rest}
+        budget, known = rest.pop("budget", {}), {f.name for f in fields(Settings)}
+        others = [name for name in sorted(rest, key=_place) if name not in known]
+        kinds = {n: kind for n in others if (kind := release_section(n)) is not None}
+        given = {name: rest.pop(name) for name in kinds}
         if isinstance(budget, str):
             budget = {"time": budget}
         for name, section in {"budget": budget, **given}.items():
@@ -77,13 +106,13 @@ class Brief:
                 usual = {} if "data" in rest else {"trained_on": ""}
             elif name == "update" and not _FILES & set(section):
                 usual = {"made": 4, "batch_size": 8}  # without files, updates are made here
-            sections[name] = made_of(RELEASES[name], section, f"{where}: {name}", **usual)
-        return Brief(
+            sections[name] = made_of(kinds[name], section, f"{where}: {name}", **usual)
+        brief = Brief(
             settings,
             weights=("victim" in rest or not given) and settings.victim.released,
             budget=filled(BudgetSettings(), budget, f"{where}: budget"),
-            **sections,
         )
+        return brief.with_releases(sections)
 
     @staticmethod
     def of(release: ReleaseSettings, settings: Settings | None = None) -> Brief:
@@ -94,8 +123,18 @@ class Brief:
 
     def releases(self) -> dict[str, ReleaseSettings]:
         """The sections that say what is released, besides trained weights."""
-        found = {name: getattr(self, name) for name in RELEASES}
-        return {name: section for name, section in found.items() if section is not None}
+        ours = {name: getattr(self, name) for name in RELEASES}
+        return {n: section for n, section in ours.items() if section is not None} | {**self.others}
+
+    def section(self, kind: type[S]) -> S | None:
+        """The section of this class, of a kind that another package brings."""
+        return next((one for one in self.others.values() if isinstance(one, kind)), None)
+
+    def with_releases(self, sections: Mapping[str, Any]) -> Brief:
+        """A copy with these sections by name in the place of its own."""
+        ours = {name: section for name, section in sections.items() if name in RELEASES}
+        others = {name: section for name, section in sections.items() if name not in RELEASES}
+        return replace(self, others={**self.others, **others}, **ours)
 
     def with_settings(self, settings: Settings) -> Brief:
         return replace(self, settings=settings)
@@ -115,11 +154,11 @@ class Brief:
         settings = settings.with_values("machine", threads=threads)
         if seed is not None:
             settings = settings.with_seed(seed)
-        sections: dict[str, Any] = {
+        sections = {
             name: _with_shared(section, said, also=True)
             for name, section in self.releases().items()
         }
-        return replace(self, settings=settings, **sections)
+        return replace(self, settings=settings).with_releases(sections)
 
     def resolved(self) -> Brief:
         """The brief in which every section says its seed, threads, records and model itself."""
@@ -140,10 +179,9 @@ class Brief:
             )
         if self.split is not None and self.split.model is None and not shared["model"]:
             raise ExhumeError('split: no network is named; write model = "net.py:make" in [split]')
-        sections: dict[str, Any] = {
-            name: _with_shared(section, shared) for name, section in self.releases().items()
-        }
-        return replace(self, **sections)
+        return self.with_releases(
+            {name: _with_shared(section, shared) for name, section in self.releases().items()}
+        )
 
     def toml(self, digests: Mapping[str, str] | None = None) -> str:
         """As a file that says the same. digests: of what it names, for a run folder."""
@@ -158,11 +196,16 @@ class Brief:
 
     def folder(self) -> Path:
         """A folder named by the brief, so that the same command finds its own earlier work."""
-        alone = list(self.releases().values())
+        alone = [section.label or name for name, section in self.releases().items()]
         named = len(alone) == 1 and not self.weights
-        name = alone[0].label if named else Path(self.settings.data.source).stem or "data"
+        name = alone[0] if named else Path(self.settings.data.source).stem or "data"
         digest = hashlib.sha256(self.toml().encode()).hexdigest()[:8]
         return Path("runs") / f"{name}-{digest}"
+
+
+def _place(name: str) -> tuple[int, str]:
+    """Sections in the order of `RELEASES`, then those of other packages by name."""
+    return (list(RELEASES).index(name) if name in RELEASES else len(RELEASES), name)
 
 
 _FILES = {"update", "before", "after", "adapter", "delta"}

@@ -36,7 +36,17 @@ _SCALING = (0.0, "Scaling of --adapter; default: what adapter_config.json beside
 
 
 @dataclass(frozen=True)
-class CheckpointSettings(SettingsSection):
+class ReleaseSettings(SettingsSection):
+    """The base of all sections that say what is released; a kind of another package has one, too."""
+
+    @property
+    def label(self) -> str:
+        """Names the run folder; empty: the section's name does."""
+        return ""
+
+
+@dataclass(frozen=True)
+class CheckpointSettings(ReleaseSettings):
     """A file of weights, as it is. An empty text or 0 means: not given."""
 
     checkpoint: str = setting(
@@ -125,7 +135,7 @@ class CheckpointSettings(SettingsSection):
 
 
 @dataclass(frozen=True)
-class UpdateSettings(SettingsSection):
+class UpdateSettings(ReleaseSettings):
     """What clients send. Empty or 0 means: not said, or choose it here."""
 
     renamed: ClassVar[Mapping[str, str]] = {"budget": "search_seconds"}
@@ -299,7 +309,7 @@ class UpdateSettings(SettingsSection):
 
 
 @dataclass(frozen=True)
-class SplitSettings(SettingsSection):
+class SplitSettings(ReleaseSettings):
     """Features of a split network. Empty or 0 means: not said, or choose it here."""
 
     model: SharedText = setting(
@@ -383,7 +393,7 @@ class SplitSettings(SettingsSection):
 
 
 @dataclass(frozen=True)
-class FittedSettings(SettingsSection):
+class FittedSettings(ReleaseSettings):
     """A fitted linear model of scikit-learn's."""
 
     file: str = setting("", "A .skops file; a model in memory has none.", file=True)

@@ -130,6 +130,8 @@ class Subject:
 
 @dataclass(frozen=True, eq=False)
 class CheckpointCase(Case):
+    kind_name = "checkpoint"
+
     settings: CheckpointSettings
     released: Subject | NotApplicable  # as the attack takes it, or why it cannot
     preprocessing: Preprocessing
@@ -337,7 +339,7 @@ class CheckpointCase(Case):
 
 
 CHECKPOINT = Kind(
-    "checkpoint", "Training images from released weights alone", read_released_checkpoint
+    CheckpointCase, "Training images from released weights alone", read_released_checkpoint
 )
 
 

@@ -88,6 +88,8 @@ def fitted_case(
 
 @dataclass(frozen=True, eq=False)
 class FittedCase(Case):
+    kind_name = "fitted"
+
     settings: FittedSettings
     records: Records  # what the model was fitted on, as it sees them
     fitted: tuple[Weights, Optimum] | NotApplicable  # or why it cannot be attacked
@@ -255,7 +257,7 @@ class FittedCase(Case):
         return f"{said}: lower `tol`, or see whether they are the records, columns and weights of the fit"
 
 
-FITTED = Kind("fitted", "What a fitted linear model gives away", read_fitted)
+FITTED = Kind(FittedCase, "What a fitted linear model gives away", read_fitted)
 
 
 def _proved(mismatch: Tensor) -> int:

@@ -133,6 +133,8 @@ class Cut:
 
 @dataclass(frozen=True, eq=False)
 class SplitCase(Case):
+    kind_name = "split"
+
     settings: SplitSettings
     records: Records
     owned: LoadedSplit
@@ -485,7 +487,7 @@ class SplitCase(Case):
         return charts(depths, guarded, texts=self.owned.text is not None)
 
 
-SPLIT = Kind("split", "What the features of a split network give away", read_released_split)
+SPLIT = Kind(SplitCase, "What the features of a split network give away", read_released_split)
 
 
 def _certify(case: SplitCase, found: Sequence[Findings], *_: object) -> Findings:

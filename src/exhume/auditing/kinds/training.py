@@ -121,6 +121,8 @@ def attack_targets(game: Game, settings: Settings, store: Store, progress: Progr
 
 @dataclass(frozen=True, eq=False)
 class TrainingCase(Case):
+    kind_name = "weights"
+
     settings: Settings  # resolved
     records: Records
     recipe: Trains
@@ -514,7 +516,7 @@ class TrainingCase(Case):
         return self._safer(changed, kept)
 
 
-TRAINING = Kind("weights", "An informed adversary against a released classifier", read_training)
+TRAINING = Kind(TrainingCase, "An informed adversary against a released classifier", read_training)
 
 
 def _per_model(settings: Settings, records: Records, store: Store) -> float:

@@ -109,6 +109,8 @@ def read_updates(brief: Brief, load: Load) -> UpdateCase | None:
 
 @dataclass(frozen=True, eq=False)
 class UpdateCase(Case):
+    kind_name = "update"
+
     settings: UpdateSettings
     updates: list[ClientUpdate]
     truth: Truth | None
@@ -483,7 +485,7 @@ def at_chosen_weights(case: UpdateCase, *_: object) -> UpdateCase:
     return replace(case, updates=updates)
 
 
-UPDATE = Kind("update", "What the updates of clients give away", read_updates)
+UPDATE = Kind(UpdateCase, "What the updates of clients give away", read_updates)
 
 _FIXES: tuple[tuple[str, str, ReleaseDefence], ...] = (
     ("noise-0.01", "noise of 1% of the update's size", NoiseRelease(0.01)),
