@@ -60,7 +60,7 @@ class Tried:
                     found[attack] = answer if isinstance(answer, LineupRow) else row(answer)
             return found
 
-        return lambda *_: SimpleNamespace(rows=rows, find=find)
+        return lambda *_: SimpleNamespace(kind_name="", rows=rows, find=find)
 
     @property
     def order(self) -> list[int]:

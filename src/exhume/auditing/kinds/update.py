@@ -110,7 +110,6 @@ def read_updates(brief: Brief, load: Load) -> UpdateCase | None:
 @dataclass(frozen=True, eq=False)
 class UpdateCase(Case):
     kind_name = "update"
-
     settings: UpdateSettings
     updates: list[ClientUpdate]
     truth: Truth | None
@@ -174,8 +173,7 @@ class UpdateCase(Case):
         what = (update.fingerprint(),) + ((repr(update.steps),) if local else ())
         place = address(f"audit-update {row.id} 1", row.attack, what, key, size or 0)
         known = Knowledge(architecture=net, batch_size=size, local=local)
-        name = update.client
-        return Question(update.gradient, known, key.fold(row.id), name, update, place)
+        return Question(update.gradient, known, key.fold(row.id), update.client, update, place)
 
     def learnt(self, row: Row, question: Question, earlier: Mapping[str, Answer]) -> Question:
         """With the batch size, where an attack has counted it and proved its count."""
