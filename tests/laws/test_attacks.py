@@ -56,6 +56,7 @@ from exhume.attacks.split.inversion import (
 from exhume.attacks.split.lookalike import Lookalike, Pass
 from exhume.attacks.split.namer import BayesNamer
 from exhume.attacks.split.queried import QueriedInversion
+from exhume.attacks.split.strongest import StrongestInversion, StrongestReading
 from exhume.attacks.split.token_search import KnownHead, ShadowReading, ShadowTranslation
 from exhume.core import contract
 from exhume.core.contract import (
@@ -522,6 +523,11 @@ CASES = {
     "split, true head": Case(
         TrueHeadInversion(Decoder(16), SplitSchedule(8, 32, 3e-3, "adam", 0.0)), split_game, 0.3
     ),
+    "split, strongest": Case(
+        StrongestInversion(Decoder(4), SplitSchedule(2, 32, 3e-3, "adam", 0.0), steps=40),
+        split_game,
+        0.1,
+    ),
     "split, namer": Case(BayesNamer(), channel_game, 0.05),
     "split, true head of a channel": Case(
         TrueHeadInversion(Decoder(16), SplitSchedule(8, 32, 3e-3, "adam", 0.0)), channel_game, 0.9
@@ -547,6 +553,7 @@ CASES = {
         None,
     ),
     "split, words as sent": Case(WordsAsSent(22), token_game, 1e-12),
+    "split, strongest reading": Case(StrongestReading(KnownHead(22)), token_game, 1e-12),
     "split, known head of texts": Case(KnownHead(22), token_game, 1e-12),
     "split, shadow of texts": Case(
         ShadowReading(OwnForm(Sender(), "0", "3"), KnownHead(22), QUICK), token_game, None

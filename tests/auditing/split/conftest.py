@@ -75,9 +75,16 @@ class Class(nn.Module):
         return (lines > 0.7).float()[:, :, None, None]
 
 
+class Spread(nn.Module):
+    """Every pixel takes a little of its neighbours."""
+
+    def forward(self, x):
+        return x + 0.05 * sum(x.roll(step, side) for step in (-1, 1) for side in (2, 3))
+
+
 def hiding():
-    """After 0 everything is sent, after 1 only the class; it classifies as it is."""
-    net = nn.Sequential(nn.Identity(), Class(), nn.Flatten(), nn.Linear(2, 3), nn.Linear(3, 3))
+    """After 0 nearly everything is sent, after 1 only the class; it classifies as it is."""
+    net = nn.Sequential(Spread(), Class(), nn.Flatten(), nn.Linear(2, 3), nn.Linear(3, 3))
     with torch.no_grad():
         net[3].weight.copy_(torch.tensor([[2.0, -2.0], [-2.0, 2.0], [1.0, 1.0]]))
         net[3].bias.copy_(torch.tensor([0.0, 0.0, -0.5]))

@@ -145,16 +145,18 @@ class HeadReading:
 
     def _answer(self, values: Tensor) -> Answer:
         found = self.read(values)
-        return found[:, None], -self._mismatch(found, values)[:, None].double()
+        return found[:, None], -self.mismatch(found, values)[:, None].double()
 
     @torch.no_grad()
-    def read(self, sent: Tensor) -> Tensor:
-        """(n, *features) to tokens (n, l)."""
-        options = self._nearest(sent) if sent.ndim == 3 else self._usual(len(sent), sent.device)
+    def read(self, sent: Tensor, options: Tensor | None = None) -> Tensor:
+        """(n, *features) to tokens (n, l). options: (n, l, o) words to try, best first; None: by the head."""
+        if options is None:
+            near = sent.ndim == 3
+            options = self._nearest(sent) if near else self._usual(len(sent), sent.device)
         found = options[:, :, 0].clone()
         for sweep in range(self.how.sweeps):
             self.progress("reading texts", sweep, self.how.sweeps)
-            open_ = (self._mismatch(found, sent) > _EXACT).nonzero()[:, 0]
+            open_ = (self.mismatch(found, sent) > _EXACT).nonzero()[:, 0]
             before = found[open_]
             if len(open_):
                 found[open_] = self._swept(before, sent[open_], options[open_])
@@ -215,7 +217,7 @@ class HeadReading:
         return torch.cat([(self.head(x) - s).flatten(1).norm(dim=1) for x, s in parts])
 
     @torch.no_grad()
-    def _mismatch(self, tokens: Tensor, sent: Tensor) -> Tensor:
+    def mismatch(self, tokens: Tensor, sent: Tensor) -> Tensor:
         """(n,) that distance over the size of what was sent. Observable."""
         size: Tensor = sent.flatten(1).norm(dim=1).clamp_min(1e-12)
         return self._apart(tokens, sent) / size

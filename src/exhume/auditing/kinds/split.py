@@ -87,6 +87,9 @@ _LEARNED = (
     0.5  # of the way from chance to the network's accuracy: less, and a shadow has not learned
 )
 _BOUND = "It was given the client's head: its success means that a secret protects, not the split."
+_ALONE = (
+    "no adversary who knows the client's head was tried, so nobody knows what the features hold"
+)
 _NAMER = "channel-namer"
 _DEVIATIONS = (
     "The attackers' shadow and decoder are trained for a fixed number of epochs; longer ones may get more.",
@@ -362,7 +365,10 @@ class SplitCase(Case):
         cuts = self._cuts(found)
         for where, cut in cuts.items():
             doubt = self._unlearned(list(cut.found.values()), where)
-            judged = holm_adjust([_doubted(one, name, doubt) for name, one in cut.found.items()], 0)
+            missing = _ALONE if where == self.where and not _knowing(cut) else ""
+            judged = holm_adjust(
+                [_doubted(one, name, doubt, missing) for name, one in cut.found.items()], 0
+            )
             if where != self.where:
                 judged = [
                     _at_other_depth(one, name) for name, one in zip(cut.found, judged, strict=True)
@@ -418,11 +424,16 @@ class SplitCase(Case):
     # Controls
 
     def ladder(self) -> Ladder | None:
-        """Shallower cuts of the same network; for a defended one the plain one trained beside it."""
+        """Shallower cuts of the same network; for a defended one the plain one trained beside it.
+
+        Only behind a layer of the user's own that mixes: an attack on the input as it is proves nothing.
+        """
         takes = TEXT_FEW if self.owned.text else _CONTROLLED
         seconds = self._seconds().attack(takes)
         if self.settings.defend:
             name, first = self.settings.defend, self.owned.first[0]
+            if not self.owned.mixed(first):
+                return None  # without the defence the input would be sent
             where = f"after {first} without {name}"
             rung = Rung("none", "without the defence", seconds, lambda *_: self._plainly(where))
             return Ladder("defence", name, f"with {name}", (rung,))
@@ -499,10 +510,15 @@ def _certify(case: SplitCase, found: Sequence[Findings], *_: object) -> Findings
     return audit_channel(made.pipeline, pool, own, case.key.fold("channel"))
 
 
-def _doubted(one: Findings, name: str, shadows: str) -> Findings:
-    """With what speaks against all shadows of its cut."""
+def _knowing(cut: AttackedCut) -> bool:
+    """Whether an adversary who knows the head was tried."""
+    return cut.bound is not None and cut.bound.section.applies
+
+
+def _doubted(one: Findings, name: str, shadows: str, missing: str) -> Findings:
+    """With what speaks against its cut's shadows; missing: and against everybody, if the strongest is."""
     section = one.section
-    why = section.doubt or ("" if name in SHADOWLESS else shadows)
+    why = section.doubt or ("" if name in SHADOWLESS else shadows) or missing
     return replace(one, section=replace(section, doubt=why if section.applies else ""))
 
 

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from exhume import readers
 from exhume.attacks.split.as_sent import AsSent, WordsAsSent
 from exhume.attacks.split.cipher import FOUND, NO_POSITIONS, SubstitutionCipher
-from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
+from exhume.attacks.split.inversion import ShadowInversion
 from exhume.attacks.split.lookalike import Lookalike, Pass
 from exhume.attacks.split.shadow import LEARNED
+from exhume.attacks.split.strongest import MOST_PAIRS, StrongestInversion, StrongestReading
 from exhume.attacks.split.token_search import KnownHead, ShadowReading
 from exhume.auditing.case import Scored
 from exhume.auditing.cost import seconds_of
@@ -111,9 +112,15 @@ def attacker_named(
         Attacker(
             "matched", "Inverting a shadow that matches moments", replace(several, match=_MATCH)
         ),
-        Attacker(HEAD_KNOWN, "Inverting the true head", TrueHeadInversion(decoder, schedule)),
+        Attacker(HEAD_KNOWN, "Inverting the true head", _knowing(settings, decoder, schedule)),
     )
     return {one.id: one for one in found}[name]
+
+
+def _knowing(settings: SplitSettings, decoder: Decoder, schedule: Schedule) -> StrongestInversion:
+    """Its search, too, is shorter where shadows are trained for few epochs."""
+    usual = StrongestInversion(decoder, schedule)
+    return replace(usual, steps=_steps(usual.steps, settings))
 
 
 def _lookalike(
@@ -277,7 +284,7 @@ class Texts:
             attack = ShadowReading(form, reading, schedule)
             return Attacker(name, "Reading through a shadow of the head", attack, "Ensembler24")
         if name == HEAD_KNOWN:
-            return Attacker(name, "Reading with the true head", reading)
+            return Attacker(name, "Reading with the true head", StrongestReading(reading))
         return Attacker(name, "What was sent, looked at", WordsAsSent(self.text.vocabulary))
 
     def score(self, parts: readers.Split, found: Reconstruction) -> Scored:
@@ -341,6 +348,7 @@ _NUMBER = 4e-9  # seconds of a number that a layer puts out, there and back: nor
 _STEP = 4e-3  # seconds of a step besides
 _SCORED = 2e-3  # seconds to score one target
 _LINED = 0.6  # seconds of a line-up
+_EIGEN = 6e-10  # seconds of a ridge, times the cube of its pairs
 _DECIPHERED = 4e-9  # seconds of a round, times the cube of the words
 
 
@@ -382,6 +390,8 @@ class Seconds:
             made += self._pass(Decoder(settings.channels).module(sent, shape, _ANY), sent)
         held = len(self.owned.parts.shadow)
         seconds = self._trained(made, held, settings.attack_epochs, max(1, shadows + decoders))
+        if name == HEAD_KNOWN:
+            seconds += self._searched(self._pass(pipeline.client.head, shape))
         if name == "lookalike" and not channel and lookalike_applies(pipeline, shape):
             return seconds + lookalike_seconds(settings, features[0])
         if name == "as-sent" or (name == "lookalike" and not channel):
@@ -400,11 +410,23 @@ class Seconds:
         if name not in ("shadow", HEAD_KNOWN):
             return 0.0
         how = KnownHead(text.vocabulary)
-        tried = text.vocabulary + len(parts.target) * how.sweeps * how.options * self.owned.shape[0]
-        read = tried * head
-        if name == HEAD_KNOWN:
-            return read
+        each = how.sweeps * how.options * self.owned.shape[0]
+        read = (text.vocabulary + len(parts.target) * each) * head
+        if name == HEAD_KNOWN:  # two ways, judged on held pairs
+            judged = (text.vocabulary + StrongestReading.judged_of(len(parts.shadow)) * each) * head
+            return read + 2 * judged + self._ridge(len(parts.shadow))
         return read + self._trained(whole, len(parts.shadow), settings.attack_epochs)
+
+    def _searched(self, one: float) -> float:
+        """Of who knows the head, besides a decoder; one: of a record's way through it."""
+        usual, parts = _knowing(self.settings, Decoder(), Schedule()), self.owned.parts
+        sought = len(parts.target) + StrongestInversion.judged_of(len(parts.shadow))
+        steps = usual.steps * StrongestInversion.starts
+        return steps * (sought * _BACK * one + _STEP) + self._ridge(len(parts.shadow))
+
+    def _ridge(self, held: int) -> float:
+        """Of an eigendecomposition and a penalty's path."""
+        return _EIGEN * min(held, MOST_PAIRS) ** 3
 
     def _trained(self, one: float, records: int, epochs: int, models: int = 1) -> float:
         """So many passes of all records there and back, of which one record's takes `one` second."""

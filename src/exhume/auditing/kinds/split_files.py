@@ -16,7 +16,7 @@ from exhume.attacks.split.cipher import FOUND, NO_POSITIONS
 from exhume.core.contract import ExhumeError, Key, NotApplicable, Records
 from exhume.models.own import module_named
 from exhume.models.own_texts import drawn_tokens, embedding_of, whole_numbers
-from exhume.models.split.cut import cut, layer_named, points
+from exhume.models.split.cut import cut, layer_named, mixes, points
 from exhume.models.split.inverter import halvings
 from exhume.models.split.pipeline import Pipeline, undefended
 from exhume.readers.tensors import read_tensors
@@ -99,6 +99,7 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 _DEPTHS = 3  # tried if none is named
+_PROBED = 100  # records by which it is seen whether a head mixes
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,11 +121,23 @@ class LoadedSplit:
         return undefended(self.module, first, self.second, self.shape)
 
     def shallower(self) -> tuple[str, ...]:
-        """Points before the split in use at which the network could be cut and attacked, shallowest first."""
+        """Points before the split in use at which an attack's success says something, shallowest first.
+
+        The network can be cut and attacked there, behind a layer of its own that mixes: what works on the
+        input as it is says nothing of what works behind layers.
+        """
         legal = points(self.module, self.first[:1])
         before = legal[: legal.index(self.first[0])] if self.first[0] in legal else ()
         find = _readable if self.text else _invertible
-        return find(self.module, self.second, self.shape, before)
+        earlier = find(self.module, self.second, self.shape, before)
+        return tuple(name for name in earlier if self.mixed(name))
+
+    def mixed(self, first: str) -> bool:
+        """Whether what is sent there comes from a layer that mixes; of texts, from one with weights."""
+        head = self.pipeline(first).client.head
+        if self.text is not None:
+            return any(True for _ in head.parameters())
+        return mixes(head, self.parts.shadow.inputs[:_PROBED])
 
     def fingerprint(self) -> str:
         """Of the weights and of the function that they are used in."""

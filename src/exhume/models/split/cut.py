@@ -18,9 +18,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor, fx, nn
 
-from exhume.core.contract import ExhumeError
+from exhume.core.contract import ExhumeError, Key
 
-__all__ = ["Split", "cut", "device_of", "layer_named", "points", "wider_tail"]
+__all__ = ["Split", "cut", "device_of", "layer_named", "mixes", "points", "wider_tail"]
+
+_HALVES = 24  # times that the numbers of an input are halved
+_ROUNDING = 1e-6  # relative: a smaller change is none
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,6 +236,35 @@ def wider_tail(split: Split, body: nn.Module, shape: tuple[int, ...], times: int
         return wide
     tail.set_submodule(name, wide)
     return tail
+
+
+@torch.no_grad()
+def mixes(head: nn.Module, inputs: Tensor) -> bool:
+    """Whether what a head sends is no longer the input, number by number: a number of it depends on several.
+
+    inputs: (n, *shape), two or more, as they are usual. A random half of an input's numbers is exchanged for
+    another input's, then the other half; what changes both times depends on numbers of both. Not so are
+    permutations, scales and tables of single numbers, and heads that send the input beside something else.
+    """
+    generator = Key.from_seed(0).fold("halves").generator()
+    rows = len(inputs)
+    shape, numbers = inputs.shape[1:], inputs[0].numel()
+    changes, mixed = None, None
+    for _ in range(_HALVES):
+        one, other = (inputs[torch.randint(rows, (1,), generator=generator)] for _ in range(2))
+        half = (torch.rand(numbers, generator=generator) < 0.5).view(1, *shape).to(inputs.device)
+        before = head(one)
+        near = _ROUNDING * before.abs().amax()
+        first, second = (
+            ((head(torch.where(part, other, one)) - before).abs() > near).flatten()
+            for part in (half, ~half)
+        )
+        changes = first | second if changes is None else changes | first | second
+        mixed = first & second if mixed is None else mixed | (first & second)
+    assert changes is not None  # there are some rounds
+    assert mixed is not None
+    alone, several = int((changes & ~mixed).sum()), int(mixed.sum())
+    return several > 0 and 2 * alone < min(numbers, int(changes.sum()))
 
 
 def device_of(module: nn.Module) -> torch.device:
