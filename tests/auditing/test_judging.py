@@ -54,7 +54,9 @@ def ladder(identified: int = 16, ran: list | None = None, seconds: float = 1.0) 
             ran.append(attacks)
         return {name: row(identified, 1e-4, 16) for name in attacks}
 
-    rung = Rung("1", "at batch 1", seconds, lambda *_: SimpleNamespace(kind_name="", rows=rows, find=find))
+    rung = Rung(
+        "1", "at batch 1", seconds, lambda *_: SimpleNamespace(kind_name="", rows=rows, find=find)
+    )
     return Ladder("batch", "32", "at your 32", (rung,))
 
 

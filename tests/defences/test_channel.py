@@ -25,8 +25,8 @@ from exhume.models.split.channel import (
     system_gaussian,
     through,
 )
+from exhume.models.split.networks import ResNet18
 from exhume.models.split.parts import load_client, load_pipeline, save_pipeline
-from exhume.models.split.resnet import ResNet18
 from exhume.store.shards import NullStore
 from exhume.train.single import Schedule, SplitJob, train_split
 

@@ -9,7 +9,7 @@ from exhume.core.contract import ExhumeError, Key, Records
 from exhume.defences.split.hiding import Adversarial, Fresh, Rotated, Rotation, _reversed
 from exhume.defences.split.single import Noise
 from exhume.models.split.inverter import Decoder
-from exhume.models.split.resnet import ResNet18
+from exhume.models.split.networks import ResNet18
 from exhume.store.shards import NullStore
 from exhume.train.single import Schedule, SplitJob
 

@@ -18,6 +18,7 @@ from exhume.defences.split.dropout_ensemble import DropoutEnsemble
 from exhume.defences.split.ensembler import Ensembler
 from exhume.defences.split.single import Dropout, Noise, RandomHead, Shredder
 from exhume.models.split.blueprint import Blueprint, OwnNetwork
+from exhume.models.split.networks import VGG16, ResNet18
 from exhume.models.split.parts import (
     load_bodies,
     load_client,
@@ -27,8 +28,6 @@ from exhume.models.split.parts import (
     save_server,
 )
 from exhume.models.split.pipeline import Client, Pipeline
-from exhume.models.split.resnet import ResNet18
-from exhume.models.split.vgg import VGG16
 from exhume.store.shards import NullStore
 from exhume.train.single import Schedule, SplitJob
 

@@ -27,9 +27,9 @@ from exhume.core.contract import Key
 from exhume.integrations.exporting import version_of
 from exhume.models.split.blueprint import Blueprint
 from exhume.models.split.cut import cut
+from exhume.models.split.networks import ResNet18
 from exhume.models.split.parts import load_bodies
 from exhume.models.split.pipeline import Client, Pipeline
-from exhume.models.split.resnet import ResNet18
 
 SRC = str(Path(__file__).parents[2] / "src")
 TOKEN = "a token of enough characters"

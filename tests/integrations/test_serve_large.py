@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from exhume.integrations.exporting import export_parts
 from exhume.models.split.blueprint import Blueprint
-from exhume.models.split.resnet import ResNet18
+from exhume.models.split.networks import ResNet18
 
 served = pytest.importorskip("served")
 PLAN = Blueprint(ResNet18((3, 64, 64), 5, 64), "conv1", "pool")

@@ -41,7 +41,7 @@ from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.attacks.margin.descent import Descent as KktDescent
 from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.feature_span import FeatureSpan
-from exhume.attacks.margin.first_layer import FirstLayer, Smoothed
+from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.strongest import Strongest
 from exhume.attacks.split.as_sent import AsSent, WordsAsSent
@@ -562,7 +562,6 @@ CASES = {
     "split, lookalike": Case(LOOKALIKE, split_game, None),
     "split, committee": Case(Committee((SHADOWED, SHADOWED)), split_game, None),
     "margin, first layer": Case(SHORT, margin_game, 0.35, nearest_error),
-    "margin, smoothed": Case(Smoothed(SHORT), margin_game, 0.35, nearest_error),
     "margin, hidden span": Case(SPANNED, decayed_game, 0.25, nearest_error),
     "margin, feature span": Case(CONVOLVED, convolved_game, 0.35, nearest_error),
     "margin, strongest": Case(Strongest(SHORT, SPANNED), margin_game, 0.35, nearest_error),

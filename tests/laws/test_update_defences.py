@@ -9,22 +9,16 @@ import torch
 
 from exhume.core.contract import (
     ExhumeError,
-    Gradient,
-    NotApplicable,
     Recipe,
     Records,
-    ReleaseDefence,
     TrainingDefence,
-    Weights,
 )
 from exhume.defences.dp import DPTraining
-from exhume.defences.local import LargerBatch, LocalSteps
 from exhume.models.mlp import MLP
 from exhume.models.two_layer import TwoLayer
 from exhume.train.dp import Privacy
 from exhume.train.local import LocalTraining, batch_loss
-from exhume.train.recipe import FullBatch
-from exhume.victims.gradient import cut_batches, release_batches, release_updates
+from exhume.victims.gradient import cut_batches, release_updates
 
 # No defence, a weak and a strong one
 MAKING = {
@@ -34,9 +28,7 @@ MAKING = {
         DPTraining(clip=10.0, noise_multiplier=0.01),
         DPTraining(clip=10.0, noise_multiplier=1.0),
     ),
-    "local steps": (LocalSteps(), LocalSteps(2), LocalSteps(20)),
 }
-RELEASED = {"larger batch": (LargerBatch(), LargerBatch(2), LargerBatch(4))}
 CLIENTS = {
     "softmax": LocalTraining(MLP((6,), (5,), 3)),
     "logistic, summed": LocalTraining(TwoLayer((6,), 7), reduction="sum"),
@@ -67,16 +59,9 @@ def making(request):
     return MAKING[request.param]
 
 
-@pytest.fixture(params=RELEASED)
-def released(request):
-    return RELEASED[request.param]
-
-
-def test_strength_zero_is_the_identity(making, released, local, start, batches, key):
-    plain, _ = release_updates(local, start, batches)
-    assert making[0].strength == released[0].strength == 0
+def test_strength_zero_is_the_identity(making, local):
+    assert making[0].strength == 0
     assert making[0].harden(local) is local
-    assert torch.equal(released[0].protect(plain, key).values, plain.values)
 
 
 def test_a_stronger_defence_moves_the_update_further(making, local, start, batches, key):
@@ -92,21 +77,13 @@ def test_a_stronger_defence_moves_the_update_further(making, local, start, batch
     assert 0 < moved[0] < moved[1]
 
 
-def test_a_larger_batch_moves_the_update_further(released, local, start, batches, key):
-    plain, _ = release_updates(local, start, batches)
-    _, weak, strong = released
-    assert 0 < weak.strength < strong.strength
-    moved = [float((d.protect(plain, key).values - plain.values).norm()) for d in (weak, strong)]
-    assert 0 < moved[0] < moved[1]
-
-
-def test_they_are_frozen_values_with_a_docstring(making, released):
-    for defence, kind in ((making[1], TrainingDefence), (released[1], ReleaseDefence)):
-        assert isinstance(defence, kind)
-        assert dataclasses.is_dataclass(defence)
-        assert defence.__dataclass_params__.frozen
-        for heading in ("Sees:", "Assumes:", "Guarantees:", "Reference:"):
-            assert heading in (type(defence).__doc__ or "")
+def test_they_are_frozen_values_with_a_docstring(making):
+    defence = making[1]
+    assert isinstance(defence, TrainingDefence)
+    assert dataclasses.is_dataclass(defence)
+    assert defence.__dataclass_params__.frozen
+    for heading in ("Sees:", "Assumes:", "Guarantees:", "Reference:"):
+        assert heading in (type(defence).__doc__ or "")
 
 
 def test_same_key_same_bits_and_each_client_its_own_noise(local, start, batches, key):
@@ -161,16 +138,6 @@ def test_the_noise_is_as_large_as_said(key, make_records):
     assert float((loud - quiet).std()) == pytest.approx(3.0 * 0.5 / 4, rel=0.05)
 
 
-def test_a_larger_batch_is_the_joined_batch(key, make_records):
-    network = MLP((6,), (5,), 3)
-    records, start = make_records(12, (6,), 3, key), network.initial(key).double()
-    few, _ = release_batches(network, start, cut_batches(records, 3))
-    joined, _ = release_batches(network, start, cut_batches(records, 6))
-    safer = LargerBatch(2).protect(few, key)
-    torch.testing.assert_close(safer.values[::2], joined.values)
-    assert torch.equal(safer.values[0], safer.values[1])
-
-
 def test_local_training_is_a_recipe_that_ends_where_its_update_says(key, make_records):
     local = LocalTraining(MLP((6,), (5,), 3), steps=3, rate=0.2)
     assert isinstance(local, Recipe)
@@ -190,18 +157,6 @@ def test_local_training_is_a_recipe_that_ends_where_its_update_says(key, make_re
 
 def test_what_is_refused(key):
     network = MLP((6,), (5,), 3)
-    with pytest.raises(NotApplicable, match="local steps are a client's, not of: full-batch"):
-        LocalSteps(2).harden(FullBatch(network))
-    three = Gradient(torch.zeros(3, network.layout.size), network.layout, torch.zeros(68))
-    with pytest.raises(
-        NotApplicable, match="3 updates at common weights are needed in groups of 2"
-    ):
-        LargerBatch(2).protect(three, key)
-    with pytest.raises(NotApplicable, match="protects gradients, not Weights"):
-        LargerBatch(2).protect(Weights(three.values, network.layout), key)
-    for make, name in ((LocalSteps, "count"), (LargerBatch, "times")):
-        with pytest.raises(ExhumeError, match=f"{name}: must be at least 1, got 0"):
-            make(0)
     with pytest.raises(ExhumeError, match="reduction: 'max' is not one of mean, sum"):
         LocalTraining(network, reduction="max")
     batch = Records(torch.zeros(1, 2, 6), torch.zeros(1, 2, dtype=torch.long), ())

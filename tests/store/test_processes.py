@@ -19,7 +19,7 @@ from exhume.cli import app
 from exhume.core.contract import ExhumeError, Key
 from exhume.defences.split.ensembler import Ensembler
 from exhume.models.mlp import MLP
-from exhume.models.split.resnet import ResNet18
+from exhume.models.split.networks import ResNet18
 from exhume.store.scale import HERE, Processes, place, run_jobs, spread_over, where_now
 from exhume.store.shards import FolderStore, NullStore
 from exhume.train.fleet import train_fleet

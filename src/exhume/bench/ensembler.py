@@ -1,9 +1,8 @@
-"""The Ensembler's cost: N bodies together against one after another, the client against that of one body.
+"""The Ensembler's cost: the client of N bodies against that of one body, and what else a request costs.
 
-ratio: N bodies one after another over the fastest way of running them together on this machine.
-client_ratio: head, selection and tail of a client that reads P of N answers over those of a client with one
-body. The bodies' work and the network are in neither. Both clients have the same head and add a noise map;
-one tail reads P answers side by side, the other one.
+ratio: head, selection and tail of a client with one body over those of a client that reads P of N answers.
+The bodies' work and the network are in neither. Both clients have the same head and add a noise map; one
+tail reads P answers side by side, the other one.
 All with the same number of threads, in one run, repeats interleaved, the best of each kept.
 """
 
@@ -18,9 +17,9 @@ import torch
 from exhume.bench.entries import each_case, entry
 from exhume.core.contract import Key, Progress
 from exhume.models.split.blueprint import Blueprint
-from exhume.models.split.cost import client_ratio, request_cost
+from exhume.models.split.cost import both_clients, request_cost
+from exhume.models.split.networks import ResNet18
 from exhume.models.split.pipeline import Client, Pipeline
-from exhume.models.split.resnet import ResNet18
 
 
 @dataclass(frozen=True)
@@ -60,26 +59,24 @@ def _measured(case: BodiesCase, repeats: int, client_repeats: int) -> dict[str, 
     client = (
         defended.client
     )  # beside it one with the same head and noise: selection and tail differ
-    alone = Client(client.head, client.noise, (0,), plan.tail(1).eval())
-    single = Pipeline(alone, defended.bodies[:1], plan.first)
+    other = Client(client.head, client.noise, (0,), plan.tail(1).eval())
+    single = Pipeline(other, defended.bodies[:1], plan.first)
     generator = Key.from_seed(0).fold("bench ensembler").generator()
     inputs = torch.rand(case.inputs, 3, 32, 32, generator=generator)
     many = max(min(40, client_repeats), client_repeats // case.inputs)
     cost = request_cost(defended, inputs, repeats=repeats)
-    which = f"N = {case.bodies}, P = {case.selected}, ResNet-18 of width {case.width}"
+    several, alone = both_clients(defended, single, inputs, repeats=many)
     more = {
-        "way": cost.way,
-        **{f"seconds_{way.replace(' ', '_')}": seconds for way, seconds in cost.ways.items()},
-        "client_ratio": client_ratio(defended, single, inputs, repeats=many),
-        "client_seconds": cost.client,
+        "client_ratio": several / alone,
+        "bodies_in_turn_seconds": cost.in_turn,
         "slowest_body_seconds": cost.slowest_body,
-        "latency_seconds": cost.latency,
         "bytes_up": cost.bytes_up,
         "bytes_up_once": cost.bytes_up_once,
         "bytes_down": cost.bytes_down,
     }
+    which = f"N = {case.bodies}, P = {case.selected}, ResNet-18 of width {case.width}"
     name = f"{which}, {case.inputs} inputs"
-    return entry("ensembler", name, cost.together, cost.in_turn, repeats, more)
+    return entry("ensembler", name, several, alone, many, more)
 
 
 def _pipeline(case: BodiesCase, plan: Blueprint) -> Pipeline:

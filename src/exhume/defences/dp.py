@@ -10,8 +10,6 @@ from exhume.train.dp import Privacy, epsilon
 from exhume.train.local import LocalTraining
 from exhume.train.recipe import FullBatch
 
-__all__ = ["DPTraining"]
-
 
 @dataclass(frozen=True)
 class DPTraining:

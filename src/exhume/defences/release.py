@@ -15,8 +15,6 @@ from torch import Tensor
 
 from exhume.core.contract import ExhumeError, Gradient, Key, Layout, NotApplicable, Release
 
-__all__ = ["ClipRelease", "NoiseRelease", "PruneRelease", "QuantiseRelease", "gradient_of"]
-
 
 def gradient_of(release: Release) -> Gradient:
     """Refuses what is no gradient."""

@@ -19,8 +19,6 @@ from exhume.core.contract import (
     Weights,
 )
 
-__all__ = ["FORMATS", "RoundedRecipe", "Rounding"]
-
 FORMATS = {"fp32": 0.0, "fp16": 2.0**-11, "bf16": 2.0**-8, "int8": 2.0**-7}
 """Names, and the largest relative error of each; of int8 relative to a tensor's largest value."""
 

@@ -16,8 +16,6 @@ from pathlib import Path
 
 from exhume.integrations.serve_limits import Waiting
 
-__all__ = ["keep_few_connections"]
-
 _FILES = Path("/dev/fd")
 _EVERY = 0.5  # seconds between two looks
 

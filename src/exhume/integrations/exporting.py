@@ -18,8 +18,6 @@ from exhume.models.split.parts import (
 from exhume.models.split.pipeline import Pipeline
 from exhume.store.shards import write_atomically
 
-__all__ = ["RUNTIME", "export_parts", "export_run", "version_of"]
-
 RUNTIME = "exhume.integrations.mlserver_body.Body"
 
 

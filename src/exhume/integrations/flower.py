@@ -27,8 +27,6 @@ except ImportError as missing:
         f"Flower is not installed ({missing}): pip install 'exhume[flower]'"
     ) from missing
 
-__all__ = ["FactNames", "RecordingStrategy", "recording_mod"]
-
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
 
 

@@ -43,8 +43,6 @@ except ImportError as missing:
         f"MLServer is not installed ({missing}): pip install 'exhume[serve]'"
     ) from missing
 
-__all__ = ["Hosting", "host"]
-
 _AGE = 600_000  # milliseconds until a gRPC connection is opened anew; clients do so by themselves
 _IDLE = 60_000
 _TURN = 0.001  # seconds that a thread which unpacks a message keeps the interpreter from the others

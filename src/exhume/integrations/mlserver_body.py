@@ -28,8 +28,6 @@ except ImportError as missing:
         f"MLServer is not installed ({missing}): pip install 'exhume[serve]'"
     ) from missing
 
-__all__ = ["Body"]
-
 
 class Body(MLModel):
     """Loaded once, computes in a thread, so that the server goes on answering."""

@@ -20,8 +20,6 @@ except ImportError as missing:
         f"MLServer is not installed ({missing}): pip install 'exhume[serve]'"
     ) from missing
 
-__all__ = ["guard_connections"]
-
 _LATE = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 

@@ -27,8 +27,6 @@ except ImportError as missing:
         f"MLServer is not installed ({missing}): pip install 'exhume[serve]'"
     ) from missing
 
-__all__ = ["ASKED", "CallGuard", "MetricsGuard", "RequestGuard"]
-
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

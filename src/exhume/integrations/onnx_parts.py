@@ -13,8 +13,6 @@ from exhume.models.split.manifest import empty_folder
 from exhume.models.split.parts import KeptBody, load_bodies
 from exhume.store.shards import write_atomically
 
-__all__ = ["export_onnx"]
-
 _MOST = 256  # records of one request, as for MLServer
 
 

@@ -17,8 +17,6 @@ import numpy as np
 
 from exhume.integrations.serve_limits import MOST
 
-__all__ = ["Asked", "BadRequest", "features_in", "many_fields", "read_json"]
-
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
 _FIELDS = 64  # of one protobuf message and those within it

@@ -38,8 +38,6 @@ from exhume.integrations.wire import (
 )
 from exhume.models.split.parts import KeptClient, load_client
 
-__all__ = ["Client", "Server"]
-
 _BYTES = 2 * 1024 * 1024  # of features in one message; as text 13 MB, below the 16 of a server
 _ROWS = 256
 _PAUSE = 0.05  # seconds before the first repetition; doubled each time

@@ -31,11 +31,9 @@ from exhume.integrations.serve import Client
 from exhume.models.split.blueprint import Blueprint
 from exhume.models.split.cost import client_ratio
 from exhume.models.split.cut import cut
+from exhume.models.split.networks import ResNet18
 from exhume.models.split.pipeline import Client as Own
 from exhume.models.split.pipeline import Pipeline
-from exhume.models.split.resnet import ResNet18
-
-__all__ = ["Load", "measure", "percentile", "run"]
 
 
 @dataclass(frozen=True)

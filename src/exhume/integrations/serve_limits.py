@@ -17,8 +17,6 @@ from pathlib import Path
 
 from exhume.core.contract import ExhumeError
 
-__all__ = ["MOST", "Limits", "Places", "Served", "Waiting", "private_bytes"]
-
 MOST = 256  # records of one request
 _AROUND = 16 * 1024  # bytes of a message besides its numbers
 _TEXT = 26  # bytes of one number in JSON: sign, 17 digits, point, exponent, comma, blank

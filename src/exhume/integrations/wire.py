@@ -29,8 +29,6 @@ except (ImportError, TypeError) as missing:  # TypeError: MLServer is imported i
         "process that does not run MLServer"
     ) from missing
 
-__all__ = ["Access", "Busy", "Question", "Refused", "Unreachable", "Wire", "wire_to"]
-
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
 _AROUND = 16 * 1024  # bytes of an answer besides its numbers

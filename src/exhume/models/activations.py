@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from exhume.core.contract import ExhumeError
 
-__all__ = ["ACTIVATIONS", "Activation", "Elementwise", "activation"]
-
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 _LEAK = 0.01
 _FLOOR = -0.5

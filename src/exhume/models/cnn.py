@@ -13,8 +13,6 @@ from exhume.core.contract import ExhumeError, Key, Layout
 from exhume.models.activations import activation
 from exhume.models.mlp import check_kind, dense_layout, drawn_parameters
 
-__all__ = ["CNN"]
-
 
 @dataclass(frozen=True)
 class CNN:

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from exhume.core.contract import ExhumeError, Key
 from exhume.models.reconstructors import drawn
 
-__all__ = ["Corrector"]
-
 
 @dataclass(frozen=True)
 class Corrector:

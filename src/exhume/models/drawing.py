@@ -11,8 +11,6 @@ from torch import nn
 
 from exhume.core.contract import ExhumeError, Key
 
-__all__ = ["he_normal"]
-
 M = TypeVar("M", bound=nn.Module)
 
 

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from exhume.models.mlp import MLP
 
-__all__ = ["logistic_regression", "losses", "onehot", "probabilities", "softmax_regression"]
-
 
 def softmax_regression(input_shape: tuple[int, ...], classes: int) -> MLP:
     return MLP(input_shape, (), classes)

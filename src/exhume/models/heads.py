@@ -15,8 +15,6 @@ from torch import Tensor
 
 from exhume.core.contract import ExhumeError
 
-__all__ = ["Head", "check_head", "margins", "pulls", "signs"]
-
 Head = Literal["multiclass", "binary", "regression"]
 
 

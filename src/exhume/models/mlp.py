@@ -14,8 +14,6 @@ from exhume.core.contract import ExhumeError, Key, Layout
 from exhume.models.activations import activation
 from exhume.models.matrices import Matrices
 
-__all__ = ["MLP", "check_kind", "dense_layout", "drawn_parameters"]
-
 
 @dataclass(frozen=True)
 class MLP:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["ResNet", "VisionTransformer", "convnet", "fully_connected", "lenet"]
+from exhume.models.split.networks import ResidualBlock
 
 
 def fully_connected(*widths: int) -> nn.Module:
@@ -45,28 +44,10 @@ class ResNet(nn.Sequential):
         last = width
         for stage in range(4):
             wide = width * 2**stage
-            blocks += [_Residual(last, wide, 2 if stage else 1), _Residual(wide, wide, 1)]
+            blocks += [ResidualBlock(last, wide, 2 if stage else 1), ResidualBlock(wide, wide, 1)]
             last = wide
         head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(last, outputs))
         super().__init__(*stem, *blocks, *head)
-
-
-class _Residual(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(outputs)
-        self.short: nn.Module = nn.Identity()
-        if stride > 1 or inputs != outputs:
-            self.short = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.norm2(self.conv2(inner)) + self.short(x))
 
 
 class VisionTransformer(nn.Module):

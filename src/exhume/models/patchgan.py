@@ -13,8 +13,6 @@ from torch import nn
 from exhume.core.contract import ExhumeError, Key
 from exhume.models.reconstructors import drawn
 
-__all__ = ["SMALLEST_SIDE", "patchgan"]
-
 SMALLEST_SIDE = 24  # 24 -> 12 -> 6 -> 3 -> 2 -> 1: a smaller image leaves no patch
 _WIDTHS = (64, 128, 256, 512)
 _STRIDES = (2, 2, 2, 1)

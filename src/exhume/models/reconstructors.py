@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from exhume.core.contract import ExhumeError, Key
 
-__all__ = ["Deconv", "Dense", "drawn"]
-
 _OUTPUTS: dict[str, Callable[[], nn.Module]] = {"sigmoid": nn.Sigmoid, "linear": nn.Identity}
 
 

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from exhume.core.contract import ExhumeError, Key, Layout
 from exhume.models.activations import ACTIVATIONS, Activation, activation
 
-__all__ = ["POLYNOMIALS", "TwoLayer"]
-
 # Wang23's counter-examples and an easy case; unbounded slopes, so nothing is trained with them
 POLYNOMIALS = {
     "square": Activation("square", lambda x: x * x, lambda x, _: 2 * x),

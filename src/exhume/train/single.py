@@ -26,9 +26,10 @@ from torch import Tensor, nn
 
 from exhume.core.contract import ExhumeError, Key, Progress, Records, Store, silent
 from exhume.models.drawing import he_normal
-from exhume.models.split.blueprint import Blueprint, Network
+from exhume.models.split.blueprint import Blueprint
 from exhume.models.split.channel import FreshNoise
 from exhume.models.split.cut import Split, cut
+from exhume.models.split.networks import Network
 from exhume.models.split.pipeline import Pipeline
 from exhume.models.split.seq2seq import END, PADDING, START, Body, Words
 from exhume.store.shards import address, describe, digest

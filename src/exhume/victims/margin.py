@@ -18,7 +18,6 @@ from exhume.core.contract import (
     Weights,
     silent,
 )
-from exhume.defences.margin import ProtectedDescent
 from exhume.models.heads import Head, pulls
 from exhume.models.matrices import Dense
 from exhume.store.shards import address, cached, digest
@@ -72,7 +71,7 @@ class MarginVictim:
 
 
 def release_margin(
-    recipe: MarginDescent | ProtectedDescent | FullBatch,
+    recipe: MarginDescent | FullBatch,
     records: Records,
     *,
     key: Key,
@@ -115,7 +114,7 @@ def on_margin(margins: Tensor) -> Tensor:
 
 
 def _trained(
-    recipe: MarginDescent | ProtectedDescent | FullBatch,
+    recipe: MarginDescent | FullBatch,
     centred: Records,
     *,
     key: Key,
@@ -123,9 +122,6 @@ def _trained(
     progress: Progress,
 ) -> tuple[Dense, Trained]:
     device = centred.inputs.device
-    if isinstance(recipe, ProtectedDescent):
-        start, own = recipe.network.initial(key.fold("victim")).to(device), key.fold("defence")
-        return recipe.network, recipe.train(start, centred, key=own, store=store, progress=progress)
     start = recipe.architecture.initial(key.fold("victim")).to(device)
     if isinstance(recipe, MarginDescent):
         own = key.fold("order")

@@ -23,7 +23,7 @@ from exhume.core.contract import (
 )
 from exhume.models.split.channel import ChannelNetwork, FreshNoise, UnitLength
 from exhume.models.split.inverter import Decoder, OwnForm, ShadowHead
-from exhume.models.split.thin import ThinClient
+from exhume.models.split.networks import ThinClient
 from exhume.store.shards import NullStore
 from exhume.train.single import Schedule
 
@@ -151,5 +151,5 @@ def test_a_thin_client():
     assert ThinClient().input_shape == (3, 32, 32)
     with pytest.raises(ExhumeError, match="channels x height x width needed"):
         ThinClient((64,))
-    with pytest.raises(ExhumeError, match="channels, wide and outputs must be at least 1"):
+    with pytest.raises(ExhumeError, match="channels: 0 given, at least 1 needed"):
         ThinClient(channels=())

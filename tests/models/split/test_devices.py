@@ -23,10 +23,9 @@ from exhume.core.contract import Key, Records
 from exhume.models.split.channel import ChannelNetwork, FreshNoise
 from exhume.models.split.cut import cut
 from exhume.models.split.inverter import Decoder, OwnForm, ShadowHead
+from exhume.models.split.networks import VGG16, ResNet18
 from exhume.models.split.pipeline import Client
-from exhume.models.split.resnet import ResNet18
 from exhume.models.split.seq2seq import Translator, sinusoids
-from exhume.models.split.vgg import VGG16
 from exhume.train.single import apply_dropout, augmented_images, translate
 
 KEY = Key.from_seed(0)

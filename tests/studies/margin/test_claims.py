@@ -10,7 +10,6 @@ from exhume.score.lineup import LEVEL
 from exhume.studies import study_named
 from exhume.studies.margin import (
     classes,
-    defence,
     large,
     multiclass,
     ordinary,
@@ -85,27 +84,6 @@ def test_weight_decay(claims_turn, key):
         erring | {"c10.decay0.14.train_errors": 1.0, "c10.decay0.14.good": 1.0},
         ("with-errors", {"c10.decay0.14.good": 0.0}),
         ("with-errors", {"c10.decay0.14.train_errors": 0.0}),
-    )
-
-
-def test_defence(claims_turn):
-    setting = study_named("margin-defence").scales["smoke"]
-    good = {"none": 10.0, "record.margin.2": 4.9, "record.random.2": 5.0, "record.all.2": 1.0}
-    right = {f"{name}.good": count for name, count in good.items()} | {"early.good": 4.9}
-    right |= {"record.all.2.good_smoothed": 1.0, "white.all.2.good_smoothed": 4.9}
-    right |= {"none.good_chosen": 10.0, "none.good_others": 0.0, "white.all.2.good": 0.0}
-    right |= {"record.margin.2.good_chosen": 1.0, "record.margin.2.good_others": 3.9}
-    right |= {"none.test_accuracy": 0.9, "record.all.2.test_accuracy": 0.8}
-    claims_turn(
-        lambda metrics: defence._claims(setting, metrics),
-        right,
-        ("protected", {"record.margin.2.good_chosen": 1.1}),
-        ("enough", {"record.margin.2.good": 5.0, "record.random.2.good": 6.0}),
-        ("margin-not-random", {"record.random.2.good": 4.9}),
-        ("all", {"record.all.2.good": 1.1}),
-        ("all", {"record.all.2.good_smoothed": 1.1}),
-        ("white", {"white.all.2.good_smoothed": 5.0}),
-        ("early", {"early.good": 5.0}),
     )
 
 

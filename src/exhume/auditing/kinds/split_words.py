@@ -166,7 +166,6 @@ def facts(settings: SplitSettings, owned: LoadedSplit, defence: Defended | None)
         "defended_bytes_up_per_input": defence.cost.bytes_up,
         "defended_bytes_down_per_input": defence.cost.bytes_down,
         "server_compute_ratio": defence.cost.in_turn / defence.plain_cost.in_turn,
-        "bodies_together_ratio": defence.cost.together / defence.plain_cost.in_turn,
         "client_compute_ratio": defence.client_ratio,
         "client_share_of_multiply_adds": defence.client_share,
     }

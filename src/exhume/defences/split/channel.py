@@ -18,8 +18,6 @@ from exhume.models.split.cut import Split
 from exhume.models.split.pipeline import Pipeline
 from exhume.train.single import SplitJob, train_split
 
-__all__ = ["Channel"]
-
 _AID = 1.0  # few bits carry no more than the client can tell by itself, so that it is trained to
 
 

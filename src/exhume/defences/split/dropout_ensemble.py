@@ -20,8 +20,6 @@ from exhume.train.single import (
     train_module,
 )
 
-__all__ = ["DropoutEnsemble"]
-
 
 @dataclass(frozen=True)
 class DropoutEnsemble:

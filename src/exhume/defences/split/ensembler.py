@@ -29,8 +29,6 @@ from exhume.store.scale import Cluster, run_jobs, where_now
 from exhume.store.shards import NullStore, address, digest
 from exhume.train.single import Schedule, SplitJob, fixed_noise, train_module, train_split
 
-__all__ = ["Ensembler", "likeness"]
-
 
 @dataclass(frozen=True)
 class Ensembler:

@@ -18,11 +18,9 @@ from exhume.core.contract import ExhumeError, Key, Progress, Store, silent
 from exhume.defences.split.single import quiet
 from exhume.models.split.cut import cut
 from exhume.models.split.inverter import Decoder
-from exhume.models.split.network import Network
+from exhume.models.split.networks import Network
 from exhume.models.split.pipeline import Pipeline
 from exhume.train.single import SplitJob, train_module, train_split
-
-__all__ = ["Adversarial", "Fresh", "Rotated", "Rotation"]
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,6 @@ from exhume.train.single import (
     train_split,
 )
 
-__all__ = ["Dropout", "ForeignHead", "Noise", "RandomHead", "Shredder", "quiet"]
-
 
 def _alone(parts: Split, noise: Tensor) -> Pipeline:
     return Pipeline(Client(parts.head, noise, (0,), parts.tail), (parts.body,), parts.first)

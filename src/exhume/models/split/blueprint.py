@@ -14,12 +14,8 @@ from exhume.models.own import module_named
 from exhume.models.own_texts import whole_numbers
 from exhume.models.split.channel import ChannelNetwork
 from exhume.models.split.cut import Split, cut, wider_tail
-from exhume.models.split.network import Network
-from exhume.models.split.resnet import ResNet18
-from exhume.models.split.vgg import VGG16
+from exhume.models.split.networks import VGG16, Network, ResNet18
 from exhume.store.shards import describe
-
-__all__ = ["Blueprint", "Network", "OwnNetwork", "plain_network"]
 
 _ANY = Key.from_seed(0)  # of weights that are replaced
 

@@ -23,17 +23,7 @@ from torch import Tensor, nn
 from exhume.core.contract import ExhumeError, Key
 from exhume.models.drawing import he_normal
 from exhume.models.split.cut import cut
-from exhume.models.split.network import Network
-
-__all__ = [
-    "ENCODED",
-    "EXPANDED",
-    "ChannelNetwork",
-    "FreshNoise",
-    "UnitLength",
-    "system_gaussian",
-    "through",
-]
+from exhume.models.split.networks import Network
 
 ENCODED, EXPANDED = "encode", "body"
 """Where a `ChannelNetwork` is cut: last parts of the client's head and of the server's body."""

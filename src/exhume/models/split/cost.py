@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -13,17 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from exhume.core.contract import ExhumeError
 from exhume.models.split.cut import device_of
-from exhume.models.split.parallel_bodies import Way, fastest, timed_ways
 from exhume.models.split.pipeline import Client, Pipeline
-
-__all__ = [
-    "RequestCost",
-    "client_ratio",
-    "client_seconds",
-    "client_share",
-    "multiply_adds",
-    "request_cost",
-]
 
 
 @dataclass(frozen=True)
@@ -36,17 +25,8 @@ class RequestCost:
     bytes_up: int  # every body is sent the features
     bytes_up_once: int  # where all bodies are on one server that passes them on
     bytes_down: int
-    client: float  # head, selection and tail
     in_turn: float  # bodies one after another on this machine
-    together: float  # bodies in the fastest way that this machine has
-    way: Way
     slowest_body: float  # all bodies on machines of their own, and no network
-    ways: Mapping[Way, float]  # every way that was tried
-
-    @property
-    def latency(self) -> float:
-        """Client and bodies on this machine, without a network."""
-        return self.client + self.together
 
 
 def request_cost(pipeline: Pipeline, inputs: Tensor, *, repeats: int = 5) -> RequestCost:
@@ -57,8 +37,7 @@ def request_cost(pipeline: Pipeline, inputs: Tensor, *, repeats: int = 5) -> Req
     with torch.inference_mode():
         features = pipeline.client.send(inputs)
         answers = [body(features) for body in pipeline.bodies]
-    ways = timed_ways(pipeline.bodies, features, repeats=repeats)
-    way = fastest(ways)
+    bodies = [_best(body, features, repeats) for body in pipeline.bodies]
     up = _bytes(features)
     return RequestCost(
         inputs=len(inputs),
@@ -67,12 +46,8 @@ def request_cost(pipeline: Pipeline, inputs: Tensor, *, repeats: int = 5) -> Req
         bytes_up=up * len(pipeline.bodies),
         bytes_up_once=up,
         bytes_down=sum(_bytes(answer) for answer in answers),
-        client=client_seconds([pipeline.client], inputs, [answers], repeats=repeats)[0],
-        in_turn=ways["one after another"],
-        together=ways[way],
-        way=way,
-        slowest_body=max(_best(body, features, repeats) for body in pipeline.bodies),
-        ways=ways,
+        in_turn=sum(bodies),
+        slowest_body=max(bodies),
     )
 
 
@@ -97,24 +72,28 @@ def client_seconds(
     return best
 
 
-def client_ratio(
+def both_clients(
     defended: Pipeline, single: Pipeline, inputs: Tensor, *, repeats: int = 5
-) -> float:
-    """The client's own compute with N bodies over that with one; both have the same kind of head."""
+) -> list[float]:
+    """Seconds of the client of N bodies and of one with a single body; both have the same kind of head."""
     answers = []
     with torch.inference_mode():
         for pipeline in (defended, single):
             features = pipeline.client.send(inputs)
             answers.append([body(features) for body in pipeline.bodies])
-    clients = [defended.client, single.client]
-    (ratio,) = [
-        a / b for a, b in pairwise(client_seconds(clients, inputs, answers, repeats=repeats))
-    ]
-    return ratio
+    return client_seconds([defended.client, single.client], inputs, answers, repeats=repeats)
+
+
+def client_ratio(
+    defended: Pipeline, single: Pipeline, inputs: Tensor, *, repeats: int = 5
+) -> float:
+    """The client's own compute with N bodies over that with one."""
+    several, alone = both_clients(defended, single, inputs, repeats=repeats)
+    return several / alone
 
 
 def client_share(pipeline: Pipeline, shape: tuple[int, ...]) -> float:
-    """Of a request's multiply-adds, those that the client computes: head and tail. shape: of an input."""
+    """Share of a request's multiply-adds that the client computes: head and tail. shape: of an input."""
     client, features = pipeline.client, tuple(pipeline.client.noise.shape)
     with torch.no_grad():
         sent = torch.zeros(2, *features, device=pipeline.client.noise.device)

@@ -20,8 +20,6 @@ from torch import Tensor, fx, nn
 
 from exhume.core.contract import ExhumeError, Key
 
-__all__ = ["Split", "cut", "device_of", "layer_named", "mixes", "points", "wider_tail"]
-
 _HALVES = 24  # times that the numbers of an input are halved
 _ROUNDING = 1e-6  # relative: a smaller change is none
 

@@ -13,9 +13,7 @@ from exhume.core.contract import ExhumeError, Key, NotApplicable
 from exhume.models.drawing import he_normal
 from exhume.models.split.channel import UnitLength
 from exhume.models.split.cut import cut
-from exhume.models.split.network import Network
-
-__all__ = ["Decoder", "OwnForm", "ShadowHead", "halvings"]
+from exhume.models.split.networks import Network
 
 _SEED = 4  # side of the map that numbers are made from or grow from, about
 

@@ -15,17 +15,6 @@ from torch import Tensor
 from exhume.core.contract import ExhumeError
 from exhume.store.shards import write_atomically
 
-__all__ = [
-    "MANIFEST",
-    "about_file",
-    "checksum",
-    "empty_folder",
-    "owned",
-    "read_manifest",
-    "read_part",
-    "write_manifest",
-]
-
 MANIFEST = "manifest.json"
 _SCHEMA = 1
 _NEEDED = {

@@ -36,19 +36,6 @@ from exhume.models.split.manifest import (
 from exhume.models.split.pipeline import Client, Pipeline
 from exhume.store.shards import write_atomically
 
-__all__ = [
-    "KeptBody",
-    "KeptClient",
-    "bodies_in",
-    "load_bodies",
-    "load_body",
-    "load_client",
-    "load_pipeline",
-    "save_client",
-    "save_pipeline",
-    "save_server",
-]
-
 CLIENT, BODY = "client.safetensors", "body.safetensors"
 
 

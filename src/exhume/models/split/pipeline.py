@@ -12,8 +12,6 @@ from exhume.core.contract import ExhumeError, Key
 from exhume.models.split.channel import through
 from exhume.models.split.cut import cut, device_of
 
-__all__ = ["Client", "Pipeline", "undefended"]
-
 _AT_ONCE = 500  # inputs of one forward pass
 
 

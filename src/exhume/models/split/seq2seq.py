@@ -23,19 +23,6 @@ from torch import Tensor, nn
 
 from exhume.core.contract import ExhumeError, Key
 
-__all__ = [
-    "END",
-    "PADDING",
-    "SPECIAL",
-    "START",
-    "UNKNOWN",
-    "Body",
-    "Translator",
-    "Words",
-    "read_out",
-    "sinusoids",
-]
-
 PADDING, UNKNOWN, START, END = range(4)
 _M = TypeVar("_M", bound=nn.Module)
 SPECIAL = ("<padding>", "<unknown>", "<start>", "<end>")

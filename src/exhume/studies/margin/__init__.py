@@ -2,7 +2,6 @@
 
 from exhume.studies.margin import (
     classes,
-    defence,
     large,
     multiclass,
     ordinary,
@@ -12,6 +11,6 @@ from exhume.studies.margin import (
 __all__ = ["STUDIES"]
 
 STUDIES = (
-    *(study.STUDY for study in (multiclass, classes, weight_decay, defence, large, ordinary)),
+    *(study.STUDY for study in (multiclass, classes, weight_decay, large, ordinary)),
     large.THOUSAND,
 )

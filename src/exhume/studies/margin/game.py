@@ -26,7 +26,6 @@ from exhume.auditing import margin_findings
 from exhume.choices import device_named
 from exhume.core.contract import Attack, Key, Knowledge, Reconstruction, Records
 from exhume.core.results import AttackSpec, Chart, Findings
-from exhume.defences.margin import ProtectedDescent
 from exhume.models.heads import Head
 from exhume.models.homogeneous import HomogeneousMLP
 from exhume.score.intervals import bootstrap
@@ -117,7 +116,7 @@ class MarginGame:
     run: Run[Any]
     name: str
     attack: Strongest | FirstLayer
-    recipe: MarginDescent | ProtectedDescent
+    recipe: MarginDescent
     victim: MarginVictim
     decoys: Records
     key: Key
@@ -128,7 +127,7 @@ class MarginGame:
         run: Run[Any],
         name: str,
         attack: Strongest | FirstLayer,
-        recipe: MarginDescent | ProtectedDescent,
+        recipe: MarginDescent,
         chosen: tuple[Records, Records],
         *,
         key: Key,

@@ -10,7 +10,7 @@ from exhume.bounds.channel import naming
 from exhume.bounds.prior import Certificate, certify
 from exhume.core.contract import Key
 from exhume.core.results import Chart
-from exhume.models.split.thin import ThinClient
+from exhume.models.split.networks import ThinClient
 from exhume.readers import Sizes
 from exhume.score.features import InputScores
 from exhume.studies.claims import Claims, Comparison, line, more, spread

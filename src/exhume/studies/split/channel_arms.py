@@ -26,8 +26,8 @@ from exhume.models.split.cost import multiply_adds
 from exhume.models.split.cut import Split as SplitNetwork
 from exhume.models.split.cut import cut
 from exhume.models.split.inverter import Decoder, OwnForm
+from exhume.models.split.networks import ThinClient
 from exhume.models.split.pipeline import Client, Pipeline
-from exhume.models.split.thin import ThinClient
 from exhume.readers import Sizes, Split
 from exhume.score.features import InputScores, score_inputs
 from exhume.score.measures import ssim

@@ -20,8 +20,8 @@ from exhume.attacks.split.queried import QueriedInversion
 from exhume.core.contract import Attack, Key, Knowledge, Records
 from exhume.defences.split.ensembler import Ensembler, likeness
 from exhume.models.split.inverter import Decoder, ShadowHead
+from exhume.models.split.networks import ResNet18
 from exhume.models.split.pipeline import Pipeline
-from exhume.models.split.resnet import ResNet18
 from exhume.readers import Sizes, Split
 from exhume.score.features import Distance, InputScores, score_constant, score_inputs
 from exhume.studies.arms import mounted

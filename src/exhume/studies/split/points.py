@@ -21,8 +21,8 @@ from exhume.core.contract import Attack, Key
 from exhume.core.results import Chart, Point
 from exhume.models.split.cut import Split, cut, device_of
 from exhume.models.split.inverter import OwnForm
+from exhume.models.split.networks import VGG16
 from exhume.models.split.pipeline import Client, Pipeline
-from exhume.models.split.vgg import VGG16
 from exhume.readers import Sizes
 from exhume.score.features import InputScores
 from exhume.score.intervals import clustered
