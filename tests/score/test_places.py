@@ -1,4 +1,4 @@
-"""Who stands in a line-up: copies, what is held, classes, lengths, people; averages and placebos."""
+"""Who stands in a line-up: copies, what is held, classes, lengths, people; placebos."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from scipy.stats import rankdata
 
 from exhume.core.contract import ExhumeError, Key, Records, Vocabulary
 from exhume.score import places as places_module
-from exhume.score.batches import averages_among
 from exhume.score.lineup import likeness
 from exhume.score.placebo import placebo
 from exhume.score.places import PEOPLE, Places, line_up, places_for
@@ -198,19 +197,6 @@ def test_shapes_must_agree():
         places_for(
             pictures(3), each(3), Records(torch.rand(5, 4), torch.zeros(5).long(), ("a",)), KEY
         )
-
-
-def test_averages():
-    batch = pictures(4, 2)
-    mean, mixed = batch.inputs.mean(0), batch.inputs[[0, 2]].mean(0)  # of all, of one class
-    near = batch.inputs[1] + 0.01
-    found = torch.stack([mean, mixed, near])
-    assert averages_among(found, batch).tolist() == [True, True, False]
-    assert averages_among(mean[None], batch[:1]).tolist() == [False]
-    assert averages_among(found[:0], batch).shape == (0,)
-    line = Records(torch.tensor([[0.0], [4.0]]), torch.zeros(2).long(), ("a",))
-    there = torch.tensor([[0.9], [1.0], [1.1]])  # halfway between a record and the mean
-    assert averages_among(there, line).tolist() == [False, False, True]
 
 
 def naive_placebo(places):

@@ -23,11 +23,10 @@ from exhume.core.contract import (
 )
 from exhume.core.evidence import LineupRow
 from exhume.core.results import Findings, Section
-from exhume.score.batches import averages_among
 from exhume.score.intervals import rate_of
 from exhume.score.lineup import LEVEL
 from exhume.score.placebo import DIFFERENT, placebo
-from exhume.score.places import line_up
+from exhume.score.places import batch_answers, line_up
 from exhume.score.verdict import leak_of, not_audited
 
 Earlier = dict[str, dict[int, Answer]]
@@ -218,15 +217,13 @@ def line_up_row(seats: Seats | None, tests: int) -> Lined:
     """
     if seats is None:
         return Lined()
-    candidates, averages = list(seats.candidates), None
+    batches = None
     if seats.batches:
-        mean = [
-            averages_among(found, batch)
-            for found, batch in zip(candidates, seats.batches, strict=True)
-        ]
-        averages = sum(int(one.sum()) for one in mean)
-        candidates = [found[~one] for found, one in zip(candidates, mean, strict=True)]
-    row, ranks = line_up(seats.places, candidates, seats.key, tests=tests, alike=seats.alike)
+        batches = batch_answers(seats.places, seats.candidates, seats.batches, seats.alike)
+    averages = batches.dropped if batches is not None else None
+    row, ranks = line_up(
+        seats.places, seats.candidates, seats.key, tests=tests, alike=seats.alike, batches=batches
+    )
     if seats.wrong:
         return Lined(row, ranks, averages, seats.wrong, wrong=True)
     if seats.placebo is None or not row.targets:

@@ -2,7 +2,7 @@
 
 For clients' updates decoys are the null. A record counts as brought back if its candidate is closer to it
 than any record the adversary may hold; each decoy, a record that no client had, is given its choice among the
-same candidates. Averages are no records: a candidate nearer to a mean of its batch than to any record of it.
+same candidates.
 """
 
 from __future__ import annotations
@@ -90,22 +90,6 @@ def _units(records: Tensor) -> Tensor:
     flat = records.flatten(1)
     norms: Tensor = flat.norm(dim=1, keepdim=True)
     return flat / norms.clamp_min(1e-300)
-
-
-def averages_among(candidates: Tensor, batch: Records) -> Tensor:
-    """(k, *shape) to (k,) bool: candidates nearer to a mean than to any record of the batch.
-
-    Means: of the whole batch, and of those of its records that share a class.
-    """
-    groups = [torch.ones(len(batch), dtype=torch.bool)]
-    groups += [batch.labels == label for label in torch.unique(batch.labels)]
-    flat = batch.inputs.flatten(1).double()
-    means = [flat[group].mean(0) for group in groups if int(group.sum()) > 1]
-    if not means or not len(candidates):
-        return torch.zeros(len(candidates), dtype=torch.bool)
-    found = candidates.flatten(1).double()
-    to_records = torch.cdist(found, flat).amin(1)
-    return torch.cdist(found, torch.stack(means)).amin(1) < to_records
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from exhume.core.contract import ExhumeError, Key
 from exhume.core.evidence import LineupRow
+from exhume.score.averages import Batches
 from exhume.score.intervals import rate_reaching
 from exhume.score.measures import directions
 
@@ -81,6 +82,7 @@ class Lineup:
     similarity: tuple[Tensor, ...]  # (a, n) for each measure; larger is more alike
     release: Tensor  # (n,) the release that a place belongs to; -1: a stranger's place
     stratum: Tensor  # (n,)
+    batches: Batches | None = None  # of which averages count for nobody
 
     def __post_init__(self) -> None:
         places = len(self.release)
@@ -95,7 +97,8 @@ class Lineup:
         drawn = self._strangers(strangers, key.fold("strangers"))
         targets = torch.tensor(sorted(drawn), dtype=torch.long)
         ranks = torch.tensor([self._rank(i, drawn[i]) for i in targets.tolist()], dtype=torch.long)
-        counts = self._permuted(drawn, draws, key.fold("permutations"))
+        permuted = self._permuted if self.batches is None else self._permuted_batches
+        counts = permuted(drawn, draws, key.fold("permutations"))
         at_least = (counts[:, None] >= torch.arange(len(targets) + 2)).sum(0)
         tail = (1 + at_least).double() / (1 + draws)  # p of every possible count
         return LineupScore(
@@ -146,6 +149,38 @@ class Lineup:
                         won |= one.first(order, level, seat)
                     counts[start : start + count] += won
         return counts
+
+    def _permuted_batches(self, drawn: dict[int, Tensor], draws: int, key: Key) -> Tensor:
+        """(draws,) T of random permutations, each without the averages of the batches that it makes."""
+        assert self.batches is not None  # asked before
+        counts = torch.zeros(draws, dtype=torch.long)
+        generator = key.generator()
+        moved = self._moved(drawn)
+        for start in range(0, draws, _AT_ONCE):
+            count = min(_AT_ONCE, draws - start)
+            seated = torch.arange(self.batches.records).repeat(count, 1)  # the record at each place
+            for places in moved:
+                uniform = torch.rand(count, len(places), generator=generator)
+                seated[:, places] = places[argsort_rows(uniform)]
+            for release, answers in enumerate(self.batches.answers):
+                own = [i for i in drawn if int(self.release[i]) == release]
+                good = answers.no_averages(seated)
+                some = good.any(1).nonzero()[:, 0]
+                won = torch.zeros(len(some), len(own), dtype=torch.bool)
+                for best in answers.best(good[some]):
+                    at_place = best.gather(1, seated[some][:, : len(self.release)])
+                    for number, i in enumerate(own):
+                        won[:, number] |= at_place[:, i] > at_place[:, drawn[i]].amax(1)
+                counts[start + some] += won.sum(1)
+        return counts
+
+    def _moved(self, drawn: dict[int, Tensor]) -> list[Tensor]:
+        """Places of each stratum that matter: of everybody who is counted, and of all targets."""
+        matter = self.release >= 0
+        for strangers in drawn.values():
+            matter[strangers] = True
+        labels = torch.unique(self.stratum[list(drawn)]) if drawn else []
+        return [(matter & (self.stratum == label)).nonzero()[:, 0] for label in labels]
 
 
 def argsort_rows(values: Tensor) -> Tensor:
@@ -206,47 +241,60 @@ class _Rivals:
 Alike = Callable[[Tensor, Tensor], Tensor]
 """(k, *shape) candidates and (n, *shape) records to (k, n): larger is more alike."""
 
+Measure = Callable[[Tensor], Tensor]
+"""(k, *shape) candidates to (k, n): how alike each is to every record of a pool."""
+
 
 def likeness(
     candidates: Sequence[Tensor], pool: Tensor, alike: Alike | None = None
 ) -> tuple[Tensor, ...]:
     """M[a, r] for each measure: the best over all candidates (k, *shape) that answer release a.
 
-    Images (c, h, w): minus the squared error, and the signed normalised cross-correlation. Vectors: minus the
-    squared error on columns scaled by the pool. Token sequences (integers): the share of tokens in place.
+    Minus infinity where nothing answers a release, so that nobody is identified by it.
     """
     if not len(pool):
         return (torch.zeros(len(candidates), 0, dtype=torch.float64),)
+    nobody = torch.full((len(pool),), -torch.inf, dtype=torch.float64)
+    finite = [answering(found) for found in candidates]
+    return tuple(
+        torch.stack([each(good).amax(0) if len(good) else nobody for good in finite])
+        for each in measures_of(pool, alike)
+    )
+
+
+def answering(found: Tensor) -> Tensor:
+    """(j, *shape) of the candidates (k, *shape): those that are finite."""
+    return found[torch.isfinite(found.flatten(1).double()).all(1)] if len(found) else found
+
+
+def measures_of(pool: Tensor, alike: Alike | None = None) -> tuple[Measure, ...]:
+    """What compares (k, *shape) candidates with the records (n, *shape) of the pool.
+
+    Images (c, h, w): minus the squared error, and the signed normalised cross-correlation. Vectors: minus the
+    squared error on columns scaled by the pool. Token sequences (integers): the share of tokens in place.
+    """
     if alike is not None:
-        measure = alike
-        return (_each(candidates, pool, lambda found: measure(found, pool)),)
+        given = alike
+        return (lambda found: given(found.to(pool.device), pool).cpu(),)
     if not pool.is_floating_point():
-        return (_each(candidates, pool, lambda found: (found[:, None] == pool).double().mean(2)),)
+        return (lambda found: (found.to(pool.device)[:, None] == pool).double().mean(2).cpu(),)
     flat = pool.flatten(1).double()
     image = pool.ndim == 4
     scale = torch.ones_like(flat[0]) if image else flat.std(0).clamp_min(1e-12)
     own = flat / scale
 
     def error(found: Tensor) -> Tensor:
-        return -torch.cdist(found.flatten(1).double() / scale, own).square() / flat.shape[1]
+        given = found.to(pool.device).flatten(1).double()
+        return -torch.cdist(given / scale, own).square().cpu() / flat.shape[1]
 
     if not image:
-        return (_each(candidates, pool, error),)
+        return (error,)
     units = directions(flat)
-    return (
-        _each(candidates, pool, error),
-        _each(candidates, pool, lambda found: directions(found.flatten(1).double()) @ units.T),
-    )
 
+    def correlation(found: Tensor) -> Tensor:
+        return (directions(found.to(pool.device).flatten(1).double()) @ units.T).cpu()
 
-def _each(candidates: Sequence[Tensor], pool: Tensor, alike: Callable[[Tensor], Tensor]) -> Tensor:
-    """(a, n); minus infinity where nothing answers a release, so that nobody is identified by it."""
-    rows = []
-    for found in candidates:
-        good = found[torch.isfinite(found.flatten(1).double()).all(1)] if len(found) else found
-        nobody = torch.full((len(pool),), -torch.inf, dtype=torch.float64)
-        rows.append(alike(good.to(pool.device)).amax(0).cpu() if len(good) else nobody)
-    return torch.stack(rows)
+    return error, correlation
 
 
 def strangers_for(targets: int, tests: int, measures: int) -> int:

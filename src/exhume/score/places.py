@@ -16,7 +16,16 @@ from torch import Tensor
 
 from exhume.core.contract import ExhumeError, Key, Records
 from exhume.core.evidence import LineupRow
-from exhume.score.lineup import FEWEST, Alike, Lineup, likeness, strangers_for
+from exhume.score.averages import Batches, batches_of
+from exhume.score.lineup import (
+    FEWEST,
+    Alike,
+    Lineup,
+    answering,
+    likeness,
+    measures_of,
+    strangers_for,
+)
 
 PEOPLE = "other people: the person is identified, not the photograph"
 _SAME = 0.01  # share of the pool's variance below which two records count as the same
@@ -83,18 +92,46 @@ def line_up(
     *,
     tests: int = 1,
     alike: Alike | None = None,
+    batches: Batches | None = None,
 ) -> tuple[LineupRow, Tensor]:
     """The test, and the rank of every target (t,) among its strangers; 0: it was left out.
 
     candidates: (k, *shape) that answer each release. tests: of the audit. alike: (k, *shape) candidates and
-    (n, *shape) records to (k, n); None: by what the records are.
+    (n, *shape) records to (k, n); None: by what the records are. batches: the same candidates one by one,
+    where averages count for nobody.
     """
-    similarity = likeness(candidates, places.inputs, alike)
+    own = None if batches is None else batches.similarity()
+    similarity = own or likeness(candidates, places.inputs, alike)
     strangers = strangers_for(places.targets, tests, len(similarity))
-    score = Lineup(similarity, places.release, places.stratum).score(key, strangers=strangers)
+    lineup = Lineup(similarity, places.release, places.stratum, batches)
+    score = lineup.score(key, strangers=strangers)
     ranks = torch.zeros(places.targets + places.left_out, dtype=torch.long)
     ranks[places.target[score.targets]] = score.ranks
     return score.row(left_out=places.left_out, among=places.among, tests=tests), ranks
+
+
+def batch_answers(
+    places: Places,
+    candidates: Sequence[Tensor],
+    batches: Sequence[Records],
+    alike: Alike | None = None,
+) -> Batches:
+    """Candidates (k, *shape) of each release beside the batches behind them, of which some are averages."""
+    finite = [answering(found) for found in candidates]
+    measures = measures_of(places.inputs, alike)
+    nothing = torch.zeros(0, len(places.inputs), dtype=torch.float64)
+    similarity = [
+        tuple(each(found).double() if len(found) else nothing for each in measures)
+        for found in finite
+    ]
+    return batches_of(
+        finite,
+        similarity,
+        batches,
+        places.inputs,
+        stratum=places.stratum,
+        target=places.target,
+    )
 
 
 def _at(places: Places, keep: Tensor) -> Places:
