@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from scipy.stats import rankdata
 
 from exhume.core.contract import ExhumeError, Key, Records, Vocabulary
 from exhume.score import places as places_module
-from exhume.score.lineup import likeness
-from exhume.score.placebo import placebo
+from exhume.score.lineup import LEVEL, likeness
+from exhume.score.placebo import marked, placebo
 from exhume.score.places import PEOPLE, Places, line_up, places_for
 
 KEY = Key.from_seed(4)
@@ -253,6 +255,57 @@ def test_a_placebo_notices_a_choice_and_spares_a_draw():
         places = places_for(records[order[:15]], none, records[order[15:]], KEY)
         rejected += placebo(places, KEY.fold("p", draw)) <= 0.01
     assert rejected <= 2  # more have a probability of .3%
+
+
+def digits(count, seed):
+    """Records like scanned digits: a dark margin, and structure in the middle."""
+    generator = Key.from_seed(seed).generator()
+    inputs = torch.zeros(count, 1, 8, 8)
+    basis = torch.rand(12, 4, 4, generator=generator)
+    mixed = torch.einsum("nk,kij->nij", torch.rand(count, 12, generator=generator), basis) / 12
+    inputs[:, 0, 2:6, 2:6] = mixed
+    return Records(inputs, torch.arange(count) % 2, ("a", "b"))
+
+
+@pytest.mark.parametrize("where", [((0, 0), (7, 7)), ((2, 3), (4, 4))], ids=["margin", "middle"])
+def test_a_mark_on_the_chosen_records_is_noticed(where):
+    """Mean ranks do not see it; the difference of chosen records and strangers does."""
+    for draw in range(3):
+        records = digits(340, draw)
+        chosen, strangers = records[:40], records[40:]
+        for row, column in where:
+            chosen.inputs[:, :, row, column] += 0.1
+        places = places_for(chosen, torch.zeros(40).long(), strangers, KEY)
+        assert marked(places, KEY) <= LEVEL
+
+
+def test_a_word_that_only_chosen_texts_have_is_noticed():
+    tokens = torch.randint(1, 50, (200, 6), generator=KEY.generator())
+    release = torch.tensor([0] * 30 + [-1] * 170)
+    plain = Places(tokens, release, torch.zeros(200).long(), release)
+    assert marked(plain, KEY) > 0.05
+    tokens = tokens.clone()
+    tokens[:30, 2] = 77
+    assert marked(replace(plain, inputs=tokens), KEY) <= LEVEL
+
+
+def test_without_strangers_nothing_is_noticed():
+    release = torch.zeros(20, dtype=torch.long)
+    places = Places(pictures(20).inputs, release, release, release)
+    assert marked(places, KEY) == 1.0
+
+
+@pytest.mark.slow
+def test_a_draw_is_not_noticed():
+    """400 draws of the chosen records at random."""
+    noticed = 0
+    for draw in range(400):
+        records = digits(120, draw) if draw % 2 else pictures(120, 2, draw)
+        order = torch.randperm(120, generator=KEY.fold(draw).generator())
+        none = torch.zeros(24, dtype=torch.long)
+        places = places_for(records[order[:24]], none, records[order[24:]], KEY)
+        noticed += min(marked(places, KEY), placebo(places, KEY)) <= LEVEL
+    assert noticed <= 8
 
 
 def test_a_placebo_of_texts_and_of_nothing():

@@ -25,7 +25,7 @@ from exhume.core.evidence import LineupRow
 from exhume.core.results import Findings, Section
 from exhume.score.intervals import rate_of
 from exhume.score.lineup import LEVEL
-from exhume.score.placebo import DIFFERENT, placebo
+from exhume.score.placebo import DIFFERENT, marked, placebo
 from exhume.score.places import batch_answers, line_up
 from exhume.score.verdict import leak_of, not_audited
 
@@ -228,7 +228,8 @@ def line_up_row(seats: Seats | None, tests: int) -> Lined:
         return Lined(row, ranks, averages, seats.wrong, wrong=True)
     if seats.placebo is None or not row.targets:
         return Lined(row, ranks, averages)
-    by_itself = placebo(*seats.placebo)
+    chosen, key, _ = seats.placebo
+    by_itself = min(placebo(*seats.placebo), marked(chosen, key))
     if by_itself > LEVEL:
         return Lined(row, ranks, averages)
     return Lined(replace(row, p=1.0), ranks, averages, DIFFERENT.format(by_itself))
