@@ -145,6 +145,7 @@ def test_the_file_that_init_writes_says_what_was_asked(release, model):
 
 def test_an_unknown_kind_of_release_is_refused():
     with pytest.raises(
-        ExhumeError, match="'x' is not one of training, checkpoint, updates, features, fitted"
+        ExhumeError,
+        match="'x' is not known; known: training, checkpoint, updates, features, fitted",
     ):
         brief_file("x", data="digits", model="mlp", checkpoint="", budget="5m")

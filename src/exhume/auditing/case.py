@@ -329,12 +329,14 @@ def rows_of(case: Case) -> list[Row]:
         makes_rows = plugin.load()
         if not callable(makes_rows):
             raise plugin.broken("a function from a case to rows is needed")
-        added = makes_rows(case)
-        taken = {row.id for row in rows}
+        try:
+            added = list(makes_rows(case))
+        except Exception as error:
+            raise plugin.broken(f"it raised {type(error).__name__}: {error}") from error
         for row in added:
             if not isinstance(row, Row):
                 raise plugin.broken(f"it gives a {type(row).__name__}, not a Row")
-            if row.id in taken:
+            if row.id in {one.id for one in rows}:
                 raise plugin.broken(f"a row of this kind is called {row.id!r} already")
             rows.append(row)
     return rows

@@ -30,8 +30,8 @@ from exhume.cli.frame import (
     with_exit_codes,
 )
 from exhume.cli.progress import progress_shown
-from exhume.core.errors import ExhumeError
-from exhume.settings.reference import HOLDS, KINDS, brief_file
+from exhume.core.errors import ExhumeError, unknown_name
+from exhume.settings.reference import HOLDS, KINDS, brief_file, kinds_to_release
 from exhume.settings.sources import IMAGE_SETS, PAIR_SETS, check_source, unknown_source
 
 if TYPE_CHECKING:
@@ -54,7 +54,10 @@ def init(
     path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("audit.toml"),
     release: Annotated[
         str | None,
-        typer.Option(help="What you release; asked for if not given.", click_type=Choice(KINDS)),
+        typer.Option(
+            help="What you release, or a kind that an installed package brings; asked for if not given.",
+            metavar=f"[{'|'.join(KINDS)}|…]",
+        ),
     ] = None,
     data: Annotated[str | None, typer.Option(help="Your records: a named set or a path.")] = None,
     model: Annotated[
@@ -80,11 +83,14 @@ def init(
 
     if path.exists() and not force:
         raise ExhumeError(f"{path} exists; choose another name, or --force")
-    release = release or _ask_choice("What do you release?", KINDS)
+    kinds = KINDS if release in KINDS else kinds_to_release()
+    release = release or _ask_choice("What do you release?", kinds)
+    if release not in kinds:
+        raise unknown_name("release", release, kinds)
     records = "Your records (a named set, a folder, an .npz file, texts in a .txt file)"
     data = _ask(data, records, "mnist")
     filed = release in ("checkpoint", "fitted")
-    if not filed:
+    if not filed and release in KINDS:
         known = "file.py:factory" if release == "features" else "mlp"
         model = _ask(model, "Your model (mlp, cnn, or file.py:factory)", known)
     training = _ask_training(optimiser, momentum, batch) if release == "training" else {}

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from exhume.core.errors import ExhumeError
-from exhume.settings.brief import RELEASES, Brief
+from exhume.core.errors import ExhumeError, unknown_name
+from exhume.core.plugins import KINDS as PLUGGED
+from exhume.core.plugins import plugins
+from exhume.settings.brief import RELEASES, Brief, release_section
 from exhume.settings.schema import settings_of, toml_of, toml_value, types_of
 from exhume.settings.sections import BudgetSettings, Settings, VictimSettings
 
@@ -115,14 +117,15 @@ def brief_file(
     base: str = "",
     training: Mapping[str, Any] | None = None,
 ) -> str:
-    """release: one of `KINDS`; holds: what is in the file, one of `HOLDS`; base: of an adapter or a delta.
+    """release: one of `kinds_to_release()`; holds: what is in the file, one of `HOLDS`.
 
+    base: of an adapter or a delta.
     training: settings of `[victim]`. The text is read back once, so that it is legal.
     """
     if holds not in HOLDS:
         raise ExhumeError(f"holds: {holds!r} is not one of {', '.join(HOLDS)}")
     if release not in KINDS:
-        raise ExhumeError(f"release: {release!r} is not one of {', '.join(KINDS)}")
+        return _brief_of_added(release, data=data, budget=budget)
     filed = {"file": checkpoint} if holds == "whole" else {"base": base, holds: checkpoint}
     own = {"model": model} if ":" in model else {}
     said: dict[str, Mapping[str, Any]] = {
@@ -132,21 +135,48 @@ def brief_file(
         "features": {"model": model},
         "fitted": {"file": checkpoint},
     }
+    name, tuned = _SECTIONS.get(release, release), release == "updates" and holds != "whole"
+    known = settings_of(RELEASES.get(name, VictimSettings))
+    section = _section(name, said[release], _SHOWN[release], known)
+    return _brief_text(data, budget, _RELEASED["tuned" if tuned else release] + section)
+
+
+def kinds_to_release() -> dict[str, str]:
+    """What `exhume init` offers, in words: ours, then what other packages bring."""
+    added = {
+        one.name: f"a kind of release of the package {one.package}" for one in plugins(PLUGGED)
+    }
+    return KINDS | {name: words for name, words in added.items() if name not in KINDS}
+
+
+def _brief_of_added(release: str, *, data: str, budget: str) -> str:
+    """For a kind of another package: its files as examples, everything else as it could be said."""
+    kind = release_section(release)
+    if kind is None:
+        raise unknown_name("release", release, kinds_to_release())
+    known = settings_of(kind)
+    said = {name: one.example or "" for name, (_, one) in known.items() if one.file}
+    shown = tuple(name for name, (field, _) in known.items() if field.default is not None)
+    words = f"\n# Released: {(kind.__doc__ or release).splitlines()[0]}\n"
+    return _brief_text(data, budget, words + _section(release, said, shown, known))
+
+
+def _brief_text(data: str, budget: str, released: str) -> str:
     parts = [
         _BRIEF_HEAD,
         toml_of({"budget": {"time": budget, "fixes": True}}),
         f"{_DATA}{toml_of({'data': {'source': data}}).lstrip()}",
-        _RELEASED["tuned" if release == "updates" and holds != "whole" else release]
-        + _section(_SECTIONS.get(release, release), said[release], _SHOWN[release]),
+        released,
     ]
     text = "\n".join(part.strip("\n") + "\n" for part in parts)
     Brief.from_mapping(tomllib.loads(text), where="the brief")
     return text
 
 
-def _section(name: str, said: Mapping[str, Any], shown: tuple[str, ...]) -> str:
+def _section(
+    name: str, said: Mapping[str, Any], shown: tuple[str, ...], known: Mapping[str, Any]
+) -> str:
     """What was said, then what could be, with the settings' own help beside it."""
-    known = settings_of(RELEASES.get(name, VictimSettings))
     lines = [f"[{name}]", *(_line(key, value, known) for key, value in said.items())]
     for key in shown:
         if key not in said:
