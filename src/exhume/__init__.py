@@ -7,6 +7,8 @@ from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from exhume.auditing import Audit, Plan
     from exhume.core.contract import Progress
     from exhume.report.gate import Change
@@ -19,38 +21,74 @@ __version__ = _version("exhume")
 
 
 def audit(
-    settings: dict[str, Any] | str | _Path,
-    out: str | _Path,
+    released: Any,
+    records: Any = None,
+    out: str | _Path | None = None,
     *,
+    train: Any = None,
+    strangers: Any = None,
+    settings: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     redact: bool = False,
     resume_anyway: bool = False,
 ) -> Audit:
     """Attack what you release, and say what leaks.
 
-    settings: a brief, as nested dicts or as the path of a TOML file; out: the run folder. The same call
-    resumes a stopped run. The brief has these sections and keys; which sections are there says what is
-    released:
+    audit(settings, out): a brief, as nested dicts or as the path of a TOML file, and the run folder.
+    audit(model, records): what is in memory. An `nn.Module` is a checkpoint, attacked as it is; with train=
+    it is a network that is trained so, and may also be a function that makes one; a fitted scikit-learn
+    model is attacked as such. out: the run folder; not given: one below runs/ that this call finds again.
+
+    records: a pair (inputs, labels) of arrays or tensors, a torch Dataset, or the name or path of a set.
+    train: `train(model, inputs, labels)`, or keys of [victim] such as {"optimiser": "sgd", "batch": 32}.
+    strangers: of a checkpoint, records like those that it was not trained on. settings: more of a brief.
+
+    The same call resumes a stopped run. The brief has these sections and keys; which sections are there
+    says what is released:
 
     KEYS
 
     The `Audit` that comes back has `verdict` (word, sentence, detail), `leak` (successes, trials, low, high),
-    `metrics`, `advice`, `alarm`, `folder`, `report`, and `result`: everything in result.json (title, data,
-    seed, conditions, verdict, leak, alarm, attacks, plan, fixes, releases, controls, reach, charts, victim,
-    classes, deviations, extent, resumed_from, wall_seconds).
+    `records` (whether each target was identified), `metrics`, `advice`, `alarm`, `folder`, `report`, and
+    `result`: everything in result.json (title, data, seed, conditions, verdict, leak, alarm, attacks, plan,
+    fixes, releases, controls, reach, charts, victim, classes, deviations, extent, resumed_from,
+    wall_seconds).
 
     >>> exhume.audit({"data": {"source": "photos/"}, "victim": {"hidden": [32]}}, out="run")
+    >>> exhume.audit(model, (inputs, labels), train={"steps": 500, "rate": 0.1})
     """
     from exhume import auditing  # importing torch takes seconds: only when it is needed
-    from exhume.core.contract import silent
+    from exhume.core.contract import ExhumeError, silent
+    from exhume.store.scale import Here, spread_over
 
-    return auditing.audit(
-        _brief(settings),
-        _Path(out),
-        progress=progress or silent,
-        redact=redact,
-        resume_anyway=resume_anyway,
+    shown = progress or silent
+    if isinstance(released, dict | str | _Path):
+        if not (train is strangers is settings is None):
+            raise ExhumeError(
+                "train, strangers, settings: only together with a model; a brief has all"
+            )
+        brief = _brief(released)
+        folder = out or (records if isinstance(records, str | _Path) else brief.resolved().folder())
+        return auditing.audit(
+            brief, _Path(folder), progress=shown, redact=redact, resume_anyway=resume_anyway
+        )
+    given = auditing.in_memory(
+        released,
+        records,
+        train=train,
+        strangers=strangers,
+        settings=settings or {},
+        progress=shown,
     )
+    with spread_over(Here()):
+        return auditing.audit(
+            given.brief,
+            _Path(out or given.folder),
+            progress=shown,
+            redact=redact,
+            resume_anyway=resume_anyway,
+            given=given.cases,
+        )
 
 
 audit.__doc__ = (audit.__doc__ or "").replace(
@@ -94,26 +132,18 @@ def audit_fitted(
 
     >>> exhume.audit_fitted(LogisticRegression(tol=1e-8).fit(x, y), x, y, out="run")
     """
-    from exhume import auditing
-    from exhume.auditing.kinds.fitted import fitted_case
-    from exhume.core.contract import silent
-    from exhume.readers.fitted import records_of_fitted
-    from exhume.settings import Brief, FittedSettings
-
-    chosen = FittedSettings(targets=targets)
-    records = records_of_fitted(model, inputs, labels)
-    case = fitted_case(chosen, records, seed, "in memory", model)
-    return auditing.audit(
-        Brief.of(chosen).with_options(seed=seed),
-        _Path(out),
-        progress=progress or silent,
+    return audit(
+        model,
+        (inputs, labels),
+        out,
+        settings={"seed": seed, "fitted": {"targets": targets}},
+        progress=progress,
         redact=redact,
         resume_anyway=resume_anyway,
-        given={"fitted": case},
     )
 
 
-def _brief(settings: dict[str, Any] | str | _Path) -> Brief:
+def _brief(settings: Mapping[str, Any] | str | _Path) -> Brief:
     from exhume.settings import Brief
 
     if isinstance(settings, str | _Path):

@@ -4,6 +4,7 @@ from exhume.auditing.findings import Audit
 from exhume.auditing.kinds.checkpoint_findings import margin_findings
 from exhume.auditing.kinds.training import CLOSED_FORM, DEVIATIONS, attack_targets
 from exhume.auditing.kinds.training_game import Game, informed_game, split_roles
+from exhume.auditing.memory import in_memory
 from exhume.auditing.plan import Plan
 from exhume.auditing.run import audit, plan
 from exhume.core.results import Findings
@@ -17,6 +18,7 @@ __all__ = [
     "Plan",
     "attack_targets",
     "audit",
+    "in_memory",
     "informed_game",
     "margin_findings",
     "plan",

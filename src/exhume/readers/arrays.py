@@ -219,6 +219,34 @@ def _inputs(names: list[str]) -> str:
     return next(name for name in ("x", "inputs", "images", "x_train", *names) if name in names)
 
 
+# Arrays in memory
+
+
+def from_arrays(inputs: Any, labels: Any, where: str) -> Records:
+    """Records of a pair of arrays or tensors, as an .npz file has them; labels may be texts.
+
+    where: begins every complaint.
+    """
+    values, numbers = _array(inputs), _array(labels)
+    if not values.size or values.shape[:1] != numbers.shape[:1]:
+        raise ExhumeError(
+            f"{where}: inputs of shape {values.shape} and labels of shape {numbers.shape} given; needed is "
+            "one label for each record"
+        )
+    names = None
+    if numbers.dtype.kind == "U":
+        texts, numbers = np.unique(numbers, return_inverse=True)
+        names = texts.tolist()
+    known = named_labels(numbers, names, f"{where}: labels")
+    if isinstance(inputs, Tensor):  # channels first, as torch has them
+        return Records(torch.from_numpy(_records(values, f"{where}: inputs")), *known)
+    return Records(torch.from_numpy(checked_inputs(values, f"{where}: inputs")), *known)
+
+
+def _array(values: Any) -> Array:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
 # A Dataset's items
 
 
@@ -235,11 +263,11 @@ def named_dataset(
 ) -> Records:
     found = named(spec, "data", root)
     with seeded_globals(_DRAW):
-        if not _is_dataset(found) and not isinstance(found, Records):
+        if not is_dataset(found) and not isinstance(found, Records):
             found = called(found, spec, "data")
         if isinstance(found, Records):
             return found
-        if not _is_dataset(found):
+        if not is_dataset(found):
             raise ExhumeError(
                 f"data: {spec} gives a {type(found).__name__}, not a dataset with a length and items"
             )
@@ -290,7 +318,7 @@ def check_classes(records: Records, where: str) -> None:
         )
 
 
-def _is_dataset(found: object) -> bool:
+def is_dataset(found: object) -> bool:
     return (
         hasattr(found, "__len__")
         and hasattr(found, "__getitem__")

@@ -46,7 +46,7 @@ class Checkpoint:
 
 
 def read_checkpoint(
-    path: Path,
+    source: Path | Mapping[str, Tensor],
     *,
     activation: str,
     shape: tuple[int, ...],
@@ -57,15 +57,22 @@ def read_checkpoint(
 ) -> Checkpoint:
     """The network in a safetensors file or a saved state dict; with `trust`, in a file that runs code.
 
+    source: the file, or a state dict in memory, whose order is that of the layers.
+
     part: only tensors whose names begin with it, such as the head of a larger network. against: the base of
     an adapter or a difference. model: the network by name, where there are convolutions.
     Raises `NotApplicable` with the layer, and with what to use instead, for what the attack does not cover.
     """
-    if against is None:
-        named, notes = read_tensors(path, trust=trust)
+    sorted_names = False
+    if not isinstance(source, Path):
+        named, notes = dict(source), []
+    elif against is None:
+        named, notes = read_tensors(source, trust=trust)
+        sorted_names = source.suffix == ".safetensors"
     else:
-        states = read_against(path, against, trust=trust)
-        named, notes, path = states.after, list(states.notes), against.base
+        states = read_against(source, against, trust=trust)
+        named, notes = states.after, list(states.notes)
+        sorted_names = against.base.suffix == ".safetensors"
     if part:
         named = _part_of(named, part)
     check_finite(named, "checkpoint")
@@ -81,7 +88,7 @@ def read_checkpoint(
         )
         return Checkpoint(release, convolved, (*notes, how))
     _check_kinds(named)
-    layers, order = _in_order(named, math.prod(shape), sorted_names=path.suffix == ".safetensors")
+    layers, order = _in_order(named, math.prod(shape), sorted_names=sorted_names)
     function = activation_named(activation)
     _check_gates(function, layers)
     biases, about_biases = _biases(named, layers)

@@ -86,6 +86,13 @@ def read_released_checkpoint(brief: Brief, load: Load) -> CheckpointCase | None:
         return None
     if not settings.file.exists():
         raise ExhumeError(f"checkpoint: there is no file {settings.file}")
+    return checkpoint_case(settings, settings.file, load)
+
+
+def checkpoint_case(
+    settings: CheckpointSettings, source: Path | Mapping[str, Tensor], load: Load
+) -> CheckpointCase:
+    """source: the file of weights, or a state dict in memory."""
     given = None
     if settings.trained_on:
         given = records_given(settings, Key.from_seed(settings.seed), load=load)
@@ -94,7 +101,7 @@ def read_released_checkpoint(brief: Brief, load: Load) -> CheckpointCase | None:
     tuned = against_of(settings)
     try:
         checkpoint = read_checkpoint(
-            settings.file,
+            source,
             activation=settings.activation,
             shape=shape,
             part=settings.part,
