@@ -180,7 +180,8 @@ def records_in(given: Any, what: str, progress: Progress) -> tuple[Records, str]
     if isinstance(given, Records):
         return given, _RECORDS
     if isinstance(given, tuple | list) and len(given) == 2:
-        return from_arrays(*given, what), _RECORDS
+        inputs, labels = given
+        return from_arrays(inputs, labels, what), _RECORDS
     if is_dataset(given) and not isinstance(given, np.ndarray | torch.Tensor | Mapping):
         return readers.from_dataset(given, what, progress=progress), _RECORDS
     raise ExhumeError(

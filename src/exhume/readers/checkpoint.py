@@ -63,9 +63,10 @@ def read_checkpoint(
     an adapter or a difference. model: the network by name, where there are convolutions.
     Raises `NotApplicable` with the layer, and with what to use instead, for what the attack does not cover.
     """
+    notes: list[str] = []
     sorted_names = False
     if not isinstance(source, Path):
-        named, notes = dict(source), []
+        named = dict(source)
     elif against is None:
         named, notes = read_tensors(source, trust=trust)
         sorted_names = source.suffix == ".safetensors"
