@@ -40,7 +40,7 @@ def audit(
     model is attacked as such. out: the run folder; not given: one below runs/ that this call finds again.
 
     records: a pair (inputs, labels) of arrays or tensors, a torch Dataset, or the name or path of a set.
-    train: `train(model, inputs, labels)`, or keys of [victim] such as {"optimiser": "sgd", "batch": 32}.
+    train: `train(model, inputs, labels)`, or keys of [victim]: {"optimiser": "sgd", "batch": 32}.
     strangers: of a checkpoint, records like those that it was not trained on. settings: more of a brief.
 
     The same call resumes a stopped run. The brief has these sections and keys; which sections are there
