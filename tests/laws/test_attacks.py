@@ -36,8 +36,7 @@ from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.attacks.informed.reconn import RecoNN
 from exhume.attacks.informed.residual import Residual
-from exhume.attacks.informed.through_any_training import ThroughAnyTraining
-from exhume.attacks.informed.through_training import ThroughTraining
+from exhume.attacks.informed.through_training import ThroughAnyTraining, ThroughTraining
 from exhume.attacks.margin.descent import Descent as KktDescent
 from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.feature_span import FeatureSpan

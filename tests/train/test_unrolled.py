@@ -12,7 +12,7 @@ from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.models.own import ModuleArchitecture, architecture_named
 from exhume.train.dp import Privacy
-from exhume.train.krylov import least_squares
+from exhume.train.least_squares import least_squares, solve_damped
 from exhume.train.local import LocalTraining, Routine
 from exhume.train.optimisers import Adam, Descent
 from exhume.train.own import OwnTraining
@@ -207,6 +207,9 @@ def test_conjugate_gradients_solve_damped_least_squares():
         torch.testing.assert_close(found.step, want)
         left = (matrix @ want - right).norm() / right.norm()
         assert found.left == pytest.approx(float(left))
+        gram = matrix.T @ matrix
+        scaled = damping / float(gram.diagonal().mean())
+        torch.testing.assert_close(solve_damped(gram, matrix.T @ right, scaled), want)
     early = least_squares(
         lambda x: matrix @ x, lambda y: matrix.T @ y, right, iterations=40, left=0.99
     )

@@ -64,41 +64,25 @@ def answer(
 
     trajectory: (steps, p) of the model without the record; questions: (q, p); basis: (steps, b).
     """
+    layout, batch = mlp.layout, _Shared.of(mlp, fixed)
     d, k = mlp.sizes[:2]
     first = questions.new_zeros(basis.shape[1], k, len(questions), d)
     rest = []
-    for t, pushed in backward(mlp, descent, trajectory, fixed, questions):
-        for weight, total in zip(basis[t].tolist(), first, strict=True):
-            total.add_(pushed[0].transpose(0, 1), alpha=weight)
-        rest.append(torch.cat([a.flatten(1) for a in pushed[1:]], 1))
-    return Answers(first, torch.stack(rest[::-1]), basis)
-
-
-def backward(  # noqa: PLR0917
-    mlp: MLP,
-    descent: Descent,
-    trajectory: Tensor,
-    records: Records,
-    questions: Tensor,
-    blur: float = _BLUR,
-) -> Iterator[tuple[int, list[Tensor]]]:
-    """The steps, last first, and a_t of every layer, (q, *shape) each: to be read before the next step.
-
-    blur: width of a kink, in standard deviations of what enters; 0: gates that do not flip.
-    """
-    layout, batch = mlp.layout, _Shared.of(mlp, records, blur)
     lam = [part.clone() for part in layout.split(questions).values()]
     pushed = [torch.zeros_like(part) for part in lam]
     for t in range(len(trajectory) - 1, -1, -1):
         for a, toward in zip(pushed, lam, strict=True):
             a.sub_(toward, alpha=descent.rate)
-        yield t, pushed
+        for weight, total in zip(basis[t].tolist(), first, strict=True):
+            total.add_(pushed[0].transpose(0, 1), alpha=weight)
+        rest.append(torch.cat([a.flatten(1) for a in pushed[1:]], 1))
         curved = _hessian_product(list(layout.split(trajectory[t]).values()), pushed, batch)
         for toward, a, product in zip(lam, pushed, curved, strict=True):
             toward.add_(product)
             if descent.weight_decay:
                 toward.add_(a, alpha=descent.weight_decay)
             a.mul_(descent.momentum)
+    return Answers(first, torch.stack(rest[::-1]), basis)
 
 
 def pushes(mlp: MLP, weights: Tensor, first: Tensor, onehot: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,7 +99,7 @@ def pushes(mlp: MLP, weights: Tensor, first: Tensor, onehot: Tensor) -> tuple[Te
 def pushes_of_error(
     mlp: MLP, weights: Tensor, first: Tensor, error: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same for an error (c,) of the outputs that is given: linear in it."""
+    """`pushes` for an error (c,) of the outputs that is given: linear in it."""
     return _back(mlp, weights, _signals(mlp, weights, first), error)
 
 
@@ -150,24 +134,23 @@ class _Shared:
     inputs_t: Tensor  # (d, n)
     onehot: Tensor  # (c, n)
     act: Activation
-    blur: float
 
     @staticmethod
-    def of(mlp: MLP, fixed: Records, blur: float = _BLUR) -> _Shared:
+    def of(mlp: MLP, fixed: Records) -> _Shared:
         flat = fixed.inputs.flatten(1)
         onehot = F.one_hot(fixed.labels, mlp.outputs).T.to(flat.dtype)
-        return _Shared(flat, flat.T.contiguous(), onehot, activation(mlp.activation), blur)
+        return _Shared(flat, flat.T.contiguous(), onehot, activation(mlp.activation))
 
     def layers(self, weights: list[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Weight, output, slope and curvature of every hidden layer, for one model."""
         signal = self.inputs_t
         for weight, bias in zip(weights[:-2:2], weights[1:-2:2], strict=True):
             before = weight @ signal + bias[:, None]
-            signal, slope, curvature = _derivatives(self.act, before, self.blur)
+            signal, slope, curvature = _derivatives(self.act, before)
             yield weight, signal, slope, curvature
 
 
-def _derivatives(act: Activation, x: Tensor, blur: float) -> tuple[Tensor, Tensor, Tensor]:
+def _derivatives(act: Activation, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Value, first and second derivative.
 
     A kink has none; of a thousand records some are always near it, and when the weights move a share of the
@@ -177,10 +160,8 @@ def _derivatives(act: Activation, x: Tensor, blur: float) -> tuple[Tensor, Tenso
     slope = act.slope(x, y)
     if act.curve is not None:
         return y, slope, act.curve(x, y)
-    if not blur:
-        return y, slope, torch.zeros_like(x)
     where, low, high = act.kink
-    wide = (blur * x.std()).clamp_min(1e-12)
+    wide = (_BLUR * x.std()).clamp_min(1e-12)
     kernel = torch.exp(-0.5 * ((x - where) / wide).square()) / (wide * math.sqrt(2 * math.pi))
     return y, slope, (high - low) * kernel
 

@@ -35,7 +35,8 @@ otherwise, of which the value of the network does not depend but its gradient do
 
     backward(slope) = slope · (gate + push)
 
-so that derivatives with respect to the pushes say what gates that jump would do to training.
+so that derivatives with respect to the pushes say what gates that jump would do to training. Both are written
+with x - x.detach(), which is zero and has a derivative.
 
 Replaced are the modules `nn.ReLU` and `nn.LeakyReLU` and ours of that kind; a call of `F.relu` within a
 forward stays as it is.
@@ -49,7 +50,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -133,9 +133,7 @@ class Unrolled:
     fixed: Records
     loss: str = "cross-entropy"
     mixes: bool = False  # batch norm: a step's records must be seen together
-    activations: int = (
-        0  # numbers that one record leaves behind in a forward pass; 0: keep no graph
-    )
+    activations: int = 0  # numbers a record leaves behind in a forward pass; 0: keep no graph
     memory: int = 1024  # MiB for the states and graphs of a training
 
     @cached_property
@@ -147,12 +145,12 @@ class Unrolled:
         return self.layout.join(ones).to(self.initial)
 
     def smoothed(self, width: float) -> tuple[Unrolled, int]:
-        """The same training with gates that are smooth in second derivatives, and how many there are."""
+        """This training with gates that are smooth in second derivatives, and how many there are."""
         module, gates = smooth_gates(self.module, width)
         return (replace(self, module=module) if gates else self), gates
 
     def freed(self) -> tuple[Unrolled, int]:
-        """The same training with gates that can be pushed, and how many there are."""
+        """This training with gates that can be pushed, and how many there are."""
         module, gates = free_gates(self.module)
         return (replace(self, module=module) if gates else self), gates
 
@@ -426,7 +424,7 @@ def _routine_rule(routine: Routine, live: Tensor | None) -> Rule:
 
 def smooth_gates(module: nn.Module, width: float) -> tuple[nn.Module, int]:
     """A copy with its gates replaced, and their number. width: in deviations of what enters a gate."""
-    return _replaced(module, lambda leak: _SmoothGate(leak, width))
+    return _replaced(module, lambda leak: SmoothGate(leak, width))
 
 
 def free_gates(module: nn.Module) -> tuple[nn.Module, int]:
@@ -455,14 +453,18 @@ def _leak(module: nn.Module) -> float | None:
     return _LEAKS.get(module.activation.name) if isinstance(module, Elementwise) else None
 
 
-class _SmoothGate(nn.Module):
+class SmoothGate(nn.Module):
+    """A gate with its value and slope, and a kernel around its kink for a curvature."""
+
     def __init__(self, leak: float, width: float) -> None:
         super().__init__()
         self.leak, self.width = leak, width
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = _Gated.apply(x, self.leak, self.width)  # type: ignore[no-untyped-call]
-        return found
+        at = x.detach()
+        wide = (self.width * at.std()).clamp_min(1e-12)
+        kernel = torch.exp(-0.5 * (at / wide).square()) / (wide * math.sqrt(2 * math.pi))
+        return _gate(x, self.leak) + (1 - self.leak) / 2 * kernel * (x - at).square()
 
 
 class FreeGate(nn.Module):
@@ -476,46 +478,8 @@ class FreeGate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.entered, self.push = x.detach(), torch.zeros_like(x).requires_grad_()
-        found: Tensor = _Pushed.apply(x, self.push, self.leak)  # type: ignore[no-untyped-call]
-        return found
+        return _gate(x, self.leak) + self.push * (x - self.entered)
 
 
-class _Pushed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, push: Tensor, leak: float) -> Tensor:
-        ctx.save_for_backward(x, push)
-        ctx.leak = leak
-        return torch.where(x > 0, x, leak * x)
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
-        x, push = ctx.saved_tensors
-        return slope * (torch.where(x > 0, 1.0, ctx.leak).to(x.dtype) + push), None, None
-
-
-class _Gated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, leak: float, width: float) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.leak, ctx.width = leak, width
-        return torch.where(x > 0, x, leak * x)
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
-        (x,) = ctx.saved_tensors
-        return slope * _Gate.apply(x, ctx.leak, ctx.width), None, None  # type: ignore[no-untyped-call]
-
-
-class _Gate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, leak: float, width: float) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.leak, ctx.width = leak, width
-        return torch.where(x > 0, 1.0, leak).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
-        (x,) = ctx.saved_tensors
-        wide = (ctx.width * x.std()).clamp_min(1e-12)
-        kernel = torch.exp(-0.5 * (x / wide).square()) / (wide * math.sqrt(2 * math.pi))
-        return slope * (1 - ctx.leak) * kernel, None, None
+def _gate(x: Tensor, leak: float) -> Tensor:
+    return torch.where(x > 0, x, leak * x)

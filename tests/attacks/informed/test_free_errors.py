@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from exhume import readers
-from exhume.attacks.informed.through_training import ThroughTraining, _without_gradient
+from exhume.attacks.informed.shared_adjoint import without_gradient
+from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.core.contract import Key, Knowledge, Weights
 from exhume.models.mlp import MLP
 from exhume.readers import Sizes
@@ -35,19 +36,18 @@ def game():
     return fitted, release.parameters, secret.open()
 
 
-def asked_of(fitted, released):
-    return fitted._ask((released - fitted.free.end)[None])[0]
+def asked_of(adjoint, released):
+    return adjoint.ask(released - adjoint.free.end)
 
 
 def test_the_record_explains_the_answers_and_others_do_not(game):
     fitted, released, truth = game
+    (adjoint,) = fitted.linearisations
+    free = adjoint.free
     other = truth.inputs.roll(1, 0)
     for one, mine, stranger in zip(released, truth.inputs, other, strict=True):
-        asked = asked_of(fitted, one)
-        lefts = [
-            float(fitted.free._explain(z.flatten(), fitted.free.records * asked.double())[2].norm())
-            for z in (mine, stranger)
-        ]
+        wanted = free.records * asked_of(adjoint, one).double()
+        lefts = [float(free.explain(z.flatten(), wanted)[2].norm()) for z in (mine, stranger)]
         assert lefts[0] < 0.2 * lefts[1]
 
 
@@ -58,19 +58,18 @@ def test_records_and_labels_are_found_without_training_a_model(game, monkeypatch
     def trained(*_given, **_more):
         raise AssertionError("a model was trained")
 
-    monkeypatch.setattr("exhume.attacks.informed.through_training.trajectories", trained)
+    monkeypatch.setattr("exhume.attacks.informed.shared_adjoint.trajectories", trained)
     for i, one in enumerate(released[:2]):
-        starts = fitted._places_to_begin(one, ranked[i])
-        found = fitted.free.solve(asked_of(fitted, one), starts, 10)
-        assert found.left < 0.1
-        assert fitted.free.label(found) == int(truth.labels[i])
-        assert float((found.record - truth.inputs[i].flatten()).square().mean()) < 1e-3
+        begun = fitted.linearisations[0].begin(one, ranked[i], 10)
+        assert begun.left < 0.1
+        assert int(begun.labels) == int(truth.labels[i])
+        assert float((begun.inputs[0] - truth.inputs[i]).square().mean()) < 1e-3
 
 
 def test_the_influence_of_these_records_differs_by_an_order_of_magnitude(game):
     """Else the test above would show nothing that a search from the mean record could not do."""
     fitted, released, _ = game
-    apart = (released - fitted.free.end).norm(dim=1)
+    apart = (released - fitted.linearisations[0].free.end).norm(dim=1)
     assert float(apart.max()) > 10 * float(apart.min())
 
 
@@ -85,7 +84,7 @@ def test_fine_tuning_gives_the_records_back(game):
 def test_training_with_a_record_that_has_no_gradient_is_where_the_answers_begin(game):
     """n of n + 1 records, weight decay as it was."""
     descent = Descent(steps=7, rate=0.3, momentum=0.5, weight_decay=0.01)
-    changed = _without_gradient(descent, 4)
+    changed = without_gradient(descent, 4)
     assert changed.rate == pytest.approx(0.24)
     assert changed.rate * changed.weight_decay == pytest.approx(0.3 * 0.01)
     assert replace(changed, rate=0.3, weight_decay=0.01) == descent

@@ -7,10 +7,13 @@ import torch
 from torch.nn.functional import avg_pool2d
 
 from exhume import readers
-from exhume.attacks.informed.jumping_gates import JumpingGates
+from exhume.attacks.informed.matrix_free import MatrixFree
 from exhume.attacks.informed.starts import Metric, Starts
-from exhume.attacks.informed.through_any_training import ThroughAnyTraining, through_training_of
-from exhume.attacks.informed.through_training import ThroughTraining
+from exhume.attacks.informed.through_training import (
+    ThroughAnyTraining,
+    ThroughTraining,
+    through_training_of,
+)
 from exhume.core.contract import (
     ExhumeError,
     Gradient,
@@ -95,13 +98,14 @@ def test_mini_batches_of_a_known_order_give_the_record_back(played):
 
 def test_gates_that_jump_are_unknowns_too(monkeypatch):
     steps = []
-    plain = JumpingGates.step
+    plain = MatrixFree._solve
 
-    def counted(self, *given, **more):
-        steps.append(self.count)
-        return plain(self, *given, **more)
+    def counted(self, gates, *given):
+        if gates.doubts:
+            steps.append(gates.count)
+        return plain(self, gates, *given)
 
-    monkeypatch.setattr(JumpingGates, "step", counted)
+    monkeypatch.setattr(MatrixFree, "_solve", counted)
     recipe = FullBatch(MLP((1, 4, 4), (12,), 10, "relu"), Descent(10, momentum=0.9))
     prepared, release, truth = play(recipe)
     found = prepared.run(release)
@@ -126,14 +130,16 @@ def test_a_network_of_ones_own_with_batch_norm(tmp_path):
     found = prepared.run(release)
     assert torch.equal(found.labels, truth.labels)
     assert error(found, truth) < 1e-4
-    assert float(prepared.live.sum()) == recipe.architecture.layout.size - 8
+    assert float(prepared.starts.live.sum()) == recipe.architecture.layout.size - 8
 
 
 def test_a_release_of_another_training_is_not_explained(played):
     prepared, _, _ = played
     other = play(replace(BATCHES, order=Order(20, Key.from_seed(2))))[1]
     few = replace(
-        prepared, settings=replace(prepared.settings, iterations=2, labels=1, trainings=200)
+        prepared,
+        settings=replace(prepared.settings, iterations=2, labels=1),
+        linearisations=(replace(prepared.linearisations[0], trainings=200),),
     )
     missed = few.run(other)
     assert missed.status.outcome is Outcome.STOPPED_EARLY

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from exhume.core.contract import Key, Progress, Recipe, Records, Store
 from exhume.train.fleet import train_fleet
+from exhume.train.least_squares import solve_damped
 
 _FEWEST, _MOST = 2, 600  # anchors of a label, and of all labels
 _NUMBER = 4  # bytes
@@ -41,9 +42,7 @@ _DARING = 1.5  # times the least residual of more careful starts: up to there th
 _SMALL = 1e-6  # of the largest second moment, below which a direction is rounding
 _NOTHING = 1e-30
 _RIDGE = 1e-3  # of the fit, relative to the mean square of the anchors' changes
-_APART = (
-    0.5  # of an anchor's way from the mean: how far two records of one label begin on either side
-)
+_APART = 0.5  # of an anchor's way from the mean: how far twins of a label begin on either side
 _LEAST = 1e-3  # of the largest scale
 
 
@@ -54,20 +53,34 @@ def anchors_within(wanted: int, memory: int, classes: int, parameters: int) -> i
 
 
 @dataclass(frozen=True, eq=False)
+class Target:
+    """A release, and how far it is from what can be guessed without a search: the unit of residuals."""
+
+    parameters: Tensor  # (p,)
+    apart: float
+
+
+@dataclass(eq=False)
+class Spent:
+    """Trainings' worth of work done so far for a release."""
+
+    models: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
 class Guess:
     """Records and their labels, and what the fit leaves over."""
 
     inputs: Tensor  # (e, *shape)
     labels: Tensor  # (e,)
     left: float
+    damping: float = 1e-2  # of the next step, where steps are damped
 
 
 @dataclass(frozen=True, eq=False)
 class Starts:
     base: Tensor  # (p,) trained without the unknown records
-    anchors: (
-        Tensor  # (c, k, *shape) known records; where a label has fewer, those of others under it
-    )
+    anchors: Tensor  # (c, k, *shape) known records; where a label has fewer, those of others
     ends: Tensor  # (c, k, p) trained with one of them once more
     bounds: tuple[float, float]  # of the records' values
     live: Tensor  # (p,) 1 where training follows a gradient
@@ -120,10 +133,10 @@ class Starts:
     def others(self, released: Tensor, guess: Guess) -> list[Guess]:
         """Less daring guesses under the same labels: the mean of the anchors; of one record the nearest."""
         places = guess.labels.tolist()
-        found = [self.means[places] + self._apart(places)]
+        careful = [self.means[places] + self._apart(places)]
         if len(places) == 1:
-            found.append(self.by_distance(released, places[0])[:1])
-        return [Guess(inputs.clamp(*self.bounds), guess.labels, guess.left) for inputs in found]
+            careful.append(self.by_distance(released, places[0])[:1])
+        return [Guess(inputs.clamp(*self.bounds), guess.labels, guess.left) for inputs in careful]
 
     def by_distance(self, released: Tensor, label: int) -> Tensor:
         """(k, *shape) the anchors of a label, that first whose training is nearest to the release."""
@@ -139,8 +152,12 @@ class Starts:
     def distance(self, released: Tensor) -> float:
         """How far a release is from what can be guessed without a search: from training without the unknown
         records, or from the mean training of a label."""
-        held = (torch.cat([self.base[None], self._centres]) - released) * self.live
-        return max(1e-30, float(self.metric.apply(held).norm(dim=1).min()))
+        apart = self.weighed(torch.cat([self.base[None], self._centres]) - released)
+        return max(1e-30, float(apart.norm(dim=1).min()))
+
+    def weighed(self, change: Tensor) -> Tensor:
+        """(..., p) changes of the weights in the metric, without what follows no gradient."""
+        return self.metric.apply(change * self.live)
 
     @cached_property
     def metric(self) -> Metric:
@@ -168,10 +185,8 @@ class Starts:
         missing = released - self.base - (self._centres[places] - self.base).sum(0)
         columns = (self.ends[places] - self._centres[places][:, None]).flatten(0, 1) * self.live
         gram = self._gram[places][:, :, places].reshape(len(columns), -1)
-        ridge = _RIDGE * gram.diagonal().mean().clamp_min(1e-30)
         right = (columns @ (missing * self.live)).double()
-        eye = torch.eye(len(gram), dtype=torch.float64, device=gram.device)
-        weights = torch.linalg.solve(gram + ridge * eye, right).to(missing)
+        weights = solve_damped(gram, right, _RIDGE).to(missing)
         left = float((missing * self.live - weights @ columns).norm())
         moves = self.anchors[places] - self.means[places][:, None]
         mixed = torch.einsum("ek,ek...->e...", weights.view(len(places), -1), moves)

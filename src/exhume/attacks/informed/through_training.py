@@ -1,62 +1,81 @@
-"""Differentiating through training: find the record whose training reproduces the released weights.
+"""Differentiating through training: find the records whose training gives the release.
 
-No shadow models and no data beyond the fixed set. Training is a known, deterministic map from the
-unknown record z to the weights theta(z); a Gauss-Newton iteration inverts it:
+    min_z ||theta - theta(z)||_M,    J(z) dz ≈ theta - theta(z),    z <- z + a·dz
 
-    J(z) dz ≈ theta - theta(z),      z <- z + dz,      theta(z) by training on the guess.
+No shadow models and no data beyond the fixed set: training is a known, deterministic map from the unknown
+records z to the weights theta(z), and Gauss-Newton inverts it. theta(z) is a real training, so the residual
+is exact and J only has to be good enough to converge. There is one search, with two linearisations:
 
-The residual is exact, since the adversary can train on its guess, so J only has to be good enough to
-converge. It comes from the adjoint of training (train/influence.py), computed once for all targets and
-labels: with questions c_1 … c_q, and f_t(z) the record's gradient at step t of its own training,
+- shared_adjoint.py, for full-batch descent of an MLP: questions about the weights are answered once, for all
+  releases and labels, by the adjoint of training; J is then a matrix.
+- matrix_free.py, for any training that is known step by step, from any start, and for several unknown records
+  at once: products with J and its transpose go through the steps of training. It also finishes what the
+  shared adjoint begins where a network has kinks: gates near them are unknowns of their own.
 
-    <c_i, J dz> = sum_t <a_{i,t}, d f_t(z) / dz · dz> / (n + 1).
+A label begins where real trainings on known records say (starts.py); the one that explains the release is
+right, and the final residual certifies the answer without the truth. M weighs down the few directions in
+which any record moves the weights much: without it they decide every step, and the search ends in a valley.
 
-Labels are tried in the order in which trainings on known records explain the release (starts.py), and
-begin where these say. A wrong label leaves a residual near 1, the right one goes to zero, and the final
-residual certifies the answer without the truth. Residuals and questions are weighed alike: down in the few
-directions in which any record moves the weights much, which would decide every step.
-
-Memory: 4·b·q·k·d bytes for the answers (b = `functions`, q = `questions`·d) and 12·q·d a target.
-The answers are kept in the store, chunk by chunk, so that a stopped run does not ask again.
-Cost: q + classes·anchors model trainings once; per target and step a few more and q·d² operations.
+Cost, in trainings: classes·anchors once, and 3·d for the shared adjoint; some 3·products a matrix-free step
+and 4 a step of the adjoint, at most `trainings` a release. Finished releases are kept in the store.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.func import vmap
 
-from exhume.attacks.informed.flipping_gates import FlippingGates
-from exhume.attacks.informed.free_errors import FreeErrors
-from exhume.attacks.informed.inversion import FittedThroughTraining
-from exhume.attacks.informed.starts import Starts, anchors_within
+from exhume.attacks.informed.matrix_free import MatrixFree
+from exhume.attacks.informed.shared_adjoint import SharedAdjoint
+from exhume.attacks.informed.starts import (
+    Guess,
+    Spent,
+    Starts,
+    Target,
+    Whitening,
+    anchors_within,
+)
+from exhume.attacks.releases import weights_of
 from exhume.core.contract import (
     Cost,
     Key,
     Knowledge,
     NotApplicable,
+    Outcome,
     Progress,
+    Recipe,
+    Reconstruction,
     Records,
+    Release,
+    Status,
     Store,
     silent,
 )
+from exhume.models.activations import activation
 from exhume.models.mlp import MLP
 from exhume.models.own import fully_connected
 from exhume.store.shards import address, cached, digest
-from exhume.train.influence import Answers, answer, pushes, trajectories
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
+from exhume.train.unrolled import check_differentiable, unroll
+
+Linearisation = SharedAdjoint | MatrixFree
+_CONVERGED = 1e-2  # relative residual below which the records explain the release
+_TRIAL = 2  # steps for each label that may be right
+_PROMISING = 0.75  # relative residual after them below which no other label is tried
+_HOPELESS = 0.98  # and above which a label is given up, if another did better
+_WORTH = 0.99  # of the residual: what a step must leave at most
+_WELL = 0.4  # and with which no other is tried
 
 
 @dataclass(frozen=True)
 class ThroughTraining:
-    """Invert the map from the unknown record to the trained weights by Gauss-Newton.
+    """Invert the map from the unknown record to the trained weights, with one adjoint for all releases.
 
     Sees: `Weights`, r models, each trained on the fixed set and one unknown record.
     Assumes: full-batch descent of an MLP without noise, its initial parameters, the fixed set.
@@ -65,28 +84,21 @@ class ThroughTraining:
     Reference: Balle22 (setting); the method is ours.
     """
 
+    unknown: ClassVar[int] = 1  # records that are missing
     questions: float = 3.0  # covectors asked, times the record's size
     anchors: int = 30  # known records of each label that are put into training once more, at most
     functions: int = 12  # of time, in which a record's influence is written down
-    iterations: int = 10
-    labels: int = 10  # how many labels to try for a release that none has explained yet
-    chunk: int = 32  # targets at once
-    memory: int = 4096  # MiB for the answers
+    iterations: int = 12  # of Gauss-Newton
+    labels: int = 3  # that are tried together; further ones if none explains the release
+    trainings: int = 150  # a release may cost, before its gates; begun steps are ended
+    chunk: int = 32  # questions at once
+    memory: int = 4096  # MiB for the answers, and for the states and graphs of a training
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> FittedThroughTraining:
-        lacking = knowledge.lacking("recipe", "initial", "fixed")
-        if lacking:
-            raise NotApplicable(
-                f"training cannot be redone without: {', '.join(lacking)}", ever=True
-            )
-        recipe, initial, fixed = knowledge.recipe, knowledge.initial, knowledge.fixed
-        assert initial is not None  # `lacking` has seen to these
-        assert fixed is not None
+        recipe, initial, fixed = _known(knowledge)
         mlp, descent = self.applies_to(recipe)
-        assert recipe is not None
-        q, b = int(self.questions * mlp.sizes[0]), min(self.functions, descent.steps)
         started = time.perf_counter()
         starts = Starts.of(
             recipe,
@@ -98,55 +110,50 @@ class ThroughTraining:
             store=store,
             progress=progress,
         )
-        path, end = trajectories(
-            mlp, _without_gradient(descent, len(fixed)), initial, fixed, fixed.none_for(1)
-        )
-        basis = _time_basis(mlp, path[:, 0], fixed[:256], b)
-        questions = torch.randn(q, mlp.layout.size, generator=key.fold("questions").generator())
-        questions = starts.metric.apply(questions.to(initial) / mlp.layout.size**0.5)
-        known = (digest(initial), digest(fixed))
-        parts = []
-        for done in range(0, q, self.chunk):
-            progress("differentiating through training", done, q)
-            asked = questions[done : done + self.chunk]
-            place = address("adjoint", [self, recipe], known, key, done)
-            parts.append(
-                cached(store, place, partial(_asked, mlp, descent, path[:, 0], fixed, asked, basis))
-            )
-        progress("differentiating through training", q, q)
-        first = torch.cat([part["first"] for part in parts], 2).to(initial.device)
-        rest = torch.cat([part["rest"] for part in parts], 1).to(initial.device)
-        answers = Answers(first, rest, basis)
-        cost = Cost(time.perf_counter() - started, models=q + 1 + starts.models)
-        return FittedThroughTraining(
-            self.iterations,
-            self.labels,
-            self.chunk,
+        adjoint = SharedAdjoint.of(
             mlp,
             descent,
             initial,
             fixed,
             starts,
-            questions,
-            answers,
-            FreeErrors(mlp, answers, path[:, 0], end[0], len(fixed) + 1, starts.bounds),
-            FlippingGates(mlp, descent, fixed, self.questions, key, progress),
-            cost,
-            progress,
+            questions=int(self.questions * mlp.sizes[0]),
+            functions=min(self.functions, descent.steps),
+            chunk=self.chunk,
+            trainings=self.trainings,
+            key=key,
+            store=store,
+            progress=progress,
+        )
+        linearisations: list[Linearisation] = [adjoint]
+        if activation(mlp.activation).curve is None:
+            unrolled = unroll(recipe, initial, fixed, memory=self.memory)
+            linearisations.append(MatrixFree(unrolled, starts))
+        cost = Cost(time.perf_counter() - started, len(adjoint.questions) + 1 + starts.models)
+        return FittedThroughTraining(
+            self, recipe, initial, fixed, starts, tuple(linearisations), key, store, cost, progress
         )
 
     def applies_to(self, recipe: object) -> tuple[MLP, Descent]:
         """The network and its descent; raises `NotApplicable` where they cannot be differentiated."""
-        mlp, descent = _differentiable(recipe)
+        mlp = fully_connected(recipe.architecture) if isinstance(recipe, FullBatch) else None
+        if not isinstance(recipe, FullBatch) or mlp is None:
+            raise NotApplicable(
+                f"differentiating is written for full-batch MLPs, not {recipe}", ever=True
+            )
+        if not isinstance(recipe.descent, Descent):
+            raise NotApplicable(
+                f"differentiating is written for plain descent, not {recipe}", ever=True
+            )
+        check_differentiable(recipe)
         if not mlp.hidden:
             raise NotApplicable("a linear model has a closed form of its own", ever=True)
-        needed = self.bytes_of(mlp, descent) >> 20
+        needed = self.bytes_of(mlp, recipe.descent) >> 20
         if needed > self.memory:
             raise NotApplicable(
                 f"the adjoint of this network takes {needed:,} MiB, {self.memory:,} are allowed",
                 ever=True,
             )
-        return mlp, descent
+        return mlp, recipe.descent
 
     def bytes_of(self, mlp: MLP, descent: Descent) -> int:
         """Memory of the answers."""
@@ -158,47 +165,234 @@ class ThroughTraining:
         return anchors_within(self.anchors, self.memory, classes, parameters)
 
 
-def _asked(  # noqa: PLR0917
-    mlp: MLP, descent: Descent, path: Tensor, fixed: Records, questions: Tensor, basis: Tensor
-) -> dict[str, Tensor]:
-    """The answers to some questions, as they are kept."""
-    found = answer(mlp, descent, path, fixed, questions=questions, basis=basis)
-    return {"first": found.first, "rest": found.rest}
+@dataclass(frozen=True)
+class ThroughAnyTraining:
+    """Invert the map from unknown records to trained weights, whatever the network and its optimiser.
 
+    Sees: `Weights`, r models, each trained on the fixed set and `unknown` records more.
+    Assumes: the recipe with the order of its batches, the initial parameters, the fixed set; no noise.
+    Guarantees: the confidence is minus the relative residual ||theta - theta(z)|| / ||theta - theta_0||,
+    theta_0 the nearest that can be had without a search (trained without the records, or the mean training
+    of a label): near 0, the answer reproduces the release.
+    Reference: Balle22 (setting); the method is ours.
+    """
 
-def _without_gradient(descent: Descent, records: int) -> Descent:
-    """Training on one record more, which has no gradient: the others count for n of n + 1."""
-    share = records / (records + 1)
-    decay = descent.weight_decay / share
-    return replace(descent, rate=descent.rate * share, weight_decay=decay)
+    unknown: int = 1  # records that are missing
+    iterations: int = 12  # of Gauss-Newton
+    products: int = 30  # of conjugate gradients in each
+    gate_products: int = 150  # in those that have gates among their unknowns
+    anchors: int = 30  # known records of each label that are put into training once more, at most
+    labels: int = (
+        3  # choices of labels that are tried together; further ones if none explains the release
+    )
+    trainings: int = (
+        2000  # a release may cost, products with the derivative included; begun steps are ended
+    )
+    memory: int = 1024  # MiB for the states and graphs of a training
 
-
-def _differentiable(recipe: object) -> tuple[MLP, Descent]:
-    """The parts of a recipe that this attack can differentiate; says why it cannot."""
-    mlp = fully_connected(recipe.architecture) if isinstance(recipe, FullBatch) else None
-    if not isinstance(recipe, FullBatch) or mlp is None:
-        raise NotApplicable(
-            f"differentiating is written for full-batch MLPs, not {recipe}", ever=True
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> FittedThroughTraining:
+        recipe, initial, fixed = _known(knowledge)
+        unrolled = unroll(recipe, initial, fixed, self.unknown, memory=self.memory)
+        started = time.perf_counter()
+        starts = Starts.of(
+            recipe,
+            initial,
+            fixed,
+            unrolled.live,
+            anchors=self.anchors_of(len(fixed.classes), len(initial)),
+            key=key.fold("starts"),
+            store=store,
+            progress=progress,
         )
-    if not isinstance(recipe.descent, Descent):
-        raise NotApplicable(
-            f"differentiating is written for plain descent, not {recipe}", ever=True
+        white = None
+        if len(fixed.shape) == 3 and fully_connected(recipe.architecture) is None:
+            white = Whitening.of(fixed.inputs)
+        linear = MatrixFree(
+            unrolled, starts, white, self.products, self.gate_products, self.trainings
         )
-    if recipe.privacy.clips or recipe.privacy.noise:
-        raise NotApplicable("private training adds noise the adversary cannot redo", ever=False)
-    return mlp, recipe.descent
+        cost = Cost(time.perf_counter() - started, models=starts.models)
+        return FittedThroughTraining(
+            self, recipe, initial, fixed, starts, (linear,), key, store, cost, progress
+        )
+
+    def anchors_of(self, classes: int, parameters: int) -> int:
+        """How many records of each label are put into training once more, within time and memory."""
+        return anchors_within(self.anchors, self.memory, classes, parameters)
+
+    def cost(self, classes: int, releases: int, parameters: int = 0) -> int:
+        """What it costs at most, counted in trainings of one model."""
+        return 1 + classes * self.anchors_of(classes, parameters) + releases * self.trainings
 
 
-def _time_basis(mlp: MLP, path: Tensor, records: Records, functions: int) -> Tensor:
-    """(steps, b) orthonormal functions of time in which the errors of the fixed records are best written."""
-    layers = mlp.layout.split(path)
-    before = layers["fc1.weight"] @ records.inputs.flatten(1).T + layers["fc1.bias"][..., None]
-    onehot = F.one_hot(records.labels, mlp.outputs).to(path)
+def through_training_of(recipe: object) -> ThroughTraining | ThroughAnyTraining:
+    """The attack that differentiates through a recipe: with one adjoint for all releases, or matrix-free.
 
-    def error(weights: Tensor, first: Tensor, target: Tensor) -> Tensor:
-        return pushes(mlp, weights, first, target)[0]
+    Raises `NotApplicable` where neither does.
+    """
+    try:
+        ThroughTraining().applies_to(recipe)
+    except NotApplicable:
+        check_differentiable(recipe)
+        return ThroughAnyTraining()
+    return ThroughTraining()
 
-    over_records = vmap(error, in_dims=(None, 1, 0))
-    errors = vmap(over_records, in_dims=(0, 0, None))(path, before, onehot)  # (steps, n, k)
-    left: Tensor = torch.linalg.svd(errors.flatten(1), full_matrices=False)[0]
-    return left[:, :functions].contiguous()
+
+def _known(knowledge: Knowledge) -> tuple[Recipe, Tensor, Records]:
+    if lacking := knowledge.lacking("recipe", "initial", "fixed"):
+        raise NotApplicable(f"training cannot be redone without: {', '.join(lacking)}", ever=True)
+    recipe, initial, fixed = knowledge.recipe, knowledge.initial, knowledge.fixed
+    assert recipe is not None  # `lacking` has seen to these
+    assert initial is not None
+    assert fixed is not None
+    return recipe, initial, fixed
+
+
+@dataclass(frozen=True, eq=False)
+class FittedThroughTraining:
+    """Ready for every release of the same recipe, start and fixed set."""
+
+    settings: ThroughTraining | ThroughAnyTraining
+    recipe: Recipe
+    initial: Tensor
+    fixed: Records
+    starts: Starts
+    linearisations: tuple[Linearisation, ...]
+    key: Key
+    store: Store
+    cost: Cost
+    progress: Progress
+
+    def run(self, releases: Release) -> Reconstruction:
+        shape, who, whose = self.fixed.shape, "this attack", "the recipe's model has"
+        released = weights_of(releases, shape, len(self.initial), who=who, whose=whose)
+        if isinstance(released, Reconstruction):
+            return released
+        started, answers = time.perf_counter(), []
+        total = len(released.parameters)
+        for done, parameters in enumerate(released.parameters):
+            self.progress("differentiating through training", done, total)
+            answers.append(self._cached(parameters))
+        self.progress("differentiating through training", total, total)
+        residual = torch.stack([answer["residual"] for answer in answers])
+        explained = float((residual < _CONVERGED).double().mean())
+        status = Outcome.CONVERGED if explained == 1 else Outcome.STOPPED_EARLY
+        reason = "" if explained == 1 else f"{explained:.0%} of the releases are explained to 1%"
+        spent = float(sum(answer["models"] for answer in answers))
+        return Reconstruction(
+            candidates=torch.stack([answer["inputs"] for answer in answers]),
+            confidence=-residual[:, None].expand(-1, self.settings.unknown).to(torch.float32),
+            status=Status(status, reason),
+            cost=Cost(
+                self.cost.seconds + time.perf_counter() - started, self.cost.models + round(spent)
+            ),
+            labels=torch.stack([answer["labels"] for answer in answers]),
+            observed={
+                "residual": float(residual.median()),
+                "explained": explained,
+                "trainings": self.cost.models + spent,
+            },
+        )
+
+    def _cached(self, released: Tensor) -> dict[str, Tensor]:
+        """One release's answer, from the store if it is there."""
+        inputs = (digest(self.fixed), digest(self.initial), digest(released))
+        place = address("through any training", [self.settings, self.recipe], inputs, self.key, 0)
+        return dict(cached(self.store, place, lambda: self._invert(released)))
+
+    # The search
+
+    def _invert(self, released: Tensor) -> dict[str, Tensor]:
+        """The records that explain a release best; the other linearisations go on where the first ends."""
+        first, *others = self.linearisations
+        target, spent = Target(released, self.starts.distance(released)), Spent()
+        waiting = self.starts.ranked(released, self.settings.unknown)
+        best, least = waiting[0], float("inf")
+        if isinstance(first, SharedAdjoint):
+            best = first.begin(released, waiting, self.settings.iterations)
+            least = self._residual(target, best, spent)
+            best, least = self._descend(first, target, best, least, spent)
+        while waiting and least >= _CONVERGED and spent.models <= first.trainings:
+            for guess, residual in self._among_labels(target, waiting, spent):
+                if residual < least:
+                    best, least = guess, residual
+        for linear in others:
+            best, least = self._descend(linear, target, best, least, spent)
+        return {
+            "inputs": best.inputs,
+            "labels": best.labels,
+            "residual": torch.tensor(least, dtype=torch.float64),
+            "models": torch.tensor(spent.models, dtype=torch.float64),
+        }
+
+    def _among_labels(
+        self, target: Target, waiting: list[Guess], spent: Spent
+    ) -> Iterator[tuple[Guess, float]]:
+        """A few steps for the next few labels that wait, then those that came closest to the end."""
+        linear, tried = self.linearisations[0], list[tuple[Guess, float]]()
+        while waiting and len(tried) < self.settings.labels:
+            begun = self._begun(target, waiting.pop(0), spent)
+            tried.append(self._descend(linear, target, *begun, spent, trial=True))
+            if tried[-1][1] < _PROMISING:
+                break
+        tried.sort(key=lambda pair: pair[1])
+        yield tried[0]
+        for guess, residual in tried:
+            if residual > _HOPELESS or spent.models > linear.trainings:
+                return
+            ended = self._descend(linear, target, guess, residual, spent)
+            yield ended
+            if ended[1] < _CONVERGED:
+                return
+
+    def _begun(self, target: Target, guess: Guess, spent: Spent) -> tuple[Guess, float]:
+        """The start of a label whose real training comes closest."""
+        starts = [guess, *self.starts.others(target.parameters, guess)]
+        residuals = [self._residual(target, start, spent) for start in starts]
+        nearest = self.starts.nearest(residuals)
+        return starts[nearest], residuals[nearest]
+
+    def _descend(
+        self,
+        linear: Linearisation,
+        target: Target,
+        guess: Guess,
+        residual: float,
+        spent: Spent,
+        *,
+        trial: bool = False,
+    ) -> tuple[Guess, float]:
+        """Gauss-Newton: of each linearisation the first step that comes closer to the release."""
+        for _ in range(_TRIAL if trial else self.settings.iterations - _TRIAL):
+            if residual < linear.exact or spent.models > linear.trainings:
+                break
+            moved = None
+            for step in linear.steps(target, guess, residual, spent):
+                moved = self._best(target, step, residual, spent)
+                if moved is not None:
+                    break
+            if moved is None:
+                break
+            guess, residual = moved
+        return guess, residual
+
+    def _best(
+        self, target: Target, step: Iterable[Guess], residual: float, spent: Spent
+    ) -> tuple[Guess, float] | None:
+        """The first guess of a step that goes well, else the best; None: none comes closer to the release."""
+        best: tuple[Guess, float] | None = None
+        for guess in step:
+            left = self._residual(target, guess, spent)
+            if left < (_WORTH * residual if best is None else best[1]):
+                best = guess, left
+            if left < _WELL * residual:
+                break
+        return best
+
+    def _residual(self, target: Target, guess: Guess, spent: Spent) -> float:
+        """||theta - theta(z)|| / ||theta - theta_0||, by training on the guess."""
+        extra = Records(guess.inputs[None], guess.labels[None], self.fixed.classes)
+        trained = self.recipe.fit(self.initial, self.fixed, extra, self.key)[0]
+        spent.models += 1
+        return float(self.starts.weighed(target.parameters - trained).norm()) / target.apart

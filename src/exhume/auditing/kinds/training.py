@@ -14,8 +14,11 @@ from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.attacks.informed.residual import Residual
-from exhume.attacks.informed.through_any_training import ThroughAnyTraining, through_training_of
-from exhume.attacks.informed.through_training import ThroughTraining
+from exhume.attacks.informed.through_training import (
+    ThroughAnyTraining,
+    ThroughTraining,
+    through_training_of,
+)
 from exhume.auditing.at_risk import factors_of_own
 from exhume.auditing.attack import attack_case
 from exhume.auditing.case import (
@@ -88,7 +91,6 @@ DEVIATIONS = (
 _LOOKED_AT = 40  # targets of which what training stores is looked at
 _USUAL = 300  # trainings of a target that is differentiated matrix-free, without kinks
 _READ = 1e8  # bytes of the adjoint that take a target a second: it reads them some hundred times
-_GATES = 4  # trainings for each input that a target with kinks takes besides
 _EXACT = 8  # targets that are differentiated through training, if there is room
 _FEWEST_EXACT = 2  # and at least, if there is not
 _INFORMED = "sees the weights; knows the training, its start, and every record but one"
@@ -272,8 +274,11 @@ class TrainingCase(Case):
             mlp, descent = attack.applies_to(self.recipe)
             anchors = attack.anchors_of(len(self.records.classes), mlp.layout.size)
             before = 1.4 * attack.questions * mlp.sizes[0] + anchors * len(self.records.classes)
-            gates = _GATES * mlp.sizes[0] if activation(mlp.activation).curve is None else 0
-            each = (150 + gates) * self.per_model + attack.bytes_of(mlp, descent) / _READ
+            kinked = activation(mlp.activation).curve is None
+            gates = ThroughAnyTraining.trainings if kinked else 0
+            each = (attack.trainings + gates) * self.per_model + attack.bytes_of(
+                mlp, descent
+            ) / _READ
         else:
             size = self.recipe.architecture.layout.size
             before = attack.cost(len(self.records.classes), 0, size)

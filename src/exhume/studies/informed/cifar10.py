@@ -18,7 +18,7 @@ from torch import Tensor
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.reconn import RecoNN
-from exhume.attacks.informed.through_any_training import ThroughAnyTraining
+from exhume.attacks.informed.through_training import ThroughAnyTraining
 from exhume.auditing.cost import Stage, game_stages, reconn_stage
 from exhume.core.contract import Attack, Key
 from exhume.core.results import Chart, Point

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from exhume import readers
-from exhume.attacks.informed.through_any_training import ThroughAnyTraining
-from exhume.attacks.informed.through_training import ThroughTraining
+from exhume.attacks.informed.through_training import ThroughAnyTraining, ThroughTraining
 from exhume.choices import moved
 from exhume.core.contract import Attack, Key, Knowledge, Records
 from exhume.models.cnn import CNN

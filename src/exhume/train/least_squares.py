@@ -1,6 +1,9 @@
-"""Damped least squares through two products only: conjugate gradients on the normal equations (CGLS).
+"""Damped least squares: by the normal equations, or through two products only.
 
     min_x ||J x - r||^2 + damping·||x||^2
+
+`solve_damped` has J^T J and its Cholesky factor, as a step of Levenberg-Marquardt or a ridge regression does.
+`least_squares` takes conjugate gradients on the normal equations (CGLS).
 
 Iterates are filtered solutions: directions of large singular values come first, so stopping early
 regularises, and earlier iterates are steps for where the problem is less linear than hoped. Cost: one
@@ -18,6 +21,15 @@ from torch import Tensor
 _EARLIER = (2, 5, 12)  # iterations after which an iterate is kept
 
 Product = Callable[[Tensor], Tensor]
+
+
+def solve_damped(gram: Tensor, right: Tensor, damping: float) -> Tensor:
+    """(d, d) J^T J and (d,) or (d, e) J^T r, in fp64, to x; damping: times the mean diagonal."""
+    added = (damping * gram.diagonal().mean()).clamp_min(1e-300)
+    eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    factor = torch.linalg.cholesky(gram + added * eye)
+    solved: Tensor = torch.cholesky_solve(right.view(len(gram), -1), factor)
+    return solved.view(right.shape)
 
 
 @dataclass(frozen=True, eq=False)
