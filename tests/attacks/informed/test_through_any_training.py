@@ -93,7 +93,7 @@ def test_mini_batches_of_a_known_order_give_the_record_back(played):
     assert found.status.outcome is Outcome.CONVERGED
     assert -1e-3 < float(found.confidence.min()) <= 0
     assert found.cost.models == pytest.approx(found.observed["trainings"], abs=1)
-    assert found.cost.models <= prepared.settings.cost(10, 2)
+    assert found.cost.models <= prepared.cost.models + 2 * prepared.settings.trainings
 
 
 def test_gates_that_jump_are_unknowns_too(monkeypatch):
@@ -204,7 +204,10 @@ def test_anchors_stay_within_time_and_memory():
     assert attack.anchors_of(100, 1000) == 6
     assert attack.anchors_of(600, 1000) == 2
     assert attack.anchors_of(10, 100_000) == 8  # 64 MiB for them and for the metric
-    assert attack.cost(100, 2, 1000) == 1 + 600 + 2 * attack.trainings
+    smooth = attack.seconds(FullBatch(SMALL, Descent(8)), 10, 2.0)
+    kinked = attack.seconds(FullBatch(MLP((1, 4, 4), (8,), 10, "relu"), Descent(8)), 10, 2.0)
+    assert smooth[0] == kinked[0] == 2 * (1 + 10 * 30)
+    assert smooth[1] < kinked[1] == 2 * attack.trainings
 
 
 def test_the_metric_weighs_stiff_directions_down(key):

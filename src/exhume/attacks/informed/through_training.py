@@ -62,10 +62,13 @@ from exhume.models.own import fully_connected
 from exhume.store.shards import address, cached, digest
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
-from exhume.train.unrolled import check_differentiable, unroll
+from exhume.train.unrolled import check_differentiable, free_gates, unroll
 
 Linearisation = SharedAdjoint | MatrixFree
 _CONVERGED = 1e-2  # relative residual below which the records explain the release
+_ASKED = 1.4  # trainings that an answer of the shared adjoint takes
+_READ = 1e8  # bytes of the adjoint that take a release a second: it reads them some hundred times
+_USUAL = 300  # trainings of a release, matrix-free and without kinks
 _TRIAL = 2  # steps for each label that may be right
 _PROMISING = 0.75  # relative residual after them below which no other label is tried
 _HOPELESS = 0.98  # and above which a label is given up, if another did better
@@ -164,6 +167,16 @@ class ThroughTraining:
         """How many records of each label are put into training once more, within time and memory."""
         return anchors_within(self.anchors, self.memory, classes, parameters)
 
+    def seconds(self, recipe: Recipe, classes: int, per_model: float) -> tuple[float, float]:
+        """Before any release, and for each, where a training takes `per_model`."""
+        mlp, descent = self.applies_to(recipe)
+        anchors = classes * self.anchors_of(classes, mlp.layout.size)
+        each = self.trainings
+        if activation(mlp.activation).curve is None:
+            each += ThroughAnyTraining.trainings
+        before = per_model * (_ASKED * self.questions * mlp.sizes[0] + anchors)
+        return before, per_model * each + self.bytes_of(mlp, descent) / _READ
+
 
 @dataclass(frozen=True)
 class ThroughAnyTraining:
@@ -221,9 +234,12 @@ class ThroughAnyTraining:
         """How many records of each label are put into training once more, within time and memory."""
         return anchors_within(self.anchors, self.memory, classes, parameters)
 
-    def cost(self, classes: int, releases: int, parameters: int = 0) -> int:
-        """What it costs at most, counted in trainings of one model."""
-        return 1 + classes * self.anchors_of(classes, parameters) + releases * self.trainings
+    def seconds(self, recipe: Recipe, classes: int, per_model: float) -> tuple[float, float]:
+        """Before any release, and for each, where a training takes `per_model`."""
+        network = recipe.architecture
+        before = 1 + classes * self.anchors_of(classes, network.layout.size)
+        kinks = free_gates(network.build())[1]
+        return per_model * before, per_model * (self.trainings if kinks else _USUAL)
 
 
 def through_training_of(recipe: object) -> ThroughTraining | ThroughAnyTraining:

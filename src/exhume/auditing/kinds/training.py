@@ -14,11 +14,7 @@ from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.attacks.informed.residual import Residual
-from exhume.attacks.informed.through_training import (
-    ThroughAnyTraining,
-    ThroughTraining,
-    through_training_of,
-)
+from exhume.attacks.informed.through_training import ThroughAnyTraining, through_training_of
 from exhume.auditing.at_risk import factors_of_own
 from exhume.auditing.attack import attack_case
 from exhume.auditing.case import (
@@ -55,7 +51,6 @@ from exhume.core.contract import (
 )
 from exhume.core.results import AttackSpec, Facts, Findings
 from exhume.defences.rounding import Rounding
-from exhume.models.activations import activation
 from exhume.readers import Reading
 from exhume.report.folder import RunFolder
 from exhume.score.places import Places, places_for
@@ -69,7 +64,6 @@ from exhume.train.fleet import fleet_work, seconds_per_model_of
 from exhume.train.functional import accuracy, own_gradients
 from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch
-from exhume.train.unrolled import free_gates
 from exhume.victims.informed import first_of
 
 _WEIGHTS = "the released weights"
@@ -89,8 +83,6 @@ DEVIATIONS = (
 )
 
 _LOOKED_AT = 40  # targets of which what training stores is looked at
-_USUAL = 300  # trainings of a target that is differentiated matrix-free, without kinks
-_READ = 1e8  # bytes of the adjoint that take a target a second: it reads them some hundred times
 _EXACT = 8  # targets that are differentiated through training, if there is room
 _FEWEST_EXACT = 2  # and at least, if there is not
 _INFORMED = "sees the weights; knows the training, its start, and every record but one"
@@ -270,27 +262,13 @@ class TrainingCase(Case):
             attack = through_training_of(self.recipe)
         except NotApplicable as why:
             return row if asked else replace(row, why_not=why.why)
-        if isinstance(attack, ThroughTraining):
-            mlp, descent = attack.applies_to(self.recipe)
-            anchors = attack.anchors_of(len(self.records.classes), mlp.layout.size)
-            before = 1.4 * attack.questions * mlp.sizes[0] + anchors * len(self.records.classes)
-            kinked = activation(mlp.activation).curve is None
-            gates = ThroughAnyTraining.trainings if kinked else 0
-            each = (attack.trainings + gates) * self.per_model + attack.bytes_of(
-                mlp, descent
-            ) / _READ
-        else:
-            size = self.recipe.architecture.layout.size
-            before = attack.cost(len(self.records.classes), 0, size)
-            kinks = free_gates(self.recipe.architecture.build())[1]
-            each = (attack.trainings if kinks else _USUAL) * self.per_model
+        before, each = attack.seconds(self.recipe, len(self.records.classes), self.per_model)
 
         def costing(count: int) -> Row:
-            seconds = self.per_model * before + each * count
-            return replace(row, attack=attack, seconds=seconds, records=count)
+            return replace(row, attack=attack, seconds=before + each * count, records=count)
 
         def fewer(seconds: float) -> Row | None:
-            count = int((seconds - self.per_model * before) / each)
+            count = int((seconds - before) / each)
             return costing(count) if count >= _FEWEST_EXACT else None
 
         return replace(costing(row.records), fewer=None if asked else fewer)
