@@ -12,6 +12,7 @@ import torch
 from exhume.core.contract import Key
 from exhume.report.folder import RunFolder
 from exhume.studies import STUDIES
+from exhume.studies.claims import Words, claims_of
 from exhume.studies.framework import Asked, Run, outcome_of
 
 
@@ -45,7 +46,13 @@ def canned(tmp_path):
 
 
 def failing(claims):
-    return {name for name, (*_, holds) in claims.items() if not holds}
+    return {name for name, (*_, holds) in claims.items() if holds is not True}
+
+
+@pytest.fixture
+def claimed():
+    """A function: a study, its numbers and what else it says, and its setting, to its claims."""
+    return lambda study, values, setting=None: claims_of(study, Words.of(study, setting, values))
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from exhume.studies.papers import (
     HOLDS,
     NOT_RUN,
     PART,
+    UNDECIDED,
     Papers,
     Row,
     deviations_of,
@@ -63,18 +64,27 @@ def test_every_kept_claim_is_on_the_page(papers):
             assert str(claim.measured).replace("|", "\\|") in page, (result.study, claim.id)
 
 
-ROW = Row("P", "Fig. 1", "it leaks", "s", "s.md", "small", ("a.*",), word=FAILS, measured="typed")
+ROW = Row("P", "Fig. 1", "s", "s.md", "small", ("a.*",), word=FAILS, measured="typed")
 
 
 def made(*held, ids=("a.1", "a.2", "b")):
-    claims = tuple(Claim(i, i, "", f"measured {i}", h) for i, h in zip(ids, held, strict=True))
+    claims = tuple(
+        Claim(i, i, "it leaks", f"measured {i}", h) for i, h in zip(ids, held, strict=True)
+    )
     result = StudyResult("s", "cpu", 0, "S", claims, {})
     return Papers({"P": "Title"}, (ROW,), {"s": result})
 
 
 @pytest.mark.parametrize(
     ("held", "word"),
-    [((True, True, False), HOLDS), ((True, False, True), PART), ((False, False, True), FAILS)],
+    [
+        ((True, True, False), HOLDS),
+        ((True, False, True), PART),
+        ((True, None, False), PART),
+        ((None, None, True), UNDECIDED),
+        ((False, None, True), UNDECIDED),
+        ((False, False, True), FAILS),
+    ],
 )
 def test_the_word_is_that_of_the_claims_named(held, word):
     papers = made(*held)
@@ -92,6 +102,21 @@ def test_without_a_kept_result_the_typed_words_are_marked():
 
 def test_a_claim_that_the_result_lacks_was_not_run():
     assert made(True, True, True, ids=("b", "c", "d")).word(ROW) == NOT_RUN
+
+
+def test_a_row_counts_only_claims_that_the_paper_makes():
+    papers = made(True, False, True)
+    (result,) = papers.results.values()
+    ours = replace(result.claims[1], paper="")
+    claims = (result.claims[0], ours, result.claims[2])
+    papers = replace(papers, results={"s": replace(result, claims=claims)})
+    assert papers.word(ROW) == HOLDS
+    assert [claim.id for _, left in papers.others() for claim in left] == ["a.2", "b"]
+
+
+def test_what_a_paper_says_of_a_row_stands_with_the_claims(papers):
+    for row in papers.rows:
+        assert row.says, row
 
 
 def test_a_row_without_ids_takes_all_claims_of_its_study():

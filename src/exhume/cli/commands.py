@@ -298,7 +298,7 @@ def study_run(
             keep=Path("docs/results") if keep else None,
         )
     for claim in result.claims:
-        mark = "holds" if claim.holds else "DOES NOT HOLD"
+        mark = claim.word.upper() if claim.holds is False else claim.word
         echo_out(f"{mark}: {claim.statement} (measured {claim.measured})")
     for metric, value in result.metrics.items():
         echo_out(f"  {metric} = {value:.6g}")

@@ -22,7 +22,11 @@ from exhume.core.errors import unfinished
 from exhume.core.evidence import Condition, ControlRow, Extent, LineupRow, Reach
 from exhume.core.typed_json import FLAT, from_json, to_json
 
-SCHEMAS = {"audit": 4, "study": 1}
+SCHEMAS = {"audit": 4, "study": 2}
+_READABLE = {
+    "audit": (SCHEMAS["audit"],),
+    "study": (1, SCHEMAS["study"]),
+}  # 1: nothing is undecided
 
 Number = int | float
 Word = Literal["leaks", "at risk", "no leak found", "not audited"]
@@ -334,7 +338,11 @@ class Claim:
     statement: str
     paper: str | float  # what the paper reports, in its own figures
     measured: str | float
-    holds: bool
+    holds: bool | None  # None: undecided, the interval contains both sides of the bar
+
+    @property
+    def word(self) -> str:
+        return "undecided" if self.holds is None else "holds" if self.holds else "does not hold"
 
 
 @dataclass(frozen=True)
@@ -375,7 +383,7 @@ def read_result(path: Path) -> Result | StudyResult:
     kind = value.get("kind", "study" if "study" in value else None)
     if kind not in SCHEMAS:
         raise ExhumeError(f"{path}: kind is {kind!r}, legal are 'audit' and 'study'")
-    if value.get("schema") != SCHEMAS[kind]:
+    if value.get("schema") not in _READABLE[kind]:
         raise ExhumeError(
             f"{path}: schema is {value.get('schema')!r}, this version reads {SCHEMAS[kind]}: the result of "
             f"another version of exhume; run the {kind} again"

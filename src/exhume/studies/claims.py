@@ -1,16 +1,17 @@
-"""Claims: what is claimed, what the paper says and what decides, by the `claims.toml` of each family.
+"""Claims: what is claimed, what the paper says and what counts as holding, by the `claims.toml` of a family.
 
-    [informed-init.claims.shared]
-    claim = "With one initialisation, losses with and without the record separate"
-    paper = "perfectly separable"
-    measured = "AUC {auc_shared:.3f}"
-    holds = "{auc_shared} >= 0.95"
+    [informed-start.claims.harder]
+    claim = "Reconstruction is harder if the adversary first sees the model near convergence"
+    paper = "harder from a model pre-trained to > 92%"
+    measured = "MSE {before_0.mse:.4f} and {before_1000.mse:.4f}"
+    holds = "[late_minus_fresh] > 0"
 
-Where more than metrics decide (two arms target by target), the row has neither of the last two, and the study
-says them:
+A claim that the paper does not make has no `paper`. `{name}` is a number, `[name]` its interval: where that
+contains both sides of the bar the claim is undecided. What rests on more than metrics (two arms compared
+target by target) the study says:
 
     ssim = Comparison(lambda row: rows[row].each["ssim"], "SSIM", key)
-    {"query-free": ssim("paper", "mean_image").above()}
+    Outcome(metrics, said={"query_free": ssim("paper", "mean_image")})
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import operator
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
+from numbers import Real
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, TypeVar
@@ -31,15 +34,12 @@ from torch import Tensor
 
 from exhume.core.contract import Key
 from exhume.core.results import Point
-from exhume.score.intervals import bootstrap, clustered
+from exhume.score.intervals import bootstrap, clopper_pearson, clustered
 
 X = TypeVar("X", bound=float | str)
 N = TypeVar("N")
-Decided = tuple[str, bool]
-"""What was measured, in words, and whether the claim holds."""
-
-Stated = tuple[str, str, str, bool]
-"""A claim: what is claimed, what the paper says, what was measured, whether it holds."""
+Stated = tuple[str, str, str, bool | None]
+"""A claim: what is claimed, what the paper says, what was measured, whether it holds; None: undecided."""
 
 Claims = dict[str, Stated]
 """Claims by id."""
@@ -64,17 +64,6 @@ class Paired:
     def apart(self) -> str:
         """The difference in words."""
         return f"paired difference {self.low:.{self.digits}f} to {self.high:.{self.digits}f}"
-
-    def above(self) -> Decided:
-        """The first is larger, for certain."""
-        return str(self), self.low > 0
-
-    def below(self) -> Decided:
-        return str(self), self.high < 0
-
-    def not_above(self) -> Decided:
-        """The first is not larger for certain."""
-        return str(self), self.low <= 0
 
 
 def paired(one: Tensor, other: Tensor, key: Key, what: str = "", digits: int = 3) -> Paired:
@@ -104,16 +93,6 @@ class Comparison:
     def __call__(self, one: str, other: str) -> Paired:
         key = self.key.fold(one, other)
         return paired(self.values(one), self.values(other), key, self.what, self.digits)
-
-
-def more(one: float, other: float, form: str = "g") -> Decided:
-    """The first number is larger."""
-    return f"{one:{form}} against {other:{form}}", one > other
-
-
-def fewer(one: float, other: float, form: str = "g", *, share: float = 1.0) -> Decided:
-    """The first number is smaller than so large a share of the other."""
-    return f"{one:{form}} against {other:{form}}", one < share * other
 
 
 # Metrics by name
@@ -164,6 +143,11 @@ def spread(name: str, values: Tensor, key: Key) -> dict[str, float]:
     return {name: float(values.mean()), f"{name}_low": low, f"{name}_high": high}
 
 
+def share_range(share: float, count: int) -> tuple[float, float]:
+    """95% interval of a share of so many."""
+    return clopper_pearson(round(share * count), count)
+
+
 def line(arms: Mapping[X, str], measure: str, metrics: Mapping[str, float]) -> list[Point]:
     """A metric of several arms, each at its place; where there is one, with its interval."""
     names = {x: f"{arm}.{measure}" for x, arm in arms.items()}
@@ -187,7 +171,8 @@ def ranged(name: str, metrics: Mapping[str, float], form: str = ".3f") -> str:
 # Claims as data: `claims.toml` of each family
 
 _NAME = re.compile(r"\{([^{}:]+)(?::([^{}]+))?\}")
-_PART = re.compile(r"<([^<>]+)>")
+_PART = re.compile(r"<([^<> ]+)>")
+_VALUE = re.compile(r"\{([^{}]+)\}|\[([^\[\]]+)\]")
 
 
 @cache
@@ -204,25 +189,76 @@ def said_of(study: str) -> Mapping[str, Any]:
     return {}
 
 
+@dataclass(frozen=True)
+class Range:
+    """An interval; a number is one without width."""
+
+    low: float
+    high: float
+
+    def __add__(self, other: Range) -> Range:
+        return Range(self.low + other.low, self.high + other.high)
+
+    def __neg__(self) -> Range:
+        return Range(-self.high, -self.low)
+
+    def __sub__(self, other: Range) -> Range:
+        return self + -other
+
+    def __mul__(self, other: Range) -> Range:
+        ends = [a * b for a in (self.low, self.high) for b in (other.low, other.high)]
+        return Range(min(ends), max(ends))
+
+    def __abs__(self) -> Range:
+        if self.low <= 0 <= self.high:
+            return Range(0.0, max(-self.low, self.high))
+        return self if self.low > 0 else -self
+
+    def compared(self, compare: Callable[[float, float], bool], other: Range) -> bool | None:
+        """What holds of every pair of values; None: of some and not of others."""
+        pairs = {compare(a, b) for a in (self.low, self.high) for b in (other.low, other.high)}
+        return pairs.pop() if len(pairs) == 1 else None
+
+
 @dataclass(frozen=True, eq=False)
 class Words:
     """Fills what `claims.toml` says with the numbers of one run.
 
     {name:form}   a metric, or else a field of the setting (`data.fixed`), as Python formats it
+    [name]        in `holds`: its interval, by `name_low` and `name_high`, or as the study says; a list: all
     <name>        the same inside a name: `{reconn.<data.shadows>.mse:.4f}`
     """
 
     setting: object
-    values: Mapping[str, Any]  # metrics, and what else the study tells
+    values: Mapping[str, Any]  # metrics, and what else the study says
+
+    @staticmethod
+    def of(study: str, setting: object, values: Mapping[str, Any]) -> Words:
+        """Of a study's own rows, which may also quote what the paper has `published`."""
+        return Words(setting, {"published": said_of(study).get("published", {}), **values})
 
     def value(self, name: str) -> Any:
         name = _PART.sub(lambda part: _short(self.value(part[1])), name)
         if name in self.values:
             return self.values[name]
-        found: Any = self.setting
-        for part in name.split("."):
+        first, *rest = name.split(".")
+        found: Any = self.values[first] if first in self.values else getattr(self.setting, first)
+        for part in rest:
             found = found[part] if isinstance(found, Mapping) else getattr(found, part)
         return found
+
+    def ranges(self, name: str) -> list[Range]:
+        """The interval of a metric, or of one or several things that the study says."""
+        name = _PART.sub(lambda part: _short(self.value(part[1])), name)
+        found = self.values.get(name)
+        if found is None or isinstance(found, Real):
+            for low, high in ((f"{name}_low", f"{name}_high"), (f"{name}.low", f"{name}.high")):
+                if low in self.values:
+                    return [Range(float(self.values[low]), float(self.values[high]))]
+            found = self.value(name)
+        if isinstance(found, Real):
+            raise ValueError(f"claims.toml: {name} is a number without an interval")
+        return [_range(one) for one in (found if isinstance(found, list) else [found])]
 
     def has(self, name: str) -> bool:
         """Whether the run has this number; "": nothing is asked for."""
@@ -233,82 +269,122 @@ class Words:
 
     def text(self, template: str) -> str:
         said = _PART.sub(lambda part: _short(self.value(part[1])), template)
-        return _NAME.sub(lambda name: format(self.value(name[1]), name[2] or ""), said)
+        return _NAME.sub(lambda name: _formed(self.value(name[1]), name[2] or ""), said)
 
-    def holds(self, condition: str) -> bool:
-        """`{success_low} > 0.5 and {targets} >= 10`: comparisons of numbers, sums and products."""
-        names = list(dict.fromkeys(name[1] for name in _NAME.finditer(condition)))
-        known = {f"v{place}": float(self.value(name)) for place, name in enumerate(names)}
-        code = _NAME.sub(lambda name: f"v{names.index(name[1])}", condition)
-        return bool(_evaluated(ast.parse(code, mode="eval").body, known))
+    def holds(self, condition: str) -> bool | None:
+        """`[success] > 0.5 and {targets} >= 10`: comparisons of numbers, sums and products."""
+        known: dict[str, list[Range]] = {}
+
+        def numbered(name: re.Match[str]) -> str:
+            kept = self.ranges(name[2]) if name[1] is None else [_range(self.value(name[1]))]
+            called = f"v{len(known)}"
+            known[called] = kept
+            return called
+
+        code = ast.parse(_VALUE.sub(numbered, condition), mode="eval").body
+        return _judged(code, known)
+
+
+def _range(found: Any) -> Range:
+    """Of a number, of two ends, or of anything that has them."""
+    if isinstance(found, tuple):
+        return Range(*found)
+    if isinstance(found, Real):
+        return Range(float(found), float(found))
+    return Range(float(found.low), float(found.high))
 
 
 def _short(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-_OPERATORS: dict[type, Callable[..., Any]] = {
+def _formed(value: object, form: str) -> str:
+    if isinstance(value, list):
+        return "; ".join(_formed(one, form) for one in value)
+    return format(value, form)
+
+
+_ARITHMETIC: dict[type, Callable[[Range, Range], Range]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
+}
+_COMPARISONS: dict[type, Callable[[float, float], bool]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
     ast.Eq: operator.eq,
 }
-_FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "abs": abs}
 
 
-def _evaluated(node: ast.AST, known: Mapping[str, float]) -> Any:
+def _judged(node: ast.AST, known: Mapping[str, Sequence[Range]]) -> bool | None:
+    """Whether a condition holds; None: its numbers do not decide."""
     match node:
-        case ast.Constant(value=value):
-            return value
-        case ast.Name(id=name):
-            return known[name]
-        case ast.BinOp(left=left, op=op, right=right):
-            return _OPERATORS[type(op)](_evaluated(left, known), _evaluated(right, known))
-        case ast.BoolOp(op=ast.And(), values=values):
-            return all(_evaluated(value, known) for value in values)
-        case ast.Call(func=ast.Name(id=name), args=args):
-            return _FUNCTIONS[name](*(_evaluated(value, known) for value in args))
+        case ast.BoolOp(op=ast.And(), values=parts):
+            return _all(_judged(part, known) for part in parts)
         case ast.Compare(left=left, ops=ops, comparators=rest):
-            ends = [_evaluated(value, known) for value in (left, *rest)]
+            ends = [_several(end, known) for end in (left, *rest)]
             pairs = zip(ops, ends, ends[1:], strict=False)
-            return all(_OPERATORS[type(op)](one, other) for op, one, other in pairs)
+            return _all(
+                a.compared(_COMPARISONS[type(op)], b)
+                for op, one, other in pairs
+                for a in one
+                for b in other
+            )
     raise ValueError(f"claims.toml: {ast.unparse(node)} is no comparison of numbers")
 
 
-def claims_of(
-    study: str,
-    setting: object,
-    values: Mapping[str, Any],
-    decided: Mapping[str, Decided] | None = None,
-) -> Claims:
+def _all(parts: Iterable[bool | None]) -> bool | None:
+    said = set(parts)
+    return False if False in said else None if None in said else True
+
+
+def _several(node: ast.AST, known: Mapping[str, Sequence[Range]]) -> list[Range]:
+    match node:
+        case ast.Constant(value=value):
+            return [_range(value)]
+        case ast.Name(id=name):
+            return list(known[name])
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return [-one for one in _several(operand, known)]
+        case ast.BinOp(left=left, op=op, right=right):
+            both = product(_several(left, known), _several(right, known))
+            return [_ARITHMETIC[type(op)](*pair) for pair in both]
+        case ast.Call(func=ast.Name(id="abs"), args=[inside]):
+            return [abs(one) for one in _several(inside, known)]
+    raise ValueError(f"claims.toml: {ast.unparse(node)} is no number")
+
+
+def claims_of(study: str, words: Words) -> Claims:
     """A study's claims in the order of its file.
 
-    A row decides itself by `measured` and `holds`, unless the numbers that it `needs` are not there. A row
-    without them is decided by the study; where the study says nothing it was not run. A row with `each`
-    stands for one claim of every name in a list of its own, or of the setting's.
+    A row whose numbers (`needs`, if it names one) are not there was not run. A row with `each` stands for one
+    claim of every name in a list of its own, or of one that the study or its setting has.
     """
-    rows = {
-        name: (Words(setting, {**values, **more}), row)
-        for template, row in said_of(study).get("claims", {}).items()
-        for name, more in _each(template, row, Words(setting, values))
-    }
     claims: Claims = {}
-    given = dict(decided or {})
-    for name, (words, row) in rows.items():
-        if name in given:
-            verdict = given.pop(name)
-        elif "holds" in row and words.has(row.get("needs", "")):
-            verdict = words.text(row["measured"]), words.holds(row["holds"])
-        else:
-            continue
-        claims[name] = (words.text(row["claim"]), words.text(row["paper"]), *verdict)
-    assert not given, f"{study}: no row of claims.toml is called {', '.join(given)}"
+    for template, row in said_of(study).get("claims", {}).items():
+        for name, more in _each(template, row, words):
+            own = replace(words, values={**words.values, **more})
+            if own.has(row.get("needs", "")):
+                said = own.text(row["claim"]), own.text(row.get("paper", ""))
+                claims[name] = (*said, own.text(row["measured"]), own.holds(row["holds"]))
     return claims
+
+
+def papers_of(study: str) -> dict[str, str]:
+    """What the paper says, by the id of the claim that it makes; `*` stands for a name that a run gives."""
+    words, found = Words.of(study, None, {}), dict[str, str]()
+    for template, row in said_of(study).get("claims", {}).items():
+        if isinstance(row.get("each", {}), dict) and all(
+            isinstance(several, str) for several in row.get("each", {}).values()
+        ):
+            found[_PART.sub("*", template)] = words.text(row.get("paper", ""))
+            continue
+        for name, more in _each(template, row, words):
+            own = replace(words, values={**words.values, **more})
+            found[name] = own.text(row.get("paper", ""))
+    return {name: said for name, said in found.items() if said}
 
 
 def _each(

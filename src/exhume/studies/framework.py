@@ -29,7 +29,7 @@ from exhume.report.page import draw
 from exhume.store.scale import Cores, Here, Processes, run_jobs, where_now
 from exhume.store.shards import FolderStore, address
 from exhume.store.workers import pinned
-from exhume.studies.claims import Claims, Decided, Words, claims_of, said_of
+from exhume.studies.claims import Claims, Words, claims_of, said_of
 from exhume.studies.setting_file import plain, taken_up
 
 __all__ = ["Asked", "Chart", "Claims", "Outcome", "Point", "Run", "Scale", "Study"]
@@ -44,12 +44,9 @@ J = TypeVar("J")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a study found: claims that hold or do not, numbers, and what the page shows."""
+    """What a study found: numbers, what its claims rest on besides, and what the page shows."""
 
     metrics: dict[str, float]
-    decided: Mapping[str, Decided] = field(
-        default_factory=dict
-    )  # claims that metrics alone do not decide
     attacks: list[Findings] = field(default_factory=list)  # that the page shows
     classes: list[str] = field(default_factory=list)
     charts: list[Chart] = field(default_factory=list)
@@ -232,12 +229,14 @@ class Run(Generic[S]):
 
 def outcome_of(run: Run[S]) -> Outcome:
     """Run a study; its claims and deviations are what `claims.toml` says, with its numbers."""
-    study, setting, found = run.study, run.setting, run.study.run(run)
-    values = {**found.metrics, **found.said}
-    claims = claims_of(study.name, setting, values, found.decided)
-    words, rows = Words(setting, values), said_of(study.name).get("deviations", [])
-    deviations = [*(words.text(row) for row in rows), *found.deviations]
-    return replace(found, claims={**found.claims, **claims}, deviations=deviations)
+    study, found = run.study, run.study.run(run)
+    words = Words.of(study.name, run.setting, {**found.metrics, **found.said})
+    deviations = [words.text(row) for row in said_of(study.name).get("deviations", [])]
+    return replace(
+        found,
+        claims=claims_of(study.name, words),
+        deviations=[*deviations, *found.deviations],
+    )
 
 
 def _make(

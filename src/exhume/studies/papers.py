@@ -1,8 +1,10 @@
 """Papers and us: every figure, table and claim of the five papers, theirs beside ours, as one page.
 
-`docs/papers.toml` lists what the papers show and which study reruns it. Where a study's result is kept
+`docs/papers.toml` lists what the papers show and which study reruns it; what a paper says of it, and what
+would count as holding, stands in the study's `claims.toml`. Where a result is kept
 (`docs/results/NAME.json`, by `exhume study run NAME --keep`), words and numbers are its own; else they are
-those typed from the study's page, and the row says so. Kept claims that no row names are listed last.
+typed from the study's page, and the row says so. A row counts only claims that the paper makes; other kept
+claims are listed last.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 
 from exhume.core.contract import ExhumeError
 from exhume.core.results import Claim, StudyResult, read_result
+from exhume.studies.claims import papers_of
 from exhume.studies.deviations import deviations_page
 
 __all__ = [
@@ -29,17 +32,19 @@ __all__ = [
     "write_papers",
 ]
 
-HOLDS, PART, FAILS, NOT_RUN = "holds", "holds in part", "does not hold", "not run"
-WORDS = (HOLDS, PART, FAILS, NOT_RUN)
+HOLDS, PART, UNDECIDED = "holds", "holds in part", "undecided"
+FAILS, NOT_RUN = "does not hold", "not run"
+WORDS = (HOLDS, PART, UNDECIDED, FAILS, NOT_RUN)
 MADE_WITH = "0.1.0"  # the version that every typed number was made with
 _BEGIN, _END = "<!-- papers: made by `exhume study papers` -->", "<!-- /papers -->"
 _INTRO = f"""# Papers and us
 
 Every figure, table and claim of the five papers that exhume reruns, theirs beside ours. This page is made by
 `exhume study papers` from the results that studies keep; a test fails if it is stale. A row marked † is typed
-from its page (exhume {MADE_WITH}) and is to be rerun with `--keep`. Sizes are smaller than the papers', so
-*does not hold* means: not at this size; the papers' sizes are `--scale paper`. What else differs from each
-paper: [deviations](deviations.md).
+from its page (exhume {MADE_WITH}) and is to be rerun with `--keep`. *Undecided*: the interval contains both
+sides of what would count as holding. Sizes are smaller than the papers', so *does not hold* means: not at
+this size; the papers' sizes are `--scale paper`. Excerpts of the papers were read, not their whole text: what
+a paper says is what these say. What else differs from each paper: [deviations](deviations.md).
 """
 
 
@@ -49,7 +54,6 @@ class Row:
 
     paper: str
     item: str
-    says: str
     study: str
     page: str
     size: str
@@ -57,6 +61,15 @@ class Row:
     word: str = ""  # typed
     measured: str = ""
     scale: str = "cpu"
+
+    @property
+    def says(self) -> str:
+        """What the paper says, by the claims that the row names."""
+        said = papers_of(self.study).items()
+        return "; ".join(dict.fromkeys(text for name, text in said if self.names(name)))
+
+    def names(self, claim: str) -> bool:
+        return any(fnmatch(claim, one) or fnmatch(one, claim) for one in self.claims or ("*",))
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,24 +85,25 @@ class Papers:
             return row.word or NOT_RUN
         if not claims:
             return NOT_RUN
-        count = sum(claim.holds for claim in claims)
-        return HOLDS if count == len(claims) else PART if count else FAILS
+        words = {claim.word for claim in claims}
+        if len(words) == 1:
+            return words.pop()
+        return PART if HOLDS in words else UNDECIDED
 
     def measured(self, row: Row) -> str:
         claims = self.claims(row)
         if claims is None:
             return row.measured
-        held = sum(claim.holds for claim in claims)
+        held = sum(claim.holds is True for claim in claims)
         several = f"{held} of {len(claims)} claims hold; " if len(claims) > 1 else ""
         return several + "; ".join(f"{claim.id}: {claim.measured}" for claim in claims)
 
     def claims(self, row: Row) -> list[Claim] | None:
-        """Of the kept result; None: there is none."""
+        """Those of the kept result that the paper makes; None: there is none."""
         if row.study not in self.results:
             return None
-        found = self.results[row.study].claims
-        chosen = row.claims or ("*",)
-        return [claim for claim in found if any(fnmatch(claim.id, one) for one in chosen)]
+        claims = self.results[row.study].claims
+        return [claim for claim in claims if claim.paper and row.names(claim.id)]
 
     def others(self) -> Iterator[tuple[StudyResult, list[Claim]]]:
         """Kept results, and those of their claims that no row names."""
@@ -157,7 +171,7 @@ def page_of(papers: Papers) -> str:
         ]
         lines += _table(
             ["claim", "", "measured"],
-            [[c.statement, _marked(HOLDS if c.holds else FAILS), str(c.measured)] for c in claims],
+            [[c.statement, _marked(c.word), str(c.measured)] for c in claims],
         )
     return "\n".join([*lines, ""])
 
@@ -177,7 +191,7 @@ def _cells(papers: Papers, row: Row) -> list[str]:
 
 
 def _marked(word: str) -> str:
-    return f"**{word}**" if word in (FAILS, PART) else word
+    return word if word in (HOLDS, NOT_RUN) else f"**{word}**"
 
 
 def _counts(papers: Papers) -> list[list[str]]:

@@ -81,11 +81,11 @@ def _kept(docs: Path, study: str, page: str) -> StudyResult:
 
 def _claimed(claims: Sequence[Claim]) -> Iterator[str]:
     """The rows of a table; what the papers say is left out where all claims are our own."""
-    theirs = any(claim.paper != "ours" for claim in claims)
+    theirs = any(claim.paper for claim in claims)
     yield "| claim | paper | measured | |" if theirs else "| claim | measured | |"
     yield "|---|---|---|---|" if theirs else "|---|---|---|"
     for claim in claims:
-        word = "holds" if claim.holds else "**does not hold**"
+        word = "holds" if claim.holds else f"**{claim.word}**"
         cells = [claim.statement, *([claim.paper] if theirs else []), claim.measured, word]
         yield "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 

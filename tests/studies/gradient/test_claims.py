@@ -6,21 +6,24 @@ from itertools import product
 
 from exhume.score.batches import RECOVERED
 from exhume.studies import study_named
-from exhume.studies.claims import claims_of
 from exhume.studies.gradient.tensor import _arms
 
 
-def test_tensor(claims_turn):
+def test_tensor(claims_turn, claimed):
     right = {
         "slope_m.tanh": -0.59,
         "slope_m.relu": -0.41,
         "slope_d.tanh": 0.64,
         "slope_d.relu": 0.36,
     }
-    ends = {f"{slope}.{end}": 0.0 for slope in right for end in ("low", "high")}
+
+    def decide(slopes):
+        ends = {f"{n}.{end}": slope for n, slope in slopes.items() for end in ("low", "high")}
+        return claimed("gradient-tensor", slopes | ends)
+
     claims_turn(
-        lambda metrics: claims_of("gradient-tensor", None, metrics),
-        right | ends,
+        decide,
+        right,
         ("neurons.tanh", {"slope_m.tanh": -0.61}),
         ("neurons.relu", {"slope_m.relu": -0.39}),
         ("inputs.tanh", {"slope_d.tanh": 0.66}),
@@ -121,7 +124,7 @@ def test_tokens(claims_turn, canned):
     )
 
 
-def test_networks(claims_turn):
+def test_networks(claims_turn, claimed):
     bars = {
         "batch": ("mlp.b16.recovered", 0.95),
         "larger": ("mlp.b32.recovered", 0.5),
@@ -135,10 +138,10 @@ def test_networks(claims_turn):
         "beyond": ("gpt.b32.tokens", 0.3),
     }
     claims_turn(
-        lambda metrics: claims_of("update-networks", None, metrics),
+        lambda metrics: claimed("update-networks", metrics),
         dict(bars.values()),
         *((claim, {metric: bar - 0.01}) for claim, (metric, bar) in bars.items()),
     )
-    assert set(claims_of("update-networks", None, {"mlp.b16.recovered": 1.0})) == {
+    assert set(claimed("update-networks", {"mlp.b16.recovered": 1.0})) == {
         "batch"
     }  # of what was run

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from exhume.studies import run_study
+from exhume.studies.claims import Words, claims_of
 from exhume.studies.informed.dp import judge
 from exhume.studies.informed.sweeps import Pooled
 
@@ -22,7 +23,8 @@ def found(plain: list[int], aware: list[int], *, bare: int = 95, accuracy: float
         right = accuracy if epsilon == 100 else 0.8
         arms[f"epsilon_{epsilon:.0f}"] = arm(one, right)
         arms[f"epsilon_{epsilon:.0f}.noise_aware"] = arm(other, right)
-    claims, metrics = judge(arms, EPSILONS)
+    metrics, said = judge(arms, EPSILONS)
+    claims = claims_of("informed-dp", Words.of("informed-dp", None, metrics | said))
     holds = {name: claim[-1] for name, claim in claims.items()}
     return holds, metrics["largest_epsilon_without_leak"]
 
@@ -46,7 +48,7 @@ def test_one_attack_that_sees_through_the_noise_is_enough():
 
 def test_accuracy_lost_and_an_attack_that_never_worked_are_said():
     assert found([1, 1, 60], [1, 1, 60], accuracy=0.6)[0]["cost"] is False
-    assert found([1, 1, 60], [1, 1, 60], bare=2)[0]["without"] is False
+    assert found([1, 1, 60], [1, 1, 60], bare=2)[0]["without"] is None
 
 
 @pytest.mark.network

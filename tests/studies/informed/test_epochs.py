@@ -5,6 +5,7 @@ import torch
 
 from exhume.core.contract import Key
 from exhume.studies import run_study
+from exhume.studies.claims import Words, claims_of
 from exhume.studies.informed.epochs import judge
 from exhume.studies.informed.sweeps import Pooled
 
@@ -16,8 +17,11 @@ def planted(errors: dict[int, float]) -> dict[int, Pooled]:
     }
 
 
-def held(errors: dict[int, float]) -> dict[str, bool]:
-    claims, _ = judge(planted(errors), Key.from_seed(0))
+def held(errors: dict[int, float]) -> dict[str, bool | None]:
+    arms = planted(errors)
+    found, said = judge(arms, Key.from_seed(0))
+    found |= {f"steps_{steps}.mse": arm.mse for steps, arm in arms.items()}
+    claims = claims_of("informed-epochs", Words.of("informed-epochs", None, found | said))
     return {name: claim[-1] for name, claim in claims.items()}
 
 

@@ -28,18 +28,21 @@ def test_smoke(tmp_path):
     assert again.metrics == metrics
 
 
-def test_a_claim_holds_only_if_it_holds_in_every_run():
+def test_a_claim_holds_only_if_it_holds_in_every_run(claimed):
     def made(ours, all_, random, kept):
         arms = {"mnemonist": ours, "all": all_, "random": random}
         errors = {f"{arm}.mae_plus_mse": value for arm, value in arms.items()}
         return {**errors, "active_kept": kept, "active_dropped": 0.5}
 
-    claims = mnemonist._claims(10, [made(0.8, 1.0, 1.0, 0.6), made(0.9, 1.0, 0.85, 0.7)])
+    def judged(*runs):
+        return claimed("mnemonist", {"by_width": [mnemonist.compared(10, list(runs))]})
+
+    claims = judged(made(0.8, 1.0, 1.0, 0.6), made(0.9, 1.0, 0.85, 0.7))
     assert [holds for *_, holds in claims.values()] == [True, False, True]
     measured = [measured for *_, measured, _ in claims.values()]
     assert measured[0] == "lower in 2 of 2 runs, by 15.0% on average"
     assert measured[1].startswith("lower in 1 of 2 runs")
-    worse = mnemonist._claims(10, [made(1.1, 1.0, 1.0, 0.4)])
+    worse = judged(made(1.1, 1.0, 1.0, 0.4))
     assert not worse["active-rows-width-10"][-1]
 
 

@@ -6,15 +6,10 @@ from types import SimpleNamespace
 
 import torch
 
-from exhume.score.lineup import LEVEL
 from exhume.studies import study_named
-from exhume.studies.margin import (
-    classes,
-    large,
-    multiclass,
-    ordinary,
-    weight_decay,
-)
+from exhume.studies.margin import classes, large, ordinary, weight_decay
+
+LEVEL = 0.01
 
 
 def back(share):
@@ -22,23 +17,23 @@ def back(share):
     return (torch.arange(100) < share).double()
 
 
-def test_multiclass(claims_turn):
+def test_multiclass(claims_turn, claimed):
     right = {"i.good": 60.0, "i.records": 100.0, "i.decoy_rate": 0.02, "i.good_eq6": 10.0}
     right |= {"binary.good": 20.0, "ii.good": 70.0}
     right |= {f"{name}.gain_low": 1.0 for name in ("i", "classes", "decay")}
     right |= {f"{name}.gain_high": 9.0 for name in ("i", "classes", "decay")}
     claims_turn(
-        multiclass._claims,
+        lambda metrics: claimed("margin-multiclass", metrics),
         right,
         ("bar", {"i.good": 59.0}),
-        ("bar", {"i.decoy_rate": 0.03}),
+        ("threshold", {"i.decoy_rate": 0.03}),
         ("against-eq6", {"i.gain_low": 0.0}),
         ("classes", {"classes.gain_low": 0.0}),
         ("decay", {"decay.gain_low": 0.0}),
     )
 
 
-def test_classes(claims_turn):
+def test_classes(claims_turn, claimed):
     """Intervals of counts: of 4 and 10 images at two of a class, of 10 and 10 at a fixed number."""
     right = {}
     for end, few, many in (("each2", (0.2, 0.5), (0.3, 0.6)), ("total10", (0.1, 0.2), (0.3, 0.6))):
@@ -47,14 +42,16 @@ def test_classes(claims_turn):
             right |= {f"{victim}.good_share_high": high}
     setting = study_named("margin-classes").scales["smoke"]
     claims_turn(
-        lambda metrics: classes._claims(setting, metrics),
+        lambda metrics: claimed(
+            "margin-classes", metrics | {"compared": classes.compared(setting, metrics)}
+        ),
         right,
         ("per-class", {"c5.each2.good_share_low": 0.2}),
         ("fixed-total", {"c2.total10.good_share_high": 0.3}),
     )
 
 
-def test_weight_decay(claims_turn, key):
+def test_weight_decay(claims_turn, claimed, key):
     """The better of two decays counts; that images come back in spite of errors is asked apart."""
     setting = study_named("margin-weight-decay").scales["cpu"]
     names = ["standard", "small", *(f"decay{decay:g}" for decay in setting.decays)]
@@ -67,7 +64,9 @@ def test_weight_decay(claims_turn, key):
 
     def decide(metrics):
         good = {f"c2.{name}": back(metrics[f"c2.{name}.good"]) for name in names}
-        claims = weight_decay._claims(setting, 2, metrics, good, key)
+        said = {"by_classes": [weight_decay.compared(setting, 2, metrics, good, key)]}
+        claims = claimed("margin-weight-decay", metrics | said | {"erring": "", "most": 1})
+        claims.pop("with-errors")
         return {name.removeprefix("c2."): claim for name, claim in claims.items()}
 
     claims_turn(
@@ -80,7 +79,10 @@ def test_weight_decay(claims_turn, key):
     )
     erring = {f"c{c}.decay{d:g}.train_errors": 0.0 for c in (2, 10) for d in setting.decays}
     claims_turn(
-        lambda metrics: weight_decay._with_errors(setting, metrics),
+        lambda metrics: claimed(
+            "margin-weight-decay",
+            metrics | {"by_classes": []} | weight_decay.with_errors(setting, metrics),
+        ),
         erring | {"c10.decay0.14.train_errors": 1.0, "c10.decay0.14.good": 1.0},
         ("with-errors", {"c10.decay0.14.good": 0.0}),
         ("with-errors", {"c10.decay0.14.train_errors": 0.0}),
@@ -91,10 +93,12 @@ def test_large(claims_turn, key):
     numbers = {"records": 100.0, "decoy_rate": 0.02, "above_bar": 24.0, "good": 60.0}
     numbers |= {"good_low": 55.0, "good_high": 65.0}
     claims_turn(
-        lambda metrics: {"back": large._claim("v", 24, metrics)},
+        lambda metrics: claimed(
+            "margin-large", metrics | {"victims": [{"name": "v", "bar": 24}], "longer": []}
+        ),
         {f"v.{name}": value for name, value in numbers.items()},
-        ("back", {"v.above_bar": 23.0}),
-        ("back", {"v.decoy_rate": 0.021}),
+        ("v", {"v.above_bar": 23.0}),
+        ("v", {"v.decoy_rate": 0.021}),
     )
 
     def beside(metrics):
@@ -109,7 +113,8 @@ def test_large(claims_turn, key):
         recipe = SimpleNamespace(head="multiclass")
         game = SimpleNamespace(name="v", recipe=recipe, key=key, attacked=attacked)
         victim = large._Victim("digits", 10, 10, 80, eq6=15)
-        return large._beside(game, victim, back(metrics["ours"]))[1]
+        longer = large._beside(game, victim, back(metrics["ours"]))[1]
+        return claimed("margin-large", {"victims": [], "longer": longer})
 
     claims_turn(
         beside,
@@ -119,7 +124,7 @@ def test_large(claims_turn, key):
     )
 
 
-def test_ordinary(claims_turn):
+def test_ordinary(claims_turn, claimed):
     setting = study_named("margin-ordinary").scales["cpu"]
     bars = {"relu": 90.0, "gelu": 40.0, "minibatch": 60.0, "unbalanced": 80.0}
     right = {f"{name}.decoy_rate": 0.02 for name in setting.arms}
@@ -128,7 +133,7 @@ def test_ordinary(claims_turn):
     right |= {"head.identified": 0.8, "head.records": 200.0, "cnn.p": LEVEL}
     right |= {"cnn.identified": 0.3, "cnn.records": 100.0, "cnn.chance": 0.01}
     claims_turn(
-        lambda metrics: ordinary._claims(setting, metrics),
+        lambda metrics: claimed("margin-ordinary", metrics | ordinary.decoys(setting, metrics)),
         right,
         *((name, {f"{name}.good": bar - 1}) for name, bar in bars.items()),
         ("head", {"head.identified": 0.79}),

@@ -11,8 +11,13 @@ from exhume.core.contract import ExhumeError, Key
 from exhume.readers.image_sets import CIFAR100
 from exhume.store.scale import Processes, spread_over
 from exhume.studies import run_study
+from exhume.studies.claims import said_of
 from exhume.studies.split.ensembler_cells import Cells
-from exhume.studies.split.ensembler_tables import TABLE_1, TABLE_2, TABLE_3
+
+
+def reported(study):
+    """The rows that the paper's table has."""
+    return said_of(study)["published"]["rows"]
 
 
 @pytest.mark.network
@@ -22,7 +27,7 @@ def test_smoke(tmp_path):
     metrics = result["metrics"]
     stronger = ("lookalike", "matched", "committee", "likelihood", "subsets", "true_head")
     rows = {
-        *TABLE_1.rows,
+        *reported("ensembler-cifar10"),
         "mean_image",
         "none.own_form",
         "none.training_set",
@@ -95,13 +100,18 @@ def planted_cifar100(folder: Path) -> Path:
 def test_table_2_runs_on_the_canonical_files(tmp_path):
     copy = f"cifar100:{planted_cifar100(tmp_path / 'data')}"
     outcome = run_study("ensembler-cifar100", "smoke", tmp_path / "run", data=copy).to_json()
-    metrics, reported = outcome["metrics"], TABLE_2.rows
-    for row in (*reported, "none.lookalike", "ensembler.lookalike", "single.lookalike"):
+    metrics = outcome["metrics"]
+    for row in (
+        *reported("ensembler-cifar100"),
+        "none.lookalike",
+        "ensembler.lookalike",
+        "single.lookalike",
+    ):
         assert f"{row}.affine_lpips" in metrics
     assert not any(name.startswith("shredder") for name in metrics)
     paper = {claim["id"]: claim["paper"] for claim in outcome["claims"]}
-    assert paper["ensembler-below-single"] == "SSIM 0.0864 against 0.4558"
-    assert paper["single-below-none"] == "SSIM 0.4558 against -"
+    assert "0.0864 against 0.4558" in paper["ensembler-below-single"]
+    assert not paper["single-below-none"]
 
     stages = []
     with spread_over(Processes(2)):
@@ -121,7 +131,7 @@ def test_table_2_runs_on_the_canonical_files(tmp_path):
 @pytest.mark.slow
 def test_table_3_has_a_random_head(tmp_path):
     result = run_study("ensembler-faces", "smoke", tmp_path / "run").to_json()
-    for row in TABLE_3.rows:
+    for row in reported("ensembler-faces"):
         assert f"{row}.affine_lpips" in result["metrics"]
     for kind in ("random_head", "foreign_head"):
         assert f"{kind}.delta_accuracy" in result["metrics"]

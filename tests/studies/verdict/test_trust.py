@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from exhume.studies.claims import Words, claims_of
 from exhume.studies.framework import Asked, run_study
 from exhume.studies.verdict import trust
 
@@ -67,7 +68,8 @@ def planted(**changed):
 
 
 def holding(cells):
-    return {name: holds for name, (*_, holds) in trust._claims(trust._metrics(cells)).items()}
+    words = Words.of("verdict", None, trust._metrics(cells))
+    return {name: holds for name, (*_, holds) in claims_of("verdict", words).items()}
 
 
 def test_what_the_claims_ask_for():

@@ -25,9 +25,9 @@ from exhume.models.two_layer import TwoLayer
 from exhume.score.batches import RECOVERED, score_batches
 from exhume.score.intervals import bootstrap
 from exhume.studies.arms import mounted
-from exhume.studies.claims import Decided, flattened, line, prefixed, said_of
+from exhume.studies.claims import Range, flattened, line, prefixed, said_of, share_range
 from exhume.studies.framework import Outcome, Run, Scale, Study
-from exhume.studies.gradient.batches import attacked, even_odd_batches, recovered_range, utility
+from exhume.studies.gradient.batches import attacked, even_odd_batches, utility
 from exhume.train.functional import logits
 from exhume.victims.gradient import release_batches
 
@@ -270,12 +270,22 @@ def _run_query(run: Run[_QuerySetting]) -> Outcome:
     }
     records = setting.batch * setting.batches
     series = {
-        name: [Point(when, share, *recovered_range(share, records)) for when, share in own.items()]
+        name: [Point(when, share, *share_range(share, records)) for when, share in own.items()]
         for name, own in shares.items()
     }
     chart = Chart("Where the gradient is asked for", "training before it", "recovered", series)
-    decided = {claim: said for name in series for claim, said in _query_decided(name, series[name])}
-    return Outcome(flattened(arms), decided, charts=[chart])
+    said = [
+        {
+            "name": name,
+            "shares": ", ".join(
+                f"{p.y:.0%} ({p.low:.0%} to {p.high:.0%}) after {p.x}" for p in points
+            ),
+            "first": Range(points[0].low or 0.0, points[0].high or 0.0),
+            "last": Range(points[-1].low or 0.0, points[-1].high or 0.0),
+        }
+        for name, points in series.items()
+    ]
+    return Outcome(flattened(arms), said={"asked": said}, charts=[chart])
 
 
 def _asked(run: Run[_QuerySetting], activation: str) -> dict[str, float]:
@@ -314,13 +324,6 @@ def _measured(network: TwoLayer, at: Tensor, batches: Records, key: Key) -> dict
     }
 
 
-def _query_decided(name: str, points: list[Point]) -> list[tuple[str, Decided]]:
-    """Most records come back, for certain, from the first and from the last network."""
-    shares = ", ".join(f"{p.y:.0%} ({p.low:.0%} to {p.high:.0%}) after {p.x}" for p in points)
-    first, last = ((p.low or 0) >= 0.5 for p in (points[0], points[-1]))
-    return [(f"random.{name}", (shares, first)), (f"trained.{name}", (shares, last))]
-
-
 QUERY = Study("gradient-query", _QUERY_SCALES, _run_query)
 
 
@@ -355,8 +358,14 @@ def _run_deep(run: Run[_DeepSetting]) -> Outcome:
     sides = {"features": "above", "records": "below"}  # of these layers
     series = {what: line(depths, f"{what}.min_cosine", metrics) for what in sides}
     chart = Chart("Depth", "layers below the last two", "smallest cosine", series)
-    decided = {what: _deep_decided(points, sides[what]) for what, points in series.items()}
-    return Outcome(metrics, decided, charts=[chart])
+    said: dict[str, object] = {
+        f"{what}_said": ", ".join(
+            f"smallest cosine {p.y:.5f} {sides[what]} {p.x} layers" for p in points
+        )
+        for what, points in series.items()
+    }
+    said |= {what: min(p.y for p in points) for what, points in series.items()}
+    return Outcome(metrics, said=said | {"bar": RECOVERED}, charts=[chart])
 
 
 def _one_depth(run: Run[_DeepSetting], depth: int) -> dict[str, float]:
@@ -373,12 +382,6 @@ def _one_depth(run: Run[_DeepSetting], depth: int) -> dict[str, float]:
     shaped = decoded.reshape(*found.candidates.shape[:2], *batches.shape)
     behind = score_batches(secret, replace(found, candidates=shaped.to(batches.inputs.dtype)))
     return prefixed("features", scores.metrics()) | prefixed("records", behind.metrics())
-
-
-def _deep_decided(points: list[Point], side: str) -> Decided:
-    """By the smallest cosine at each depth."""
-    least = ", ".join(f"smallest cosine {p.y:.5f} {side} {p.x} layers" for p in points)
-    return least, min(p.y for p in points) >= RECOVERED
 
 
 DEEP = Study("gradient-deep", _DEEP_SCALES, _run_deep)
@@ -447,7 +450,12 @@ def _run_defences(run: Run[_DefenceSetting]) -> Outcome:
     series = {attack: line(names, f"{attack}.mean_cosine", metrics) for attack in setting.attacks}
     series["utility"] = line(names, "utility", metrics)
     charts = [Chart("Defences of an update", "defence", "mean cosine", series)]
-    return Outcome(metrics, _defence_decided(setting, metrics), charts=charts)
+    records = setting.batch * setting.batches
+    said = {
+        name: Range(*share_range(metrics[f"{defence}.span.recovered"], records))
+        for name, defence in {"noisy": "noise.1", "pruned": "prune.0.9"}.items()
+    }
+    return Outcome(metrics, said=said, charts=charts)
 
 
 @dataclass(frozen=True)
@@ -472,17 +480,6 @@ def _one_defence(run: Run[_DefenceSetting], arm: _Arm) -> dict[str, float]:
         scores = attacked(attack, network, seen, private, key, size=size)[1].metrics()
         numbers |= {f"{name}.{n}": scores[n] for n in ("mean_cosine", "recovered")}
     return numbers
-
-
-def _defence_decided(setting: _DefenceSetting, metrics: dict[str, float]) -> dict[str, Decided]:
-    def recovered(defence: str) -> tuple[str, float, float]:
-        share, records = metrics[f"{defence}.span.recovered"], setting.batch * setting.batches
-        low, high = recovered_range(share, records)
-        worth = metrics[f"{defence}.utility"]
-        return f"{low:.0%} to {high:.0%} recovered at a utility of {worth:.2f}", low, high
-
-    (noisy, least, _), (pruned, _, most) = recovered("noise.1"), recovered("prune.0.9")
-    return {"noise": (noisy, least > 0.5), "pruning": (pruned, most < 0.5)}
 
 
 DEFENCES = Study("gradient-defences", _DEFENCE_SCALES, _run_defences)

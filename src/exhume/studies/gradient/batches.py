@@ -15,7 +15,6 @@ from exhume.core.contract import (
     Records,
 )
 from exhume.score.batches import BatchScores, score_batches
-from exhume.score.intervals import clopper_pearson
 from exhume.score.lineup import Lineup, likeness
 from exhume.studies.arms import mounted
 from exhume.victims import secret_of
@@ -25,7 +24,6 @@ __all__ = [
     "attacked",
     "came_back",
     "even_odd_batches",
-    "recovered_range",
     "unit_vectors",
     "utility",
 ]
@@ -92,8 +90,3 @@ def came_back(
 def utility(seen: Gradient, plain: Gradient) -> float:
     """Mean cosine of protected updates with the true ones: what is left of the step's direction."""
     return float(torch.cosine_similarity(seen.values, plain.values, dim=1).mean())
-
-
-def recovered_range(share: float, records: int) -> tuple[float, float]:
-    """95% interval of a share of so many records."""
-    return clopper_pearson(round(share * records), records)

@@ -22,7 +22,7 @@ from exhume.defences.release import NoiseRelease
 from exhume.models.two_layer import TwoLayer
 from exhume.score.batches import score_batches
 from exhume.studies.claims import (
-    Decided,
+    Paired,
     by_row,
     flattened,
     line,
@@ -287,9 +287,8 @@ def _run_noise(run: Run[_NoiseSetting]) -> Outcome:
     images = setting.images
     pictures = run.arms("images", _of_images, {"last": 1.0})
     metrics |= prefixed(f"images.{images.source}.m{images.width}", flattened(pictures))
-    return Outcome(
-        metrics, {"joint": _joint(setting, rows, key)}, charts=[_noise_chart(setting, metrics)]
-    )
+    said = {"joint": _joint(setting, rows, key)}
+    return Outcome(metrics, said=said, charts=[_noise_chart(setting, metrics)])
 
 
 def _arms(setting: _NoiseSetting) -> dict[str, _Arm]:
@@ -371,14 +370,14 @@ def _last_layer(rows: DrawnRows, private: Records, network: TwoLayer) -> Tensor:
     return torch.cat([slopes @ height for height in heights])
 
 
-def _joint(setting: _NoiseSetting, rows: dict[str, list[_Row]], key: Key) -> Decided:
+def _joint(setting: _NoiseSetting, rows: dict[str, list[_Row]], key: Key) -> Paired:
     def errors(way: str) -> Tensor:
         names = [
             f"{name}.{setting.first}.last.c{setting.outputs}.{way}" for name in setting.activations
         ]
         return torch.tensor([one["error"] for name in names for one in rows[name]])
 
-    return paired(errors("joint"), errors("combined"), key.fold("joint"), "error").below()
+    return paired(errors("joint"), errors("combined"), key.fold("joint"), "error")
 
 
 def _noise_chart(setting: _NoiseSetting, metrics: dict[str, float]) -> Chart:

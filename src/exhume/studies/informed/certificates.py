@@ -11,36 +11,44 @@ it drew; every step without these draws; the final weights only.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import torch
 
 from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.auditing.limits import allowed_by, named_by_steps
+from exhume.bounds.prior import Certificate, certify
 from exhume.core.contract import Attack, Knowledge
+from exhume.core.results import Chart, Point
 from exhume.score.measures import measure
 from exhume.score.targets import named_rightly
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, Bench, mounted
+from exhume.studies.claims import prefixed
 from exhume.studies.framework import Outcome, Run, Scale, Study
-from exhume.studies.informed.certificates_claims import (
-    AWARE,
-    CLOSED,
-    DRAWS,
-    END,
-    HIDDEN,
-    STEPS,
-    concluded,
-)
 from exhume.train.dp import epsilon
 from exhume.train.functional import accuracy
 from exhume.train.recipe import FullBatch
 from exhume.victims.informed import release_one_each
 
-__all__ = ["STUDY", "Setting", "play_level"]
-
 _DELTA = 1e-5
+STEPS, END, AWARE, CLOSED = "every_step", "final_weights", "noise_aware", "closed_form"
+DRAWS, HIDDEN = "draws_known", "draws_hidden"
+NAMES = {
+    STEPS: "prior-aware, every step",
+    END: "prior-aware, final weights",
+    AWARE: "noise-aware",
+    CLOSED: "closed form",
+    DRAWS: "every step and the others' draws",
+    HIDDEN: "every step, draws hidden",
+}
+_LOSSES = {"naming": (STEPS, END, AWARE, CLOSED), "within": (AWARE, CLOSED)}
+_LOSSES_SAMPLED = {"naming": (DRAWS, HIDDEN, END)}
+_TELLING = 0.99  # a bound above this says nothing
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,7 @@ def _run(run: Run[Setting]) -> Outcome:
     jobs = {f"noise {noise:g}": (1.0, noise) for noise in setting.noises}
     jobs |= {f"rate {rate:g}, noise {noise:g}": (rate, noise) for rate, noise in setting.sampled}
     found = run.arms("rates and noises", _level, jobs).values()
-    return concluded(found, _accuracy_without_privacy(run), setting.data, setting.eta)
+    return concluded(found, _accuracy_without_privacy(run), setting.eta)
 
 
 def _accuracy_without_privacy(run: Run[Setting]) -> float:
@@ -146,6 +154,159 @@ def play_level(bench: Bench, setting: Setting, actual: FullBatch | None = None) 
     for loss in ("naming", "within"):
         numbers[f"kappa.{loss}"], numbers[f"bound.{loss}"] = allowed.bound(loss)
     return numbers | {name: float(won.sum()) for name, won in right.items()}
+
+
+@dataclass(frozen=True)
+class Level:
+    """One rate and noise."""
+
+    numbers: Mapping[str, float]  # as `play_level` returns them
+    compared: int = 1  # certificates that are looked at together
+
+    @property
+    def noise(self) -> float:
+        return self.numbers["noise"]
+
+    @property
+    def sampled(self) -> bool:
+        return self.numbers["rate"] < 1
+
+    @property
+    def name(self) -> str:
+        noise = f"noise {self.noise:g}"
+        return f"rate {self.numbers['rate']:g}, {noise}" if self.sampled else noise
+
+    @cached_property
+    def made(self) -> dict[tuple[str, str], Certificate]:
+        """Every attack's certificate, by its name and the loss."""
+        return {
+            (attack, loss): certify(
+                int(self.numbers[f"{attack}.{loss}"]),
+                int(self.numbers["trials"]),
+                kappa=self.numbers[f"kappa.{loss}"],
+                bound=self.numbers[f"bound.{loss}"],
+                comparisons=self.compared,
+            )
+            for loss, attacks in (_LOSSES_SAMPLED if self.sampled else _LOSSES).items()
+            for attack in attacks
+        }
+
+    def naming(self, attack: str) -> Certificate:
+        return self.made[attack, "naming"]
+
+    def metrics(self) -> dict[str, float]:
+        """Where steps are sampled there is one loss, which the names leave out."""
+        shown = ["epsilon", "test_accuracy", *([] if self.sampled else ["kappa_low.within"])]
+        named = {name: self.numbers[name] for name in shown}
+        for (attack, loss), one in self.made.items():
+            end = "" if self.sampled else f".{loss}"
+            named |= {f"bound{end}": one.bound, **one.metrics(f"{attack}{end}")}
+            if not self.sampled:
+                named[f"kappa{end}"] = one.kappa
+        return prefixed(self.name.replace(", ", ".").replace(" ", "_"), named)
+
+
+def levels_of(found: Iterable[Mapping[str, float]]) -> list[Level]:
+    """Levels whose certificates are looked at together; found: as `play_level` returns it."""
+    alone = [Level(numbers) for numbers in found]
+    compared = sum(len(level.made) for level in alone)
+    return [replace(level, compared=compared) for level in alone]
+
+
+def concluded(found: Iterable[Mapping[str, float]], plain: float, eta: float) -> Outcome:
+    """plain: accuracy without privacy; eta: the mean squared error that counts as reconstructed."""
+    levels = levels_of(found)
+    full = [level for level in levels if not level.sampled]
+    sampled = [level for level in levels if level.sampled]
+    said = {"full": judge(full), "sampled": judge_sampled(sampled)}
+    metrics = {name: value for level in levels for name, value in level.metrics().items()}
+    for end, group in (("", said["full"]), ("_sampled", said["sampled"])):
+        metrics[f"alarms{end}"] = group["alarms"]
+        metrics[f"smallest_share_of_bound{end}"] = group["share"]
+    metrics["accuracy_without_privacy"] = plain
+    return Outcome(metrics, said=said, charts=_charts(full, sampled, plain, eta))
+
+
+def judge(levels: Sequence[Level]) -> dict[str, Any]:
+    """What the claims ask for where every step sees the record."""
+    telling = [level for level in levels if level.naming(STEPS).bound < _TELLING]
+    return _judged(levels, STEPS) | (_apart(telling, STEPS, END) if telling else {})
+
+
+def judge_sampled(levels: Sequence[Level]) -> dict[str, Any]:
+    """What they ask for under Poisson sampling."""
+    return _judged(levels, DRAWS) | _apart(levels, DRAWS, HIDDEN)
+
+
+def _judged(levels: Sequence[Level], best: str) -> dict[str, Any]:
+    """Successes that are certainly above their bound, and how near the best attack comes."""
+    alarms = [
+        f"{NAMES[attack]}{' (within)' if loss == 'within' else ''} at {level.name}: {one.sentence()}"
+        for level in levels
+        for (attack, loss), one in level.made.items()
+        if one.alarm
+    ]
+    made = [one for level in levels for one in level.made.values()]
+    telling = [one for one in made if one.bound < _TELLING] or made
+    closest = min(telling, key=lambda one: one.bound - one.surely)
+    near = {
+        level.name if level.sampled else f"{level.noise:g}": level.naming(best) for level in levels
+    }
+    return {
+        "alarms": float(len(alarms)),
+        "alarmed": alarms
+        or f"no alarm in {len(made)} comparisons; the closest: {closest.rate:.1%}, certainly above "
+        f"{closest.surely:.1%}, where {closest.bound:.1%} are allowed",
+        "share": min(one.rate / one.bound for one in near.values()),
+        "near": ", ".join(f"{at}: {one.rate:.1%} of {one.bound:.1%}" for at, one in near.items()),
+    }
+
+
+def _apart(levels: Sequence[Level], more: str, less: str) -> dict[str, Any]:
+    """Two attacks where they are farthest apart: the second's rate less the first's."""
+    widest = max(levels, key=lambda level: level.naming(more).rate - level.naming(less).rate)
+    above, below = widest.naming(more), widest.naming(less)
+    spoken = {
+        name: f"{one.rate:.1%} ({one.low:.1%} to {one.high:.1%})"
+        for name, one in {"more": above, "less": below}.items()
+    }
+    apart = (below.low - above.high, below.high - above.low)
+    return {"widest": widest.name, "apart": apart, **spoken}
+
+
+def _charts(
+    full: Sequence[Level], sampled: Sequence[Level], plain: float, eta: float
+) -> list[Chart]:
+    def curve(levels: Sequence[Level], attack: str, loss: str = "naming") -> list[Point]:
+        made = [(level.noise, level.made[attack, loss]) for level in levels]
+        return [Point(noise, one.rate, one.low, one.high) for noise, one in made]
+
+    def bounds(levels: Sequence[Level], loss: str = "naming") -> list[Point]:
+        return [Point(level.noise, level.numbers[f"bound.{loss}"]) for level in levels]
+
+    def series(loss: str) -> dict[str, list[Point]]:
+        curves = {NAMES[attack]: curve(full, attack, loss) for attack in _LOSSES[loss]}
+        return {"bound": bounds(full, loss), **curves}
+
+    accuracies = {
+        "private": [Point(level.noise, level.numbers["test_accuracy"]) for level in full],
+        "not private": [Point(level.noise, plain) for level in full],
+    }
+    by_rate = {}
+    for rate in dict.fromkeys(level.numbers["rate"] for level in sampled):
+        some = [level for level in sampled if level.numbers["rate"] == rate]
+        by_rate[f"bound, q = {rate:g}"] = bounds(some)
+        by_rate |= {
+            f"{NAMES[attack]}, q = {rate:g}": curve(some, attack) for attack in (DRAWS, END)
+        }
+    x, share = "noise multiplier", "share of the trainings"
+    drawn = "The record is named, where each step draws its records"
+    return [
+        Chart("The record is named", x, share, series("naming"), x_scale="log"),
+        Chart(f"Mean squared error of at most {eta:g}", x, share, series("within"), x_scale="log"),
+        Chart("Accuracy", x, "test accuracy", accuracies, x_scale="log"),
+        Chart(drawn, x, share, by_rate, x_scale="log"),
+    ]
 
 
 STUDY = Study("certificates", _SCALES, _run, on_device=True)

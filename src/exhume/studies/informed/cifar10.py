@@ -25,16 +25,14 @@ from exhume.core.results import Chart, Point
 from exhume.models.lpips import LPIPS, perceptual
 from exhume.settings import DataSettings
 from exhume.studies.arms import BALLE22_CNN, ERROR, Arm, Bench, arm_metrics
-from exhume.studies.claims import Claims, Comparison, line, paired
+from exhume.studies.claims import Comparison, line, paired
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.plan import stand_in
 from exhume.train.dp import noise_for_epsilon
 
 __all__ = ["STUDY"]
 
-_LADDER = 100  # the |D-| of the claim
 _CLIP = 10.0  # Balle22 Fig. 14
-_PAPER = "shown with 54,000 shadows at |D-| = 5,000"
 
 
 @dataclass(frozen=True)
@@ -120,11 +118,10 @@ def _run(run: Run[_Setting]) -> Outcome:
         "test_accuracy": float(shown.facts["test_accuracy"]),
     }
     return Outcome(
-        claims=_claims(setting, arms, seen, game.key.fold("claims")),
+        said=compared(setting, arms, seen, game.key.fold("claims")),
         metrics=metrics,
         attacks=[shown],
         classes=list(bench.records.classes),
-        deviations=_deviations(setting),
         charts=_charts(setting, metrics),
     )
 
@@ -245,92 +242,31 @@ def _charts(setting: _Setting, metrics: Mapping[str, float]) -> list[Chart]:
     ]
 
 
-def _deviations(setting: _Setting) -> list[str]:
-    sizes, small = setting.data, setting.private
-    return [
-        f"|D-| = {sizes.fixed:,}, {sizes.shadows:,} shadows and {sizes.targets:,} targets (the paper: "
-        "5,000, 54,000 and 1,000), one seed.",
-        "RecoNN reads the standardised parameters projected onto the training shadows' span, which "
-        "makes its first layer small; the paper's has 226M parameters.",
-        f"RecoNN is trained for {setting.epochs:,} epochs in batches of {setting.batch} at rate "
-        f"{setting.rate:g} (the paper: 1,000, 128, 1e-4); its epoch is chosen on held-out shadows.",
-        "The closed form is ours. It chooses, by its error on the shadows, between a regression per "
-        "label and one regression on the imprint in the first fully connected layer.",
-        f"Private arms: |D-| = {small.fixed:,}, {small.shadows:,} shadows, {small.targets:,} targets, "
-        "attacked by the closed form; the number of records counts as public.",
-        "Ladder: "
-        + "; ".join(
-            f"|D-| = {rung.data.fixed:,} with {rung.data.shadows:,} shadows and {rung.data.targets:,} targets"
-            + (f", {rung.through} of them through training" if rung.through else "")
-            for rung in setting.ladder
-        )
-        + ". RecoNN reads all parameters there and draws with pixels' errors alone.",
-        "Initial weights are drawn from N(0, 1/fan_in) without truncation.",
-    ]
-
-
-def _claims(
+def compared(
     setting: _Setting, arms: Mapping[str, Arm], seen: Mapping[str, Tensor], key: Key
-) -> Claims:
-    """seen: (t,) LPIPS of each arm's reconstructions."""
+) -> dict[str, object]:
+    """What the claims and deviations ask for. seen: (t,) LPIPS of each arm's reconstructions."""
     mse = Comparison(lambda name: arms[name].errors, "MSE", key, digits=4)
-    most = max(setting.epsilons)
-    private = mse(f"dp.epsilon_{most:g}", "dp.mean_record")
-    plain = mse("dp.not_private", "dp.mean_record")
-    longer, grows = mse("closed_form", f"steps_{setting.steps[0]}").above()
-    closed = arms["closed_form"].scores.metrics
-    return _of_ladder(setting, arms) | {
-        "beats-oracle": (
-            "CIFAR-10 records come back closer than the nearest record the adversary held",
-            _PAPER,
-            f"{closed['success']:.1%} of the targets by the closed form, null {closed['null_success']:.1%}",
-            closed["success_low"] > 0.5,
-        ),
-        "reconn-learns": (
-            "The published reconstructor beats the mean record",
-            _PAPER,
-            *mse("reconn", "mean_record").below(),
-        ),
-        "imprint": (
-            "Reading the imprint in the first fully connected layer beats a regression per label",
-            "not in the paper",
-            *mse("closed_form", "closed_form_per_label").below(),
-        ),
-        "perceptual": (
-            "LPIPS and a discriminator in the loss make reconstructions perceptually closer",
-            "used for CIFAR-10, not compared",
-            *paired(seen["reconn"], seen["reconn_pixels"], key.fold("lpips"), "LPIPS").below(),
-        ),
-        "private": (
-            "Private training stops reconstruction even at a large epsilon",
-            "Fig. 14, clip 10, delta 1e-5",
-            f"epsilon {most:g}: {private}; not private: {plain}",
-            plain.high < 0 < private.high,
-        ),
-        "steps": (
-            "The error grows with the number of steps the released model is trained for",
-            "Fig. 15: slowly from 1 to 240 epochs, then a jump",
-            f"{setting.steps[-1]} steps against {setting.steps[0]}: {longer}",
-            grows,
-        ),
-    }
-
-
-def _of_ladder(setting: _Setting, arms: Mapping[str, Arm]) -> Claims:
-    counts = [rung.data.fixed for rung in setting.ladder]
-    if _LADDER not in counts:
-        return {}
-    found = arms[f"ladder.{_LADDER}.closed_form"].scores.metrics
-    spoken = ", ".join(
-        f"{arms[f'ladder.{n}.closed_form'].scores.metrics['success']:.0%} at {n:,}" for n in counts
-    )
+    most, closed = max(setting.epsilons), arms["closed_form"].scores.metrics
+    rungs = {r.data.fixed: arms[f"ladder.{r.data.fixed}.closed_form"] for r in setting.ladder}
     return {
-        "ladder": (
-            f"At |D-| = {_LADDER} half of the records come back closer than the nearest record held",
-            _PAPER,
-            f"{spoken}, null {found['null_success']:.1%}",
-            found["success"] >= 0.5,
-        )
+        "closed": (closed["success_low"], closed["success_high"]),
+        "reconn": mse("reconn", "mean_record"),
+        "imprint": mse("closed_form", "closed_form_per_label"),
+        "perceptual": paired(seen["reconn"], seen["reconn_pixels"], key.fold("lpips"), "LPIPS"),
+        "most": most,
+        "hidden": mse(f"dp.epsilon_{most:g}", "dp.mean_record"),
+        "plain": mse("dp.not_private", "dp.mean_record"),
+        **{"longest": setting.steps[-1], "fewest": setting.steps[0]},
+        "longer": mse("closed_form", f"steps_{setting.steps[0]}"),
+        "by_rung": ", ".join(
+            f"{arm.scores.metrics['success']:.0%} at {n:,}" for n, arm in rungs.items()
+        ),
+        "rungs": [
+            f"|D-| = {r.data.fixed:,} with {r.data.shadows:,} shadows and {r.data.targets:,} targets"
+            + (f", {r.through} of them through training" if r.through else "")
+            for r in setting.ladder
+        ],
     }
 
 

@@ -16,7 +16,6 @@ from exhume.core.contract import Attack
 from exhume.core.results import Chart, Point
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, Bench, arm_metrics
-from exhume.studies.claims import Claims
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.informed.sweeps import Pooled, Sweep, Swept, error_chart, ridge_on, sweep
 from exhume.train.dp import noise_for_epsilon
@@ -25,8 +24,6 @@ from exhume.train.functional import accuracy
 __all__ = ["STUDY"]
 
 _CLIP, _DELTA = 10.0, 1e-5  # Balle22
-_LARGE = 100.0  # an epsilon from which on the formal guarantee says practically nothing
-_LITTLE = 0.05  # of accuracy
 _NONE, _CLIPPED = "none", "clip_only"
 _AWARE = "noise_aware"
 _EPSILONS = tuple(10.0**power for power in range(7))
@@ -44,11 +41,11 @@ def _run(run: Run[Sweep[float]]) -> Outcome:
     bench = Bench.of(run, setting.data, setting.victim)
     swept = sweep(bench, setting.seeds, variants, further=_noise_aware)
     larger = {name: _accuracy_of_more(bench.of_victim(v)) for name, v in variants.items()}
-    claims, found = judge(swept, setting.values)
+    found, said = judge(swept, setting.values)
     found |= {f"{name}.larger_test_accuracy": value for name, value in larger.items()}
     found |= {f"{name}.noise_multiplier": victim.dp_noise for name, victim in variants.items()}
     return Outcome(
-        claims=claims,
+        said=said,
         metrics=arm_metrics(swept) | found,
         deviations=_deviations(setting),
         charts=_charts(swept, larger, setting),
@@ -77,52 +74,28 @@ def _accuracy_of_more(bench: Bench, models: int = 4) -> float:
     return float(accuracy(recipe.architecture, trained, bench.parts.test).mean())
 
 
-def judge(arms: Mapping[str, Pooled], epsilons: Sequence[float]) -> tuple[Claims, dict[str, float]]:
+def judge(
+    arms: Mapping[str, Pooled], epsilons: Sequence[float]
+) -> tuple[dict[str, float], dict[str, object]]:
     """epsilons: increasing. The largest at which, and below which, nothing leaks decides."""
     bare, clipped = arms[_NONE], arms[_CLIPPED]
     plain = {epsilon: arms[_name(epsilon)] for epsilon in epsilons}
     aware = {epsilon: arms[f"{_name(epsilon)}.{_AWARE}"] for epsilon in epsilons}
     hidden, seen = _safe(plain), _safe(aware)
-    safe = min(hidden, seen)
+    safe, usual = min(hidden, seen), bare.measured["test_accuracy"]
     found = {
         "largest_epsilon_without_leak": safe,
         "largest_epsilon_without_leak.noisy_shadows": hidden,
         "largest_epsilon_without_leak.noise_aware": seen,
     }
-    cost: Claims = {}
     if safe:
-        usual, private = (a.measured["test_accuracy"] for a in (bare, arms[_name(safe)]))
-        found["accuracy_cost"] = lost = usual - private
-        measured = f"{lost:.1%} of {usual:.1%} at epsilon {safe:,.0f}"
-        statement = f"and costs little accuracy (at most {_LITTLE:.0%})"
-        cost["cost"] = (statement, "little", measured, lost <= _LITTLE)
-    claims = {
-        "without": (
-            "Without noise the records come back, clipped or not",
-            "without a defence they do (CIFAR-10)",
-            f"success {_rate(bare)} without a defence, {_rate(clipped)} with clipping alone; by chance "
-            f"{max(bare.chance[1], clipped.chance[1]):.1%} or less",
-            bare.leaks and clipped.leaks,
-        ),
-        "stops": (
-            f"Even a large epsilon (at least {_LARGE:g}) stops reconstruction",
-            "a large epsilon does; 10^0 to 10^6 were tried (CIFAR-10)",
-            _where(plain, aware, safe),
-            safe >= _LARGE,
-        ),
-        **cost,
-        "noise-aware": (
-            "Shadows trained without the noise see through noise that hides the record from noisy ones",
-            "not tried: its shadows are trained with noise",
-            f"the largest epsilon without a leak is {seen:,.0f}, with noisy shadows {hidden:,.0f}",
-            seen < hidden,
-        ),
+        found["accuracy_cost"] = usual - arms[_name(safe)].measured["test_accuracy"]
+    return found, {
+        **{"bare": bare.spoken, "clipped": clipped.spoken, "usual": usual},
+        "chance": max(bare.chance[1], clipped.chance[1]),
+        "above_chance": [bare.above_chance, clipped.above_chance],
+        "where": _where(plain, aware, safe),
     }
-    return claims, found
-
-
-def _rate(arm: Pooled) -> str:
-    return f"{arm.rate:.1%} ({arm.success[0]:.1%} to {arm.success[1]:.1%})"
 
 
 def _safe(arms: Mapping[float, Pooled]) -> float:
@@ -133,7 +106,7 @@ def _safe(arms: Mapping[float, Pooled]) -> float:
 def _where(plain: Mapping[float, Pooled], aware: Mapping[float, Pooled], safe: float) -> str:
     def rates(epsilon: float) -> str:
         return (
-            f"{_rate(aware[epsilon])} noise-aware, {_rate(plain[epsilon])} with noisy shadows, by "
+            f"{aware[epsilon].spoken} noise-aware, {plain[epsilon].spoken} with noisy shadows, by "
             f"chance {max(aware[epsilon].chance[1], plain[epsilon].chance[1]):.1%} or less"
         )
 

@@ -20,7 +20,7 @@ from exhume.score.intervals import Correlation, rank_correlation
 from exhume.score.measures import STATISTICS
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, ERROR, Bench
-from exhume.studies.claims import Claims, spread
+from exhume.studies.claims import spread
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.informed.sweeps import NO_NETWORK, binned
 
@@ -62,7 +62,6 @@ def _run(run: Run[_Setting]) -> Outcome:
         metrics |= relative.metrics(f"{_named(name)}.relative")
         metrics |= _extremes(_named(name), busy[name], error)
     return Outcome(
-        claims=_claims(links, metrics),
         metrics=metrics,
         attacks=[found],
         classes=list(bench.records.classes),
@@ -114,29 +113,6 @@ def _against(name: str, values: Tensor, error: Tensor, key: Key) -> Chart:
     bins = {"closed form": binned(values, error, _BINS, key.fold("bins", name))}
     axis = f"{name} of the target (bins of equal size)"
     return Chart(f"Error against {name}", axis, ERROR, bins)
-
-
-def _claims(links: Mapping[str, tuple[Correlation, ...]], metrics: Mapping[str, float]) -> Claims:
-    def link(name: str, statement: str, paper: str) -> Claims:
-        found, relative = links[name]
-        beside = f"with the error over the mean record's {relative}"
-        measured = f"rank correlation with the error {found}; {beside}"
-        return {name.replace(" ", "-"): (statement, paper, measured, found.low > 0)}
-
-    easy = "easiest: structurally simple images with a constant background"
-    hard = "hardest: complex background and colour schemes"
-    return {
-        **link("background variance", "The busier the background, the larger the error", easy),
-        **link("total variation", "The finer the structure, the larger the error", easy),
-        **link("colourfulness", "The more colourful, the larger the error", hard),
-        **link("contrast", "The higher the contrast, the larger the error", "not reported"),
-        "beats-oracle": (
-            "Most targets come back better than the nearest record the adversary held",
-            "MSE below the nearest-neighbour oracle's on CIFAR-10",
-            f"{metrics['success']:.1%} of the targets, null {metrics['null_success']:.1%}",
-            metrics["success_low"] > 0.5,
-        ),
-    }
 
 
 STUDY = Study("informed-gallery", _SCALES, _run, on_device=True)

@@ -22,7 +22,7 @@ from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Dense
 from exhume.settings import DataSettings
 from exhume.studies.arms import BALLE22, Bench, scored
-from exhume.studies.claims import Claims, Stated, flattened, mean_of, prefixed
+from exhume.studies.claims import flattened, mean_of, prefixed
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch, active_share
@@ -70,14 +70,6 @@ _SCALES: dict[Scale, _Setting] = {
 }
 
 
-DEVIATIONS = (
-    "The importance is gradient x input summed over a row; the excerpt gives no formula.",
-    "The share of rows kept is half of the hidden layer; the last layer is always kept.",
-    "At cpu scale the reconstructor has hidden layers of 300 instead of 1000 and |D-| is 200.",
-    "The epoch is chosen on held-out shadows, for all three arms alike.",
-)
-
-
 def _run(run: Run[_Setting]) -> Outcome:
     setting = run.setting
     jobs = {
@@ -87,14 +79,14 @@ def _run(run: Run[_Setting]) -> Outcome:
     }
     found = run.arms("widths and seeds", _one, jobs)
     metrics: dict[str, float] = {}
-    claims: Claims = {}
+    by_width = []
     for width in setting.widths:
         runs = [found[name] for name, job in jobs.items() if job[0] == width]
         seeds = flattened({f"seed_{i}": one for i, one in enumerate(runs)})
         metrics |= prefixed(f"width_{width}", mean_of(runs, runs[0]) | seeds)
-        claims |= _claims(width, runs)
+        by_width.append(compared(width, runs))
     classes = list(run.records(setting.data.source).classes)
-    return Outcome(metrics, claims=claims, classes=classes, deviations=list(DEVIATIONS))
+    return Outcome(metrics, classes=classes, said={"by_width": by_width})
 
 
 def _one(run: Run[_Setting], job: tuple[int, int]) -> dict[str, float]:
@@ -169,40 +161,16 @@ def _rank_correlation(left: Tensor, right: Tensor) -> float:
     return float(spearmanr(left.numpy(), right.numpy()).statistic)
 
 
-def _claims(width: int, runs: list[dict[str, float]]) -> Claims:
-    """A comparison holds if it holds in every run, as in the poster's table."""
-
-    def compared(arm: str, statement: str, paper: str) -> Stated:
+def compared(width: int, runs: list[dict[str, float]]) -> dict[str, object]:
+    """The selection against each other arm, and how active the rows are that it keeps, run by run."""
+    said: dict[str, object] = {"width": width, "runs": len(runs)}
+    for arm in ("all", "random"):
         pairs = [(run["mnemonist.mae_plus_mse"], run[f"{arm}.mae_plus_mse"]) for run in runs]
-        change = fmean(ours / theirs for ours, theirs in pairs) - 1
         wins = sum(ours < theirs for ours, theirs in pairs)
-        return (
-            f"{statement} (ReLU, one hidden layer of {width})",
-            paper,
-            f"lower in {wins} of {len(pairs)} runs, by {-change:.1%} on average",
-            wins == len(pairs),
-        )
-
-    active = [(run["active_kept"], run["active_dropped"]) for run in runs]
-    return {
-        f"selected-beats-all-width-{width}": compared(
-            "all",
-            "RecoNN on the important superparameters has a lower error than on all of them",
-            "12–20% lower in 4 of 4 runs",
-        ),
-        f"selected-beats-random-width-{width}": compared(
-            "random",
-            "RecoNN on the important superparameters has a lower error than on as many random ones",
-            "not reported",
-        ),
-        f"active-rows-width-{width}": (
-            f"The rows kept are those whose neurons were active on the record (width {width})",
-            "rows of active neurons store a scaled copy of the record",
-            f"active in {fmean(k for k, _ in active):.1%} of the steps, the others in "
-            f"{fmean(d for _, d in active):.1%}",
-            all(kept > dropped for kept, dropped in active),
-        ),
-    }
+        said[arm] = {"wins": wins, "gain": 1 - fmean(ours / theirs for ours, theirs in pairs)}
+    said |= {end: fmean(run[f"active_{end}"] for run in runs) for end in ("kept", "dropped")}
+    more_active = [run["active_kept"] - run["active_dropped"] for run in runs]
+    return said | {"more_active": more_active}
 
 
 STUDY = Study("mnemonist", _SCALES, _run, on_device=True)

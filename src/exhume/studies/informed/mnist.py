@@ -7,7 +7,6 @@ and kernel are chosen on the shadows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from exhume.attacks.informed.learner import Training
@@ -16,7 +15,7 @@ from exhume.auditing import DEVIATIONS
 from exhume.auditing.cost import Stage, game_stages, reconn_stage
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, Bench, arm_metrics
-from exhume.studies.claims import Claims, mean_of
+from exhume.studies.claims import mean_of
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.plan import stand_in
 
@@ -62,7 +61,6 @@ def _run(run: Run[_Setting]) -> Outcome:
         reconn = RecoNN(training=setting.network, chunk=bench.chunk)
         metrics |= arm_metrics({f"reconn.{setting.data.shadows}": bench.play(bench.game(), reconn)})
     return Outcome(
-        claims=_claims(setting, metrics),
         metrics=metrics,
         attacks=[runs[0]],
         classes=list(bench.records.classes),
@@ -72,43 +70,6 @@ def _run(run: Run[_Setting]) -> Outcome:
             f"{setting.seeds} seeds.",
         ],
     )
-
-
-def _claims(setting: _Setting, metrics: Mapping[str, float]) -> Claims:
-    claims = _network_claims(setting, metrics) if setting.network else {}
-    return claims | {
-        "beats-oracle": (
-            "An informed adversary reconstructs most records better than the nearest record it held",
-            "MSE below the nearest-neighbour oracle's on MNIST",
-            f"{metrics['success']:.1%} of the targets, null {metrics['null_success']:.1%}",
-            metrics["success_low"] > 0.5,
-        ),
-        "closed-form": (
-            "A closed form fitted in seconds does as well as the notebook's network, from fewer shadows",
-            "held-out MAE + MSE 0.0583 with 10,000 shadows",
-            f"MAE + MSE {metrics['mae_plus_mse']:.4f}",
-            metrics["mae_plus_mse"] <= 0.0583,
-        ),
-        "label": (
-            "The label of the unknown record can be read off the released weights",
-            "not reported",
-            f"{metrics['label_accuracy']:.1%} of the labels",
-            metrics["label_accuracy"] > 0.9,
-        ),
-    }
-
-
-def _network_claims(setting: _Setting, metrics: Mapping[str, float]) -> Claims:
-    shadows = setting.data.shadows
-    reached = metrics[f"reconn.{shadows}.mae_plus_mse"]
-    return {
-        "notebook": (
-            "The published network reaches its notebook's error",
-            "held-out MAE + MSE 0.0583 with 10,000 shadows and 200 epochs",
-            f"MAE + MSE {reached:.4f} with {shadows:,} shadows",
-            reached <= 1.05 * 0.0583,
-        )
-    }
 
 
 def _stages(setting: _Setting) -> list[Stage]:

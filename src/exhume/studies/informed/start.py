@@ -16,10 +16,9 @@ from exhume.auditing import Game
 from exhume.core.contract import Key
 from exhume.settings import DataSettings
 from exhume.studies.arms import BALLE22, Bench, arm_metrics
-from exhume.studies.claims import Claims
+from exhume.studies.claims import Range
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.informed.sweeps import (
-    RIDGE,
     Pooled,
     Sweep,
     difference,
@@ -57,20 +56,13 @@ def _run(run: Run[Sweep[int]]) -> Outcome:
     )
     reached = {name: float(swept[name].seen["reached"].mean()) for name in steps}
     by_steps = {count: swept[name] for name, count in steps.items()}
-    claims, found = judge(by_steps, list(reached.values())[-1], run.key.fold("claims"))
+    found, said = judge(by_steps, run.key.fold("claims"))
     found |= {f"{name}.start_accuracy": value for name, value in reached.items()}
     title = "Error against where the attacked training starts"
     axis = "test accuracy of the model at the start"
     return Outcome(
-        claims=claims,
+        said=said,
         metrics=arm_metrics(swept) | found,
-        deviations=[
-            RIDGE,
-            f"|D-| = {sizes.fixed:,}, {sizes.shadows:,} shadow models for each start, "
-            f"{sizes.targets} targets on each of {setting.seeds} seeds.",
-            f"Trained before on {sizes.public:,} records that are nobody's target, fixed or "
-            "shadow record; the adversary holds them, so the oracle may choose among them too.",
-        ],
         charts=[error_chart(swept, title, axis, reached)],
     )
 
@@ -91,36 +83,14 @@ def _reached(bench: Bench, game: Game) -> dict[str, Tensor]:
     return {"reached": accuracy(game.recipe.architecture, initial[None], bench.parts.test)}
 
 
-def judge(arms: Mapping[int, Pooled], reached: float, key: Key) -> tuple[Claims, dict[str, float]]:
-    """arms: by the steps of earlier training, increasing from 0; reached: accuracy after the most."""
-    rises, found = increases(arms, key)
+def judge(arms: Mapping[int, Pooled], key: Key) -> tuple[dict[str, float], dict[str, object]]:
+    """arms: by the steps of earlier training, increasing from 0."""
+    found, said = increases(arms, key)
     fresh, late = min(arms), max(arms)
     low, high = difference(arms[late], arms[fresh], key.fold("whole"))
     found |= {"late_minus_fresh_low": low, "late_minus_fresh_high": high}
-    claims = {
-        "harder": (
-            "Reconstruction is harder if the adversary first sees the model near convergence than at "
-            "initialisation",
-            "harder from a model pre-trained to > 92%",
-            f"MSE {arms[fresh].mse:.4f} from initialisation, {arms[late].mse:.4f} from a model of "
-            f"{reached:.1%} accuracy (difference {low:.4f} to {high:.4f})",
-            low > 0,
-        ),
-        "gradual": (
-            "The more the model was trained before, the larger the error",
-            "not reported",
-            f"{rises} of {len(arms) - 1} increases of the earlier steps raise it for certain",
-            rises == len(arms) - 1,
-        ),
-        "leaks": (
-            "A late start does not stop reconstruction",
-            "not reported",
-            f"success {arms[late].success[0]:.1%} to {arms[late].success[1]:.1%} from the last start, "
-            f"by chance {arms[late].chance[1]:.1%} or less",
-            arms[late].leaks,
-        ),
-    }
-    return claims, found
+    said |= {"fresh": fresh, "late": late, "success": Range(*arms[late].success)}
+    return found, said | {"chance": arms[late].chance[1], "above_chance": arms[late].above_chance}
 
 
 STUDY = Study("informed-start", _SCALES, _run, on_device=True)

@@ -109,13 +109,21 @@ class Pooled:
         return clopper_pearson(self.successes, self.trials)
 
     @property
+    def spoken(self) -> str:
+        return f"{self.rate:.1%} ({self.success[0]:.1%} to {self.success[1]:.1%})"
+
+    @property
     def chance(self) -> tuple[float, float]:
         return clopper_pearson(self.lucky, self.trials)
 
     @property
+    def above_chance(self) -> tuple[float, float]:
+        """The success rate's interval less the null's: above 0 it leaks, by the audit's rule."""
+        return self.success[0] - self.chance[1], self.success[1] - self.chance[0]
+
+    @property
     def leaks(self) -> bool:
-        """The rule of the audit's verdict: the success rate's interval lies above the null's."""
-        return self.success[0] > self.chance[1]
+        return self.above_chance[0] > 0
 
     def metrics(self, prefix: str, without: Collection[str] = ()) -> dict[str, float]:
         named = {
@@ -260,18 +268,19 @@ def difference(arm: Pooled, other: Pooled, key: Key) -> tuple[float, float]:
     return interval_of([arm, other], lambda means: means[:, 0] - means[:, 1], key)
 
 
-def increases(arms: Mapping[int, Pooled], key: Key) -> tuple[int, dict[str, float]]:
-    """How many increases of a number raise the error for certain, and the change at each of them.
+def increases(arms: Mapping[int, Pooled], key: Key) -> tuple[dict[str, float], dict[str, object]]:
+    """The change of the error at each increase of a number, as metrics and as claims ask for it.
 
     arms: by the number, increasing.
     """
-    found: dict[str, float] = {}
-    rises = 0
-    for fewer, more in pairwise(arms):
-        low, high = difference(arms[more], arms[fewer], key.fold(fewer, more))
-        found |= {f"from_{fewer}_to_{more}_low": low, f"from_{fewer}_to_{more}_high": high}
-        rises += low > 0
-    return rises, found
+    steps = {
+        f"from_{fewer}_to_{more}": difference(arms[more], arms[fewer], key.fold(fewer, more))
+        for fewer, more in pairwise(arms)
+    }
+    ends = {f"{step}_low": low for step, (low, _) in steps.items()}
+    ends |= {f"{step}_high": high for step, (_, high) in steps.items()}
+    rises = sum(low > 0 for low, _ in steps.values())
+    return ends, {"rises": rises, "increases": len(steps), "each": list(steps.values())}
 
 
 def binned(values: Tensor, errors: Tensor, bins: int, key: Key) -> list[Point]:

@@ -22,7 +22,7 @@ from exhume.core.results import Chart
 from exhume.models.reconstructors import Deconv, Dense
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, ERROR, Bench, scored
-from exhume.studies.claims import Claims, Paired, line, paired, prefixed, spread
+from exhume.studies.claims import Paired, line, paired, prefixed, spread
 from exhume.studies.framework import Outcome, Run, Scale, Study
 
 __all__ = ["STUDY"]
@@ -98,11 +98,14 @@ def _moved(source: FittedRecoNN, base: Tensor) -> FittedRecoNN:
 def _run(run: Run[_Setting]) -> Outcome:
     first = _part(run, run.setting, "")
     if run.setting.second is None:
-        return first
+        return replace(first, said={"sets": [first.said], "mnist": [first.said], "others": []})
     second = _part(run, run.setting.second, f"{run.setting.second.data.source}.")
     return replace(
         first,
-        claims=first.claims | second.claims,
+        said={
+            **{"sets": [first.said, second.said], "mnist": [first.said]},
+            "others": [second.said],
+        },
         metrics=first.metrics | second.metrics,
         deviations=[
             *first.deviations,
@@ -123,9 +126,8 @@ def _part(run: Run[_Setting], setting: _Setting, prefix: str) -> Outcome:
     for name, values in errors.items():
         metrics |= spread(f"{name}.mse", values, key)
     training, where = setting.reconn.training, {"mnist": "MNIST"}.get(source, "CIFAR-10")
-    claims = _claims(setting, errors, key, where)
     return Outcome(
-        claims={prefix.replace(".", "-") + name: claim for name, claim in claims.items()},
+        said={"set": prefix.replace(".", "-"), **compared(setting, errors, key, where)},
         metrics=prefixed(prefix.rstrip("."), metrics) if prefix else metrics,
         classes=list(records.classes),
         deviations=[
@@ -192,47 +194,23 @@ def _chart(setting: _Setting, metrics: Mapping[str, float], where: str) -> Chart
     return Chart(title, axis, ERROR, series, x_scale="log", y_scale="log")
 
 
-def _claims(setting: _Setting, errors: Mapping[str, Tensor], key: Key, where: str) -> Claims:
+def compared(
+    setting: _Setting, errors: Mapping[str, Tensor], key: Key, where: str
+) -> dict[str, object]:
+    """What the claims about one set ask for."""
     few, many = setting.few[:2], setting.few[-1]
-
-    def mse(name: str) -> str:
-        return f"{float(errors[name].mean()):.4f}"
 
     def gap(ours: str, theirs: str) -> Paired:
         return paired(errors[ours], errors[theirs], key.fold("gain", ours, theirs))
 
-    zero_shot = {
-        name: (
-            f"{where}: zero-shot{how} beats the mean record",
-            "on MNIST the reconstructor can do zero-shot learning",
-            f"MSE {mse(arm)}, mean record {mse('mean_record')}",
-            gap(arm, "mean_record").high < 0,
-        )
-        for name, arm, how in (
-            ("zero-shot", "zero_shot", ", the reconstructor as it is,"),
-            ("zero-shot-moved", "zero_shot_moved", ", moved to the base model of D'-,"),
-        )
-    }
+    tuned = {k: gap(f"tuned.{k}", f"scratch.{k}") for k in few}
     return {
-        "few": (
-            f"{where}: fine-tuning on few shadows beats training from scratch on the same few",
-            "shown in Fig. 11",
-            "; ".join(f"{mse(f'tuned.{k}')} against {mse(f'scratch.{k}')} at {k}" for k in few),
-            all(gap(f"tuned.{k}", f"scratch.{k}").high < 0 for k in few),
-        ),
-        "many": (
-            f"{where}: fine-tuning on {few[1]} shadows does as well as training from scratch on {many}",
-            "comparable with substantially more data",
-            f"{mse(f'tuned.{few[1]}')} against {mse(f'scratch.{many}')}",
-            gap(f"tuned.{few[1]}", f"scratch.{many}").low < 0,
-        ),
-        **zero_shot,
-        "closed-form": (
-            f"{where}: from {many} shadows the closed form needs no reconstructor of another fixed set",
-            "no closed form in the paper",
-            f"{mse(f'closed_form.{many}')} against {mse(f'tuned.{many}')} fine-tuned",
-            gap(f"closed_form.{many}", f"tuned.{many}").high < 0,
-        ),
+        **{"where": where, "some": few[1], "most": many, "few": list(tuned.values())},
+        "few_said": [f"{one.one:.4f} against {one.other:.4f} at {k}" for k, one in tuned.items()],
+        "many": gap(f"tuned.{few[1]}", f"scratch.{many}"),
+        "zero_shot": gap("zero_shot", "mean_record"),
+        "moved": gap("zero_shot_moved", "mean_record"),
+        "closed": gap(f"closed_form.{many}", f"tuned.{many}"),
     }
 
 

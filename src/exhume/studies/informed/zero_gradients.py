@@ -19,10 +19,10 @@ from torch import Tensor
 from exhume.auditing import Game
 from exhume.core.contract import Key
 from exhume.core.results import Chart, Point
-from exhume.score.intervals import Correlation, bootstrap, rank_correlation
+from exhume.score.intervals import bootstrap, rank_correlation
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, ERROR, Bench
-from exhume.studies.claims import Claims, line, ranged, spread
+from exhume.studies.claims import Range, line, ranged, spread
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.informed.activations import PAPER
 from exhume.studies.informed.sweeps import DETAILS, Pooled, binned, sweep
@@ -100,16 +100,12 @@ def _run(run: Run[_Setting]) -> Outcome:
     link = rank_correlation(relu.seen[_OFF].mean(0), relu.errors, key.fold("link"))
     metrics |= link.metrics("mlp.relu.off_and_error")
     return Outcome(
-        claims=_claims(attacked, metrics, link, key),
+        said={
+            **judge(attacked, metrics, setting.rates, key),
+            **{"link": link, "others": setting.cnn.fixed + 1},
+            "fewer": (setting.few or setting.cnn).fixed,
+        },
         metrics=metrics,
-        deviations=[
-            "The closed form attacks instead of the published network, on the MLP only.",
-            "The CNN is trained without the target, and the gradients of all targets are taken along "
-            f"that training: the target would be one record in {setting.cnn.fixed + 1:,}.",
-            f"|D-| = {setting.mlp.fixed:,} (MNIST) and {setting.cnn.fixed:,} (CIFAR-10); a look every "
-            f"{setting.every} steps.",
-            f"Other rates: |D-| = {(setting.few or setting.cnn).fixed:,}, {setting.starts} starts.",
-        ],
         charts=[*_charts(attacked, seen, key, setting), _rates_chart(setting, metrics)],
     )
 
@@ -224,71 +220,29 @@ def _charts(
     ]
 
 
-def _claims(
-    attacked: Mapping[str, Pooled], metrics: Mapping[str, float], link: Correlation, key: Key
-) -> Claims:
-    most = {name: metrics[f"cnn.{name}.conv_most"] for name in CNN if name != "relu"}
+def judge(
+    attacked: Mapping[str, Pooled], metrics: Mapping[str, float], rates: Sequence[float], key: Key
+) -> dict[str, object]:
+    """What the claims ask for besides metrics: errors compared target by target, and the rates' course."""
     relu, elu, floor = (attacked[name].errors for name in ("relu", "elu", "floor"))
-    mse = {name: f"{attacked[name].mse:.4f}" for name in MLP}
     low, high, least = min(
         (*bootstrap(relu - attacked[name].errors, key.fold("excess", name)), name)
         for name in MLP
         if name != "relu"
     )
-    closed = bootstrap((relu - floor) - (floor - elu), key.fold("floor"))
+    arms = {f"{rate:g}": f"cnn.relu.rate_{rate:g}" for rate in rates}
+    shares = [metrics[f"{arm}.conv"] for arm in arms.values()]
     return {
-        "convolutions": (
-            "With ReLU, most parameters of the convolutions receive no gradient from the target",
-            "over 80%",
-            f"{metrics['cnn.relu.conv']:.1%} ({ranged('cnn.relu.conv', metrics, '.1%')})",
-            metrics["cnn.relu.conv_low"] > 0.8,
+        **{"closest": least, "excess": Range(low, high)},
+        "floor": bootstrap((relu - floor) - (floor - elu), key.fold("floor")),
+        "by_rate": "; ".join(
+            f"rate {rate}: {ranged(f'{arm}.conv', metrics, '.0%')} over starts, dead for "
+            f"{metrics[f'{arm}.dead']:.0%} of the targets"
+            for rate, arm in arms.items()
         ),
-        "dead": (
-            "The share follows the death of neurons before the logits, which rate and start decide",
-            "not discussed",
-            "; ".join(
-                f"rate {rate}: {ranged(f'cnn.relu.rate_{rate}.conv', metrics, '.0%')} over starts, "
-                f"dead for {metrics[f'cnn.relu.rate_{rate}.dead']:.0%} of the targets"
-                for rate in _rates(metrics)
-            ),
-            _rises([metrics[f"cnn.relu.rate_{rate}.conv"] for rate in _rates(metrics)]),
-        ),
-        "others": (
-            "Other activations leave no parameter without gradient",
-            "non-zero gradients everywhere",
-            "largest share of the convolutions over targets and steps: "
-            + ", ".join(f"{name} {share:.2%}" for name, share in most.items()),
-            max(most.values()) < 0.01,
-        ),
-        "outlier": (
-            "ReLU's error is larger than that of every other activation",
-            "0.0182 against 0.0086 to 0.0096",
-            f"{mse['relu']}; closest {least}: larger by {low:+.4f} to {high:+.4f}",
-            low > 0,
-        ),
-        "floor": (
-            "Zero gradients below -0.5 only, max(-0.5, x), is closer to ELU than to ReLU",
-            "0.0096 beside ELU's 0.0089 and ReLU's 0.0182",
-            f"{mse['floor']} beside {mse['elu']} and {mse['relu']}",
-            closed[0] > 0,
-        ),
-        "link": (
-            "The more neurons are off on a target, the larger its error (ReLU)",
-            "conjectured",
-            f"rank correlation {link}",
-            link.low > 0,
-        ),
+        "steps": min(more - less for less, more in pairwise(shares)),
+        "rise": shares[-1] - shares[0],
     }
-
-
-def _rates(metrics: Mapping[str, float]) -> list[str]:
-    """Those watched, as they are written in the metrics' names."""
-    parts = [name.split("rate_")[1] for name in metrics if name.endswith(".dead")]
-    return [part.removesuffix(".dead") for part in parts]
-
-
-def _rises(values: Sequence[float]) -> bool:
-    return all(one <= other for one, other in pairwise(values)) and values[-1] > values[0]
 
 
 STUDY = Study("informed-zero-gradients", _SCALES, _run, on_device=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.core.results import Chart
-from exhume.studies.claims import Claims, line, prefixed
+from exhume.studies.claims import Range, line, prefixed
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.margin.game import (
     GOOD,
@@ -66,16 +66,11 @@ def _run(run: Run[_Setting]) -> Outcome:
         for end in (*(f"each{each}" for each in setting.each), f"total{setting.total}")
     }
     return Outcome(
-        claims=_claims(setting, metrics),
+        said={"compared": compared(setting, metrics)},
         metrics=metrics,
         classes=list(run.records(setting.source).classes),
         deviations=[
-            "Steps of the victims' training grow as the loss falls.",
-            "Two classes have two outputs, as every other number of classes.",
-            *(
-                f"{name} was trained at half the rate: it diverges at .5."
-                for name in setting.slower
-            ),
+            f"{name} was trained at half the rate: it diverges at .5." for name in setting.slower
         ],
         charts=[Chart("Good reconstructions", "classes", GOOD, series)],
     )
@@ -97,30 +92,26 @@ def _one(run: Run[_Setting], name: str, classes: int, each: int) -> dict[str, fl
     return prefixed(name, measured)
 
 
-def _claims(setting: _Setting, metrics: dict[str, float]) -> Claims:
+def compared(setting: _Setting, metrics: dict[str, float]) -> list[dict[str, object]]:
+    """Good reconstructions of the fewest and of the most classes, per class and at a fixed number."""
     few, many, each = setting.classes[0], setting.classes[-1], setting.each[-1]
-    pairs = {
-        "per-class": (f"each{each}", each, "Fig. 3: rises with the number of classes"),
-        "fixed-total": (f"total{setting.total}", 0, "Fig. 8: rises with the number of classes"),
-    }
-    claims: Claims = {}
-    for name, (suffix, per_class, paper) in pairs.items():
-        low = _counts(metrics, f"c{few}.{suffix}", per_class * few or setting.total)
-        high = _counts(metrics, f"c{many}.{suffix}", per_class * many or setting.total)
-        claims[name] = (
-            f"{many} classes yield more good reconstructions than {few} ({suffix})",
-            paper,
-            f"{high[0]:g} ({high[1]:.0f} to {high[2]:.0f}) against {low[0]:g} ({low[1]:.0f} to "
-            f"{low[2]:.0f})",
-            high[1] > low[2],
+
+    def count(victim: str, images: int) -> Range:
+        low, high = (metrics[f"{victim}.good_share_{end}"] for end in ("low", "high"))
+        return Range(low * images, high * images)
+
+    ends = {f"each{each}": (few * each, many * each), f"total{setting.total}": (setting.total,) * 2}
+    return [
+        {
+            **{"end": end, "few": few, "many": many},
+            "less": count(f"c{few}.{end}", fewer),
+            "more": count(f"c{many}.{end}", more),
+            "name": name,
+        }
+        for (end, (fewer, more)), name in zip(
+            ends.items(), ("per-class", "fixed-total"), strict=True
         )
-    return claims
-
-
-def _counts(metrics: dict[str, float], victim: str, images: int) -> tuple[float, float, float]:
-    """Good reconstructions, and the ends of their 95% interval."""
-    low, high = metrics[f"{victim}.good_share_low"], metrics[f"{victim}.good_share_high"]
-    return metrics[f"{victim}.good"], low * images, high * images
+    ]
 
 
 STUDY = Study("margin-classes", _SCALES, _run, threads=ONE_THREAD)

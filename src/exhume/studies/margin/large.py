@@ -21,7 +21,7 @@ from exhume.attacks.margin.strongest import Strongest
 from exhume.core.contract import Key
 from exhume.score.intervals import bootstrap
 from exhume.score.margin import MarginScores
-from exhume.studies.claims import Claims, Stated, paired, prefixed, ranged
+from exhume.studies.claims import paired, prefixed
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.margin.game import (
     ONE_THREAD,
@@ -104,7 +104,7 @@ _THOUSAND: dict[Scale, _Setting] = {
 
 def _run(run: Run[_Setting]) -> Outcome:
     setting, metrics, sections = run.setting, dict[str, float](), []
-    claims: Claims = {}
+    victims, longer = list[dict[str, object]](), list[dict[str, object]]()
     for name, victim in setting.victims.items():
         records, key = run.records(victim.source), run.key.fold("margin-large", name)
         chosen = choose(records, victim.classes, victim.each, setting.decoys, key.fold("choose"))
@@ -113,24 +113,21 @@ def _run(run: Run[_Setting]) -> Outcome:
         played = game.play(against=False)
         metrics |= prefixed(name, played.metrics)
         sections.append(played.findings)
-        claims[name] = _claim(name, victim.bar, metrics)
+        victims.append({"name": name, "bar": victim.bar})
         if victim.eq6:
             metrics |= _longer(game, setting.attack.first)
-            found, stated = _beside(game, victim, played.good)
+            found, beside = _beside(game, victim, played.good)
             metrics |= found
-            claims |= stated
+            longer += beside
     largest = max(setting.victims.values(), key=lambda victim: victim.classes * victim.each)
     return Outcome(
-        claims=claims,
         metrics=metrics,
         attacks=sections,
         classes=[str(label) for label in range(largest.classes)],
-        deviations=[
-            "One attack seed.",
-            "Steps of the victims without decay grow as the loss falls.",
-            f"At most {largest.classes * largest.each} images of {largest.source}, width {largest.width}; "
-            "Fig. 6 has 5,000 images of CIFAR-100, width 10,000.",
-        ],
+        said={
+            **{"victims": victims, "longer": longer, "largest": largest},
+            "images": largest.classes * largest.each,
+        },
         charts=[counts({name: name for name in setting.victims}, metrics)],
     )
 
@@ -143,9 +140,11 @@ def _longer(game: MarginGame, first: FirstLayer) -> dict[str, float]:
     return prefixed(f"{game.name}.longer", _measured(scores, key.fold("longer")))
 
 
-def _beside(game: MarginGame, victim: _Victim, ours: Tensor) -> tuple[dict[str, float], Claims]:
+def _beside(
+    game: MarginGame, victim: _Victim, ours: Tensor
+) -> tuple[dict[str, float], list[dict[str, object]]]:
     """Eq. (6) on the same victim, for as many core-seconds and for more. ours: (n,) 1 where one came back."""
-    metrics, claims = dict[str, float](), Claims()
+    metrics, said = dict[str, float](), list[dict[str, object]]()
     for arm, times in (("eq6", 1), (f"eq6x{_MORE}", _MORE)):
         steps, name = times * victim.eq6, f"{game.name}.{arm}"
         attack = Equation6(candidates=2 * len(ours), head=game.recipe.head)
@@ -154,15 +153,10 @@ def _beside(game: MarginGame, victim: _Victim, ours: Tensor) -> tuple[dict[str, 
         metrics |= prefixed(name, _measured(scores, game.key.fold(arm)) | {"steps": float(steps)})
         good = scores.members.good.double()
         gap = paired(ours, good, game.key.fold(arm, "gap"))
-        longer = "as many core-seconds" if times == 1 else f"{times} times as many"
-        claims[name] = (
-            f"More than eq. (6) as published brings back in {longer} ({game.name})",
-            "—",
-            f"{float(ours.sum()):g} against {float(good.sum()):g}; share of images {gap.low:+.3f} to "
-            f"{gap.high:+.3f}",
-            gap.low > 0,
-        )
-    return metrics, claims
+        long = "as many core-seconds" if times == 1 else f"{times} times as many"
+        counts = {"ours": float(ours.sum()), "theirs": float(good.sum())}
+        said.append({"victim": game.name, "arm": arm, "long": long, "gap": gap, **counts})
+    return metrics, said
 
 
 def _measured(scores: MarginScores, key: Key) -> dict[str, float]:
@@ -170,18 +164,6 @@ def _measured(scores: MarginScores, key: Key) -> dict[str, float]:
     low, high = bootstrap(good, key) if bool(good.any()) else (0.0, 0.0)
     ends = {"good_low": low * len(good), "good_high": high * len(good)}
     return {metric: scores.metrics[metric] for metric in _KEPT} | ends
-
-
-def _claim(name: str, bar: int, metrics: dict[str, float]) -> Stated:
-    records, chance = metrics[f"{name}.records"], metrics[f"{name}.decoy_rate"]
-    above = metrics[f"{name}.above_bar"]
-    return (
-        f"At least {bar} of the {records:.0f} training images come back, at most 2% of the decoys match",
-        "Fig. 1: dozens of 500; Fig. 6: a few dozen of 5,000",
-        f"{metrics[f'{name}.good']:g} ({ranged(f'{name}.good', metrics, '.0f')}), {above:g} above what 1% of "
-        f"the decoys reach; decoys {chance:.2%}",
-        above >= bar and chance <= 0.02,
-    )
 
 
 STUDY = Study("margin-large", _SCALES, _run, on_device=True, threads=ONE_THREAD)

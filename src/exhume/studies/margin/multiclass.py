@@ -15,7 +15,7 @@ from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.strongest import Strongest
 from exhume.core.contract import Records
 from exhume.score.intervals import bootstrap
-from exhume.studies.claims import Claims, prefixed, ranged
+from exhume.studies.claims import prefixed
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.margin.game import (
     ONE_THREAD,
@@ -86,17 +86,9 @@ def _run(run: Run[_Setting]) -> Outcome:
         low, high = bootstrap(gap, key.fold(name))
         metrics |= {f"{name}.gain_low": low * len(gap), f"{name}.gain_high": high * len(gap)}
     return Outcome(
-        claims=_claims(metrics),
         metrics=metrics,
         attacks=[one.findings for one in played.values()],
         classes=list(records.classes[: setting.classes]),
-        deviations=[
-            f"{setting.classes} classes x {setting.each} images of {setting.source}; the paper's Fig. 2 "
-            "has 500 images.",
-            "Binary: the same images, the first half of the classes against the second.",
-            "Candidates are matched to images at full resolution, not at half.",
-            "The number of training images is read off the spectrum of the first layer.",
-        ],
         charts=[counts({f"victim {name}": name for name in played}, metrics)],
     )
 
@@ -105,40 +97,6 @@ def _halves(records: Records) -> Records:
     """The same records with two labels."""
     middle = len(records.classes) // 2
     return Records(records.inputs, (records.labels >= middle).long(), ("first half", "second half"))
-
-
-def _claims(metrics: dict[str, float]) -> Claims:
-    good, records = metrics["i.good"], metrics["i.records"]
-
-    def gained(name: str, one: str, other: str) -> tuple[str, bool]:
-        """The difference of two counts, paired by image, is above zero for certain."""
-        counts = f"{metrics[one]:g} against {metrics[other]:g}"
-        gain = ranged(f"{name}.gain", metrics, ".0f")
-        return f"{counts}, difference {gain}", metrics[f"{name}.gain_low"] > 0
-
-    return {
-        "bar": (
-            "At least 60% of the training images come back, at most 2% of the decoys match",
-            "Fig. 1: dozens of 500",
-            f"{good:g} of {records:.0f}, decoys {metrics['i.decoy_rate']:.2%}",
-            good >= 0.6 * records and metrics["i.decoy_rate"] <= 0.02,
-        ),
-        "against-eq6": (
-            "More than eq. (6) as published brings back in as many seconds",
-            "—",
-            *gained("i", "i.good", "i.good_eq6"),
-        ),
-        "classes": (
-            "More classes leak more",
-            "Fig. 2: ten classes yield many more good reconstructions than two",
-            *gained("classes", "i.good", "binary.good"),
-        ),
-        "decay": (
-            "Weight decay from a standard start leaks more than a small first layer",
-            "Fig. 4: for some values significantly more",
-            *gained("decay", "ii.good", "i.good"),
-        ),
-    }
 
 
 STUDY = Study("margin-multiclass", _SCALES, _run, threads=ONE_THREAD)

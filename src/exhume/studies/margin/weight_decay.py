@@ -18,7 +18,7 @@ from exhume.attacks.margin.strongest import Strongest
 from exhume.core.contract import Key
 from exhume.core.results import Chart, Findings
 from exhume.models.homogeneous import HomogeneousMLP
-from exhume.studies.claims import Claims, flattened, line, mean_of, paired
+from exhume.studies.claims import flattened, line, mean_of, paired
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.margin.game import (
     GOOD,
@@ -108,19 +108,15 @@ def _run(run: Run[_Setting]) -> Outcome:
         {name: mean_of(one.numbers for one in arms) for name, arms in found.items()}
     )
     good = {name: torch.cat([one.good for one in arms]) for name, arms in found.items()}
-    claims: Claims = {}
-    for classes in setting.classes:
-        claims |= _claims(setting, classes, metrics, good, run.key.fold("claims", classes))
+    by_classes = [
+        compared(setting, classes, metrics, good, run.key.fold("claims", classes))
+        for classes in setting.classes
+    ]
     return Outcome(
-        claims=claims | _with_errors(setting, metrics),
+        said={"by_classes": by_classes, **with_errors(setting, metrics)},
         metrics=metrics,
         attacks=[arms[0].findings for arms in found.values()],
         classes=list(records.classes[: max(setting.classes)]),
-        deviations=[
-            "The decoys double as test images; none of them was trained on.",
-            f"{setting.images} images in all, width {setting.width}; counts are means over {setting.draws} "
-            "draws of the images. The paper has 50 images of a class, width 1000.",
-        ],
         charts=[_chart(setting, classes, metrics) for classes in setting.classes],
     )
 
@@ -148,64 +144,28 @@ def _chart(setting: _Setting, classes: int, metrics: dict[str, float]) -> Chart:
     return Chart(f"Good reconstructions, {classes} classes", "victim", GOOD, series)
 
 
-def _claims(
+def compared(
     setting: _Setting, classes: int, metrics: dict[str, float], good: dict[str, Tensor], key: Key
-) -> Claims:
+) -> dict[str, object]:
+    """What the claims about so many classes ask for: the best of the decays, by either attack."""
     named = [f"c{classes}.decay{decay:g}" for decay in setting.decays]
     best = max(named, key=lambda name: metrics[f"{name}.good"])
     plain = max(named, key=lambda name: metrics[f"{name}.good_first_layer"])
-    count, on_margin = metrics[f"{best}.good"], metrics[f"{best}.on_margin"]
-    standard, small = f"c{classes}.standard", f"c{classes}.small"
-
-    def against(other: str) -> tuple[str, bool]:
-        gap = paired(good[best], good[other], key.fold(other))
-        counts = f"{count:g} ({best}) against {metrics[f'{other}.good']:g}"
-        return f"{counts}; share of images {gap.low:+.2f} to {gap.high:+.2f}", gap.low > 0
-
-    claims: Claims = {
-        "decay-leaks": (
-            f"From a standard start, weight decay raises the count ({classes} classes)",
-            "Fig. 4: without decay hardly any",
-            *against(standard),
-        ),
-        "above-small": (
-            f"For some decay the count is above that of a small first layer ({classes} classes)",
-            "Fig. 4: significantly higher",
-            *against(small),
-        ),
-        "first-layer-alone": (
-            f"The same with the attack on the first layer alone ({classes} classes)",
-            "Fig. 4, by eq. (6)",
-            f"{metrics[f'{plain}.good_first_layer']:g} ({plain}) against "
-            f"{metrics[f'{small}.good_first_layer']:g}",
-            metrics[f"{plain}.good_first_layer"] > metrics[f"{small}.good_first_layer"],
-        ),
-        "margin": (
-            f"Weight decay pushes images to the margin ({classes} classes)",
-            "Fig. 5",
-            f"{on_margin:g} on the margin against {metrics[f'{standard}.on_margin']:g}",
-            on_margin > metrics[f"{standard}.on_margin"],
-        ),
+    others = {name: f"c{classes}.{name}" for name in ("standard", "small")}
+    gaps = {
+        name: paired(good[best], good[other], key.fold(other)) for name, other in others.items()
     }
-    return {f"c{classes}.{name}": claim for name, claim in claims.items()}
+    return {"classes": classes, "best": best, "plain": plain, **gaps}
 
 
-def _with_errors(setting: _Setting, metrics: dict[str, float]) -> Claims:
-    """Do images come back from a network that errs on some of them?"""
+def with_errors(setting: _Setting, metrics: dict[str, float]) -> dict[str, object]:
+    """Victims that err on some of their training images, and what comes back of these."""
     arms = [f"c{c}.decay{decay:g}" for c in setting.classes for decay in setting.decays]
-    erring = [name for name in arms if metrics[f"{name}.train_errors"] > 0]
-    said = (
-        f"{name}: {metrics[f'{name}.good']:g} with {metrics[f'{name}.train_errors']:g} errors"
-        for name in erring
-    )
-    return {
-        "with-errors": (
-            "Images come back from a network that errs on some training images",
-            "Fig. 4: even with non-zero training error",
-            "; ".join(said) or "no victim errs on its training images",
-            any(metrics[f"{name}.good"] > 0 for name in erring),
-        )
-    }
+    erring = {name: metrics[f"{name}.train_errors"] for name in arms}
+    erring = {name: errors for name, errors in erring.items() if errors > 0}
+    said = [f"{n}: {metrics[f'{n}.good']:g} with {e:g} errors" for n, e in erring.items()]
+    most = max((metrics[f"{name}.good"] for name in erring), default=0.0)
+    return {"erring": said or "no victim errs on its training images", "most": most}
 
 
 STUDY = Study("margin-weight-decay", _SCALES, _run, threads=ONE_THREAD)

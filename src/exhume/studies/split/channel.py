@@ -13,7 +13,7 @@ from exhume.core.results import Chart
 from exhume.models.split.networks import ThinClient
 from exhume.readers import Sizes
 from exhume.score.features import InputScores
-from exhume.studies.claims import Claims, Comparison, line, more, spread
+from exhume.studies.claims import line, paired, spread
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.split.channel_arms import (
     NAMED,
@@ -30,8 +30,6 @@ from exhume.studies.split.pictures import pictured
 from exhume.train.single import Schedule
 
 __all__ = ["STUDY"]
-
-_ENDS = {24: 0.06, 12: 0.12}  # accuracy that so many bits may cost
 
 
 _SCALES: dict[Scale, Setting] = {
@@ -90,11 +88,10 @@ def _run(run: Run[Setting]) -> Outcome:
             metrics |= spread(name, made[f"bits{bits}"][f"{who}.ssim"], key)
     pictures, labels = pictured({"Pictures": _rows(setting, made, null)})
     return Outcome(
-        claims=_claims(setting, metrics, made, null, key.fold("claims")),
+        said=compared(setting, metrics, made, null, key.fold("claims")),
         metrics=metrics,
         attacks=pictures,
         classes=labels,
-        deviations=_deviations(setting),
         charts=_charts(setting, metrics),
     )
 
@@ -133,66 +130,27 @@ def _certificates(
     }
 
 
-def _claims(
+def compared(
     setting: Setting,
     metrics: Mapping[str, float],
     made: Mapping[str, Mapping[str, Tensor]],
     null: InputScores,
     key: Key,
-) -> Claims:
-    free, share = metrics["free.accuracy"], metrics["client.share"]
+) -> dict[str, object]:
+    """What the claims ask for: accuracy lost, certificates, and drawings beside the mean of the class."""
     certificates = _certificates(setting, made)
-    above = [games for games, one in certificates.items() if one.alarm]
-    nearest = max(certificates.values(), key=lambda one: one.rate / one.bound)
     few, many = min(setting.bits), max(setting.bits)
-
-    def values(row: str) -> Tensor:
-        return null.each["ssim"] if row == "class_mean" else made[row]["lookalike.ssim"]
-
-    look = Comparison(values, "SSIM", key)
-    cost = {bits: free - metrics[f"bits{bits}.accuracy"] for bits in setting.bits}
-    claims: Claims = {
-        "network": (
-            "The network without a channel names 70% of the test images, and the client has at most a tenth "
-            "of the multiply-adds",
-            "not in the paper",
-            f"{free:.1%}, share {share:.3f}",
-            free >= 0.7 and share <= 0.1,
-        )
+    drawn = made[f"bits{few}"]["lookalike.ssim"]
+    looks = paired(drawn, null.each["ssim"], key.fold(f"bits{few}", "class_mean"), "SSIM")
+    costs = {
+        f"bits{b}.cost": metrics["free.accuracy"] - metrics[f"bits{b}.accuracy"]
+        for b in setting.bits
     }
-    for bits, end in _ENDS.items():
-        if bits not in cost:
-            continue
-        said = f"{100 * cost[bits]:.1f} points"
-        claims[f"bits{bits}"] = (
-            f"{bits} bits a request cost at most {100 * end:.0f} points of accuracy",
-            "not in the paper",
-            f"{said} ({metrics[f'bits{bits}.accuracy']:.1%} against {free:.1%})",
-            cost[bits] <= end,
-        )
-    return claims | {
-        "never-above": (
-            "The best namer there is never exceeds the bound",
-            "proved",
-            f"{len(above)} of {len(certificates)} games certainly above",
-            not above,
-        ),
-        "near": (
-            "Somewhere it reaches a third of the bound: the bound is not empty",
-            "not in the paper",
-            f"{nearest.rate:.1%} of {nearest.bound:.1%}",
-            nearest.rate > nearest.bound / 3,
-        ),
-        "looks": (
-            f"At {few} bits an attacker without the head draws nothing better than the mean of the class",
-            "not in the paper",
-            *look(f"bits{few}", "class_mean").not_above(),
-        ),
-        "server": (
-            f"The server is worth asking: {many} bits to it beat the client's own layers alone",
-            "not in the paper",
-            *more(metrics[f"bits{many}.accuracy"], metrics["alone.accuracy"], ".1%"),
-        ),
+    return {
+        **{"few": few, "many": many, "games": len(certificates), "looks": looks, **costs},
+        **{f"{name}.points": 100 * cost for name, cost in costs.items()},
+        "above": sum(one.alarm for one in certificates.values()),
+        "nearest": max(certificates.values(), key=lambda one: one.rate / one.bound),
     }
 
 
@@ -233,23 +191,6 @@ def _charts(setting: Setting, metrics: Mapping[str, float]) -> list[Chart]:
         Chart("What a channel costs", "bits a request, at most", "accuracy", frontier),
         Chart("Naming the input", "bits a request, at most", "named rightly", naming_lines),
         Chart("Drawing the input", "bits a request, at most", "SSIM", looks),
-    ]
-
-
-def _deviations(setting: Setting) -> list[str]:
-    sizes = setting.sizes
-    return [
-        f"{sizes.fixed:,} images of CIFAR-10, moved and mirrored, train one network for "
-        f"{setting.training.epochs} epochs, from which every row goes on for {setting.tuning.epochs}, with "
-        f"its channel or without one; the attacker holds {sizes.shadow:,} others, has seen what "
-        f"{sizes.public:,} sent, and attacks {sizes.target:,}. One training for each row.",
-        f"k = {setting.numbers}: at the same number of bits, fewer numbers have less noise each.",
-        "The server's part sees k numbers only. Its multiply-adds are real and counted, but what it can add "
-        "behind so few bits is little: compare with the client's own layers and one dense layer (alone).",
-        "The lookalike has the client's own form, is trained around the true body with the moments of what "
-        "was sent, and is chosen among several by the accuracy that the server can observe.",
-        "The mean of the class takes the true label, which nobody has told the attacker.",
-        "Bits are an average over inputs, for ideal Gaussian noise and nothing else sent.",
     ]
 
 

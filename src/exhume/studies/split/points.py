@@ -26,7 +26,7 @@ from exhume.models.split.pipeline import Client, Pipeline
 from exhume.readers import Sizes
 from exhume.score.features import InputScores
 from exhume.score.intervals import clustered
-from exhume.studies.claims import Claims, flattened
+from exhume.studies.claims import flattened
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.split.game import PAPER, ClientSetting, Row, SplitGame, bound_of, inversion
 from exhume.studies.split.pictures import pictured
@@ -35,11 +35,9 @@ from exhume.train.single import Schedule, train_split
 __all__ = ["STUDY", "chained", "slope"]
 
 _NAMES = {"vgg16": "VGG-16", "resnet18": "ResNet-18"}
-_UNRECOGNISED = {"vgg16": "not recognised after h = 6", "resnet18": "not recognised after h = 2"}
 _SHOWN = 16
 _DRAWS = 2000  # of an interval
 _ALONE = ("matched", "head_known")  # columns of one shadow, or of none
-_LITTLE = 0.01  # SSIM for one step of a split point: less than that is none
 
 
 _VGG16 = tuple(f"conv{h}" for h in range(1, 13))
@@ -143,23 +141,11 @@ def _run(run: Run[_Setting]) -> Outcome:
     for grid in grids:
         metrics |= flattened({f"{grid.name}.{n}": row.metrics for n, row in grid.rows.items()})
     pictures, labels = pictured({grid.shown: grid.pictures() for grid in grids})
-    seen = f", has seen the features of {setting.client.sizes.public:,},"
     return Outcome(
-        claims=_claims(grids[0], key.fold("claims")) | _claims(grids[1], key.fold("claims")),
+        said={"grids": [trends(grid, key.fold("claims")) for grid in grids]},
         metrics=metrics,
         attacks=pictures,
         classes=labels,
-        deviations=[
-            setting.client.deviation("Networks", "images of CIFAR-10", seen),
-            "The network is trained once and cut afterwards: without a defence the cut does not matter to "
-            "it.",
-            "The paper shows pictures; SSIM is ours. The shadow's head has three convolutions at every "
-            "depth, or the client's own form.",
-            f"{setting.shadows} shadows for each cell (one with matched moments); a cell is their mean, "
-            "`ssim_least` and `ssim_most` say how far they are apart. Intervals resample shadows and "
-            "images; there is one network of each kind.",
-            "Own form, matched moments and the known head are not in the paper.",
-        ],
         charts=[chart for grid in grids for chart in _charts(grid, key.fold("charts"))],
     )
 
@@ -275,31 +261,17 @@ class _Trend:
         return f"{means}, {self.low:+.4f} to {self.high:+.4f} a step"
 
 
-def _claims(grid: _Grid, key: Key) -> Claims:
+def trends(grid: _Grid, key: Key) -> dict[str, object]:
+    """What the claims about one network ask for: how SSIM moves with either split point."""
     name, firsts, seconds = grid.name, grid.firsts, grid.seconds
-    first = _Trend.of({f: grid.ssim([f], seconds) for f in firsts}, key.fold(name, "first"))
-    second = _Trend.of({s: grid.ssim(firsts, [s]) for s in seconds}, key.fold(name, "second"))
-    bound = _Trend.of({f: grid.ssim([f], ["head_known"]) for f in firsts}, key.fold(name, "bound"))
-    return {
-        f"{name}-first": (
-            f"{grid.shown}: SSIM falls with the first split's depth",
-            _UNRECOGNISED[name],
-            f"{first}; mean image {grid.rows['mean_image'].mean('ssim'):.3f}",
-            first.high < 0,
-        ),
-        f"{name}-second": (
-            f"{grid.shown}: it does not move with the second's (less than {_LITTLE} a step)",
-            "changes nothing",
-            str(second),
-            max(-second.low, second.high) < _LITTLE,
-        ),
-        f"{name}-bound": (
-            f"{grid.shown}: with the head known it falls with the first split's depth",
-            "not tried",
-            str(bound),
-            bound.high < 0,
-        ),
+    values = {
+        "first": {f: grid.ssim([f], seconds) for f in firsts},
+        "second": {s: grid.ssim(firsts, [s]) for s in seconds},
+        "bound": {f: grid.ssim([f], ["head_known"]) for f in firsts},
     }
+    found = {end: _Trend.of(cells, key.fold(name, end)) for end, cells in values.items()}
+    mean_image = grid.rows["mean_image"].mean("ssim")
+    return {"net": name, "shown": grid.shown, "mean_image": mean_image, **found}
 
 
 def _charts(grid: _Grid, key: Key) -> list[Chart]:

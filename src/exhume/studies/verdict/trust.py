@@ -24,7 +24,6 @@ from exhume.core.results import Chart, Point
 from exhume.score.intervals import clopper_pearson
 from exhume.score.verdict import OF_OTHERS
 from exhume.store.shards import read_shard
-from exhume.studies.claims import Claims
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.verdict import networks, systems, updates
 from exhume.studies.verdict.systems import Draw
@@ -108,13 +107,8 @@ def _run(run: Run[_Setting]) -> Outcome:
     }
     metrics = _metrics(cells)
     return Outcome(
-        claims=_claims(metrics),
         metrics=metrics,
         charts=[_chart(cells)],
-        deviations=[
-            "Small systems on scikit-learn's digits (one-record updates: MNIST), so that hundreds fit.",
-            "Controls are part of every audit that finds nothing; each draws its own.",
-        ],
     )
 
 
@@ -207,42 +201,6 @@ def _metrics(cells: Mapping[str, list[dict[str, float]]]) -> dict[str, float]:
     ]
     metrics["average.overclaims"] = float(sum(overclaims))
     return metrics
-
-
-def _claims(m: dict[str, float]) -> Claims:
-    return {
-        "no-false-alarm": (
-            "Where nothing of a record is released, the verdict is not *leaks* or *at risk*",
-            "not in a paper",
-            f"{m['null.alarms']:.0f} of {m['null.audits']:.0f} audits, at most {m['null.alarms_high']:.1%}; "
-            f"worst cell {m['null.worst_cell']:.0f}",
-            m["null.alarms_high"] <= 0.05 and m["null.worst_cell"] <= 2,
-        ),
-        "no-miss": (
-            "Where the records are there for the taking, it leaks",
-            "not in a paper",
-            f"{m['certain.missed']:.0f} of {m['certain.audits']:.0f} missed",
-            m["certain.missed"] == 0,
-        ),
-        "no-false-reassurance": (
-            "Where nothing is known, nothing is claimed",
-            "not in a paper",
-            f"{m['unknown.not_audited']:.0f} of {m['unknown.audits']:.0f} not audited",
-            m["unknown.not_audited"] == m["unknown.audits"],
-        ),
-        "says-something": (
-            "Where a defence holds and the attack works without it, no leak is found",
-            "not in a paper",
-            f"{m['defended.no_leak']:.0%} of {m['defended.audits']:.0f}",
-            m["defended.no_leak"] >= 0.8,
-        ),
-        "no-average": (
-            "The mean of a batch is never claimed as a record",
-            "not in a paper",
-            f"{m['average.overclaims']:.0f} records in {m['average.audits']:.0f} audits",
-            m["average.overclaims"] == 0,
-        ),
-    }
 
 
 def _chart(cells: Mapping[str, list[dict[str, float]]]) -> Chart:
