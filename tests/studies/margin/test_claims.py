@@ -89,7 +89,7 @@ def test_weight_decay(claims_turn, claimed, key):
     )
 
 
-def test_large(claims_turn, key):
+def test_large(claims_turn, claimed, key):
     numbers = {"records": 100.0, "decoy_rate": 0.02, "above_bar": 24.0, "good": 60.0}
     numbers |= {"good_low": 55.0, "good_high": 65.0}
     claims_turn(
