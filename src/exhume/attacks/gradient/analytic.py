@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from exhume.attacks.gradient.gathering import Batch, EachGradient
+from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient, architecture_of
 from exhume.core.contract import (
     Architecture,
     Key,
@@ -45,9 +45,7 @@ class BiasRatio:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> EachGradient:
-        architecture = knowledge.architecture
-        if architecture is None:
-            raise NotApplicable("the bias ratio needs the architecture", ever=True)
+        architecture = architecture_of(knowledge, "the bias ratio")
         layout = architecture.layout
         inputs = math.prod(architecture.input_shape)
         fits = len(layout.shapes) > 1 and layout.shapes[0][1:] == (inputs,)
@@ -55,22 +53,24 @@ class BiasRatio:
             raise NotApplicable(
                 f"{architecture}: its first layer is not fully connected with a bias", ever=False
             )
-        shape, invert = tuple(architecture.input_shape), partial(self._one, architecture)
+        shape, invert = tuple(architecture.input_shape), partial(self._ratios, architecture)
         return EachGradient(shape, invert, "the bias ratio", "dividing gradients")
 
-    def _one(self, architecture: Architecture, values: Tensor, _: Tensor, __: int) -> Batch:
+    def _ratios(
+        self, architecture: Architecture, values: Tensor, _: Tensor, __: int
+    ) -> BatchAnswer:
         weight, bias = list(architecture.layout.split(values).values())[:2]
         live = bias.abs() > 1e-6 * bias.abs().max()
         ratios = weight[live] / bias[live][:, None]
         records, counts = _agreeing(ratios.double(), self.tolerance)
-        kept = (counts >= self.agreeing).nonzero()[:, 0][: self.largest]
+        certified = (counts >= self.agreeing).nonzero()[:, 0][: self.largest]
         why = None
-        if not len(kept):
+        if not len(certified):
             why = NotApplicable("no two neurons agree on a record", ever=True)
-        return Batch(
-            records[kept].to(weight.dtype).reshape(-1, *architecture.input_shape),
-            counts[kept].double(),
-            {"candidates": float(len(kept))},
+        return BatchAnswer(
+            records[certified].to(weight.dtype).reshape(-1, *architecture.input_shape),
+            counts[certified].double(),
+            {"candidates": float(len(certified))},
             refused=why,
         )
 
@@ -78,16 +78,16 @@ class BiasRatio:
 def _agreeing(ratios: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
     """Groups of equal rows: a row of each (g, d) and its size (g,), largest first."""
     left = torch.arange(len(ratios))
-    found, counts = [], []
+    medians, counts = [], []
     norms = ratios.norm(dim=1).clamp_min(1e-300)
     while len(left):
         centre = ratios[left[0]]
         near = (ratios[left] - centre).norm(dim=1) < tolerance * norms[left[0]]
         near[0] = True
-        found.append(ratios[left[near]].median(0).values)
+        medians.append(ratios[left[near]].median(0).values)
         counts.append(int(near.sum()))
         left = left[~near]
     sizes = torch.tensor(counts, dtype=torch.int64)
     order = sizes.argsort(descending=True, stable=True)
-    rows = torch.stack(found) if found else ratios[:0]
+    rows = torch.stack(medians) if medians else ratios[:0]
     return rows[order], sizes[order]

@@ -66,43 +66,43 @@ def _chain(
     probes = (4 * torch.rand(shape, generator=generator) - 2).to(parameters.dtype)
     known = set(architecture.layout.names) - set(frozen)
     used = _seen(architecture, parameters, probes)
-    norms = [one for one in used if one.norm]
+    norms = [call for call in used if call.norm]
     seen = [
-        one
-        for one in used
-        if not one.norm and f"{one.name}.weight" in known and one.inputs.ndim == 2
+        call
+        for call in used
+        if not call.norm and f"{call.name}.weight" in known and call.inputs.ndim == 2
     ]
     if not seen:
         return None
     lowest = seen[0] if alone else seen[-1]
-    found = [_layer(lowest, norms, known)[0]]
+    layers = [_layer(lowest, norms, known)[0]]
     for lower in [] if alone else reversed(seen[:-1]):
         layer, outputs = _layer(lower, norms, known)
         leak = _leak(outputs, lowest.inputs)
         if leak is None:
             break
-        found.insert(0, replace(layer, leak=leak))
+        layers.insert(0, replace(layer, leak=leak))
         lowest = lower
     flat = probes.flatten(1)
     whole = lowest.inputs.shape == flat.shape and bool(torch.equal(lowest.inputs, flat))
-    return Chain(tuple(found), whole)
+    return Chain(tuple(layers), whole)
 
 
-def _layer(one: _Seen, norms: Sequence[_Seen], known: set[str]) -> tuple[Layer, Tensor]:
+def _layer(call: _Seen, norms: Sequence[_Seen], known: set[str]) -> tuple[Layer, Tensor]:
     """The layer with the norm behind it, if the gradient of either's shift is there; and what it gives."""
-    biased = f"{one.name}.bias" in known
+    biased = f"{call.name}.bias" in known
     for norm in norms:
         shifted = biased or f"{norm.name}.bias" in known
-        if shifted and torch.equal(norm.inputs, one.outputs):
-            return Layer(one.name, True, norm=norm.name), norm.outputs
-    return Layer(one.name, biased), one.outputs
+        if shifted and torch.equal(norm.inputs, call.outputs):
+            return Layer(call.name, True, norm=norm.name), norm.outputs
+    return Layer(call.name, biased), call.outputs
 
 
 def features_of(module: nn.Module, named: dict[str, Tensor], layer: str, records: Tensor) -> Tensor:
     """(n, f) what enters a layer; a gradient flows back to the records."""
-    with inputs_of(module, layer) as kept:
+    with inputs_of(module, layer) as entered:
         functional_call(module, named, (records,))
-    return kept[-1]
+    return entered[-1]
 
 
 def convolution_below(architecture: Architecture, parameters: Tensor, layer: str) -> str | None:
@@ -127,22 +127,21 @@ class _Seen:
 
 def _seen(architecture: Architecture, parameters: Tensor, probes: Tensor) -> list[_Seen]:
     """Every `nn.Linear` and settled norm, in the order of use; one that is used twice is none of ours."""
-    module, found = architecture.build(), list[_Seen]()
-    norms = {name for name, layer in module.named_modules() if _is_settled_norm(layer)}
+    module, calls = architecture.build(), list[_Seen]()
+    norms = {  # they scale and shift by numbers that no batch changes
+        name
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.BatchNorm1d) and not layer.training and layer.track_running_stats
+    }
     linear = {n for n, layer in module.named_modules() if isinstance(layer, nn.Linear)}
 
     def see(name: str, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
-        found.append(_Seen(name, inputs[0].detach(), outputs.detach(), name in norms))
+        calls.append(_Seen(name, inputs[0].detach(), outputs.detach(), name in norms))
 
     with after(module, norms | linear, see):
         functional_call(module, architecture.layout.split(parameters), (probes,))
-    names = [one.name for one in found]
-    return [one for one in found if names.count(one.name) == 1]
-
-
-def _is_settled_norm(layer: nn.Module) -> bool:
-    """It scales and shifts by numbers that no batch changes."""
-    return isinstance(layer, nn.BatchNorm1d) and not layer.training and layer.track_running_stats
+    names = [call.name for call in calls]
+    return [call for call in calls if names.count(call.name) == 1]
 
 
 def _leak(before: Tensor, after: Tensor) -> float | None:

@@ -114,10 +114,10 @@ def _fitted(tensor: Tensor, directions: Tensor) -> Terms:
 
 def _powers(vectors: Tensor, power: int) -> Tensor:
     """(v, q) to (v, q^power): the flattened rank-one tensors."""
-    found = vectors.new_ones(len(vectors), 1)
+    products = vectors.new_ones(len(vectors), 1)
     for _ in range(power):
-        found = (found[:, :, None] * vectors[:, None, :]).flatten(1)
-    return found
+        products = (products[:, :, None] * vectors[:, None, :]).flatten(1)
+    return products
 
 
 def _compose(weights: Tensor, directions: Tensor, p: int) -> Tensor:
@@ -195,7 +195,7 @@ def _power(tensor: Tensor, key: Key) -> Tensor:
     left = tensor
     for _ in range(p):  # one axis after the other, each moved to the end
         left = torch.tensordot(left, whiten, dims=([0], [0]))
-    found = []
+    peaks = []
     for _ in range(q):
         starts = torch.randn(_POWER_STARTS, q, dtype=tensor.dtype, generator=generator)
         starts = starts / starts.norm(dim=1, keepdim=True)
@@ -205,8 +205,8 @@ def _power(tensor: Tensor, key: Key) -> Tensor:
         sizes = _evaluate(left, starts)
         best = starts[int(sizes.abs().argmax())][None]
         left = left - _compose(_evaluate(left, best), best, p)
-        found.append(best[0])
-    rows = torch.stack(found) @ restore.T
+        peaks.append(best[0])
+    rows = torch.stack(peaks) @ restore.T
     return _unit(rows)
 
 
@@ -225,8 +225,8 @@ def _refined(tensor: Tensor, directions: Tensor, weights: Tensor) -> Tensor:
     size = float(tensor.square().sum())
 
     def misfit(a: Tensor) -> float:
-        own = (signs[:, None] * signs * (a @ a.T) ** p).sum()
-        return size - 2 * float((signs * (_apply(tensor, a) * a).sum(1)).sum()) + float(own)
+        square = (signs[:, None] * signs * (a @ a.T) ** p).sum()
+        return size - 2 * float((signs * (_apply(tensor, a) * a).sum(1)).sum()) + float(square)
 
     here, damping = misfit(factors), 1e-3
     for _ in range(_STEPS):

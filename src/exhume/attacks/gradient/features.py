@@ -30,7 +30,7 @@ from exhume.attacks.gradient.gates import (
     likely_records,
     records_behind,
 )
-from exhume.attacks.gradient.gathering import Batch, EachGradient
+from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient, architecture_of
 from exhume.attacks.gradient.local_steps import halfway
 from exhume.attacks.gradient.matching import total_variation
 from exhume.core.contract import (
@@ -72,11 +72,10 @@ class FeatureDecoding:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> EachGradient:
-        architecture = knowledge.architecture
-        if architecture is None:
-            raise NotApplicable("decoding features needs the architecture", ever=True)
-        known = knowledge.local, knowledge.batch_size
-        invert = _Decoding(self, architecture, key, progress, *known).one
+        architecture = architecture_of(knowledge, "decoding features")
+        invert = _Decoding(
+            self, architecture, key, progress, knowledge.local, knowledge.batch_size
+        ).invert
         shape = tuple(architecture.input_shape)
         return EachGradient(shape, invert, "decoding features", "decoding features", progress)
 
@@ -87,43 +86,40 @@ class _Decoding:
     architecture: Architecture
     key: Key
     progress: Progress
-    local: ClientTraining | None = None
-    batch_size: int | None = None
+    local: ClientTraining | None
+    batch_size: int | None
 
-    def one(self, gradient: Tensor, parameters: Tensor, index: int) -> Batch:
-        shape = tuple(self.architecture.input_shape)
+    def invert(self, gradient: Tensor, parameters: Tensor, index: int) -> BatchAnswer:
         key = self.key.fold(index)
         seen, search = Layers(self.architecture, gradient, parameters), records_behind
         local, count = self.local, self.batch_size
         if isinstance(local, LocalTraining) and count and len(local.rates(count)) > 1:
             seen, search = halfway(seen, local, count), likely_records
-        try:
-            chain = chain_for(seen, key)
-            if chain.whole:
-                raise NotApplicable(
-                    "what enters the first fully connected layer is the record", ever=False
-                )
-            found = features_behind(seen, chain, self.attack.rounds, key, search)
-        except NotApplicable as why:
-            return Batch(gradient.new_zeros(0, *shape), torch.zeros(0), {}, refused=why)
+        chain = chain_for(seen, key)
+        if chain.whole:
+            raise NotApplicable(
+                "what enters the first fully connected layer is the record", ever=False
+            )
+        features = features_behind(seen, chain, self.attack.rounds, key, search)
         layer = chain.layers[0]
+        width = features.inputs.shape[1]
         wanted = _Wanted(
             self.architecture,
             seen.parameters,
             gradient,
             layer.name,
-            found.inputs.to(gradient.dtype),
-            (found.deltas @ seen.weights(layer)[:, : found.inputs.shape[1]]).to(gradient.dtype),
+            features.inputs.to(gradient.dtype),
+            (features.deltas @ seen.weights(layer)[:, :width]).to(gradient.dtype),
         )
         records = self._decoded(wanted, key)
-        observed = {"batch_size": float(found.rank)}
+        observed = {"batch_size": float(features.rank)}
         if search is records_behind and wanted.below is not None:  # of one step
             records, observed["left_over"] = self._polished(wanted, records)
         with torch.no_grad():
             misfit = wanted.misfits(records)
         observed["misfit"] = float(misfit.mean())
-        complete = found.complete and bool((misfit < _FITS).all())
-        return Batch(records, -misfit.double(), observed, complete=complete)
+        complete = features.complete and bool((misfit < _FITS).all())
+        return BatchAnswer(records, -misfit.double(), observed, complete=complete)
 
     def _decoded(self, wanted: _Wanted, key: Key) -> Tensor:
         """(n, *shape) one record for each features."""
@@ -211,9 +207,9 @@ class _Wanted:
         assert self.below is not None  # asked before
         weight = self.named[self.below].detach().clone().requires_grad_(True)
         given = features_of(self.module, self.named | {self.below: weight}, self.layer, records)
-        own = torch.autograd.grad((given * self.back).sum(), weight, create_graph=True)[0]
+        made = torch.autograd.grad((given * self.back).sum(), weight, create_graph=True)[0]
         seen = self.architecture.layout.split(self.gradient)[self.below]
-        left_over = (own - seen).abs().sum() / seen.abs().sum().clamp_min(1e-30)
+        left_over = (made - seen).abs().sum() / seen.abs().sum().clamp_min(1e-30)
         return self._apart(given), left_over
 
     def _apart(self, given: Tensor) -> Tensor:

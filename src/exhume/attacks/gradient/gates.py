@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from exhume.attacks.gradient.chains import Chain, Layer, chain_of, lowest_of
-from exhume.attacks.gradient.gathering import Batch, EachGradient
+from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient, architecture_of
 from exhume.attacks.gradient.least_squares import least_squares
 from exhume.attacks.gradient.span import span_of_slopes
 from exhume.core.contract import (
@@ -87,44 +87,31 @@ class GateAttack:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> EachGradient:
-        architecture = knowledge.architecture
-        if architecture is None:
-            raise NotApplicable("the gates' attack needs the architecture", ever=True)
-        inversion = _Inversion(self, architecture, key)
-        shape, stage = tuple(architecture.input_shape), "opening gates"
-        return EachGradient(shape, inversion.one, "the gates' attack", stage, progress)
+        architecture = architecture_of(knowledge, "the gates' attack")
+        shape = tuple(architecture.input_shape)
 
-
-@dataclass(frozen=True, eq=False)
-class _Inversion:
-    attack: GateAttack
-    architecture: Architecture
-    key: Key
-
-    def one(self, gradient: Tensor, parameters: Tensor, index: int) -> Batch:
-        shape = tuple(self.architecture.input_shape)
-        key, seen = self.key.fold(index), Layers(self.architecture, gradient, parameters)
-        try:
-            chain = chain_for(seen, key)
+        def invert(gradient: Tensor, parameters: Tensor, index: int) -> BatchAnswer:
+            seen, release_key = Layers(architecture, gradient, parameters), key.fold(index)
+            chain = chain_for(seen, release_key)
             if not chain.whole:
                 raise NotApplicable(
-                    f"{self.architecture}: what enters {chain.layers[0].name}, the first layer that can be "
-                    "read, is not the record itself",
+                    f"{architecture}: what enters {chain.layers[0].name}, the first layer that can be read, "
+                    "is not the record itself",
                     ever=False,
                 )
-            found = features_behind(seen, chain, self.attack.rounds, key, records_behind)
-        except NotApplicable as why:
-            return Batch(gradient.new_zeros(0, *shape), torch.zeros(0), {}, refused=why)
-        return Batch(
-            found.inputs.to(gradient.dtype).reshape(-1, *shape),
-            found.explained,
-            {"batch_size": float(found.rank), "explained": float(found.explained.min())},
-            complete=found.complete,
-        )
+            features = features_behind(seen, chain, self.rounds, release_key, records_behind)
+            return BatchAnswer(
+                features.inputs.to(gradient.dtype).reshape(-1, *shape),
+                features.explained,
+                {"batch_size": float(features.rank), "explained": float(features.explained.min())},
+                complete=features.complete,
+            )
+
+        return EachGradient(shape, invert, "the gates' attack", "opening gates", progress)
 
 
 @dataclass(frozen=True, eq=False)
-class Features:
+class LayerInputs:
     """What enters a layer, record by record."""
 
     inputs: Tensor  # (n, f)
@@ -164,14 +151,14 @@ class Layers:
     def span(self, layer: Layer, key: Key) -> Tensor:
         """(f + 1, b) a basis of what enters the layer; the release's own precision says where it ends."""
         if layer.name not in self.spans:
-            self.spans[layer.name] = self._span(self._slopes(layer), key.fold("span"))
+            slopes = self._slopes(layer)
+            if self.records is None:
+                basis = span_of_slopes(slopes, key.fold("span"))[0]
+            else:
+                rows = torch.linalg.svd(slopes.double(), full_matrices=False)[2]
+                basis = rows[: self.records].T
+            self.spans[layer.name] = basis
         return self.spans[layer.name]
-
-    def _span(self, slopes: Tensor, key: Key) -> Tensor:
-        if self.records is None:
-            return span_of_slopes(slopes, key)[0]
-        rows: Tensor = torch.linalg.svd(slopes.double(), full_matrices=False)[2]
-        return rows[: self.records].T
 
     def weights(self, layer: Layer) -> Tensor:
         """(m, f + 1) of the layer and its norm in one."""
@@ -227,16 +214,23 @@ def chain_for(seen: Layers, key: Key) -> Chain:
     first = lowest.layers[0]
     if first.biased and seen.span(first, key).shape[1] == 1:
         return lowest
-    found = chain_of(seen.architecture, seen.parameters, seen.frozen)
-    assert found is not None  # there is a layer
-    return found
+    gated = chain_of(seen.architecture, seen.parameters, seen.frozen)
+    assert gated is not None  # there is a layer
+    return gated
 
 
-def features_behind(seen: Layers, chain: Chain, rounds: int, key: Key, search: Search) -> Features:
+def features_behind(
+    seen: Layers, chain: Chain, rounds: int, key: Key, search: Search
+) -> LayerInputs:
     """What enters the lowest layer of the chain. search: for the gates of the last two."""
     lowest = chain.layers[0]
     if seen.span(lowest, key).shape[1] == 1 and (lowest.biased or not chain.gated):
-        return _alone(seen.slopes(lowest), lowest)
+        if not lowest.biased:
+            raise NotApplicable(f"{lowest.name} has no bias, so that the size is open", ever=False)
+        slopes = seen.slopes(lowest)  # of one record: dL/dW is x dL/db
+        deltas = slopes[:, -1]
+        inputs = (deltas @ slopes[:, :-1]) / deltas.square().sum()
+        return LayerInputs(inputs[None], deltas[None], torch.ones(1, dtype=torch.float64), 1)
     if not chain.gated:
         raise NotApplicable(
             f"{lowest.name} has no gate and no fully connected layer behind it, so that only a batch of one "
@@ -244,27 +238,17 @@ def features_behind(seen: Layers, chain: Chain, rounds: int, key: Key, search: S
             ever=True,
         )
     *below, first, second = chain.layers
-    found = _searched(seen, (first, second), rounds, key, search)
+    features = _searched(seen, (first, second), rounds, key, search)
     above = first
     for layer in reversed(below):
-        found = _below(seen, layer, above, found)
+        features = _below(seen, layer, above, features)
         above = layer
-    return found
-
-
-def _alone(slopes: Tensor, layer: Layer) -> Features:
-    """A batch of one: dL/dW is x dL/db."""
-    if not layer.biased:
-        raise NotApplicable(f"{layer.name} has no bias, so that the size is open", ever=False)
-    deltas = slopes[:, -1]
-    inputs = (deltas @ slopes[:, :-1]) / deltas.square().sum()
-    one = torch.ones(1, dtype=torch.float64)
-    return Features(inputs[None], deltas[None], one, 1)
+    return features
 
 
 def _searched(
     seen: Layers, pair: tuple[Layer, Layer], rounds: int, key: Key, search: Search
-) -> Features:
+) -> LayerInputs:
     """What enters the first of two layers with a gate between them."""
     first, second = pair
     slopes, weights = seen.slopes(first), seen.weights(first)
@@ -280,37 +264,37 @@ def _searched(
             f"{basis.shape[1]} records are too many for {len(neurons.left)} neurons of {first.name}",
             ever=False,
         )
-    found = search(neurons, key, rounds)
-    if not len(found):
+    answers = search(neurons, key, rounds)
+    if not len(answers):
         raise NotApplicable(f"no record's gates were found in {rounds} rounds", ever=True)
-    inputs = torch.linalg.pinv(found.duals.T) @ rows  # x delta^T, up to the size of either
+    inputs = torch.linalg.pinv(answers.duals.T) @ rows  # x delta^T, up to the size of either
     if first.biased:
         last = inputs[:, -1:]
     else:
         hidden = inputs @ weights.T
         last = 1 / sizes_of(
-            hidden, first, second, seen.weights(second), found.returned @ returning.T
+            hidden, first, second, seen.weights(second), answers.returned @ returning.T
         )
     inputs = inputs / last
-    along = left @ found.duals.T * last.T  # (m, n) delta
-    back = outer @ found.returned.T * last.T
+    along = left @ answers.duals.T * last.T  # (m, n) delta
+    back = outer @ answers.returned.T * last.T
     opened = (along - back).abs() < (along - first.leak * back).abs()
     live = left.norm(dim=1) > 0
     agree = (opened == (weights @ inputs.T > 0))[live].double().mean(0)
     inputs = inputs[:, :-1] if first.biased else inputs
-    return Features(inputs, along.T, agree, basis.shape[1])
+    return LayerInputs(inputs, along.T, agree, basis.shape[1])
 
 
-def _below(seen: Layers, layer: Layer, above: Layer, found: Features) -> Features:
+def _below(seen: Layers, layer: Layer, above: Layer, given: LayerInputs) -> LayerInputs:
     """One layer down: its gates are the signs of what it gave, so that what comes back to it is known.
 
     Some gates are so nearly shut that the error of the features hides their side. A neuron with such a gate
     does not fit the others, so that it loses its weight.
     """
-    back = found.deltas @ seen.weights(above)[:, : found.inputs.shape[1]]
+    back = given.deltas @ seen.weights(above)[:, : given.inputs.shape[1]]
     slopes = seen.slopes(layer)
-    error = 0.0 if layer.leak else 1.5 * float(-found.inputs.min().clamp_max(0))
-    deltas = torch.where(found.inputs > error, 1.0, layer.leak) * back
+    error = 0.0 if layer.leak else 1.5 * float(-given.inputs.min().clamp_max(0))
+    deltas = torch.where(given.inputs > error, 1.0, layer.leak) * back
     weight = torch.ones(len(slopes), 1, dtype=slopes.dtype)
     for _ in range(_BELOW):
         inputs = least_squares(weight * deltas.T, weight * slopes)
@@ -320,7 +304,7 @@ def _below(seen: Layers, layer: Layer, above: Layer, found: Features) -> Feature
     opened = inputs @ seen.weights(layer).T > 0
     deltas = torch.where(opened, 1.0, layer.leak) * back
     inputs = inputs[:, :-1] if layer.biased else inputs
-    return Features(inputs, deltas, found.explained, found.rank)
+    return LayerInputs(inputs, deltas, given.explained, given.rank)
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,7 +336,7 @@ class Neurons:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class GateAnswers:
     duals: Tensor  # (n, b) the q_i, of unit length, up to sign
     returned: Tensor  # (n, k) the r_i on the same scale
     explained: Tensor  # (n,) share of the neurons
@@ -361,29 +345,31 @@ class Found:
         return len(self.duals)
 
 
-Search = Callable[[Neurons, Key, int], Found]
+Search = Callable[[Neurons, Key, int], GateAnswers]
 
 
-def records_behind(neurons: Neurons, key: Key, rounds: int) -> Found:
+def records_behind(neurons: Neurons, key: Key, rounds: int) -> GateAnswers:
     """All b records' answers, or those that came up in so many rounds of starts."""
     b, k = neurons.left.shape[1], neurons.outer.shape[1]
-    found = Found(neurons.left.new_zeros(0, b), neurons.left.new_zeros(0, k), torch.zeros(0))
+    answers = GateAnswers(
+        neurons.left.new_zeros(0, b), neurons.left.new_zeros(0, k), torch.zeros(0)
+    )
     generator = key.fold("gates").generator()
     idle = 0
     for _ in range(min(rounds, neurons.affordable)):
-        if len(found) == b or idle == _PATIENCE:
+        if len(answers) == b or idle == _PATIENCE:
             break
-        before = len(found)
+        before = len(answers)
         starts = torch.randn(_STARTS, b, generator=generator, dtype=torch.float64)
-        suited = _by_gates(neurons, found, starts[1::2])
-        found = _joined(found, _exact(neurons, *_promising(neurons, *suited)))
+        suited = _by_gates(neurons, answers, starts[1::2])
+        answers = _joined(answers, _exact(neurons, *suited))
         starts = torch.cat([starts[::2], suited[0]])
-        found = _joined(found, _exact(neurons, *_promising(neurons, *_descended(neurons, starts))))
-        idle = 0 if len(found) > before else idle + 1
-    return found
+        answers = _joined(answers, _exact(neurons, *_descended(neurons, starts)))
+        idle = 0 if len(answers) > before else idle + 1
+    return answers
 
 
-def likely_records(neurons: Neurons, key: Key, rounds: int) -> Found:
+def likely_records(neurons: Neurons, key: Key, rounds: int) -> GateAnswers:
     """The b answers that explain most, where no equation holds exactly: deltas are averages over steps."""
     generator, b = key.fold("likely").generator(), neurons.left.shape[1]
     answers = [
@@ -400,17 +386,17 @@ def likely_records(neurons: Neurons, key: Key, rounds: int) -> Found:
             break
         if not picked or float((q[picked] @ q[place]).abs().max()) <= _APART:
             picked.append(place)
-    return Found(q[picked], r[picked], share[picked])
+    return GateAnswers(q[picked], r[picked], share[picked])
 
 
-def _by_gates(neurons: Neurons, found: Found, drawn: Tensor) -> tuple[Tensor, Tensor]:
+def _by_gates(neurons: Neurons, known: GateAnswers, drawn: Tensor) -> tuple[Tensor, Tensor]:
     """(s, b), (s, k) the answers that best suit the gates of drawn records.
 
     A missing record is V^T c with c orthogonal to every q that was found: the fewer are missing, the better
     the draw.
     """
-    if len(found):
-        basis = torch.linalg.qr(found.duals.T)[0]
+    if len(known):
+        basis = torch.linalg.qr(known.duals.T)[0]
         drawn = drawn - (drawn @ basis) @ basis.T
     opened = drawn @ neurons.before.T > 0
     return _solutions(neurons, opened)
@@ -432,37 +418,39 @@ def _solutions(neurons: Neurons, opened: Tensor) -> tuple[Tensor, Tensor]:
 def _descended(neurons: Neurons, starts: Tensor, floor: float = 0.0) -> tuple[Tensor, Tensor]:
     """(s, b) and (s, k) answers in single precision. floor: of the size of delta, where firmness ends."""
     left, outer = neurons.left.float(), neurons.outer.float()
-    squares = [_products(one, two) for one, two in ((left, left), (left, outer), (outer, outer))]
+    pairs = ((left, left), (left, outer), (outer, outer))
+    squares = [a[:, :, None] * c[:, None, :] for a, c in pairs]  # (m, a, c) of each neuron
     q = torch.nn.functional.normalize(starts.float(), dim=1)
     along = q @ left.T
     level = along.abs().median(dim=1, keepdim=True).values
     opened = (along.abs() > level).float()
-    r = _solved(_sums(opened, squares[2]), (opened * along) @ outer)
+    target = ((opened * along) @ outer)[:, :, None]
+    r = torch.linalg.solve(_ridged(_sums(opened, squares[2])), target)[:, :, 0]
     for _ in range(_STEPS):
         back = r @ outer.T
-        shut = _weights(along - neurons.leak * back, level)
-        opened = _weights(along - back, level)
+        shut = 1 / ((along - neurons.leak * back).square() + level.square())
+        opened = 1 / ((along - back).square() + level.square())
         both = shut + opened
         shut, opened = shut.square() / both, opened.square() / both
         inside = _sums(shut + opened, squares[0])
         across = _sums(opened + neurons.leak * shut, squares[1])
-        gain = _solved(_sums(opened + neurons.leak**2 * shut, squares[2]), across.transpose(1, 2))
-        q = _smallest(inside - across @ gain, q)
+        outside = _sums(opened + neurons.leak**2 * shut, squares[2])
+        gain = torch.linalg.solve(_ridged(outside), across.transpose(1, 2))
+        # one step of inverse iteration towards the least eigenvector
+        factor, _ = torch.linalg.cholesky_ex(_ridged(inside - across @ gain))
+        moved = torch.cholesky_solve(q[:, :, None], factor)[:, :, 0]
+        q = torch.nn.functional.normalize(torch.where(torch.isfinite(moved), moved, q), dim=1)
         r = (gain @ q[:, :, None])[:, :, 0]
         along = q @ left.T
         level = torch.maximum(level * _FALLS, floor * along.square().mean(1, keepdim=True).sqrt())
     return q.double(), r.double()
 
 
-def _promising(neurons: Neurons, q: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-    """Those that explain enough to be worth an exact solution."""
-    kept = _explained(neurons, q, r, _ROUGH) >= _PROMISING
-    return q[kept], r[kept]
-
-
-def _exact(neurons: Neurons, q: Tensor, r: Tensor) -> Found:
-    """Each neuron on the side that it is nearer to, and all equations solved at once."""
+def _exact(neurons: Neurons, q: Tensor, r: Tensor) -> GateAnswers:
+    """Those that explain enough, with each neuron on its nearer side and all equations solved at once."""
     left, outer, leak = neurons.left, neurons.outer, neurons.leak
+    promising = _explained(neurons, q, r, _ROUGH) >= _PROMISING
+    q, r = q[promising], r[promising]
     for _ in range(_FIRMER):
         if not len(q):
             break
@@ -470,11 +458,11 @@ def _exact(neurons: Neurons, q: Tensor, r: Tensor) -> Found:
         opened = (along - back).abs() < (along - leak * back).abs()
         q, r = _solutions(neurons, opened)
     share = _explained(neurons, q, r, _EXACT)
-    kept = share >= EXPLAINED
-    return Found(q[kept], r[kept], share[kept])
+    certain = share >= EXPLAINED
+    return GateAnswers(q[certain], r[certain], share[certain])
 
 
-def _joined(known: Found, more: Found) -> Found:
+def _joined(known: GateAnswers, more: GateAnswers) -> GateAnswers:
     """Different answers, each once, those that explain most first."""
     rows, returned, shares = list(known.duals), list(known.returned), known.explained.tolist()
     for place in more.explained.argsort(descending=True).tolist():
@@ -486,7 +474,7 @@ def _joined(known: Found, more: Found) -> Found:
         shares.append(float(more.explained[place]))
     if not rows:
         return known
-    return Found(torch.stack(rows), torch.stack(returned), torch.tensor(shares))
+    return GateAnswers(torch.stack(rows), torch.stack(returned), torch.tensor(shares))
 
 
 def _explained(neurons: Neurons, q: Tensor, r: Tensor, tolerance: float) -> Tensor:
@@ -497,38 +485,14 @@ def _explained(neurons: Neurons, q: Tensor, r: Tensor, tolerance: float) -> Tens
     return (gap < tolerance * size).double().mean(1)
 
 
-def _weights(gap: Tensor, level: Tensor) -> Tensor:
-    return 1 / (gap.square() + level.square())
-
-
-def _products(one: Tensor, two: Tensor) -> Tensor:
-    """(m, a * c) each neuron's outer product, with its shape."""
-    return one[:, :, None] * two[:, None, :]
-
-
 def _sums(weights: Tensor, products: Tensor) -> Tensor:
     """(s, m) weights to (s, a, c)."""
     return (weights @ products.flatten(1)).reshape(len(weights), *products.shape[1:])
 
 
-def _solved(matrix: Tensor, right: Tensor) -> Tensor:
-    columns = right[:, :, None] if right.ndim == 2 else right
-    solved: Tensor = torch.linalg.solve(_ridged(matrix), columns)
-    return solved[:, :, 0] if right.ndim == 2 else solved
-
-
 def _ridged(matrix: Tensor) -> Tensor:
     size = matrix.diagonal(dim1=1, dim2=2).mean(1)[:, None, None].clamp_min(1e-30)
     return matrix + 1e-6 * size * torch.eye(matrix.shape[1], dtype=matrix.dtype)
-
-
-def _smallest(matrix: Tensor, start: Tensor) -> Tensor:
-    """(s, b) one step of inverse iteration towards the least eigenvector."""
-    factor, _ = torch.linalg.cholesky_ex(_ridged(matrix))
-    moved = torch.cholesky_solve(start[:, :, None], factor)[:, :, 0]
-    moved = torch.where(torch.isfinite(moved), moved, start)
-    unit: Tensor = torch.nn.functional.normalize(moved, dim=1)
-    return unit
 
 
 def sizes_of(
@@ -560,7 +524,7 @@ def _fitted(
 ) -> tuple[Tensor, Tensor]:
     """(n,) the alpha at which softmax(alpha f + b) - e_y points as R does, and how far apart they stay."""
     outputs = torch.where(hidden > 0, hidden, leak * hidden) @ inner.T
-    own = torch.zeros_like(slopes).scatter(1, slopes.argmin(1, keepdim=True), 1.0)
+    label = torch.zeros_like(slopes).scatter(1, slopes.argmin(1, keepdim=True), 1.0)
     size = slopes.norm(dim=1, keepdim=True)
     scale = 1 / outputs.abs().amax(1, keepdim=True).clamp_min(1e-30)  # alpha f is of order 1 here
     low, high = torch.full_like(scale, -8.0), torch.full_like(scale, 8.0)  # of log(alpha / scale)
@@ -568,7 +532,7 @@ def _fitted(
     for _ in range(_ROUNDS):
         tried = low + (high - low) * steps  # (n, grid)
         alpha = scale * tried.exp()
-        made = torch.softmax(alpha[:, :, None] * outputs[:, None] + shift, 2) - own[:, None]
+        made = torch.softmax(alpha[:, :, None] * outputs[:, None] + shift, 2) - label[:, None]
         # only the direction is compared: B and the size of R then need not be known
         unit = made / made.norm(dim=2, keepdim=True).clamp_min(1e-30)
         away = (unit - (slopes / size)[:, None]).norm(dim=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from exhume.core.contract import (
     Cost,
     ExhumeError,
     Gradient,
+    Knowledge,
     NotApplicable,
     Outcome,
     Progress,
@@ -26,12 +27,12 @@ from exhume.core.contract import (
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class BatchAnswer:
     """What was found behind one release."""
 
     records: Tensor  # (b, *shape)
     confidence: Tensor  # (b,)
-    observed: dict[str, float]
+    observed: dict[str, float] = field(default_factory=dict)
     labels: Tensor | None = None  # (b,), where they are inferred
     complete: bool = True  # by the attack's own certificate; never where it is refused
     refused: NotApplicable | None = None  # the records are all that can be identified
@@ -42,12 +43,16 @@ class EachGradient:
     """An attack ready to run on one gradient after the other."""
 
     shape: tuple[int, ...]  # of a record
-    invert: Callable[[Tensor, Tensor, int], Batch]
-    """(p,) gradient, (p,) parameters it was taken at, its place among the releases."""
+    invert: Callable[[Tensor, Tensor, int], BatchAnswer]
+    """(p,) gradient, (p,) parameters it was taken at, its place among the releases.
+
+    `NotApplicable` of one release becomes an answer without records.
+    """
     who: str  # named where the release is no gradient
     stage: str
     progress: Progress = silent
     network: Architecture | None = None  # whose gradients alone can be read; None: not checked
+    tokens: bool = False  # records are whole numbers
 
     def run(self, releases: Release) -> Reconstruction:
         if not isinstance(releases, Gradient):
@@ -60,12 +65,26 @@ class EachGradient:
         for i, values in enumerate(releases.values):
             self.progress(self.stage, i, len(releases.values))
             at = releases.at if releases.at.ndim == 1 else releases.at[i]
-            batches.append(self.invert(values, at, i))
+            try:
+                batches.append(self.invert(values, at, i))
+            except NotApplicable as why:
+                dtype = torch.int64 if self.tokens else values.dtype
+                nothing = torch.zeros(0, *self.shape, dtype=dtype)
+                batches.append(BatchAnswer(nothing, torch.zeros(0), refused=why))
         self.progress(self.stage, len(batches), len(batches))
         return _gathered(batches, self.shape, time.perf_counter() - started)
 
 
-def _gathered(batches: Sequence[Batch], shape: tuple[int, ...], seconds: float) -> Reconstruction:
+def architecture_of(knowledge: Knowledge, who: str) -> Architecture:
+    """The network that an attack cannot do without."""
+    if knowledge.architecture is None:
+        raise NotApplicable(f"{who} needs the architecture", ever=True)
+    return knowledge.architecture
+
+
+def _gathered(
+    batches: Sequence[BatchAnswer], shape: tuple[int, ...], seconds: float
+) -> Reconstruction:
     """Best first; shorter batches are filled up with zeros."""
     most = max((len(batch.records) for batch in batches), default=0)
     dtype = batches[0].records.dtype if batches else torch.float64
@@ -90,7 +109,7 @@ def _gathered(batches: Sequence[Batch], shape: tuple[int, ...], seconds: float) 
     )
 
 
-def _status(batches: Sequence[Batch]) -> Status:
+def _status(batches: Sequence[BatchAnswer]) -> Status:
     refused = [batch.refused for batch in batches if batch.refused is not None]
     if refused and len(refused) == len(batches):
         return Status(Outcome.NOT_APPLICABLE, refused[0].why, refused[0].ever)

@@ -27,8 +27,9 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from exhume.attacks.gradient.gathering import Batch, EachGradient
-from exhume.attacks.gradient.traces import Asked, Traces, asked_for, traces_of
+from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient
+from exhume.attacks.gradient.text import model_of_texts
+from exhume.attacks.gradient.traces import TokenTargets, Traces, asked_for, traces_of
 from exhume.core.contract import Key, Knowledge, NotApplicable, Progress, Store, silent
 from exhume.models.own_texts import LanguageModel
 from exhume.train.local import half_precision
@@ -46,7 +47,7 @@ _ORDERINGS = 3  # of the tokens of a text, one after the other
 
 
 @dataclass(frozen=True)
-class Search:
+class TextSearch:
     """Effort of the search for texts."""
 
     rounds: int = 8  # from another text, until the span is filled
@@ -70,59 +71,56 @@ class LanguageAttack:
     sums and assignment, the last token and the hidden ones from the outputs: ours.
     """
 
-    search: Search = Search()
+    search: TextSearch = TextSearch()
     explained: float = 1e-3  # relative residual up to which the update is the one of the candidates
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> EachGradient:
-        net = language_model(knowledge)
+        net = model_of_texts(knowledge, LanguageModel)
         if not any(not site.local for site in net.sites):
             raise NotApplicable(
                 f"{net}: no trained linear layer sees what attention has mixed", ever=False
             )
-        invert = _Reading(self, net, key).one
-        return EachGradient(
-            (net.length,), invert, "the attack on texts", "reading texts", progress, net
-        )
+        invert = _LanguageReading(self, net, key).invert
+        shape, who, stage = (net.length,), "the attack on texts", "reading texts"
+        return EachGradient(shape, invert, who, stage, progress, net, tokens=True)
 
 
 @dataclass(frozen=True, eq=False)
-class _Reading:
+class _LanguageReading:
     attack: LanguageAttack
     net: LanguageModel
     key: Key
 
-    def one(self, values: Tensor, at: Tensor, place: int) -> Batch:
-        nothing = torch.zeros(0, self.net.length, dtype=torch.int64)
-        try:
-            traces = traces_of(self.net, values, at)
-            texts, real = self._texts(traces, self.key.fold(place))
-        except NotApplicable as why:
-            return Batch(nothing, torch.zeros(0), {}, refused=why)
+    def invert(self, values: Tensor, at: Tensor, place: int) -> BatchAnswer:
+        traces = traces_of(self.net, values, at)
+        texts, real = self._texts(traces, self.key.fold(place))
         if not len(texts):
-            none = NotApplicable("no text lies in the spans of all layers", ever=True)
-            return Batch(nothing, torch.zeros(0), {}, refused=none)
+            raise NotApplicable("no text lies in the spans of all layers", ever=True)
         texts, real, asked = self._explained(traces, texts, real, values, at)
         worst = traces.worst(texts, traces.mixed).masked_fill(~real, 0).amax(1)
         rounding = half_precision(values) or torch.finfo(values.dtype).eps
         proved = asked.residual < max(self.attack.explained, rounding)
         if self.net.loss == "next-token":
-            texts = _with_last(texts, real, asked, self.net.padding)
+            rows, last = torch.arange(len(texts)), real.sum(1) - 1
+            follows = asked.targets[rows, last]  # the token that the last place was asked for
+            follows = torch.where(follows >= 0, follows, self.net.padding or 0)
+            texts = texts.index_put((rows, last + 1), follows)
         if not proved:  # coarse spans hold what was never seen
             sure = asked.sure & (rounding < _FINE)
             texts, worst = texts[sure], worst[sure]
         rank = max(span.rank for _, span in traces.mixed)
         observed = {"explained": max(0.0, 1 - asked.residual), "rank": float(rank)}
-        return Batch(texts, -worst.double(), observed, complete=proved)
+        return BatchAnswer(texts, -worst.double(), observed, complete=proved)
 
     def _texts(self, traces: Traces, key: Key) -> tuple[Tensor, Tensor]:
         """(n, l) texts as fed, and which of their places leave a trace."""
         allowed = traces.allowed()
         fill = self.net.padding
         if not self.net.causal:
-            found = read_whole(traces, allowed, self.attack.search, key)
-            texts = torch.stack([torch.zeros(self.net.length).long(), *found])[1:]
+            whole_texts = read_whole(traces, allowed, self.attack.search, key)
+            texts = torch.stack([torch.zeros(self.net.length).long(), *whole_texts])[1:]
             return texts, torch.ones_like(texts).bool() if fill is None else texts != fill
         whole = self.net.length - (self.net.loss == "next-token")
         rows = read_forward(traces, allowed, whole)
@@ -135,46 +133,27 @@ class _Reading:
 
     def _explained(
         self, traces: Traces, texts: Tensor, real: Tensor, values: Tensor, at: Tensor
-    ) -> tuple[Tensor, Tensor, Asked]:
+    ) -> tuple[Tensor, Tensor, TokenTargets]:
         """Without texts that leave no trace of their own, if the others explain the update."""
-        own = _own_traces(traces, texts, real)
-        asked = self._asked(texts[own], real[own], values, at) if bool(own.any()) else None
-        if asked is None or not (bool(own.all()) or asked.residual < self.attack.explained):
+        alone = _own_traces(traces, texts, real)
+        asked = self._asked(texts[alone], real[alone], values, at) if bool(alone.any()) else None
+        if asked is None or not (bool(alone.all()) or asked.residual < self.attack.explained):
             every = self._asked(texts, real, values, at)
             if asked is None or every.residual < self.attack.explained:
                 return texts, real, every
-        return texts[own], real[own], asked
+        return texts[alone], real[alone], asked
 
-    def _asked(self, texts: Tensor, real: Tensor, values: Tensor, at: Tensor) -> Asked:
+    def _asked(self, texts: Tensor, real: Tensor, values: Tensor, at: Tensor) -> TokenTargets:
+        targets = torch.full_like(texts, -100)
         if self.net.loss == "masked":
             opened = (texts == self.net.mask) & real
-            targets = torch.full_like(texts, -100)
         else:
-            targets = torch.full_like(texts, -100)
             targets[:, :-1] = texts[:, 1:].masked_fill(~real[:, 1:], -100)
             last = real.sum(1) - 1
             opened = torch.zeros_like(real)
             opened[torch.arange(len(texts)), last] = True
             targets = targets.masked_fill(~real, -100)
         return asked_for(self.net, values, at, texts, targets, opened=opened)
-
-
-def language_model(knowledge: Knowledge) -> LanguageModel:
-    if not isinstance(knowledge.architecture, LanguageModel):
-        raise NotApplicable(
-            f"architecture: texts are read off a LanguageModel, not {knowledge.architecture}",
-            ever=True,
-        )
-    return knowledge.architecture
-
-
-def _with_last(texts: Tensor, real: Tensor, asked: Asked, padding: int | None) -> Tensor:
-    """The token that the last place was asked for follows it."""
-    whole = texts.clone()
-    rows, last = torch.arange(len(texts)), real.sum(1) - 1
-    found = asked.targets[rows, last]
-    whole[rows, last + 1] = torch.where(found >= 0, found, padding or 0)
-    return whole
 
 
 def _own_traces(traces: Traces, texts: Tensor, real: Tensor) -> Tensor:
@@ -187,9 +166,9 @@ def _own_traces(traces: Traces, texts: Tensor, real: Tensor) -> Tensor:
     sizes = vectors.norm(dim=1)
     alike = torch.cdist(vectors, vectors) < _SAME * sizes
     others = alike & (owner[:, None] != owner)
-    own = ~others.any(1)
-    found = [bool(own[owner == i].any()) for i in range(len(texts))]
-    return torch.tensor(found, dtype=torch.bool)
+    unlike = ~others.any(1)
+    alone = [bool(unlike[owner == i].any()) for i in range(len(texts))]
+    return torch.tensor(alone, dtype=torch.bool)
 
 
 def read_forward(traces: Traces, allowed: Sequence[Tensor], places: int) -> list[Tensor]:
@@ -222,37 +201,40 @@ def read_forward(traces: Traces, allowed: Sequence[Tensor], places: int) -> list
     return [*ended, *prefixes]
 
 
-def read_whole(traces: Traces, allowed: Sequence[Tensor], search: Search, key: Key) -> list[Tensor]:
+def read_whole(
+    traces: Traces, allowed: Sequence[Tensor], search: TextSearch, key: Key
+) -> list[Tensor]:
     """Every text (l,) whose vectors lie in all spans, filled up with padding."""
-    own = _Changes(traces, allowed)
-    found: dict[tuple[int, ...], Tensor] = {}
-    if not own.ends:
+    changes = _Changes(traces, allowed)
+    proved: dict[tuple[int, ...], Tensor] = {}
+    if not changes.ends:
         return []
-    if own.single:
-        state = own.drawn(own.ends, [], key.generator())
-        return list(state[None][own.proved(state[None])])
+    if all(len(place) == 1 for place in allowed[: changes.ends]):
+        state = changes.drawn(changes.ends, [], key.generator())
+        return list(state[None][changes.proved(state[None])])
+    lengths = [changes.ends] if traces.net.padding is None else range(changes.ends, 0, -1)
     idle = 0  # rounds without a new text
     for turn in range(search.rounds):
-        before = len(found)
-        for length in own.lengths():
+        before = len(proved)
+        for length in lengths:
             generator = key.fold(turn, length).generator()
-            states = own.sums(length, list(found.values()), search, generator)
+            states = changes.sums(length, list(proved.values()), search, generator)
             if not len(states):
                 continue
-            states = torch.stack([own.ordered(state) for state in states])
+            states = torch.stack([changes.ordered(state) for state in states])
             for sweep in range(search.sweeps + 1):
-                good = own.proved(states)
-                found |= {tuple(row.tolist()): row for row in states[good]}
+                good = changes.proved(states)
+                proved |= {tuple(row.tolist()): row for row in states[good]}
                 states = states[~good][: search.changed]
-                if found and traces.filled(torch.stack(list(found.values()))):
-                    return list(found.values())
+                if proved and traces.filled(torch.stack(list(proved.values()))):
+                    return list(proved.values())
                 if sweep == search.sweeps or not len(states):
                     break
-                states = own.swept(states, generator)
-        idle = idle + 1 if len(found) == before else 0
+                states = changes.swept(states, generator)
+        idle = idle + 1 if len(proved) == before else 0
         if idle > 1:
             break
-    return list(found.values())
+    return list(proved.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,18 +249,9 @@ class _Changes:
         ends = next(empty, len(self.options))
         return ends if self.traces.net.padding is not None or ends == len(self.options) else 0
 
-    @property
-    def single(self) -> bool:
-        return all(len(place) == 1 for place in self.options[: self.ends])
-
-    def lengths(self) -> list[int]:
-        if self.traces.net.padding is None:
-            return [self.ends]
-        return list(range(self.ends, 0, -1))
-
-    def drawn(self, length: int, found: Sequence[Tensor], generator: torch.Generator) -> Tensor:
-        """(l,) a text of tokens that no text found has, as far as there are such."""
-        covered = torch.cat([torch.tensor([-1]), *found])
+    def drawn(self, length: int, known: Sequence[Tensor], generator: torch.Generator) -> Tensor:
+        """(l,) a text of tokens that no known text has, as far as there are such."""
+        covered = torch.cat([torch.tensor([-1]), *known])
         state = torch.full((self.traces.net.length,), self.traces.net.padding or 0)
         for place, every in enumerate(self.options[:length]):
             fresh = every[~torch.isin(every, covered)]
@@ -289,10 +262,10 @@ class _Changes:
     # Tokens, by the sum
 
     def sums(
-        self, length: int, found: Sequence[Tensor], search: Search, generator: torch.Generator
+        self, length: int, known: Sequence[Tensor], search: TextSearch, generator: torch.Generator
     ) -> Tensor:
         """(k, l) texts whose changes from a drawn one add up to what the first site has seen."""
-        base = self.drawn(length, found, generator)
+        base = self.drawn(length, known, generator)
         tried = [base]
         for place in range(length):
             rows = base.repeat(len(self.options[place]), 1)
@@ -327,7 +300,12 @@ class _Changes:
         order = order[apart[order] <= _NEARLY * float(apart.min())]
         if float(apart.min()) > _FAR * usual:
             return states[:0]
-        return self._different(states[order], search.sums)
+        different: dict[tuple[int, ...], Tensor] = {}  # by their tokens, in any order
+        for row in states[order]:
+            different.setdefault(tuple(sorted(row.tolist())), row)
+            if len(different) == search.sums:
+                break
+        return torch.stack(list(different.values()))
 
     def _off(self, states: Tensor, length: int) -> Tensor:
         """(n, l) to (n, d): what lies outside the span of the first site, the mean over the places."""
@@ -339,16 +317,6 @@ class _Changes:
             mean = seen[:, :length].float().mean(1)
             parts.append(mean - (mean @ basis) @ basis.T)
         return torch.cat(parts)
-
-    @staticmethod
-    def _different(states: Tensor, most: int) -> Tensor:
-        """The first ones with other tokens, in any order."""
-        kept: dict[tuple[int, ...], Tensor] = {}
-        for row in states:
-            kept.setdefault(tuple(sorted(row.tolist())), row)
-            if len(kept) == most:
-                break
-        return torch.stack(list(kept.values()))
 
     # Their order
 

@@ -12,5 +12,5 @@ from torch import Tensor
 
 def least_squares(matrix: Tensor, target: Tensor) -> Tensor:
     """(m, n), (m, k) to (n, k), of least norm where several fit."""
-    found: Tensor = torch.linalg.lstsq(matrix, target, driver="gelsd").solution
-    return found
+    solution: Tensor = torch.linalg.lstsq(matrix, target, driver="gelsd").solution
+    return solution

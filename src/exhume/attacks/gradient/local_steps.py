@@ -27,11 +27,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exhume.attacks.gradient.chains import Chain, Layer, chain_of
-from exhume.attacks.gradient.gates import Features, Layers, features_behind, likely_records
-from exhume.attacks.gradient.gathering import Batch, EachGradient
+from exhume.attacks.gradient.gates import Layers, features_behind, likely_records
+from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient, architecture_of
 from exhume.attacks.gradient.least_squares import least_squares
 from exhume.core.contract import (
-    Architecture,
     Key,
     Knowledge,
     NotApplicable,
@@ -67,16 +66,56 @@ class LocalStepsAttack:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> EachGradient:
-        architecture, local = knowledge.architecture, knowledge.local
-        if architecture is None or not isinstance(local, LocalTraining):
+        architecture = architecture_of(knowledge, "going back through local steps")
+        local = knowledge.local
+        if not isinstance(local, LocalTraining):
             raise NotApplicable(
-                "going back through local steps needs the architecture and how the client trained",
-                ever=True,
+                "going back through local steps needs how the client trained", ever=True
             )
         _check(local)
-        inversion = _Inversion(self, architecture, local, key)
         shape, stage = tuple(architecture.input_shape), "going back through local steps"
-        return EachGradient(shape, inversion.one, "the attack on local steps", stage, progress)
+
+        def invert(gradient: Tensor, parameters: Tensor, index: int) -> BatchAnswer:
+            seen = Layers(architecture, gradient, parameters)
+            fit, trial = self._fitted(seen, local, key.fold(index))
+            records = fit.records(trial)
+            return BatchAnswer(
+                records.to(gradient.dtype).reshape(-1, *shape),
+                torch.full((len(records),), -trial.residual, dtype=torch.float64),
+                {"batch_size": float(len(records)), "residual": trial.residual},
+                fit.labels,
+                complete=trial.residual < _EXPLAINED,
+            )
+
+        return EachGradient(shape, invert, "the attack on local steps", stage, progress)
+
+    def _fitted(self, seen: Layers, local: LocalTraining, key: Key) -> tuple[ThroughSteps, Trial]:
+        chain = _whole_chain(seen)
+        basis = seen.span(chain.layers[0], key)
+        count = basis.shape[1]
+        middle = halfway(seen, local, count)
+        fits: list[tuple[ThroughSteps, Trial]] = []
+        refused = NotApplicable("no record's gates were found", ever=True)
+        for attempt in range(self.attempts):
+            attempt_key = key.fold("attempt", attempt)
+            try:
+                start = features_behind(middle, chain, self.rounds, attempt_key, likely_records)
+            except NotApplicable as why:
+                refused = why
+                continue
+            if len(start.inputs) < count:
+                some = f"the gates of {len(start.inputs)} of {count} records were found"
+                refused = NotApplicable(some, ever=True)
+                continue
+            labels = labels_at(middle, chain, start.inputs)
+            fit = ThroughSteps.of(seen, chain, local, labels, basis)
+            fit = fit.relabelled(fit.start(start.inputs))
+            fits.append((fit, fit.fitted(fit.start(start.inputs))))
+            if fits[-1][1].residual < _EXPLAINED:
+                break
+        if not fits:
+            raise refused
+        return min(fits, key=lambda pair: pair[1].residual)
 
 
 def _check(local: LocalTraining) -> None:
@@ -95,83 +134,23 @@ def _check(local: LocalTraining) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _Inversion:
-    attack: LocalStepsAttack
-    architecture: Architecture
-    local: LocalTraining
-    key: Key
-
-    def one(self, gradient: Tensor, parameters: Tensor, index: int) -> Batch:
-        shape, key = tuple(self.architecture.input_shape), self.key.fold(index)
-        try:
-            chain = self._chain(parameters)
-            found = self._found(gradient, parameters, chain, key)
-        except NotApplicable as why:
-            return Batch(gradient.new_zeros(0, *shape), torch.zeros(0), {}, refused=why)
-        records, labels, trial = found
-        confidence = torch.full((len(records),), -trial.residual, dtype=torch.float64)
-        return Batch(
-            records.to(gradient.dtype).reshape(-1, *shape),
-            confidence,
-            {"batch_size": float(len(records)), "residual": trial.residual},
-            labels,
-            complete=trial.residual < _EXPLAINED,
+def _whole_chain(seen: Layers) -> Chain:
+    """All layers of the network; refuses networks that are anything else."""
+    network = seen.architecture
+    chain = chain_of(network, seen.parameters)
+    if chain is None or not chain.whole or not chain.gated:
+        raise NotApplicable(
+            f"{network}: it is no chain of fully connected layers with gates", ever=False
         )
-
-    def _chain(self, parameters: Tensor) -> Chain:
-        chain = chain_of(self.architecture, parameters)
-        names = self.architecture.layout.names
-        if chain is None or not chain.whole or not chain.gated:
-            raise NotApplicable(
-                f"{self.architecture}: it is no chain of fully connected layers with gates",
-                ever=False,
-            )
-        if sum(1 + layer.biased for layer in chain.layers) < len(names):
-            raise NotApplicable(
-                f"{self.architecture}: it has parameters outside its fully connected layers",
-                ever=False,
-            )
-        if not chain.layers[0].biased:
-            raise NotApplicable(
-                f"{chain.layers[0].name} has no bias, so that the size is open", ever=False
-            )
-        return chain
-
-    def _found(
-        self, gradient: Tensor, parameters: Tensor, chain: Chain, key: Key
-    ) -> tuple[Tensor, Tensor, Trial]:
-        seen = Layers(self.architecture, gradient, parameters)
-        basis = seen.span(chain.layers[0], key)
-        count = basis.shape[1]
-        middle = halfway(seen, self.local, count)
-        best: tuple[Tensor, Tensor, Trial] | None = None
-        refused = NotApplicable("no record's gates were found", ever=True)
-        for attempt in range(self.attack.attempts):
-            try:
-                found = self._start(middle, chain, key.fold("attempt", attempt))
-            except NotApplicable as why:
-                refused = why
-                continue
-            labels = labels_at(middle, chain, found.inputs)
-            fit = ThroughSteps.of(seen, chain, self.local, labels, basis)
-            fit = fit.relabelled(fit.start(found.inputs))
-            trial = fit.fitted(fit.start(found.inputs))
-            if best is None or trial.residual < best[2].residual:
-                best = fit.records(trial), fit.labels, trial
-            if trial.residual < _EXPLAINED:
-                break
-        if best is None:
-            raise refused
-        return best
-
-    def _start(self, middle: Layers, chain: Chain, key: Key) -> Features:
-        found = features_behind(middle, chain, self.attack.rounds, key, likely_records)
-        if len(found.inputs) < found.rank:
-            raise NotApplicable(
-                f"the gates of {len(found.inputs)} of {found.rank} records were found", ever=True
-            )
-        return found
+    if sum(1 + layer.biased for layer in chain.layers) < len(network.layout.names):
+        raise NotApplicable(
+            f"{network}: it has parameters outside its fully connected layers", ever=False
+        )
+    if not chain.layers[0].biased:
+        raise NotApplicable(
+            f"{chain.layers[0].name} has no bias, so that the size is open", ever=False
+        )
+    return chain
 
 
 def halfway(seen: Layers, local: LocalTraining, records: int) -> Layers:
@@ -298,32 +277,30 @@ class ThroughSteps:
             gates.append(torch.where(here > 0, 1.0, layer.leak))
             if place + 1 < len(self.rows):
                 here = gates[-1] * here
-        back = weights[:, None] * self._errors(here)
+        if here.shape[1] == 1:
+            errors = torch.sigmoid(here) - self.labels[:, None]  # (b, c) p - y
+        else:
+            errors = torch.softmax(here, 1) - F.one_hot(self.labels, here.shape[1])
+        back = weights[:, None] * errors
         slopes = [back.T @ entered[-1]]
         for place in range(len(layers) - 2, -1, -1):
             back = (back @ layers[place + 1])[:, : self.rows[place]] * gates[place]
             slopes.insert(0, back.T @ entered[place])
         return torch.cat([slope.flatten() for slope in slopes])
 
-    def _errors(self, outputs: Tensor) -> Tensor:
-        """(b, c) p - y"""
-        if outputs.shape[1] == 1:
-            return torch.sigmoid(outputs) - self.labels[:, None]
-        return torch.softmax(outputs, 1) - F.one_hot(self.labels, outputs.shape[1])
-
     # Fitting
 
     def relabelled(self, trial: Trial) -> ThroughSteps:
-        """The same with labels that explain the update better, changed one after the other."""
+        """With labels that explain the update better, changed one after the other."""
         fit, best = self, self._left(trial)
         while True:
             others = [
-                replace(fit, labels=_with(fit.labels, record, label))
+                replace(fit, labels=fit.labels.index_fill(0, torch.tensor([record]), label))
                 for record in range(self.count)
                 for label in range(max(2, self.rows[-1]))
                 if label != int(fit.labels[record])
             ]
-            left, place = min((one._left(trial), place) for place, one in enumerate(others))
+            left, place = min((other._left(trial), place) for place, other in enumerate(others))
             if left > _CLEARER * best:
                 return fit
             fit, best = others[place], left
@@ -344,11 +321,11 @@ class ThroughSteps:
             whole = self._descended(
                 replace(trial, weights=rounded(trial.weights, self.local.routine)), None
             )
-            best = min(best, whole, key=lambda one: one.residual)
+            best = min(best, whole, key=lambda each: each.residual)
             if best.residual < EXACT * 10 or whole.residual > trial.residual * 2:
                 break
             trial = whole
-        return min(best, trial, key=lambda one: one.residual)
+        return min(best, trial, key=lambda each: each.residual)
 
     def _descended(self, trial: Trial, even: float | None) -> Trial:
         """even: how strongly weights are held to their present values; None: they stay."""
@@ -374,12 +351,6 @@ class ThroughSteps:
 
         pull = torch.zeros_like(at)
         pull[held:] = even or 0.0
-        found = robust_fit(misfit, at, self.groups, pull)
-        inside = found[:held].reshape(trial.inside.shape)
-        return Trial(inside, weights(found), float(misfit(found).norm()))
-
-
-def _with(labels: Tensor, record: int, label: int) -> Tensor:
-    changed = labels.clone()
-    changed[record] = label
-    return changed
+        fitted = robust_fit(misfit, at, self.groups, pull)
+        inside = fitted[:held].reshape(trial.inside.shape)
+        return Trial(inside, weights(fitted), float(misfit(fitted).norm()))

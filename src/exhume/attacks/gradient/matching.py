@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from exhume.attacks.gradient.gathering import Batch, EachGradient
+from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient, architecture_of
 from exhume.core.contract import (
     Architecture,
     Attack,
@@ -93,9 +93,7 @@ class GradientMatching:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> PreparedMatching:
-        architecture = knowledge.architecture
-        if architecture is None:
-            raise NotApplicable("gradient matching needs the architecture", ever=True)
+        architecture = architecture_of(knowledge, "gradient matching")
         started = None
         if self.start is not None:
             started = self.start.prepare(knowledge, key=key.fold("start"), store=store)
@@ -104,9 +102,9 @@ class GradientMatching:
         size = knowledge.batch_size
         return PreparedMatching(self, architecture, size, started, key, progress, knowledge.local)
 
-    def weights(self, done: float) -> Weights:
+    def weights(self, done: float) -> PriorWeights:
         """When so much of the search is done."""
-        return Weights(self.variation * self.falls**done, self.group, self.statistics)
+        return PriorWeights(self.variation * self.falls**done, self.group, self.statistics)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +120,7 @@ class PreparedMatching:
     def run(self, releases: Release) -> Reconstruction:
         before = cache(lambda: None if self.start is None else self.start.run(releases))
 
-        def invert(values: Tensor, at: Tensor, index: int) -> Batch:
+        def invert(values: Tensor, at: Tensor, index: int) -> BatchAnswer:
             guess = self._starts(index, before(), values)
             assert isinstance(releases, Gradient)  # or it would not have come here
             seen = {name: known[index].to(values) for name, known in releases.statistics.items()}
@@ -132,18 +130,22 @@ class PreparedMatching:
         shape, stage = tuple(self.architecture.input_shape), "matching gradients"
         return EachGradient(shape, invert, "gradient matching", stage, self.progress).run(releases)
 
-    def _search(self, values: Tensor, at: Tensor, guess: Tensor, seen: dict[str, Tensor]) -> Batch:
+    def _search(
+        self, values: Tensor, at: Tensor, guess: Tensor, seen: dict[str, Tensor]
+    ) -> BatchAnswer:
+        architecture = self.architecture
         squared = self.local is not None and self.local.squared  # labels are numbers then
-        labels = None
-        if not squared:
-            labels = infer_labels(values, at, self.architecture, guess.shape[1])
-        shape = (*guess.shape[:2], Objective.outputs(self.architecture, at))
-        soft = guess.new_zeros(shape)
+        labels = None if squared else infer_labels(values, at, architecture, guess.shape[1])
+        zeros, named = at.new_zeros(2, *architecture.input_shape), architecture.layout.split(at)
+        # the last trained layer need not be the last one
+        outputs = functional_call(architecture.build(), named, (zeros,)).shape[1]
+        soft = guess.new_zeros(*guess.shape[:2], outputs)
         if labels is not None:
-            soft = _targets(labels, shape[2]).to(guess.dtype).expand(shape)
+            hard = labels[:, None] if outputs == 1 else F.one_hot(labels, outputs)
+            soft = hard.to(guess.dtype).expand(soft.shape)
         objective = Objective(
-            self.architecture.build(),
-            self.architecture.layout,
+            architecture.build(),
+            architecture.layout,
             values,
             at,
             self.attack.mismatch == "cosine",
@@ -156,16 +158,17 @@ class PreparedMatching:
         settled = mismatch <= _SETTLED or observed["fell"] < 1 - _FALLING
         complete = mismatch <= _EXPLAINED and settled
         confidence = torch.full((len(records),), -mismatch, dtype=torch.float64)
-        found = labels if labels is not None or squared else _hard(soft)
-        return Batch(records, confidence, observed, found, complete=complete)
+        if labels is None and not squared:
+            labels = (soft[:, 0] > 0).long() if outputs == 1 else soft.argmax(1)
+        return BatchAnswer(records, confidence, observed, labels, complete=complete)
 
     def _starts(self, index: int, before: Reconstruction | None, like: Tensor) -> Tensor:
         """(restarts, b, *shape)"""
         shape, low, high = self.architecture.input_shape, self.attack.low, self.attack.high
         if before is not None:
-            found = before.found(index).to(like.dtype)
-            if len(found):
-                return found.reshape(1, -1, *shape).clamp(low, high)
+            candidates = before.found(index).to(like.dtype)
+            if len(candidates):
+                return candidates.reshape(1, -1, *shape).clamp(low, high)
             if self.batch_size is None:
                 raise ExhumeError(
                     f"release {index}: the start found no record, and no batch size is known"
@@ -193,15 +196,15 @@ class _Search:
         records, soft, earlier = self._descended(guess, soft)
         ends = self._mismatches(records, soft)
         best = int(ends.argmin())
-        found, left = records[best], float(ends[best])
+        nearest, left = records[best], float(ends[best])
         if self.attack.polish:
-            found, left = self._polished(found, soft[best], left)
+            nearest, left = self._polished(nearest, soft[best], left)
         observed = {
             "mismatch": left,
             "fell": 1 - left / max(float(earlier[best]), 1e-30),
             "explained": max(0.0, 1 - left) ** (2 if self.objective.cosine else 1),
         }
-        return found, soft[best], observed
+        return nearest, soft[best], observed
 
     def _descended(self, guess: Tensor, soft: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Records and labels of all restarts, and their mismatches before the last quarter."""
@@ -229,7 +232,7 @@ class _Search:
 
     def _labelled(self, guess: Tensor, soft: Tensor) -> Tensor:
         """Labels that suit a good start: while they are wrong, other records fit better than the true."""
-        adam, none = _Adam(soft), Weights()
+        adam, none = _Adam(soft), PriorWeights()
         for step in range(_LABELLING):
             slope = self._slopes(guess, soft, guess, none)[1]
             soft = soft - 0.5 * 0.1 ** (step / _LABELLING) * adam.move(slope)
@@ -253,24 +256,32 @@ class _Search:
         return (ended, after) if after < left else (records, left)  # NaN is not less
 
     def _slopes(
-        self, records: Tensor, soft: Tensor, middle: Tensor, weights: Weights
+        self, records: Tensor, soft: Tensor, middle: Tensor, weights: PriorWeights
     ) -> tuple[Tensor, Tensor]:
-        def cost(one: Tensor, targets: Tensor, mean: Tensor) -> Tensor:
-            return self.objective.cost(one, targets, mean, weights)
+        def cost(batch: Tensor, targets: Tensor, mean: Tensor) -> Tensor:
+            return self.objective.cost(batch, targets, mean, weights)
 
-        found: tuple[Tensor, Tensor] = self._together(grad(cost, argnums=(0, 1)))(
+        slopes: tuple[Tensor, Tensor] = self._of_all(grad(cost, argnums=(0, 1)))(
             records, soft, middle
         )
-        return found
+        return slopes
 
     def _mismatches(self, records: Tensor, soft: Tensor) -> Tensor:
-        found: Tensor = self._together(self.objective.mismatch)(records, soft)
-        return found
+        each: Tensor = self._of_all(self.objective.mismatch)(records, soft)
+        return each
 
-    def _together(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Of one restart to of all: side by side, or in turn where that is faster."""
-        slow = any(isinstance(part, _SLOW_TOGETHER) for part in self.objective.module.modules())
-        return _in_turn(function) if slow else vmap(function)
+    def _of_all(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of one restart, of all of them: side by side, or in turn where that is faster."""
+        if not any(isinstance(part, _SLOW_TOGETHER) for part in self.objective.module.modules()):
+            return vmap(function)
+
+        def in_turn(*stacked: Tensor) -> Any:
+            each = [function(*restart) for restart in zip(*stacked, strict=True)]
+            if isinstance(each[0], tuple):
+                return tuple(torch.stack(part) for part in zip(*each, strict=True))
+            return torch.stack(each)
+
+        return in_turn
 
 
 class _Adam:
@@ -290,29 +301,9 @@ class _Adam:
         return first / (second.sqrt() + 1e-12)
 
 
-def _in_turn(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What vmap does, one after another."""
-
-    def each(*stacked: Tensor) -> Any:
-        found = [function(*one) for one in zip(*stacked, strict=True)]
-        if isinstance(found[0], tuple):
-            return tuple(torch.stack(part) for part in zip(*found, strict=True))
-        return torch.stack(found)
-
-    return each
-
-
-def _targets(labels: Tensor, outputs: int) -> Tensor:
-    return labels[:, None].double() if outputs == 1 else F.one_hot(labels, outputs).double()
-
-
-def _hard(soft: Tensor) -> Tensor:
-    return (soft[:, 0] > 0).long() if soft.shape[1] == 1 else soft.argmax(1)
-
-
 @dataclass(frozen=True)
-class Weights:
-    """Of what is added to the mismatch."""
+class PriorWeights:
+    """How much what is added to the mismatch counts."""
 
     variation: float = 0.0
     group: float = 0.0
@@ -321,7 +312,7 @@ class Weights:
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """Of one released gradient. Records are (b, *shape), targets (b, outputs)."""
+    """How far records (b, *shape) with targets (b, outputs) are from one released gradient."""
 
     module: nn.Module
     layout: Layout
@@ -330,15 +321,15 @@ class Objective:
     cosine: bool  # else squared distance
     searched: bool  # targets are logits of labels that nobody knows
     local: ClientTraining | None = None  # how records became an update; None: one plain step
-    statistics: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # of batch norm, as `Gradient` has them
+    statistics: dict[str, Tensor] = field(default_factory=dict)  # of batch norm, as in `Gradient`
 
     def mismatch(self, records: Tensor, targets: Tensor) -> Tensor:
         """() how far the gradient of these records is from the released one."""
         return self._compared(records, targets)[0]
 
-    def cost(self, records: Tensor, targets: Tensor, middle: Tensor, weights: Weights) -> Tensor:
+    def cost(
+        self, records: Tensor, targets: Tensor, middle: Tensor, weights: PriorWeights
+    ) -> Tensor:
         """() the mismatch and all else. middle: the mean of all restarts' records."""
         value, seen = self._compared(records, targets)
         for name, wanted in (self.statistics if seen else {}).items():
@@ -352,14 +343,14 @@ class Objective:
 
     def _compared(self, records: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         if self.local is None:
-            own, seen = grad(self._loss, has_aux=True)(self.at, records, targets)
+            made, seen = grad(self._loss, has_aux=True)(self.at, records, targets)
         else:  # what batch norm saw is known of one plain step only
             slope = grad(lambda *given: self._loss(*given)[0])
-            own, seen = self.local.simulated(slope, self.at, records, targets), {}
+            made, seen = self.local.simulated(slope, self.at, records, targets), {}
         size = self.values.norm().clamp_min(1e-30)
         if self.cosine:
-            return 1 - (own @ self.values) / (own.norm() * size).clamp_min(1e-30), seen
-        return ((own - self.values) / size).square().sum(), seen
+            return 1 - (made @ self.values) / (made.norm() * size).clamp_min(1e-30), seen
+        return ((made - self.values) / size).square().sum(), seen
 
     def _loss(
         self, flat: Tensor, records: Tensor, targets: Tensor
@@ -380,14 +371,6 @@ class Objective:
             return F.binary_cross_entropy_with_logits(outputs, share), seen
         share = torch.softmax(targets, 1) if self.searched else targets
         return -(share * torch.log_softmax(outputs, 1)).sum(1).mean(), seen
-
-    @staticmethod
-    def outputs(architecture: Architecture, at: Tensor) -> int:
-        """Classes: the last trained layer need not be the last one."""
-        zeros = at.new_zeros(2, *architecture.input_shape)
-        named = architecture.layout.split(at)
-        found: int = functional_call(architecture.build(), named, (zeros,)).shape[1]
-        return found
 
 
 def total_variation(records: Tensor) -> Tensor:
@@ -417,9 +400,8 @@ def infer_labels(
         ones = min(max(ones, 0), batch)
         return torch.tensor([0] * (batch - ones) + [1] * ones)
     counts = batch * (torch.softmax(logits, 1).mean(0) - slope)
-    found: list[int] = []
+    labels: list[int] = []
     for _ in range(batch):  # the largest count that is left takes the next record
-        label = int(counts.argmax())
-        counts[label] -= 1
-        found.append(label)
-    return torch.tensor(sorted(found))
+        labels.append(int(counts.argmax()))
+        counts[labels[-1]] -= 1
+    return torch.tensor(sorted(labels))

@@ -69,8 +69,8 @@ class Samples:
 def fit_moments(samples: Samples, order: int) -> list[Tensor]:
     """T_0 ... T_order, symmetric tensors of q, that fit values and slopes best."""
     q, with_slopes = samples.points.shape[1], samples.slopes is not None
-    found = [samples.points.new_zeros((q,) * k) for k in range(order + 1)]
-    residual = [part.clone() for part in found]
+    moments = [samples.points.new_zeros((q,) * k) for k in range(order + 1)]
+    residual = [part.clone() for part in moments]
     for block in _blocks(samples):
         operator = _Hermite(block.points, order, with_slopes)
         _add(residual, operator.adjoint(block.values, block.slopes))
@@ -79,16 +79,16 @@ def fit_moments(samples: Samples, order: int) -> list[Tensor]:
     for _ in range(_ITERATIONS):
         if norm <= _ENOUGH**2 * start:
             break
-        image = [torch.zeros_like(part) for part in found]
+        image = [torch.zeros_like(part) for part in moments]
         for block in _blocks(samples):
             operator = _Hermite(block.points, order, with_slopes)
             _add(image, operator.adjoint(*operator.apply(direction)))
         step = norm / _dot(direction, image)
-        found = [f + step * d for f, d in zip(found, direction, strict=True)]
+        moments = [f + step * d for f, d in zip(moments, direction, strict=True)]
         residual = [r - step * i for r, i in zip(residual, image, strict=True)]
         norm, before = _dot(residual, residual), norm
         direction = [r + norm / before * d for r, d in zip(residual, direction, strict=True)]
-    return [part * scale for part, scale in zip(found, _scales(order, with_slopes), strict=True)]
+    return [part * scale for part, scale in zip(moments, _scales(order, with_slopes), strict=True)]
 
 
 def _blocks(samples: Samples) -> Iterator[Samples]:
@@ -153,26 +153,26 @@ class _Hermite:
     def _of_values(self, y: Tensor) -> list[Tensor]:
         points, q = self.points, self.points.shape[1]
         eye = torch.eye(q, dtype=points.dtype)
-        zero, one = y.sum(), y @ points
+        zeroth, first = y.sum(), y @ points
         square = (y @ self.pairs).reshape(q, q)
-        parts = [zero, one, (square - zero * eye) / 2]
+        parts = [zeroth, first, (square - zeroth * eye) / 2]
         if self.order >= 3:
             cube = (self.pairs.T @ (y[:, None] * points)).reshape(q, q, q)
-            parts.append((cube - 3 * _symmetric(one[:, None, None] * eye)) / 6)
+            parts.append((cube - 3 * _symmetric(first[:, None, None] * eye)) / 6)
         if self.order >= 4:
             fourth = (self.pairs.T @ (y[:, None] * self.pairs)).reshape((q,) * 4)
             mixed = square[:, :, None, None] * eye
             double = eye[:, :, None, None] * eye
-            parts.append((fourth - 6 * _symmetric(mixed) + 3 * zero * _symmetric(double)) / 24)
+            parts.append((fourth - 6 * _symmetric(mixed) + 3 * zeroth * _symmetric(double)) / 24)
         return parts[: self.order + 1]
 
     def _of_slopes(self, y: Tensor) -> list[Tensor]:
         points, q = self.points, self.points.shape[1]
         eye = torch.eye(q, dtype=points.dtype)
-        one, square = y.sum(0), y.T @ points
-        parts = [points.new_zeros(()), one, _symmetric(square)]
+        first, square = y.sum(0), y.T @ points
+        parts = [points.new_zeros(()), first, _symmetric(square)]
         if self.order >= 3:
-            cube = (y.T @ self.pairs).reshape(q, q, q) - one[:, None, None] * eye
+            cube = (y.T @ self.pairs).reshape(q, q, q) - first[:, None, None] * eye
             parts.append(_symmetric(cube) / 2)
         if self.order >= 4:
             outer = (y[:, :, None] * points[:, None, :]).flatten(1)
@@ -191,13 +191,15 @@ def _symmetric(tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class SampleFit:
     records: Tensor  # (b, q) m_i
     strengths: Tensor  # (b,) r_i
     misfit: float  # norm of the residual over that of the observation
 
 
-def polish(activation: Activation, samples: Samples, records: Tensor, steps: int = _STEPS) -> Fit:
+def polish(
+    activation: Activation, samples: Samples, records: Tensor, steps: int = _STEPS
+) -> SampleFit:
     """Move a start (b, q) to the nearest best fit. Strengths start at their least-squares values."""
     model = _Model(activation, samples)
     strengths = best_strengths(activation, samples, records)
@@ -223,7 +225,7 @@ def polish(activation: Activation, samples: Samples, records: Tensor, steps: int
             damping *= 4
         if not accepted:
             break
-    return Fit(records, strengths, float(residual.norm()) / model.size)
+    return SampleFit(records, strengths, float(residual.norm()) / model.size)
 
 
 def best_strengths(activation: Activation, samples: Samples, records: Tensor) -> Tensor:
@@ -306,11 +308,11 @@ def coefficients(activation: Activation, norm: float = 1.0, highest: int = 4) ->
     z = (half[:, None] * nodes + (edges[1:] + edges[:-1])[:, None] / 2).ravel()
     density = np.exp(-z * z / 2) / np.sqrt(2 * np.pi) * (half[:, None] * weights).ravel()
     values = activation.apply(torch.from_numpy(norm * z)).numpy() * density
-    found, before, here = [], np.zeros_like(z), np.ones_like(z)
+    c, before, here = [], np.zeros_like(z), np.ones_like(z)
     for order in range(highest + 1):
-        found.append(float(values @ here))
+        c.append(float(values @ here))
         before, here = here, z * here - order * before  # He_{n+1} = z He_n - n He_{n-1}
-    return tuple(found)
+    return tuple(c)
 
 
 def order_for(activation: Activation, norm: float = 1.0) -> int:

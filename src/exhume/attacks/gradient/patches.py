@@ -10,7 +10,6 @@ its records, and nothing is solved.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vjp
 
-from exhume.attacks.gradient.gathering import Batch, EachGradient
+from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient, architecture_of
 from exhume.attacks.gradient.least_squares import least_squares
 from exhume.core.contract import (
     Architecture,
@@ -51,46 +50,32 @@ class PatchAttack:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> EachGradient:
-        architecture = knowledge.architecture
-        if architecture is None:
-            raise NotApplicable("reading patches needs the architecture", ever=True)
+        architecture = architecture_of(knowledge, "reading patches")
+
+        def invert(gradient: Tensor, parameters: Tensor, _: int) -> BatchAnswer:
+            seen = {n: g.double() for n, g in architecture.layout.split(gradient).items()}
+            places = _places(architecture, parameters, key)
+            slopes = seen[f"{places.layer}.weight"].flatten(1)  # (d, q)
+            back = seen[places.vectors].reshape(-1, len(slopes))[places.rows]  # (t, d)
+            if len(back) > len(slopes):
+                raise NotApplicable(
+                    f"{len(back)} places, but {places.vectors} has only {len(slopes)} numbers for each",
+                    ever=False,
+                )
+            patches = least_squares(back.T, slopes)
+            left = float((slopes - back.T @ patches).norm() / slopes.norm().clamp_min(1e-300))
+            if left > _EXPLAINED:
+                raise NotApplicable(
+                    f"the places' gradients leave {left:.0%} of {places.layer}'s unexplained: there are "
+                    "several records behind the update, and places tell a batch of one",
+                    ever=False,
+                )
+            record = _pasted(architecture, parameters.double(), places.layer, patches)
+            observed = {"batch_size": 1.0, "left_over": left}
+            return BatchAnswer(record.to(gradient.dtype), torch.tensor([-left]), observed)
+
         shape, stage = tuple(architecture.input_shape), "reading patches"
-        return EachGradient(shape, _Reading(architecture, key).one, stage, stage, progress)
-
-
-@dataclass(frozen=True, eq=False)
-class _Reading:
-    architecture: Architecture
-    key: Key
-
-    def one(self, gradient: Tensor, parameters: Tensor, index: int) -> Batch:
-        try:
-            return self._read(gradient, parameters)
-        except NotApplicable as why:
-            nothing = gradient.new_zeros(0, *self.architecture.input_shape)
-            return Batch(nothing, torch.zeros(0), {}, refused=why)
-
-    def _read(self, gradient: Tensor, parameters: Tensor) -> Batch:
-        seen = {n: g.double() for n, g in self.architecture.layout.split(gradient).items()}
-        places = _places(self.architecture, parameters, self.key)
-        slopes = seen[f"{places.layer}.weight"].flatten(1)  # (d, q)
-        back = seen[places.vectors].reshape(-1, len(slopes))[places.rows]  # (t, d)
-        if len(back) > len(slopes):
-            raise NotApplicable(
-                f"{len(back)} places, but {places.vectors} has only {len(slopes)} numbers for each",
-                ever=False,
-            )
-        patches = least_squares(back.T, slopes)
-        left = float((slopes - back.T @ patches).norm() / slopes.norm().clamp_min(1e-300))
-        if left > _EXPLAINED:
-            raise NotApplicable(
-                f"the places' gradients leave {left:.0%} of {places.layer}'s unexplained: there are several "
-                "records behind the update, and places tell a batch of one",
-                ever=False,
-            )
-        record = _pasted(self.architecture, parameters.double(), places.layer, patches)
-        observed = {"batch_size": 1.0, "left_over": left}
-        return Batch(record.to(gradient.dtype), torch.tensor([-left]), observed)
+        return EachGradient(shape, invert, stage, stage, progress)
 
 
 @dataclass(frozen=True)
@@ -110,27 +95,22 @@ def _places(architecture: Architecture, parameters: Tensor, key: Key) -> _Places
     layers = [
         name
         for name, layer in module.named_modules()
-        if _takes_patches(layer) and f"{name}.weight" in named
+        if f"{name}.weight" in named and (isinstance(layer, nn.Linear) or _cuts_patches(layer))
     ]
     with after(module, layers, lambda name, _, given: caught.setdefault(name, given)):
         outputs = functional_call(module, named, (probe.to(parameters.dtype),))
     drawn = torch.randn(outputs.shape, generator=key.fold("loss").generator()).to(outputs)
-    wanted = {
-        **{("given", n): t for n, t in caught.items()},
-        **{("own", n): t for n, t in named.items()},
-    }
-    slopes = torch.autograd.grad((outputs * drawn).sum(), list(wanted.values()), allow_unused=True)
-    by_name = {name: slope for name, slope in zip(wanted, slopes, strict=True) if slope is not None}
-    for (kind, layer), given in by_name.items():
-        if kind != "given":
+    wanted = [*caught.values(), *named.values()]
+    slopes = torch.autograd.grad((outputs * drawn).sum(), wanted, allow_unused=True)
+    backs, parameter_slopes = slopes[: len(caught)], slopes[len(caught) :]
+    for layer, given in zip(caught, backs, strict=True):
+        if given is None:
             continue
-        back = _by_place(given)
-        for (other, name), slope in by_name.items():
-            if (
-                other == "own"
-                and slope.numel() >= back.numel()
-                and slope.shape[-1] == back.shape[1]
-            ):
+        whole = given.sum(0)  # of a convolution (d, h, w), or of a layer (t, d)
+        back = whole.flatten(1).T if given.ndim == 4 else whole.reshape(-1, given.shape[-1])
+        for name, slope in zip(named, parameter_slopes, strict=True):
+            fits = slope is not None and slope.numel() >= back.numel()
+            if fits and slope.shape[-1] == back.shape[1]:
                 rows = _rows(back, slope.reshape(-1, back.shape[1]))
                 if rows is not None:
                     return _Places(layer, name, rows)
@@ -140,16 +120,10 @@ def _places(architecture: Architecture, parameters: Tensor, key: Key) -> _Places
     )
 
 
-def _takes_patches(layer: nn.Module) -> bool:
-    if isinstance(layer, nn.Conv2d):
-        return layer.stride == layer.kernel_size and layer.groups == 1 and layer.dilation == (1, 1)
-    return isinstance(layer, nn.Linear)
-
-
-def _by_place(given: Tensor) -> Tensor:
-    """(t, d) of what a convolution (n, d, h, w) or a layer (n, t, d) gives, of all records together."""
-    whole = given.sum(0)
-    return whole.flatten(1).T if given.ndim == 4 else whole.reshape(-1, given.shape[-1])
+def _cuts_patches(layer: nn.Module) -> bool:
+    if not isinstance(layer, nn.Conv2d):
+        return False
+    return layer.stride == layer.kernel_size and layer.groups == 1 and layer.dilation == (1, 1)
 
 
 def _rows(back: Tensor, slopes: Tensor) -> Tensor | None:
@@ -168,7 +142,18 @@ def _pasted(architecture: Architecture, parameters: Tensor, layer: str, patches:
 
     A pixel is in one patch, so that A of patches = A x + shift has orthogonal columns.
     """
-    taken = _patches_of(architecture, parameters, layer, patches)
+    module, named = architecture.build().double(), architecture.layout.split(parameters)
+    taker = module.get_submodule(layer)
+
+    def taken(record: Tensor) -> Tensor:
+        """(t, q) the patches of a record (1, *shape)."""
+        with inputs_of(module, layer) as caught:
+            functional_call(module, named, (record.repeat_interleave(2, 0),))
+        if isinstance(taker, nn.Conv2d):
+            side = taker.weight.shape[2:]
+            return F.unfold(caught[0], side, stride=side)[0].T
+        return caught[0][0].reshape(patches.shape)
+
     zeros = torch.zeros(1, *architecture.input_shape, dtype=torch.float64)
     shift, pull = vjp(taken, zeros)[:2]
     size = pull(taken(zeros + 1) - shift)[0]
@@ -178,21 +163,3 @@ def _pasted(architecture: Architecture, parameters: Tensor, layer: str, patches:
     if float((taken(record) - patches).norm()) > _SAME * float(patches.norm()):
         raise NotApplicable(f"{layer} takes no plain patches of the record", ever=False)
     return record
-
-
-def _patches_of(
-    architecture: Architecture, parameters: Tensor, layer: str, like: Tensor
-) -> Callable[[Tensor], Tensor]:
-    """From a record (1, *shape) to the patches (t, q) that the layer takes."""
-    module, named = architecture.build().double(), architecture.layout.split(parameters)
-    own = module.get_submodule(layer)
-
-    def taken(record: Tensor) -> Tensor:
-        with inputs_of(module, layer) as caught:
-            functional_call(module, named, (record.repeat_interleave(2, 0),))
-        if isinstance(own, nn.Conv2d):
-            unfolded = F.unfold(caught[0], own.weight.shape[2:], stride=own.weight.shape[2:])
-            return unfolded[0].T
-        return caught[0][0].reshape(like.shape)
-
-    return taken

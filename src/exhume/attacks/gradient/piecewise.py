@@ -85,8 +85,10 @@ class Gates:
         return Opened(vectors / norms[:, None] * signs[:, None], norms * signs, spreads)
 
     def _add(self, dual: Tensor, spread: float) -> None:
+        some = self.slopes[:1000]
         for i, other in enumerate(self.duals):
-            if self._same(dual, other):
+            both = torch.stack([some @ dual, some @ other])
+            if float(torch.corrcoef(both)[0, 1].abs()) > 0.99:  # they jump at the same points
                 if spread < self.spreads[i]:
                     self.duals[i], self.spreads[i] = dual, spread
                 return
@@ -103,12 +105,6 @@ class Gates:
             spreads.append(1.0)
         return torch.stack(duals), torch.tensor(spreads)
 
-    def _same(self, left: Tensor, right: Tensor) -> bool:
-        """Two duals of one gate jump at the same points."""
-        some = self.slopes[:1000]
-        both = torch.stack([some @ left, some @ right])
-        return float(torch.corrcoef(both)[0, 1].abs()) > 0.99
-
 
 def _near(points: Tensor, slopes: Tensor, start: Tensor) -> tuple[Tensor, float]:
     """The gate of a record whose direction is roughly known."""
@@ -116,9 +112,9 @@ def _near(points: Tensor, slopes: Tensor, start: Tensor) -> tuple[Tensor, float]
     best = (slopes.new_zeros(slopes.shape[1]), float("inf"))
     for share in _SHARES:
         count = max(int(share * len(order)), 2)
-        found = _refined(slopes, order[:count], order[-count:])
-        if found[1] < best[1]:
-            best = found
+        refined = _refined(slopes, order[:count], order[-count:])
+        if refined[1] < best[1]:
+            best = refined
         if best[1] < CERTAIN:
             break
     return best
@@ -172,18 +168,18 @@ class Side:
 def recurring_gates(points: Tensor, slopes: Tensor, key: Key) -> list[Side]:
     """At most q gates behind points and slopes (m, q); fewer where differences do not recur."""
     columns = torch.linalg.qr(torch.cat([slopes, torch.ones_like(slopes[:, :1])], 1))
-    found: list[Side] = []
+    sides: list[Side] = []
     left, idle = slopes, 0
     for turn in range(_ROUNDS):
-        if len(found) == points.shape[1] or idle == _IDLE:
+        if len(sides) == points.shape[1] or idle == _IDLE:
             break
         steps = _frequent(left, key.fold("round", turn))
-        fresh = _tested(points, columns, steps, found)
+        fresh = _tested(points, columns, steps, sides)
         idle = 0 if fresh else idle + 1
         for side in fresh:
-            found.append(side)
+            sides.append(side)
             left = left - side.open.to(left)[:, None] * side.step
-    return found
+    return sides
 
 
 def _frequent(slopes: Tensor, key: Key) -> Tensor:
@@ -194,15 +190,16 @@ def _frequent(slopes: Tensor, key: Key) -> Tensor:
     if not size > 0:
         return rows[:0]
     codes = torch.randn(slopes.shape[1], 2, dtype=slopes.dtype, generator=generator)
-    rows = _distinct(rows, codes, size)
+    # one row of each pattern: equal rows say nothing, and many neurons share a pattern
+    _, places = torch.unique(_cells(rows @ codes / (_GRID * size)), return_inverse=True)
+    last = torch.zeros(int(places.max()) + 1, dtype=torch.long)
+    last[places] = torch.arange(len(rows))
+    rows = rows[last]
     left, right = torch.triu_indices(len(rows), len(rows), 1)
     coded = (rows @ codes) / (_GRID * size)
     apart = coded[left] - coded[right]
     apart = apart * torch.where(apart[:, :1] < 0, -1.0, 1.0).to(apart)  # v and -v are one
-    cells = apart.round().long()
-    names, places, counts = torch.unique(
-        cells[:, 0] * (1 << 31) + cells[:, 1], return_inverse=True, return_counts=True
-    )
+    names, places, counts = torch.unique(_cells(apart), return_inverse=True, return_counts=True)
     order = counts.argsort(descending=True, stable=True)[:_CANDIDATES]
     order = order[counts[order] > 1]
     first = torch.full((len(names),), len(places)).scatter_reduce(
@@ -211,13 +208,10 @@ def _frequent(slopes: Tensor, key: Key) -> Tensor:
     return rows[left[first[order]]] - rows[right[first[order]]]
 
 
-def _distinct(rows: Tensor, codes: Tensor, size: float) -> Tensor:
-    """One row of each pattern: equal rows say nothing, and many neurons share a pattern."""
-    cells = ((rows @ codes) / (_GRID * size)).round().long()
-    _, places = torch.unique(cells[:, 0] * (1 << 31) + cells[:, 1], return_inverse=True)
-    last = torch.zeros(int(places.max()) + 1, dtype=torch.long)
-    last[places] = torch.arange(len(rows))
-    return rows[last]
+def _cells(coded: Tensor) -> Tensor:
+    """(r, 2) coordinates to the numbers (r,) of the cells they lie in."""
+    cells = coded.round().long()
+    return cells[:, 0] * (1 << 31) + cells[:, 1]
 
 
 def _tested(
@@ -235,24 +229,23 @@ def _tested(
     fresh: list[Side] = []
     for index in (off < _SIDES).nonzero()[:, 0]:
         side = _oriented(sides[:, index] > 0, duals[:, index], steps[index])
-        if side is not None and not any(_same(side.open, other.open) for other in [*known, *fresh]):
+        if side is None:
+            continue
+        apart = [int((side.open != other.open).sum()) for other in [*known, *fresh]]
+        if not {0, len(side.open)} & set(apart):
             fresh.append(side)
     return fresh
 
 
-def _oriented(one: Tensor, dual: Tensor, step: Tensor) -> Side | None:
+def _oriented(above: Tensor, dual: Tensor, step: Tensor) -> Side | None:
     """Which of the two sides is open: there the slopes have `step` more than on the other.
 
     The constant c is 0 or a leak's small share for the open side, and 1 less that for the closed one.
     """
-    if not 0 < int(one.sum()) < len(one):
+    if not 0 < int(above.sum()) < len(above):
         return None
-    opened, vector = (one, dual[:-1]) if float(dual[-1]) < 0.5 else (~one, -dual[:-1])
+    opened, vector = (above, dual[:-1]) if float(dual[-1]) < 0.5 else (~above, -dual[:-1])
     along = float(vector @ step)
     if not abs(abs(along) - 1) < 1e-2:  # a difference of more than one gate
         return None
     return Side(opened, step if along > 0 else -step)
-
-
-def _same(left: Tensor, right: Tensor) -> bool:
-    return int((left != right).sum()) in (0, len(left))

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.gradient.decompose import Terms, decompose
-from exhume.attacks.gradient.gathering import Batch, EachGradient
+from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient
 from exhume.attacks.gradient.least_squares import least_squares
 from exhume.attacks.gradient.moments import (
-    Fit,
+    SampleFit,
     Samples,
     best_strengths,
     coefficients,
@@ -38,7 +38,7 @@ from exhume.attacks.gradient.moments import (
     polish,
 )
 from exhume.attacks.gradient.piecewise import CERTAIN, Gates, Opened
-from exhume.attacks.gradient.reading import Observation, TwoLast, query_parameters, two_last
+from exhume.attacks.gradient.two_last import Observation, TwoLast, query_parameters, two_last
 from exhume.core.contract import (
     Architecture,
     Key,
@@ -87,38 +87,35 @@ class SpanAttack:
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> EachGradient:
         view = two_last(knowledge.architecture)
-        invert, stage = _Inversion(self, view, key).one, "inverting gradients"
-        network = view.architecture
-        return EachGradient(view.shape, invert, "the span attack", stage, progress, network)
+        invert, stage = _SpanInversion(self, view, key).invert, "inverting gradients"
+        return EachGradient(
+            view.shape, invert, "the span attack", stage, progress, view.architecture
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class _Inversion:
+class _SpanInversion:
     attack: SpanAttack
     view: TwoLast
     key: Key
 
-    def one(self, gradient: Tensor, parameters: Tensor, index: int) -> Batch:
+    def invert(self, gradient: Tensor, parameters: Tensor, index: int) -> BatchAnswer:
         seen, dtype = self.view.observe(gradient, parameters, index), gradient.dtype
-        try:
-            basis, _ = span_of_slopes(seen.raw_slopes, self.key.fold("span"))
-        except NotApplicable as why:
-            return self._refused(seen.raw_slopes.new_zeros(0, self.view.inputs), why)
+        basis, _ = span_of_slopes(seen.raw_slopes, self.key.fold("span"))
         try:
             order = order_for(self.view.activation)
-        except NotApplicable as why:
-            rows = basis.T[:, : self.view.inputs]
-            return self._refused(rows.to(dtype), why)
-        wide = basis.shape[1]
-        if wide > self.attack.largest and not homogeneous(self.view.activation):
-            wider = NotApplicable(
-                f"dL/dW spans {wide} directions; the fit is for at most {self.attack.largest} records, and "
-                "noise or rounding of the update widens the span",
-                ever=True,
-            )
-            return self._refused(basis.T[:, : self.view.inputs].to(dtype), wider)
-        records, confidence, own = self._solved(seen, basis, order)
-        fixed_up = fix_signs_and_norms(
+            wide = basis.shape[1]
+            if wide > self.attack.largest and not homogeneous(self.view.activation):
+                raise NotApplicable(
+                    f"dL/dW spans {wide} directions; the fit is for at most {self.attack.largest} records, "
+                    "and noise or rounding of the update widens the span",
+                    ever=True,
+                )
+        except NotApplicable as why:  # the span itself is all that can be told
+            rows = basis.T[:, : self.view.inputs].to(dtype).reshape(-1, *self.view.shape)
+            return BatchAnswer(rows, torch.zeros(len(rows), dtype=torch.float64), refused=why)
+        records, confidence, certificate = self._solved(seen, basis, order)
+        settled = fix_signs_and_norms(
             self.view.activation,
             seen,
             records,
@@ -126,10 +123,14 @@ class _Inversion:
             nonnegative=self.attack.nonnegative,
             averaged=self.attack.averaged,
         )
-        found = fixed_up.records.to(dtype).reshape(len(records), *self.view.shape)
-        bar = CERTAIN if "spread" in own else EXACT
-        observed = own | {"batch_size": float(len(records)), "order": float(order)}
-        return Batch(found, confidence, observed, fixed_up.labels, bool((-confidence < bar).all()))
+        bar = CERTAIN if "spread" in certificate else EXACT
+        return BatchAnswer(
+            settled.records.to(dtype).reshape(len(records), *self.view.shape),
+            confidence,
+            certificate | {"batch_size": float(len(records)), "order": float(order)},
+            settled.labels,
+            complete=bool((-confidence < bar).all()),
+        )
 
     def _solved(
         self, seen: Observation, basis: Tensor, order: int
@@ -151,17 +152,13 @@ class _Inversion:
         confidence = torch.full((len(fit.records),), -fit.misfit, dtype=torch.float64)
         return fit.records @ basis.T / spread, confidence, {"misfit": fit.misfit}
 
-    def _refused(self, rows: Tensor, why: NotApplicable) -> Batch:
-        empty = torch.zeros(len(rows), dtype=torch.float64)
-        return Batch(rows.reshape(-1, *self.view.shape), empty, {}, refused=why)
-
 
 def solve_smooth(
     activation: Activation, samples: Samples, order: int, norm: float, key: Key
-) -> Fit:
+) -> SampleFit:
     """The best fit found; its `misfit` says whether it is the answer."""
     few = samples.rows(slice(0, max(_FEWEST, _EACH * samples.points.shape[1])))
-    best: Fit | None = None
+    best: SampleFit | None = None
     for turn in range(_ROUNDS):
         moments = _moments(activation, samples, order, best)
         terms = decompose(moments[order], method="newton", key=key.fold("turn", turn))
@@ -178,7 +175,9 @@ def solve_smooth(
 def solve_gates(activation: Activation, samples: Samples, order: int, key: Key) -> Opened:
     """Solve for piecewise linear activations: by recurring steps, else with gates in place of the fit."""
     gates, best = Gates(samples), None
-    drop = float(gate_drop(activation))
+    ends = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+    below, above = activation.slope(ends, activation.apply(ends))
+    drop = float(above - below)  # sigma' of an open gate less that of a closed one
     gates.look_for_steps(key.fold("steps"))
     if gates.complete or samples.points.shape[1] > _LARGEST:
         return gates.opened(drop)
@@ -190,18 +189,13 @@ def solve_gates(activation: Activation, samples: Samples, order: int, key: Key) 
         if gates.complete:
             break
         strengths = best_strengths(activation, samples, opened.directions)
-        best = Fit(opened.directions, strengths, 1.0)
+        best = SampleFit(opened.directions, strengths, 1.0)
     return gates.opened(drop)
 
 
-def gate_drop(activation: Activation) -> float:
-    """sigma' of an open gate less that of a closed one."""
-    ends = torch.tensor([-1.0, 1.0], dtype=torch.float64)
-    closed, opened = activation.slope(ends, activation.apply(ends))
-    return float(opened - closed)
-
-
-def _moments(activation: Activation, samples: Samples, order: int, fit: Fit | None) -> list[Tensor]:
+def _moments(
+    activation: Activation, samples: Samples, order: int, fit: SampleFit | None
+) -> list[Tensor]:
     if fit is None:
         return fit_moments(samples, order)
     z = samples.points @ fit.records.T
@@ -222,11 +216,10 @@ def moment_of(activation: Activation, records: Tensor, strengths: Tensor, order:
     c = torch.tensor(
         [coefficients(activation, float(n))[order] for n in norms], dtype=records.dtype
     )
-    units, weights = records / norms[:, None], strengths * c
-    found = weights[:, None]
+    powers = (strengths * c)[:, None]
     for _ in range(order):
-        found = (found[:, :, None] * units[:, None, :]).flatten(1)
-    return found.sum(0).reshape((records.shape[1],) * order)
+        powers = (powers[:, :, None] * (records / norms[:, None])[:, None, :]).flatten(1)
+    return powers.sum(0).reshape((records.shape[1],) * order)
 
 
 def directions_of(activation: Activation, terms: Terms, *outputs: list[Tensor]) -> Tensor:
@@ -242,7 +235,7 @@ def directions_of(activation: Activation, terms: Terms, *outputs: list[Tensor]) 
         if abs(c[0]) < _NO_SECOND or len(units) > _SIGNS:
             return units
         third = terms.weights.reshape(len(outputs), -1) / c[3]
-        first = torch.stack([_first_weights(units, moments) for moments in outputs]) / c[1]
+        first = torch.stack([_weights_in_first(units, moments) for moments in outputs]) / c[1]
         # c_1 grows as the norm and c_3 as its cube: their ratio is the square of the usual norm
         norm = float((third / first).abs().median().sqrt())
         constants = torch.stack([moments[0] for moments in outputs]) / c[0]
@@ -250,7 +243,12 @@ def directions_of(activation: Activation, terms: Terms, *outputs: list[Tensor]) 
     agree = c[1] * c[4] if order == 4 else c[2] * c[3]
     votes = torch.zeros_like(units[:, 0])
     for weights, moments in zip(terms.weights.reshape(len(outputs), -1), outputs, strict=True):
-        votes += weights * _other_weights(units, moments)
+        if order == 4:
+            others = _weights_in_first(units, moments)
+        else:  # in T_2
+            values = ((units @ moments[2]) * units).sum(1)
+            others = least_squares((units @ units.T).square(), values[:, None])[:, 0]
+        votes += weights * others
     signs = torch.sign(votes) * (1.0 if agree > 0 else -1.0)
     return units * torch.where(signs == 0, torch.ones_like(signs), signs)[:, None]
 
@@ -264,18 +262,9 @@ def _signs_by_constant(strengths: Tensor, constants: Tensor) -> Tensor:
     return signs[int(away.argmin())]
 
 
-def _first_weights(units: Tensor, moments: list[Tensor]) -> Tensor:
+def _weights_in_first(units: Tensor, moments: list[Tensor]) -> Tensor:
     """(b,) of the directions in T_1."""
     return least_squares(units.T, moments[1][:, None])[:, 0]
-
-
-def _other_weights(units: Tensor, moments: list[Tensor]) -> Tensor:
-    """(b,) of the directions in T_1, beside order 4, or in T_2, beside order 3."""
-    if len(moments) == 5:
-        return _first_weights(units, moments)
-    gram = (units @ units.T).square()
-    values = ((units @ moments[2]) * units).sum(1)
-    return least_squares(gram, values[:, None])[:, 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,7 +298,8 @@ def fix_signs_and_norms(
     if biased:
         last = records[:, -1:]
         records = torch.cat([records[:, :-1] / last, torch.ones_like(last)], 1)
-    residuals = _residuals(activation, weights, seen.outputs, records)
+    columns = activation.apply(weights @ records.T)
+    residuals = least_squares(columns, seen.outputs.T)  # (b, c) dl/df of each record
     if not biased and odd(activation):  # records and residuals may change their signs together
         if len(seen.outputs) >= 3:
             largest = residuals.gather(1, residuals.abs().argmax(1, keepdim=True))[:, 0]
@@ -323,12 +313,6 @@ def fix_signs_and_norms(
         records = records * _norms(activation, seen, records, residuals * share)[:, None]
     labels = (residuals[:, 0] < 0).long() if len(seen.outputs) == 1 else residuals.argmin(1)
     return Settled(records[:, :-1] if biased else records, labels)
-
-
-def _residuals(activation: Activation, weights: Tensor, outputs: Tensor, records: Tensor) -> Tensor:
-    """(b, c) dl/df of each record, by least squares of dL/da on the neurons' outputs."""
-    columns = activation.apply(weights @ records.T)
-    return least_squares(columns, outputs.T)
 
 
 def _norms(activation: Activation, seen: Observation, units: Tensor, products: Tensor) -> Tensor:
@@ -393,8 +377,8 @@ def _rank(values: Tensor, rounding: float) -> int:
     if len(values) < 2 or not float(values[0]) > 0:
         return 0
     floor = rounding * float(values[0])
-    held = values.clamp_min(floor)
-    drops = held[:-1] / held[1:] >= _GAP
+    above = values.clamp_min(floor)
+    drops = above[:-1] / above[1:] >= _GAP
     if float(values[-1]) > 2 * floor:
         drops = drops[: len(values) // 2]
     places = drops.nonzero()[:, 0]

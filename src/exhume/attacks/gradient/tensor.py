@@ -28,11 +28,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.attacks.gradient.decompose import Terms, decompose, decompose_jointly
-from exhume.attacks.gradient.gathering import Batch, EachGradient
+from exhume.attacks.gradient.decompose import decompose, decompose_jointly
+from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient
 from exhume.attacks.gradient.moments import Samples, coefficients, fit_moments, order_for, polish
-from exhume.attacks.gradient.reading import TwoLast, query_parameters, two_last
 from exhume.attacks.gradient.span import directions_of, odd
+from exhume.attacks.gradient.two_last import TwoLast, query_parameters, two_last
 from exhume.core.contract import (
     Architecture,
     ExhumeError,
@@ -88,40 +88,48 @@ class TensorAttack:
 
         For networks whose weights fill the memory; raises `NotApplicable`.
         """
-        found = _Inversion(self, two_last(architecture), key)
-        batch = found.behind(weights, outputs, self.norm, weights.dtype)
-        if batch.refused is not None:
-            raise batch.refused
-        return batch.records
+        inversion = _TensorInversion(self, two_last(architecture), key)
+        answer = inversion.behind(weights, outputs, self.norm, weights.dtype)
+        if answer.refused is not None:
+            raise answer.refused
+        return answer.records
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> EachGradient:
         view = two_last(knowledge.architecture)
-        invert, stage = _Inversion(self, view, key).one, "decomposing moments"
-        network = view.architecture
-        return EachGradient(view.shape, invert, "the tensor attack", stage, progress, network)
+        invert, stage = _TensorInversion(self, view, key).invert, "decomposing moments"
+        return EachGradient(
+            view.shape, invert, "the tensor attack", stage, progress, view.architecture
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class _Inversion:
+class _TensorInversion:
     attack: TensorAttack
     view: TwoLast
     key: Key
 
-    def one(self, gradient: Tensor, parameters: Tensor, index: int) -> Batch:
-        weights, outputs = self._functions(gradient, parameters, index)
+    def invert(self, gradient: Tensor, parameters: Tensor, index: int) -> BatchAnswer:
+        if self.attack.jointly:
+            weights, outputs = self.view.last(gradient, parameters, index)
+        else:  # all outputs combined into one
+            seen = self.view.observe(gradient, parameters, index)
+            weights, outputs = seen.weights, seen.values[None]
         spread = deviation(weights)
         weights = weights if spread == 1 else weights / spread
         return self.behind(weights, outputs, spread * self.attack.norm, gradient.dtype)
 
-    def behind(self, weights: Rows, outputs: Tensor, size: float, dtype: torch.dtype) -> Batch:
+    def behind(
+        self, weights: Rows, outputs: Tensor, size: float, dtype: torch.dtype
+    ) -> BatchAnswer:
         """What (c, m) outputs give: all records, or what can be identified and why not more."""
         fits = [deflate(weights, each) for each in outputs]
         values, slopes = (torch.stack(parts) for parts in zip(*fits, strict=True))
         means = outputs.mean(1)
         if len(outputs) > 1:
-            axes = _principal(values)
+            # axes along which the functions are uncorrelated, the largest first
+            axes = torch.linalg.eigh(values @ values.T)[1].flip(1)[:, :_OUTPUTS]
             values, slopes, means = axes.T @ values, axes.T @ slopes, axes.T @ means
         m, d = weights.shape
         observed = {"expected_error": math.sqrt(d / m)}
@@ -143,7 +151,11 @@ class _Inversion:
             fit_moments(Samples(points, mean + each + points @ (basis.T @ slope)), order)
             for mean, each, slope in zip(means, values, slopes, strict=True)
         ]
-        terms = self._decomposed([each[order] for each in moments])
+        key, tensors = self.key.fold("terms"), [each[order] for each in moments]
+        if len(tensors) > 1:
+            terms = decompose_jointly(torch.stack(tensors), key=key)
+        else:
+            terms = decompose(tensors[0], method=self.attack.method, key=key)
         units = directions_of(self.view.activation, terms, *moments) @ basis.T
         if self.attack.refined:
             units = self._refined(weights, outputs[0], size * units) / size
@@ -162,19 +174,6 @@ class _Inversion:
         samples = Samples(weights[:rows].double(), values[:rows])
         return polish(self.view.activation, samples, start, _STEPS).records
 
-    def _functions(self, gradient: Tensor, parameters: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """(m, d) weights, and (c, m) what is seen of them: each output, or all combined into one."""
-        if self.attack.jointly:
-            return self.view.last(gradient, parameters, index)
-        seen = self.view.observe(gradient, parameters, index)
-        return seen.weights, seen.values[None]
-
-    def _decomposed(self, tensors: list[Tensor]) -> Terms:
-        key = self.key.fold("terms")
-        if len(tensors) > 1:
-            return decompose_jointly(torch.stack(tensors), key=key)
-        return decompose(tensors[0], method=self.attack.method, key=key)
-
     def _span(self, weights: Rows, values: Tensor, slopes: Tensor, even: bool) -> Tensor:
         key, largest = self.key.fold("span"), self.attack.largest
         return span_of_moments(weights, values, slopes, even=even, largest=largest, key=key)
@@ -186,17 +185,11 @@ class _Inversion:
         observed: dict[str, float],
         why: NotApplicable | None,
         confidence: float = 0.0,
-    ) -> Batch:
+    ) -> BatchAnswer:
         scale = 1.0 if self.view.biased or why else self.attack.norm
         records = (scale * rows[:, : self.view.inputs]).to(dtype).reshape(-1, *self.view.shape)
         sure = torch.full((len(rows),), confidence, dtype=torch.float64)
-        return Batch(records, sure, observed, refused=why)
-
-
-def _principal(values: Tensor) -> Tensor:
-    """(c, k) axes along which functions (c, m) are uncorrelated, the largest first."""
-    axes: Tensor = torch.linalg.eigh(values @ values.T)[1].flip(1)[:, :_OUTPUTS]
-    return axes
+        return BatchAnswer(records, sure, observed, refused=why)
 
 
 def deflate(weights: Rows, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -393,14 +386,14 @@ def third_on(weights: Rows, values: Tensor, basis: Tensor) -> Tensor:
     for w, g in _blocks(weights, values):
         inner = w @ basis.to(w.dtype)
         total += w.T @ (g[:, None] * (inner[:, :, None] * inner[:, None, :]).flatten(1))
-    found = total.reshape(d, q, q) / len(values)
-    one = first(weights, values)
-    inner_one = basis.T @ one
+    third = total.reshape(d, q, q) / len(values)
+    mean = first(weights, values)
+    inner_mean = basis.T @ mean
     eye = torch.eye(q, dtype=basis.dtype)
-    found -= one[:, None, None] * eye
-    found -= basis[:, :, None] * inner_one[None, None, :]
-    found -= basis[:, None, :] * inner_one[None, :, None]
-    return found
+    third -= mean[:, None, None] * eye
+    third -= basis[:, :, None] * inner_mean[None, None, :]
+    third -= basis[:, None, :] * inner_mean[None, :, None]
+    return third
 
 
 @dataclass(frozen=True)
@@ -431,13 +424,13 @@ class DrawnRows:
 
     def blocks(self) -> Iterator[Tensor]:
         for start in range(0, self.count, BLOCK):
-            own = self.key.fold("rows", self.first + start).generator()
-            yield torch.randn(BLOCK, self.inputs, generator=own)[: self.count - start]
+            generator = self.key.fold("rows", self.first + start).generator()
+            yield torch.randn(BLOCK, self.inputs, generator=generator)[: self.count - start]
 
 
 Rows = Tensor | DrawnRows
 
 
 def blocks(rows: Rows) -> Iterator[Tensor]:
-    """Of `BLOCK` rows each, in order."""
+    """Parts of `BLOCK` rows, in order."""
     return rows.blocks() if isinstance(rows, DrawnRows) else iter(torch.split(rows, BLOCK))

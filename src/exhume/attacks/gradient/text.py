@@ -21,18 +21,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import combinations, product
+from typing import TypeVar
 
 import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
 from exhume.attacks.gradient.analytic import BiasRatio
-from exhume.attacks.gradient.gathering import Batch, EachGradient
+from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient
 from exhume.core.contract import Gradient, Key, Knowledge, NotApplicable, Progress, Store, silent
 from exhume.models.mlp import MLP
 from exhume.models.own_texts import TextModel, drawn_tokens
+
+Net = TypeVar("Net", bound=TextModel)
 
 _MOST = 4000  # tokens of which a mean can be made up
 _VECTORS = 16  # that are read as sums before it is asked whether more are needed
@@ -70,29 +72,30 @@ class TextAttack:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> EachGradient:
-        net = text_model(knowledge)
+        net = model_of_texts(knowledge, TextModel)
         if not net.head and not net.local:
             raise NotApplicable(
                 f"{net}: no fully connected layer with a bias sees its records or places one by one",
                 ever=False,
             )
-        invert = _Reading(self, net, knowledge.batch_size, key, store).one
-        return EachGradient(
-            (net.length,), invert, "the attack on texts", "reading texts", progress, net
-        )
+        invert = _TextReading(self, net, knowledge.batch_size, key, store).invert
+        shape, who, stage = (net.length,), "the attack on texts", "reading texts"
+        return EachGradient(shape, invert, who, stage, progress, net, tokens=True)
 
 
 @dataclass(frozen=True, eq=False)
-class _Reading:
+class _TextReading:
     attack: TextAttack
     net: TextModel
     batch_size: int | None
     key: Key
     store: Store
 
-    def one(self, values: Tensor, at: Tensor, _: int) -> Batch:
+    def invert(self, values: Tensor, at: Tensor, _: int) -> BatchAnswer:
         words = words_in(self.net, values)
-        allowed = torch.arange(self.net.vocabulary) if words is None else self._and_padding(words)
+        allowed = torch.arange(self.net.vocabulary) if words is None else words
+        if words is not None and self.net.padding is not None:
+            allowed = torch.unique(torch.cat([words, torch.tensor([self.net.padding])]))
         pooling = pooling_of(self.net, at) if self.net.head else Pooling("other", ordered=True)
         reason, features = self._features(values, searched=pooling.kind == "other")
         try:
@@ -107,14 +110,7 @@ class _Reading:
             refused = NotApplicable(reason, ever=True)
         observed = {} if words is None else {"occurring": float(len(words))}
         observed["ordered"] = float(pooling.ordered)
-        return Batch(tokens, -misfit.double(), observed, refused=refused)
-
-    def _and_padding(self, words: Tensor) -> Tensor:
-        if self.net.padding is None:
-            return words
-        both = torch.cat([words, torch.tensor([self.net.padding])])
-        found: Tensor = torch.unique(both)
-        return found
+        return BatchAnswer(tokens, -misfit.double(), observed, refused=refused)
 
     def _features(self, values: Tensor, *, searched: bool) -> tuple[str, Tensor]:
         """(b, d) what entered the head, by the ratio of its gradients; or why there is none.
@@ -122,9 +118,8 @@ class _Reading:
         searched: reading a vector takes long. Else one neuron is enough: a mixture is no text's vector.
         """
         if not self.net.head:
-            return "no fully connected layer with a bias sees one vector a record", torch.zeros(
-                0, 1
-            )
+            reason = "no fully connected layer with a bias sees one vector a record"
+            return reason, torch.zeros(0, 1)
         parts = self.net.layout.split(values)
         weight, bias = (parts[f"{self.net.head}.{name}"] for name in ("weight", "bias"))
         head = MLP((weight.shape[1],), (), len(weight), "relu")
@@ -132,11 +127,10 @@ class _Reading:
         agreeing = min(self.attack.agreeing, len(weight)) if searched else 1
         largest = BiasRatio.largest if searched else len(weight)
         route = BiasRatio(agreeing, self.attack.tolerance, largest)
-        found = route.prepare(Knowledge(architecture=head), key=self.key, store=self.store).run(
-            Gradient(flat, head.layout, torch.zeros_like(flat[0]))
-        )
+        prepared = route.prepare(Knowledge(architecture=head), key=self.key, store=self.store)
+        ratios = prepared.run(Gradient(flat, head.layout, torch.zeros_like(flat[0]))).candidates
         reason = "no neurons of the first fully connected layer agree on a text"
-        return reason if not found.candidates.shape[1] else "", found.candidates[0].double()
+        return reason if not ratios.shape[1] else "", ratios[0].double()
 
     def _read(
         self, pooling: Pooling, features: Tensor, values: Tensor, at: Tensor, allowed: Tensor
@@ -156,29 +150,29 @@ class _Reading:
         self, masked: bool, features: Tensor, at: Tensor, allowed: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Texts of the vectors, the surest first, until there are as many as the batch has records."""
-        own = allowed[allowed != self.net.padding] if masked else allowed
-        alone = self._through(at, own[:, None].expand(-1, self.net.length))
+        words = allowed[allowed != self.net.padding] if masked else allowed
+        alone = self._through(at, words[:, None].expand(-1, self.net.length))
         tokens, misfit = torch.zeros(0, self.net.length).long(), torch.zeros(0).double()
         for part in torch.split(features, _VECTORS):
-            found, apart = self._sums(masked, part, alone, own)
-            tokens, misfit = torch.cat([tokens, found]), torch.cat([misfit, apart])
+            summed, apart = self._sums(masked, part, alone, words)
+            tokens, misfit = torch.cat([tokens, summed]), torch.cat([misfit, apart])
             different = torch.unique(tokens[misfit < self.attack.tolerance], dim=0)
             if self.batch_size is not None and len(different) >= self.batch_size:
                 break
         return tokens, misfit
 
     def _sums(
-        self, masked: bool, features: Tensor, alone: Tensor, own: Tensor
+        self, masked: bool, features: Tensor, alone: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Whole numbers of what every token gives alone; of fewer tokens where padding is left out."""
         fill = self.net.padding or 0
         tokens = torch.full((len(features), self.net.length), fill)
         misfit = torch.ones(len(features), dtype=torch.float64)
         for count in range(1, self.net.length + 1) if masked else (self.net.length,):
-            places, apart = counted(features * count, alone, torch.arange(len(own)), count)
+            places, apart = counted(features * count, alone, torch.arange(len(words)), count)
             better = (apart < misfit) & (misfit >= self.attack.tolerance)  # the shortest that fits
             tokens[better] = fill
-            tokens[better, :count] = own[places[better]]
+            tokens[better, :count] = words[places[better]]
             misfit[better] = apart[better]
         order = ((tokens == fill) if self.net.padding is not None else tokens < 0).long()
         return tokens.gather(1, order.argsort(dim=1, stable=True)), misfit
@@ -255,8 +249,8 @@ def _different(tokens: Tensor, misfit: Tensor) -> tuple[Tensor, Tensor]:
     seen: dict[tuple[int, ...], int] = {}
     for place in order.tolist():
         seen.setdefault(tuple(tokens[place].tolist()), place)
-    kept = torch.tensor(sorted(seen.values()), dtype=torch.int64)
-    return tokens[kept], misfit[kept]
+    first = torch.tensor(sorted(seen.values()), dtype=torch.int64)
+    return tokens[first], misfit[first]
 
 
 def in_place(features: Tensor, table: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
@@ -301,12 +295,9 @@ def in_span(
     outside = right[rank:]  # (e - rank, e): orthogonal to the batch's vectors; empty: anything goes
     off = (vectors.double() @ outside.T).norm(dim=2) / vectors.norm(dim=2)
     inside = off < tolerance
-    found = [allowed[row].tolist() for row in inside]
-    worst = [
-        float(row[keep].max()) if bool(keep.any()) else math.inf
-        for row, keep in zip(off, inside, strict=True)
-    ]
-    return found, worst
+    worst = off.masked_fill(~inside, -math.inf).amax(1)
+    worst = torch.where(inside.any(1), worst, math.inf)
+    return [allowed[row].tolist() for row in inside], worst.tolist()
 
 
 @dataclass(frozen=True, eq=False)
@@ -351,14 +342,15 @@ def _masked(net: TextModel, at: Tensor, tokens: Tensor) -> bool:
     """Whether padding at the end is left out."""
     if net.padding is None or net.length == 1:
         return False
-    kept = net.length // 2
+    half = net.length // 2
     filled = tokens.clone()
-    filled[:, kept:] = net.padding
-    return _alike(net.features(at, filled).double(), _mean(net, at, tokens[:, :kept]))
+    filled[:, half:] = net.padding
+    return _alike(net.features(at, filled).double(), _mean(net, at, tokens[:, :half]))
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return bool(one.isfinite().all()) and float((one - other).norm()) <= _SAME * float(one.norm())
+def _alike(left: Tensor, right: Tensor) -> bool:
+    finite = bool(left.isfinite().all())
+    return finite and float((left - right).norm()) <= _SAME * float(left.norm())
 
 
 @dataclass(frozen=True, eq=False)
@@ -386,22 +378,24 @@ class Assembly:
             return sentences[best], misfit
         tokens = torch.zeros(len(wanted), len(self.places), dtype=torch.int64)
         misfits = torch.ones(len(wanted), dtype=torch.float64)
-        kept: dict[int, Tensor] = {}
-        for i, one in enumerate(wanted):
+        finalists: dict[int, Tensor] = {}
+        for i, vector in enumerate(wanted):
             if int((misfits < _EXACT).sum()) >= count:
                 return tokens, misfits
-            kept[i], misfits[i] = self._search(one, self.key.fold(i))
-            tokens[i] = kept[i][0]
-        if self._sweep() > self.pairs:
+            finalists[i], misfits[i] = self._search(vector, self.key.fold(i))
+            tokens[i] = finalists[i][0]
+        counts = [len(place) for place in self.places]
+        sweep = _FINALISTS * (sum(counts) ** 2 - sum(count**2 for count in counts)) // 2
+        if sweep > self.pairs:  # sentences that changing two places at a time, once each, would try
             return tokens, misfits
         pairs = list(combinations(range(len(self.places)), 2))
-        for i, here in kept.items():
+        for i, here in finalists.items():
             if int((misfits < _EXACT).sum()) >= count:
                 break
             if float(misfits[i]) >= _EXACT:
-                found, misfit = self._descended(here, pairs, wanted[i])
+                ends, misfit = self._descended(here, pairs, wanted[i])
                 misfits[i], place = misfit.min(0)
-                tokens[i] = found[place]
+                tokens[i] = ends[place]
         return tokens, misfits
 
     def _apart(self, sentences: Tensor, wanted: Tensor) -> Tensor:
@@ -421,11 +415,6 @@ class Assembly:
         singles = [(place,) for place in range(len(self.places))]
         here, misfit = self._descended(here, singles, wanted)
         return here[misfit.argsort()[:_FINALISTS]], misfit.min()
-
-    def _sweep(self) -> int:
-        """Sentences that changing two places at a time, once each, would try."""
-        counts = [len(place) for place in self.places]
-        return _FINALISTS * (sum(counts) ** 2 - sum(count**2 for count in counts)) // 2
 
     def _descended(
         self, here: Tensor, moves: Sequence[tuple[int, ...]], wanted: Tensor
@@ -479,27 +468,27 @@ class WordRows:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> EachGradient:
-        net = text_model(knowledge)
-        invert = partial(self._one, net)
-        return EachGradient((1,), invert, "the list of words", "reading words", network=net)
+        net = model_of_texts(knowledge, TextModel)
 
-    @staticmethod
-    def _one(net: TextModel, values: Tensor, _: Tensor, __: int) -> Batch:
-        words = words_in(net, values)
-        if words is None:
-            reason = (
-                "the embedding does not tell which words occur: it is frozen, or most rows change"
-            )
-            nothing = torch.zeros(0, 1, dtype=torch.int64)
-            return Batch(nothing, torch.zeros(0), {}, refused=NotApplicable(reason, ever=False))
-        rows = net.layout.split(values)[net.embedding]
-        sizes: Tensor = torch.linalg.vector_norm(rows, dim=1)
-        return Batch(words[:, None], sizes.double()[words], {})
+        def invert(values: Tensor, _: Tensor, __: int) -> BatchAnswer:
+            words = words_in(net, values)
+            if words is None:
+                raise NotApplicable(
+                    "the embedding does not tell which words occur: it is frozen, or most rows change",
+                    ever=False,
+                )
+            rows = net.layout.split(values)[net.embedding]
+            sizes = torch.linalg.vector_norm(rows, dim=1).double()
+            return BatchAnswer(words[:, None], sizes[words])
+
+        who, stage = "the list of words", "reading words"
+        return EachGradient((1,), invert, who, stage, network=net, tokens=True)
 
 
-def text_model(knowledge: Knowledge) -> TextModel:
-    if not isinstance(knowledge.architecture, TextModel):
+def model_of_texts(knowledge: Knowledge, kind: type[Net]) -> Net:
+    if not isinstance(knowledge.architecture, kind):
         raise NotApplicable(
-            f"architecture: texts are read off a TextModel, not {knowledge.architecture}", ever=True
+            f"architecture: texts are read off a {kind.__name__}, not {knowledge.architecture}",
+            ever=True,
         )
     return knowledge.architecture

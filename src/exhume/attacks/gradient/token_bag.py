@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from exhume.attacks.gradient.gathering import Batch, EachGradient
-from exhume.attacks.gradient.language import language_model
-from exhume.attacks.gradient.text import words_in
+from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient
+from exhume.attacks.gradient.text import model_of_texts, words_in
 from exhume.attacks.gradient.traces import heights
 from exhume.core.contract import Key, Knowledge, NotApplicable, Progress, Store, silent
 from exhume.models.own_texts import LanguageModel, drawn_tokens
@@ -42,9 +41,9 @@ class TokenBag:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> EachGradient:
-        net = language_model(knowledge)
-        invert, who = _Bag(net, key).one, "the list of tokens"
-        return EachGradient((1,), invert, who, "reading tokens", network=net)
+        net = model_of_texts(knowledge, LanguageModel)
+        invert, who = _Bag(net, key).invert, "the list of tokens"
+        return EachGradient((1,), invert, who, "reading tokens", network=net, tokens=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,30 +51,24 @@ class _Bag:
     net: LanguageModel
     key: Key
 
-    def one(self, values: Tensor, at: Tensor, _: int) -> Batch:
-        counts = self._counts(values, at)
-        if counts is None:
-            why = "neither the embedding nor the outputs tell which tokens occur: both are frozen"
-            nothing = torch.zeros(0, 1, dtype=torch.int64)
-            return Batch(nothing, torch.zeros(0), {}, refused=NotApplicable(why, ever=False))
-        counts = counts.round().long()
+    def invert(self, values: Tensor, at: Tensor, _: int) -> BatchAnswer:
+        counts = self._counts(values, at).round().long()
         tokens = torch.arange(len(counts)).repeat_interleave(counts)
-        return Batch(
+        return BatchAnswer(
             tokens[:, None], counts[tokens].double(), {"occurring": float((counts > 0).sum())}
         )
 
-    def _counts(self, values: Tensor, at: Tensor) -> Tensor | None:
+    def _counts(self, values: Tensor, at: Tensor) -> Tensor:
         """(v,) how often each token occurs."""
         used = words_in(self.net, values)
         rows = self.net.layout.split(values).get(self.net.output)
-        if rows is None or self.net.loss == "masked":
-            if used is not None:
-                return torch.zeros(self.net.vocabulary).index_fill(0, used, 1.0)
-            return None if rows is None else self._standing_out(rows)
-        return self._asked(rows[: self.net.vocabulary].double(), at)
-
-    @staticmethod
-    def _standing_out(rows: Tensor) -> Tensor:
+        if rows is not None and self.net.loss != "masked":
+            return self._asked(rows[: self.net.vocabulary].double(), at)
+        if used is not None:
+            return torch.zeros(self.net.vocabulary).index_fill(0, used, 1.0)
+        if rows is None:
+            why = "neither the embedding nor the outputs tell which tokens occur: both are frozen"
+            raise NotApplicable(why, ever=False)
         sizes: Tensor = rows.norm(dim=1)
         return (sizes > _CLEAR * sizes.median()).float()
 
@@ -94,12 +87,13 @@ class _Bag:
         low, high = 1.0, 1e7
         for _ in range(_STEPS):
             middle = (low * high) ** 0.5
-            found = counts(middle)
-            high, low = (
-                (middle, low) if float(found[found > _HALF].sum()) > middle else (high, middle)
-            )
-        found = counts(low)
-        return torch.where(found > _HALF, found.clamp_min(1.0), 0.0)
+            each = counts(middle)
+            if float(each[each > _HALF].sum()) > middle:
+                high = middle
+            else:
+                low = middle
+        each = counts(low)
+        return torch.where(each > _HALF, each.clamp_min(1.0), 0.0)
 
     def _vectors(self, at: Tensor) -> tuple[float, float]:
         """Mean |h|^2 of what the output weight is multiplied with, and the mean cosine of two."""
@@ -112,8 +106,8 @@ class _Bag:
         places = torch.stack(
             [torch.arange(_DRAWN), torch.arange(_DRAWN) % (self.net.length - 1)], 1
         )
-        found = heights(outputs, named[self.net.output], places, drawn)
-        square = float(found.square().sum(1).mean())
-        products = found @ found.T
+        vectors = heights(outputs, named[self.net.output], places, drawn)
+        square = float(vectors.square().sum(1).mean())
+        products = vectors @ vectors.T
         others = float((products.sum() - products.diagonal().sum()) / (_DRAWN * (_DRAWN - 1)))
         return square, max(0.0, others / square)

@@ -53,8 +53,8 @@ _SURE = 0.8  # weight of a token, 1 where it was asked for
 class Traces:
     net: LanguageModel
     at: Tensor  # (p,)
-    local: tuple[tuple[Site, Span], ...]
-    mixed: tuple[tuple[Site, Span], ...]  # in the order of use
+    local: tuple[tuple[Site, SiteSpan], ...]
+    mixed: tuple[tuple[Site, SiteSpan], ...]  # in the order of use
 
     def allowed(self) -> list[Tensor]:
         """For each place the tokens that may stand there, without padding."""
@@ -71,7 +71,7 @@ class Traces:
             fits[:, self.net.padding] = False
         return [every[row] for row in fits]
 
-    def outside(self, tokens: Tensor, sites: Sequence[tuple[Site, Span]]) -> Tensor:
+    def outside(self, tokens: Tensor, sites: Sequence[tuple[Site, SiteSpan]]) -> Tensor:
         """(n, l) to (s, n, l): distances from the spans of these sites, over their tolerance."""
         parts = []
         for part in torch.split(tokens, _CHUNK):
@@ -80,7 +80,7 @@ class Traces:
             parts.append(torch.stack([span.outside(some) for (_, span), some in each]))
         return torch.cat(parts, 1)
 
-    def worst(self, tokens: Tensor, sites: Sequence[tuple[Site, Span]]) -> Tensor:
+    def worst(self, tokens: Tensor, sites: Sequence[tuple[Site, SiteSpan]]) -> Tensor:
         """(n, l) to (n, l): the largest over the sites; up to 1, every site may have seen it."""
         return self.outside(tokens, sites).amax(0)
 
@@ -107,7 +107,7 @@ def traces_of(net: LanguageModel, values: Tensor, at: Tensor) -> Traces:
         raise NotApplicable(
             f"{net}: no trained linear layer sees what attention has mixed", ever=False
         )
-    if not any(bool(one.any()) for site in net.sites for one in site.slopes(parts)):
+    if not any(bool(slope.any()) for site in net.sites for slope in site.slopes(parts)):
         raise NotApplicable(
             "every value of the update is zero at the layers that see texts", ever=False
         )
@@ -128,7 +128,7 @@ def traces_of(net: LanguageModel, values: Tensor, at: Tensor) -> Traces:
 
 
 @dataclass(frozen=True, eq=False)
-class Span:
+class SiteSpan:
     basis: Tensor  # (d, r)
     tolerance: float  # relative distance up to which a vector counts as inside
 
@@ -141,11 +141,11 @@ class Span:
         basis = self.basis.to(vectors.dtype)
         left = vectors - (vectors @ basis) @ basis.T
         sizes = vectors.norm(dim=-1).clamp_min(1e-30)
-        found: Tensor = left.norm(dim=-1) / sizes / self.tolerance
-        return found
+        relative: Tensor = left.norm(dim=-1) / sizes / self.tolerance
+        return relative
 
 
-def span_of(slopes: Sequence[Tensor]) -> Span | None:
+def span_of(slopes: Sequence[Tensor]) -> SiteSpan | None:
     """(m, d) gradients by weights that see the same; None: they tell nothing, or not everything.
 
     Nothing where the vectors fill the whole width; not everything where there are fewer rows than vectors.
@@ -156,11 +156,10 @@ def span_of(slopes: Sequence[Tensor]) -> Span | None:
     if not len(rows):
         return None
     rounding = max(half_precision(s) or torch.finfo(s.dtype).eps for s in slopes)
-    found = _cut(rows / sizes[sizes > 0, None], rounding)
-    return found if found is not None else _cut(rows, rounding, gap=_GAP)
+    return _cut(rows / sizes[sizes > 0, None], rounding) or _cut(rows, rounding, gap=_GAP)
 
 
-def _cut(rows: Tensor, rounding: float, gap: float = 0.0) -> Span | None:
+def _cut(rows: Tensor, rounding: float, gap: float = 0.0) -> SiteSpan | None:
     """The span of the singular values above rounding; gap: above the largest gap, if it is so large.
 
     The difference of two states has an error of its own, the same in every row.
@@ -183,11 +182,11 @@ def _cut(rows: Tensor, rounding: float, gap: float = 0.0) -> Span | None:
     least, widest = max(_LEAST, _COARSE[0] * rounding), max(_MOST, _COARSE[1] * rounding)
     if gap:
         widest = _WIDEST
-    return Span(right[:rank].T.contiguous(), min(widest, max(least, tolerance)))
+    return SiteSpan(right[:rank].T.contiguous(), min(widest, max(least, tolerance)))
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class TokenTargets:
     targets: Tensor  # (n, l) tokens, or `NO_TARGET`
     sure: Tensor  # (n,) bool: the open ones stand out
     residual: float  # relative: of the gradient that these texts and targets give
@@ -195,7 +194,7 @@ class Asked:
 
 def asked_for(
     net: LanguageModel, values: Tensor, at: Tensor, fed: Tensor, targets: Tensor, *, opened: Tensor
-) -> Asked:
+) -> TokenTargets:
     """One gradient (p,) and all its texts (n, l), with their targets where `opened` (n, l) is False."""
     targets = targets.masked_fill(opened, NO_TARGET)
     count = int((targets != NO_TARGET).sum() + opened.sum())
@@ -206,10 +205,10 @@ def asked_for(
     sure = ~opened.any(1)
     if len(places):
         if wanted is None or len(places) > wanted.shape[1]:
-            return Asked(targets, sure, float("inf"))
+            return TokenTargets(targets, sure, float("inf"))
         known = _Known(net, fed, targets, opened, outputs, named[net.output], wanted, count)
-        found, certain = known.solved()
-        targets = _filled(targets, places, found)
+        tokens, certain = known.solved()
+        targets = _filled(targets, places, tokens)
         sure = torch.ones(len(fed), dtype=torch.bool)
         sure[places[~certain, 0]] = False
     loss = _summed(outputs, targets, torch.zeros_like(opened)) / count
@@ -221,7 +220,7 @@ def asked_for(
         ]
     )
     size = values.norm().clamp_min(1e-30)
-    return Asked(targets, sure, float((again - values).norm() / size))
+    return TokenTargets(targets, sure, float((again - values).norm() / size))
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,47 +247,47 @@ class _Known:
         weights = self._weights(basis, nobody)
         rest = weights.index_fill(1, torch.cat([used, never]), -1.0)  # exact where nothing was fed
         clear = rest.amax(1) > _SURE
-        found = torch.where(clear, rest.argmax(1), nobody)
+        answers = torch.where(clear, rest.argmax(1), nobody)
         for _ in range(_ROUNDS):
-            weights = self._weights(basis, found)
+            weights = self._weights(basis, answers)
             better = weights.index_fill(1, never, -1.0).argmax(1)
-            better = torch.where(clear, found, better)
-            if torch.equal(better, found):
+            better = torch.where(clear, answers, better)
+            if torch.equal(better, answers):
                 break
-            found = better
+            answers = better
         likely = weights.index_fill(1, never, -1.0).topk(min(_LIKELY, weights.shape[1]), 1).indices
-        found = self._refined(found, (~clear).nonzero()[:, 0], likely)
-        certain = self._weights(basis, found).gather(1, found[:, None])[:, 0] > _SURE
-        return found, certain
+        answers = self._refined(answers, (~clear).nonzero()[:, 0], likely)
+        certain = self._weights(basis, answers).gather(1, answers[:, None])[:, 0] > _SURE
+        return answers, certain
 
-    def _left(self, found: Tensor) -> Tensor:
+    def _left(self, answers: Tensor) -> Tensor:
         """(v, d) what the rows lack with these answers; -1: none yet."""
-        goals = _filled(self.targets, self.opened.nonzero(), found)
+        goals = _filled(self.targets, self.opened.nonzero(), answers)
         loss = _summed(self.outputs, goals, self.opened) / self.count
         (slope,) = torch.autograd.grad(loss, self.weight, retain_graph=True)
         return self.count * (slope - self.wanted).double()
 
-    def _weights(self, basis: Tensor, found: Tensor) -> Tensor:
+    def _weights(self, basis: Tensor, answers: Tensor) -> Tensor:
         """(u, v) how much of each token every open place was asked for: 1 or 0."""
-        solved = torch.linalg.lstsq(basis.T, self._left(found).T).solution
-        own = F.one_hot(found.clamp_min(0), len(self.weight)) * (found >= 0)[:, None]
-        weights: Tensor = (solved + own)[:, : self.net.vocabulary]
+        solved = torch.linalg.lstsq(basis.T, self._left(answers).T).solution
+        given = F.one_hot(answers.clamp_min(0), len(self.weight)) * (answers >= 0)[:, None]
+        weights: Tensor = (solved + given)[:, : self.net.vocabulary]
         return weights
 
-    def _refined(self, found: Tensor, doubtful: Tensor, likely: Tensor) -> Tensor:
+    def _refined(self, answers: Tensor, doubtful: Tensor, likely: Tensor) -> Tensor:
         """Single answers changed to another likely one (u, k), while that leaves less of the gradient."""
-        left = float(self._left(found).norm())
+        left = float(self._left(answers).norm())
         enough = _ENOUGH * self.count * float(self.wanted.double().norm())
         for place in doubtful.tolist():
             for token in likely[place].tolist():
                 if left < enough:
-                    return found
-                tried = found.clone()
+                    return answers
+                tried = answers.clone()
                 tried[place] = token
                 apart = float(self._left(tried).norm())
                 if apart < left:
-                    found, left = tried, apart
-        return found
+                    answers, left = tried, apart
+        return answers
 
 
 def as_trained(net: LanguageModel, values: Tensor, at: Tensor, fed: Tensor) -> Tensor:
@@ -310,19 +309,19 @@ def _summed(outputs: Tensor, targets: Tensor, opened: Tensor) -> Tensor:
     return known + torch.logsumexp(flat[rest], 1).sum()
 
 
-def _filled(targets: Tensor, places: Tensor, found: Tensor) -> Tensor:
-    own = targets.clone()
-    there = found >= 0
-    own[places[there, 0], places[there, 1]] = found[there]
-    return own
+def _filled(targets: Tensor, places: Tensor, answers: Tensor) -> Tensor:
+    filled = targets.clone()
+    there = answers >= 0
+    filled[places[there, 0], places[there, 1]] = answers[there]
+    return filled
 
 
 def heights(outputs: Tensor, weight: Tensor, places: Tensor, fed: Tensor) -> Tensor:
     """(u, d) what the output weight is multiplied with at places (u, 2): the slope of an unused row."""
     used = set(fed.flatten().tolist())
     row = next((v for v in range(outputs.shape[2]) if v not in used), 0)
-    found = []
+    vectors = []
     for text, place in places.tolist():
         (slope,) = torch.autograd.grad(outputs[text, place, row], weight, retain_graph=True)
-        found.append(slope[row].double())
-    return torch.stack(found)
+        vectors.append(slope[row].double())
+    return torch.stack(vectors)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.gradient.matching import GradientMatching
-from exhume.attacks.gradient.reading import decode
+from exhume.attacks.gradient.two_last import decode
 from exhume.auditing.attack import pooled
 from exhume.auditing.case import (
     RUNG_TARGETS,
@@ -43,8 +43,15 @@ from exhume.auditing.kinds.update_files import (
     simulate_updates,
     updates_of_batches,
 )
-from exhume.auditing.kinds.update_rows import matching_steps, rows_on, steps_behind
-from exhume.auditing.kinds.update_server import SERVERS, best_server, chosen_start, server_rows
+from exhume.auditing.kinds.update_rows import (
+    SERVERS,
+    best_server,
+    chosen_start,
+    matching_steps,
+    rows_on,
+    server_rows,
+    steps_behind,
+)
 from exhume.auditing.premise import check_named_records
 from exhume.auditing.proof import proof_of
 from exhume.choices import recipe_for, threads_for

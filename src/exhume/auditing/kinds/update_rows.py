@@ -1,9 +1,18 @@
-"""The attacks on updates: cheap and exact ones first, each with what it takes."""
+"""The attacks on updates: cheap and exact ones first, each with what it takes.
+
+The server that chooses the weights (Wang23) gets them from a client that does not check what it is sent. This
+adversary changes what is sent, so that what it gets stands beside the verdict and never in it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
 
 from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.features import FeatureDecoding
@@ -19,15 +28,69 @@ from exhume.attacks.gradient.token_bag import TokenBag
 from exhume.auditing.case import Row
 from exhume.auditing.cost import language_seconds, seconds_of, text_seconds
 from exhume.auditing.kinds.update_files import ClientUpdate
-from exhume.core.contract import Attack
-from exhume.core.results import AttackSpec
+from exhume.core.contract import Architecture, Attack, Key, NotApplicable, QueryingAttack
+from exhume.core.results import AttackSpec, Findings, Section
 from exhume.models.mlp import MLP
 from exhume.models.own_texts import LanguageModel, TextModel
 from exhume.models.two_layer import TwoLayer
+from exhume.score.verdict import found_something
 from exhume.settings import UpdateSettings
 from exhume.train.fleet import forward_operations
 from exhume.train.local import Steps
 
+_FIRST, _DENSE = "the gradient of the first layer", "the gradients of the fully connected layers"
+_LAST_TWO, _LAST = "the gradients of the last two layers", "the gradient of the last layer"
+_PLACES = "the gradients of the patches' layer and of the places' vectors"
+_EMBEDDING = "the gradients of the embedding and of the layers behind it"
+_BY_ID = {
+    spec.id: spec
+    for spec in (
+        AttackSpec("bias-ratio", "Ratio of the first layer's gradients", "Phong17", _FIRST),
+        AttackSpec("span", "Moments and fit inside the span of the gradient", "Wang23", _LAST_TWO),
+        AttackSpec(
+            "gates", "Gates of the fully connected layers", "ours, after Dimitrov24", _DENSE
+        ),
+        AttackSpec(
+            "local-steps",
+            "Gates of averaged gradients, fitted through the local steps",
+            "ours",
+            _DENSE,
+        ),
+        AttackSpec("patches", "Patches at their places", "ours, after Lu22", _PLACES),
+        AttackSpec("features", "Features first, then decoded", "ours", _DENSE),
+        AttackSpec(
+            "tolerant-ratio",
+            "Ratio of the first layer's gradients, allowing for noise",
+            "Phong17",
+            _FIRST,
+        ),
+        AttackSpec("tensor", "Tensor method", "Wang23", _LAST),
+        AttackSpec("matching", "Gradient matching", "Geiping20", "the gradients of all layers"),
+        AttackSpec("texts", "Texts from the vectors behind the embedding", "Wang23", _EMBEDDING),
+        AttackSpec(
+            "language",
+            "Texts from the spans of the layers",
+            "ours, after Petrov24",
+            "the gradients of all linear layers",
+        ),
+        AttackSpec(
+            "words",
+            "Words that occur",
+            "Melis19",
+            "which rows of the embedding have a gradient",
+        ),
+        AttackSpec(
+            "bag",
+            "Tokens that occur, and about how often",
+            "ours, after Geng21",
+            "the rows of the outputs' gradient",
+        ),
+    )
+}
+_SERVER = AttackSpec(
+    "server", "A server that chooses the weights", "Wang23", "updates at weights that it chose"
+)
+SERVERS = ("server-span", "server-tensor")
 _THREAT = "sees a client's update; knows the weights it was sent"
 _EXACT = 0.7  # seconds of an exact attack on one update
 _FEWEST, _MOST = 50, 2000  # steps of gradient matching
@@ -37,17 +100,23 @@ _AFTER_STEPS = 0.1  # relative misfit of a text's vector after several local ste
 
 def rows_on(settings: UpdateSettings, updates: Sequence[ClientUpdate]) -> list[Row]:
     """Every attack on these updates. The later ones run only where the earlier have left something."""
-    network = updates[0].architecture
-    records = sum(update.batch_size or 0 for update in updates)
+    network, local = updates[0].architecture, steps_behind(updates)
     if isinstance(network, LanguageModel):
         seconds = sum(language_seconds(network, u.batch_size or 1) for u in updates)
-        return _on_language(records, seconds, len(updates))
+        return [
+            _row(updates, "language", LanguageAttack(), seconds),
+            _row(updates, "words", WordRows(), whole=False),
+            _row(updates, "bag", TokenBag(), whole=False, certain=False),
+        ]
     if isinstance(network, TextModel):
         seconds = sum(text_seconds(network, u.batch_size or 1) for u in updates)
-        return _on_texts(steps_behind(updates), records, seconds, len(updates))
-    images = len(network.input_shape) == 3
-    rows = _on_records(settings, updates, images=images, records=records)
-    local = steps_behind(updates)
+        # after several local steps the vectors are averages, and fit less closely
+        tolerance = _AFTER_STEPS if local.several else TextAttack.tolerance
+        return [
+            _row(updates, "texts", TextAttack(tolerance=tolerance), seconds),
+            _row(updates, "words", WordRows(), whole=False),
+        ]
+    rows = _on_records(settings, updates, images=len(network.input_shape) == 3)
     if local.several and local.routine.optimiser == "adam":
         return [row for row in rows if row.id == "matching"]  # the mean step is no gradient
     return [row for row in rows if row.id != "local-steps" or local.several]
@@ -55,28 +124,38 @@ def rows_on(settings: UpdateSettings, updates: Sequence[ClientUpdate]) -> list[R
 
 def steps_behind(updates: Sequence[ClientUpdate]) -> Steps:
     """How the clients trained: of one that made several steps, if there is such."""
-    return next((one.steps for one in updates if one.steps.several), updates[0].steps)
+    several = (update.steps for update in updates if update.steps.several)
+    return next(several, updates[0].steps)
 
 
-@dataclass(frozen=True)
-class _Listed:
-    """What a row of the table says."""
-
-    id: str
-    name: str
-    paper: str
-    sees: str
-    attack: Attack
-    seconds: float = _EXACT  # of one update
-    needed: bool = False  # only where the earlier have left something
-    steps: int = 0
+def _row(
+    updates: Sequence[ClientUpdate],
+    name: str,
+    attack: Attack,
+    seconds: float | None = None,
+    steps: int = 0,
+    *,
+    needed: bool = False,
+    whole: bool = True,
+    certain: bool = True,
+) -> Row:
+    """seconds: on all updates; None: what an exact attack takes. needed: if the earlier left something."""
+    return Row(
+        _BY_ID[name],
+        attack,
+        _THREAT,
+        _EXACT * len(updates) if seconds is None else seconds,
+        sum(update.batch_size or 0 for update in updates),
+        steps=steps,
+        when="if needed" if needed else "always",
+        whole=whole,
+        certain=certain,
+    )
 
 
 def _on_records(
-    settings: UpdateSettings, updates: Sequence[ClientUpdate], *, images: bool, records: int
+    settings: UpdateSettings, updates: Sequence[ClientUpdate], *, images: bool
 ) -> list[Row]:
-    first, dense = "the gradient of the first layer", "the gradients of the fully connected layers"
-    decoding = decoding_steps(settings, updates)
     matching = GradientMatching(
         steps=settings.search_steps,
         rate=settings.search_rate,
@@ -86,128 +165,22 @@ def _on_records(
         signed=images,
         polish=settings.polish,
     )
+    searching = settings.search_steps * _step_seconds(settings, updates)
+    steps = decoding_steps(settings, updates)
     behind = 0.0 if isinstance(updates[0].architecture, MLP | TwoLayer) else _pass(updates)
-    listed = (
-        _Listed(
-            "bias-ratio", "Ratio of the first layer's gradients", "Phong17", first, BiasRatio()
-        ),
-        _Listed(
-            "span",
-            "Moments and fit inside the span of the gradient",
-            "Wang23",
-            "the gradients of the last two layers",
-            SpanAttack(nonnegative=images, averaged=updates[0].averaged),
-        ),
-        _Listed(
-            "gates",
-            "Gates of the fully connected layers",
-            "ours, after Dimitrov24",
-            dense,
-            GateAttack(),
-            needed=True,
-        ),
-        _Listed(
-            "local-steps",
-            "Gates of averaged gradients, fitted through the local steps",
-            "ours",
-            dense,
-            LocalStepsAttack(),
-            needed=True,
-        ),
-        _Listed(
-            "patches",
-            "Patches at their places",
-            "ours, after Lu22",
-            "the gradients of the patches' layer and of the places' vectors",
-            PatchAttack(),
-            needed=True,
-        ),
-        _Listed(
-            "features",
-            "Features first, then decoded",
-            "ours",
-            dense,
-            FeatureDecoding(steps=decoding),
-            _EXACT + decoding * behind,
-            needed=True,
-            steps=decoding,
-        ),
-        _Listed(
-            "tolerant-ratio",
-            "Ratio of the first layer's gradients, allowing for noise",
-            "Phong17",
-            first,
-            BiasRatio(tolerance=0.3),
-            needed=True,
-        ),
-        _Listed(
-            "tensor",
-            "Tensor method",
-            "Wang23",
-            "the gradient of the last layer",
-            TensorAttack(nonnegative=images),
-            needed=True,
-        ),
-        _Listed(
-            "matching",
-            "Gradient matching",
-            "Geiping20",
-            "the gradients of all layers",
-            matching,
-            settings.search_steps * _step_seconds(settings, updates),
-            needed=True,
-            steps=settings.search_steps,
-        ),
-    )
+    decoding = _EXACT + steps * behind
+    first, later = partial(_row, updates), partial(_row, updates, needed=True)
     return [
-        Row(
-            AttackSpec(one.id, one.name, one.paper, one.sees),
-            one.attack,
-            _THREAT,
-            one.seconds * len(updates),
-            records,
-            steps=one.steps,
-            when="if needed" if one.needed else "always",
-        )
-        for one in listed
+        first("bias-ratio", BiasRatio()),
+        first("span", SpanAttack(nonnegative=images, averaged=updates[0].averaged)),
+        later("gates", GateAttack()),
+        later("local-steps", LocalStepsAttack()),
+        later("patches", PatchAttack()),
+        later("features", FeatureDecoding(steps=steps), decoding * len(updates), steps),
+        later("tolerant-ratio", BiasRatio(tolerance=0.3)),
+        later("tensor", TensorAttack(nonnegative=images)),
+        later("matching", matching, searching * len(updates), matching.steps),
     ]
-
-
-def _on_texts(steps: Steps, records: int, seconds: float, updates: int) -> list[Row]:
-    """After several local steps the vectors are averages, and fit less closely."""
-    tolerance = _AFTER_STEPS if steps.several else TextAttack.tolerance
-    sees = "the gradients of the embedding and of the layers behind it"
-    spec = AttackSpec("texts", "Texts from the vectors behind the embedding", "Wang23", sees)
-    attack = TextAttack(tolerance=tolerance)
-    return [Row(spec, attack, _THREAT, seconds, records), _words(records, updates)]
-
-
-def _on_language(records: int, seconds: float, updates: int) -> list[Row]:
-    """Of a model that answers for every place of a text."""
-    texts = AttackSpec(
-        "language",
-        "Texts from the spans of the layers",
-        "ours, after Petrov24",
-        "the gradients of all linear layers",
-    )
-    bag = AttackSpec(
-        "bag",
-        "Tokens that occur, and about how often",
-        "ours, after Geng21",
-        "the rows of the outputs' gradient",
-    )
-    each = _EXACT * updates
-    return [
-        Row(texts, LanguageAttack(), _THREAT, seconds, records),
-        _words(records, updates),
-        Row(bag, TokenBag(), _THREAT, each, records, whole=False, certain=False),
-    ]
-
-
-def _words(records: int, updates: int) -> Row:
-    sees = "which rows of the embedding have a gradient"
-    spec = AttackSpec("words", "Words that occur", "Melis19", sees)
-    return Row(spec, WordRows(), _THREAT, _EXACT * updates, records, whole=False)
 
 
 # What they take: counted, not timed
@@ -237,3 +210,60 @@ def _pass(updates: Sequence[ClientUpdate]) -> float:
     """Seconds of a pass forward and back of the largest batch."""
     batch = max(update.batch_size or 1 for update in updates)
     return seconds_of(3 * batch * forward_operations(updates[0].architecture)) + 2e-3
+
+
+# The server that chooses the weights
+
+
+def server_rows(
+    network: Architecture, records: int, view: Callable[[Any, Any, Any], Any]
+) -> list[Row]:
+    """Weights of about 1 / norm of a record, whose numbers are taken to be about a half.
+
+    view: the case at the weights that are asked for.
+    """
+    images = len(network.input_shape) == 3
+    spread = 2 / math.sqrt(math.prod(network.input_shape))
+    attacks: tuple[Attack, ...] = (
+        SpanAttack(spread=spread, nonnegative=images),
+        TensorAttack(spread=spread, nonnegative=images),
+    )
+    threat = "sees a client's update at weights that it chose itself"
+    specs = (replace(_SERVER, id=one) for one in SERVERS)
+    return [
+        Row(spec, one, threat, 0.1 * records, records, role="beside", view=view)
+        for spec, one in zip(specs, attacks, strict=True)
+    ]
+
+
+def chosen_start(network: Architecture, key: Key) -> Tensor:
+    """(p,) the weights that the first of the attacks asks for; both ask for the same."""
+    query = server_rows(network, 0, lambda *_: None)[0].attack
+    assert isinstance(query, QueryingAttack)
+    try:
+        return query.query(network, key)
+    except NotApplicable:
+        why = f"weights to ask at are known for fully connected networks; this is {network}"
+        raise NotApplicable(why, ever=False) from None
+
+
+def best_server(servers: Sequence[Findings]) -> Findings:
+    """The better of the two, with a sentence; its p-value allows for the two alone (Bonferroni)."""
+    best = max(servers, key=lambda one: one.section.leak.share if one.section.leak else -1.0)
+    section, row = best.section, best.section.lineup
+    if row is not None:
+        lineup = replace(row, adjusted=min(1.0, len(servers) * row.p))
+        section = replace(section, lineup=lineup)
+    section = replace(section, spec=_SERVER, counts=False)
+    return replace(best, section=replace(section, beside=_sentence(section)), facts={})
+
+
+def _sentence(section: Section) -> str:
+    who = "A server that chooses the weights"
+    if not section.applies:
+        return f"{who} was not tried: {section.status.reason}."
+    leak = section.leak
+    if leak is None or not found_something(section):
+        return f"{who} gets no more than chance explains by these attacks; others may get more."
+    got = f"{leak.successes} of {leak.trials} records"
+    return f"{who} gets {got}: a client that does not check what it is sent gives them away."

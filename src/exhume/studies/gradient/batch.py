@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.gradient.matching import GradientMatching
-from exhume.attacks.gradient.reading import decode, features_below
 from exhume.attacks.gradient.span import SpanAttack
 from exhume.attacks.gradient.tensor import TensorAttack
+from exhume.attacks.gradient.two_last import decode, features_below
 from exhume.core.contract import Attack, Gradient, Key, Knowledge, Records, ReleaseDefence
 from exhume.core.results import Chart, Point
 from exhume.defences.release import ClipRelease, NoiseRelease, PruneRelease, QuantiseRelease

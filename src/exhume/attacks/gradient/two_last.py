@@ -15,7 +15,7 @@ by Gauss-Newton with Levenberg damping, one record at a time under vmap. Exact w
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -49,11 +49,13 @@ class TwoLast:
 
     def last(self, gradient: Tensor, parameters: Tensor, index: int) -> tuple[Tensor, Tensor]:
         """(m, d) hidden weights and (c, m) dL/da of one release, whatever the outer weights are."""
-        at, got = (self.architecture.layout.split(flat) for flat in (parameters, gradient))
-        outputs = got[f"{self.second}.weight"].double()
-        if not bool(torch.isfinite(outputs).all()):
+        outputs = self._split(gradient, index)[f"{self.second}.weight"].double()
+        return self._with_bias(self.architecture.layout.split(parameters)), outputs
+
+    def _split(self, gradient: Tensor, index: int) -> dict[str, Tensor]:
+        if not bool(torch.isfinite(gradient).all()):
             raise ExhumeError(f"release {index}: the gradient holds NaN or infinite values")
-        return self._with_bias(at), outputs
+        return self.architecture.layout.split(gradient)
 
     def _with_bias(self, named: Mapping[str, Tensor]) -> Tensor:
         """(m, d) of the first of the two layers; the last column is its bias, where there is one."""
@@ -64,9 +66,7 @@ class TwoLast:
 
     def observe(self, gradient: Tensor, parameters: Tensor, index: int) -> Observation:
         """One release (p,) and the parameters (p,) it was taken at, in fp64."""
-        at, got = (self.architecture.layout.split(flat) for flat in (parameters, gradient))
-        if not bool(torch.isfinite(gradient).all()):
-            raise ExhumeError(f"release {index}: the gradient holds NaN or infinite values")
+        at, got = self.architecture.layout.split(parameters), self._split(gradient, index)
         weights, slopes = self._with_bias(at), self._with_bias(got)
         outer = at[f"{self.second}.weight"].double()
         alpha, pattern = _split_outer(outer)
@@ -158,26 +158,26 @@ def _split_outer(outer: Tensor) -> tuple[Tensor, Tensor]:
 
 def features_below(architecture: MLP, parameters: Tensor, records: Tensor) -> Tensor:
     """(n, *shape) to (n, k): what enters the last two layers."""
-    return _Below(architecture, parameters).features(records)
+    return _below(architecture, parameters)(records)
 
 
-class _Below:
+def _below(architecture: MLP, parameters: Tensor) -> Callable[[Tensor], Tensor]:
     """The layers below the last two, built once."""
+    below = MLP(
+        architecture.input_shape,
+        architecture.hidden[:-2],
+        architecture.hidden[-2],
+        architecture.activation,
+    )
+    named = architecture.layout.split(parameters)
+    known = {name: named[name] for name in below.layout.names}
+    module, sigma = below.build(), activation(architecture.activation)
 
-    def __init__(self, architecture: MLP, parameters: Tensor) -> None:
-        below = MLP(
-            architecture.input_shape,
-            architecture.hidden[:-2],
-            architecture.hidden[-2],
-            architecture.activation,
-        )
-        named = architecture.layout.split(parameters)
-        self.known = {name: named[name] for name in below.layout.names}
-        self.module, self.sigma = below.build(), activation(architecture.activation)
+    def features(records: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(module, known, (records,))
+        return sigma.apply(outputs)
 
-    def features(self, records: Tensor) -> Tensor:
-        before: Tensor = functional_call(self.module, self.known, (records,))
-        return self.sigma.apply(before)
+    return features
 
 
 def decode(architecture: MLP, parameters: Tensor, features: Tensor, key: Key) -> Tensor:
@@ -186,11 +186,10 @@ def decode(architecture: MLP, parameters: Tensor, features: Tensor, key: Key) ->
     shape = architecture.input_shape
     generator = key.generator()
     start = torch.rand(len(features), *shape, generator=generator, dtype=torch.float64).flatten(1)
-
-    below = _Below(architecture, parameters)
+    below = _below(architecture, parameters)
 
     def gap(flat: Tensor, wanted: Tensor) -> Tensor:
-        return below.features(flat.reshape(1, *shape))[0] - wanted
+        return below(flat.reshape(1, *shape))[0] - wanted
 
     records, damping = start, torch.full((len(features),), 1e-2, dtype=torch.float64)
     left = vmap(gap)(records, features)
