@@ -37,6 +37,7 @@ from exhume.auditing.kinds.update_files import (
     ClientUpdate,
     Truth,
     client_updates,
+    joined,
     model_for,
     private_records,
     reading_of,
@@ -46,7 +47,6 @@ from exhume.auditing.kinds.update_files import (
 from exhume.auditing.kinds.update_rows import (
     SERVERS,
     best_server,
-    chosen_start,
     matching_steps,
     rows_on,
     server_rows,
@@ -75,7 +75,6 @@ from exhume.models.mlp import MLP
 from exhume.models.own_texts import TextModel
 from exhume.score.batches import UpdateScores, score_updates
 from exhume.score.intervals import rate_of
-from exhume.score.lineup import Alike
 from exhume.score.places import Places, places_for
 from exhume.score.texts import alike_lists, alike_texts, score_texts, score_words
 from exhume.settings import Brief
@@ -165,7 +164,7 @@ class UpdateCase(Case):
         rows = rows_on(self.settings, self.updates)
         if self.settings.server == "chooses":
             records = sum(update.batch_size or 0 for update in self.updates)
-            rows += server_rows(self.net, records, at_chosen_weights)
+            rows += server_rows(self.net, records)
         return rows
 
     # Attack
@@ -237,11 +236,14 @@ class UpdateCase(Case):
         truth, key = self.truth, self.key.fold("score")
         if truth is None:
             return None
-        texts, alike = isinstance(self.net, TextModel), self._alike(row, answers)
+        texts, alike = isinstance(self.net, TextModel), None
+        if isinstance(self.net, TextModel):
+            padding = self.net.padding
+            ordered = row.whole and _ordered(answers)
+            alike = alike_texts(padding, ordered=ordered) if row.whole else alike_lists(padding)
         candidates = [
-            _tokens(own, records, row).found() if texts else pooled(own, records.shape)
-            for client, records in truth.private.items()
-            for own in [[a for a in answers if a.question.name == client]]
+            _tokens(mine, records, row).found() if texts else pooled(mine, records.shape)
+            for mine, records in _by_client(answers, truth)
         ]
         known = alike if row.whole else None
         return Seats(
@@ -262,14 +264,7 @@ class UpdateCase(Case):
         release = torch.cat([torch.full((len(r),), place) for place, r in enumerate(private)])
         padding = self.net.padding if isinstance(self.net, TextModel) else None
         key = self.key.fold("score").fold("places")
-        return places_for(_joined(private), release, self.truth.others, key, padding=padding)
-
-    def _alike(self, row: Row, answers: Sequence[Answer]) -> Alike | None:
-        if not isinstance(self.net, TextModel):
-            return None
-        if not row.whole:
-            return alike_lists(self.net.padding)
-        return alike_texts(self.net.padding, ordered=_ordered(answers))
+        return places_for(joined(private), release, self.truth.others, key, padding=padding)
 
     def score(self, row: Row, answers: Sequence[Answer], ranks: Tensor | None) -> Scored:
         proved = self._proved(answers)
@@ -300,7 +295,7 @@ class UpdateCase(Case):
             verdict=verdict,
             leak=leak,
             proved=proved,
-            members=sum(one.batch_size or behind.get(id(one), 0) for one in self.updates),
+            members=sum(u.batch_size or behind.get(id(u), 0) for u in self.updates),
         )
 
     def _proved(self, answers: Sequence[Answer]) -> int:
@@ -322,10 +317,8 @@ class UpdateCase(Case):
         others = truth.others if len(truth.others) else None
         texts, key = isinstance(self.net, TextModel), self.key.fold("score")
         pairs = [
-            (keep_secret(records), make(own, records, row))
-            for client, records in truth.private.items()
-            for make in [_tokens if texts else _candidates]
-            for own in [[a for a in answers if a.question.name == client]]
+            (keep_secret(r), _tokens(mine, r, row) if texts else _candidates(mine, r))
+            for mine, r in _by_client(answers, truth)
         ]
         if not isinstance(self.net, TextModel):
             return score_updates(pairs, others, key)
@@ -375,13 +368,14 @@ class UpdateCase(Case):
 
     def together(self, found: Sequence[Findings]) -> list[Findings]:
         """With facts about the updates; of the servers that choose weights, the one who gets most."""
-        ran = {one.section.spec.id for one in found}
+        ran = {each.section.spec.id for each in found}
         rows = [row for row in self.rows() if row.when == "if needed" and row.id not in ran]
         spared = ", ".join(row.spec.name for row in rows)
         more: Facts = {"not_run": f"{spared}: every record is proved already"} if spared else {}
-        servers = [one for one in found if one.section.spec.id in SERVERS]
-        new = [replace(one, facts={**one.facts, **more}) for one in found if one not in servers]
-        return new + ([best_server(servers)] if servers else [])
+        servers = [each for each in found if each.section.spec.id in SERVERS]
+        others = [each for each in found if each.section.spec.id not in SERVERS]
+        told = [replace(each, facts={**each.facts, **more}) for each in others]
+        return told + ([best_server(servers)] if servers else [])
 
     def facts(self) -> Facts:
         settings, updates = self.settings, self.updates
@@ -393,7 +387,7 @@ class UpdateCase(Case):
             "clients": len({update.client for update in updates}),
             "local_steps": max(_count(update) for update in updates),
             "batch_size": ", ".join(map(str, sizes)) or "not given",
-            "checked": ", ".join(dict.fromkeys(name for one in updates for name in one.checked)),
+            "checked": ", ".join(dict.fromkeys(name for u in updates for name in u.checked)),
         }
         if how := str(steps_behind(updates).routine):
             facts["local_training"] = how
@@ -410,9 +404,9 @@ class UpdateCase(Case):
         size = max(update.batch_size or 1 for update in self.updates)
         noise = max(update.noise for update in self.updates)
         if noise:
-            own = f"{noise:.2g}"
+            yours = f"{noise:.2g}"
             rungs = [self._rung(size, share * noise) for share in (0.0, 1 / 16, 1 / 4)]
-            return Ladder("noise beside the update", own, f"with your {own}", tuple(rungs))
+            return Ladder("noise beside the update", yours, f"with your {yours}", tuple(rungs))
         rungs = [self._rung(2**power, 0.0) for power in range(12) if 2**power < size]
         return Ladder("records in a batch", str(size), f"at your batch of {size}", tuple(rungs))
 
@@ -440,15 +434,17 @@ class UpdateCase(Case):
         updates, private = updates_of_batches(
             update.architecture, update.start(), batches, size, steps=update.steps
         )
-        if noise:
-            updates = [
-                replace(one, gradient=_protected(NoiseRelease(noise), one, key.fold(place)))
-                for place, one in enumerate(updates)
-            ]
-        updates = [
-            replace(one, noise=noise, vocabulary=update.vocabulary, averaged=update.averaged)
-            for one in updates
-        ]
+        for place, easier in enumerate(updates):
+            sent = easier.gradient
+            if noise:
+                sent = _protected(NoiseRelease(noise), easier, key.fold(place))
+            updates[place] = replace(
+                easier,
+                gradient=sent,
+                noise=noise,
+                vocabulary=update.vocabulary,
+                averaged=update.averaged,
+            )
         return replace(self, updates=updates, truth=Truth(private, others[order[needed:]]))
 
     # Fixes
@@ -481,15 +477,6 @@ class UpdateCase(Case):
         return Safer(replace(self, updates=updates), sum(alike) / len(alike), 1.0)
 
 
-def at_chosen_weights(case: UpdateCase, *_: object) -> UpdateCase:
-    """The batches once more, each an update at weights that the server chose."""
-    assert case.truth is not None  # updates are made here, of records
-    start = chosen_start(case.net, case.key.fold("server").fold("query"))
-    batches = list(case.truth.private.values())
-    updates = updates_of_batches(case.net, start, _joined(batches), len(batches[0]))[0]
-    return replace(case, updates=updates)
-
-
 UPDATE = Kind(UpdateCase, "What the updates of clients give away", read_updates)
 
 _FIXES: tuple[tuple[str, str, ReleaseDefence], ...] = (
@@ -512,36 +499,35 @@ def _count(update: ClientUpdate) -> int:
     return len(update.steps.rates(known))
 
 
-def _joined(batches: Sequence[Records]) -> Records:
-    return Records(
-        torch.cat([one.inputs for one in batches]),
-        torch.cat([one.labels for one in batches]),
-        batches[0].classes,
-        batches[0].vocabulary,
-    )
-
-
 # What came back
 
 _POOLED = Status(Outcome.CONVERGED)  # of what came back from several updates
 
 
-def _candidates(own: Sequence[Answer], records: Records, _: Row) -> Reconstruction:
+def _by_client(answers: Sequence[Answer], truth: Truth) -> list[tuple[list[Answer], Records]]:
+    """What was answered to each client's updates, and its records."""
+    return [
+        ([answer for answer in answers if answer.question.name == client], records)
+        for client, records in truth.private.items()
+    ]
+
+
+def _candidates(answers: Sequence[Answer], records: Records) -> Reconstruction:
     """Everything found in any of a client's updates, as candidates for its records."""
-    whole = pooled(own, records.shape)[None]
+    whole = pooled(answers, records.shape)[None]
     labels = [
         torch.full((len(a.found.found()),), -1)
         if a.found.labels is None
         else a.found.labels[0][a.found.real[0]]
-        for a in own
+        for a in answers
     ]
     every = torch.cat([torch.zeros(0, dtype=torch.int64), *labels])[None]
     return Reconstruction(whole, torch.zeros(whole.shape[:2]), _POOLED, labels=every)
 
 
-def _tokens(own: Sequence[Answer], records: Records, row: Row) -> Reconstruction:
+def _tokens(answers: Sequence[Answer], records: Records, row: Row) -> Reconstruction:
     shape = records.shape if row.whole else (1,)
-    tokens = [answer.found.found().long() for answer in own]
+    tokens = [answer.found.found().long() for answer in answers]
     whole = torch.unique(torch.cat([torch.zeros(0, *shape).long(), *tokens]), dim=0)[None]
     return Reconstruction(whole, torch.zeros(whole.shape[:2]), _POOLED)
 
@@ -568,8 +554,8 @@ def _unscored(answers: Sequence[Answer]) -> dict[str, Tensor]:
     records, confidence, labels = [], [], []
     for answer in answers:
         real = answer.found.real[0]
-        found = answer.found.candidates[0][real]
-        records.append(found.float() if found.is_floating_point() else found)
+        candidates = answer.found.candidates[0][real]
+        records.append(candidates.float() if candidates.is_floating_point() else candidates)
         confidence.append(answer.found.confidence[0][real])
         if answer.found.labels is not None:
             labels.append(answer.found.labels[0][real])

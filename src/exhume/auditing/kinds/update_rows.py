@@ -7,12 +7,10 @@ adversary changes what is sent, so that what it gets stands beside the verdict a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
-
-from torch import Tensor
 
 from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.features import FeatureDecoding
@@ -27,8 +25,8 @@ from exhume.attacks.gradient.text import TextAttack, WordRows
 from exhume.attacks.gradient.token_bag import TokenBag
 from exhume.auditing.case import Row
 from exhume.auditing.cost import language_seconds, seconds_of, text_seconds
-from exhume.auditing.kinds.update_files import ClientUpdate
-from exhume.core.contract import Architecture, Attack, Key, NotApplicable, QueryingAttack
+from exhume.auditing.kinds.update_files import ClientUpdate, joined, updates_of_batches
+from exhume.core.contract import Architecture, Attack, NotApplicable, QueryingAttack, Records
 from exhume.core.results import AttackSpec, Findings, Section
 from exhume.models.mlp import MLP
 from exhume.models.own_texts import LanguageModel, TextModel
@@ -215,13 +213,8 @@ def _pass(updates: Sequence[ClientUpdate]) -> float:
 # The server that chooses the weights
 
 
-def server_rows(
-    network: Architecture, records: int, view: Callable[[Any, Any, Any], Any]
-) -> list[Row]:
-    """Weights of about 1 / norm of a record, whose numbers are taken to be about a half.
-
-    view: the case at the weights that are asked for.
-    """
+def server_rows(network: Architecture, records: int) -> list[Row]:
+    """Weights of about 1 / norm of a record, whose numbers are taken to be about a half."""
     images = len(network.input_shape) == 3
     spread = 2 / math.sqrt(math.prod(network.input_shape))
     attacks: tuple[Attack, ...] = (
@@ -229,27 +222,39 @@ def server_rows(
         TensorAttack(spread=spread, nonnegative=images),
     )
     threat = "sees a client's update at weights that it chose itself"
-    specs = (replace(_SERVER, id=one) for one in SERVERS)
+    seconds = 0.1 * records
     return [
-        Row(spec, one, threat, 0.1 * records, records, role="beside", view=view)
-        for spec, one in zip(specs, attacks, strict=True)
+        Row(
+            replace(_SERVER, id=name),
+            attack,
+            threat,
+            seconds,
+            records,
+            role="beside",
+            view=_at_chosen_weights,
+        )
+        for name, attack in zip(SERVERS, attacks, strict=True)
     ]
 
 
-def chosen_start(network: Architecture, key: Key) -> Tensor:
-    """(p,) the weights that the first of the attacks asks for; both ask for the same."""
-    query = server_rows(network, 0, lambda *_: None)[0].attack
+def _at_chosen_weights(case: Any, *_: object) -> Any:
+    """The batches once more, each an update at the weights that the attacks ask for, both for the same."""
+    network: Architecture = case.net
+    query = server_rows(network, 0)[0].attack
     assert isinstance(query, QueryingAttack)
     try:
-        return query.query(network, key)
+        start = query.query(network, case.key.fold("server").fold("query"))
     except NotApplicable:
         why = f"weights to ask at are known for fully connected networks; this is {network}"
         raise NotApplicable(why, ever=False) from None
+    batches: list[Records] = list(case.truth.private.values())
+    updates = updates_of_batches(network, start, joined(batches), len(batches[0]))[0]
+    return replace(case, updates=updates)
 
 
 def best_server(servers: Sequence[Findings]) -> Findings:
     """The better of the two, with a sentence; its p-value allows for the two alone (Bonferroni)."""
-    best = max(servers, key=lambda one: one.section.leak.share if one.section.leak else -1.0)
+    best = max(servers, key=lambda each: each.section.leak.share if each.section.leak else -1.0)
     section, row = best.section, best.section.lineup
     if row is not None:
         lineup = replace(row, adjusted=min(1.0, len(servers) * row.p))
