@@ -9,8 +9,8 @@ from pathlib import Path
 
 import exhume
 from exhume.core.results import Result
-from exhume.settings import settings_of
 from exhume.settings.reference import reference_page, sections
+from exhume.settings.schema import settings_of
 
 ROOT = Path(__file__).parents[1]
 

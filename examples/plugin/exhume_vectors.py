@@ -18,7 +18,7 @@ from exhume.auditing.kinds.update import UpdateCase
 from exhume.core import contract
 from exhume.core.contract import Key, Knowledge, NotApplicable, Reconstruction, Records
 from exhume.core.results import AttackSpec
-from exhume.readers import Reading
+from exhume.readers import TextReading
 from exhume.score.places import places_for
 from exhume.score.targets import score_targets
 from exhume.settings import Brief, ReleaseSettings, SharedText, setting
@@ -183,7 +183,7 @@ def read_embeddings(brief: Brief, load: auditing.Load) -> EmbeddingsCase | None:
     section = brief.section(EmbeddingsSettings)
     if section is None:
         return None
-    records = load(section.records, Reading())
+    records = load(section.records, TextReading())
     vectors = torch.from_numpy(np.load(section.vectors, allow_pickle=False)).float()
     if len(vectors) != len(records):
         raise contract.ExhumeError(f"vectors: {len(vectors)} given for {len(records)} records")

@@ -13,7 +13,7 @@ from exhume.defences.dp import DPTraining
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.models.own import OwnArchitecture, architecture_named, fully_connected
-from exhume.readers import Sizes, Split, check_classes
+from exhume.readers import RecordsByRole, Sizes, check_classes
 from exhume.settings import Settings
 from exhume.store.scale import Processes, where_now
 from exhume.train.fleet import chunk_for
@@ -235,8 +235,8 @@ def device_named(name: str) -> torch.device:
     return device
 
 
-def moved(parts: Split, device: torch.device) -> Split:
-    return Split(*(getattr(parts, field.name).to(device) for field in fields(parts)))
+def moved(parts: RecordsByRole, device: torch.device) -> RecordsByRole:
+    return RecordsByRole(*(getattr(parts, field.name).to(device) for field in fields(parts)))
 
 
 def threads_for(asked: int) -> int:

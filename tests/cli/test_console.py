@@ -23,7 +23,7 @@ from exhume.settings.sources import IMAGE_SETS, PAIR_SETS
 from exhume.studies import STUDIES
 
 WRONG = [
-    (["audit", "nowhere.toml"], "cannot read nowhere.toml"),
+    (["audit", "nowhere.toml"], "nowhere.toml: cannot be read"),
     (["audit", "--data", "mnits"], "no such data: 'mnits'; did you mean 'mnist'?"),
     (["audit", "--data", "nowhere/"], "no such file or folder: 'nowhere/'"),
     (["audit", "--data", "digits", "--rate", "-1"], "victim.rate: -1.0 given"),

@@ -13,14 +13,8 @@ from fuzzing import blocks, clean, scrambled
 
 from exhume import readers
 from exhume.choices import resolve
-from exhume.settings import (
-    Brief,
-    CheckpointSettings,
-    Settings,
-    SplitSettings,
-    UpdateSettings,
-    toml_of,
-)
+from exhume.settings import Brief, CheckpointSettings, Settings, SplitSettings, UpdateSettings
+from exhume.settings.schema import toml_of
 
 VALUES: tuple[Any, ...] = (
     *(0, 1, 2, 3, -1, 10, 999_999_999, 2**63, -(2**70), 10**40),

@@ -122,7 +122,7 @@ REFUSED = {
     empty_class: "nobody: this class folder holds no images",
     bomb: "needs Python code to be loaded",
     nan_weights: "1.bias holds NaN or infinite values",
-    ten_gigabytes: "GB, which needs twice as much memory",
+    ten_gigabytes: "need 21.5 GB of memory",
     one_class: "1 class among the labels",
     mixed_sizes: "images of different sizes",
     negative_labels: "y holds the negative label -1",
@@ -155,7 +155,7 @@ def left_over(out: Path) -> list[str]:
 
 @pytest.mark.parametrize("make", REFUSED, ids=lambda make: make.__name__)
 def test_refused_in_one_sentence(make, tmp_path, monkeypatch):
-    monkeypatch.setattr("exhume.readers.tensors.memory_here", lambda: 16e9)
+    monkeypatch.setattr("exhume.store.memory.memory_free", lambda: 16e9)
     result = ran(make(tmp_path), tmp_path / "out")
     assert result.exit_code == 2
     assert REFUSED[make] in sentence_of(result)

@@ -11,7 +11,7 @@ from PIL import Image
 from planted_data import says
 
 from exhume.core.contract import Vocabulary
-from exhume.readers import Reading, load
+from exhume.readers import TextReading, load
 
 arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'exhume[hf]'")
 
@@ -87,7 +87,7 @@ def test_texts(tmp_path):
     assert records.inputs.tolist() == [[4, 2, 1, 3], [1, 0, 0, 0]]
     assert records.vocabulary == Vocabulary(("<padding>", "two", ",", ".", "one"), 0, given=False)
     assert (records.classes, records.labels.tolist()) == (("cat", "dog"), [1, 0])
-    assert load(saved, reading=Reading(length=2)).inputs.tolist() == [[4, 2], [1, 0]]
+    assert load(saved, reading=TextReading(length=2)).inputs.tolist() == [[4, 2], [1, 0]]
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,9 @@ def test_damage(tmp_path):
         (folder / "state.json").write_text(text)
         assert "its state.json names no data file in this folder" in says(lambda: load(folder))
     (folder / "state.json").write_text("[")
-    assert "state.json: missing or damaged" in says(lambda: load(folder))
+    assert "state.json: not readable as JSON" in says(lambda: load(folder))
     (folder / "state.json").write_text("[]")
-    assert "it holds no object" in says(lambda: load(folder))
+    assert "must hold a JSON object" in says(lambda: load(folder))
     (folder / "dataset_dict.json").write_text('{"splits": [1]}')
     assert "it names no splits" in says(lambda: load(folder))
 

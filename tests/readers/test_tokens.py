@@ -10,7 +10,7 @@ import torch
 from planted_data import says
 
 from exhume.core.contract import Vocabulary
-from exhume.readers import Reading, load
+from exhume.readers import TextReading, load
 
 WORDS = ["<pad>", "<unk>", "the", "cat", "sat", "."]
 
@@ -30,14 +30,14 @@ def write(path, text):
 
 def test_a_text_file_with_labels_and_a_vocabulary(tmp_path, vocabulary):
     path = write(tmp_path / "r.txt", "The cat sat.\tgood\r\nthe dog\tbad\n\n")
-    records = load(path, reading=Reading(vocabulary))
+    records = load(path, reading=TextReading(vocabulary))
     assert records.inputs.tolist() == [[2, 3, 4, 5], [2, 1, 0, 0]]
     assert records.inputs.dtype == torch.int64
     assert (records.labels.tolist(), records.classes) == ([1, 0], ("bad", "good"))
     assert records.vocabulary == Vocabulary(tuple(WORDS), 0)
     assert records[1:].vocabulary == records.vocabulary
     assert records.to(torch.device("cpu")).vocabulary == records.vocabulary
-    longer = load(path, reading=Reading(vocabulary, length=6))
+    longer = load(path, reading=TextReading(vocabulary, length=6))
     assert longer.inputs.tolist() == [[2, 3, 4, 5, 0, 0], [2, 1, 0, 0, 0, 0]]
 
 
@@ -51,12 +51,12 @@ def test_words_are_numbered_by_how_often_they_occur(tmp_path):
 def test_a_folder_of_texts(tmp_path, vocabulary):
     for name, text in (("pos/2", "cat sat"), ("pos/10", "cat"), ("neg/1", "the cat .")):
         write(tmp_path / "texts" / f"{name}.txt", text)
-    records = load(tmp_path / "texts", reading=Reading(vocabulary))
+    records = load(tmp_path / "texts", reading=TextReading(vocabulary))
     assert records.inputs.tolist() == [[2, 3, 5], [3, 4, 0], [3, 0, 0]]
     assert (records.labels.tolist(), records.classes) == ([0, 1, 1], ("neg", "pos"))
     write(tmp_path / "texts" / "loose.txt", "cat")
     assert "holds both texts (loose.txt) and folders (neg)" in says(
-        lambda: load(tmp_path / "texts", reading=Reading(vocabulary))
+        lambda: load(tmp_path / "texts", reading=TextReading(vocabulary))
     )
 
 
@@ -80,7 +80,7 @@ def test_tokens_in_an_npz_file(tmp_path):
 )
 def test_vocabularies_in_json(tmp_path, content, words):
     path = write(tmp_path / "v.json", json.dumps(content))
-    records = load(write(tmp_path / "r.txt", "a a\na\n"), reading=Reading(str(path)))
+    records = load(write(tmp_path / "r.txt", "a a\na\n"), reading=TextReading(str(path)))
     assert records.vocabulary == Vocabulary(words, 0)
     assert records.inputs.tolist() == [[1, 1], [1, 0]]
 
@@ -90,7 +90,7 @@ def test_vocabularies_in_json(tmp_path, content, words):
     [
         ("v.txt", "", "v.txt is empty"),
         ("v.json", "{}", "v.json is empty"),
-        ("v.json", "{", "v.json cannot be read"),
+        ("v.json", "{", "v.json: not readable as JSON"),
         ("v.json", "[1, 2]", "holds no words; legal are one word a line"),
         ("v.json", '{"a": 1.5}', "holds no words; legal are"),
         ("v.json", '{"a": -1}', "has the numbers -1 to -1; legal are 0 to 4999999"),
@@ -103,12 +103,14 @@ def test_vocabularies_in_json(tmp_path, content, words):
 def test_vocabularies_that_do_not_fit(tmp_path, name, content, message):
     text = write(tmp_path / "r.txt", "a b\na\n")
     path = write(tmp_path / name, content)
-    assert message in says(lambda: load(text, reading=Reading(str(path))))
+    assert message in says(lambda: load(text, reading=TextReading(str(path))))
 
 
 def test_a_vocabulary_that_is_not_there(tmp_path):
     text = write(tmp_path / "r.txt", "a\n")
-    assert "cannot be read" in says(lambda: load(text, reading=Reading(str(tmp_path / "no.txt"))))
+    assert "cannot be read" in says(
+        lambda: load(text, reading=TextReading(str(tmp_path / "no.txt")))
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,12 +126,12 @@ def test_a_vocabulary_that_is_not_there(tmp_path):
 )
 def test_tokens_that_are_none(tmp_path, arrays, reading, message):
     np.savez(tmp_path / "t.npz", **arrays, y=[0])
-    assert message in says(lambda: load(tmp_path / "t.npz", reading=Reading(**reading)))
+    assert message in says(lambda: load(tmp_path / "t.npz", reading=TextReading(**reading)))
 
 
 def test_tokens_beyond_the_vocabulary(tmp_path, vocabulary):
     np.savez(tmp_path / "t.npz", tokens=[[1, 2], [6, 0]], y=[0, 1])
-    told = says(lambda: load(tmp_path / "t.npz", reading=Reading(vocabulary)))
+    told = says(lambda: load(tmp_path / "t.npz", reading=TextReading(vocabulary)))
     assert "record 1 has the token 6; the vocabulary goes from 0 to 5" in told
 
 
@@ -146,9 +148,9 @@ def test_texts_that_cannot_be_read(tmp_path, text, message):
 
 def test_other_bad_readings(tmp_path):
     path = write(tmp_path / "r.txt", "a\n")
-    assert "at least 0 and -1 are needed, got -1 and -1" in says(lambda: Reading(length=-1))
+    assert "at least 0 and -1 are needed, got -1 and -1" in says(lambda: TextReading(length=-1))
     assert "padding: 3 given without a vocabulary" in says(
-        lambda: load(path, reading=Reading(padding=3))
+        lambda: load(path, reading=TextReading(padding=3))
     )
     path.write_bytes(b"\xff\xfe")
     assert "not a text file in UTF-8" in says(lambda: load(path))

@@ -140,7 +140,7 @@ def test_what_is_no_recording(tmp_path):
     told = {"schema": 1, "round": 1, "client": "a", "before": "../b", "after": "c", "rate": 1.0}
     path = tmp_path / "round-1-client-a.json"
     for content, message in (
-        ("{", "not the record of an update"),
+        ("{", "not readable as JSON"),
         (json.dumps(told), "steps is missing"),
         (json.dumps(told | {"schema": 2}), "not of schema 1"),
         (json.dumps(told | {"steps": 1, "batch_size": 0}), "'../b' lies outside the folder"),

@@ -254,7 +254,7 @@ def damaged(**changes: Any) -> str:
 DAMAGE = {
     "no result": ("result.json", None, "result.json: missing"),
     "cut off": ("result.json", '{"schema": 1, "ki', "result.json: not readable as JSON"),
-    "not text": ("result.json", b"\xff\xfe\x00", "result.json: not readable as JSON"),
+    "not text": ("result.json", b"\xff\xfe\x00", "result.json: not a text file in UTF-8"),
     "a list": ("result.json", "[]", "result.json: must hold a JSON object, not list"),
     "later schema": (
         "result.json",

@@ -45,14 +45,14 @@ def test_bad_settings_are_named(content, message):
 
 
 def test_files_that_are_not_settings(tmp_path):
-    with pytest.raises(ExhumeError, match="cannot read .*nothing.toml: No such file"):
+    with pytest.raises(ExhumeError, match="nothing.toml: cannot be read .No such file"):
         Settings.from_toml(tmp_path / "nothing.toml")
     path = tmp_path / "bad.toml"
     path.write_text("= 3")
     with pytest.raises(ExhumeError, match="bad.toml is not a TOML file"):
         Settings.from_toml(path)
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ExhumeError, match="bad.toml is not a TOML file"):
+    with pytest.raises(ExhumeError, match="bad.toml: not a text file"):
         Settings.from_toml(path)
 
 

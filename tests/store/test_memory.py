@@ -46,7 +46,7 @@ def test_the_limit_of_a_container_counts(system, tmp_path, monkeypatch):
     assert memory_here() == 5_000_000
     check_memory(4_900_000, "a: 1 record")
     with pytest.raises(
-        ExhumeError, match=r"^a: 1 record need 6\.0 MB, this process may use 5\.0 MB; pass fewer"
+        ExhumeError, match=r"^a: 1 record need 6\.0 MB of memory, 5\.0 MB are free; pass fewer"
     ):
         check_memory(6_000_000, "a: 1 record")
 

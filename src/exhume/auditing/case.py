@@ -34,13 +34,13 @@ from exhume.core.evidence import Condition
 from exhume.core.plugins import ATTACKS, kind_plugin, plugins
 from exhume.core.records import Column
 from exhume.core.results import NOT_JUDGED, AttackSpec, Chart, Facts, Findings, Rate, Verdict
-from exhume.readers import Reading
+from exhume.readers import TextReading
 from exhume.report.folder import RunFolder
 from exhume.score.lineup import Alike
 from exhume.score.places import Places
 from exhume.settings import Brief, ReleaseSettings
 
-Load = Callable[[str, Reading], Records]
+Load = Callable[[str, TextReading], Records]
 """(source, how to read it) to records; each set is read once, whoever asks for it."""
 
 RUNG_TARGETS = 16  # records that a control is tried on, at most

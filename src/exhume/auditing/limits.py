@@ -52,7 +52,7 @@ from exhume.core.contract import (
     Weights,
     silent,
 )
-from exhume.core.results import AttackSpec, Findings, LimitRow, Limits, Section
+from exhume.core.results import AttackSpec, Findings, LimitRow, PrivacyLimits, Section
 from exhume.models.split.pipeline import Pipeline
 from exhume.score.measures import mse
 from exhume.score.targets import named_rightly, nearest_is_right
@@ -75,7 +75,7 @@ class CertificateTable:
     made: Mapping[tuple[str, str], Certificate]
     notes: tuple[str, ...]
 
-    def section(self) -> Limits:
+    def section(self) -> PrivacyLimits:
         """For the result: numbers and words, no records."""
         rows = []
         for (attack, game), one in self.made.items():
@@ -83,7 +83,7 @@ class CertificateTable:
             rows.append(
                 LimitRow(attack=attack, game=game, **numbers, rate=one.rate, alarm=one.alarm)
             )
-        return Limits(self.alarm, self.notes, tuple(rows))
+        return PrivacyLimits(self.alarm, self.notes, tuple(rows))
 
     @property
     def alarm(self) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 
 from exhume.core.contract import ExhumeError
 from exhume.report.folder import RunFolder
-from exhume.settings import Brief, settings_of, toml_at
+from exhume.settings import Brief
+from exhume.settings.schema import settings_of, toml_at
 
 __all__ = ["refuse_inside_data", "resume_or_refuse"]
 

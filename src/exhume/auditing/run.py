@@ -126,10 +126,10 @@ def read(
     brief: Brief, progress: Progress, given: Mapping[str, Case] = MappingProxyType({})
 ) -> list[Released]:
     """Everything that the brief names, before anything is written; each set of records once."""
-    loaded: dict[tuple[str, readers.Reading], Records] = {}
-    asked: dict[str, dict[tuple[str, readers.Reading], int]] = {}  # by kind
+    loaded: dict[tuple[str, readers.TextReading], Records] = {}
+    asked: dict[str, dict[tuple[str, readers.TextReading], int]] = {}  # by kind
 
-    def load(kind: Kind, source: str, reading: readers.Reading) -> Records:
+    def load(kind: Kind, source: str, reading: readers.TextReading) -> Records:
         if (source, reading) not in loaded:
             loaded[source, reading] = readers.load(source, reading=reading, progress=progress)
         records = loaded[source, reading]

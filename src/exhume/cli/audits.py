@@ -45,14 +45,12 @@ from exhume.settings import (
     DataSettings,
     MachineSettings,
     ReleaseSettings,
-    Setting,
     Settings,
     SplitSettings,
     UpdateSettings,
     VictimSettings,
-    settings_of,
-    types_of,
 )
+from exhume.settings.schema import Setting, settings_of, types_of
 from exhume.settings.sources import check_files
 
 if TYPE_CHECKING:

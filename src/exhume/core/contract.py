@@ -20,42 +20,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from exhume.core.errors import ExhumeError, NotApplicable
-from exhume.core.records import Records, Vocabulary
-
-__all__ = [
-    "FILLED_UP",
-    "Activations",
-    "Architecture",
-    "Attack",
-    "ClientTraining",
-    "Cost",
-    "ExhumeError",
-    "Gradient",
-    "GradientOf",
-    "Key",
-    "Knowledge",
-    "Layout",
-    "NotApplicable",
-    "Outcome",
-    "Prepared",
-    "Progress",
-    "QueryingAttack",
-    "Recipe",
-    "Reconstruction",
-    "Records",
-    "Release",
-    "ReleaseDefence",
-    "Secret",
-    "Shard",
-    "Status",
-    "Store",
-    "TrainingDefence",
-    "Vocabulary",
-    "Weights",
-    "silent",
-]
-
+from exhume.core.errors import ExhumeError as ExhumeError
+from exhume.core.errors import NotApplicable as NotApplicable
+from exhume.core.records import Records as Records
+from exhume.core.records import Vocabulary as Vocabulary
 
 # Randomness
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tokenize
 import zipfile
@@ -11,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from exhume.core.errors import ExhumeError
+from exhume.core.files import object_at, text_at
 
 BROKEN_ARRAYS = (
     *(zipfile.BadZipFile, zlib.error, tokenize.TokenError, SyntaxError, EOFError, OSError),
@@ -74,7 +74,7 @@ def rows_in(
     path = Path(text)
     if path.suffix == ".npy":
         return _rows_in_array(text, where)
-    written = _text_of(path, where) if text not in names and _is_file(path) else text
+    written = text_at(path, where) if text not in names and _is_file(path) else text
     if names:
         return [
             row
@@ -130,13 +130,6 @@ def rows_by_client(
     return {clients[0]: rows_in(text, where, names=names)}
 
 
-def _text_of(path: Path, where: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ExhumeError(f"{where}: {path} is no text file, nor a record of the data") from None
-
-
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
@@ -147,11 +140,8 @@ def _is_file(path: Path) -> bool:
 def _rows_in_json(
     text: str, where: str, clients: list[str], names: Mapping[str, int]
 ) -> dict[str, list[int]]:
-    try:
-        content = json.loads(Path(text).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as damage:
-        raise ExhumeError(f"{where}: {text} is not readable as JSON ({damage})") from None
-    if not isinstance(content, dict) or not set(clients) <= set(content):
+    content = object_at(Path(text), where)
+    if not set(clients) <= set(content):
         raise ExhumeError(
             f"{where}: {text} must hold an object with indices for {', '.join(clients)}"
         )

@@ -9,7 +9,6 @@ table, `--fail-over`, JUnit and JSON alike. Reconstructions lie beside the resul
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor
 from exhume.core.contract import Cost, ExhumeError, NotApplicable, Outcome, Status
 from exhume.core.errors import unfinished
 from exhume.core.evidence import Condition, ControlRow, Extent, LineupRow, Reach
+from exhume.core.files import object_at
 from exhume.core.typed_json import FLAT, from_json, to_json
 
 SCHEMAS = {"audit": 4, "study": 2}
@@ -92,7 +92,7 @@ class LimitRow:
 
 
 @dataclass(frozen=True)
-class Limits:
+class PrivacyLimits:
     alarm: str  # in words; empty where there is none
     notes: tuple[str, ...]
     rows: tuple[LimitRow, ...]
@@ -132,7 +132,7 @@ class Section:
     evidence: str = ""  # the file with the records
     ranked_by: str = ""
     at_risk: AtRisk | None = None
-    limits: Limits | None = None
+    limits: PrivacyLimits | None = None
     extent: Annotated[Extent, FLAT] = Extent()
 
     @property
@@ -394,14 +394,8 @@ def read_result(path: Path) -> Result | StudyResult:
 
 
 def read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if not needed:
-            return {}
-        raise unfinished(path) from None
-    except (OSError, ValueError, RecursionError) as damage:
-        raise ExhumeError(f"{path}: not readable as JSON ({damage})") from None
-    if not isinstance(value, dict):
-        raise ExhumeError(f"{path}: must hold a JSON object, not {type(value).__name__}")
-    return value
+    if path.exists():
+        return object_at(path)
+    if needed:
+        raise unfinished(path)
+    return {}

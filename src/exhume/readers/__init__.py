@@ -7,32 +7,17 @@ records = load("mine.py:dataset")            # a torch Dataset of the user's own
 parts = split(records, Sizes(fixed=500, target=10), key)
 """
 
-from exhume.core.records import Column
-from exhume.readers.arrays import check_classes, columns_of, from_dataset
-from exhume.readers.loading import Sizes, Split, file_names, load, pairs, places, split
-from exhume.readers.named import Named, catalogue, fetch
-from exhume.readers.sentences import TextPairs
-from exhume.readers.table import Table, table
-from exhume.readers.tokens import Reading, dictionary_at
-
-__all__ = [
-    "Column",
-    "Named",
-    "Reading",
-    "Sizes",
-    "Split",
-    "Table",
-    "TextPairs",
-    "catalogue",
-    "check_classes",
-    "columns_of",
-    "dictionary_at",
-    "fetch",
-    "file_names",
-    "from_dataset",
-    "load",
-    "pairs",
-    "places",
-    "split",
-    "table",
-]
+from exhume.readers.arrays import check_classes as check_classes
+from exhume.readers.arrays import from_dataset as from_dataset
+from exhume.readers.loading import RecordsByRole as RecordsByRole
+from exhume.readers.loading import Sizes as Sizes
+from exhume.readers.loading import file_names as file_names
+from exhume.readers.loading import load as load
+from exhume.readers.loading import pairs as pairs
+from exhume.readers.loading import places as places
+from exhume.readers.loading import split as split
+from exhume.readers.named import catalogue as catalogue
+from exhume.readers.named import fetch as fetch
+from exhume.readers.sentences import TextPairs as TextPairs
+from exhume.readers.table import table as table
+from exhume.readers.tokens import TextReading as TextReading

@@ -12,18 +12,18 @@ PEFT's names are understood, and `adapter_config.json` beside an adapter is read
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exhume.core.contract import Architecture, ExhumeError, Layout, NotApplicable, Weights
+from exhume.core.files import object_at
 from exhume.readers.tensors import bare_name, read_tensors
 
 Kind = Literal["adapter", "delta", "part"]
@@ -191,15 +191,10 @@ def _with_adapter(adapter: Adapter, start: Mapping[str, Tensor]) -> dict[str, Te
 def _scaling(path: Path, first: Mapping[str, Tensor], what: str) -> float:
     """alpha / r of the configuration beside the adapter; alpha / sqrt(r) where it says so."""
     config = path.with_name("adapter_config.json")
-    try:
-        content: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
-        alpha = float(content["lora_alpha"])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise ExhumeError(
-            f"scaling: {config} with lora_alpha is needed, or the number itself ({type(error).__name__})"
-        ) from error
-    if not math.isfinite(alpha):
-        raise ExhumeError(f"{config}: lora_alpha is {alpha}, a finite number is needed")
+    content = object_at(config, "scaling: adapter_config.json, or the number itself, is needed")
+    alpha = content.get("lora_alpha")
+    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise ExhumeError(f"{config}: lora_alpha is {alpha!r}, a finite number is needed")
     for option in ("alpha_pattern", "rank_pattern", "use_dora", "fan_in_fan_out"):
         if content.get(option):
             raise NotApplicable(f"{config}: {option} is not read so far; merge it first", ever=True)

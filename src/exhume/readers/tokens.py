@@ -11,7 +11,6 @@ vocabulary words are numbered here, the most frequent first: such numbers fit no
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,16 +23,16 @@ import torch
 from torch import Tensor
 
 from exhume.core.contract import ExhumeError, Records, Vocabulary
+from exhume.core.files import json_at, text_at
 from exhume.readers.images import SUFFIXES, natural
 from exhume.store.memory import check_memory
 
 _WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
-_LARGEST = 1 << 28  # bytes of one text file
 _MOST = 1 << 24  # token numbers: beyond, float32 gradients could not carry them
 
 
 @dataclass(frozen=True)
-class Reading:
+class TextReading:
     """How texts and token numbers become records."""
 
     vocabulary: str = ""  # a file
@@ -53,14 +52,14 @@ class Reading:
 # Numbers
 
 
-def tokens_of(rows: Any, reading: Reading, where: str) -> tuple[Tensor, Vocabulary]:
+def tokens_of(rows: Any, reading: TextReading, where: str) -> tuple[Tensor, Vocabulary]:
     """(n, l) int64 from an array, or from a list of lists of whole numbers."""
     known, padding = reading.dictionary(), _padding(reading)
     vocabulary = known.vocabulary(padding) if known else Vocabulary((), padding)
     return _even([_row(row, i, where) for i, row in enumerate(rows)], vocabulary, reading, where)
 
 
-def _padding(reading: Reading) -> int | None:
+def _padding(reading: TextReading) -> int | None:
     return None if reading.padding < 0 else reading.padding
 
 
@@ -76,7 +75,7 @@ def _row(row: Any, index: int, where: str) -> list[int]:
 
 
 def _even(
-    rows: list[list[int]], vocabulary: Vocabulary, reading: Reading, where: str
+    rows: list[list[int]], vocabulary: Vocabulary, reading: TextReading, where: str
 ) -> tuple[Tensor, Vocabulary]:
     """Sequences of one length, every number within the vocabulary."""
     if not rows:
@@ -117,7 +116,7 @@ def _within(rows: list[list[int]], vocabulary: Vocabulary, where: str) -> None:
 # Words
 
 
-def tokenised(texts: Sequence[str], reading: Reading, where: str) -> tuple[Tensor, Vocabulary]:
+def tokenised(texts: Sequence[str], reading: TextReading, where: str) -> tuple[Tensor, Vocabulary]:
     """(n, l) int64 of texts, by the vocabulary of a file or by one that is made of them."""
     known = reading.dictionary()
     split = [_WORD.findall(text) for text in texts]
@@ -139,7 +138,9 @@ def _number(word: str, known: Dictionary, index: int, where: str) -> int:
     return known.unknown
 
 
-def _numbered(split: list[list[str]], reading: Reading, where: str) -> tuple[Tensor, Vocabulary]:
+def _numbered(
+    split: list[list[str]], reading: TextReading, where: str
+) -> tuple[Tensor, Vocabulary]:
     """Token numbers, the most frequent word first; 0 fills up."""
     if reading.padding > 0:
         raise ExhumeError(
@@ -155,9 +156,9 @@ def _numbered(split: list[list[str]], reading: Reading, where: str) -> tuple[Ten
 # Files
 
 
-def text_file(path: Path, reading: Reading) -> Records:
+def text_file(path: Path, reading: TextReading) -> Records:
     """Lines `text<tab>label`, or lines without any tab: then all are of one class."""
-    lines = [line for line in _read(path).replace("\r\n", "\n").split("\n") if line.strip()]
+    lines = [line for line in text_at(path).split("\n") if line.strip()]
     if not lines:
         raise ExhumeError(f"{path}: holds no text")
     parts = [line.rpartition("\t") for line in lines]
@@ -172,7 +173,7 @@ def text_file(path: Path, reading: Reading) -> Records:
     return _records(texts, labels, reading, str(path))
 
 
-def text_folder(path: Path, reading: Reading) -> Records:
+def text_folder(path: Path, reading: TextReading) -> Records:
     """Every .txt file is one record; the sub-folder is its class."""
     here, kinds = _texts_in(path), _folders_in(path)
     groups = [(kind.name, _texts_in(kind)) for kind in kinds if _texts_in(kind)]
@@ -181,7 +182,7 @@ def text_folder(path: Path, reading: Reading) -> Records:
             f"{path}: holds both texts ({here[0].name}) and folders ({groups[0][0]}); put every text into "
             "the folder of its class"
         )
-    texts = [_read(file) for _, files in groups for file in files]
+    texts = [text_at(file) for _, files in groups for file in files]
     labels = [name for name, files in groups for _ in files]
     return _records(texts, labels, reading, str(path))
 
@@ -195,20 +196,11 @@ def has_texts(path: Path) -> bool:
     return any(_texts_in(kind) for kind in kinds)
 
 
-def _records(texts: list[str], labels: list[str], reading: Reading, where: str) -> Records:
+def _records(texts: list[str], labels: list[str], reading: TextReading, where: str) -> Records:
     tokens, vocabulary = tokenised(texts, reading, where)
     classes = sorted(set(labels), key=natural)
     numbers = torch.tensor([classes.index(label) for label in labels])
     return Records(tokens, numbers, tuple(classes), vocabulary)
-
-
-def _read(path: Path) -> str:
-    if path.stat().st_size > _LARGEST:
-        raise ExhumeError(f"{path}: larger than {_LARGEST >> 20} MiB")
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ExhumeError(f"{path}: not a text file in UTF-8 ({error})") from error
 
 
 def _texts_in(path: Path) -> list[Path]:
@@ -232,7 +224,6 @@ def _sorted(paths: Iterable[Path]) -> list[Path]:
 _PADDING_WORDS = ("[pad]", "<pad>", "<padding>")
 _UNKNOWN = ("[unk]", "<unk>", "<unknown>")
 _MOST_WORDS = 5_000_000  # words
-_LARGEST_VOCABULARY = 1 << 28  # bytes
 
 
 @dataclass(frozen=True)
@@ -250,17 +241,10 @@ class Dictionary:
 
 def dictionary_at(file: str) -> Dictionary:
     path = Path(file).expanduser()
-    try:
-        if path.stat().st_size > _LARGEST_VOCABULARY:
-            raise ExhumeError(f"vocabulary: {path} is larger than {_LARGEST_VOCABULARY >> 20} MiB")
-        text = path.read_text(encoding="utf-8-sig")
-        content = json.loads(text) if path.suffix == ".json" else None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ExhumeError(f"vocabulary: {path} cannot be read ({error})") from error
-    if content is None:
-        lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
-        content = [] if lines == [""] else lines
-    return _checked(_numbers_of_words(content, path), path)
+    if path.suffix == ".json":
+        return _checked(_numbers_of_words(json_at(path, "vocabulary"), path), path)
+    text = text_at(path, "vocabulary").removesuffix("\n")
+    return _checked(_numbers_of_words(text.split("\n") if text else [], path), path)
 
 
 def _numbers_of_words(content: object, path: Path) -> dict[str, int]:

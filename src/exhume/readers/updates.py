@@ -20,6 +20,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from exhume.core.contract import ExhumeError, Gradient
+from exhume.core.files import object_at
 from exhume.core.typed_json import from_json
 from exhume.readers.adapters import Adapter, Against, adapted, read_against
 from exhume.readers.payload import frozen_in, payload_from_named, payload_from_states
@@ -289,13 +290,10 @@ def _state_bytes(state: Mapping[str, Tensor]) -> bytes:
 
 
 def _read_record(path: Path) -> Recorded:
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if content.pop("schema", None) != _SCHEMA:
-            raise ExhumeError(f"{path}: not of schema {_SCHEMA}, which this version reads")
-        record = from_json(Recorded, content, str(path))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as damage:
-        raise ExhumeError(f"{path}: not the record of an update ({damage})") from None
+    content = object_at(path)
+    if content.pop("schema", None) != _SCHEMA:
+        raise ExhumeError(f"{path}: not of schema {_SCHEMA}, which this version reads")
+    record = from_json(Recorded, content, str(path))
     for name in (record.before, record.after):
         if Path(name).name != name:
             raise ExhumeError(f"{path}: {name!r} lies outside the folder")

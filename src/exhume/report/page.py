@@ -37,7 +37,7 @@ from exhume.report.evidence import (
 from exhume.report.figures import draw_chart, histogram, interval, scatter
 from exhume.report.gallery import Gallery, make_gallery, read_evidence
 from exhume.report.words import TableRow, duration, number, percent, show
-from exhume.settings import toml_at
+from exhume.settings.schema import toml_at
 from exhume.store.shards import write_atomically
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -1,62 +1,18 @@
 """The settings of an audit: one schema for files, the command line, `exhume init` and the docs."""
 
-from exhume.settings.brief import RELEASES, Brief
-from exhume.settings.releases import (
-    DEFENCES,
-    CheckpointSettings,
-    FittedSettings,
-    ReleaseSettings,
-    SplitSettings,
-    UpdateSettings,
-)
-from exhume.settings.schema import (
-    Setting,
-    SettingsSection,
-    SharedNumber,
-    SharedText,
-    filled,
-    made_of,
-    setting,
-    settings_of,
-    toml_at,
-    toml_of,
-    toml_value,
-    types_of,
-)
-from exhume.settings.sections import (
-    AttackSettings,
-    BudgetSettings,
-    DataSettings,
-    MachineSettings,
-    Settings,
-    VictimSettings,
-)
-
-__all__ = [
-    "DEFENCES",
-    "RELEASES",
-    "AttackSettings",
-    "Brief",
-    "BudgetSettings",
-    "CheckpointSettings",
-    "DataSettings",
-    "FittedSettings",
-    "MachineSettings",
-    "ReleaseSettings",
-    "Setting",
-    "Settings",
-    "SettingsSection",
-    "SharedNumber",
-    "SharedText",
-    "SplitSettings",
-    "UpdateSettings",
-    "VictimSettings",
-    "filled",
-    "made_of",
-    "setting",
-    "settings_of",
-    "toml_at",
-    "toml_of",
-    "toml_value",
-    "types_of",
-]
+from exhume.settings.brief import Brief as Brief
+from exhume.settings.releases import CheckpointSettings as CheckpointSettings
+from exhume.settings.releases import FittedSettings as FittedSettings
+from exhume.settings.releases import ReleaseSettings as ReleaseSettings
+from exhume.settings.releases import SplitSettings as SplitSettings
+from exhume.settings.releases import UpdateSettings as UpdateSettings
+from exhume.settings.schema import SettingsSection as SettingsSection
+from exhume.settings.schema import SharedNumber as SharedNumber
+from exhume.settings.schema import SharedText as SharedText
+from exhume.settings.schema import setting as setting
+from exhume.settings.sections import AttackSettings as AttackSettings
+from exhume.settings.sections import BudgetSettings as BudgetSettings
+from exhume.settings.sections import DataSettings as DataSettings
+from exhume.settings.sections import MachineSettings as MachineSettings
+from exhume.settings.sections import Settings as Settings
+from exhume.settings.sections import VictimSettings as VictimSettings

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
 from exhume.core.errors import ExhumeError
+from exhume.core.files import text_at
 
 # Shared by all releases: None until the brief is resolved. Whoever is given a section has a resolved one, so
 # that it is a plain value there.
@@ -125,14 +126,9 @@ class SettingsSection:
 
 def toml_at(path: Path) -> dict[str, Any]:
     """What a TOML file says."""
+    text = text_at(path, most=_LARGEST_FILE)
     try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST_FILE + 1)
-        if len(content) > _LARGEST_FILE:
-            raise ExhumeError(f"{path}: more than {_LARGEST_FILE:,} bytes are no brief")
-        return tomllib.loads(content.decode("utf-8").replace("\r\n", "\n"))
-    except OSError as error:
-        raise ExhumeError(f"cannot read {path}: {error.strerror or error}") from error
+        return tomllib.loads(text)
     except RecursionError:
         raise ExhumeError(f"{path} is not a TOML file of ours: brackets within brackets") from None
     except ValueError as error:  # also a number of more digits than Python reads

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ from typing import Any
 from exhume.core.errors import ExhumeError
 from exhume.core.notation import is_spec
 from exhume.settings.brief import Brief
-from exhume.settings.schema import Setting, settings_of
+from exhume.settings.schema import Setting, settings_of, toml_at
 
-IMAGE_SETS = ("mnist", "cifar10", "faces", "digits", "cifar100", "celeba-hq")
-PAIR_SETS = ("en-fr",)
+NAMED_SETS: Mapping[str, Mapping[str, Any]] = toml_at(Path(__file__).with_name("sets.toml"))
+IMAGE_SETS = tuple(name for name, known in NAMED_SETS.items() if known["kind"] == "images")
+PAIR_SETS = tuple(name for name in NAMED_SETS if name not in IMAGE_SETS)
 FORMATS = (
     "a folder of images, a folder of idx files, an .npz or .csv file, a binary CIFAR folder or archive, "
     "a .txt file or a folder of such, a Hugging Face datasets folder, and package.module:dataset"

@@ -239,7 +239,14 @@ def readable(name: str) -> Iterator[None]:
     """Turns what the archive readers raise on a damaged file into one sentence."""
     try:
         yield
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+    except (
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        OSError,
+        ValueError,
+    ) as error:
         raise ExhumeError(f"{name}: truncated or damaged archive ({error})") from error
     except (NotImplementedError, RuntimeError) as error:  # an unknown method, or encrypted
         raise ExhumeError(f"{name}: this archive cannot be read ({error})") from error

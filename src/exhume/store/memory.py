@@ -1,7 +1,7 @@
 """More than the memory holds, said before anything is read rather than after being killed halfway.
 
 What counts is what this process may use: a container's limit (cgroup v2 or v1, at any level), a limit of
-its address space, and only then the memory of the machine.
+its address space, and what nobody else has taken of the machine's memory.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ _MACHINE = Path("/proc/meminfo")
 
 def check_memory(needed: int, what: str) -> None:
     """needed: bytes. what: begins the sentence, such as `photos: 5 records of 1x8x8`."""
-    memory = memory_here()
+    memory = memory_free()
     if needed > memory:
         raise ExhumeError(
-            f"{what} need {size_of(needed)}, this process may use {size_of(memory)}; pass fewer or "
-            "smaller ones"
+            f"{what} need {size_of(needed)} of memory, {size_of(memory)} are free; pass fewer or smaller ones"
         )
 
 

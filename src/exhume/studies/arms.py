@@ -14,7 +14,7 @@ from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.auditing import Findings, Game, attack_targets, informed_game, split_roles
 from exhume.choices import Trains, recipe_for, resolve
 from exhume.core.contract import Attack, Key, Knowledge, Reconstruction, Records, Release
-from exhume.readers import Split
+from exhume.readers import RecordsByRole
 from exhume.score.intervals import bootstrap
 from exhume.score.targets import TargetScores, score_targets
 from exhume.settings import DataSettings, MachineSettings, Settings, VictimSettings
@@ -123,7 +123,7 @@ class Bench:
         return Key.from_seed(self.settings.seed)
 
     @cached_property
-    def parts(self) -> Split:
+    def parts(self) -> RecordsByRole:
         """Who holds which records."""
         return split_roles(self.settings, self.records)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from exhume.core.contract import ExhumeError
 from exhume.report.folder import RunFolder
-from exhume.settings import toml_at, toml_of
+from exhume.settings.schema import toml_at, toml_of
 from exhume.store.shards import describe
 
 __all__ = ["plain", "taken_up", "to_toml"]

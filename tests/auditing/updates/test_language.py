@@ -62,7 +62,7 @@ def place(tmp_path_factory):
     (folder / "notes.txt").write_text("\n".join(lines))
     names = {}
     exec(MODEL, names)
-    reading = readers.Reading(str(folder / "words.txt"), 8)
+    reading = readers.TextReading(str(folder / "words.txt"), 8)
     rows = readers.load(str(folder / "notes.txt"), reading=reading).inputs[INDEX]
     net = names["writer"]()
     answers = net(rows)[:, :-1].flatten(0, 1)

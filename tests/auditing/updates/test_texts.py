@@ -94,7 +94,7 @@ def made(name):
 
 
 def texts():
-    reading = readers.Reading("words.txt", length=5)
+    reading = readers.TextReading("words.txt", length=5)
     return readers.load("notes.txt", reading=reading)
 
 
@@ -264,7 +264,7 @@ def test_made_updates_in_a_brief(place, monkeypatch):
             "length: say with --data which texts are meant",
         ),
         (["--shape", "5", "--padding", "-3"], "flat", "at least 0 and -1 are needed"),
-        (["--shape", "5", "--vocabulary", "no.txt"], "flat", "vocabulary: no.txt cannot be read"),
+        (["--shape", "5", "--vocabulary", "no.txt"], "flat", "vocabulary: no.txt: cannot be read"),
     ],
 )
 def test_what_does_not_fit(invoke, place, arguments, model, message):

@@ -19,6 +19,7 @@ from exhume.attacks.margin.restarts import stretched
 from exhume.auditing.case import Load
 from exhume.core.contract import ExhumeError, Key, Records
 from exhume.core.notation import BROKEN_ARRAYS, rows_in
+from exhume.core.records import Column
 from exhume.settings import CheckpointSettings
 from exhume.store.shards import digest
 
@@ -177,7 +178,7 @@ class ScoringRecords:
     strangers: Records  # all others, for line-ups, which go class by class
     notes: tuple[str, ...]
     rows: Tensor  # (n,) the training records' places in the set they are from
-    columns: tuple[readers.Column, ...] = ()  # of vectors from a table, by name
+    columns: tuple[Column, ...] = ()  # of vectors from a table, by name
     pictures: Pictures | None = None  # behind vectors
 
     def numbered(self, outputs: int) -> ScoringRecords:
@@ -210,7 +211,7 @@ def records_given(said: CheckpointSettings, key: Key, *, load: Load) -> ScoringR
             "--trained-on: give --decoys too, or --rows if part of it was not trained on; without "
             "records that were not trained on there is nothing to compare with"
         )
-    everything = load(source, readers.Reading())
+    everything = load(source, readers.TextReading())
     chosen = rows_given(said.rows, len(everything)) if said.rows else torch.arange(len(everything))
     trained = everything[chosen]
     if not trained.inputs.is_floating_point() or len(trained.shape) not in (1, 3):
@@ -220,16 +221,16 @@ def records_given(said: CheckpointSettings, key: Key, *, load: Load) -> ScoringR
         )
     left = torch.ones(len(everything), dtype=torch.bool)
     left[chosen] = False
-    others = load(said.decoys, readers.Reading()) if said.decoys else everything[left]
+    others = load(said.decoys, readers.TextReading()) if said.decoys else everything[left]
     if len(others) and others.shape != trained.shape:
         raise ExhumeError(
             f"--decoys: records of shape {others.shape}, those trained on have {trained.shape}"
         )
     given = _apart(trained, others, chosen, key)
-    given = replace(given, columns=trained.columns or _columns(source, trained.shape))
+    given = replace(given, columns=trained.columns)
     if not said.pictures:
         return given
-    images = load(said.pictures, readers.Reading()).inputs
+    images = load(said.pictures, readers.TextReading()).inputs
     if len(images) != len(everything) or images.ndim != 4 or len(trained.shape) != 1:
         raise ExhumeError(
             f"--pictures: {len(images)} records of shape {tuple(images.shape[1:])} given; needed is an image "
@@ -238,11 +239,6 @@ def records_given(said: CheckpointSettings, key: Key, *, load: Load) -> ScoringR
     rest = left & torch.tensor(not said.decoys)
     pictures = Pictures(images[chosen], images[rest], everything.inputs[rest])
     return replace(given, pictures=pictures)
-
-
-def _columns(source: str, shape: tuple[int, ...]) -> tuple[readers.Column, ...]:
-    """Names of the columns of vectors, where the set has them."""
-    return readers.columns_of(source) if len(shape) == 1 else ()
 
 
 def _numbered(records: Records, outputs: int) -> Records:

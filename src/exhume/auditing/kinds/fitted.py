@@ -34,7 +34,7 @@ from exhume.core.contract import (
 )
 from exhume.core.results import NOT_JUDGED, AttackSpec
 from exhume.models.glm import onehot, probabilities
-from exhume.readers import Reading
+from exhume.readers import TextReading
 from exhume.readers.fitted import release_of_fitted
 from exhume.score.targets import score_targets
 from exhume.score.verdict import not_audited
@@ -61,7 +61,7 @@ def read_fitted(brief: Brief, load: Load) -> FittedCase | None:
     if brief.fitted is None:
         return None
     source = brief.settings.data.source
-    return fitted_case(brief.fitted, load(source, Reading()), brief.settings.seed, source)
+    return fitted_case(brief.fitted, load(source, TextReading()), brief.settings.seed, source)
 
 
 def fitted_case(

@@ -70,7 +70,7 @@ from exhume.core.results import AttackSpec, Chart, Facts, Findings
 from exhume.models.lpips import perceptual
 from exhume.models.split.inverter import OwnForm
 from exhume.models.split.pipeline import Pipeline
-from exhume.readers import Reading
+from exhume.readers import TextReading
 from exhume.report.folder import RunFolder
 from exhume.score.features import Distance
 from exhume.score.lineup import LEVEL
@@ -114,7 +114,9 @@ def read_released_split(brief: Brief, load: Load) -> SplitCase | None:
     network = read_network(settings)
     if settings.defend:
         check_defence(settings)
-    records = load(settings.data, Reading(settings.vocabulary, settings.length, settings.padding))
+    records = load(
+        settings.data, TextReading(settings.vocabulary, settings.length, settings.padding)
+    )
     owned = read_split(settings, records, network)
     if settings.defend:
         check_trainable(settings, owned)
@@ -128,7 +130,7 @@ class Cut:
     where: str
     pipeline: Pipeline
     form: OwnForm | None  # of the client's head; None: the network's own, cut
-    parts: readers.Split  # on the device
+    parts: readers.RecordsByRole  # on the device
     sent: Activations
     accuracy: float
     untrained: str  # why silence of anybody says nothing
@@ -530,7 +532,7 @@ def _at_other_depth(one: Findings, name: str) -> Findings:
     return replace(one, section=replace(one.section, lineup=None), verdict=verdict)  # it stays
 
 
-def fewer_targets(parts: readers.Split) -> readers.Split:
+def fewer_targets(parts: readers.RecordsByRole) -> readers.RecordsByRole:
     """The first few targets; the others are strangers."""
     few, rest = parts.target[:RUNG_TARGETS], parts.target[RUNG_TARGETS:]
     return replace(parts, target=few, test=joined(parts.test, rest))

@@ -241,7 +241,7 @@ class Images:
             form = OwnForm(OwnNetwork(self.settings.model, self.shape), pipeline.cut, self.second)
         return attacker_named(name, self.settings, pipeline, self.shape, form)
 
-    def score(self, parts: readers.Split, found: Reconstruction) -> Scored:
+    def score(self, parts: readers.RecordsByRole, found: Reconstruction) -> Scored:
         mean = parts.shadow.inputs.mean(0)
         scored = recognise(secret_of(parts.target), found, mean, distance=self.distance)
         m = scored.metrics
@@ -287,7 +287,7 @@ class Texts:
             return Attacker(name, "Reading with the true head", StrongestReading(reading))
         return Attacker(name, "What was sent, looked at", WordsAsSent(self.text.vocabulary))
 
-    def score(self, parts: readers.Split, found: Reconstruction) -> Scored:
+    def score(self, parts: readers.RecordsByRole, found: Reconstruction) -> Scored:
         answers = [
             (
                 keep_secret(parts.target[place : place + 1]),

@@ -107,7 +107,7 @@ class LoadedSplit:
     """The owner's network and records, ready to be cut and attacked."""
 
     module: nn.Module  # eval mode, at its released weights
-    parts: readers.Split  # fixed: to train a defended one on; public: sent before
+    parts: readers.RecordsByRole  # fixed: to train a defended one on; public: sent before
     first: tuple[str, ...]  # depths; the first is the one in use
     second: str
     notes: tuple[str, ...]
@@ -307,7 +307,7 @@ def _readable(
     return tuple(found)
 
 
-def _enough(parts: readers.Split) -> None:
+def _enough(parts: readers.RecordsByRole) -> None:
     for name, least in (("target", 10), ("shadow", 20), ("public", 2), ("test", 1)):
         count = len(getattr(parts, name))
         if count < least:

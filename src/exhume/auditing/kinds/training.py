@@ -51,7 +51,7 @@ from exhume.core.contract import (
 )
 from exhume.core.results import AttackSpec, Facts, Findings
 from exhume.defences.rounding import Rounding
-from exhume.readers import Reading
+from exhume.readers import TextReading
 from exhume.report.folder import RunFolder
 from exhume.score.places import Places, places_for
 from exhume.score.targets import TargetScores, score_targets
@@ -98,7 +98,7 @@ _SAMPLE = 64  # records whose gradients choose the clip
 def read_training(brief: Brief, load: Load) -> TrainingCase | None:
     if not brief.weights:
         return None
-    records = load(brief.settings.data.source, Reading())
+    records = load(brief.settings.data.source, TextReading())
     settings = resolve(brief.settings, records)  # refuses what cannot be
     return TrainingCase(settings, records, recipe_for(settings, records))
 

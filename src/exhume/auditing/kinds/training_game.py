@@ -37,7 +37,7 @@ class Game:
     doubt: str = ""  # why silence of any attack would say nothing
 
 
-def split_roles(settings: Settings, records: Records) -> readers.Split:
+def split_roles(settings: Settings, records: Records) -> readers.RecordsByRole:
     """Who holds which records: the same settings deal the same way."""
     key = Key.from_seed(settings.seed).fold("split")
     parts = readers.split(records, sizes_for(len(records), settings), key)

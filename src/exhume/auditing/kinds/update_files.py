@@ -14,7 +14,7 @@ from exhume.core.contract import Architecture, ExhumeError, Gradient, Key, Recor
 from exhume.core.notation import rows_by_client
 from exhume.models.own import ModuleArchitecture, draws_numbers, model_named, recognised
 from exhume.models.own_texts import LOSSES, LanguageModel, TextModel, takes_tokens, writes_text
-from exhume.readers import Reading
+from exhume.readers import TextReading
 from exhume.readers.adapters import Against
 from exhume.readers.loading import file_names
 from exhume.readers.payload import Checked, Said, check_payload
@@ -88,9 +88,9 @@ class Truth:
     strange: frozenset[str] = frozenset()  # clients whose records do not give their update
 
 
-def reading_of(settings: UpdateSettings) -> Reading:
+def reading_of(settings: UpdateSettings) -> TextReading:
     """How texts become records."""
-    return Reading(settings.vocabulary, settings.length, settings.padding)
+    return TextReading(settings.vocabulary, settings.length, settings.padding)
 
 
 def client_updates(settings: UpdateSettings, records: Records | None) -> list[ClientUpdate]:

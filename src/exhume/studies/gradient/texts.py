@@ -22,7 +22,7 @@ from exhume.core.contract import Attack, Key, Knowledge, Reconstruction, Records
 from exhume.core.own_code import seeded_globals
 from exhume.models.own_texts import LanguageModel, TextModel
 from exhume.readers.sentences import synthetic_pairs
-from exhume.readers.tokens import Reading, tokenised
+from exhume.readers.tokens import TextReading, tokenised
 from exhume.score.texts import token_shares
 from exhume.studies.arms import mounted
 from exhume.studies.claims import by_row, flattened, row_means
@@ -72,7 +72,7 @@ def _corpus(run: Run[_Setting]) -> Records:
         key = run.key.fold("sentences")
         pairs = synthetic_pairs(600, words=last, length=setting.length, key=key)
     texts = list(dict.fromkeys(pairs.source))
-    tokens, words = tokenised(texts, Reading(length=setting.length + 1), "sentences")
+    tokens, words = tokenised(texts, TextReading(length=setting.length + 1), "sentences")
     short = tokens[:, -1] == words.padding
     ends = torch.tensor([{"?": 1, "!": 2}.get(text.rstrip()[-1:], 0) for text in texts])
     classes = ("statement", "question", "exclamation")
@@ -285,7 +285,7 @@ def _tokens(corpus: str, vocabulary: int, key: Key) -> Tensor:
     else:
         texts = list(synthetic_pairs(600, words=vocabulary - 3, length=6, key=key).source)
     order = torch.randperm(len(texts), generator=key.fold("order").generator())[:_SENTENCES]
-    rows, words = tokenised([texts[i] for i in order.tolist()], Reading(), "sentences")
+    rows, words = tokenised([texts[i] for i in order.tolist()], TextReading(), "sentences")
     return rows[rows != words.padding].clamp_max(vocabulary - 2)
 
 

@@ -19,7 +19,7 @@ from exhume.choices import moved
 from exhume.core.contract import Knowledge, Records
 from exhume.core.results import AttackSpec, Findings, Section
 from exhume.models.glm import softmax_regression
-from exhume.readers import Sizes, Split, split
+from exhume.readers import RecordsByRole, Sizes, split
 from exhume.score.targets import TargetScores, score_targets
 from exhume.studies.arms import mounted
 from exhume.studies.claims import share_range
@@ -70,7 +70,7 @@ def _run(run: Run[_Setting]) -> Outcome:
     )
 
 
-def _fitted(run: Run[_Setting], parts: Split, tolerance: float) -> Findings:
+def _fitted(run: Run[_Setting], parts: RecordsByRole, tolerance: float) -> Findings:
     """Victims fitted to this gradient norm, attacked and scored."""
     network = softmax_regression(parts.fixed.shape, len(parts.fixed.classes))
     recipe, key = Optimum(network, Penalty.of_sum(_C), tolerance), run.key
@@ -112,7 +112,7 @@ def _largest_errors(scores: TargetScores) -> Tensor:
     return apart.abs().flatten(1).amax(1)
 
 
-def _by_sklearn(run: Run[_Setting], parts: Split) -> dict[str, float]:
+def _by_sklearn(run: Run[_Setting], parts: RecordsByRole) -> dict[str, float]:
     """The same attack on scikit-learn's own optimum, at its default tolerance and iterations."""
     count, key = run.setting.sklearn, run.key
     release, recipe, secret = release_one_sklearn_each(

@@ -28,7 +28,7 @@ from exhume.models.split.cut import cut
 from exhume.models.split.inverter import Decoder, OwnForm
 from exhume.models.split.networks import ThinClient
 from exhume.models.split.pipeline import Client, Pipeline
-from exhume.readers import Sizes, Split
+from exhume.readers import RecordsByRole, Sizes
 from exhume.score.features import InputScores, score_inputs
 from exhume.score.measures import ssim
 from exhume.studies.arms import mounted
@@ -112,7 +112,7 @@ def arms(setting: Setting) -> dict[str, Arm]:
 
 
 @lru_cache(maxsize=1)  # one in each process
-def _parts(run: Run[Setting]) -> Split:
+def _parts(run: Run[Setting]) -> RecordsByRole:
     setting = run.setting
     return readers.split(run.placed(setting.source), setting.sizes, run.key.fold("split"))
 

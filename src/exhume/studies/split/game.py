@@ -22,7 +22,7 @@ from exhume.defences.split.ensembler import Ensembler, likeness
 from exhume.models.split.inverter import Decoder, ShadowHead
 from exhume.models.split.networks import ResNet18
 from exhume.models.split.pipeline import Pipeline
-from exhume.readers import Sizes, Split
+from exhume.readers import RecordsByRole, Sizes
 from exhume.score.features import Distance, InputScores, score_constant, score_inputs
 from exhume.studies.arms import mounted
 from exhume.studies.framework import Run
@@ -107,7 +107,7 @@ class SplitGame:
 
     run: Run[Any]
     key: Key
-    parts: Split
+    parts: RecordsByRole
     job: SplitJob
     defences: Defences
     distance: Distance | None = None
