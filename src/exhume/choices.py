@@ -48,7 +48,9 @@ _LADDER = (
     (20, 50),
 )  # targets and shadows
 _ALONE = 4  # models in a chunk whose models gain nothing by being trained together: less is lost
-_SHARE = 0.7  # of a budget, for the models that every attack on weights needs
+_SHARE = (
+    0.45  # of a budget, for the models that every attack on weights needs; a control needs as many
+)
 
 
 def sized(settings: Settings, records: int, per_model: float, budget: float) -> Settings:

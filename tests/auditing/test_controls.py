@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from exhume.auditing.case import Ladder, Row, Rung
+from exhume.auditing.case import Ladder, Row, Rung, relevant
 from exhume.auditing.controls import climb, reach_chart
 from exhume.core.contract import ExhumeError, NotApplicable, silent
 from exhume.core.evidence import LineupRow
@@ -75,7 +75,7 @@ def folder(tmp_path, canned):
 def climbed(tried: Tried, folder, names=NAMES, *, seconds=None):
     return climb(
         "the update",
-        tried.ladder(),
+        [tried.ladder()],
         names,
         OWN,
         tests=3,
@@ -113,16 +113,73 @@ def test_no_more_than_four_rungs(folder):
     assert tried.order == [1, 20, 30, 35]
 
 
+def counted(reaches: int, copies=(256, 64, 16, 8, 4, 2)) -> tuple[Ladder, list[int]]:
+    """Rungs on which a record counts so many times; the attack works from `reaches` times on."""
+    order: list[int] = []
+
+    def run(times: int):
+        def find(attacks):
+            order.append(times)
+            return {attack: row(16 if times >= reaches else 0) for attack in attacks}
+
+        return lambda *_: SimpleNamespace(rows=rows, find=find, kind_name="")
+
+    rungs = tuple(
+        Rung(str(m), f"where it counts {m} times", 1.0, run(m), m, relevant(m, 400)) for m in copies
+    )
+    return Ladder("times that a record counts", "once", "once", rungs), order
+
+
+@pytest.mark.parametrize(
+    ("reaches", "order", "distance", "earned"),
+    [
+        (2, [16, 4, 2], 2, True),
+        (4, [16, 4, 2], 4, True),
+        (8, [16, 4, 8], 8, True),
+        (16, [16, 4, 8], 16, True),
+        (64, [16, 64], 64, False),  # it tells how far away the system is, and no more
+        (256, [16, 64, 256], 256, False),
+        (1000, [16, 64, 256], None, False),
+    ],
+)
+def test_how_often_a_record_must_count(folder, reaches, order, distance, earned):
+    ladder, tried = counted(reaches)
+    how = {"tests": 3, "seconds": None, "folder": folder, "progress": silent}
+    reach = climb("the weights", [ladder], NAMES, OWN, **how).reach["a"]
+    assert tried == order
+    assert (reach.distance, bool(reach.nearest)) == (distance, earned)
+
+
+@pytest.mark.parametrize(
+    ("counts", "records", "says"),
+    [(16, 160, True), (16, 159, False), (17, 1000, False), (2, 19, False), (2, 20, True)],
+)
+def test_what_counts_too_often_says_nothing(counts, records, says):
+    assert relevant(counts, records) is says
+
+
+@pytest.mark.parametrize("earned", [True, False])
+def test_the_next_ladder_is_climbed_where_the_first_shows_nothing(folder, earned):
+    noise = Tried(lambda *_: 16 if earned else 0)
+    ladder, tried = counted(8)
+    how = {"tests": 3, "seconds": None, "folder": folder, "progress": silent}
+    climbed = climb("the weights", [noise.ladder(), ladder], NAMES, OWN, **how)
+    assert bool(tried) is not earned
+    assert climbed.reach["a"].distance == (None if earned else 8)
+    assert climbed.earned
+    assert climbed.seconds == len(noise.runs) + len(tried)
+
+
 def test_a_ladder_of_one_rung(folder):
     tried = Tried(lambda batch, _: 16, (1,))
     assert climbed(tried, folder).reach["a"].nearest == "at batch 1"
     assert tried.order == [1]
 
 
-@pytest.mark.parametrize("ladder", [None, Ladder("batch", "1", "at your 1", ())])
-def test_without_an_easier_version_nothing_is_earned(folder, ladder):
+@pytest.mark.parametrize("ladders", [[], [Ladder("batch", "1", "at your 1", ())]])
+def test_without_an_easier_version_nothing_is_earned(folder, ladders):
     found = climb(
-        "the update", ladder, NAMES, OWN, tests=3, seconds=None, folder=folder, progress=silent
+        "the update", ladders, NAMES, OWN, tests=3, seconds=None, folder=folder, progress=silent
     )
     assert found.controls == ()
     assert found.reach["a"].nearest == ""
@@ -254,7 +311,7 @@ def test_progress_is_shown_and_comes_to_an_end(folder):
     tried = Tried(lambda batch, _: 16 if batch == 1 else 0)
     climb(
         "the update",
-        tried.ladder(),
+        [tried.ladder()],
         NAMES,
         OWN,
         tests=3,

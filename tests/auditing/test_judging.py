@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from exhume.auditing.case import Ladder, Row, Rung
-from exhume.auditing.judge import holm_adjust, judge_releases, overall, word_of_fix
+from exhume.auditing.judge import holm_adjust, judge_releases, overall
 from exhume.core.contract import NotApplicable, Outcome, Status, silent
 from exhume.core.evidence import LineupRow
 from exhume.core.results import AttackSpec, Findings, PlannedAttack, Section, Verdict
@@ -66,6 +66,7 @@ def judge(tmp_path, canned):
 
     def judge(found, ladders=None, plan=(), seconds=None):
         ladders = {RELEASE: ladder()} if ladders is None else ladders
+        ladders = {name: [one] if one else [] for name, one in ladders.items()}
         how = {"tests": 3, "seconds": seconds, "folder": folder, "progress": silent}
         return judge_releases(found, ladders, plan, **how)
 
@@ -238,49 +239,6 @@ def test_every_release_has_its_own_controls(judge):
     assert words == {"one": "no leak found", "two": "not audited", "three": "leaks"}
     assert [c.release for c in judged.controls] == ["one", "two"]
     assert len(judged.found) == 3
-
-
-# After a fix
-
-
-@pytest.mark.parametrize(
-    ("found", "word"),
-    [
-        ([finding("a", FOUND)], "leaks"),
-        ([finding("a"), finding("b", FOUND)], "leaks"),
-        ([finding("a")], "no leak found"),
-        ([finding("a"), finding("b", FOUND, counts=False)], "no leak found"),
-        ([finding("a"), finding("b", FOUND, counts=False, knows_more="the head")], "at risk"),
-        ([finding("a"), finding("b", doubt="it did not converge")], "not audited"),
-        ([refused("a", "it has no bias")], "not audited"),
-        ([refused("a", "it has no bias"), finding("b")], "no leak found"),
-        ([finding("a", None)], "not audited"),
-        ([], "not audited"),
-        ([finding("a", (9, 0.006)), finding("b")], "no leak found"),  # Holm: .012
-        ([finding("a", (9, 0.006))], "leaks"),
-    ],
-)
-def test_the_word_of_a_fix(found, word):
-    assert word_of_fix(found, rate_of(97, 100)) == word
-
-
-def test_a_secret_is_at_risk_at_best():
-    assert word_of_fix([finding("a")], rate_of(97, 100), secret=True) == "at risk"
-    assert word_of_fix([finding("a", FOUND)], rate_of(97, 100), secret=True) == "leaks"
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "word"),
-    [
-        (rate_of(5, 40), (2, 0.05, 40), "not audited"),  # no drop beyond chance
-        (rate_of(12, 40), (0, 1.0, 40), "not audited"),  # a tenth is noticed, half of 17% is less
-        (rate_of(40, 40), (2, 0.05, 40), "no leak found"),
-        (rate_of(3, 3), (0, 1.0, 3), "not audited"),  # three records show nothing
-        (None, (0, 1.0, 40), "not audited"),  # it leaked without a number
-    ],
-)
-def test_silence_after_a_fix_needs_what_came_back_without_it(before, after, word):
-    assert word_of_fix([finding("a", after)], before) == word
 
 
 def test_the_power_is_that_of_the_level_which_all_tests_leave():

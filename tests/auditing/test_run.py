@@ -94,7 +94,7 @@ def test_fixes_are_ranked_in_words(whole):
 
 def test_noise_as_large_as_the_update_stops_what_reads_it(whole):
     row = next(row for row in result_of(whole)["fixes"] if row["id"] == "noise-1")
-    assert row["leak"]["successes"] < row["leak"]["trials"] / 2
+    assert row["leak"]["successes"] < row["without"]["successes"]
     assert 0.5 < row["kept"] < 0.9  # the cosine with noise of the same size is about .7
 
 
@@ -137,7 +137,7 @@ def test_a_budget_chooses_targets_and_shadows():
     many = sized(plain, 70_000, per_model=1e-3, budget=600.0).data
     few = sized(plain, 70_000, per_model=1.0, budget=600.0).data
     assert (many.targets, many.shadows) == (200, 2000)
-    assert (few.targets, few.shadows) == (45, 350)
+    assert (few.targets, few.shadows) == (40, 200)  # so that a control fits, too
     assert (few.targets + few.shadows) * 1.0 <= 0.7 * 600
     hopeless = sized(plain, 70_000, per_model=1e6, budget=600.0).data
     assert (hopeless.targets, hopeless.shadows) == (20, 50)  # the planner then leaves it out

@@ -44,6 +44,7 @@ Load = Callable[[str, TextReading], Records]
 """(source, how to read it) to records; each set is read once, whoever asks for it."""
 
 RUNG_TARGETS = 16  # records that a control is tried on, at most
+MOST_COUNTED, LEAST_SHARE = 16, 10  # see `relevant`
 Role = Literal["decides", "knows more", "beside"]
 
 
@@ -166,6 +167,8 @@ class Rung:
     words: str  # completes "identifies 16 of 16 records …"
     seconds: float  # estimated
     case: Callable[[RunFolder, Progress], Case]
+    counts: int | None = None  # times as much as in the case itself, that a record counts there
+    earns: bool = True  # an attack that works there and is silent on the case has shown something
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +177,29 @@ class Ladder:
     own: str  # the user's value
     words: str  # completes "identifies 0 of 100 records …" for the user's own system
     rungs: tuple[Rung, ...]  # easiest first
+
+    @property
+    def first(self) -> int:
+        """The place of the rung that is tried first: the easiest that earns something."""
+        return next((place for place, rung in enumerate(self.rungs) if rung.earns), 0)
+
+    @property
+    def seconds(self) -> float | None:
+        """Of that rung."""
+        return self.rungs[self.first].seconds if self.rungs else None
+
+
+def another_seed(seed: int) -> int:
+    """Of the same system, drawn once more."""
+    return Key.from_seed(seed).fold("drawn once more").seed() % 1_000_000_007
+
+
+def relevant(counts: int, records: int) -> bool:
+    """Whether a rung on which a record counts so many times as much says something of the case itself.
+
+    records: that the case is trained on. Sixteen times, and a tenth of the records, at most.
+    """
+    return counts <= MOST_COUNTED and counts * LEAST_SHARE <= records
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,13 +312,23 @@ class Case(Protocol):
         """What the attacks need in order to work here, and whether it is so; none: it was not looked at."""
         return ()
 
-    def ladder(self) -> Ladder | None:
-        """Easier versions of the system, on which an attack that found nothing must show that it works."""
-        return None
+    def ladders(self) -> Sequence[Ladder]:
+        """Easier versions of the system, on which an attack that found nothing must show that it works.
+
+        One respect each; the next is only climbed where those before show nothing.
+        """
+        return ()
 
     def fixes(self) -> Sequence[Fix]:
         """What could stop a leak; nothing for a file as it is, which cannot be trained again."""
         return ()
+
+    def redealt(self) -> Self:
+        """The same system with new targets and new random numbers, to try fixes on.
+
+        Where the records are those of a file, only the random numbers are new. Its releases are not made.
+        """
+        return self
 
     # Write
 

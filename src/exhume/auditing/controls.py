@@ -1,14 +1,16 @@
 """Controls: the same attack on easier versions of the same system, to earn the words "no leak found".
 
 A rung differs from the user's system in one named respect and keeps the attack's effort. It works if the
-line-up is significant and at least half of its targets are identified. The easiest rung comes first; then
-the distance to the user's system is halved, as far as time allows.
+line-up is significant and at least half of its targets are identified. The easiest rung that earns something
+comes first; then the distance to the user's system is halved, as far as time allows. Where it does not work,
+easier ones only tell how far away the system is: a record that counts 64 times says nothing of one that
+counts once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exhume.auditing.attack import line_ups
 from exhume.auditing.case import Ladder, Rung, rows_of
@@ -30,6 +32,23 @@ class LadderResult:
     reach: dict[str, Reach]  # by attack
     seconds: float = 0.0  # of what was tried, estimated
 
+    @property
+    def earned(self) -> bool:
+        """Some attack works on a version that shows something of the system itself."""
+        return any(reach.nearest for reach in self.reach.values())
+
+    def with_more(self, other: LadderResult) -> LadderResult:
+        """With what another ladder of the same system has shown; every attack keeps what it has earned."""
+        reach = {}
+        for attack, first in self.reach.items():
+            second = other.reach[attack]
+            best = second if second.nearest and not first.nearest else first
+            if not (first.nearest or second.nearest):
+                sentence = f"{first.sentence}. {second.sentence}"
+                best = replace(first, sentence=sentence, distance=second.distance)
+            reach[attack] = best
+        return LadderResult(self.controls + other.controls, reach, self.seconds + other.seconds)
+
     @staticmethod
     def nothing(release: str, attacks: Mapping[str, str], why: str) -> LadderResult:
         reach = {a: Reach(release, a, "", "", 0.0, why) for a in attacks}
@@ -38,7 +57,7 @@ class LadderResult:
 
 def climb(
     release: str,
-    ladder: Ladder | None,
+    ladders: Sequence[Ladder],
     attacks: Mapping[str, str],
     own: Mapping[str, LineupRow],
     *,
@@ -49,20 +68,51 @@ def climb(
 ) -> LadderResult:
     """attacks: their names by id; own: their line-ups on the user's system; tests: of the audit.
 
-    seconds: of the budget; None: no limit.
+    seconds: of the budget; None: no limit. A ladder is only climbed where those before have shown nothing.
     """
-    if ladder is None or not ladder.rungs:
-        return LadderResult.nothing(release, attacks, "there is no easier version of it to try")
-    if seconds is not None and ladder.rungs[0].seconds > seconds:
-        need = duration_of(ladder.rungs[0].seconds)
-        return LadderResult.nothing(
-            release, attacks, f"the easiest one takes about {need}, more than half of the budget"
-        )
-    tried: dict[int, dict[str, ControlRow]] = {}
-    named = attacks
-    low, high = -1, len(ladder.rungs)  # the nearest that works, the first that fails
+    climbed = LadderResult.nothing(release, attacks, "there is no easier version of it to try")
     left = seconds
-    place: int | None = 0
+    for ladder in ladders:
+        needed = ladder.seconds
+        if needed is None:
+            continue
+        if left is not None and needed > left:
+            if not climbed.controls:
+                why = f"the easiest one takes about {duration_of(needed)}, more than half of the budget"
+                climbed = LadderResult.nothing(release, attacks, why)
+            continue
+        more = _climb(
+            release,
+            ladder,
+            attacks,
+            own,
+            tests=tests,
+            seconds=left,
+            folder=folder,
+            progress=progress,
+        )
+        climbed = climbed.with_more(more) if climbed.controls else more
+        left = None if left is None else max(0.0, left - more.seconds)
+        if climbed.earned:
+            break
+    return climbed
+
+
+def _climb(
+    release: str,
+    ladder: Ladder,
+    attacks: Mapping[str, str],
+    own: Mapping[str, LineupRow],
+    *,
+    tests: int,
+    seconds: float | None,
+    folder: RunFolder,
+    progress: Progress,
+) -> LadderResult:
+    works: dict[int, bool] = {}
+    tried: dict[int, dict[str, ControlRow]] = {}
+    named, left = attacks, seconds
+    place: int | None = ladder.first
     while place is not None:
         rung = ladder.rungs[place]
         progress(f"control: {rung.words}", len(tried), _MOST)
@@ -72,16 +122,13 @@ def climb(
             attacks = _strongest(attacks, rows)
             rows = [row for row in rows if row.attack in attacks]
         left = None if left is None else left - rung.seconds
-        if any(row.works for row in rows):
-            low = place
-        else:
-            high = place
-        place = _next(ladder, low, high, len(tried), left)
+        works[place] = any(row.works for row in rows)
+        place = _next(ladder, works, left)
     progress("control", _MOST, _MOST)
     controls = tuple(row for place in sorted(tried) for row in tried[place].values())
     reach = {
-        a: _reach(release, ladder, (a, name), [c for c in controls if c.attack == a], own[a])
-        for a, name in named.items()
+        attack: _reach(release, ladder, (attack, name), tried, own[attack])
+        for attack, name in named.items()
     }
     return LadderResult(controls, reach, sum(ladder.rungs[place].seconds for place in tried))
 
@@ -92,13 +139,18 @@ def _strongest(attacks: Mapping[str, str], rows: Sequence[ControlRow]) -> dict[s
     return {row.attack: attacks[row.attack] for row in best[:_CLIMBING]}
 
 
-def _next(ladder: Ladder, low: int, high: int, tried: int, left: float | None) -> int | None:
-    """Half-way between what works and what does not; None: enough is known."""
-    if low < 0 or high - low < 2 or tried >= _MOST:
+def _next(ladder: Ladder, works: Mapping[int, bool], left: float | None) -> int | None:
+    """Half-way between what works and what does not; an easier one where none does; None: that is all."""
+    low = max((place for place, good in works.items() if good), default=None)
+    if low is None:
+        place = min(works) - 1
+    else:
+        failed = [place for place, good in works.items() if not good and place > low]
+        place = (low + min(failed, default=len(ladder.rungs))) // 2
+    if place < 0 or place in works or len(works) >= _MOST:
         return None
-    middle = (low + high) // 2
-    fits = left is None or ladder.rungs[middle].seconds <= left
-    return middle if fits else None
+    fits = left is None or ladder.rungs[place].seconds <= left
+    return place if fits else None
 
 
 def _try(
@@ -134,21 +186,27 @@ def _reach(
     release: str,
     ladder: Ladder,
     named: tuple[str, str],
-    rows: Sequence[ControlRow],
+    tried: Mapping[int, Mapping[str, ControlRow]],
     own: LineupRow,
 ) -> Reach:
     """The sentence names every rung that was tried, easiest first."""
-    (attack, name), working = named, [row for row in rows if row.works]
-    said = [f"{row.identified} of {row.targets} {row.words}" for row in rows if not row.note]
+    attack, name = named
+    rows = {place: tried[place][attack] for place in sorted(tried) if attack in tried[place]}
+    said = [
+        f"{row.identified} of {row.targets} {row.words}" for row in rows.values() if not row.note
+    ]
     said.append(f"{own.identified} of {own.targets} {ladder.words}")
     sentence = f"{name} identifies {', '.join(said)}."
-    if failed := next((row.note for row in rows if row.note), ""):
+    if failed := next((row.note for row in rows.values() if row.note), ""):
         sentence += f" Not every version could be made: {failed}."
-    if not working:
-        return Reach(release, attack, ladder.respect, "", 0.0, sentence.rstrip("."))
-    best = working[-1]
+    working = [place for place, row in rows.items() if row.works]
+    distance = ladder.rungs[working[-1]].counts if working else None
+    earning = [place for place in working if ladder.rungs[place].earns]
+    if not earning:
+        return Reach(release, attack, ladder.respect, "", 0.0, sentence.rstrip("."), distance)
+    best = rows[earning[-1]]
     low = clopper_pearson(best.identified, best.targets)[0]
-    return Reach(release, attack, ladder.respect, best.words, low, sentence)
+    return Reach(release, attack, ladder.respect, best.words, low, sentence, distance)
 
 
 def reach_chart(
@@ -160,8 +218,11 @@ def reach_chart(
 ) -> Chart | None:
     """Share identified on every rung that was tried, and on the user's own system."""
     series: dict[str, list[Point]] = {}
+    climbed_here = [c for c in climbed.controls if c.respect == ladder.respect]
+    if not climbed_here:
+        return None
     for attack, name in names.items():
-        rows = [(c.value, c.identified, c.targets) for c in climbed.controls if c.attack == attack]
+        rows = [(c.value, c.identified, c.targets) for c in climbed_here if c.attack == attack]
         rows.append((f"yours: {ladder.own}", own[attack].identified, own[attack].targets))
         points = []
         for value, count, targets in rows:

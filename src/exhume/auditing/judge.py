@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scipy.stats import fisher_exact
-
 from exhume.auditing.case import Ladder
 from exhume.auditing.controls import LadderResult, climb, reach_chart
 from exhume.core.contract import Progress
-from exhume.core.evidence import ControlRow, LineupRow, Reach
-from exhume.core.results import Chart, Findings, PlannedAttack, Rate, Section, Verdict, Word
+from exhume.core.evidence import ControlRow, Reach
+from exhume.core.results import Chart, Findings, PlannedAttack, Section, Verdict, Word
 from exhume.report.folder import RunFolder
-from exhume.score.lineup import LEVEL, among_tests, holm
+from exhume.score.lineup import among_tests, holm
 from exhume.score.verdict import (
-    MOST_UNNOTICED,
     broken,
     found_something,
     gravest,
@@ -58,7 +55,7 @@ def holm_adjust(found: Sequence[Findings], planned: int) -> list[Findings]:
 
 def judge_releases(
     found: Sequence[Findings],
-    ladders: Mapping[str, Ladder | None],
+    ladders: Mapping[str, Sequence[Ladder]],
     plan: Sequence[PlannedAttack],
     *,
     tests: int,
@@ -74,14 +71,14 @@ def judge_releases(
     """
     new, verdicts = list[Findings](), dict[str, Verdict]()
     controls, reaches, charts = list[ControlRow](), list[Reach](), list[Chart]()
-    for release, ladder in ladders.items():
+    for release, easier in ladders.items():
         own = [one for one in found if one.section.release == release]
         climbed, names = LadderResult((), {}), _to_control(own)
         rows = {o.section.spec.id: r for o in own if (r := o.section.lineup) is not None}
         if names:
             climbed = climb(
                 release,
-                ladder,
+                easier,
                 names,
                 rows,
                 tests=tests,
@@ -92,47 +89,16 @@ def judge_releases(
             seconds = None if seconds is None else max(0.0, seconds - climbed.seconds)
             controls += climbed.controls
             reaches += climbed.reach.values()
-            chart = reach_chart(release, ladder, climbed, rows, names) if ladder else None
-            charts += [chart] if chart else []
-        own = [_attach_verdict(one, climbed.reach.get(one.section.spec.id)) for one in own]
+            drawn = [reach_chart(release, ladder, climbed, rows, names) for ladder in easier]
+            charts += [chart for chart in drawn if chart is not None]
+        counted = any(rung.counts for ladder in easier for rung in ladder.rungs)
+        own = [
+            _attach_verdict(one, climbed.reach.get(one.section.spec.id), counted=counted)
+            for one in own
+        ]
         verdicts[release] = _of_release(own, climbed.reach, plan, release)
         new += own
     return Judged(new, verdicts, tuple(controls), tuple(reaches), tuple(charts))
-
-
-def word_of_fix(found: Sequence[Findings], before: Rate | None, *, secret: bool = False) -> Word:
-    """Of the same attacks on a protected release. before: what the unprotected one gave to them.
-
-    That nothing came back after a fix says something only if it would have come back without it: the drop
-    must itself be beyond chance, and the attack strong enough on the unprotected release for a leak of half
-    the records to be noticed. secret: the fix protects by what nobody may learn, which is at risk at best.
-    """
-    sections = [one.section for one in holm_adjust(found, 0)]
-    counted = [section for section in sections if section.counts and section.applies]
-    if any(found_something(section) for section in counted):
-        return "leaks"
-    if any(section.knows_more and found_something(section) for section in sections):
-        return "at risk"
-    rows = [s.lineup for s in counted if s.lineup is not None and silent(s)]
-    if _doubts(counted) or not any(stopped_by_fix(row, before) for row in rows):
-        return "not audited"
-    return "at risk" if secret else "no leak found"
-
-
-def stopped_by_fix(row: LineupRow, before: Rate | None) -> bool:
-    """Whether less is identified than before beyond chance, by an attack that would notice a leak."""
-    if (
-        before is None
-        or not row.targets
-        or before.low <= 0
-        or row.detectable > MOST_UNNOTICED * before.low
-    ):
-        return False
-    table = [
-        [before.successes, before.trials - before.successes],
-        [row.identified, row.targets - row.identified],
-    ]
-    return bool(fisher_exact(table, alternative="greater").pvalue <= LEVEL)
 
 
 def _to_control(own: Sequence[Findings]) -> dict[str, str]:
@@ -148,12 +114,19 @@ def _doubts(counted: Sequence[Section]) -> list[str]:
     return [section.doubt for section in counted if section.doubt]
 
 
-def _attach_verdict(one: Findings, reach: Reach | None) -> Findings:
-    """With the verdict of its line-up; what was never lined up keeps the room's own words."""
+def _attach_verdict(one: Findings, reach: Reach | None, *, counted: bool) -> Findings:
+    """With the verdict of its line-up; what was never lined up keeps the room's own words.
+
+    counted: there are versions in which a record counts more than once.
+    """
     section = one.section
     if section.lineup is None and not section.proved:
         return one
     verdict = verdict_on(section, reach)
+    distance = reach.distance if reach is not None else None
+    if counted and verdict.word == "leaks":
+        distance = 1
+    section = replace(section, extent=replace(section.extent, distance=distance))
     if (
         section.leak is not None
         and section.lineup is not None

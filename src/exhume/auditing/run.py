@@ -42,7 +42,6 @@ from exhume.core.results import (
     Findings,
     FixRow,
     PlannedAttack,
-    Rate,
     ReleaseRow,
     Result,
     Section,
@@ -183,7 +182,7 @@ class Planned:
 def plan_releases(brief: Brief, released: Sequence[Released]) -> Planned:
     """One budget for all attacks on all releases."""
     every = [(one.name, row) for one in released for row in rows_of(one.case)]
-    controls = {one.name: _easiest(one.case.ladder()) for one in released}
+    controls = {one.name: _easiest(one.case.ladders()) for one in released}
     budget = brief.budget.seconds
     if budget is not None:  # what the controls take, should they be needed, is kept back
         budget -= min(_KEPT_BACK * budget, sum(seconds or 0.0 for seconds in controls.values()))
@@ -202,8 +201,9 @@ def plan_releases(brief: Brief, released: Sequence[Released]) -> Planned:
     return Planned(Plan(releases, brief.budget.seconds), rows)
 
 
-def _easiest(ladder: Ladder | None) -> float | None:
-    return round(ladder.rungs[0].seconds, 1) if ladder is not None and ladder.rungs else None
+def _easiest(ladders: Sequence[Ladder]) -> float | None:
+    seconds = next((ladder.seconds for ladder in ladders if ladder.rungs), None)
+    return None if seconds is None else round(seconds, 1)
 
 
 # Attack
@@ -262,7 +262,7 @@ def judge(
     budget = brief.budget.seconds
     judged = judge_releases(
         holm_adjust(found, tests),
-        {one.name: one.case.ladder() for one in released},
+        {one.name: one.case.ladders() for one in released},
         rows,
         tests=planned.tests,
         seconds=None if budget is None else budget / 2,
@@ -294,13 +294,6 @@ def quoted_sections(judged: Judged) -> list[Section]:
     return [s for s in counted if s.release not in earned or s.verdict == "no leak found"]
 
 
-def leaks_of(judged: Judged) -> dict[str, Rate | None]:
-    """How much leaks, by release."""
-    quoted = quoted_sections(judged)
-    best = {name: strongest([s for s in quoted if s.release == name]) for name in judged.verdicts}
-    return {name: section.leak if section else None for name, section in best.items()}
-
-
 def extent_of(sections: Sequence[Section]) -> Extent:
     """How far a verdict on these attacks goes: as the strongest says, and where it is silent another."""
     best = strongest(sections)
@@ -325,14 +318,8 @@ def fix(
     """Of everything that leaks; as much time again as the attacks had, so that the estimate decides."""
     if not brief.budget.fixes:
         return []
-    fixes = [
-        replace(one, release=leaking.name)
-        for leaking in released
-        if judged.verdicts[leaking.name].word == "leaks"
-        for one in leaking.case.fixes()
-    ]
-    seconds = brief.budget.seconds
-    return try_fixes(fixes, leaks_of(judged), seconds, folder, progress, tests=tests)
+    leaking = {one.name: one.case for one in released if judged.verdicts[one.name].word == "leaks"}
+    return try_fixes(leaking, brief.budget.seconds, folder, progress, tests=tests)
 
 
 # Write
@@ -348,7 +335,7 @@ def assemble(
 ) -> Result:
     found, verdicts = judged.found, judged.verdicts
     alarm = " ".join(one.section.limits.alarm for one in found if one.section.limits).strip()
-    leaks, quoted = leaks_of(judged), quoted_sections(judged)
+    quoted = quoted_sections(judged)
     best = strongest(quoted)
     charts: list[Chart] = [
         chart
@@ -378,7 +365,7 @@ def assemble(
         ),
         controls=judged.controls,
         reach=judged.reach,
-        charts=(*judged.charts, *charts, *fix_charts(fixes, leaks)),
+        charts=(*judged.charts, *charts, *fix_charts(fixes)),
         victim=_facts(found),
         classes=next((one.classes for one in inputs if one.classes), ()),
         deviations=tuple(dict.fromkeys(d for one in released for d in one.case.deviations)),

@@ -223,6 +223,7 @@ class Knowledge:
     recipe: Recipe | None = None  # the training algorithm
     initial: Tensor | None = None  # (p,) parameters before training
     fixed: Records | None = None  # D-: every training record but the unknown one
+    copies: int | None = None  # times that the unknown record is trained on; None: once
     shadow: Records | None = None  # records of the adversary's own, to train shadow models on
     answers: Tensor | None = (
         None  # (n, *answer) what belongs to these, beyond labels: translations, features

@@ -120,6 +120,7 @@ class Reach:
     release: str
     attack: str
     respect: str
-    nearest: str  # working rung, in words; empty: none works
+    nearest: str  # working rung that earns the word, in words; empty: there is none
     low: float  # 97.5% lower limit of its success there
     sentence: str
+    distance: int | None = None  # the fewest times that a record must count for the attack to work

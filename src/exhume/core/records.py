@@ -86,9 +86,12 @@ class Records:
     def to(self, device: torch.device) -> Records:
         return replace(self, inputs=self.inputs.to(device), labels=self.labels.to(device))
 
-    def one_each(self) -> Records:
-        """n sets of one record each: (n, *shape) becomes (n, 1, *shape)."""
-        return Records(self.inputs[:, None], self.labels[:, None], self.classes)
+    def one_each(self, copies: int = 1) -> Records:
+        """n sets of one record each, so many times: (n, *shape) becomes (n, copies, *shape)."""
+        inputs, labels = self.inputs[:, None], self.labels[:, None]
+        if copies > 1:
+            inputs, labels = (t.repeat_interleave(copies, dim=1) for t in (inputs, labels))
+        return Records(inputs, labels, self.classes)
 
     def with_extra(self, extra: Records, model: int) -> Records:
         """These and the extra records (s, e, *shape) of one model."""

@@ -239,6 +239,7 @@ class FixRow:
     outcome: str
     tried: bool = False
     leak: Rate | None = None
+    without: Rate | None = None  # what leaks of the same records without it
     verdict: str = ""
     measure: str = ""  # what `kept` is
     kept: float | None = None  # accuracy of the model, or how much of an update stays

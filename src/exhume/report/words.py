@@ -18,6 +18,7 @@ KNOWN = {
     "recipe": "the training algorithm and its settings",
     "initial": "the parameters before training",
     "fixed": "every training record except the target",
+    "copies": "how many times the target was trained on",
     "shadow": "records of its own on which to train shadow models",
     "answers": "what the network, or the client, answers to those records",
     "public": "further records of the same distribution",

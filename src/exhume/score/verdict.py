@@ -39,6 +39,11 @@ def _not_shown(section: Section, row: LineupRow, reach: Reach | None) -> str:
     name = section.spec.name
     if reach is None:
         return f"{name} found no more than chance explains, and was not tried on an easier version"
+    if not reach.nearest and reach.distance is not None:
+        return (
+            f"{name} found no more than chance explains, and a record would have to count {reach.distance} "
+            f"times before it sees it, which says little of records that count once. {reach.sentence}"
+        )
     if not reach.nearest:
         return (
             f"{name} found no more than chance explains, and was not shown to work on an easier version of "
@@ -156,10 +161,15 @@ def _at_risk(section: Section) -> Verdict:
 
 def _no_leak(section: Section, row: LineupRow, reach: Reach) -> Verdict:
     share = noticed(row, reach)
+    far = (
+        f" A record would have to count {reach.distance} times before this attack sees it."
+        if reach.distance
+        else ""
+    )
     return Verdict(
         "no leak found",
         f"No leak found: {_share(row)} are more like their reconstructions than {_strangers(row)}, not more "
-        f"than chance explains. {reach.sentence}",
+        f"than chance explains. {reach.sentence}{far}",
         f"{section.spec.name}: a leak of {share:.0%} of the records or more would have been noticed with 95% "
         f"probability, if it succeeds as it does {reach.nearest}. A smaller leak, or another attack, is not "
         "ruled out.",

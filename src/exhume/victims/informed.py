@@ -47,9 +47,10 @@ def release_one_each(
     key: Key,
     store: Store,
     chunk: int,
+    copies: int = 1,
     progress: Progress = silent,
 ) -> Victim:
-    """One released model per target, each trained on `fixed` and that target alone.
+    """One released model per target, each trained on `fixed` and that target alone, so many times.
 
     Auditing r targets needs r releases: an adversary who lacks one record faces one of them.
     """
@@ -57,7 +58,7 @@ def release_one_each(
         recipe,
         initial,
         fixed,
-        targets.one_each(),
+        targets.one_each(copies),
         key=key.fold("victim"),
         store=store,
         chunk=chunk,

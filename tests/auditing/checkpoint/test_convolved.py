@@ -233,8 +233,8 @@ def test_a_control_is_the_same_network_with_decay(settings, folder, tmp_path, mo
     )
     brief = Brief.of(replace(settings, restarts=1, steps=20)).resolved()
     release = read_released_checkpoint(brief, lambda source, _: readers.load(source))
-    ladder = release.ladder()
-    (rung,) = ladder.rungs
+    (ladder,) = release.ladders()
+    rung = next(rung for rung in ladder.rungs if rung.value == "4")
     assert ladder.respect == "training records, with weight decay"
     with RunFolder.claimed(tmp_path / "run", resume_anyway=False, progress=lambda *_: None) as run:
         case = rung.case(run, silent)

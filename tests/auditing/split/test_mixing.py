@@ -152,6 +152,6 @@ def test_the_raw_input_is_no_rung(given, digits):
     deep = replace(given("dct"), first=("1",))
     case = SplitCase(deep, digits, read_split(deep, digits))
     assert case.owned.shallower() == ()
-    assert case.ladder() is None
+    assert case.ladders() == []
     bare = replace(deep, first=("0",), defend="single", train=300)
-    assert SplitCase(bare, digits, read_split(bare, digits)).ladder() is None
+    assert SplitCase(bare, digits, read_split(bare, digits)).ladders() == []

@@ -78,7 +78,7 @@ def train_shadows(
         recipe,
         initial,
         fixed,
-        shadow.one_each(),
+        shadow.one_each(knowledge.copies or 1),
         key=key.fold("shadow"),
         store=store,
         chunk=chunk,

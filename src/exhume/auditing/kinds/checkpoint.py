@@ -18,6 +18,7 @@ from torch import Tensor
 
 from exhume.auditing.at_risk import factors_of_one
 from exhume.auditing.case import (
+    MOST_COUNTED,
     Answer,
     Case,
     Inputs,
@@ -29,6 +30,7 @@ from exhume.auditing.case import (
     Rung,
     Scored,
     Seats,
+    relevant,
 )
 from exhume.auditing.cost import search_seconds
 from exhume.auditing.kinds.checkpoint_approach import Approach, approach_to
@@ -296,31 +298,36 @@ class CheckpointCase(Case):
 
     # Controls
 
-    def ladder(self) -> Ladder | None:
+    def ladders(self) -> list[Ladder]:
         """The same network, trained here on fewer records in the way that the attack can read."""
         if self.refused or self.given is None:
-            return None
+            return []
         recipe, given = self.subject.approach.easier(self.subject.head), self.given
         if recipe is None:
-            return None
+            return []
+        records, most = len(given.trained), len(given.strangers) // 4
+        counts = sorted({*_COUNTS, -(-records // MOST_COUNTED)})
         rungs = [
-            self._rung(recipe, count)
-            for count in _COUNTS
-            if count < len(given.trained) and 4 * count <= len(given.strangers)
+            self._rung(recipe, count, records)
+            for count in counts
+            if count < records and count <= most
         ]
-        own = f"{len(given.trained):,}, as it is"
+        own = f"{records:,}, as it is"
         respect = f"training records, {_how(recipe)}"
-        return Ladder(respect, own, "in the checkpoint as it is", tuple(rungs))
+        return [Ladder(respect, own, "in the checkpoint as it is", tuple(rungs))]
 
-    def _rung(self, recipe: MarginDescent | FullBatch, count: int) -> Rung:
+    def _rung(self, recipe: MarginDescent | FullBatch, count: int, records: int) -> Rung:
+        """records: that the checkpoint was trained on; of fewer each counts for more."""
         epochs = recipe.epochs if isinstance(recipe, MarginDescent) else recipe.descent.steps
         seconds = stacked_seconds(recipe.architecture, epochs * count)
         words = f"trained here on {count} of the decoys {_how(recipe)}"
+        counts = -(-records // count)
 
         def easier(folder: RunFolder, progress: Progress) -> CheckpointCase:
             return self._trained_here(recipe, count, folder.store(), progress)
 
-        return Rung(str(count), words, seconds, easier)
+        earns = relevant(counts, records)
+        return Rung(str(count), words, seconds, easier, counts, earns)
 
     def _trained_here(
         self, recipe: MarginDescent | FullBatch, count: int, store: Store, progress: Progress

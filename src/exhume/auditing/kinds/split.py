@@ -30,6 +30,7 @@ from exhume.auditing.case import (
     Safer,
     Scored,
     Seats,
+    another_seed,
 )
 from exhume.auditing.judge import holm_adjust
 from exhume.auditing.kinds.split_attackers import (
@@ -53,7 +54,7 @@ from exhume.auditing.kinds.split_defence import (
     keep,
     secret_key,
 )
-from exhume.auditing.kinds.split_files import LoadedSplit, read_network, read_split
+from exhume.auditing.kinds.split_files import LoadedNetwork, LoadedSplit, read_network, read_split
 from exhume.auditing.kinds.split_words import AttackedCut, charts, facts, notes_on
 from exhume.auditing.limits import audit_channel
 from exhume.choices import device_named, moved, threads_for
@@ -425,7 +426,7 @@ class SplitCase(Case):
 
     # Controls
 
-    def ladder(self) -> Ladder | None:
+    def ladders(self) -> list[Ladder]:
         """Shallower cuts of the same network; for a defended one the plain one trained beside it.
 
         Only behind a layer of the user's own that mixes: an attack on the input as it is proves nothing.
@@ -435,15 +436,15 @@ class SplitCase(Case):
         if self.settings.defend:
             name, first = self.settings.defend, self.owned.first[0]
             if not self.owned.mixed(first):
-                return None  # without the defence the input would be sent
+                return []  # without the defence the input would be sent
             where = f"after {first} without {name}"
             rung = Rung("none", "without the defence", seconds, lambda *_: self._plainly(where))
-            return Ladder("defence", name, f"with {name}", (rung,))
+            return [Ladder("defence", name, f"with {name}", (rung,))]
         own = f"after {self.owned.first[0]}"
         rungs = tuple(self._shallower(name, seconds) for name in self.owned.shallower())
         if not rungs:
-            return None
-        return Ladder("last layer of the client's head", self.owned.first[0], own, rungs)
+            return []
+        return [Ladder("last layer of the client's head", self.owned.first[0], own, rungs)]
 
     def _shallower(self, name: str, seconds: float) -> Rung:
         where = f"after {name}"
@@ -463,6 +464,12 @@ class SplitCase(Case):
         return replace(case, cut=case._cut(where, pipeline))
 
     # Fixes
+
+    def redealt(self) -> SplitCase:
+        settings = replace(self.settings, seed=another_seed(self.settings.seed))
+        owned = self.owned
+        network = LoadedNetwork(owned.module, owned.first, owned.second, owned.notes)
+        return SplitCase(settings, self.records, read_split(settings, self.records, network))
 
     def fixes(self) -> list[Fix]:
         """Defences of the split in use; each is trained, and attacked by everyone who applies."""

@@ -32,6 +32,8 @@ from exhume.auditing.case import (
     Safer,
     Scored,
     Seats,
+    another_seed,
+    relevant,
 )
 from exhume.auditing.cost import game_stages, network_seconds, seconds_per_model
 from exhume.auditing.kinds.training_game import Game, informed_game, split_roles, start_of
@@ -60,7 +62,7 @@ from exhume.store.memory import size_of
 from exhume.store.scale import Cores, Here, where_now, workers_for
 from exhume.store.shards import NullStore
 from exhume.train.dp import ClaimedPrivacy, noise_for_epsilon
-from exhume.train.fleet import fleet_work, seconds_per_model_of
+from exhume.train.fleet import fleet_work
 from exhume.train.functional import accuracy, own_gradients
 from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch
@@ -88,9 +90,9 @@ _FEWEST_EXACT = 2  # and at least, if there is not
 _INFORMED = "sees the weights; knows the training, its start, and every record but one"
 _LISTED = "as above; is told ten records, one of which it is"
 _MEAN, _SNAPPED = "mean record", "held record nearest to the reconstruction"
-_SHARES = (1 / 64, 1 / 16, 1 / 4)  # of the user's value, on the ladder
+_SHARES = (1 / 64, 1 / 16, 1 / 4)  # of the user's noise, on its ladder
 _HARDLY = 1e-3  # noise multiplier that hides nothing
-_FEWEST = 4  # records besides the unknown one, on the ladder
+_COPIES = (256, 64, 16, 8, 4, 2)  # times that a record counts
 _EPSILONS = (1e2, 1e4, 10.0)  # of private training; the first is tried first
 _SAMPLE = 64  # records whose gradients choose the clip
 
@@ -123,6 +125,9 @@ class TrainingCase(Case):
     per_model: float = 0.0  # seconds
     claimed: ClaimedPrivacy | NotApplicable | None = None  # or why there is no certificate
     game: Game | None = None  # the released models, once they are trained
+    copies: int = 1  # times that a record is trained on
+    rounding: Rounding | None = None  # of the weights before they are released
+    hides_start: bool = False  # the adversary does not know it
 
     # Read and plan
 
@@ -258,6 +263,8 @@ class TrainingCase(Case):
         )
         if self.settings.victim.batch and self.settings.victim.batch_order != "known":
             return replace(row, why_not="the order of the batches is not known")
+        if self.copies > 1:
+            return replace(row, why_not="it takes a record to be trained on once")
         try:
             attack = through_training_of(self.recipe)
         except NotApplicable as why:
@@ -297,7 +304,13 @@ class TrainingCase(Case):
         return self.trained(folder.store(), progress)
 
     def trained(self, store: Store, progress: Progress) -> TrainingCase:
-        game = informed_game(self.settings, self.records, store=store, progress=progress)
+        game = informed_game(
+            self.settings, self.records, store=store, progress=progress, copies=self.copies
+        )
+        if self.rounding is not None:
+            game = _rounded(game, self.rounding)
+        if self.hides_start:
+            game = _without_start(game)
         return replace(self, game=game)
 
     def questions(self, row: Row) -> list[Question]:
@@ -378,44 +391,51 @@ class TrainingCase(Case):
 
     # Controls
 
-    def ladder(self) -> Ladder | None:
-        """The same without its noise, or on fewer records."""
-        sizes, noise = self.settings.data, self.settings.victim.dp_noise
-        if noise and self.ours:
-            rungs = []
-            for share in (min(_SHARES[0], _HARDLY / noise), *_SHARES):
-                less = float(f"{share * noise:.2g}")
-                settings = self.settings.with_values("victim", dp_noise=less)
-                words = f"with a noise multiplier of {less:g}"
-                rungs.append(self._rung(settings, f"{less:g}", words, 1.0))
-            return Ladder("noise multiplier", f"{noise:g}", f"with your {noise:g}", tuple(rungs))
-        counts = sorted({max(_FEWEST, int(share * sizes.fixed)) for share in _SHARES})
-        rungs = [
-            self._rung(
-                self.settings.with_values("data", fixed=count),
-                f"{count + 1:,}",
-                f"trained on {count + 1:,} records",
-                count / sizes.fixed,
-            )
-            for count in counts
-            if count < sizes.fixed
-        ]
-        own = f"{sizes.fixed + 1:,}"
-        return Ladder("records trained on", own, f"trained on your {own}", tuple(rungs))
+    def ladders(self) -> list[Ladder]:
+        """The same with less of its noise; and with a record that counts more than once."""
+        return [*self._less_noise(), *self._counted()]
 
-    def _rung(self, settings: Settings, value: str, words: str, share: float) -> Rung:
-        """share: of the time that a model takes, where that is not counted."""
-        targets = min(RUNG_TARGETS, settings.data.targets)
-        settings = settings.with_values("data", targets=targets)
+    def _less_noise(self) -> list[Ladder]:
+        noise = self.settings.victim.dp_noise
+        if not noise or not self.ours:
+            return []
+        rungs = []
+        for share in (min(_SHARES[0], _HARDLY / noise), *_SHARES):
+            less = float(f"{share * noise:.2g}")
+            settings = self.settings.with_values("victim", dp_noise=less)
+            recipe = recipe_for(settings, self.records)
+            easier = replace(self, settings=settings, recipe=recipe)
+            rungs.append(easier._rung(f"{less:g}", f"with a noise multiplier of {less:g}"))
+        return [Ladder("noise multiplier", f"{noise:g}", f"with your {noise:g}", tuple(rungs))]
+
+    def _counted(self) -> list[Ladder]:
+        """What records count for the attack to see them; all else, post-processing too, stays as it is."""
+        records = self.settings.data.fixed
+        rungs = []
+        for copies in _COPIES:
+            if 2 * copies <= records:
+                rung = replace(self, copies=copies)._rung(
+                    f"{copies}", f"where a record counts {copies} times"
+                )
+                earns = relevant(copies, records)
+                rungs.append(replace(rung, counts=copies, earns=earns))
+        if not any(rung.earns for rung in rungs):
+            return []
+        return [Ladder("times that a record counts", "once", "where it counts once", tuple(rungs))]
+
+    def _rung(self, value: str, words: str) -> Rung:
+        targets = min(RUNG_TARGETS, self.settings.data.targets)
+        settings = self.settings.with_values("data", targets=targets)
         settings = settings.with_values("attack", exact=targets)
-        each = seconds_per_model_of(self.recipe, settings.data.fixed, settings.machine.threads)
-        if each is None:
-            each = share * self.per_model
         easier = replace(self, settings=settings, game=None)
-        seconds = each * (targets + settings.data.shadows)
+        seconds = self.per_model * (targets + settings.data.shadows)
         return Rung(value, words, seconds, easier.made)
 
     # Fixes
+
+    def redealt(self) -> TrainingCase:
+        settings = self.settings.with_seed(another_seed(self.settings.seed))
+        return replace(self, settings=settings, game=None)
 
     def fixes(self) -> list[Fix]:
         sizes = self.settings.data
@@ -442,11 +462,11 @@ class TrainingCase(Case):
             fixes += [self._private(clip, epsilon, steps, 6 * again) for epsilon in _EPSILONS]
         return fixes
 
-    def _safer(self, game: Game, kept: float | None = None) -> Safer:
+    def _safer(self, guarded: TrainingCase, kept: float | None = None) -> Safer:
         """kept: accuracy under the fix; None: as the game says."""
-        after, before = (one.facts.get("test_accuracy") for one in (game, self.played))
+        after, before = (case.played.facts.get("test_accuracy") for case in (guarded, self))
         kept = _number(after) if kept is None else kept
-        return Safer(replace(self, game=game), kept, _number(before))
+        return Safer(guarded, kept, _number(before))
 
     def _private(self, clip: float, epsilon: float, steps: int, seconds: float) -> Fix:
         noise = float(f"{noise_for_epsilon(epsilon, steps):.2g}")
@@ -455,8 +475,7 @@ class TrainingCase(Case):
         def apply(folder: RunFolder, progress: Progress) -> Safer:
             recipe = recipe_for(settings, self.records)
             guarded = replace(self, settings=settings, recipe=recipe, game=None)
-            guarded = guarded.made(folder, progress)
-            return replace(self._safer(guarded.played), case=guarded)
+            return self._safer(guarded.made(folder, progress))
 
         return Fix(
             f"private-{epsilon:g}",
@@ -478,25 +497,16 @@ class TrainingCase(Case):
         return float(f"{float(each.norm(dim=1).median()):.2g}")
 
     def _secret_start(self, folder: RunFolder, progress: Progress) -> Safer:
-        game = self.played
-        guess = self.recipe.architecture.initial(game.key.fold("a start of the adversary's own"))
-        assert game.knowledge.initial is not None  # an informed adversary has one
-        unknowing = replace(game.knowledge, initial=guess.to(game.knowledge.initial))
-        return self._safer(replace(game, knowledge=unknowing))
+        hidden = replace(self, hides_start=True, game=None)
+        return self._safer(hidden.made(folder, progress))
 
     def _rounded(self, folder: RunFolder, progress: Progress) -> Safer:
-        game, rounding = self.played, Rounding("int8")
-        weights, secret = game.victim
-        protected = rounding.protect(weights, game.key)
-        assert isinstance(protected, Weights)  # a defence keeps the kind of release
-        assert game.knowledge.recipe is not None  # an informed adversary has it
-        knowledge = replace(game.knowledge, recipe=rounding.harden(game.knowledge.recipe))
+        guarded = replace(self, rounding=Rounding("int8"), game=None).made(folder, progress)
         test, kept = split_roles(self.settings, self.records).test, None
         if len(test):
-            right = accuracy(self.recipe.architecture, protected.parameters[:50], test)
-            kept = float(right.mean())
-        changed = replace(game, victim=(protected, secret), knowledge=knowledge)
-        return self._safer(changed, kept)
+            released = guarded.played.victim[0].parameters[:50]
+            kept = float(accuracy(self.recipe.architecture, released, test).mean())
+        return self._safer(guarded, kept)
 
 
 TRAINING = Kind(TrainingCase, "An informed adversary against a released classifier", read_training)
@@ -512,6 +522,24 @@ def _per_model(settings: Settings, records: Records, store: Store) -> float:
         key=key,
         store=store,
     )
+
+
+def _rounded(game: Game, rounding: Rounding) -> Game:
+    """With released weights that are rounded, by an adversary who knows it."""
+    weights, secret = game.victim
+    protected = rounding.protect(weights, game.key)
+    assert isinstance(protected, Weights)  # a defence keeps the kind of release
+    assert game.knowledge.recipe is not None  # an informed adversary has it
+    knowledge = replace(game.knowledge, recipe=rounding.harden(game.knowledge.recipe))
+    return replace(game, victim=(protected, secret), knowledge=knowledge)
+
+
+def _without_start(game: Game) -> Game:
+    """With an adversary who guesses where training started."""
+    guess = game.recipe.architecture.initial(game.key.fold("a start of the adversary's own"))
+    assert game.knowledge.initial is not None  # an informed adversary has one
+    known = replace(game.knowledge, initial=guess.to(game.knowledge.initial))
+    return replace(game, knowledge=known)
 
 
 def _number(value: str | float | None) -> float | None:

@@ -51,10 +51,11 @@ def informed_game(
     store: Store,
     progress: Progress = silent,
     initial: Tensor | None = None,
+    copies: int = 1,
 ) -> Game:
     """Deal out the records, train the victims, and write down what the adversary knows.
 
-    initial: (p,) where training starts; None draws it.
+    initial: (p,) where training starts; None draws it. copies: times that each target is trained on.
     """
     key = Key.from_seed(settings.seed)
     parts = split_roles(settings, records)
@@ -71,13 +72,14 @@ def informed_game(
         key=key,
         store=store,
         chunk=settings.machine.chunk,
+        copies=copies,
         progress=progress,
     )
     facts: Facts = {
         "architecture": str(recipe.architecture),
         **({"start": Path(settings.victim.start).name} if settings.victim.start else {}),
         "training": str(recipe),
-        "records": len(parts.fixed) + 1,
+        "records": len(parts.fixed) + copies,
         "released_models": len(parts.target),
         **private,
         **_repeats(recipe, initial, parts.fixed, key),
@@ -90,6 +92,7 @@ def informed_game(
         fixed=parts.fixed,
         shadow=parts.shadow,
         public=parts.public,
+        copies=copies if copies > 1 else None,
     )
     sizes = sizes_for(len(records), settings)
     rows = readers.places(len(records), sizes, key.fold("split"))[1]  # the targets'

@@ -32,6 +32,7 @@ from exhume.auditing.case import (
     Safer,
     Scored,
     Seats,
+    another_seed,
 )
 from exhume.auditing.kinds.update_files import (
     ClientUpdate,
@@ -397,18 +398,19 @@ class UpdateCase(Case):
 
     # Controls
 
-    def ladder(self) -> Ladder | None:
+    def ladders(self) -> list[Ladder]:
         """Easier updates of the same model, of records that no client had: without noise, or of fewer."""
         if self.truth is None or not len(self.truth.others):
-            return None
+            return []
         size = max(update.batch_size or 1 for update in self.updates)
         noise = max(update.noise for update in self.updates)
         if noise:
             yours = f"{noise:.2g}"
             rungs = [self._rung(size, share * noise) for share in (0.0, 1 / 16, 1 / 4)]
-            return Ladder("noise beside the update", yours, f"with your {yours}", tuple(rungs))
+            return [Ladder("noise beside the update", yours, f"with your {yours}", tuple(rungs))]
         rungs = [self._rung(2**power, 0.0) for power in range(12) if 2**power < size]
-        return Ladder("records in a batch", str(size), f"at your batch of {size}", tuple(rungs))
+        own = f"at your batch of {size}"
+        return [Ladder("records in a batch", str(size), own, tuple(rungs))]
 
     def _rung(self, size: int, noise: float) -> Rung:
         value, words = str(size), f"at a batch of {size}"
@@ -448,6 +450,14 @@ class UpdateCase(Case):
         return replace(self, updates=updates, truth=Truth(private, others[order[needed:]]))
 
     # Fixes
+
+    def redealt(self) -> UpdateCase:
+        settings = replace(self.settings, seed=another_seed(self.settings.seed))
+        if not settings.made or self.truth is None:
+            return replace(self, settings=settings)
+        every = _joined([*self.truth.private.values(), self.truth.others])
+        key = Key.from_seed(settings.seed)
+        return UpdateCase(settings, *simulate_updates(settings, self.net, every, key), self.classes)
 
     def fixes(self) -> list[Fix]:
         if self.truth is None:
