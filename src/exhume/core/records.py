@@ -86,6 +86,14 @@ class Records:
     def to(self, device: torch.device) -> Records:
         return replace(self, inputs=self.inputs.to(device), labels=self.labels.to(device))
 
+    @staticmethod
+    def joined(sets: Sequence[Records]) -> Records:
+        """The records of several sets of one kind, which are named and described as in the first."""
+        inputs, labels = (
+            torch.cat(parts) for parts in zip(*((s.inputs, s.labels) for s in sets), strict=True)
+        )
+        return replace(sets[0], inputs=inputs, labels=labels)
+
     def one_each(self, copies: int = 1) -> Records:
         """n sets of one record each, so many times: (n, *shape) becomes (n, copies, *shape)."""
         inputs, labels = self.inputs[:, None], self.labels[:, None]

@@ -293,7 +293,10 @@ class SplitCase(Case):
     def _seating(self) -> Places:
         """Every input is a release of its own, so that other targets are strangers, too."""
         parts, padding = self.owned.parts, self.kind.padding
-        release, held = torch.arange(len(parts.target)), joined(parts.shadow, parts.public)
+        release, held = (
+            torch.arange(len(parts.target)),
+            Records.joined([parts.shadow, parts.public]),
+        )
         key = self.key.fold("places")
         return places_for(parts.target, release, parts.test, key, held=held, padding=padding)
 
@@ -514,7 +517,7 @@ def _certify(case: SplitCase, found: Sequence[Findings], *_: object) -> Findings
     """What a channel allows, beside the best namer of all inputs that are not trained on."""
     assert case.defence is not None  # it is the channel
     parts, made = case.owned.parts, case.defence
-    pool = joined(joined(parts.target, parts.test), parts.public).to(made.job.device)
+    pool = Records.joined([parts.target, parts.test, parts.public]).to(made.job.device)
     own = [one for one in found if one.section.spec.name.endswith(f", {case.where}")]
     return audit_channel(made.pipeline, pool, own, case.key.fold("channel"))
 
@@ -542,7 +545,7 @@ def _at_other_depth(one: Findings, name: str) -> Findings:
 def fewer_targets(parts: readers.RecordsByRole) -> readers.RecordsByRole:
     """The first few targets; the others are strangers."""
     few, rest = parts.target[:RUNG_TARGETS], parts.target[RUNG_TARGETS:]
-    return replace(parts, target=few, test=joined(parts.test, rest))
+    return replace(parts, target=few, test=Records.joined([parts.test, rest]))
 
 
 def slug(where: str) -> str:
@@ -563,9 +566,3 @@ def untrained(pipeline: Pipeline, test: Records, accuracy: float, where: str) ->
         f"{where}, the network names {accuracy:.0%} of held-out records, a guess {guess:.0%}: it was not "
         "trained, so that what holds for it says nothing about one that is"
     )
-
-
-def joined(one: Records, other: Records) -> Records:
-    """The records of both."""
-    inputs = torch.cat([one.inputs, other.inputs])
-    return replace(one, inputs=inputs, labels=torch.cat([one.labels, other.labels]))

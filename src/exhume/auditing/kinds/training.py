@@ -35,8 +35,16 @@ from exhume.auditing.case import (
     another_seed,
     relevant,
 )
-from exhume.auditing.cost import game_stages, network_seconds, seconds_per_model
-from exhume.auditing.kinds.training_game import Game, informed_game, split_roles, start_of
+from exhume.auditing.cost import game_stages, network_seconds
+from exhume.auditing.kinds.training_game import (
+    Game,
+    informed_game,
+    model_seconds,
+    rounded,
+    split_roles,
+    start_of,
+    without_start,
+)
 from exhume.auditing.limits import PRIOR_AWARE, audit_limits, claimed_privacy
 from exhume.choices import Trains, recipe_for, resolve, sized
 from exhume.core.contract import (
@@ -148,7 +156,7 @@ class TrainingCase(Case):
         """Sizes that the budget allows, where they are left open."""
         settings = resolve(brief.settings, self.records)
         if brief.budget.seconds is not None:
-            seconds = _per_model(settings, self.records, store)
+            seconds = model_seconds(settings, self.records, store)
             asked = sized(brief.settings, len(self.records), seconds, brief.budget.seconds)
             settings = resolve(asked, self.records)
         return brief.with_settings(settings)
@@ -159,7 +167,7 @@ class TrainingCase(Case):
         fixed = split_roles(settings, self.records).fixed
         start = start_of(settings, recipe, key)
         claimed = claimed_privacy(settings.victim, recipe, fixed, start, key=key, store=store)
-        seconds = _per_model(settings, self.records, store)
+        seconds = model_seconds(settings, self.records, store)
         return TrainingCase(settings, self.records, recipe, seconds, claimed)
 
     def inputs(self) -> Inputs:
@@ -308,9 +316,9 @@ class TrainingCase(Case):
             self.settings, self.records, store=store, progress=progress, copies=self.copies
         )
         if self.rounding is not None:
-            game = _rounded(game, self.rounding)
+            game = rounded(game, self.rounding)
         if self.hides_start:
-            game = _without_start(game)
+            game = without_start(game)
         return replace(self, game=game)
 
     def questions(self, row: Row) -> list[Question]:
@@ -464,9 +472,8 @@ class TrainingCase(Case):
 
     def _safer(self, guarded: TrainingCase, kept: float | None = None) -> Safer:
         """kept: accuracy under the fix; None: as the game says."""
-        after, before = (case.played.facts.get("test_accuracy") for case in (guarded, self))
-        kept = _number(after) if kept is None else kept
-        return Safer(guarded, kept, _number(before))
+        after, before = (case.played.accuracy for case in (guarded, self))
+        return Safer(guarded, after if kept is None else kept, before)
 
     def _private(self, clip: float, epsilon: float, steps: int, seconds: float) -> Fix:
         noise = float(f"{noise_for_epsilon(epsilon, steps):.2g}")
@@ -510,40 +517,6 @@ class TrainingCase(Case):
 
 
 TRAINING = Kind(TrainingCase, "An informed adversary against a released classifier", read_training)
-
-
-def _per_model(settings: Settings, records: Records, store: Store) -> float:
-    recipe, key = recipe_for(settings, records), Key.from_seed(settings.seed)
-    return seconds_per_model(
-        recipe,
-        split_roles(settings, records).fixed,
-        threads=settings.machine.threads,
-        initial=start_of(settings, recipe, key),
-        key=key,
-        store=store,
-    )
-
-
-def _rounded(game: Game, rounding: Rounding) -> Game:
-    """With released weights that are rounded, by an adversary who knows it."""
-    weights, secret = game.victim
-    protected = rounding.protect(weights, game.key)
-    assert isinstance(protected, Weights)  # a defence keeps the kind of release
-    assert game.knowledge.recipe is not None  # an informed adversary has it
-    knowledge = replace(game.knowledge, recipe=rounding.harden(game.knowledge.recipe))
-    return replace(game, victim=(protected, secret), knowledge=knowledge)
-
-
-def _without_start(game: Game) -> Game:
-    """With an adversary who guesses where training started."""
-    guess = game.recipe.architecture.initial(game.key.fold("a start of the adversary's own"))
-    assert game.knowledge.initial is not None  # an informed adversary has one
-    known = replace(game.knowledge, initial=guess.to(game.knowledge.initial))
-    return replace(game, knowledge=known)
-
-
-def _number(value: str | float | None) -> float | None:
-    return None if value is None else float(value)
 
 
 # What training leaves outside the parameters: a model that stores its records hides nothing

@@ -8,9 +8,11 @@ from pathlib import Path
 from torch import Tensor
 
 from exhume import readers
+from exhume.auditing.cost import seconds_per_model
 from exhume.choices import as_known, device_named, moved, recipe_for, sizes_for
-from exhume.core.contract import Key, Knowledge, Progress, Recipe, Records, Store, silent
+from exhume.core.contract import Key, Knowledge, Progress, Recipe, Records, Store, Weights, silent
 from exhume.core.results import Facts
+from exhume.defences.rounding import Rounding
 from exhume.readers.adapters import release_of_file
 from exhume.settings import Settings
 from exhume.train.dp import epsilon
@@ -35,6 +37,12 @@ class Game:
     rows: Tensor  # (t,) the targets' places in the data
     strangers: Records  # in nothing that is released or held
     doubt: str = ""  # why silence of any attack would say nothing
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the released models; None: no record was left to measure it with."""
+        share = self.facts.get("test_accuracy")
+        return None if share is None else float(share)
 
 
 def split_roles(settings: Settings, records: Records) -> readers.RecordsByRole:
@@ -101,6 +109,24 @@ def informed_game(
     return Game(victim, facts, recipe, knowledge, key, rows, strangers, doubt)
 
 
+def rounded(game: Game, rounding: Rounding) -> Game:
+    """With released weights that are rounded, by an adversary who knows it."""
+    weights, secret = game.victim
+    protected = rounding.protect(weights, game.key)
+    assert isinstance(protected, Weights)  # a defence keeps the kind of release
+    assert game.knowledge.recipe is not None  # an informed adversary has it
+    knowledge = replace(game.knowledge, recipe=rounding.harden(game.knowledge.recipe))
+    return replace(game, victim=(protected, secret), knowledge=knowledge)
+
+
+def without_start(game: Game) -> Game:
+    """With an adversary who guesses where training started."""
+    guess = game.recipe.architecture.initial(game.key.fold("a start of the adversary's own"))
+    assert game.knowledge.initial is not None  # an informed adversary has one
+    known = replace(game.knowledge, initial=guess.to(game.knowledge.initial))
+    return replace(game, knowledge=known)
+
+
 def _strangers(settings: Settings, records: Records) -> Records:
     """Records that nobody holds or trains on: those the model is tested with, more where they are few."""
     sizes, key = sizes_for(len(records), settings), Key.from_seed(settings.seed).fold("split")
@@ -157,3 +183,16 @@ def _accuracy(name: str, recipe: Recipe, parameters: Tensor, records: Records) -
     if not len(records):
         return {}
     return {name: float(accuracy(recipe.architecture, parameters[:50], records).mean())}
+
+
+def model_seconds(settings: Settings, records: Records, store: Store) -> float:
+    """Estimated, of training one model."""
+    recipe, key = recipe_for(settings, records), Key.from_seed(settings.seed)
+    return seconds_per_model(
+        recipe,
+        split_roles(settings, records).fixed,
+        threads=settings.machine.threads,
+        initial=start_of(settings, recipe, key),
+        key=key,
+        store=store,
+    )

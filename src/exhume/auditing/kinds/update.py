@@ -38,7 +38,6 @@ from exhume.auditing.kinds.update_files import (
     ClientUpdate,
     Truth,
     client_updates,
-    joined,
     model_for,
     private_records,
     reading_of,
@@ -265,7 +264,7 @@ class UpdateCase(Case):
         release = torch.cat([torch.full((len(r),), place) for place, r in enumerate(private)])
         padding = self.net.padding if isinstance(self.net, TextModel) else None
         key = self.key.fold("score").fold("places")
-        return places_for(joined(private), release, self.truth.others, key, padding=padding)
+        return places_for(Records.joined(private), release, self.truth.others, key, padding=padding)
 
     def score(self, row: Row, answers: Sequence[Answer], ranks: Tensor | None) -> Scored:
         proved = self._proved(answers)
@@ -455,7 +454,7 @@ class UpdateCase(Case):
         settings = replace(self.settings, seed=another_seed(self.settings.seed))
         if not settings.made or self.truth is None:
             return replace(self, settings=settings)
-        every = _joined([*self.truth.private.values(), self.truth.others])
+        every = Records.joined([*self.truth.private.values(), self.truth.others])
         key = Key.from_seed(settings.seed)
         return UpdateCase(settings, *simulate_updates(settings, self.net, every, key), self.classes)
 
@@ -463,12 +462,13 @@ class UpdateCase(Case):
         if self.truth is None:
             return []
         seconds = sum(row.seconds for row in rows_on(self.settings, self.updates))
+        measure = "likeness to the true update"
         return [
             Fix(
                 name,
                 words,
                 "none",
-                "likeness to the true update",
+                measure,
                 seconds,
                 partial(self._fixed, name, defence),
                 short=name,

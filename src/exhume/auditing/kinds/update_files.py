@@ -386,17 +386,6 @@ def vocabulary_of(settings: UpdateSettings, records: Records | None) -> Vocabula
     return records.vocabulary
 
 
-def joined(batches: Sequence[Records]) -> Records:
-    """All records of the batches, one after another."""
-    first = batches[0]
-    return Records(
-        torch.cat([batch.inputs for batch in batches]),
-        torch.cat([batch.labels for batch in batches]),
-        first.classes,
-        first.vocabulary,
-    )
-
-
 # Updates that are made here
 
 

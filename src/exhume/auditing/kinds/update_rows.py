@@ -25,7 +25,7 @@ from exhume.attacks.gradient.text import TextAttack, WordRows
 from exhume.attacks.gradient.token_bag import TokenBag
 from exhume.auditing.case import Row
 from exhume.auditing.cost import language_seconds, seconds_of, text_seconds
-from exhume.auditing.kinds.update_files import ClientUpdate, joined, updates_of_batches
+from exhume.auditing.kinds.update_files import ClientUpdate, updates_of_batches
 from exhume.core.contract import Architecture, Attack, NotApplicable, QueryingAttack, Records
 from exhume.core.results import AttackSpec, Findings, Section
 from exhume.models.mlp import MLP
@@ -248,7 +248,7 @@ def _at_chosen_weights(case: Any, *_: object) -> Any:
         why = f"weights to ask at are known for fully connected networks; this is {network}"
         raise NotApplicable(why, ever=False) from None
     batches: list[Records] = list(case.truth.private.values())
-    updates = updates_of_batches(network, start, joined(batches), len(batches[0]))[0]
+    updates = updates_of_batches(network, start, Records.joined(batches), len(batches[0]))[0]
     return replace(case, updates=updates)
 
 
