@@ -462,18 +462,10 @@ class UpdateCase(Case):
         if self.truth is None:
             return []
         seconds = sum(row.seconds for row in rows_on(self.settings, self.updates))
-        measure = "likeness to the true update"
+        measure, fixed = "likeness to the true update", self._fixed
         return [
-            Fix(
-                name,
-                words,
-                "none",
-                measure,
-                seconds,
-                partial(self._fixed, name, defence),
-                short=name,
-            )
-            for name, words, defence in _FIXES
+            Fix(name, words, "none", measure, seconds, partial(fixed, name, how), short=name)
+            for name, words, how in _FIXES
         ]
 
     def _fixed(self, name: str, defence: ReleaseDefence, *_: object) -> Safer:
