@@ -244,10 +244,15 @@ def pooled(answers: Sequence[Answer], shape: tuple[int, ...]) -> Tensor:
 def line_ups(
     case: Case, rows: Sequence[Row], store: Store, progress: Progress, *, tests: int
 ) -> dict[str, LineupRow]:
-    """Of each attack that applies, by its id: all that a control asks for."""
+    """Of each attack that applies, by its id: all that a control asks for.
+
+    A look that is no attack is left out: that something lies elsewhere says nothing of what lies here.
+    """
     earlier: Earlier = {}
     lined: dict[str, LineupRow] = {}
     for row in rows:
+        if row.look is not None:
+            continue
         ran = [one for one in _ask(case, row, earlier, store, progress) if one.applies]
         found = line_up_row(case.seats(row, ran), tests).row if ran else None
         if found is not None:

@@ -189,8 +189,11 @@ def test_exit_codes(given, invoke, tmp_path):
     gated = ["--out", tmp_path / "run", "--fail-over", "0.1"]
     assert invoke(*common, *score, *gated).exit_code == 1
     linear = invoke(*common, *score, "--activation", "identity", "--out", tmp_path / "linear")
-    assert linear.exit_code == 2
-    assert "Not audited: fc1.weight: with no activation after it" in linear.stdout
+    assert linear.exit_code == 0  # no attack reads it, but its rows look like the images
+    result = json.loads((tmp_path / "linear" / "result.json").read_text())
+    assert [row["run"] for row in result["plan"]] == [False, True]
+    assert [one["id"] for one in result["attacks"]] == ["as-stored"]
+    assert result["plan"][0]["why"].startswith("does not apply: fc1.weight: with no activation")
     page = (tmp_path / "linear" / "report.html").read_text()
     assert "no further knowledge would change this" in page
     assert "0 of 1 conditions hold" in page

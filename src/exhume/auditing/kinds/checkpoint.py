@@ -6,11 +6,11 @@ afterwards, to score; without them there is a page of reconstructions and no ver
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
 from pathlib import Path
 
 import torch
@@ -44,10 +44,20 @@ from exhume.auditing.kinds.checkpoint_records import (
     shape_of,
 )
 from exhume.auditing.kinds.update_files import against_of
+from exhume.auditing.look import (
+    FEWEST,
+    STORED,
+    look_at,
+    looked,
+    score_look,
+    seats_of,
+    seconds_of_looks,
+)
 from exhume.core.contract import (
     ExhumeError,
     Key,
     Knowledge,
+    Layout,
     NotApplicable,
     Progress,
     Reconstruction,
@@ -59,8 +69,11 @@ from exhume.core.evidence import Condition
 from exhume.core.results import AttackSpec, Facts
 from exhume.models.heads import Head, check_head
 from exhume.models.own import Convolved
+from exhume.readers.adapters import Against, read_against
 from exhume.readers.checkpoint import Checkpoint, read_checkpoint
+from exhume.readers.tensors import read_tensors
 from exhume.report.folder import RunFolder
+from exhume.score.lineup import Alike
 from exhume.score.margin import alike_vectors, score_margin, score_vectors
 from exhume.score.places import Places, places_for
 from exhume.settings import Brief, CheckpointSettings
@@ -78,6 +91,7 @@ _TUNED = (
     "base's; audit an adapter or difference of few steps as [update], the way of fine-tuning as [victim] "
     "with start"
 )
+_SHOWN = 200  # records whose likest window is shown
 _COUNTS = (16, 64, 256)  # training records, on the ladder
 
 
@@ -101,6 +115,7 @@ def checkpoint_case(
     shape = shape_of(settings, given)
     preprocessing = preprocessing_given(settings.mean, settings.std, shape)
     tuned = against_of(settings)
+    tensors = _tensors_in(settings, tuned[1] if tuned else None)
     try:
         checkpoint = read_checkpoint(
             source,
@@ -117,14 +132,21 @@ def checkpoint_case(
             checkpoint = replace(checkpoint, architecture=network)
         approach = approach_to(checkpoint)
     except NotApplicable as why:
-        return CheckpointCase(settings, why, preprocessing, given)
+        return CheckpointCase(settings, why, preprocessing, given, tensors)
     outputs = checkpoint.architecture.outputs
     head = _head(settings.head, outputs)
     if given is not None:
         given = given.numbered(max(2, outputs))
         preprocessing = preprocessing.scaled_by(given.strangers.inputs)
     subject = Subject(checkpoint, approach, head, preprocessing.centre)
-    return CheckpointCase(settings, subject, preprocessing, given)
+    return CheckpointCase(settings, subject, preprocessing, given, tensors)
+
+
+def _tensors_in(settings: CheckpointSettings, against: Against | None) -> dict[str, Tensor]:
+    """All that is released, whatever of it an attack reads."""
+    if against is None:
+        return read_tensors(settings.file, trust=settings.trust)[0]
+    return dict(read_against(settings.file, against, trust=settings.trust).after)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +167,7 @@ class CheckpointCase(Case):
     released: Subject | NotApplicable  # as the attack takes it, or why it cannot
     preprocessing: Preprocessing
     given: ScoringRecords | None  # what the owner gave to score with
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # all that is in the file
     threads: int = 0
     control: bool = False  # it was trained here
 
@@ -203,17 +226,27 @@ class CheckpointCase(Case):
             never = "" if self.released.ever else "; no further knowledge would change this"
             name = f"Training {self.preprocessing.noun} from weights alone"
             spec = AttackSpec("weights-alone", name, "Buzaglo23", "the released weights")
-            return [Row(spec, None, _ALONE, why_not=f"{self.released.why}{never}")]
+            return [Row(spec, None, _ALONE, why_not=f"{self.released.why}{never}"), *self._look()]
         subject = self.subject
         records = min(len(self.given.trained) if self.given else 100, 1000)
         steps = self.settings.restarts * self.settings.steps
         net = subject.checkpoint.architecture
         seconds = search_seconds(net, steps * 2 * records)
         if self.given:
-            seconds += _SCORED * records * prod(net.input_shape)
+            seconds += _SCORED * records * math.prod(net.input_shape)
         spec = subject.approach.spec(self.preprocessing.noun)
         attack = subject.approach.mounted(self.settings, subject.head, self.preprocessing.size)
-        return [Row(spec, attack, _ALONE, seconds, records, steps=steps)]
+        return [Row(spec, attack, _ALONE, seconds, records, steps=steps), *self._look()]
+
+    def _look(self) -> list[Row]:
+        """At everything in the file, by an owner who knows what it was trained on."""
+        if self.given is None or self.control or math.prod(self.preprocessing.shape) < FEWEST:
+            return []
+        trained = self.given.trained
+        shapes = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+        pool = len(trained) + len(self.given.strangers)
+        seconds = seconds_of_looks(shapes, math.prod(trained.shape), 1, pool)
+        return [Row(STORED, None, _ALONE, seconds, len(trained), look=_look)]
 
     # Attack
 
@@ -234,23 +267,32 @@ class CheckpointCase(Case):
             return None
         key = answers[0].question.key
         key = key if self.control else key.fold("line-up")
+        if row.look is not None:
+            seats = seats_of(answers, self.places_of(key.fold("places")), key)
+            return replace(seats, placebo=self._placebo())
         alike = None if self.preprocessing.images else alike_vectors
-        own = Key.from_seed(self.settings.seed)
-        placebo = (self._places(own.fold("placebo places")), own.fold("placebo"), alike)
         return Seats(
-            self._places(key.fold("places")),
+            self.places_of(key.fold("places")),
             [answers[0].found.found()],
             key,
             alike,
-            placebo=None if self.control else placebo,
+            placebo=None if self.control else self._placebo(),
         )
 
-    def _places(self, key: Key) -> Places:
+    def _placebo(self) -> tuple[Places, Key, Alike | None]:
+        own = Key.from_seed(self.settings.seed)
+        alike = None if self.preprocessing.images else alike_vectors
+        return self.places_of(own.fold("placebo places")), own.fold("placebo"), alike
+
+    def places_of(self, key: Key) -> Places:
         assert self.given is not None  # asked before
         release = torch.zeros(len(self.given.trained), dtype=torch.long)
         return places_for(self.given.trained, release, self.given.strangers, key)
 
     def score(self, row: Row, answers: Sequence[Answer], ranks: Tensor | None) -> Scored:
+        if row.look is not None:
+            assert self.given is not None  # or nobody would have looked
+            return score_look(self.given.trained[:_SHOWN], answers, ranks)
         found, subject = answers[0].found, self.subject
         if self.given is None:
             confidence = subject.approach.confidence
@@ -275,10 +317,12 @@ class CheckpointCase(Case):
         return replace(shown, notes=(*given.notes, *fit.notes), facts=fit.facts)
 
     def facts(self) -> Facts:
-        subject = self.subject
         facts: Facts = {"checkpoint": self.settings.file.name}
         if self.settings.base:
             facts["base"] = Path(self.settings.base).name
+        if self.refused:
+            return facts
+        subject = self.subject
         return facts | {
             "architecture": str(subject.checkpoint.architecture),
             "head": subject.head,
@@ -350,6 +394,20 @@ class CheckpointCase(Case):
         return replace(
             self, released=subject, preprocessing=preprocessing, given=given, control=True
         )
+
+
+def _look(case: CheckpointCase, progress: Progress) -> list[Answer]:
+    """Every tensor in the file, for every record that it was trained on."""
+    given, key = case.given, Key.from_seed(case.settings.seed).fold("stored")
+    assert given is not None  # or nobody would look
+    progress("looking at what is stored", 0, 1)
+    places = case.places_of(key.fold("line-up").fold("places"))
+    seen = look_at(case.tensors, places, range(min(_SHOWN, len(given.trained))))
+    progress("looking at what is stored", 1, 1)
+    nothing = Weights(
+        torch.zeros(1, 0), Layout((), ())
+    )  # no attack is asked: the file was looked at
+    return [looked(seen, Question(nothing, Knowledge(), key))]
 
 
 CHECKPOINT = Kind(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -46,16 +47,22 @@ from exhume.auditing.kinds.training_game import (
     without_start,
 )
 from exhume.auditing.limits import PRIOR_AWARE, audit_limits, claimed_privacy
+from exhume.auditing.look import (
+    FEWEST,
+    STORED,
+    look_at,
+    looked,
+    score_look,
+    seats_of,
+    seconds_of_looks,
+)
 from exhume.choices import Trains, recipe_for, resolve, sized
 from exhume.core.contract import (
     Attack,
     Key,
     NotApplicable,
-    Outcome,
     Progress,
-    Reconstruction,
     Records,
-    Status,
     Store,
     Weights,
 )
@@ -82,9 +89,6 @@ CORRECTED = AttackSpec("corrected", "Closed form, corrected by a network", "Ball
 NOISE_AWARE = AttackSpec("noise-aware", "Noise-aware reconstructor", "Balle22", _WEIGHTS)
 THROUGH_TRAINING = AttackSpec(
     "through-training", "Differentiating through training", "Balle22", _WEIGHTS
-)
-STORED = AttackSpec(
-    "as-stored", "What training stores, looked at", "", "buffers beside the parameters"
 )
 DEVIATIONS = (
     "The reconstructor is a ridge regression per label in closed form instead of a neural network.",
@@ -233,7 +237,10 @@ class TrainingCase(Case):
         rows = [self._fitted(CLOSED_FORM, ClosedForm(chunk=chunk), seconds, both)]
         if isinstance(self.recipe, OwnTraining):
             few = min(_LOOKED_AT, sizes.targets)
-            takes = self.per_model * few
+            layout = self.recipe.architecture.layout
+            tensors = dict(zip(layout.names, layout.shapes, strict=True))
+            size = math.prod(self.records.shape)
+            takes = self.per_model * few + seconds_of_looks(tensors, size, few, sizes.test + few)
             rows.append(Row(STORED, None, _INFORMED, takes, few, needs=CLOSED_FORM.id, look=_look))
         private = bool(self.settings.victim.dp_noise) and self.ours
         if private:
@@ -332,8 +339,10 @@ class TrainingCase(Case):
     # Judge
 
     def seats(self, row: Row, answers: Sequence[Answer]) -> Seats | None:
+        places = self.places_of(row.records)
+        if row.look is not None:
+            return seats_of(answers, places, self.played.key.fold("line-up"))
         candidates = [a.found.found(i) for a in answers for i in range(len(a.found.candidates))]
-        places = self.places if row.records == self._targets else self._places(row.records)
         return Seats(places, candidates, self.played.key.fold("line-up"))
 
     @property
@@ -343,6 +352,10 @@ class TrainingCase(Case):
     @cached_property
     def places(self) -> Places:
         return self._places(self._targets)
+
+    def places_of(self, count: int) -> Places:
+        """Of the first so many targets."""
+        return self.places if count == self._targets else self._places(count)
 
     def _places(self, count: int) -> Places:
         """Every target has a release of its own, so that other targets are strangers, too."""
@@ -355,7 +368,7 @@ class TrainingCase(Case):
         game = self.played
         release, secret = first_of(game.victim, row.records)
         if row.look is not None:
-            return _score_stored(secret.open(), answers, ranks)
+            return score_look(secret.open(), answers, ranks)
         found, known = answers[0].found, game.knowledge
         mean = MeanRecord().prepare(known, key=game.key, store=NullStore()).run(release)
         others = {_MEAN: mean, _SNAPPED: snap_to_holdings(found, known)}
@@ -519,52 +532,33 @@ class TrainingCase(Case):
 TRAINING = Kind(TrainingCase, "An informed adversary against a released classifier", read_training)
 
 
-# What training leaves outside the parameters: a model that stores its records hides nothing
+# What is released holds more than an attack reads: a model that stores its records hides nothing
 
 
 def _look(case: TrainingCase, progress: Progress) -> list[Answer]:
-    """Every changed tensor outside the parameters that has the size of records is taken for records."""
+    """Every released parameter, and what training leaves outside them where it changes that."""
     game = case.played
     recipe, known = game.recipe, game.knowledge
-    if not game.doubt:
-        return []
-    assert isinstance(recipe, OwnTraining)  # ours change nothing else
+    assert isinstance(recipe, OwnTraining)  # ours store nothing but what they learn
     assert known.initial is not None  # an informed adversary has both
     assert known.fixed is not None
+    size = math.prod(case.records.shape)
+    if size < FEWEST:
+        return []
     targets = split_roles(case.settings, case.records).target[:_LOOKED_AT]
+    places, layout = case.places_of(len(targets)), recipe.architecture.layout
     answers, stage = [], "looking at what is stored"
     for place in range(len(targets)):
         progress(stage, place, len(targets))
-        records = known.fixed.with_extra(targets[place : place + 1].one_each(), 0)
-        stored = recipe.outside(known.initial, records, game.key.fold("stored", place))
-        rows = _as_records(list(stored.values()), targets.shape)[None]
-        sure = torch.zeros(rows.shape[:2])
-        found = Reconstruction(rows, sure, Status(Outcome.CONVERGED))
-        answers.append(Answer(Question(game.victim[0], known, game.key), found))
+        tensors = layout.split(game.victim[0].parameters[place])
+        if game.doubt:
+            records = known.fixed.with_extra(targets[place : place + 1].one_each(), 0)
+            key = game.key.fold("stored", place)
+            tensors |= recipe.outside(known.initial, records, key)
+        seen = look_at(tensors, places, [place], 1 / len(targets))
+        answers.append(looked(seen, Question(game.victim[0], known, game.key)))
     progress(stage, len(targets), len(targets))
     return answers
-
-
-def _as_records(stored: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """(k, *shape)"""
-    size = torch.Size(shape).numel()
-    rows = [t.float().reshape(-1, *shape) for t in stored if t.numel() and t.numel() % size == 0]
-    return torch.cat([torch.zeros(0, *shape), *rows])
-
-
-def _score_stored(targets: Records, answers: Sequence[Answer], ranks: Tensor | None) -> Scored:
-    found = [answer.found.found() for answer in answers]
-    likest = [_likest(rows, x) for rows, x in zip(found, targets.inputs, strict=True)]
-    shown = {"targets": targets.inputs, "reconstructions": torch.stack(likest)}
-    evidence = {**shown, "labels": targets.labels} | ({} if ranks is None else {"rank": ranks})
-    return Scored({"targets": float(len(targets))}, evidence)
-
-
-def _likest(answers: Tensor, truth: Tensor) -> Tensor:
-    """For the page: of what is stored, the row most like the record."""
-    if not len(answers):
-        return torch.zeros_like(truth)
-    return answers[(answers - truth).flatten(1).square().sum(1).argmin()]
 
 
 def _certify(
