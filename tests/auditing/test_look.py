@@ -75,6 +75,7 @@ def test_records_are_seen_wherever_they_lie(where, shape, key):
     others = [i for i in range(len(places.target)) if places.target[i] < 0 or places.target[i] > 3]
     assert (own > 0.999).all()
     assert (own > seen.similarity[others].max()).all()
+    assert seen.copies.tolist() == [len(shape) == 3] * 4 + [False] * (COUNT - 4)
     shown, truth = seen.windows[:4].flatten(1), rows - rows.mean(1, keepdim=True)
     if len(shape) == 3:  # vectors may be told by their standardised columns
         assert torch.allclose(shown, truth / truth.norm(dim=1, keepdim=True), atol=1e-3)

@@ -38,6 +38,11 @@ FEWEST = 4  # numbers of a record: of fewer, every window is like every record
 _AT_ONCE = 1 << 22  # numbers of the windows that are compared at once
 _SECONDS = 2.5e-11  # of a multiplication
 _STRIP = 0.01  # seconds of a release besides
+_COPY = 1e-5  # of the similarity: rounding, half precision included
+_TELLING, _LEVELS = (
+    16,
+    8,
+)  # numbers of a record, and different ones among them, that make a copy no chance
 _FLAT = 1e-6  # relative: a smaller spread is rounding
 _EXACT = 32  # numbers of a record from which single precision tells a copy from what is nearly one
 
@@ -48,6 +53,7 @@ class Seen:
 
     similarity: Tensor  # (n,) of every record of the pool to the window most like it
     windows: Tensor  # (t, *shape) most like each target, about 0 and of unit size; 0: it is not in the pool
+    copies: Tensor  # (t,) bool: a scale and a shift of a window give the target to rounding, and no stranger
 
 
 def look_at(
@@ -73,9 +79,23 @@ def look_at(
                 signs = alike.gather(0, at[None])[0].sign()[:, None]
                 likest[nearer] = order.as_stored((windows[at] * signs)[nearer])
     seats = {int(target): place for place, target in enumerate(places.target) if target >= 0}
+    copied = _copied(best, places)
     none = torch.zeros(size, dtype=kind, device=pool.device)
     kept = [likest[seats[target]] if target in seats else none for target in targets]
-    return Seen(best.double().cpu(), torch.stack(kept).view(-1, *shape).float().cpu())
+    return Seen(
+        best.double().cpu(),
+        torch.stack(kept).view(-1, *shape).float().cpu(),
+        torch.tensor([target in seats and bool(copied[seats[target]]) for target in targets]),
+    )
+
+
+def _copied(similarity: Tensor, places: Places) -> Tensor:
+    """(n,) bool: alike to rounding, by more numbers than a scale and a shift explain; no stranger is."""
+    alike = (similarity > 1 - _COPY).cpu()
+    if places.inputs[0].numel() < _TELLING or bool(alike[places.target < 0].any()):
+        return torch.zeros_like(alike)
+    levels = [len(torch.unique(x)) >= _LEVELS for x in places.inputs]
+    return alike & torch.tensor(levels, dtype=torch.bool)
 
 
 def seconds_of_looks(
@@ -183,4 +203,10 @@ def score_look(targets: Records, answers: Sequence[Answer], ranks: Tensor | None
     spread = inputs.std() * math.sqrt(inputs[0].numel())
     shown = {"targets": inputs, "reconstructions": windows * spread + inputs.mean()}
     evidence = {**shown, "labels": targets.labels} | ({} if ranks is None else {"rank": ranks})
-    return Scored({"targets": float(len(targets))}, evidence)
+    copies = sum(int(answer.question.source.copies.sum()) for answer in answers)
+    note = (
+        f"Of {copies} records every number lies there in its order: a scale and a shift, fitted to "
+        f"{inputs[0].numel()} numbers, gives the release back to rounding."
+    )
+    metrics = {"targets": float(len(targets)), "copies": float(copies)}
+    return Scored(metrics, evidence, (note,) * bool(copies), proved=copies, members=len(targets))

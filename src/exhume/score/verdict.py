@@ -141,7 +141,7 @@ def _leaks(section: Section) -> Verdict:
         " ".join(
             [
                 *(note for note in section.notes if any(said in note for said in _PROOFS)),
-                *([f"{OF_OTHERS}: {section.doubt}."] * bool(section.doubt)),
+                *([f"{OF_OTHERS}: {section.doubt}."] * bool(section.doubt and row is None)),
             ]
         ),
     )
