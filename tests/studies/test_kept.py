@@ -10,7 +10,7 @@ from exhume.core.results import Claim, read_result
 from exhume.core.typed_json import to_json
 from exhume.studies import STUDIES
 from exhume.studies.claims import share_range
-from exhume.studies.margin import classes, ordinary, weight_decay
+from exhume.studies.margin import figures, ordinary
 from exhume.studies.split import repairs
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -33,13 +33,13 @@ DECIDED = {  # (setting, metrics) to what else those claims ask for that follow 
     "informed-glm": lambda s, m: {
         **{"asked": 1e-12, "sklearn": share_range(m["sklearn_success"], s.sklearn)},
     },
-    "margin-classes": lambda s, m: {"compared": classes.compared(s, m)},
+    "margin-classes": lambda s, m: {"compared": figures.compared_classes(s, m)},
     "margin-large": lambda s, m: {
         "victims": [{"name": name, "bar": victim.bar} for name, victim in s.victims.items()],
         "longer": [],
     },
     "margin-ordinary": ordinary.decoys,
-    "margin-weight-decay": lambda s, m: {"by_classes": [], **weight_decay.with_errors(s, m)},
+    "margin-weight-decay": lambda s, m: {"by_classes": [], **figures.with_errors(s, m)},
     "split-repairs": of_repairs,
     "update-networks": lambda s, m: {},
     "verdict": lambda s, m: {},

@@ -11,7 +11,6 @@ import pytest
 from exhume.core.contract import ExhumeError
 from exhume.core.results import Claim, StudyResult
 from exhume.studies import STUDIES
-from exhume.studies.deviations import deviations_in
 from exhume.studies.papers import (
     FAILS,
     HOLDS,
@@ -20,6 +19,7 @@ from exhume.studies.papers import (
     UNDECIDED,
     Papers,
     Row,
+    deviations_in,
     deviations_of,
     page_of,
     read_papers,

@@ -8,14 +8,57 @@ from typing import Any
 from exhume.core.contract import Progress, silent
 from exhume.core.errors import unknown_name
 from exhume.core.results import StudyResult
-from exhume.studies import framework, gradient, informed, margin, split, verdict
+from exhume.studies import framework
 from exhume.studies.framework import Asked, Scale, Study
+from exhume.studies.gradient import batch, networks, tensor, texts
+from exhume.studies.informed import (
+    certificates,
+    cifar10,
+    gallery,
+    glm,
+    init,
+    mnemonist,
+    mnist,
+    reconstructors,
+    through_training,
+    transfer,
+    varied,
+    zero_gradients,
+)
+from exhume.studies.margin import figures, ordinary
+from exhume.studies.split import (
+    channel,
+    ensembler_selector,
+    ensembler_tables,
+    knowledge,
+    points,
+    repairs,
+    text,
+)
+from exhume.studies.verdict import trust
 
 __all__ = ["STUDIES", "run_study", "study_named"]
 
-_FAMILIES = (informed, split, margin, gradient, verdict)
+_INFORMED = (
+    *(mnist.STUDY, reconstructors.STUDY, through_training.STUDY, init.STUDY, glm.STUDY),
+    *(mnemonist.STUDY, varied.ACTIVATIONS, varied.PRIVACY, varied.LENGTHS, varied.STARTS),
+    *(zero_gradients.STUDY, transfer.STUDY, gallery.STUDY, cifar10.STUDY, certificates.STUDY),
+)
+_SPLIT = (
+    *(ensembler_tables.CIFAR10, points.STUDY, knowledge.STUDY, text.STUDY),
+    *(ensembler_tables.CIFAR100, ensembler_tables.FACES, ensembler_selector.STUDY),
+    *(channel.STUDY, repairs.STUDY),
+)
+_MARGIN = (
+    *(figures.MULTICLASS, figures.CLASSES, figures.WEIGHT_DECAY, figures.LARGE),
+    *(ordinary.STUDY, figures.THOUSAND),
+)
+_GRADIENT = (
+    *(tensor.STUDY, batch.STUDY, batch.START, batch.QUERY, batch.DEFENCES),
+    *(tensor.NOISE, batch.DEEP, texts.STUDY, networks.STUDY),
+)
 STUDIES: dict[str, Study[Any]] = {
-    study.name: study for family in _FAMILIES for study in family.STUDIES
+    study.name: study for study in (*_INFORMED, *_SPLIT, *_MARGIN, *_GRADIENT, trust.STUDY)
 }
 
 

@@ -23,8 +23,6 @@ from exhume.studies.claims import prefixed
 from exhume.studies.framework import Run
 from exhume.victims.informed import Victim, first_of
 
-__all__ = ["BALLE22", "BALLE22_CNN", "ERROR", "Arm", "Bench", "arm_metrics", "mounted", "scored"]
-
 ERROR = "mean squared error"
 KEPT = ("mse", "mae", "mae_plus_mse", "label_accuracy", "success", "null_success", "oracle_mse")
 

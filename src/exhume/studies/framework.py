@@ -23,7 +23,7 @@ from exhume import readers
 from exhume.auditing.cost import Stage
 from exhume.choices import device_named, threads_for
 from exhume.core.contract import ExhumeError, Key, Progress, Records, Shard, silent
-from exhume.core.results import Chart, Claim, Findings, Point, StudyResult
+from exhume.core.results import Chart, Claim, Findings, StudyResult
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.store.scale import Cores, Here, Processes, run_jobs, where_now
@@ -31,9 +31,6 @@ from exhume.store.shards import FolderStore, address
 from exhume.store.workers import pinned
 from exhume.studies.claims import Claims, Words, claims_of, said_of
 from exhume.studies.setting_file import plain, taken_up
-
-__all__ = ["Asked", "Chart", "Claims", "Outcome", "Point", "Run", "Scale", "Study"]
-__all__ += ["run_study", "sources_in"]
 
 Scale = Literal["smoke", "cpu", "long", "paper"]
 """Seconds; minutes to an hour on two cores; hours on two cores, where a study has it; the paper's sizes."""

@@ -9,6 +9,7 @@ claims are listed last.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -19,18 +20,6 @@ from typing import Any
 from exhume.core.contract import ExhumeError
 from exhume.core.results import Claim, StudyResult, read_result
 from exhume.studies.claims import papers_of
-from exhume.studies.deviations import deviations_page
-
-__all__ = [
-    "Papers",
-    "Row",
-    "deviations_of",
-    "page_of",
-    "read_papers",
-    "summary_of",
-    "with_summary",
-    "write_papers",
-]
 
 HOLDS, PART, UNDECIDED = "holds", "holds in part", "undecided"
 FAILS, NOT_RUN = "does not hold", "not run"
@@ -245,3 +234,46 @@ def write_papers(docs: Path) -> list[Path]:
 def deviations_of(papers: Papers, docs: Path) -> str:
     pages = {name: [r.page for r in papers.rows if r.paper == name] for name in papers.titles}
     return deviations_page(docs, papers.titles, pages)
+
+
+# What differs from each paper, on one page: the numbered lists of the studies' pages, put together.
+
+
+_HEADING = re.compile(r"^\*\*Deviations from [^*]*\*\*.*$|^#+ Deviations from .*$", re.MULTILINE)
+_DEVIATION = re.compile(r"^\d+\. ")
+_DEVIATIONS_INTRO = """# Deviations from the papers
+
+Where a study differs from its paper: in size, in method, in what is counted. The lists are those of the
+studies' pages, put together by `exhume study papers`.
+"""
+
+
+def deviations_page(
+    docs: Path, titles: Mapping[str, str], pages: Mapping[str, Sequence[str]]
+) -> str:
+    """titles: of the papers; pages: those that rerun each, in order."""
+    lines = [_DEVIATIONS_INTRO.rstrip()]
+    for paper, title in titles.items():
+        lines += ["", f"## {paper}: {title}"]
+        for page in dict.fromkeys(pages[paper]):
+            text = (docs / page).read_text(encoding="utf-8")
+            found = deviations_in(text)
+            if found:
+                heading = text.splitlines()[0].removeprefix("# ")
+                lines += ["", f"[{heading}]({page})", ""]
+                lines += [f"{place}. {words}" for place, words in enumerate(found, 1)]
+    return "\n".join([*lines, ""])
+
+
+def deviations_in(text: str) -> list[str]:
+    """The items of every numbered list under a heading "Deviations from …"."""
+    found: list[str] = []
+    for heading in _HEADING.finditer(text):
+        for line in text[heading.end() :].strip("\n").splitlines():
+            if _DEVIATION.match(line):
+                found.append(_DEVIATION.sub("", line))
+            elif line.startswith(" ") and found:
+                found[-1] += f" {line.strip()}"
+            else:
+                break
+    return found

@@ -18,8 +18,6 @@ from exhume.store.memory import size_of
 if TYPE_CHECKING:
     from exhume.studies.framework import Scale, Study
 
-__all__ = ["plan_lines", "stand_in"]
-
 
 def stand_in(sizes: DataSettings, victim: VictimSettings) -> tuple[Trains, tuple[int, ...], int]:
     """The recipe of a victim on a named set, the set's shape and its classes, without reading it."""

@@ -11,8 +11,6 @@ from exhume.report.folder import RunFolder
 from exhume.settings.schema import toml_at, toml_of
 from exhume.store.shards import describe
 
-__all__ = ["plain", "taken_up", "to_toml"]
-
 
 def taken_up(folder: RunFolder, asking: Mapping[str, Any], threads: int) -> int:
     """Write the setting down; return the threads: those of the same run in this folder, or as given.

@@ -24,8 +24,6 @@ from pathlib import Path
 from exhume.core.contract import ExhumeError
 from exhume.core.results import Claim, StudyResult, read_result
 
-__all__ = ["filled", "write_tables"]
-
 _TABLE = re.compile(r"(<!-- table ([a-z0-9-]+)\n(.*?)\n-->\n)(.*?)(<!-- /table -->)", re.DOTALL)
 _CLAIMS = re.compile(r"(<!-- claims ([a-z0-9-]+) -->\n)(.*?)(<!-- /claims -->)", re.DOTALL)
 _NAMES = re.compile(r"\[([^]]*)\](?!\()")  # not a link

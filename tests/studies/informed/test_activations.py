@@ -6,8 +6,8 @@ import torch
 from exhume.core.contract import Key
 from exhume.studies import run_study
 from exhume.studies.claims import Words, claims_of
-from exhume.studies.informed.activations import PAPER, judge
 from exhume.studies.informed.sweeps import Pooled
+from exhume.studies.informed.varied import PAPER, judge_activations
 
 TRIED = {"relu", "elu", "identity"}
 
@@ -24,7 +24,7 @@ def planted(errors: dict[str, float], noise: float) -> dict[str, Pooled]:
 
 
 def held(arms: dict[str, Pooled]) -> dict[str, bool | None]:
-    found, said = judge(arms, Key.from_seed(0))
+    found, said = judge_activations(arms, Key.from_seed(0))
     words = Words.of("informed-activations", None, found | said)
     return {name: claim[-1] for name, claim in claims_of("informed-activations", words).items()}
 

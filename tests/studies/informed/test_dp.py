@@ -5,8 +5,8 @@ import torch
 
 from exhume.studies import run_study
 from exhume.studies.claims import Words, claims_of
-from exhume.studies.informed.dp import judge
 from exhume.studies.informed.sweeps import Pooled
+from exhume.studies.informed.varied import judge_privacy
 
 EPSILONS = (1.0, 100.0, 10_000.0)
 
@@ -23,7 +23,7 @@ def found(plain: list[int], aware: list[int], *, bare: int = 95, accuracy: float
         right = accuracy if epsilon == 100 else 0.8
         arms[f"epsilon_{epsilon:.0f}"] = arm(one, right)
         arms[f"epsilon_{epsilon:.0f}.noise_aware"] = arm(other, right)
-    metrics, said = judge(arms, EPSILONS)
+    metrics, said = judge_privacy(arms, EPSILONS)
     claims = claims_of("informed-dp", Words.of("informed-dp", None, metrics | said))
     holds = {name: claim[-1] for name, claim in claims.items()}
     return holds, metrics["largest_epsilon_without_leak"]

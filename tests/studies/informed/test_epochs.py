@@ -6,8 +6,8 @@ import torch
 from exhume.core.contract import Key
 from exhume.studies import run_study
 from exhume.studies.claims import Words, claims_of
-from exhume.studies.informed.epochs import judge
 from exhume.studies.informed.sweeps import Pooled
+from exhume.studies.informed.varied import judge_lengths
 
 
 def planted(errors: dict[int, float]) -> dict[int, Pooled]:
@@ -19,7 +19,7 @@ def planted(errors: dict[int, float]) -> dict[int, Pooled]:
 
 def held(errors: dict[int, float]) -> dict[str, bool | None]:
     arms = planted(errors)
-    found, said = judge(arms, Key.from_seed(0))
+    found, said = judge_lengths(arms, Key.from_seed(0))
     found |= {f"steps_{steps}.mse": arm.mse for steps, arm in arms.items()}
     claims = claims_of("informed-epochs", Words.of("informed-epochs", None, found | said))
     return {name: claim[-1] for name, claim in claims.items()}

@@ -9,8 +9,8 @@ from exhume.settings import DataSettings, Settings, VictimSettings
 from exhume.studies import run_study
 from exhume.studies.arms import Bench
 from exhume.studies.claims import Words, claims_of
-from exhume.studies.informed.start import judge, trained_before
 from exhume.studies.informed.sweeps import Pooled
+from exhume.studies.informed.varied import judge_starts, trained_before
 from exhume.train.functional import accuracy
 
 
@@ -24,7 +24,7 @@ def planted(errors: dict[int, float], successes: int) -> dict[int, Pooled]:
 
 def held(errors: dict[int, float], successes: int = 50) -> dict[str, bool | None]:
     arms = planted(errors, successes)
-    found, said = judge(arms, Key.from_seed(0))
+    found, said = judge_starts(arms, Key.from_seed(0))
     for steps, arm in arms.items():
         found |= {f"before_{steps}.mse": arm.mse, f"before_{steps}.start_accuracy": 0.92}
     claims = claims_of("informed-start", Words.of("informed-start", None, found | said))

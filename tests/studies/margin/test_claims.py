@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from exhume.studies import study_named
-from exhume.studies.margin import classes, large, ordinary, weight_decay
+from exhume.studies.margin import figures, ordinary
 
 LEVEL = 0.01
 
@@ -43,7 +43,7 @@ def test_classes(claims_turn, claimed):
     setting = study_named("margin-classes").scales["smoke"]
     claims_turn(
         lambda metrics: claimed(
-            "margin-classes", metrics | {"compared": classes.compared(setting, metrics)}
+            "margin-classes", metrics | {"compared": figures.compared_classes(setting, metrics)}
         ),
         right,
         ("per-class", {"c5.each2.good_share_low": 0.2}),
@@ -64,7 +64,7 @@ def test_weight_decay(claims_turn, claimed, key):
 
     def decide(metrics):
         good = {f"c2.{name}": back(metrics[f"c2.{name}.good"]) for name in names}
-        said = {"by_classes": [weight_decay.compared(setting, 2, metrics, good, key)]}
+        said = {"by_classes": [figures.compared_decays(setting, 2, metrics, good, key)]}
         claims = claimed("margin-weight-decay", metrics | said | {"erring": "", "most": 1})
         claims.pop("with-errors")
         return {name.removeprefix("c2."): claim for name, claim in claims.items()}
@@ -81,7 +81,7 @@ def test_weight_decay(claims_turn, claimed, key):
     claims_turn(
         lambda metrics: claimed(
             "margin-weight-decay",
-            metrics | {"by_classes": []} | weight_decay.with_errors(setting, metrics),
+            metrics | {"by_classes": []} | figures.with_errors(setting, metrics),
         ),
         erring | {"c10.decay0.14.train_errors": 1.0, "c10.decay0.14.good": 1.0},
         ("with-errors", {"c10.decay0.14.good": 0.0}),
@@ -107,13 +107,13 @@ def test_large(claims_turn, claimed, key):
         def attacked(attack, label, key):
             count = metrics[f"eq6 for {attack.descent.steps} steps"]
             members = SimpleNamespace(good=back(count))
-            scores = dict.fromkeys(large._KEPT, 0.0)
+            scores = dict.fromkeys(figures._LARGE_KEPT, 0.0)
             return None, SimpleNamespace(members=members, metrics=scores)
 
         recipe = SimpleNamespace(head="multiclass")
         game = SimpleNamespace(name="v", recipe=recipe, key=key, attacked=attacked)
-        victim = large._Victim("digits", 10, 10, 80, eq6=15)
-        longer = large._beside(game, victim, back(metrics["ours"]))[1]
+        victim = figures._Victim("digits", 10, 10, 80, eq6=15)
+        longer = figures._beside(game, victim, back(metrics["ours"]))[1]
         return claimed("margin-large", {"victims": [], "longer": longer})
 
     claims_turn(

@@ -18,7 +18,7 @@ from exhume.studies.split import (
     text,
 )
 from exhume.studies.split.ensembler import Network, Trained
-from exhume.studies.split.ensembler_cells import Cells
+from exhume.studies.split.ensembler_tables import Cells
 
 
 def test_channel(claims_turn, claimed, around, key):

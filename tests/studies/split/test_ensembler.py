@@ -12,7 +12,7 @@ from exhume.readers.image_sets import CIFAR100
 from exhume.store.scale import Processes, spread_over
 from exhume.studies import run_study
 from exhume.studies.claims import said_of
-from exhume.studies.split.ensembler_cells import Cells
+from exhume.studies.split.ensembler_tables import Cells
 
 
 def reported(study):

@@ -20,14 +20,6 @@ from exhume.studies.arms import mounted
 from exhume.victims import secret_of
 from exhume.victims.gradient import cut_batches
 
-__all__ = [
-    "attacked",
-    "came_back",
-    "even_odd_batches",
-    "unit_vectors",
-    "utility",
-]
-
 _RECOVERED = 0.01  # relative error
 
 

@@ -30,8 +30,6 @@ from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.plan import stand_in
 from exhume.train.dp import noise_for_epsilon
 
-__all__ = ["STUDY"]
-
 _CLIP = 10.0  # Balle22 Fig. 14
 
 

@@ -24,8 +24,6 @@ from exhume.studies.claims import spread
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.informed.sweeps import NO_NETWORK, binned
 
-__all__ = ["STUDY"]
-
 _BINS = 6
 
 

@@ -29,8 +29,6 @@ from exhume.train.glm import Optimum, Penalty
 from exhume.train.stacked import accuracy
 from exhume.victims.informed import release_one_each, release_one_sklearn_each
 
-__all__ = ["STUDY"]
-
 _C = 1.0  # scikit-learn's default penalty, the same for all victims
 _ASKED = 1e-12  # the gradient norm that the claim is about
 _MEMORY = 2**31

@@ -26,8 +26,6 @@ from exhume.train.fleet import train_fleet
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
 
-__all__ = ["STUDY"]
-
 
 @dataclass(frozen=True)
 class _Setting:

@@ -27,8 +27,6 @@ from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch, active_share
 
-__all__ = ["STUDY"]
-
 ARMS = ("all", "mnemonist", "random")
 MEASURED = ("mse", "mae_plus_mse", "success", "parameters_read", "epoch")
 

@@ -19,8 +19,6 @@ from exhume.studies.claims import mean_of
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.plan import stand_in
 
-__all__ = ["STUDY"]
-
 _NOTEBOOK = Training(rate=3e-4, batch=32, epochs=200)
 _SPREAD = ("mse", "mae_plus_mse", "label_accuracy", "success")  # over seeds
 

@@ -21,8 +21,6 @@ from exhume.studies.arms import BALLE22, ERROR, Arm, Bench, arm_metrics
 from exhume.studies.claims import line, mean_of
 from exhume.studies.framework import Outcome, Run, Scale, Study
 
-__all__ = ["STUDY"]
-
 _NOTEBOOK_RATE = 3e-4  # of its RMSProp
 _PAPER = 0.0089  # average MSE at |D-| = 10,000
 

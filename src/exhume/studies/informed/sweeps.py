@@ -24,24 +24,6 @@ from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import ERROR, Arm, Bench
 from exhume.studies.claims import prefixed
 
-__all__ = [
-    "DETAILS",
-    "MEAN_RECORD",
-    "NO_NETWORK",
-    "RIDGE",
-    "Pooled",
-    "Sweep",
-    "Swept",
-    "binned",
-    "difference",
-    "error_chart",
-    "increases",
-    "interval_of",
-    "pool",
-    "ridge_on",
-    "sweep",
-]
-
 MEAN_RECORD = "mean_record"  # the arm of the average record, which reads no release
 
 DETAILS = {"mae", "null_mse", "seconds", "success_low", "success_high", "null_success_high"}

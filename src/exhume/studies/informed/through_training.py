@@ -31,8 +31,6 @@ from exhume.train.recipe import FullBatch, MiniBatch
 from exhume.train.stacked import Order
 from exhume.victims.informed import release_together
 
-__all__ = ["STUDY"]
-
 
 @dataclass(frozen=True)
 class _Arm:

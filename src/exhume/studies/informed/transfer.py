@@ -25,8 +25,6 @@ from exhume.studies.arms import BALLE22, BALLE22_CNN, ERROR, Bench, scored
 from exhume.studies.claims import Paired, line, paired, prefixed, spread
 from exhume.studies.framework import Outcome, Run, Scale, Study
 
-__all__ = ["STUDY"]
-
 
 @dataclass(frozen=True)
 class _Setting:

@@ -24,12 +24,10 @@ from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, ERROR, Bench
 from exhume.studies.claims import Range, line, ranged, spread
 from exhume.studies.framework import Outcome, Run, Scale, Study
-from exhume.studies.informed.activations import PAPER
 from exhume.studies.informed.sweeps import DETAILS, Pooled, binned, sweep
+from exhume.studies.informed.varied import PAPER
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch, Untouched, untouched
-
-__all__ = ["STUDY"]
 
 MLP = ("relu", "floor", "elu", "leaky-relu", "tanh")  # "floor" is max(-0.5, x)
 CNN = ("relu", "elu", "leaky-relu", "tanh")

@@ -37,19 +37,6 @@ from exhume.train.functional import accuracy
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import MarginVictim, release_margin
 
-__all__ = [
-    "GOOD",
-    "ONE_THREAD",
-    "MarginGame",
-    "Played",
-    "counts",
-    "crowded",
-    "decayed",
-    "from_small_start",
-    "quick",
-]
-__all__ += ["margin_and_likeness", "settled"]
-
 GOOD = "images above SSIM 0.4"
 ONE_THREAD: Mapping[Scale, int] = {
     "smoke": 1,

@@ -29,8 +29,6 @@ from exhume.studies.framework import Run
 from exhume.studies.split.game import ClientSetting, SplitGame, bound_of, inversion
 from exhume.train.single import ANSWERS, FEATURES, SplitDefence, SplitJob
 
-__all__ = ["QUICK", "Attackers", "Network", "Setting", "Trained", "game_of", "train_networks"]
-
 SEVERAL_CLIENTS = ("none", "single", "ensembler")
 _SEVERAL_BODIES = ("ensembler", "dr_ensemble")
 _COST = {"ensembler": 0.03, "shredder": 0.06}  # accuracy that a chosen strength may cost at most

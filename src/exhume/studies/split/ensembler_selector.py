@@ -31,8 +31,6 @@ from exhume.studies.split.game import PAPER, ClientSetting, Row, SplitGame, inve
 from exhume.train.single import Schedule, SplitDefence
 from exhume.victims.split import server_knowledge
 
-__all__ = ["STUDY"]
-
 _PAPER_BODIES = 10
 _PLAIN = "plain"
 

@@ -22,11 +22,16 @@ from exhume.models.split.inverter import ShadowHead
 from exhume.readers import Sizes
 from exhume.studies.claims import Comparison, flattened, point_of
 from exhume.studies.framework import Outcome, Run, Scale, Study
-from exhume.studies.split.game import PAPER, ClientSetting, Row, SplitGame, bound_of, inversion
-from exhume.studies.split.pictures import pictured
+from exhume.studies.split.game import (
+    PAPER,
+    ClientSetting,
+    Row,
+    SplitGame,
+    bound_of,
+    inversion,
+    pictured,
+)
 from exhume.train.single import Schedule
-
-__all__ = ["STUDY", "as_pictures"]
 
 _HALF = 5  # the first classes of CIFAR-10: airplane to deer
 _SHOWN = {

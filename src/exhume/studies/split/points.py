@@ -28,11 +28,16 @@ from exhume.score.features import InputScores
 from exhume.score.intervals import clustered
 from exhume.studies.claims import flattened
 from exhume.studies.framework import Outcome, Run, Scale, Study
-from exhume.studies.split.game import PAPER, ClientSetting, Row, SplitGame, bound_of, inversion
-from exhume.studies.split.pictures import pictured
+from exhume.studies.split.game import (
+    PAPER,
+    ClientSetting,
+    Row,
+    SplitGame,
+    bound_of,
+    inversion,
+    pictured,
+)
 from exhume.train.single import Schedule, train_split
-
-__all__ = ["STUDY", "chained", "slope"]
 
 _NAMES = {"vgg16": "VGG-16", "resnet18": "ResNet-18"}
 _SHOWN = 16

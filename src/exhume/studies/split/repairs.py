@@ -32,11 +32,16 @@ from exhume.score.features import InputScores
 from exhume.score.lineup import LEVEL, Lineup, likeness
 from exhume.studies.claims import spread
 from exhume.studies.framework import Outcome, Run, Scale, Study
-from exhume.studies.split.game import PAPER, ClientSetting, Row, SplitGame, bound_of, inversion
-from exhume.studies.split.pictures import pictured
+from exhume.studies.split.game import (
+    PAPER,
+    ClientSetting,
+    Row,
+    SplitGame,
+    bound_of,
+    inversion,
+    pictured,
+)
 from exhume.train.single import Schedule, SplitDefence
-
-__all__ = ["STUDY"]
 
 _SHOWN = 16
 _KNOWS = "true_head"

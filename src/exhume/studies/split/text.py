@@ -34,8 +34,6 @@ from exhume.train.single import Schedule, train_translator, translate, word_accu
 from exhume.victims import secret_of
 from exhume.victims.split import release_sentences, translation_knowledge
 
-__all__ = ["FOLDER", "STUDY"]
-
 FOLDER = "EXHUME_MULTI30K"
 _LINES = 50  # of table.tsv
 _SHOWN = {

@@ -10,20 +10,6 @@ from torch import Generator, Tensor, nn
 
 from exhume.core.contract import Records
 
-__all__ = [
-    "affine_head",
-    "class_head",
-    "class_only",
-    "conv",
-    "identity_head",
-    "keeper",
-    "memory",
-    "mlp",
-    "softmax",
-    "transformer",
-    "wide",
-]
-
 SIDE, CLASSES = 8, 10
 WORDS, LENGTH = 200, 6  # of texts
 _PIXELS = SIDE * SIDE

@@ -25,10 +25,8 @@ from exhume.score.intervals import clopper_pearson
 from exhume.score.verdict import OF_OTHERS
 from exhume.store.shards import read_shard
 from exhume.studies.framework import Outcome, Run, Scale, Study
-from exhume.studies.verdict import networks, systems, updates
+from exhume.studies.verdict import systems
 from exhume.studies.verdict.systems import Draw
-
-__all__ = ["STUDY"]
 
 WORDS = ("leaks", "at risk", "no leak found", "not audited")
 _SYSTEMS: dict[str, tuple[str, Callable[[Draw], Audit]]] = {
@@ -37,30 +35,30 @@ _SYSTEMS: dict[str, tuple[str, Callable[[Draw], Audit]]] = {
     "many-classes": ("null", systems.many_classes),
     "duplicates": ("null", systems.duplicates),
     "constants": ("null", systems.constants),
-    "others-of-the-class": ("null", updates.others_of_the_class),
-    "other-batch": ("null", updates.other_batch),
-    "noise-alone": ("null", updates.noise_alone),
+    "others-of-the-class": ("null", systems.others_of_the_class),
+    "other-batch": ("null", systems.other_batch),
+    "noise-alone": ("null", systems.noise_alone),
     "linear-of-others": ("null", systems.linear_of_others),
-    "never-trained-on": ("null", networks.never_trained_on),
-    "class-head": ("null", networks.class_head),
+    "never-trained-on": ("null", systems.never_trained_on),
+    "class-head": ("null", systems.class_head),
     "undefended": ("certain", systems.undefended),
     "undefended-mnist": ("certain", systems.undefended_mnist),
     "kept-in-a-buffer": ("certain", systems.kept_in_a_buffer),
-    "one-record": ("certain", updates.one_record),
-    "one-record-cnn": ("certain", updates.one_record_of_a_cnn),
-    "one-text": ("certain", updates.one_text),
+    "one-record": ("certain", systems.one_record),
+    "one-record-cnn": ("certain", systems.one_record_of_a_cnn),
+    "one-text": ("certain", systems.one_text),
     "linear": ("certain", systems.linear),
-    "identity-head": ("certain", networks.identity_head),
-    "affine-head": ("certain", networks.affine_head),
+    "identity-head": ("certain", systems.identity_head),
+    "affine-head": ("certain", systems.affine_head),
     "few-shadows": ("unknown", systems.few_shadows),
-    "unfinished": ("unknown", updates.unfinished),
-    "large-start": ("unknown", networks.from_a_large_start),
-    "five-steps": ("unknown", networks.five_steps),
-    "untrained": ("unknown", networks.untrained_network),
+    "unfinished": ("unknown", systems.unfinished),
+    "large-start": ("unknown", systems.from_a_large_start),
+    "five-steps": ("unknown", systems.five_steps),
+    "untrained": ("unknown", systems.untrained_network),
     "private": ("defended", systems.private),
-    "noisy-updates": ("defended", updates.noisy),
+    "noisy-updates": ("defended", systems.noisy),
     "noisy-linear": ("unknown", systems.noisy_linear),
-    "averaged": ("average", updates.averaged),
+    "averaged": ("average", systems.averaged),
 }
 _AT_RISK: tuple[str, ...] = ()  # cells of which "at risk" was expected before anything was run
 

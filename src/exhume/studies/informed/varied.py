@@ -1,0 +1,390 @@
+"""Studies that vary one thing about the victim: activation, privacy, length of training, its start (Balle22).
+
+Table III: a ReLU that is off gives its incoming weights no gradient from the record, so less of the record is
+stored; the paper finds ReLU alone to be an outlier among twelve activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
+
+from torch import Tensor
+
+from exhume.attacks.informed.noise_aware import NoiseAware
+from exhume.auditing import Game
+from exhume.core.contract import Attack, Key
+from exhume.core.results import Chart, Point
+from exhume.settings import DataSettings, VictimSettings
+from exhume.studies.arms import BALLE22, BALLE22_CNN, Bench, arm_metrics
+from exhume.studies.claims import Range, said_of
+from exhume.studies.framework import Outcome, Run, Scale, Study
+from exhume.studies.informed.sweeps import (
+    MEAN_RECORD,
+    Pooled,
+    Sweep,
+    Swept,
+    difference,
+    error_chart,
+    increases,
+    interval_of,
+    ridge_on,
+    sweep,
+)
+from exhume.train.dp import noise_for_epsilon
+from exhume.train.functional import accuracy
+
+PAPER: dict[str, float] = said_of("informed-activations")["published"]
+
+_ACTIVATION_SCALES: dict[Scale, Sweep[str]] = {
+    "smoke": Sweep(
+        DataSettings("mnist", 60, 60, 150, 50, 100),
+        replace(BALLE22, steps=40),
+        values=("relu", "elu", "identity"),
+    ),
+    "cpu": Sweep(
+        DataSettings("mnist", 200, 100, 800, 500, 1000), BALLE22, values=tuple(PAPER), seeds=2
+    ),
+    "paper": Sweep(
+        DataSettings("mnist", 10_000, 999, 58_999, 1, 1),
+        replace(BALLE22, rate=0.2),
+        values=tuple(PAPER),
+    ),
+}
+
+
+def _run_activations(run: Run[Sweep[str]]) -> Outcome:
+    setting = run.setting
+    sizes, victim, seeds = setting.data, setting.victim, setting.seeds
+    variants = {name: replace(victim, activation=name) for name in setting.values}
+    swept = sweep(Bench.of(run, sizes, victim), seeds, variants)
+    found, said = judge_activations(swept, run.key.fold("claims"))
+    places = {name: name for name in sorted(variants, key=lambda name: -swept[name].mse)}
+    paper = {"RecoNN in the paper": [Point(name, PAPER[name]) for name in places]}
+    title = "Error by activation of the released model"
+    return Outcome(
+        said=said,
+        metrics=arm_metrics(swept) | found,
+        charts=[error_chart(swept, title, "activation", places, beside=paper)],
+    )
+
+
+def judge_activations(
+    arms: Mapping[str, Pooled], key: Key
+) -> tuple[dict[str, float], dict[str, object]]:
+    """Comparisons target by target, as metrics and as the claims ask for them."""
+    relu, names = arms["relu"], [name for name in arms if name not in ("relu", MEAN_RECORD)]
+    others = sorted(names, key=lambda name: arms[name].mse)
+    gaps = {name: difference(relu, arms[name], key.fold(name)) for name in others}
+    excess = interval_of([relu, *(arms[n] for n in others)], _gap_less_spread, key.fold("spread"))
+    low, high = arms[others[0]].mse, arms[others[-1]].mse
+    found = {f"{name}.below_relu_by_low": gap[0] for name, gap in gaps.items()}
+    found |= {f"{name}.below_relu_by_high": gap[1] for name, gap in gaps.items()}
+    found |= {"gap_less_spread_low": excess[0], "gap_less_spread_high": excess[1]}
+    return found, {
+        **{"relu": relu.mse, "low": low, "high": high, "best": others[0], "worst": others[-1]},
+        **{"spread": high - low, "gap": relu.mse - high, "gaps": list(gaps.values())},
+        **{"certain": sum(g[0] > 0 for g in gaps.values()), "compared": len(gaps)},
+    }
+
+
+def _gap_less_spread(means: Tensor) -> Tensor:
+    """(draws, 1 + others), ReLU first: its distance to the worst other, less the others' spread."""
+    relu, others = means[:, 0], means[:, 1:]
+    worst, best = others.max(1).values, others.min(1).values
+    return (relu - worst) - (worst - best)
+
+
+ACTIVATIONS = Study("informed-activations", _ACTIVATION_SCALES, _run_activations, on_device=True)
+
+
+# Balle22, Fig. 14: how much privacy does it take to stop reconstruction, and what does it cost?
+#
+# DP gradient descent with clip 10 and the noise of a given epsilon (delta 1e-5), clipping alone, and neither.
+# The adversary knows the clip and the noise level, not the draw of the victim's noise. Two of them: one
+# trains its shadows with noise of its own, as in the paper; the other also without, and weighs the noise in.
+
+
+_CLIP, _DELTA = 10.0, 1e-5  # Balle22
+_NONE, _CLIPPED = "none", "clip_only"
+_AWARE = "noise_aware"
+_EPSILONS = tuple(10.0**power for power in range(7))
+_PRIVACY_SCALES: dict[
+    Scale, Sweep[float]
+] = {  # the larger public set is trained on too, for its accuracy
+    "smoke": Sweep(
+        DataSettings("mnist", 60, 50, 150, 300, 200), replace(BALLE22, steps=40), (1.0, 1e6)
+    ),
+    "cpu": Sweep(DataSettings("mnist", 300, 200, 800, 10_000, 1000), BALLE22, _EPSILONS),
+    "paper": Sweep(DataSettings("cifar10", 5000, 1000, 48_000, 5000, 1000), BALLE22_CNN, _EPSILONS),
+}
+
+
+def _run_privacy(run: Run[Sweep[float]]) -> Outcome:
+    setting, variants = run.setting, _variants(run.setting)
+    bench = Bench.of(run, setting.data, setting.victim)
+    swept = sweep(bench, setting.seeds, variants, further=_noise_aware)
+    larger = {name: _accuracy_of_more(bench.of_victim(v)) for name, v in variants.items()}
+    found, said = judge_privacy(swept, setting.values)
+    found |= {f"{name}.larger_test_accuracy": value for name, value in larger.items()}
+    found |= {f"{name}.noise_multiplier": victim.dp_noise for name, victim in variants.items()}
+    return Outcome(
+        said=said,
+        metrics=arm_metrics(swept) | found,
+        deviations=_privacy_deviations(setting),
+        charts=_charts(swept, larger, setting),
+    )
+
+
+def _name(epsilon: float) -> str:
+    return f"epsilon_{epsilon:.0f}"
+
+
+def _variants(setting: Sweep[float]) -> dict[str, VictimSettings]:
+    clipped = replace(setting.victim, dp_clip=_CLIP)
+    noises = {e: noise_for_epsilon(e, clipped.steps, delta=_DELTA) for e in setting.values}
+    private = {_name(e): replace(clipped, dp_noise=noise) for e, noise in noises.items()}
+    return {**private, _CLIPPED: clipped, _NONE: setting.victim}
+
+
+def _noise_aware(bench: Bench) -> dict[str, Attack]:
+    return {_AWARE: NoiseAware(chunk=bench.chunk)} if bench.settings.victim.dp_noise else {}
+
+
+def _accuracy_of_more(bench: Bench, models: int = 4) -> float:
+    """Test accuracy of the same training on the public records, which are more than the fixed ones."""
+    recipe, public, key = bench.recipe, bench.parts.public, bench.key
+    trained = recipe.fit(bench.initial, public, public.none_for(models), key.fold("larger"))
+    return float(accuracy(recipe.architecture, trained, bench.parts.test).mean())
+
+
+def judge_privacy(
+    arms: Mapping[str, Pooled], epsilons: Sequence[float]
+) -> tuple[dict[str, float], dict[str, object]]:
+    """epsilons: increasing. The largest at which, and below which, nothing leaks decides."""
+    bare, clipped = arms[_NONE], arms[_CLIPPED]
+    plain = {epsilon: arms[_name(epsilon)] for epsilon in epsilons}
+    aware = {epsilon: arms[f"{_name(epsilon)}.{_AWARE}"] for epsilon in epsilons}
+    hidden, seen = _safe(plain), _safe(aware)
+    safe, usual = min(hidden, seen), bare.measured["test_accuracy"]
+    found = {
+        "largest_epsilon_without_leak": safe,
+        "largest_epsilon_without_leak.noisy_shadows": hidden,
+        "largest_epsilon_without_leak.noise_aware": seen,
+    }
+    if safe:
+        found["accuracy_cost"] = usual - arms[_name(safe)].measured["test_accuracy"]
+    return found, {
+        **{"bare": bare.spoken, "clipped": clipped.spoken, "usual": usual},
+        "chance": max(bare.chance[1], clipped.chance[1]),
+        "above_chance": [bare.above_chance, clipped.above_chance],
+        "where": _where(plain, aware, safe),
+    }
+
+
+def _safe(arms: Mapping[float, Pooled]) -> float:
+    """The largest epsilon at which, and below which, nothing leaks; 0 if there is none."""
+    return max(takewhile(lambda epsilon: not arms[epsilon].leaks, arms), default=0.0)
+
+
+def _where(plain: Mapping[float, Pooled], aware: Mapping[float, Pooled], safe: float) -> str:
+    def rates(epsilon: float) -> str:
+        return (
+            f"{aware[epsilon].spoken} noise-aware, {plain[epsilon].spoken} with noisy shadows, by "
+            f"chance {max(aware[epsilon].chance[1], plain[epsilon].chance[1]):.1%} or less"
+        )
+
+    parts = [f"nothing leaks up to epsilon {safe:,.0f}: success {rates(safe)}"] if safe else []
+    above = [epsilon for epsilon in plain if epsilon > safe]
+    if above:
+        parts.append(f"it leaks at {above[0]:,.0f}: {rates(above[0])}")
+    return "; ".join(parts)
+
+
+def _privacy_deviations(setting: Sweep[float]) -> list[str]:
+    sizes = setting.data
+    return [
+        *ridge_on(sizes),
+        f"{sizes.shadows:,} shadow models for each epsilon; under noise the change is taken from "
+        "the shadows' mean. Beside them an attack of ours, from as many shadows without noise.",
+        f"{sizes.targets} targets on {setting.seeds} seed; every released model has its own noise.",
+    ]
+
+
+def _charts(swept: Swept, larger: Mapping[str, float], setting: Sweep[float]) -> list[Chart]:
+    epsilons = {_name(epsilon): f"epsilon {epsilon:,.0f}" for epsilon in setting.values}
+    places = {**epsilons, _CLIPPED: "clip only", _NONE: "no defence"}
+    plain = {x: swept[name] for name, x in places.items()}
+    aware = {x: swept[f"{name}.{_AWARE}"] for name, x in epsilons.items()}
+    errors = {"noise-aware": [arm.point(x) for x, arm in aware.items()]}
+    shares = {
+        "closed form": [Point(x, arm.rate, *arm.success) for x, arm in plain.items()],
+        "noise-aware": [Point(x, arm.rate, *arm.success) for x, arm in aware.items()],
+        "closed form, unrelated records": [
+            Point(x, arm.null_rate, *arm.chance) for x, arm in plain.items()
+        ],
+    }
+    accuracies = {
+        f"|D-| = {setting.data.fixed:,} (attacked)": [
+            Point(x, arm.measured["test_accuracy"]) for x, arm in plain.items()
+        ],
+        f"|D-| = {setting.data.public:,} (not attacked)": [
+            Point(places[name], value) for name, value in larger.items()
+        ],
+    }
+    return [
+        error_chart(swept, "Error by privacy", "epsilon", places, beside=errors),
+        Chart("Records better than the oracle", "epsilon", "share of the targets", shares),
+        Chart("Accuracy by privacy", "epsilon", "test accuracy", accuracies),
+    ]
+
+
+PRIVACY = Study("informed-dp", _PRIVACY_SCALES, _run_privacy, on_device=True)
+
+
+# Balle22, Fig. 15: does it help to train the released model longer?
+#
+# On CIFAR-10 the paper finds an error that grows slowly with the released model's epochs and jumps at 240 to
+# 250 of them. One epoch is one step here, since every step sees every record. The jump is tested at the
+# paper's scale only; below it the same sweep runs on the MNIST network.
+
+
+_BEFORE, _AFTER = 230, 260  # epochs on either side of the paper's jump
+
+
+_LENGTH_SCALES: dict[Scale, Sweep[int]] = {  # values: steps
+    "smoke": Sweep(DataSettings("mnist", 60, 50, 150, 50, 200), BALLE22, (1, 10, 60)),
+    "cpu": Sweep(
+        DataSettings("mnist", 300, 100, 800, 500, 1000), BALLE22, (1, 3, 10, 30, 100, 200, 300), 2
+    ),
+    "paper": Sweep(
+        DataSettings("cifar10", 5000, 999, 53_999, 1, 1),
+        BALLE22_CNN,
+        (1, 10, 50, 100, 150, 200, _BEFORE, 240, 250, _AFTER),
+    ),
+}
+
+
+def _run_lengths(run: Run[Sweep[int]]) -> Outcome:
+    setting = run.setting
+    steps = {f"steps_{count}": count for count in setting.values}
+    variants = {name: replace(setting.victim, steps=count) for name, count in steps.items()}
+    swept = sweep(Bench.of(run, setting.data, setting.victim), setting.seeds, variants)
+    by_steps = {count: swept[name] for name, count in steps.items()}
+    found, said = judge_lengths(by_steps, run.key.fold("claims"))
+    title, axis = "Error against the released model's steps", "steps of full-batch training"
+    points = [Point(count, arm.measured["test_accuracy"]) for count, arm in by_steps.items()]
+    accuracies = {"released models": points}
+    return Outcome(
+        said=said,
+        metrics=arm_metrics(swept) | found,
+        deviations=_length_deviations(setting),
+        charts=[
+            error_chart(swept, title, axis, steps, x_scale="log"),
+            Chart("The released model's accuracy", axis, "test accuracy", accuracies, "log"),
+        ],
+    )
+
+
+def judge_lengths(
+    arms: Mapping[int, Pooled], key: Key
+) -> tuple[dict[str, float], dict[str, object]]:
+    """arms: by the number of steps, increasing."""
+    found, said = increases(arms, key)
+    first, last = min(arms), max(arms)
+    said |= {"first": first, "last": last}
+    said["whole"] = Range(*difference(arms[last], arms[first], key.fold("whole")))
+    said["above_chance"] = [arm.above_chance for arm in arms.values()]
+    said["least"] = min(arm.success[0] for arm in arms.values())
+    said["chance"] = max(arm.chance[1] for arm in arms.values())
+    if {_BEFORE, _AFTER} <= set(arms):
+        said["jump"] = arms[_AFTER].mse / arms[_BEFORE].mse
+    return found, said
+
+
+def _length_deviations(setting: Sweep[int]) -> list[str]:
+    sizes = setting.data
+    return [
+        *ridge_on(sizes, " Its jump near 240 epochs is not tested here (--scale paper does)."),
+        f"{sizes.targets} targets on each of {setting.seeds} seeds, {sizes.shadows:,} shadow models "
+        "for each number of steps.",
+    ]
+
+
+LENGTHS = Study("informed-epochs", _LENGTH_SCALES, _run_lengths, on_device=True)
+
+
+# Balle22, Fig. 12: does it matter when the adversary first sees the model?
+#
+# The adversary knows the parameters at which the training it attacks begins: fresh ones, or a model trained
+# before on other records. Nearer to convergence the unknown record changes the weights less and differently;
+# the paper finds reconstruction harder there.
+
+
+_STEPS = (0, 10, 100, 1000)  # of earlier training, on the public records
+_START_SCALES: dict[Scale, Sweep[int]] = {
+    "smoke": Sweep(
+        DataSettings("mnist", 60, 50, 150, 300, 200), replace(BALLE22, steps=40), _STEPS[:3]
+    ),
+    "cpu": Sweep(DataSettings("mnist", 300, 100, 800, 10_000, 1000), BALLE22, _STEPS, seeds=2),
+    "paper": Sweep(
+        DataSettings("mnist", 10_000, 1000, 48_000, 10_000, 1000),
+        replace(BALLE22, rate=0.2),
+        _STEPS,
+    ),
+}
+
+
+def _run_starts(run: Run[Sweep[int]]) -> Outcome:
+    setting, sizes = run.setting, run.setting.data
+    steps = {f"before_{count}": count for count in setting.values}
+    swept = sweep(
+        Bench.of(run, sizes, setting.victim),
+        setting.seeds,
+        dict.fromkeys(steps, setting.victim),
+        start=lambda name, own: trained_before(own, steps[name]),
+        look=_reached,
+    )
+    reached = {name: float(swept[name].seen["reached"].mean()) for name in steps}
+    by_steps = {count: swept[name] for name, count in steps.items()}
+    found, said = judge_starts(by_steps, run.key.fold("claims"))
+    found |= {f"{name}.start_accuracy": value for name, value in reached.items()}
+    title = "Error against where the attacked training starts"
+    axis = "test accuracy of the model at the start"
+    return Outcome(
+        said=said,
+        metrics=arm_metrics(swept) | found,
+        charts=[error_chart(swept, title, axis, reached)],
+    )
+
+
+def trained_before(bench: Bench, steps: int) -> Tensor:
+    """(p,) parameters after so many steps on the public records alone."""
+    recipe = bench.of_victim(replace(bench.settings.victim, steps=max(1, steps))).recipe
+    public, begun = bench.parts.public, bench.initial
+    if not steps:
+        return begun
+    return recipe.fit(begun, public, public.none_for(1), bench.key.fold("before"))[0]
+
+
+def _reached(bench: Bench, game: Game) -> dict[str, Tensor]:
+    """Test accuracy of the parameters at which training starts."""
+    initial = game.knowledge.initial
+    assert initial is not None  # the informed adversary has it
+    return {"reached": accuracy(game.recipe.architecture, initial[None], bench.parts.test)}
+
+
+def judge_starts(
+    arms: Mapping[int, Pooled], key: Key
+) -> tuple[dict[str, float], dict[str, object]]:
+    """arms: by the steps of earlier training, increasing from 0."""
+    found, said = increases(arms, key)
+    fresh, late = min(arms), max(arms)
+    low, high = difference(arms[late], arms[fresh], key.fold("whole"))
+    found |= {"late_minus_fresh_low": low, "late_minus_fresh_high": high}
+    said |= {"fresh": fresh, "late": late, "success": Range(*arms[late].success)}
+    return found, said | {"chance": arms[late].chance[1], "above_chance": arms[late].above_chance}
+
+
+STARTS = Study("informed-start", _START_SCALES, _run_starts, on_device=True)
