@@ -245,5 +245,5 @@ def test_a_channel_in_a_manifest():
     with pytest.raises(ExhumeError, match="numbers: 0 given, at least 1 needed"):
         ChannelNetwork(ResNet18(), "conv1", "pool", 0)
     hidden = plan.written() | {"network": {**plan.written()["network"], "network": 3}}
-    with pytest.raises(ExhumeError, match="network is 3, Network is needed"):
+    with pytest.raises(ExhumeError, match="network is 3, KeyedNetwork is needed"):
         Blueprint.read(hidden, "here")

@@ -16,7 +16,7 @@ from exhume.defences.split.dropout_ensemble import DropoutEnsemble
 from exhume.defences.split.ensembler import Ensembler, likeness
 from exhume.defences.split.single import Dropout, ForeignHead, Noise, RandomHead, Shredder
 from exhume.models.drawing import he_normal
-from exhume.models.split.pipeline import Client
+from exhume.models.split.pipeline import SplitClient
 from exhume.store.shards import FolderStore, NullStore
 from exhume.train.single import (
     Schedule,
@@ -316,7 +316,7 @@ def test_what_cannot_be_put_side_by_side_is_said(job, key):
     early = replace(job, second="1", schedule=Schedule(1, 40))
     with pytest.raises(ExhumeError, match="does not begin with a dense layer"):
         train(Ensembler(2, 1), early, key)
-    client = Client(nn.Identity(), torch.zeros(()), (0, 2), nn.Identity())
+    client = SplitClient(nn.Identity(), torch.zeros(()), (0, 2), nn.Identity())
     with pytest.raises(ExhumeError, match=r"bodies \[0, 2\] chosen, 2 answered"):
         client.finish([torch.zeros(1, 2)] * 2)
 

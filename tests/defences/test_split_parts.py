@@ -27,7 +27,7 @@ from exhume.models.split.parts import (
     save_pipeline,
     save_server,
 )
-from exhume.models.split.pipeline import Client, Pipeline
+from exhume.models.split.pipeline import Pipeline, SplitClient
 from exhume.store.shards import NullStore
 from exhume.train.single import Schedule, SplitJob
 
@@ -117,7 +117,7 @@ def test_our_networks_are_named_with_their_arguments(network, second, tmp_path, 
     plan = Blueprint(network, "conv1", second)
     bodies = tuple(plan.split().body.eval() for _ in range(3))
     noise = torch.randn(plan.shapes()[0], generator=key.generator())
-    client = Client(plan.split().head.eval(), noise, (0, 2), plan.tail(2).eval())
+    client = SplitClient(plan.split().head.eval(), noise, (0, 2), plan.tail(2).eval())
     made = Pipeline(client, bodies, "conv1")
     save_pipeline(made, plan, tmp_path / "c", tmp_path / "s")
     back = load_pipeline(tmp_path / "c", tmp_path / "s")  # needs no code of the user's

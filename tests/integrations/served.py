@@ -29,7 +29,7 @@ from exhume.models.split.blueprint import Blueprint
 from exhume.models.split.cut import cut
 from exhume.models.split.networks import ResNet18
 from exhume.models.split.parts import load_bodies
-from exhume.models.split.pipeline import Client, Pipeline
+from exhume.models.split.pipeline import Pipeline, SplitClient
 
 SRC = str(Path(__file__).parents[2] / "src")
 TOKEN = "a token of enough characters"
@@ -57,7 +57,7 @@ def planted(selected=(1, 3), bodies=4, seed=0, plan=PLAN):
     made = tuple(_parts(plan, key.fold(i)).body for i in range(bodies))
     head = _parts(plan, key.fold("head")).head
     noise = torch.randn(plan.shapes()[0], generator=key.fold("noise").generator())
-    client = Client(head, noise, selected, plan.tail(len(selected)).eval())
+    client = SplitClient(head, noise, selected, plan.tail(len(selected)).eval())
     for module in (*made, head, client.tail):
         module.requires_grad_(False)
     return Pipeline(client, made, "conv1")

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 
 from exhume.core.contract import ExhumeError
 from exhume.integrations.raw_requests import (
-    Asked,
     BadRequest,
+    FeatureRequest,
     features_in,
     many_fields,
     read_json,
 )
 from exhume.integrations.serve_limits import (
-    Limits,
-    Places,
     Served,
+    ServeLimits,
     Waiting,
+    WorkPlaces,
     private_bytes,
 )
 
@@ -157,7 +157,7 @@ def test_features_of_a_protobuf_message():
     values = np.arange(6, dtype=np.float32)
     for asked in (message([values.tobytes()]), message(fp32_contents=values)):
         found = features_in(asked, (3,))
-        assert isinstance(found, Asked)
+        assert isinstance(found, FeatureRequest)
         assert np.array_equal(found.features, values.reshape(2, 3))
 
 
@@ -220,15 +220,15 @@ def test_who_comes_is_let_in_and_the_longest_gives_way():
 
 
 def test_places_are_counted():
-    places = Places(Limits(at_once=2))
+    places = WorkPlaces(ServeLimits(at_once=2))
     assert [places.take(10) for _ in range(3)] == [True, True, False]
     places.give(10)
     assert places.take(10)
 
 
 def test_places_are_fewer_for_large_messages():
-    limits = Limits(bytes=2048, at_once=64)
-    places = Places(limits)
+    limits = ServeLimits(bytes=2048, at_once=64)
+    places = WorkPlaces(limits)
     assert sum(places.take(2048) for _ in range(64)) == 8
     assert places.take(0)
     places.give(2048)
@@ -238,9 +238,9 @@ def test_places_are_fewer_for_large_messages():
 
 def test_sizes_follow_the_features_up_to_the_limit():
     served = Served({"body0": "7"}, {"body0": (4, 8, 8)})
-    assert served.binary_bytes(Limits()) == 16384 + 4 * 256 * 256
-    assert served.text_bytes(Limits()) == 16384 + 26 * 256 * 256
-    assert served.binary_bytes(Limits(bytes=2048)) == 2048
+    assert served.binary_bytes(ServeLimits()) == 16384 + 4 * 256 * 256
+    assert served.text_bytes(ServeLimits()) == 16384 + 26 * 256 * 256
+    assert served.binary_bytes(ServeLimits(bytes=2048)) == 2048
     assert served.has("body0", "")
     assert served.has("body0", "7")
     assert not served.has("body0", "8")

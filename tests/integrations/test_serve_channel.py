@@ -8,17 +8,16 @@ import pytest
 import torch
 
 from exhume.core.contract import ExhumeError, Key
+from exhume.integrations.serve import Client
 from exhume.models.split import channel as channels
 from exhume.models.split.blueprint import Blueprint
 from exhume.models.split.channel import ChannelNetwork
-from exhume.models.split.pipeline import Client as Sender
-from exhume.models.split.pipeline import Pipeline
+from exhume.models.split.pipeline import Pipeline, SplitClient
 
 pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
 
 from exhume.integrations import serve
 from exhume.integrations.exporting import export_parts
-from exhume.integrations.serve import Client
 
 served = pytest.importorskip("served")
 REAL = (pytest.mark.slow, pytest.mark.serve, pytest.mark.xdist_group("serve"))
@@ -30,7 +29,7 @@ def planted():
     parts = PLAN.split()
     for part in (parts.head, parts.body, parts.tail):
         part.requires_grad_(False).eval()
-    client = Sender(parts.head, torch.zeros(6), (0,), parts.tail, sigma=0.5)
+    client = SplitClient(parts.head, torch.zeros(6), (0,), parts.tail, sigma=0.5)
     return Pipeline(client, (parts.body,), "encode")
 
 
@@ -65,8 +64,8 @@ def asked(monkeypatch):
         kept.append(features.copy())
         return real(body, version, features, request, shape)
 
-    real = serve.Question
-    monkeypatch.setattr(serve, "Question", question)
+    real = serve.BodyQuestion
+    monkeypatch.setattr(serve, "BodyQuestion", question)
     return kept
 
 

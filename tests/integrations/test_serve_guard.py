@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("grpc", reason="gRPC is not installed")
 
 from exhume.integrations.mlserver_guard import MetricsGuard, RequestGuard
-from exhume.integrations.serve_limits import Limits, Places, Served
+from exhume.integrations.serve_limits import Served, ServeLimits, WorkPlaces
 
 SERVED = Served({"body0": "7"}, {"body0": (3,)})
 INFER = "/v2/models/body0/infer"
@@ -37,8 +37,8 @@ def scope(kind="http", path=INFER, method="POST", client="1.2.3.4", **headers):
 
 
 def guard(app=fine, at_once=1, seconds=30.0):
-    limits = Limits("", at_once=at_once, seconds=seconds)
-    return RequestGuard(app, limits, SERVED, Places(limits))
+    limits = ServeLimits("", at_once=at_once, seconds=seconds)
+    return RequestGuard(app, limits, SERVED, WorkPlaces(limits))
 
 
 class Sent(list):

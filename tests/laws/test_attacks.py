@@ -37,7 +37,7 @@ from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.attacks.informed.reconn import RecoNN
 from exhume.attacks.informed.residual import Residual
 from exhume.attacks.informed.through_training import ThroughAnyTraining, ThroughTraining
-from exhume.attacks.margin.descent import Descent as KktDescent
+from exhume.attacks.margin.descent import SearchDescent
 from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.feature_span import FeatureSpan
 from exhume.attacks.margin.first_layer import FirstLayer
@@ -53,7 +53,6 @@ from exhume.attacks.split.inversion import (
     TrueHeadInversion,
 )
 from exhume.attacks.split.lookalike import Lookalike, Pass
-from exhume.attacks.split.namer import BayesNamer
 from exhume.attacks.split.queried import QueriedInversion
 from exhume.attacks.split.strongest import StrongestInversion, StrongestReading
 from exhume.attacks.split.token_search import KnownHead, ShadowReading, ShadowTranslation
@@ -75,8 +74,7 @@ from exhume.defences.split.single import Noise
 from exhume.models.cnn import CNN
 from exhume.models.drawing import he_normal
 from exhume.models.glm import softmax_regression
-from exhume.models.homogeneous import HomogeneousMLP
-from exhume.models.mlp import MLP
+from exhume.models.mlp import MLP, HomogeneousMLP
 from exhume.models.ordinary import VisionTransformer
 from exhume.models.own import ModuleArchitecture
 from exhume.models.own_texts import LanguageModel, TextModel, whole_numbers
@@ -479,11 +477,11 @@ SIXTH = Equation6(
     16,
     scale=0.1,
     lambda_min=1e-3,
-    descent=KktDescent("adam", steps=150, rate=0.02, multiplier_rate=0.02),
+    descent=SearchDescent("adam", steps=150, rate=0.02, multiplier_rate=0.02),
 )
-SHORT = FirstLayer(restarts=2, descent=KktDescent(steps=120), contrast=0.28, largest=0.32)
+SHORT = FirstLayer(restarts=2, descent=SearchDescent(steps=120), contrast=0.28, largest=0.32)
 SPANNED = HiddenSpan(
-    restarts=3, starts=12.0, widen=1.0, largest=0.3, descent=KktDescent(steps=120, rate=0.2)
+    restarts=3, starts=12.0, widen=1.0, largest=0.3, descent=SearchDescent(steps=120, rate=0.2)
 )
 CONVOLVED = FeatureSpan(
     restarts=2,
@@ -491,7 +489,7 @@ CONVOLVED = FeatureSpan(
     contrast=0.3,
     largest=0.35,
     variation=0.1,
-    descent=KktDescent(steps=80, rate=0.1),
+    descent=SearchDescent(steps=80, rate=0.1),
 )
 SMALL = RecoNN(Dense((64, 64)), Training(batch=32, epochs=12), chunk=32)
 
@@ -527,7 +525,6 @@ CASES = {
         split_game,
         0.1,
     ),
-    "split, namer": Case(BayesNamer(), channel_game, 0.05),
     "split, true head of a channel": Case(
         TrueHeadInversion(Decoder(16), SplitSchedule(8, 32, 3e-3, "adam", 0.0)), channel_game, 0.9
     ),

@@ -4,17 +4,17 @@ import torch
 import torch.nn.functional as F
 
 from exhume.models.glm import (
-    logistic_regression,
     losses,
     onehot,
     probabilities,
     softmax_regression,
 )
+from exhume.models.mlp import MLP
 
 
 def test_the_networks_have_one_layer():
     assert softmax_regression((2, 3), 4).layout.shapes == ((4, 6), (4,))
-    assert logistic_regression((5,)).layout.shapes == ((1, 5), (1,))
+    assert MLP((5,), (), 1).layout.shapes == ((1, 5), (1,))
 
 
 def test_losses_and_their_slopes_agree_with_torch(key):

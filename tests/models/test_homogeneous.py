@@ -5,7 +5,7 @@ import torch
 from torch.func import functional_call
 
 from exhume.core.contract import Architecture, ExhumeError
-from exhume.models.homogeneous import HomogeneousMLP
+from exhume.models.mlp import HomogeneousMLP
 
 
 def test_scaling_the_parameters_scales_the_outputs_by_the_power_of_the_depth(key):

@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from exhume.core.contract import ExhumeError, Layout
 from exhume.models.activations import ACTIVATIONS, activation
-from exhume.models.matrices import Dense
+from exhume.models.matrices import DenseNetwork
 from exhume.models.mlp import MLP
 
 
@@ -71,7 +71,7 @@ def test_balle22_mnist_has_about_8k_parameters():
 @pytest.mark.parametrize("activation", ["relu", "gelu", "tanh"])
 def test_its_layers_as_matrices(activation, key):
     mlp = MLP((2, 3), (7, 5), 4, activation, "torch")
-    assert isinstance(mlp, Dense)
+    assert isinstance(mlp, DenseNetwork)
     flat = mlp.initial(key).double()
     layers = mlp.matrices(flat)
     assert torch.equal(mlp.join(layers), flat)

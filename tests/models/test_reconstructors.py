@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from exhume.core.contract import ExhumeError, Key
-from exhume.models.patchgan import patchgan
-from exhume.models.reconstructors import Deconv, Dense
+from exhume.models.reconstructors import Deconv, Dense, patchgan
 
 
 def count(module) -> int:

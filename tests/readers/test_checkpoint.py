@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from exhume.core.contract import ExhumeError, NotApplicable
-from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.mlp import MLP as FullMLP
+from exhume.models.mlp import HomogeneousMLP
 from exhume.readers.checkpoint import activation_named, read_checkpoint
 from exhume.victims import secret_of
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from exhume.core.contract import ExhumeError, Recipe, Records
-from exhume.models.glm import logistic_regression, softmax_regression
+from exhume.models.glm import softmax_regression
 from exhume.models.mlp import MLP
 from exhume.train import glm as newton
 from exhume.train.glm import Optimum, Penalty
@@ -39,9 +39,7 @@ PENALTIES = [
 @pytest.mark.parametrize("penalty", PENALTIES, ids=str)
 @pytest.mark.parametrize("classes", [2, 3])
 def test_every_model_is_at_its_own_optimum(penalty, classes, key, make_records):
-    architecture = (
-        logistic_regression((2, 3)) if classes == 2 else softmax_regression((2, 3), classes)
-    )
+    architecture = MLP((2, 3), (), 1) if classes == 2 else softmax_regression((2, 3), classes)
     recipe = Optimum(architecture, penalty)
     assert isinstance(recipe, Recipe)
     fixed = make_records(60, (2, 3), classes, key.fold("fixed"))
@@ -144,7 +142,7 @@ def test_a_hessian_vector_product_is_the_derivative_of_the_gradient(key, make_re
 
 
 def test_words():
-    recipe = Optimum(logistic_regression((3,)), Penalty.of_sum(2.0))
+    recipe = Optimum(MLP((3,), (), 1), Penalty.of_sum(2.0))
     assert str(recipe).startswith(
         "logistic regression at its optimum, L2 penalty 1/C = 0.5, bias free"
     )

@@ -5,8 +5,7 @@ import torch
 
 from exhume.core.contract import ExhumeError, Records
 from exhume.models.heads import margins, pulls
-from exhume.models.homogeneous import HomogeneousMLP
-from exhume.models.mlp import MLP
+from exhume.models.mlp import MLP, HomogeneousMLP
 from exhume.store.shards import FolderStore
 from exhume.train import margin
 from exhume.train.margin import MarginDescent, train_to_margin

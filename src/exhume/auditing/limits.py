@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.informed.prior_aware import FittedPriorAware, PriorAware
-from exhume.attacks.split.namer import likeliest
 from exhume.auditing.kinds.training_game import Game
 from exhume.bounds.channel import bits, naming
 from exhume.bounds.channel import success as channel_success
@@ -53,6 +52,7 @@ from exhume.core.contract import (
     silent,
 )
 from exhume.core.results import AttackSpec, Findings, LimitRow, PrivacyLimits, Section
+from exhume.models.split.channel import likeliest
 from exhume.models.split.pipeline import Pipeline
 from exhume.score.measures import mse
 from exhume.score.targets import named_rightly, nearest_is_right

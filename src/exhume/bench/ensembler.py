@@ -19,7 +19,7 @@ from exhume.core.contract import Key, Progress
 from exhume.models.split.blueprint import Blueprint
 from exhume.models.split.cost import both_clients, request_cost
 from exhume.models.split.networks import ResNet18
-from exhume.models.split.pipeline import Client, Pipeline
+from exhume.models.split.pipeline import Pipeline, SplitClient
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _measured(case: BodiesCase, repeats: int, client_repeats: int) -> dict[str, 
     client = (
         defended.client
     )  # beside it one with the same head and noise: selection and tail differ
-    other = Client(client.head, client.noise, (0,), plan.tail(1).eval())
+    other = SplitClient(client.head, client.noise, (0,), plan.tail(1).eval())
     single = Pipeline(other, defended.bodies[:1], plan.first)
     generator = Key.from_seed(0).fold("bench ensembler").generator()
     inputs = torch.rand(case.inputs, 3, 32, 32, generator=generator)
@@ -87,4 +87,4 @@ def _pipeline(case: BodiesCase, plan: Blueprint) -> Pipeline:
     tail = plan.tail(case.selected).eval()
     selected = tuple(range(case.selected))
     bodies = tuple(part.body.requires_grad_(False).eval() for part in parts)
-    return Pipeline(Client(parts[0].head.eval(), noise, selected, tail), bodies, plan.first)
+    return Pipeline(SplitClient(parts[0].head.eval(), noise, selected, tail), bodies, plan.first)

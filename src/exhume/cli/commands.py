@@ -448,9 +448,9 @@ def serve(
     from exhume.core.notation import rows_in
     from exhume.integrations.hosting import Hosting
     from exhume.integrations.hosting import host as run
-    from exhume.integrations.serve_limits import Limits
+    from exhume.integrations.serve_limits import ServeLimits
 
-    limits = Limits(_token(token_file), int(max_megabytes * 2**20), at_once, seconds)
+    limits = ServeLimits(_token(token_file), int(max_megabytes * 2**20), at_once, seconds)
     hosting = Hosting(port, host, limits, certificate, private_key, threads, insecure)
     run(
         server,

@@ -15,12 +15,11 @@ from typing import Any
 import torch
 
 from exhume.core.contract import ExhumeError
-from exhume.integrations.connection_limit import keep_few_connections
+from exhume.integrations.connections import guard_connections, keep_few_connections
 from exhume.integrations.exporting import RUNTIME
-from exhume.integrations.mlserver_door import guard_connections
 from exhume.integrations.mlserver_guard import ASKED, CallGuard, MetricsGuard, RequestGuard
-from exhume.integrations.raw_requests import Asked, BadRequest, features_in
-from exhume.integrations.serve_limits import Limits, Places, Served, private_bytes
+from exhume.integrations.raw_requests import BadRequest, FeatureRequest, features_in
+from exhume.integrations.serve_limits import Served, ServeLimits, WorkPlaces, private_bytes
 from exhume.models.split.parts import bodies_in, load_bodies
 
 try:
@@ -55,7 +54,7 @@ class Hosting:
 
     port: int = 8080
     address: str = "127.0.0.1"
-    limits: Limits = Limits()
+    limits: ServeLimits = ServeLimits()
     certificate: Path | None = None
     private_key: Path | None = None
     threads: int = 1  # of the processor, for each request
@@ -186,7 +185,7 @@ class _Guarded(MLServer):
 
     def _create_servers(self) -> None:
         parts = (self._settings, self._data_plane, self._model_repository_handlers)
-        places = Places(self.hosting.limits)  # of both doors together
+        places = WorkPlaces(self.hosting.limits)  # of both doors together
         self._rest_server = _Rest(*parts)
         self._grpc_server = _Grpc(*parts)
         for one in (self._rest_server, self._grpc_server):
@@ -199,7 +198,7 @@ class _Guarded(MLServer):
 class _Rest(RESTServer):
     hosting: Hosting
     served: Served
-    places: Places
+    places: WorkPlaces
 
     def _get_config(self) -> Any:
         for place in ("", "/versions/{model_version}"):  # found before MLServer's own
@@ -224,7 +223,7 @@ class _Rest(RESTServer):
 
 
 class _Metrics(MetricsServer):
-    limits: Limits
+    limits: ServeLimits
 
     def _get_config(self) -> Any:
         config = super()._get_config()
@@ -236,7 +235,7 @@ class _Metrics(MetricsServer):
 class _Grpc(GRPCServer):
     hosting: Hosting
     served: Served
-    places: Places
+    places: WorkPlaces
 
     async def start(self) -> None:
         port, most = self._settings.grpc_port, self.hosting.limits.connections
@@ -315,7 +314,7 @@ class _Servicer(InferenceServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such model")
 
 
-def _payload(asked: Asked) -> InferenceRequest:
+def _payload(asked: FeatureRequest) -> InferenceRequest:
     """For MLServer, around the array itself: its own lists of numbers are slow and large."""
     given = RequestInput.model_construct(
         name="features",

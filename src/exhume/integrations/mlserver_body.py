@@ -1,7 +1,7 @@
 """One body of a split network as an MLServer model: features in, its answer out. It knows nothing else.
 
 `exhume export` writes the `model-settings.json` that names this class. What a request may hold is checked
-before it reaches the network: one input of the right type and shape, no more than `MOST` records, finite.
+before it reaches the network: one input of the right type and shape, not too many records, finite.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from exhume.core.contract import ExhumeError
-from exhume.integrations.serve_limits import MOST
+from exhume.integrations.raw_requests import BadRequest, checked_shape
 from exhume.models.split.parts import KeptBody, load_body
 
 try:
@@ -62,17 +62,13 @@ def features_of(
     payload: InferenceRequest, shape: tuple[int, ...]
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
     """(n, *shape) of a request, or an error that names what is wrong with it."""
-    if len(payload.inputs) != 1 or payload.inputs[0].name != "features":
+    if len(payload.inputs) != 1:
         raise InferenceError("one input named features is needed")
     given = payload.inputs[0]
-    if given.datatype != "FP32":
-        raise InferenceError(f"features: datatype FP32 is needed, {given.datatype} given")
-    said = tuple(given.shape)
-    if len(said) != len(shape) + 1 or said[1:] != shape or not 1 <= said[0] <= MOST:
-        raise InferenceError(
-            f"features: shape (n, {', '.join(map(str, shape))}) with n from 1 to {MOST} is needed, "
-            f"{said} given"
-        )
+    try:
+        said = checked_shape(given.name, given.datatype, list(given.shape), shape)
+    except BadRequest as error:
+        raise InferenceError(str(error)) from error
     data = getattr(given.data, "root", given.data)
     try:
         values = np.asarray(data, dtype=np.float32).reshape(-1)

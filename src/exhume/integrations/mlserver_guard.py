@@ -16,7 +16,7 @@ from typing import Any
 
 from exhume.core.contract import ExhumeError
 from exhume.integrations.raw_requests import BadRequest, many_fields, read_json
-from exhume.integrations.serve_limits import Limits, Places, Served, Waiting
+from exhume.integrations.serve_limits import Served, ServeLimits, Waiting, WorkPlaces
 
 try:
     import grpc
@@ -55,7 +55,7 @@ class _Refused(Exception):  # noqa: N818 - a status
 class RequestGuard:
     """In front of the REST app: the whole message is here, small and admitted, before MLServer sees it."""
 
-    def __init__(self, app: App, limits: Limits, served: Served, places: Places) -> None:
+    def __init__(self, app: App, limits: ServeLimits, served: Served, places: WorkPlaces) -> None:
         self.app, self.limits, self.served, self.places = app, limits, served, places
         self.most = served.text_bytes(limits)
         self.waiting = Waiting(limits.awaited)
@@ -206,13 +206,13 @@ class _Aborted(Exception):  # noqa: N818 - a status
 
 
 class CallGuard(aio.ServerInterceptor):
-    """The same for gRPC, where the size of messages is the channel's own limit.
+    """In front of gRPC, where the size of messages is the channel's own limit.
 
     Every call is handled as one whose messages come in a stream, though only one comes: such a handler
     begins on the headers, while that of a single message begins when the message is here.
     """
 
-    def __init__(self, limits: Limits, places: Places) -> None:
+    def __init__(self, limits: ServeLimits, places: WorkPlaces) -> None:
         self.limits, self.places = limits, places
         self.waiting = Waiting(limits.awaited)
         self.reader = ThreadPoolExecutor(1, "protobuf")

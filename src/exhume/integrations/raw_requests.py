@@ -40,7 +40,7 @@ class BadRequest(Exception):  # noqa: N818 - the name of the status
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class FeatureRequest:
     """What is left of a message once it is read."""
 
     id: str
@@ -50,7 +50,7 @@ class Asked:
 # REST
 
 
-def read_json(body: bytes, shape: tuple[int, ...]) -> Asked:
+def read_json(body: bytes, shape: tuple[int, ...]) -> FeatureRequest:
     """The features (n, *shape) of a JSON message."""
     around, numbers = _cut(body)
     try:
@@ -66,10 +66,10 @@ def read_json(body: bytes, shape: tuple[int, ...]) -> Asked:
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
         raise BadRequest("one input named features is needed")
     given = inputs[0]
-    said = _checked(given.get("name"), given.get("datatype"), given.get("shape"), shape)
+    said = checked_shape(given.get("name"), given.get("datatype"), given.get("shape"), shape)
     if given.get("data") != [] or not numbers:
         raise BadRequest("features: the data are no numbers in one array")
-    return Asked(name or "", _numbers(numbers, said).reshape(said))
+    return FeatureRequest(name or "", _numbers(numbers, said).reshape(said))
 
 
 def _cut(body: bytes) -> tuple[bytes, bytes]:
@@ -169,22 +169,24 @@ def _varint(raw: bytes, at: int, end: int) -> tuple[int, int]:
     return 0, -1
 
 
-def features_in(request: Any, shape: tuple[int, ...]) -> Asked:
+def features_in(request: Any, shape: tuple[int, ...]) -> FeatureRequest:
     """The features (n, *shape) of a `ModelInferRequest`, whichever of its two places they are in."""
     if len(request.inputs) != 1 or len(request.id) > 256:
         raise BadRequest("one input named features is needed, and an id of at most 256 characters")
     given = request.inputs[0]
-    said = _checked(given.name, given.datatype, list(given.shape), shape)
+    said = checked_shape(given.name, given.datatype, list(given.shape), shape)
     contents, raw = given.contents.fp32_contents, list(request.raw_input_contents)  # copied once
     if len(raw) > 1 or bool(raw) == bool(contents):
         raise BadRequest("features: the data are needed once, as raw content or as fp32 content")
     if raw:
         if len(raw[0]) != 4 * math.prod(said):
             raise BadRequest(f"features: {len(raw[0])} bytes given for shape {said}")
-        return Asked(request.id, np.frombuffer(raw[0], "<f4").astype(np.float32).reshape(said))
+        return FeatureRequest(
+            request.id, np.frombuffer(raw[0], "<f4").astype(np.float32).reshape(said)
+        )
     if len(contents) != math.prod(said):
         raise BadRequest(f"features: {len(contents)} numbers given for shape {said}")
-    return Asked(request.id, _packed(given.contents, len(contents)).reshape(said))
+    return FeatureRequest(request.id, _packed(given.contents, len(contents)).reshape(said))
 
 
 def _packed(contents: Any, count: int) -> Array:
@@ -196,7 +198,7 @@ def _packed(contents: Any, count: int) -> Array:
     return np.frombuffer(raw, "<f4", count, start).astype(np.float32)
 
 
-def _checked(
+def checked_shape(
     name: object, datatype: object, said: object, shape: tuple[int, ...]
 ) -> tuple[int, ...]:
     """The shape that an input states, if it is one that the body takes."""

@@ -30,7 +30,7 @@ from exhume.integrations.exporting import version_of
 from exhume.integrations.wire import (
     Access,
     Array,
-    Question,
+    BodyQuestion,
     Refused,
     Unreachable,
     Wire,
@@ -94,7 +94,7 @@ class Client:
         return self._wait(self._predict(inputs))
 
     async def predict(self, inputs: Tensor) -> Tensor:
-        """The same, to be awaited in any event loop; several may be under way."""
+        """(n, *shape) to logits (n, c), to be awaited in any event loop; several may be under way."""
         return await asyncio.wrap_future(self._begin(self._predict(inputs)))
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class Client:
                     raise ExhumeError(f"servers: {url} holds all bodies, and none may")
 
     async def _bodies_at(self, url: str, until: float) -> tuple[int, ...]:
-        found = []
+        held = []
         for body, wanted in enumerate(self._versions):
             left = until - time.monotonic()
             try:
@@ -184,18 +184,18 @@ class Client:
                 raise ExhumeError(
                     f"servers: body{body} at {url} is not the one that this client was trained with"
                 )
-            found.append(body)
-        return tuple(found)
+            held.append(body)
+        return tuple(held)
 
     async def _ask_all(self, features: Tensor, until: float) -> list[Array]:
         """All bodies at once, and all are waited for, whatever happens to one."""
         array = np.ascontiguousarray(features.numpy(), dtype=np.float32)
         asked = [self._ask(body, array, until) for body in range(len(self._versions))]
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        for one in found:
-            if isinstance(one, BaseException):
-                raise one
-        return [one for one in found if not isinstance(one, BaseException)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for outcome in answers:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return [outcome for outcome in answers if not isinstance(outcome, BaseException)]
 
     async def _ask(self, body: int, features: Array, until: float) -> Array:
         """One body, again and at the next server where one does not answer. Nothing is changed by asking."""
@@ -206,7 +206,7 @@ class Client:
             if left <= 0:
                 break
             shape = (len(features), *self._kept.answer)
-            asked = Question(body, self._versions[body], features, secrets.token_hex(8), shape)
+            asked = BodyQuestion(body, self._versions[body], features, secrets.token_hex(8), shape)
             try:
                 answer = await asyncio.wait_for(self._wires[url].answer(asked, left), left)
             except Unreachable as error:

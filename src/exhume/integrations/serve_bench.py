@@ -32,8 +32,7 @@ from exhume.models.split.blueprint import Blueprint
 from exhume.models.split.cost import client_ratio
 from exhume.models.split.cut import cut
 from exhume.models.split.networks import ResNet18
-from exhume.models.split.pipeline import Client as Own
-from exhume.models.split.pipeline import Pipeline
+from exhume.models.split.pipeline import Pipeline, SplitClient
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,9 @@ def measure(load: Load, progress: Progress) -> list[dict[str, Any]]:
                 entry = _measured(load, pipeline, folder / f"client{count}", urls)
                 one = one or entry["p50_seconds"]  # the first case has one body
                 own = pipeline.client
-                alone = Own(own.head, own.noise, (0,), plan.tail(1).requires_grad_(False).eval())
+                alone = SplitClient(
+                    own.head, own.noise, (0,), plan.tail(1).requires_grad_(False).eval()
+                )
                 single = Pipeline(alone, pipeline.bodies[:1], plan.first)
                 entries.append(_ratios(entry, one, count, pipeline, single))
     progress("bench serve", len(load.bodies), len(load.bodies))
@@ -165,7 +166,7 @@ def _pipeline(plan: Blueprint, count: int) -> Pipeline:
     tail = plan.tail(len(selected)).requires_grad_(False).eval()
     noise = torch.randn(plan.shapes()[0], generator=key.fold("noise").generator())
     bodies = tuple(split(index).body for index in range(count))
-    return Pipeline(Own(split("head").head, noise, selected, tail), bodies, plan.first)
+    return Pipeline(SplitClient(split("head").head, noise, selected, tail), bodies, plan.first)
 
 
 # Servers of our own for a while

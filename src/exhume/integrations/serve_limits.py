@@ -25,7 +25,7 @@ _LARGEST = 8  # messages of the largest size that may be in work together
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServeLimits:
     """What one server accepts."""
 
     token: str = ""  # without it nothing but health is answered; empty: everybody may ask
@@ -63,12 +63,12 @@ class Served:
     def has(self, name: str, version: str) -> bool:
         return name in self.versions and version in ("", self.versions[name])
 
-    def binary_bytes(self, limits: Limits) -> int:
-        """Of the largest message over gRPC."""
+    def binary_bytes(self, limits: ServeLimits) -> int:
+        """Size of the largest message over gRPC."""
         return min(limits.bytes, _AROUND + _FLOAT * MOST * self._numbers)
 
-    def text_bytes(self, limits: Limits) -> int:
-        """Of the largest message over REST."""
+    def text_bytes(self, limits: ServeLimits) -> int:
+        """Size of the largest message over REST."""
         return min(limits.bytes, _AROUND + _TEXT * MOST * self._numbers)
 
     @property
@@ -76,10 +76,10 @@ class Served:
         return max(math.prod(shape) for shape in self.features.values())
 
 
-class Places:
+class WorkPlaces:
     """Requests in work: so many, and of so many bytes together."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ServeLimits) -> None:
         self._free, self._bytes = limits.at_once, _LARGEST * limits.bytes
 
     def take(self, size: int) -> bool:

@@ -74,7 +74,7 @@ class Access:
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class BodyQuestion:
     """Features for one body, and the shape of the answer that they must get."""
 
     body: int
@@ -89,10 +89,10 @@ class Wire(Protocol):
     """A connection to one server."""
 
     async def version(self, body: int, seconds: float) -> str | None:
-        """Of the body's weights on this server; None if it is not there."""
+        """The version of the body's weights on this server; None if it is not there."""
         ...
 
-    async def answer(self, asked: Question, seconds: float) -> Array: ...
+    async def answer(self, asked: BodyQuestion, seconds: float) -> Array: ...
     async def close(self) -> None: ...
 
 
@@ -137,7 +137,7 @@ class _Grpc:
         found = _message(service_pb2.ModelMetadataResponse, raw)
         return str(found.versions[0]) if found.versions else ""
 
-    async def answer(self, asked: Question, seconds: float) -> Array:
+    async def answer(self, asked: BodyQuestion, seconds: float) -> Array:
         given = {"name": "features", "datatype": "FP32", "shape": asked.features.shape}
         message = service_pb2.ModelInferRequest(
             model_name=f"body{asked.body}",
@@ -193,7 +193,7 @@ class _Rest:
         versions = _object(status, content).get("versions") or [""]
         return str(versions[0]) if isinstance(versions, list) else ""
 
-    async def answer(self, asked: Question, seconds: float) -> Array:
+    async def answer(self, asked: BodyQuestion, seconds: float) -> Array:
         given = {
             "name": "features",
             "shape": list(asked.features.shape),
@@ -229,13 +229,13 @@ class _Rest:
                 if response.headers.get("content-encoding", "identity").lower() != "identity":
                     raise Refused("the answer is compressed, and none of that is unpacked")
                 most = self.most if response.status == 200 else _SENTENCE
-                found = bytearray()
+                content_read = bytearray()
                 async for part in response.content.iter_any():
-                    found += part
-                    if len(found) > most:
+                    content_read += part
+                    if len(content_read) > most:
                         response.close()
                         raise Refused(f"the answer is larger than the {most} bytes expected")
-                return response.status, bytes(found)
+                return response.status, bytes(content_read)
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(str(error)) from error
 
@@ -258,7 +258,9 @@ def _object(status: int, content: bytes) -> dict[str, Any]:
     return found
 
 
-def _check(asked: Question, request: object, name: object, datatype: object, shape: object) -> None:
+def _check(
+    asked: BodyQuestion, request: object, name: object, datatype: object, shape: object
+) -> None:
     if request != asked.request:
         raise Refused("the answer belongs to another request")
     if name != "answer":

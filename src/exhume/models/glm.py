@@ -19,11 +19,6 @@ def softmax_regression(input_shape: tuple[int, ...], classes: int) -> MLP:
     return MLP(input_shape, (), classes)
 
 
-def logistic_regression(input_shape: tuple[int, ...]) -> MLP:
-    """Labels 0 and 1, one output."""
-    return MLP(input_shape, (), 1)
-
-
 def probabilities(logits: Tensor) -> Tensor:
     """(s, c, n) logits to the model's means, the same shape."""
     return torch.sigmoid(logits) if logits.shape[1] == 1 else torch.softmax(logits, 1)

@@ -89,15 +89,15 @@ class LPIPS(nn.Module):
 
     def _activations(self, images: Tensor) -> list[Tensor]:
         signal = (2 * images - 1 - self.get_buffer("shift")) / self.get_buffer("scale")
-        found = []
+        signals = []
         for index, (stride, padding, pool, compared) in enumerate(_STEPS[self.net]):
             if pool is not None:
                 signal = F.max_pool2d(signal, *pool)
             kernel, bias = self.get_buffer(f"kernel{index}"), self.get_buffer(f"bias{index}")
             signal = F.relu(F.conv2d(signal, kernel, bias, stride, padding))
             if compared:
-                found.append(signal)
-        return found
+                signals.append(signal)
+        return signals
 
 
 def _unit(feature: Tensor) -> Tensor:

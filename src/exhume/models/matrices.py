@@ -51,7 +51,7 @@ class Matrices:
 
 
 @runtime_checkable
-class Dense(Architecture, Protocol):
+class DenseNetwork(Architecture, Protocol):
     """A fully connected network as a value."""
 
     @property

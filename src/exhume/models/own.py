@@ -56,7 +56,7 @@ class Factory:
         if isinstance(self.found, Architecture):
             return self.found
         if isinstance(self.found, nn.Module):
-            made: object = self._copied(self.found)
+            made: object = copied(self.found, self.spec)
         else:
             made = self.found
             if callable(made):
@@ -68,14 +68,6 @@ class Factory:
             raise ExhumeError(f"model: {self.spec} gives a {type(made).__name__}, not an nn.Module")
         return made
 
-    def _copied(self, module: nn.Module) -> nn.Module:
-        try:
-            return copy.deepcopy(module)
-        except RuntimeError as error:
-            raise ExhumeError(
-                f"model: {self.spec} cannot be copied: {first_line(error)}"
-            ) from error
-
     def _checked(self, module: nn.Module) -> nn.Module:
         for name, parameter in module.named_parameters():
             if isinstance(parameter, UninitializedParameter):
@@ -83,6 +75,28 @@ class Factory:
                     f"model: {self.spec}: {name} has no shape yet; run one batch through it in the factory"
                 )
         return module
+
+
+def copied(module: nn.Module, spec: str) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except RuntimeError as error:
+        raise ExhumeError(f"model: {spec} cannot be copied: {first_line(error)}") from error
+
+
+def two_rows(module: nn.Module, probe: Tensor, who: str, wanted: str) -> Tensor:
+    """The outputs (2, c) for two records; where there are none, a sentence says what went wrong."""
+    try:
+        outputs = module(probe)
+    except (Exception, SystemExit) as error:  # whatever somebody's forward does
+        raise ExhumeError(
+            f"model: {who} does not take records of shape {tuple(probe.shape[1:])}: "
+            f"{type(error).__name__}: {first_line(error)}"
+        ) from error
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != 2:
+        returned = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise ExhumeError(f"model: {who} must return {wanted} for 2 records, it returns {returned}")
+    return outputs
 
 
 def model_named(spec: str, key: Key, root: Path | None = None) -> nn.Module | Architecture:
@@ -211,12 +225,14 @@ class _Loaded:
 
 def _changing(module: nn.Module) -> dict[str, Tensor]:
     """What training changes, by name."""
-    found: dict[str, Tensor] = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    tensors: dict[str, Tensor] = {n: p for n, p in module.named_parameters() if p.requires_grad}
     for name, layer in module.named_modules():
         if keeps_statistics(layer):
             prefix = f"{name}." if name else ""
-            found |= {f"{prefix}{n}": b for n, b in layer.named_buffers() if b.is_floating_point()}
-    return found
+            tensors |= {
+                f"{prefix}{n}": b for n, b in layer.named_buffers() if b.is_floating_point()
+            }
+    return tensors
 
 
 def _layout(named: dict[str, Tensor]) -> Layout:
@@ -249,23 +265,9 @@ def _check_forward(
     module: nn.Module, input_shape: tuple[int, ...], classes: int, spec: str
 ) -> None:
     """Two records of zeros: two rows of finite logits, one for each class, or a sentence."""
-    try:
-        copied = copy.deepcopy(module).eval()
-    except RuntimeError as error:
-        raise ExhumeError(f"model: {spec} cannot be copied: {first_line(error)}") from error
-    try:
-        with torch.no_grad():
-            outputs = copied(torch.zeros(2, *input_shape))
-    except (Exception, SystemExit) as error:
-        raise ExhumeError(
-            f"model: {spec} does not take records of shape {input_shape}: "
-            f"{type(error).__name__}: {first_line(error)}"
-        ) from error
-    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != 2:
-        found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise ExhumeError(
-            f"model: {spec} must return (2, {classes}) logits for 2 records, it returns {found}"
-        )
+    module = copied(module, spec).eval()
+    with torch.no_grad():
+        outputs = two_rows(module, torch.zeros(2, *input_shape), spec, f"(2, {classes}) logits")
     if outputs.shape[1] != classes:
         raise ExhumeError(
             f"model: {spec} returns {outputs.shape[1]} logits a record, the data has {classes} classes"
@@ -318,18 +320,7 @@ class ModuleArchitecture:
     def check(self) -> None:
         """One forward pass: an output row a record, or a sentence that says what went wrong."""
         probe = self.initial(Key.from_seed(0)).new_zeros(2, *self.input_shape)
-        try:
-            outputs = self.module(probe)
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ExhumeError(
-                f"model: it does not take records of shape {self.input_shape}: {first}"
-            ) from error
-        if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != 2:
-            found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-            raise ExhumeError(
-                f"model: for 2 records it must return (2, classes) numbers, it returns {found}"
-            )
+        two_rows(self.module, probe, "it", "(2, classes) numbers")
 
     def __str__(self) -> str:
         return f"{type(self.module).__name__} with {self.layout.size:,} parameters"
@@ -348,17 +339,17 @@ def recognised(architecture: Architecture) -> Architecture:
 def _candidates(architecture: ModuleArchitecture) -> list[MLP | TwoLayer]:
     """Networks whose parameters have the same shapes in the same order."""
     shapes, shape = architecture.layout.shapes, architecture.input_shape
-    found: list[MLP | TwoLayer] = []
+    networks: list[MLP | TwoLayer] = []
     weights = [s for s in shapes if len(s) == 2]
     if not weights:
         return []
     outputs = weights[-1][0]
     for name in ACTIVATIONS:
         hidden = tuple(s[0] for s in weights[:-1])
-        found.append(MLP(shape, hidden, outputs, name))
+        networks.append(MLP(shape, hidden, outputs, name))
         if len(weights) == 2:
-            found.append(TwoLayer(shape, weights[0][0], outputs, name))
-    return [candidate for candidate in found if candidate.layout.shapes == shapes]
+            networks.append(TwoLayer(shape, weights[0][0], outputs, name))
+    return [candidate for candidate in networks if candidate.layout.shapes == shapes]
 
 
 def _same_function(ours: ModuleArchitecture, other: MLP | TwoLayer) -> bool:

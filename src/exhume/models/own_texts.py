@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -52,15 +53,7 @@ class TextModel:
         """
         own = copy.deepcopy(module).eval()
         change_inputs(own, as_numbers)
-        embedding = embedding_of(own, length)
-        if embedding is None:
-            raise ExhumeError(
-                "model: it takes no token sequences: no nn.Embedding of it is given its inputs"
-            )
-        name, rows, usual = embedding
-        padding = usual if padding is None else padding
-        if padding is not None and padding >= rows:
-            raise ExhumeError(f"padding: {padding} given, the model's embedding has {rows} rows")
+        weight, rows, padding = _embedding(own, length, padding)
         drawn = drawn_tokens((_RECORDS, length), rows, padding, _PROBE)
         outputs, calls = called(own, drawn)
         if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != _RECORDS:
@@ -69,7 +62,6 @@ class TextModel:
                 f"model: for {_RECORDS} sequences it must return ({_RECORDS}, classes) numbers, it "
                 f"returns {found}; a model that writes text needs --loss next-token or masked"
             )
-        weight = f"{name}.weight" if name else "weight"
         return TextModel(
             own, length, rows, padding, weight, _head(calls), _local(own, calls, drawn)
         )
@@ -112,20 +104,27 @@ class TextModel:
         return self._seen(at, same, layer).transpose(0, 1)
 
     def _seen(self, at: Tensor, tokens: Tensor, layer: str) -> Tensor:
-        fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)  # clients train on the other path
-        try:
-            with torch.no_grad(), inputs_of(self.module, layer) as found:
-                functional_call(self.module, self.layout.split(at), (tokens,))
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
-        return found[0]
+        with _as_trained(), inputs_of(self.module, layer) as seen:
+            functional_call(self.module, self.layout.split(at), (tokens,))
+        return seen[0]
 
     def __str__(self) -> str:
         return (
             f"{type(self.module).__name__} with {self.layout.size:,} parameters, for {self.length} "
             f"tokens of {self.vocabulary:,}"
         )
+
+
+@contextmanager
+def _as_trained() -> Iterator[None]:
+    """No gradients, and yet attention on the path on which clients train: the fast one rounds otherwise."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def takes_tokens(module: nn.Module, length: int) -> bool:
@@ -195,6 +194,24 @@ def embedding_of(module: nn.Module, length: int) -> tuple[str, int, int | None] 
     return None
 
 
+def _embedding(module: nn.Module, length: int, padding: int | None) -> tuple[str, int, int | None]:
+    """The name of the embedding's weight, its rows, and the padding: as given, or as the embedding says."""
+    embedding = embedding_of(module, length)
+    if embedding is None:
+        raise ExhumeError(
+            "model: it takes no token sequences: no nn.Embedding of it is given its inputs"
+        )
+    name, rows, usual = embedding
+    padding = usual if padding is None else padding
+    _check_row("padding", padding, rows)
+    return f"{name}.weight" if name else "weight", rows, padding
+
+
+def _check_row(what: str, number: int | None, rows: int) -> None:
+    if number is not None and number >= rows:
+        raise ExhumeError(f"{what}: {number} given, the model's embedding has {rows} rows")
+
+
 def drawn_tokens(shape: tuple[int, int], vocabulary: int, padding: int | None, key: Key) -> Tensor:
     """(n, l) tokens that are no padding."""
     tokens = torch.randint(vocabulary, shape, generator=key.generator())
@@ -217,7 +234,7 @@ def _local(module: nn.Module, calls: Sequence[Call], tokens: Tensor) -> tuple[st
     other = (tokens + 1) % (int(tokens.max()) + 1)
     mixed = torch.where(torch.arange(tokens.shape[1]) % 2 == 0, tokens, other)
     again = called(module, mixed)[1]
-    found: list[tuple[Call, str]] = []
+    alike_layers: list[tuple[Call, str]] = []
     if len(again) != len(calls):
         return ()
     for call, twin in zip(calls, again, strict=True):
@@ -226,9 +243,9 @@ def _local(module: nn.Module, calls: Sequence[Call], tokens: Tensor) -> tuple[st
             continue
         here, there = call.seen[:, ::2], twin.seen[:, ::2]
         same = _alike(here, there)
-        if same and (not found or _alike(found[0][0].seen, call.seen)):
-            found.append((call, f"{call.name}.{weight}"))
-    return tuple(dict.fromkeys(name for _, name in found))
+        if same and (not alike_layers or _alike(alike_layers[0][0].seen, call.seen)):
+            alike_layers.append((call, f"{call.name}.{weight}"))
+    return tuple(dict.fromkeys(name for _, name in alike_layers))
 
 
 def _weight(call: Call) -> str:
@@ -293,16 +310,8 @@ class LanguageModel(TextModel):
         own = copy.deepcopy(module).eval()
         plainly = change_inputs(own, as_numbers)
         change_outputs(own, _logits)
-        embedding = embedding_of(own, length)
-        if embedding is None:
-            raise ExhumeError(
-                "model: it takes no token sequences: no nn.Embedding of it is given its inputs"
-            )
-        name, rows, usual = embedding
-        padding = usual if padding is None else padding
-        for what, number in (("padding", padding), ("mask", mask)):
-            if number is not None and number >= rows:
-                raise ExhumeError(f"{what}: {number} given, the model's embedding has {rows} rows")
+        weight, rows, padding = _embedding(own, length, padding)
+        _check_row("mask", mask, rows)
         if loss == "masked" and mask is None:
             raise ExhumeError(
                 "mask: a masked loss needs the number that hides a token; name [MASK] or <mask> in the "
@@ -310,7 +319,6 @@ class LanguageModel(TextModel):
             )
         plainly.remove()
         change_inputs(own, _Fed(rows, mask, padding, _taken(own)), first=True)
-        weight = f"{name}.weight" if name else "weight"
         net = LanguageModel(own, length, rows, padding, weight, "", (), loss, mask)
         return net._probed()
 
@@ -383,24 +391,18 @@ class LanguageModel(TextModel):
 
     def seen(self, at: Tensor, tokens: Tensor, sites: Sequence[Site]) -> list[Tensor]:
         """(n, l) to what each site sees, (n, l, d); what lies behind the last one is not run."""
-        found: dict[str, Tensor] = {}
+        vectors: dict[str, Tensor] = {}
         last = sites[-1].layer
 
         def note(name: str, given: Tensor) -> None:
-            found[name] = given
+            vectors[name] = given
             if name == last:
                 raise _EnoughError
 
-        fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)  # clients train on the other path
-        try:
-            with torch.no_grad(), before(self.module, [site.layer for site in sites], note):
-                functional_call(self.module, self.layout.split(at), (tokens,))
-        except _EnoughError:
-            pass
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
-        return [found[site.layer] for site in sites]
+        layers = [site.layer for site in sites]
+        with suppress(_EnoughError), _as_trained(), before(self.module, layers, note):
+            functional_call(self.module, self.layout.split(at), (tokens,))
+        return [vectors[site.layer] for site in sites]
 
     def __str__(self) -> str:
         return f"{super().__str__()}, {self.loss} loss"

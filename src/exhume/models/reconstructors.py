@@ -1,7 +1,8 @@
 """The networks that map features of released weights to a record (Balle22 Tables IV and VI).
 
 A reconstructor is a value (`Dense`, `Deconv`); `build` makes the module, its weights drawn from a key
-by N(0, 1/fan_in) with zero biases, as the authors' library does (theirs truncates the normal).
+by N(0, 1/fan_in) with zero biases, as the authors' library does (theirs truncates the normal). Beside them
+stand a small network that corrects a drawn record, and the discriminator of Balle22 Table VII.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exhume.core.contract import ExhumeError, Key
+from exhume.models.drawing import lecun_normal
 
 _OUTPUTS: dict[str, Callable[[], nn.Module]] = {"sigmoid": nn.Sigmoid, "linear": nn.Identity}
 
@@ -42,7 +45,7 @@ class Dense:
             layers += [nn.Linear(last, math.prod(shape)), _OUTPUTS[self.output]()]
             return nn.Sequential(*layers, nn.Unflatten(1, shape))
 
-        return drawn(plain, key)
+        return lecun_normal(plain, key)
 
 
 @dataclass(frozen=True)
@@ -81,34 +84,108 @@ class Deconv:
                 _OUTPUTS[self.output](),
             )
 
-        return drawn(plain, key)
-
-
-def drawn(build: Callable[[], nn.Module], key: Key) -> nn.Module:
-    """A module with weights from N(0, 1/fan_in) and zero biases; the global generator is not touched."""
-    with torch.device("meta"):
-        module = build()
-    module = module.to_empty(device="cpu")
-    generator = key.fold("reconstructor").generator()
-    with torch.no_grad():
-        for layer in module.modules():
-            weight = getattr(layer, "weight", None)
-            if not isinstance(weight, Tensor):
-                continue
-            weight.normal_(0, 1 / math.sqrt(_fan_in(layer, weight)), generator=generator)
-            bias = getattr(layer, "bias", None)
-            if isinstance(bias, Tensor):
-                bias.zero_()
-    return module
-
-
-def _fan_in(layer: nn.Module, weight: Tensor) -> float:
-    """How many products one output sums up."""
-    if isinstance(layer, nn.ConvTranspose2d):
-        return weight.shape[0] * math.prod(weight.shape[2:]) / math.prod(layer.stride)
-    return float(math.prod(weight.shape[1:]))
+        return lecun_normal(plain, key)
 
 
 def _legal_output(output: str) -> None:
     if output not in _OUTPUTS:
         raise ExhumeError(f"output: {output!r} is not one of {', '.join(_OUTPUTS)}")
+
+
+# Correcting
+
+
+@dataclass(frozen=True)
+class Corrector:
+    """What it adds to a record is zero before training.
+
+    For images (c, h, w) convolutions at full and at half the side; otherwise one hidden layer.
+    """
+
+    channels: tuple[int, int] = (12, 24)  # at full and at half the side
+    hidden: int = 256  # of the fully connected form
+
+    def __post_init__(self) -> None:
+        if min(*self.channels, self.hidden) < 1:
+            raise ExhumeError(f"{self}: sizes must be at least 1")
+
+    def build(self, classes: int, shape: tuple[int, ...], key: Key) -> nn.Module:
+        """(n, q + classes) records and one-hot labels, flat, to (n, *shape) better records."""
+
+        def plain() -> nn.Module:
+            if len(shape) == 3:
+                return _Pictures(shape, classes, *self.channels)
+            return _Vectors(shape, classes, self.hidden)
+
+        network = lecun_normal(plain, key)
+        last = network.get_submodule("last")
+        assert isinstance(last, nn.Linear | nn.Conv2d)
+        nn.init.zeros_(last.weight)
+        return network
+
+
+class _Vectors(nn.Module):
+    def __init__(self, shape: tuple[int, ...], classes: int, hidden: int) -> None:
+        super().__init__()
+        self.shape, self.size = shape, math.prod(shape)
+        self.first = nn.Linear(self.size, hidden)
+        self.label = nn.Linear(classes, hidden, bias=False)
+        self.last = nn.Linear(hidden, self.size)
+
+    def forward(self, features: Tensor) -> Tensor:
+        guess, onehot = features[:, : self.size], features[:, self.size :]
+        added: Tensor = self.last(F.gelu(self.first(guess) + self.label(onehot)))
+        return (guess + added).reshape(-1, *self.shape)
+
+
+class _Pictures(nn.Module):
+    def __init__(self, shape: tuple[int, ...], classes: int, narrow: int, wide: int) -> None:
+        super().__init__()
+        self.shape, self.size = shape, math.prod(shape)
+        self.first = nn.Conv2d(shape[0], narrow, 3, padding=1)
+        self.down = nn.Conv2d(narrow, wide, 4, stride=2, padding=1)
+        self.middle = nn.Conv2d(wide, wide, 5, padding=2)
+        self.label = nn.Linear(classes, wide, bias=False)
+        self.up = nn.ConvTranspose2d(wide, narrow, 4, stride=2, padding=1)
+        self.last = nn.Conv2d(narrow, shape[0], 3, padding=1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        guess, onehot = features[:, : self.size], features[:, self.size :]
+        image = guess.reshape(-1, *self.shape)
+        _, height, width = self.shape
+        even = F.pad(image, (0, width % 2, 0, height % 2), mode="replicate")
+        fine = F.gelu(self.first(even))
+        coarse = self.middle(F.gelu(self.down(fine))) + self.label(onehot)[:, :, None, None]
+        added = self.last(F.gelu(fine + self.up(F.gelu(coarse))))
+        corrected: Tensor = image + added[:, :, :height, :width]
+        return torch.reshape(corrected, (-1, *self.shape))
+
+
+# Telling real from reconstructed
+
+SMALLEST_SIDE = 24  # 24 -> 12 -> 6 -> 3 -> 2 -> 1: a smaller image leaves no patch
+_WIDTHS = (64, 128, 256, 512)
+_STRIDES = (2, 2, 2, 1)
+_LEAK = 0.2
+
+
+def patchgan(shape: tuple[int, ...], key: Key) -> nn.Module:
+    """PatchGAN: is each patch of an image real or reconstructed?
+
+    (n, c, h, w) images to (n, 1, a, b) logits, positive for real patches; 32x32 gives 2x2. Five 4x4
+    convolutions with padding 1: 64 s2, 128 s2, 256 s2, 512 s1, 1 s1, LeakyReLU 0.2 in between, and no
+    normalisation.
+    """
+    if len(shape) != 3 or min(shape[1:]) < SMALLEST_SIDE:
+        raise ExhumeError(
+            f"records of shape {shape}: the PatchGAN discriminator reads images (c, h, w) "
+            f"with sides of at least {SMALLEST_SIDE}"
+        )
+
+    def plain() -> nn.Module:
+        layers: list[nn.Module] = []
+        for (fan_in, fan_out), stride in zip(pairwise((shape[0], *_WIDTHS)), _STRIDES, strict=True):
+            layers += [nn.Conv2d(fan_in, fan_out, 4, stride, padding=1), nn.LeakyReLU(_LEAK)]
+        return nn.Sequential(*layers, nn.Conv2d(_WIDTHS[-1], 1, 4, 1, padding=1))
+
+    return lecun_normal(plain, key.fold("discriminator"))

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from exhume.core.contract import ExhumeError, Key, NotApplicable, Weights
 from exhume.models.activations import activation as known_activation
 from exhume.models.cnn import CNN
-from exhume.models.homogeneous import HomogeneousMLP
-from exhume.models.matrices import Dense, Matrices
-from exhume.models.mlp import MLP
+from exhume.models.matrices import DenseNetwork, Matrices
+from exhume.models.mlp import MLP, HomogeneousMLP
 from exhume.models.own import Convolved, ModuleArchitecture, model_named, not_per_record
 from exhume.readers.adapters import Against, check_finite, read_against
 from exhume.readers.tensors import check_names, read_tensors
@@ -41,7 +40,7 @@ class Checkpoint:
     """The release a checkpoint is, and how it was read."""
 
     release: Weights  # one model
-    architecture: Dense | Convolved
+    architecture: DenseNetwork | Convolved
     inferred: tuple[str, ...]  # sentences
 
 
@@ -117,7 +116,7 @@ def _network(
     biases: list[Tensor | None],
     function: str,
     shape: tuple[int, ...],
-) -> tuple[Dense, Matrices]:
+) -> tuple[DenseNetwork, Matrices]:
     """Homogeneous where it is, which more attacks read; else with a bias everywhere, zero if not there."""
     weights = [_floating(named[name]) for name in layers]
     full = [

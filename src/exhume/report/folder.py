@@ -62,9 +62,9 @@ class RunFolder:
         A folder that holds anything else is left as it is, and so is the work of another version, unless
         that is asked for.
         """
-        ours = _make(path)
+        begun = _make(path)
         folder = RunFolder(path)
-        before = other_version(path / MARKER) if ours and folder.has_work() else ""
+        before = other_version(path / MARKER) if begun and folder.has_work() else ""
         if before and not resume_anyway and not before.startswith(MIXED):
             raise ExhumeError(
                 f"{path} holds the work of another version ({before}; this is {version_now()}), and mixing "

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from exhume.core.contract import ExhumeError, Key, Progress, Records, Store, silent
 from exhume.models.heads import Head, check_head, margins, pulls, signs
-from exhume.models.matrices import Dense, Matrices
+from exhume.models.matrices import DenseNetwork, Matrices
 from exhume.store.shards import NullStore, address, digest
 from exhume.train.local import Routine
 
@@ -47,7 +47,7 @@ Others = Literal["softmax", "max"]
 class MarginDescent:
     """Gradient descent on the mean loss until it is low enough. Buzaglo23: rate .5, all records."""
 
-    architecture: Dense
+    architecture: DenseNetwork
     head: Head = "multiclass"
     rate: float = 0.5
     weight_decay: float = 0.0

@@ -29,9 +29,9 @@ from exhume.models.drawing import he_normal
 from exhume.models.split.blueprint import Blueprint
 from exhume.models.split.channel import FreshNoise
 from exhume.models.split.cut import Split, cut
-from exhume.models.split.networks import Network
+from exhume.models.split.networks import KeyedNetwork
 from exhume.models.split.pipeline import Pipeline
-from exhume.models.split.seq2seq import END, PADDING, START, Body, Words
+from exhume.models.split.seq2seq import END, PADDING, START, TranslatorBody, TranslatorWords
 from exhume.store.shards import address, describe, digest
 from exhume.train.optimisers import FusedRMSProp
 
@@ -194,7 +194,7 @@ def restore_optimiser(
 class SplitJob:
     """What is to be trained, on what, and where it will be cut."""
 
-    network: Network
+    network: KeyedNetwork
     first: str  # last layer of the head
     second: str  # last layer of the body
     records: Records
@@ -367,8 +367,8 @@ def _reader(job: SplitJob, parts: Split, key: Key) -> nn.Module | None:
 
 
 def train_translator(
-    words: Words,
-    body: Body,
+    words: TranslatorWords,
+    body: TranslatorBody,
     source: Tensor,
     target: Tensor,
     schedule: Schedule,
@@ -416,7 +416,11 @@ def train_translator(
 
 @torch.no_grad()
 def translate(
-    words: Words, body: Body, source: Tensor, longest: int, noise: Tensor | None = None
+    words: TranslatorWords,
+    body: TranslatorBody,
+    source: Tensor,
+    longest: int,
+    noise: Tensor | None = None,
 ) -> Tensor:
     """(n, l) to (n, longest): the likeliest next word each time; END and padding after the last.
 
@@ -426,7 +430,7 @@ def translate(
     return torch.cat([_greedy(words, body, part, longest) for part in sent])
 
 
-def _greedy(words: Words, body: Body, sent: Tensor, longest: int) -> Tensor:
+def _greedy(words: TranslatorWords, body: TranslatorBody, sent: Tensor, longest: int) -> Tensor:
     memory, real = body.encode(sent), (sent != 0).any(2)
     begun = torch.full((len(sent), 1), START, device=sent.device)
     over = torch.zeros(len(sent), dtype=torch.bool, device=sent.device)
@@ -439,7 +443,9 @@ def _greedy(words: Words, body: Body, sent: Tensor, longest: int) -> Tensor:
 
 
 @torch.no_grad()
-def word_accuracy(words: Words, body: Body, source: Tensor, target: Tensor) -> float:
+def word_accuracy(
+    words: TranslatorWords, body: TranslatorBody, source: Tensor, target: Tensor
+) -> float:
     """Share of the words of translations that are named right, given all before them."""
     right, count = 0, 0
     for x, y in zip(torch.split(source, _AT_ONCE), torch.split(target, _AT_ONCE), strict=True):
@@ -451,7 +457,9 @@ def word_accuracy(words: Words, body: Body, source: Tensor, target: Tensor) -> f
     return right / count
 
 
-def _next_words(words: Words, body: Body, source: Tensor, target: Tensor) -> Tensor:
+def _next_words(
+    words: TranslatorWords, body: TranslatorBody, source: Tensor, target: Tensor
+) -> Tensor:
     """(n, m - 1, v) logits, each given the words before it."""
     answer = body(words.send(source), words.begin(target[:, :-1]))
     logits: Tensor = words.name(answer)

@@ -19,7 +19,7 @@ from exhume.core.contract import (
     silent,
 )
 from exhume.models.heads import Head, pulls
-from exhume.models.matrices import Dense
+from exhume.models.matrices import DenseNetwork
 from exhume.store.shards import address, cached, digest
 from exhume.train.margin import MarginDescent, Trained, stationarity, train_to_margin
 from exhume.train.recipe import FullBatch
@@ -120,7 +120,7 @@ def _trained(
     key: Key,
     store: Store,
     progress: Progress,
-) -> tuple[Dense, Trained]:
+) -> tuple[DenseNetwork, Trained]:
     device = centred.inputs.device
     start = recipe.architecture.initial(key.fold("victim")).to(device)
     if isinstance(recipe, MarginDescent):
@@ -128,7 +128,7 @@ def _trained(
         trained = train_to_margin(recipe, start, centred, key=own, store=store, progress=progress)
         return recipe.architecture, trained
     mlp = recipe.architecture
-    if not isinstance(mlp, Dense):
+    if not isinstance(mlp, DenseNetwork):
         raise ExhumeError(f"architecture: {mlp} is not fully connected")
     flat = trained_in_full(recipe, centred, key=key, store=store, progress=progress).parameters[0]
     losses, _ = pulls(

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from exhume.core.contract import Activations, ExhumeError, Key, Knowledge, Records, Secret
 from exhume.models.split.channel import FreshNoise
-from exhume.models.split.pipeline import Client, Pipeline
-from exhume.models.split.seq2seq import Body, Words
+from exhume.models.split.pipeline import Pipeline, SplitClient
+from exhume.models.split.seq2seq import TranslatorBody, TranslatorWords
 
 
 def release_features(
@@ -50,13 +50,13 @@ def queried_knowledge(pipeline: Pipeline, asked: Records) -> Knowledge:
     return Knowledge(shadow=asked, answers=answers, features=tuple(answers.shape[1:]))
 
 
-def true_head(client: Client) -> nn.Module:
+def true_head(client: SplitClient) -> nn.Module:
     """Head and fixed noise as one module."""
     return _Noisy(client).eval()
 
 
 class _Noisy(nn.Module):
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: SplitClient) -> None:
         super().__init__()
         self.head = client.head
         self.register_buffer("noise", client.noise)
@@ -74,7 +74,7 @@ _CUT = "embedding"
 
 @torch.no_grad()
 def release_sentences(
-    words: Words, private: Records, noise: Tensor | None = None
+    words: TranslatorWords, private: Records, noise: Tensor | None = None
 ) -> tuple[Activations, Secret]:
     """What leaves the client for these sentences; noise is (l, e), or (n, l, e) where it is drawn afresh."""
     if not len(private):
@@ -84,8 +84,8 @@ def release_sentences(
 
 @torch.no_grad()
 def translation_knowledge(
-    words: Words,
-    body: Body,
+    words: TranslatorWords,
+    body: TranslatorBody,
     held: Records,
     answers: Tensor,
     *,

@@ -17,7 +17,7 @@ from exhume.core.contract import (
     Records,
     Weights,
 )
-from exhume.models.glm import logistic_regression, softmax_regression
+from exhume.models.glm import softmax_regression
 from exhume.models.mlp import MLP
 from exhume.store.shards import NullStore
 from exhume.train.glm import Optimum, Penalty
@@ -38,9 +38,7 @@ def game(key, make_records):
         fixed = make_records(80, (2, 3), classes, key.fold("fixed"))
         targets = make_records(12, (2, 3), classes, key.fold("targets"))
         shape = (2, 3)
-        architecture = (
-            logistic_regression(shape) if classes == 2 else softmax_regression(shape, classes)
-        )
+        architecture = MLP(shape, (), 1) if classes == 2 else softmax_regression(shape, classes)
         recipe = Optimum(architecture, penalty)
         initial = architecture.initial(key)
         release, secret = release_one_each(

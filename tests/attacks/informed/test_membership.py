@@ -6,7 +6,6 @@ import torch.nn.functional as F
 
 from exhume.attacks.informed.membership import loss_of, membership_scores
 from exhume.core.contract import ExhumeError
-from exhume.models.glm import logistic_regression
 from exhume.models.mlp import MLP
 from exhume.score.intervals import auc
 from exhume.train.optimisers import Descent
@@ -47,6 +46,6 @@ def test_models_trained_with_a_record_are_told_apart(key, make_records):
 
 
 def test_other_shapes_are_refused(key, make_records):
-    mlp = logistic_regression((5,))
+    mlp = MLP((5,), (), 1)
     with pytest.raises(ExhumeError, match=r"shape \(4,\) do not fit"):
         loss_of(mlp, mlp.initial(key)[None], make_records(2, (4,), 2, key))

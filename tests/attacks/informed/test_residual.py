@@ -17,8 +17,8 @@ from exhume.core.contract import (
     Outcome,
     Records,
 )
-from exhume.models.corrector import Corrector
 from exhume.models.mlp import MLP
+from exhume.models.reconstructors import Corrector
 from exhume.store.shards import NullStore
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from exhume.attacks.margin.descent import Descent
+from exhume.attacks.margin.descent import SearchDescent
 from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.core.contract import Key, Knowledge, Records
-from exhume.models.homogeneous import HomogeneousMLP
+from exhume.models.mlp import HomogeneousMLP
 from exhume.store.shards import NullStore
 from exhume.train.margin import MarginDescent, train_to_margin
 from exhume.victims.margin import release_margin
@@ -61,9 +61,11 @@ def pictures(key):
 @pytest.mark.parametrize(
     "attack",
     [
-        FirstLayer(restarts=3, smooth=1e-4, descent=Descent(steps=5)),
-        HiddenSpan(restarts=2, widen=1.0, descent=Descent(steps=40, rate=0.5)),
-        Equation6(candidates=16, descent=Descent("momentum", steps=5, rate=1e-3, falling=False)),
+        FirstLayer(restarts=3, smooth=1e-4, descent=SearchDescent(steps=5)),
+        HiddenSpan(restarts=2, widen=1.0, descent=SearchDescent(steps=40, rate=0.5)),
+        Equation6(
+            candidates=16, descent=SearchDescent("momentum", steps=5, rate=1e-3, falling=False)
+        ),
     ],
     ids=lambda attack: type(attack).__name__,
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from exhume import readers
-from exhume.attacks.margin.descent import Descent as Search
+from exhume.attacks.margin.descent import SearchDescent
 from exhume.attacks.margin.feature_span import FeatureSpan
 from exhume.core.contract import (
     ExhumeError,
@@ -31,7 +31,7 @@ QUICK = FeatureSpan(
     contrast=0.3,
     largest=0.4,
     variation=0.3,
-    descent=Search(steps=70, rate=0.1),
+    descent=SearchDescent(steps=70, rate=0.1),
 )
 
 
@@ -83,7 +83,7 @@ def test_training_images_come_back_and_others_do_not(decayed) -> None:
 
 def test_the_same_key_gives_the_same_bits(decayed) -> None:
     release, records = decayed
-    quick = FeatureSpan(restarts=1, descent=Search(steps=10, rate=0.1))
+    quick = FeatureSpan(restarts=1, descent=SearchDescent(steps=10, rate=0.1))
     one, two = attacked(release, records, quick), attacked(release, records, quick)
     assert torch.equal(one.candidates, two.candidates)
 

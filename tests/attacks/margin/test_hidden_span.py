@@ -9,26 +9,25 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from exhume.attacks.margin.descent import Descent, Span
+from exhume.attacks.margin.descent import RowSpan, SearchDescent
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.hidden_span import HiddenSpan, _Problem, second_layer
-from exhume.attacks.margin.reading import Rows, scale_of
+from exhume.attacks.margin.reading import RowSpace, scale_of
 from exhume.attacks.margin.restarts import distinct
 from exhume.attacks.margin.strongest import Strongest, met
 from exhume.core.contract import Gradient, Key, Knowledge, NotApplicable, Outcome, Records, Weights
 from exhume.models.activations import ACTIVATIONS
-from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.matrices import Matrices
-from exhume.models.mlp import MLP
+from exhume.models.mlp import MLP, HomogeneousMLP
 from exhume.store.shards import FolderStore, NullStore
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import release_margin
 
 SHAPE = (1, 6, 6)
 TINY = HiddenSpan(
-    restarts=4, starts=12.0, widen=1.0, largest=0.3, descent=Descent(steps=150, rate=0.2)
+    restarts=4, starts=12.0, widen=1.0, largest=0.3, descent=SearchDescent(steps=150, rate=0.2)
 )
-SHORT = FirstLayer(restarts=1, descent=Descent(steps=20))
+SHORT = FirstLayer(restarts=1, descent=SearchDescent(steps=20))
 
 
 def victim(decay, head="multiclass"):
@@ -128,7 +127,9 @@ def test_the_distance_and_its_gradient(activation, found, key):
     naive = (far + (hidden @ rows.T).square() @ weights) / new.square().sum(1)
     (slope,) = torch.autograd.grad(naive.sum(), inputs)
     network = Matrices(first, bias, (), act=act)
-    problem = _Problem(network, Rows(rows, 1 - weights.sqrt(), weights), known if found else None)
+    problem = _Problem(
+        network, RowSpace(rows, 1 - weights.sqrt(), weights), known if found else None
+    )
     value, gradient = problem.at(inputs.detach())
     torch.testing.assert_close(value, naive.detach())
     torch.testing.assert_close(gradient, slope)
@@ -142,7 +143,7 @@ def test_directions_are_weighted_by_the_noise_that_is_there(key):
     )
     values = torch.cat([torch.ones(5), 10 ** -torch.arange(1.0, 9.0), torch.full((27,), 1e-9)])
     second = left @ torch.diag(values.double()) @ right.T
-    span = Span(
+    span = RowSpan(
         torch.eye(4, 9),
         torch.ones(4),
         Matrices(torch.zeros(40, 4).double(), second[0], (second,)),
@@ -161,7 +162,7 @@ def test_too_few_neurons_are_named(key):
     second = torch.randn(10, 10, generator=key.generator())
     network = Matrices(torch.zeros(10, 6), second[0], (second,))
     with pytest.raises(NotApplicable, match="10 directions of 10 leave fewer equations than the 6"):
-        second_layer(Span(torch.eye(6, 9), torch.ones(6), network, 0.0), widen=1.5)
+        second_layer(RowSpan(torch.eye(6, 9), torch.ones(6), network, 0.0), widen=1.5)
 
 
 def test_records_behind_an_ordinary_network_come_back(key):
@@ -220,7 +221,7 @@ def test_a_killed_attack_goes_on_and_ends_with_the_same_bits(decayed, tiny, key,
 
 
 def test_divergence_is_a_status_and_leaves_what_was_before(decayed):
-    wild = replace(TINY, restarts=1, descent=Descent(steps=20, rate=float("inf")))
+    wild = replace(TINY, restarts=1, descent=SearchDescent(steps=20, rate=float("inf")))
     found = run_on(*decayed, wild)
     assert found.status.outcome == Outcome.STOPPED_EARLY
     assert bool(torch.isfinite(found.candidates).all())
@@ -242,7 +243,7 @@ def test_the_strongest_attack_is_the_one_that_the_weights_allow(decayed, tiny, k
 
 def test_where_starts_do_not_meet_both_attacks_are_pooled(decayed, tiny):
     made, found = decayed[1], partial(run_on, *decayed)
-    lost = replace(TINY, restarts=1, starts=2.0, descent=Descent(steps=1))
+    lost = replace(TINY, restarts=1, starts=2.0, descent=SearchDescent(steps=1))
     alone, other, both = found(lost), found(SHORT), found(Strongest(SHORT, lost))
     assert met(alone, made.centre) == 0
     assert met(tiny[0], made.centre) >= 2
@@ -262,7 +263,7 @@ def test_behind_smooth_activations_both_attacks_are_run(key):
     )
     made = release_margin(recipe, records, key=key, store=NullStore())
     found = partial(run_on, mlp, made)
-    short = replace(TINY, restarts=2, starts=4.0, descent=Descent(steps=30, rate=0.2))
+    short = replace(TINY, restarts=2, starts=4.0, descent=SearchDescent(steps=30, rate=0.2))
     many = sum(found(attack).candidates.shape[1] for attack in (short, SHORT))
     assert found(Strongest(SHORT, short)).candidates.shape[1] == many
 

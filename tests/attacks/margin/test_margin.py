@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from exhume import readers
-from exhume.attacks.margin.descent import Descent, Prior, Run
+from exhume.attacks.margin.descent import Prior, RestartRun, SearchDescent
 from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.reading import rank_of
@@ -25,8 +25,7 @@ from exhume.core.contract import (
     Weights,
 )
 from exhume.models.cnn import CNN
-from exhume.models.homogeneous import HomogeneousMLP
-from exhume.models.mlp import MLP
+from exhume.models.mlp import MLP, HomogeneousMLP
 from exhume.store.shards import FolderStore, NullStore
 from exhume.train.margin import MarginDescent
 from exhume.train.optimisers import Adam
@@ -84,7 +83,7 @@ def test_planted_records_come_back(head, multiclass, key):
 def test_later_restarts_begin_with_what_the_earlier_ones_agree_on(multiclass, key):
     mlp, made = multiclass
     knowledge = Knowledge(architecture=mlp, centre=made.centre)
-    attack = replace(TINY, descent=Descent(steps=0), restarts=3)
+    attack = replace(TINY, descent=SearchDescent(steps=0), restarts=3)
 
     def found(fresh):
         one = replace(attack, fresh=fresh).prepare(knowledge, key=key, store=NullStore())
@@ -108,7 +107,7 @@ def test_regression_multipliers_have_any_sign(key):
 def test_a_killed_attack_goes_on_and_ends_with_the_same_bits(multiclass, key, tmp_path):
     mlp, made = multiclass
     knowledge = Knowledge(architecture=mlp, centre=made.centre, labels=made.secret.open().labels)
-    attack = replace(TINY, descent=Descent(steps=60))
+    attack = replace(TINY, descent=SearchDescent(steps=60))
     whole = attack.prepare(knowledge, key=key, store=NullStore()).run(made.release)
     store = FolderStore(tmp_path / "store")
     stages = []
@@ -137,7 +136,7 @@ def test_labels_by_the_network_follow_the_mix_of_classes(key):
     recipe = MarginDescent(mlp, growing_steps=0.01, stop_loss=1e-5)
     records = Records(pictures, mix, tuple("abcd"))
     made = release_margin(recipe, records, key=key, store=NullStore())
-    attack = replace(TINY, restarts=1, descent=Descent(steps=3))
+    attack = replace(TINY, restarts=1, descent=SearchDescent(steps=3))
 
     def of_the_first_class(labels):
         knowledge = Knowledge(architecture=mlp, centre=made.centre)
@@ -257,7 +256,7 @@ def test_confidence_is_agreement_between_restarts(key):
     shared = torch.randn(3, 20, generator=generator)
     labels = torch.arange(7)
     runs = [
-        Run(
+        RestartRun(
             torch.cat([torch.randn(4, 20, generator=generator), shared]),
             labels,
             torch.zeros(7),
@@ -269,7 +268,7 @@ def test_confidence_is_agreement_between_restarts(key):
     assert set(own[:6].tolist()) == {4, 5, 6}
     assert float(confidence[5]) > 0.99
     assert float(confidence[6]) < 0.95
-    alone = Run(shared, torch.arange(3), torch.tensor([0.1, 0.3, 0.2]), 0.1)
+    alone = RestartRun(shared, torch.arange(3), torch.tensor([0.1, 0.3, 0.2]), 0.1)
     assert pooled([alone])[2].tolist() == [1, 2, 0]
     inputs, common = agreed(runs)
     assert sorted(common.tolist()) == [4, 5, 6]  # each once
@@ -294,9 +293,11 @@ def test_both_optimisers_lower_the_residual(multiclass, key):
         prepared = attack.prepare(knowledge, key=key, store=NullStore())
         return prepared.run(made.release).observed["residual"]
 
-    start = residual(Descent(steps=0))
-    assert residual(Descent(steps=60)) < 0.5 * start
-    assert residual(Descent("momentum", steps=60, rate=1.0, multiplier_rate=1.0)) < 0.5 * start
+    start = residual(SearchDescent(steps=0))
+    assert residual(SearchDescent(steps=60)) < 0.5 * start
+    assert (
+        residual(SearchDescent("momentum", steps=60, rate=1.0, multiplier_rate=1.0)) < 0.5 * start
+    )
 
 
 @pytest.mark.parametrize("multipliers", ["squared", "penalty"])
@@ -317,7 +318,9 @@ def test_eq6_lowers_the_residual(multipliers, multiclass, key):
 
 def test_divergence_is_a_status_and_leaves_what_was_before(multiclass, key):
     mlp, made = multiclass
-    attack = Equation6(candidates=16, descent=Descent("momentum", 50, 100.0, 1000.0, falling=False))
+    attack = Equation6(
+        candidates=16, descent=SearchDescent("momentum", 50, 100.0, 1000.0, falling=False)
+    )
     prepared = attack.prepare(Knowledge(architecture=mlp), key=key, store=NullStore())
     found = prepared.run(made.release)
     assert found.status.outcome == Outcome.STOPPED_EARLY

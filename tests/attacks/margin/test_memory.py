@@ -8,15 +8,15 @@ import sys
 import pytest
 import torch
 
-from exhume.attacks.margin.descent import Run
+from exhume.attacks.margin.descent import RestartRun
 from exhume.attacks.margin.restarts import _agreement
 
 PEAK = """
 import resource, torch
-from exhume.attacks.margin.descent import Descent
+from exhume.attacks.margin.descent import SearchDescent
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.core.contract import Key, Knowledge, Weights
-from exhume.models.homogeneous import HomogeneousMLP
+from exhume.models.mlp import HomogeneousMLP
 from exhume.store.shards import NullStore
 
 torch.set_num_threads(1)
@@ -24,7 +24,7 @@ mlp, key = HomogeneousMLP((1, 10, 10), (200, 200), 2), Key.from_seed(0)
 weights = Weights(mlp.initial(key)[None], mlp.layout)
 def peak(restarts):
     attack = FirstLayer(
-        restarts=restarts, fresh=9, rank=99, candidates=5.0, descent=Descent(steps=1)
+        restarts=restarts, fresh=9, rank=99, candidates=5.0, descent=SearchDescent(steps=1)
     )
     found = attack.prepare(Knowledge(architecture=mlp), key=key, store=NullStore()).run(weights)
     assert found.candidates.shape[1] == 500 * restarts
@@ -44,7 +44,7 @@ def test_the_peak_does_not_grow_with_restarts():
 def test_agreement_in_blocks_is_agreement(key):
     generator = key.generator()
     runs = [
-        Run(torch.randn(m, 6, generator=generator), torch.arange(m) % 3, torch.zeros(m), 0.0)
+        RestartRun(torch.randn(m, 6, generator=generator), torch.arange(m) % 3, torch.zeros(m), 0.0)
         for m in (4, 7, 5)
     ]
     units = torch.nn.functional.normalize(torch.cat([run.inputs for run in runs]), dim=1)

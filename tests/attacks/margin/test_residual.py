@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from exhume.attacks.margin.descent import Residual, span_of
-from exhume.models.homogeneous import HomogeneousMLP
-from exhume.models.mlp import MLP
+from exhume.attacks.margin.descent import StationarityResidual, span_of
+from exhume.models.mlp import MLP, HomogeneousMLP
 from exhume.train.margin import stationarity
 
 
@@ -77,7 +76,7 @@ def test_loss_and_gradient_agree_with_autograd(head, others, weights, hidden, ke
     labels = torch.arange(6) % max(classes, 2)
     coordinates = torch.randn(6, 3, generator=generator, dtype=torch.float64).requires_grad_()
     multipliers = torch.rand(6, generator=generator, dtype=torch.float64).requires_grad_()
-    problem = Residual(span, labels, head, others, alpha=3.0, weights=weights)
+    problem = StationarityResidual(span, labels, head, others, alpha=3.0, weights=weights)
     wanted = naive(
         mlp,
         parameters,
@@ -114,7 +113,7 @@ def test_smooth_activations_and_biases_agree_with_autograd(activation, key):
     wanted = sum((p.detach() - g).square().sum() for p, g in zip(first, grads, strict=True))
     wanted = wanted / sum(p.detach().square().sum() for p in first)
     by_c, by_lambda = torch.autograd.grad(wanted, (coordinates, multipliers))
-    found = Residual(span, labels).at(coordinates.detach(), multipliers.detach())
+    found = StationarityResidual(span, labels).at(coordinates.detach(), multipliers.detach())
     assert found.loss == pytest.approx(wanted.item(), rel=1e-10)
     torch.testing.assert_close(found.coordinates, by_c, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(found.multipliers, by_lambda, rtol=1e-8, atol=1e-10)
@@ -127,10 +126,12 @@ def test_single_precision_agrees_to_1e5(key):
     labels = torch.arange(10) % 5
     c = torch.randn(10, 20, generator=key.generator())
     lam = torch.rand(10, generator=key.generator())
-    single = Residual(span, labels, weights=(1.0, 1.0, 1.0)).at(c, lam)
+    single = StationarityResidual(span, labels, weights=(1.0, 1.0, 1.0)).at(c, lam)
     wide = span_of(mlp.matrices(parameters.double()), rank=20)
     turn = wide.basis @ span.basis.double().T  # singular vectors may differ by sign
-    double = Residual(wide, labels, weights=(1.0, 1.0, 1.0)).at(c.double() @ turn.T, lam.double())
+    double = StationarityResidual(wide, labels, weights=(1.0, 1.0, 1.0)).at(
+        c.double() @ turn.T, lam.double()
+    )
     assert single.loss == pytest.approx(double.loss, rel=1e-5)
     scale = double.coordinates.abs().max()
     gap = single.coordinates.double() - double.coordinates @ turn
@@ -145,7 +146,7 @@ def test_the_residual_at_given_records_is_the_least_over_multipliers(key):
     labels = torch.arange(8) % 3
     best = stationarity(network, inputs, labels, "multiclass")
     span = span_of(network, rank=5)
-    problem = Residual(span, labels, alpha=1e6)
+    problem = StationarityResidual(span, labels, alpha=1e6)
     at_best = problem.at(inputs @ span.basis.T, best.multipliers)
     assert at_best.loss == pytest.approx(best.first_layer, rel=1e-8)
     slack = at_best.multipliers

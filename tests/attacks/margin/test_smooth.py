@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from exhume.attacks.margin.descent import Descent
+from exhume.attacks.margin.descent import SearchDescent
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.core.contract import ExhumeError, Knowledge, Records, Weights
-from exhume.models.homogeneous import HomogeneousMLP
+from exhume.models.mlp import HomogeneousMLP
 from exhume.store.shards import NullStore
 from exhume.train.margin import MarginDescent
 from exhume.victims.margin import release_margin
@@ -28,7 +28,7 @@ def test_candidates_are_smoother_with_it(key):
     recipe = MarginDescent(mlp, stop_loss=1e-3, epochs=3000)
     made = release_margin(recipe, records, key=key, store=NullStore())
     knowledge = Knowledge(architecture=mlp, centre=made.centre)
-    rough = FirstLayer(restarts=1, descent=Descent(steps=60))
+    rough = FirstLayer(restarts=1, descent=SearchDescent(steps=60))
 
     def variation(attack):
         prepared = attack.prepare(knowledge, key=key, store=NullStore())
@@ -42,7 +42,7 @@ def test_candidates_are_smoother_with_it(key):
 def test_it_has_no_say_where_the_layer_keeps_its_start(key):
     mlp = HomogeneousMLP((1, 6, 6), (40, 40), 4)
     release = Weights(mlp.initial(key)[None], mlp.layout)
-    short = FirstLayer(restarts=1, smooth=0.0, descent=Descent(steps=5))
+    short = FirstLayer(restarts=1, smooth=0.0, descent=SearchDescent(steps=5))
 
     def found(attack):
         knowledge = Knowledge(architecture=mlp)

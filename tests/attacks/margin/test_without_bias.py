@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import torch
 
-from exhume.attacks.margin.descent import Descent
+from exhume.attacks.margin.descent import SearchDescent
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.core.contract import Knowledge, Weights
 from exhume.models.heads import pulls
-from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.matrices import Matrices
+from exhume.models.mlp import HomogeneousMLP
 from exhume.store.shards import NullStore
 
 SHAPE = (1, 6, 6)
@@ -46,7 +46,7 @@ def trained(key):
 
 def test_planted_records_come_back_without_a_bias(key):
     mlp, parameters, truth = trained(key)
-    attack = FirstLayer(restarts=1, contrast=0.28, largest=0.32, descent=Descent(steps=200))
+    attack = FirstLayer(restarts=1, contrast=0.28, largest=0.32, descent=SearchDescent(steps=200))
     knowledge = Knowledge(architecture=mlp, centre=torch.zeros(SHAPE))
 
     def likeness(flat):

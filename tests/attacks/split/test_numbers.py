@@ -1,4 +1,4 @@
-"""Attackers of a client that sends numbers with fresh noise: shadows, lookalikes, decoders, the namer."""
+"""Attackers of a client that sends numbers with fresh noise: shadows, lookalikes, decoders, naming."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ from torch import nn
 
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
 from exhume.attacks.split.lookalike import Windows
-from exhume.attacks.split.namer import BayesNamer, likeliest
 from exhume.attacks.split.shadow import moments, server_of
 from exhume.core.contract import (
     Activations,
     ExhumeError,
-    Gradient,
     Knowledge,
-    Layout,
     NotApplicable,
-    Outcome,
 )
-from exhume.models.split.channel import ChannelNetwork, FreshNoise, UnitLength
+from exhume.models.split.channel import ChannelNetwork, FreshNoise, UnitLength, likeliest
 from exhume.models.split.inverter import Decoder, OwnForm, ShadowHead
 from exhume.models.split.networks import ThinClient
 from exhume.store.shards import NullStore
@@ -115,31 +111,12 @@ def test_moments_of_numbers(key):
     torch.testing.assert_close(covariance, torch.cov(numbers.T, correction=0))
 
 
-def test_the_namer_names_the_nearest(knowledge, records, key):
-    prepared = BayesNamer().prepare(knowledge, key=key, store=NullStore())
-    found = prepared.run(release(records, key, 1e-6))
-    assert torch.equal(found.candidates[:, 0], records.inputs)
-    assert torch.equal(found.labels[:, 0], records.labels)
+def test_the_likeliest_word_is_the_nearest():
     words, sent = torch.randn(30, 4), torch.randn(700, 4)
     named, apart = likeliest(sent, words)
     far = (sent[:, None] - words[None]).norm(dim=2)
     assert torch.equal(named, far.argmin(1))
     torch.testing.assert_close(apart, far.min(1).values)
-
-
-def test_what_the_namer_needs(knowledge, records, key):
-    def prepare(known):
-        return BayesNamer().prepare(known, key=key, store=NullStore())
-
-    with pytest.raises(NotApplicable, match="needs to know: candidates"):
-        prepare(replace(knowledge, candidates=None))
-    with pytest.raises(NotApplicable, match="needs the part named head"):
-        prepare(replace(knowledge, parts={}))
-    with pytest.raises(ExhumeError, match=r"the head gives \(4,\)"):
-        prepare(knowledge).run(Activations(torch.zeros(2, 5), "encode"))
-    layout = Layout(("w",), ((2,),))
-    gradient = Gradient(torch.zeros(1, 2), layout, torch.zeros(2))
-    assert prepare(knowledge).run(gradient).status.outcome is Outcome.NOT_APPLICABLE
 
 
 def test_numbers_have_no_windows():

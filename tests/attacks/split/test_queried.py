@@ -19,7 +19,7 @@ from exhume.core.contract import (
 from exhume.models.drawing import he_normal
 from exhume.models.mlp import MLP
 from exhume.models.split.inverter import Decoder
-from exhume.models.split.pipeline import Client, Pipeline
+from exhume.models.split.pipeline import Pipeline, SplitClient
 from exhume.readers import Sizes
 from exhume.store.shards import NullStore
 from exhume.victims.split import queried_knowledge, release_features
@@ -35,7 +35,7 @@ def game(key):
         lambda: nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU()), key
     ).requires_grad_(False)
     noise = 0.2 * torch.randn(8, 8, 8, generator=key.generator())
-    pipeline = Pipeline(Client(head, noise, (0,), nn.Identity()), (nn.Identity(),), "0")
+    pipeline = Pipeline(SplitClient(head, noise, (0,), nn.Identity()), (nn.Identity(),), "0")
     release, secret = release_features(pipeline, parts.target)
     return queried_knowledge(pipeline, parts.shadow), release, secret.open().inputs
 

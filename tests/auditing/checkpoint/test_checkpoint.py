@@ -15,7 +15,7 @@ from exhume.auditing import audit
 from exhume.auditing.kinds.checkpoint_records import preprocessing_given, records_given, rows_given
 from exhume.cli import app
 from exhume.core.contract import ExhumeError, Records
-from exhume.models.homogeneous import HomogeneousMLP
+from exhume.models.mlp import HomogeneousMLP
 from exhume.settings import Brief, CheckpointSettings
 from exhume.store.shards import NullStore
 from exhume.train.margin import MarginDescent

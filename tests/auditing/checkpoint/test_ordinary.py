@@ -16,9 +16,8 @@ from exhume.auditing.kinds.checkpoint import mixed_alike
 from exhume.auditing.kinds.checkpoint_approach import recipe_like
 from exhume.auditing.kinds.checkpoint_conditions import Fit, conditions_of, doubt_of
 from exhume.core.contract import ExhumeError, Key, Records
-from exhume.models.homogeneous import HomogeneousMLP
 from exhume.models.matrices import Matrices
-from exhume.models.mlp import MLP
+from exhume.models.mlp import MLP, HomogeneousMLP
 from exhume.settings import Brief, CheckpointSettings
 
 TRAINED, ALL, WIDTH = 12, 160, 80

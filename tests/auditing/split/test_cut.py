@@ -20,7 +20,7 @@ from exhume.core.contract import Outcome, Status, silent
 from exhume.core.evidence import LineupRow
 from exhume.core.results import AttackSpec, Findings, Section, Verdict
 from exhume.models.split.inverter import OwnForm
-from exhume.models.split.pipeline import Client, Pipeline
+from exhume.models.split.pipeline import Pipeline, SplitClient
 from exhume.report.folder import RunFolder
 from exhume.settings import Brief
 
@@ -39,7 +39,7 @@ FORM = OwnForm(Form(), "0", "1")
 
 def pipeline_of(*layers, bodies=1):
     head = nn.Sequential(*layers)
-    client = Client(head, torch.zeros(1), tuple(range(bodies)), nn.Flatten())
+    client = SplitClient(head, torch.zeros(1), tuple(range(bodies)), nn.Flatten())
     return Pipeline(client, (nn.Identity(),) * bodies, "head")
 
 

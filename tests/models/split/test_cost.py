@@ -13,7 +13,7 @@ from exhume.models.split.blueprint import Blueprint
 from exhume.models.split.cost import client_seconds, client_share, request_cost
 from exhume.models.split.cut import cut
 from exhume.models.split.networks import ResNet18
-from exhume.models.split.pipeline import Client, Pipeline, undefended
+from exhume.models.split.pipeline import Pipeline, SplitClient, undefended
 
 PLAN = Blueprint(ResNet18((3, 16, 16), 5, 4), "conv1", "pool")
 
@@ -26,7 +26,9 @@ def several(count, key):
 
 def planted(bodies, selected, key):
     parts = PLAN.split()
-    client = Client(parts.head.eval(), torch.zeros(4, 8, 8), selected, PLAN.tail(len(selected)))
+    client = SplitClient(
+        parts.head.eval(), torch.zeros(4, 8, 8), selected, PLAN.tail(len(selected))
+    )
     return Pipeline(client, tuple(several(bodies, key)), "conv1")
 
 
@@ -49,8 +51,8 @@ def test_the_clients_time_leaves_the_bodies_out(monkeypatch):
             now[0] += 2
             return x
 
-    quick = Client(nn.Identity(), torch.zeros(()), (0,), nn.Identity())
-    slow = Client(Slow(), torch.zeros(()), (0,), nn.Identity())
+    quick = SplitClient(nn.Identity(), torch.zeros(()), (0,), nn.Identity())
+    slow = SplitClient(Slow(), torch.zeros(()), (0,), nn.Identity())
     x = torch.rand(1, 3)
     assert client_seconds([slow, quick], x, [[x], [x]], repeats=3) == [2, 0]
     with pytest.raises(ExhumeError, match="1 given for 2 clients"):

@@ -17,14 +17,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from exhume.attacks.split.as_sent import _Shown
 from exhume.attacks.split.cipher import unplaced
 from exhume.attacks.split.lookalike import Windows
-from exhume.attacks.split.namer import likeliest
 from exhume.attacks.split.shadow import moment_distance, moments
 from exhume.core.contract import Key, Records
-from exhume.models.split.channel import ChannelNetwork, FreshNoise
+from exhume.models.split.channel import ChannelNetwork, FreshNoise, likeliest
 from exhume.models.split.cut import cut
 from exhume.models.split.inverter import Decoder, OwnForm, ShadowHead
 from exhume.models.split.networks import VGG16, ResNet18
-from exhume.models.split.pipeline import Client
+from exhume.models.split.pipeline import SplitClient
 from exhume.models.split.seq2seq import Translator, sinusoids
 from exhume.train.single import apply_dropout, augmented_images, translate
 
@@ -60,7 +59,7 @@ def a_client(device):
     """With fixed noise, and the whole way through the body."""
     parts = moved(plain, device)
     noise = torch.zeros_like(parts["head"](images(device))[0])
-    client = Client(parts["head"], noise, (0,), parts["tail"])
+    client = SplitClient(parts["head"], noise, (0,), parts["tail"])
     return client.finish([parts["body"](client.send(images(device)))])
 
 

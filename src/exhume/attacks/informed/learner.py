@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from exhume.core.contract import ExhumeError, Key, Progress, Store, silent
 from exhume.models.lpips import perceptual
-from exhume.models.patchgan import patchgan
+from exhume.models.reconstructors import patchgan
 from exhume.store.shards import address, digest
 from exhume.train.optimisers import FusedRMSProp
 from exhume.train.single import optimiser_state, restore_optimiser

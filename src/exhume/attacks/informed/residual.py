@@ -35,7 +35,7 @@ from exhume.core.contract import (
     Store,
     silent,
 )
-from exhume.models.corrector import Corrector
+from exhume.models.reconstructors import Corrector
 
 _FEWEST = 20  # shadows: fewer teach nothing
 

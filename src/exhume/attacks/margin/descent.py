@@ -46,7 +46,7 @@ _EPSILON = 1e-3  # rounds the corner of the total variation
 
 
 @dataclass(frozen=True)
-class Descent:
+class SearchDescent:
     method: Literal["adam", "momentum"] = "adam"
     steps: int = 300
     rate: float = 0.05  # of the candidates
@@ -55,7 +55,7 @@ class Descent:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class RestartRun:
     """One restart."""
 
     inputs: Tensor  # (m, d), centred as the network takes them
@@ -83,29 +83,29 @@ class Start:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class DescentEnd:
     coordinates: Tensor  # (m, r)
     multipliers: Tensor  # (m,)
     margins: Tensor  # (m,)
     loss: float  # relative squared residual
     diverged: float = -1.0  # step at which it stopped being finite: this is from before; -1: never
 
-    def run(self, span: Span, labels: Tensor, records: int | float) -> Run:
+    def run(self, span: RowSpan, labels: Tensor, records: int | float) -> RestartRun:
         """As a restart that assumed so many training records."""
         explained = self.multipliers * self.margins
         inputs = span.inputs(self.coordinates)
-        return Run(inputs, labels, explained, self.loss, self.diverged, float(records))
+        return RestartRun(inputs, labels, explained, self.loss, self.diverged, float(records))
 
 
 def descend(
-    problem: Residual,
+    problem: StationarityResidual,
     start: Start,
-    descent: Descent,
+    descent: SearchDescent,
     *,
     prior: Prior,
     shape: tuple[int, ...],
     progress: Callable[[int], None],
-) -> Found:
+) -> DescentEnd:
     raw, scaled = start.raw.clone(), start.coordinates / start.spread
     kept, diverged = (raw, scaled), -1.0
     rates = [descent.rate, descent.multiplier_rate]
@@ -134,7 +134,7 @@ def descend(
         progress(step + 1)
     lam, _ = _multipliers(start, raw)
     last = problem.at(scaled * start.spread, lam)
-    return Found(scaled * start.spread, lam, last.margins, last.loss, diverged)
+    return DescentEnd(scaled * start.spread, lam, last.margins, last.loss, diverged)
 
 
 def _multipliers(start: Start, raw: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,7 +148,7 @@ def _multipliers(start: Start, raw: Tensor) -> tuple[Tensor, Tensor]:
     return start.share * lam, start.share * slope
 
 
-def fall(descent: Descent, step: int) -> float:
+def fall(descent: SearchDescent, step: int) -> float:
     """The share of the rate at a step, counted from 0."""
     if not descent.falling:
         return 1.0
@@ -187,7 +187,7 @@ def stepper(
 
 
 @dataclass(frozen=True, eq=False)
-class Span:
+class RowSpan:
     """The row span of the first layer, cut to its leading directions."""
 
     basis: Tensor  # V (r, d), orthonormal rows
@@ -200,14 +200,14 @@ class Span:
         return coordinates @ self.basis
 
 
-def span_of(network: Matrices, rank: int | Callable[[Tensor], int]) -> Span:
+def span_of(network: Matrices, rank: int | Callable[[Tensor], int]) -> RowSpan:
     """The leading right singular vectors of the first layer: so many, or as many as its values say."""
     _, values, rows = torch.linalg.svd(network.first.double(), full_matrices=False)
     rank = rank if isinstance(rank, int) else rank(values)
     basis = rows[:rank].to(network.first.dtype)
     inside = replace(network, first=network.first @ basis.T)
     outside = float(values[rank:].square().sum())
-    return Span(basis, values[:rank].to(network.first.dtype), inside, outside)
+    return RowSpan(basis, values[:rank].to(network.first.dtype), inside, outside)
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,8 +219,8 @@ class Value:
 
 
 @dataclass(frozen=True, eq=False)
-class Residual:
-    span: Span
+class StationarityResidual:
+    span: RowSpan
     labels: Tensor  # (m,)
     head: Head = "multiclass"
     others: Others = "softmax"
@@ -258,7 +258,9 @@ class Residual:
 class _Pass:
     """One evaluation: forward, signals back, residuals, and the way back through both."""
 
-    def __init__(self, problem: Residual, coordinates: Tensor, multipliers: Tensor) -> None:
+    def __init__(
+        self, problem: StationarityResidual, coordinates: Tensor, multipliers: Tensor
+    ) -> None:
         network = problem.span.network
         self.problem, self.network = problem, network
         self.extended = problem.weighted(

@@ -17,7 +17,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from exhume.attacks.margin.descent import Descent, Prior, Residual, Run, Start, descend
+from exhume.attacks.margin.descent import (
+    Prior,
+    RestartRun,
+    SearchDescent,
+    Start,
+    StationarityResidual,
+    descend,
+)
 from exhume.attacks.margin.reading import Reader, check_homogeneous, labels_for
 from exhume.attacks.margin.restarts import Restarts, pooled
 from exhume.core.contract import Key, Knowledge, Progress, Store, silent
@@ -43,7 +50,7 @@ class Equation6:
     lambda_min: float = 0.203  # search: .01 to .5
     multipliers: Literal["squared", "penalty"] = "squared"  # a² + lambda_min; penalty: the code's
     alpha: float = 39.5  # search: 10 to 500
-    descent: Descent = Descent(
+    descent: SearchDescent = SearchDescent(
         "momentum", steps=50_000, rate=1.36e-3, multiplier_rate=0.479, falling=False
     )
     prior: Prior = Prior(box=1.0)
@@ -61,13 +68,13 @@ class Equation6:
         reader: Reader,
         parameters: Tensor,
         key: Key,
-        _: list[Run],
+        _: list[RestartRun],
         progress: Callable[[int], None],
-    ) -> Run:
+    ) -> RestartRun:
         span = reader.span(parameters, 0)
         labels = labels_for(self.candidates, reader, parameters)
         weights = (1.0,) * (1 + len(span.network.later))
-        problem = Residual(span, labels, self.head, self.others, self.alpha, weights)
+        problem = StationarityResidual(span, labels, self.head, self.others, self.alpha, weights)
         start, shape = self._start(span.values, key), reader.mlp.input_shape
         found = descend(
             problem, start, self.descent, prior=self.prior, shape=shape, progress=progress

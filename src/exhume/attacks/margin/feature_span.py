@@ -26,10 +26,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exhume.attacks.gradient.chains import features_of
-from exhume.attacks.margin.descent import Descent, Run, fall
+from exhume.attacks.margin.descent import RestartRun, SearchDescent, fall
 from exhume.attacks.margin.reading import (
     Known,
-    Rows,
+    RowSpace,
     first_connected,
     orthonormal,
     records_by,
@@ -46,6 +46,7 @@ from exhume.core.contract import (
     Store,
     silent,
 )
+from exhume.core.records import total_variation
 
 _SHARED = 3  # leading directions of the layer that all records have in common
 _COLOURS = (0.0, 0.35, 0.65, 1.0)  # of images of one colour, in every channel
@@ -73,7 +74,7 @@ class FeatureSpan:
     falls: float = 0.1  # and what is left of it at the end
     same: float = 0.9  # cosine above which two candidates are one image
     trust: float = 10.0  # found: f below so many times the smallest
-    descent: Descent = Descent(steps=400, rate=0.1)
+    descent: SearchDescent = SearchDescent(steps=400, rate=0.1)
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
@@ -97,9 +98,9 @@ class FeatureSpan:
         layer_of: Callable[[Tensor], _Layer],
         parameters: Tensor,
         key: Key,
-        earlier: list[Run],
+        earlier: list[RestartRun],
         progress: Callable[[int], None],
-    ) -> Run:
+    ) -> RestartRun:
         layer = layer_of(parameters)
         nothing = layer.uninformative
         images = self._start(reader, round(self.starts * layer.records), parameters, key)
@@ -109,7 +110,9 @@ class FeatureSpan:
             distance = layer.distance(images, nothing)
             labels = layer.labels(images)
         inputs = (images - layer.centre).flatten(1)
-        return Run(inputs, labels, -distance, float(distance.median()), lost, float(layer.records))
+        return RestartRun(
+            inputs, labels, -distance, float(distance.median()), lost, float(layer.records)
+        )
 
     def _start(self, reader: Known, count: int, like: Tensor, key: Key) -> Tensor:
         """(m, c, h, w) smooth noise about the centre, in [0, 1]."""
@@ -147,7 +150,7 @@ class FeatureSpan:
             progress(step + 1)
         return images.detach(), -1.0
 
-    def _found(self, earlier: list[Run], layer: _Layer, nothing: Tensor) -> Tensor:
+    def _found(self, earlier: list[RestartRun], layer: _Layer, nothing: Tensor) -> Tensor:
         """F (f, features): what says nothing, and the features of what the earlier rounds found."""
         if not earlier:
             return nothing
@@ -167,7 +170,7 @@ class _Layer:
     architecture: Architecture
     parameters: Tensor  # (p,)
     name: str
-    rows: Rows
+    rows: RowSpace
     records: int
     centre: Tensor  # (*shape)
 
@@ -221,9 +224,5 @@ class _Layer:
 
 def _roughness(images: Tensor) -> Tensor:
     """(m,) total variation, and half of that of the colours: channels of an image have the same edges."""
-    return _variation(images) + 0.5 * _variation(images - images.mean(1, keepdim=True))
-
-
-def _variation(images: Tensor) -> Tensor:
-    down, right = images.diff(dim=2).abs(), images.diff(dim=3).abs()
-    return down.mean((1, 2, 3)) + right.mean((1, 2, 3))
+    grey = images - images.mean(1, keepdim=True)
+    return total_variation(images) + 0.5 * total_variation(grey)

@@ -28,7 +28,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from exhume.attacks.margin.descent import Descent, Prior, Residual, Run, Span, Start, descend
+from exhume.attacks.margin.descent import (
+    Prior,
+    RestartRun,
+    RowSpan,
+    SearchDescent,
+    Start,
+    StationarityResidual,
+    descend,
+)
 from exhume.attacks.margin.reading import Reader, labels_for, scale_of, spread_of
 from exhume.attacks.margin.restarts import Restarts, agreed, pooled, said
 from exhume.core.contract import (
@@ -60,7 +68,6 @@ class FirstLayer:
     head: Head = "multiclass"
     others: Others = "softmax"
     weights: tuple[float, ...] = (1.0,)  # of the layers' residuals, first to last
-    whiten: bool = True  # weight the first layer's columns alike
     rank: int | None = None  # of the span; None: read off the spectrum, 0: all of it
     candidates: float = 2.0  # per training record, whose number is the rank + 1
     later: float = 1.5  # the same for restarts that do not begin at random
@@ -71,7 +78,7 @@ class FirstLayer:
         0.22  # standard deviation of a candidate's pixels at the start; vectors: `scale_of`
     )
     largest: float = 0.25  # and at most; vectors: in proportion
-    descent: Descent = Descent()
+    descent: SearchDescent = SearchDescent()
     prior: Prior = Prior()
     labels: Literal["even", "own"] = "even"  # own: by the network, for any mix of classes
     smooth: float = (
@@ -93,9 +100,9 @@ class FirstLayer:
         reader: Reader,
         parameters: Tensor,
         key: Key,
-        earlier: list[Run],
+        earlier: list[RestartRun],
         progress: Callable[[int], None],
-    ) -> Run:
+    ) -> RestartRun:
         span = reader.span(parameters, self.rank)
         records, again = len(span.basis) + 1, len(earlier) >= self.fresh
         count = round((self.later if again else self.candidates) * records)
@@ -107,7 +114,9 @@ class FirstLayer:
             labels = labels_for(count, reader, parameters)
         if again:
             labels, start = _begin_with(agreed(earlier), span, labels, start)
-        problem = Residual(span, labels, self.head, self.others, self.alpha, self.weights, columns)
+        problem = StationarityResidual(
+            span, labels, self.head, self.others, self.alpha, self.weights, columns
+        )
         start = _with_multipliers(problem, start, signed=self.head == "regression")
         shape = reader.mlp.input_shape
         variation = self.smooth * (FirstLayer.contrast / self.contrast) / count
@@ -115,18 +124,18 @@ class FirstLayer:
         found = descend(problem, start, self.descent, prior=prior, shape=shape, progress=progress)
         return found.run(span, labels, records)
 
-    def _start(self, span: Span, scale: float, count: int, key: Key) -> tuple[Start, Tensor]:
+    def _start(self, span: RowSpan, scale: float, count: int, key: Key) -> tuple[Start, Tensor]:
         spread = spread_of(span, scale)
         noise = torch.randn(count, len(spread), generator=key.generator(), dtype=torch.float64)
         coordinates = noise.to(spread) * spread
-        columns = _columns(spread if self.whiten else torch.ones_like(spread), span.network.bias)
+        columns = _columns(spread, span.network.bias)
         raw = torch.zeros_like(coordinates[:, 0])
         return Start(
             coordinates, raw, spread, largest=scale * self.largest / self.contrast
         ), columns
 
 
-def _is_sum(span: Span) -> bool:
+def _is_sum(span: RowSpan) -> bool:
     """Whether records explain the first layer.
 
     Where its start is still there the residual says little, and a preference for smooth images decides.
@@ -141,7 +150,7 @@ def _columns(spread: Tensor, bias: Tensor) -> Tensor:
     return torch.cat([1 / spread, bias.any()[None].to(spread)])
 
 
-def _with_multipliers(problem: Residual, start: Start, *, signed: bool) -> Start:
+def _with_multipliers(problem: StationarityResidual, start: Start, *, signed: bool) -> Start:
     """The start with one multiplier for all: the scale that explains most.
 
     loss(s) = loss(0) - 2 s a + s² q, so two evaluations give the best s. Where the random candidates point
@@ -157,7 +166,7 @@ def _with_multipliers(problem: Residual, start: Start, *, signed: bool) -> Start
 
 
 def _begin_with(
-    found: tuple[Tensor, Tensor], span: Span, labels: Tensor, start: Start
+    found: tuple[Tensor, Tensor], span: RowSpan, labels: Tensor, start: Start
 ) -> tuple[Tensor, Start]:
     """The start with the agreed inputs (k, d) in place of random ones of the same labels (k,)."""
     inputs, known = found

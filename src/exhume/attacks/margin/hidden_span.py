@@ -25,10 +25,10 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from exhume.attacks.margin.descent import Descent, Run, Span, fall, stepper
+from exhume.attacks.margin.descent import RestartRun, RowSpan, SearchDescent, fall, stepper
 from exhume.attacks.margin.reading import (
     Reader,
-    Rows,
+    RowSpace,
     orthonormal,
     row_space,
     scale_of,
@@ -65,7 +65,7 @@ class HiddenSpan:
     largest: float = 0.29  # and at most; vectors: in proportion
     same: float = 0.9  # cosine above which two candidates are one image
     trust: float = 3.0  # found: f below so many times that of images that several starts end at
-    descent: Descent = Descent(steps=300, rate=0.2)
+    descent: SearchDescent = SearchDescent(steps=300, rate=0.2)
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
@@ -82,12 +82,12 @@ class HiddenSpan:
     def _once(  # noqa: PLR0917
         self,
         reader: Reader,
-        rows_of: Callable[[Span], Rows],
+        rows_of: Callable[[RowSpan], RowSpace],
         parameters: Tensor,
         key: Key,
-        earlier: list[Run],
+        earlier: list[RestartRun],
         progress: Callable[[int], None],
-    ) -> Run:
+    ) -> RestartRun:
         span = reader.span(parameters, None)
         rows = rows_of(span)
         problem = _Problem(span.network, rows, self._found(earlier, span))
@@ -96,7 +96,7 @@ class HiddenSpan:
         distance, _ = _Problem(span.network, rows).at(coordinates)
         labels = said(span.network.forward(coordinates)[1])
         inputs, records = span.inputs(coordinates), float(len(span.basis) + 1)
-        return Run(inputs, labels, -distance, float(distance.median()), lost, records)
+        return RestartRun(inputs, labels, -distance, float(distance.median()), lost, records)
 
     def random_distance(self, reader: Reader, parameters: Tensor, key: Key) -> float:
         """The median f of random inputs in the span of the first layer, which are no records."""
@@ -108,7 +108,12 @@ class HiddenSpan:
         return float(problem.at(noise.to(spread) * spread)[0].median())
 
     def _descend(
-        self, problem: _Problem, span: Span, scale: float, key: Key, progress: Callable[[int], None]
+        self,
+        problem: _Problem,
+        span: RowSpan,
+        scale: float,
+        key: Key,
+        progress: Callable[[int], None],
     ) -> tuple[Tensor, float]:
         """(m, r) where the starts end, and the step at which they stopped being finite or -1."""
         spread = spread_of(span, scale)
@@ -128,7 +133,7 @@ class HiddenSpan:
             progress(index + 1)
         return scaled * spread, -1.0
 
-    def _found(self, earlier: list[Run], span: Span) -> Tensor | None:
+    def _found(self, earlier: list[RestartRun], span: RowSpan) -> Tensor | None:
         """F: an orthonormal basis (f, k) of the activations of what the earlier rounds found."""
         if not earlier:
             return None
@@ -150,7 +155,7 @@ class HiddenSpan:
         return orthonormal(hidden)
 
 
-def second_layer(span: Span, widen: float) -> Rows:
+def second_layer(span: RowSpan, widen: float) -> RowSpace:
     """Read the second layer; refuses one that keeps its start, or has too few neurons."""
     matrix = span.network.later[0]
     count = round(widen * (len(span.basis) + 1))
@@ -166,7 +171,7 @@ def second_layer(span: Span, widen: float) -> Rows:
 @dataclass(frozen=True, eq=False)
 class _Problem:
     network: Matrices
-    rows: Rows
+    rows: RowSpace
     found: Tensor | None = None  # F (f, k), orthonormal
 
     def at(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,13 +29,12 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.gradient.chains import lowest_of
-from exhume.attacks.margin.descent import Span, span_of
+from exhume.attacks.margin.descent import RowSpan, span_of
 from exhume.core.contract import Architecture, ExhumeError, Knowledge, NotApplicable
 from exhume.models.cnn import CNN
 from exhume.models.heads import Head, check_head
-from exhume.models.homogeneous import HomogeneousMLP
-from exhume.models.matrices import Dense, Matrices
-from exhume.models.mlp import MLP
+from exhume.models.matrices import DenseNetwork, Matrices
+from exhume.models.mlp import MLP, HomogeneousMLP
 from exhume.store.shards import digest
 
 GAP = 1.5  # factor between neighbouring singular values that ends the span
@@ -54,11 +53,13 @@ LEFT = 1e-3  # share of a layer's square that may lie outside its records' direc
 class Reader:
     """A checked architecture and what is known besides."""
 
-    mlp: Dense
+    mlp: DenseNetwork
     head: Head
     labels: Tensor | None  # (n,) of the unknown records
     centre: Tensor  # (*shape)
-    _spans: dict[tuple[str, int | None], Span] = field(default_factory=dict)  # of the last release
+    _spans: dict[tuple[str, int | None], RowSpan] = field(
+        default_factory=dict
+    )  # of the last release
 
     @staticmethod
     def of(knowledge: Knowledge, head: Head) -> Reader:
@@ -67,10 +68,10 @@ class Reader:
         return Reader(mlp, head, knowledge.labels, centre_of(knowledge, mlp))
 
     @property
-    def architecture(self) -> Dense:
+    def architecture(self) -> DenseNetwork:
         return self.mlp
 
-    def span(self, parameters: Tensor, rank: int | None) -> Span:
+    def span(self, parameters: Tensor, rank: int | None) -> RowSpan:
         """(p,) to the span of its first layer; rank 0: all of it, None: where the spectrum ends."""
         network = self.mlp.matrices(parameters)
         if not bool(torch.isfinite(parameters).all()):
@@ -119,7 +120,7 @@ def noise_edge(values: Tensor, aspect: float) -> float:
     return (1 + math.sqrt(b)) * omega / lam * float(values.median())
 
 
-def scale_of(span: Span, shape: tuple[int, ...], contrast: float) -> float:
+def scale_of(span: RowSpan, shape: tuple[int, ...], contrast: float) -> float:
     """The norm of a start: that of an image of such contrast.
 
     Vectors may have any scale; the first layer and its bias show it: they are the same sum, of the inputs and
@@ -131,7 +132,7 @@ def scale_of(span: Span, shape: tuple[int, ...], contrast: float) -> float:
     return _LONGER * float(span.network.first.norm()) / bias
 
 
-def spread_of(span: Span, scale: float) -> Tensor:
+def spread_of(span: RowSpan, scale: float) -> Tensor:
     """(r,) what starts have in each direction, for a norm of `scale`."""
     spread = span.values.sqrt()
     scaled: Tensor = spread * (scale / spread.norm())
@@ -147,11 +148,11 @@ def labels_for(count: int, reader: Reader, like: Tensor) -> Tensor:
     return torch.arange(count, device=like.device) % classes
 
 
-def dense(architecture: Architecture | None) -> Dense:
+def dense(architecture: Architecture | None) -> DenseNetwork:
     """The architecture, if it is fully connected with a hidden layer."""
     if architecture is None:
         raise NotApplicable("the margin attack needs the architecture", ever=True)
-    if isinstance(architecture, Dense):
+    if isinstance(architecture, DenseNetwork):
         if not architecture.hidden:
             raise NotApplicable(
                 "fc1: without a hidden layer the weights are one sum over all records, which no gate "
@@ -174,7 +175,7 @@ def dense(architecture: Architecture | None) -> Dense:
     )
 
 
-def check_homogeneous(mlp: Dense) -> None:
+def check_homogeneous(mlp: DenseNetwork) -> None:
     """Refuse what eq. (6) does not hold for."""
     if isinstance(mlp, MLP) and mlp.activation != "relu":
         raise NotApplicable(
@@ -213,7 +214,7 @@ def centre_of(knowledge: Knowledge, architecture: Architecture) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class RowSpace:
     """Directions above the floor, and how much of each counts as outside."""
 
     basis: Tensor  # (q, k) orthonormal, leading first
@@ -225,7 +226,7 @@ class Rows:
         return torch.addmm(vectors, (vectors @ self.basis.T) * self.damped, self.basis, alpha=-1)
 
 
-def row_space(matrix: Tensor, directions: int | Callable[[Tensor], int], name: str) -> Rows:
+def row_space(matrix: Tensor, directions: int | Callable[[Tensor], int], name: str) -> RowSpace:
     """Read a layer (outputs, inputs); refuses one with too much outside its directions: its start.
 
     directions: how many, or how many by its singular values.
@@ -244,7 +245,7 @@ def row_space(matrix: Tensor, directions: int | Callable[[Tensor], int], name: s
     floor = noise_edge(values, aspect) if tail else float(values[count])
     kept = int((values > floor).sum())
     damped = 1 - floor / (values[:kept].square() + floor**2).sqrt()
-    return Rows(rows[:kept].to(matrix), damped.to(matrix), values)
+    return RowSpace(rows[:kept].to(matrix), damped.to(matrix), values)
 
 
 def without(vectors: Tensor, rows: Tensor) -> Tensor:
@@ -260,7 +261,7 @@ def orthonormal(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Premises:
-    """Of one release."""
+    """What one release shows of its training records, without an attack."""
 
     records: int  # by the first layer's spectrum: its rank, and one more for the mean
     fall: float  # from the last singular value of the records to the next; infinite: what follows is rounding
@@ -289,15 +290,13 @@ def premises_of(network: Matrices, widen: float) -> Premises:
     values = torch.linalg.svdvals(network.first.double())
     short, long = sorted((neurons, inputs))
     rank = rank_of(values, aspect=short / long)
-    behind = float(values[rank]) if rank < len(values) else 0.0
-    rounding = behind <= _ROUNDING * float(values[0])
     directions = round(widen * (rank + 1))
     second = None
     if len(network.later) > 1:
         second = _outside(torch.linalg.svdvals(network.later[0].double()), directions)
     return Premises(
         records=rank + 1,
-        fall=math.inf if rounding else float(values[rank - 1]) / behind,
+        fall=_fall(values, rank),
         whole=rank == len(values),
         left_first=float(values[rank:].square().sum() / values.square().sum()),
         left_second=second,
@@ -309,7 +308,7 @@ def premises_of(network: Matrices, widen: float) -> Premises:
 
 @dataclass(frozen=True)
 class FeaturePremises:
-    """Of one release with convolutions."""
+    """What one release with convolutions shows of its training records, without an attack."""
 
     layer: str  # the first fully connected one
     records: int  # by its spectrum
@@ -331,18 +330,23 @@ def feature_premises(
     name, weights = first_connected(architecture, parameters)
     values = torch.linalg.svdvals(weights.double())
     records = records_by(values)
-    behind = float(values[records]) if records < len(values) else 0.0
-    rounding = behind <= _ROUNDING * float(values[0])
     directions = round(widen * records)
     return FeaturePremises(
         layer=name,
         records=records,
-        fall=math.inf if rounding else float(values[records - 1]) / behind,
+        fall=_fall(values, records),
         left=_outside(values, directions),
         directions=directions,
         features=weights.shape[1],
         unknowns=math.prod(architecture.input_shape),
     )
+
+
+def _fall(values: Tensor, rank: int) -> float:
+    """From the last singular value of the records to the next; infinite: what follows is rounding."""
+    behind = float(values[rank]) if rank < len(values) else 0.0
+    rounding = behind <= _ROUNDING * float(values[0])
+    return math.inf if rounding else float(values[rank - 1]) / behind
 
 
 def _outside(values: Tensor, directions: int) -> float:

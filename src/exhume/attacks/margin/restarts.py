@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from exhume.attacks.margin.descent import Descent, Run
+from exhume.attacks.margin.descent import RestartRun, SearchDescent
 from exhume.attacks.margin.reading import Known, Reader
 from exhume.core.contract import (
     FILLED_UP,
@@ -33,7 +33,7 @@ from exhume.core.contract import (
 )
 from exhume.store.shards import address, digest
 
-Once = Callable[[Tensor, Key, list[Run], Callable[[int], None]], Run]
+Once = Callable[[Tensor, Key, list[RestartRun], Callable[[int], None]], RestartRun]
 """(p,) parameters, the restart's key, the restarts before it, a callback for the steps done: one restart."""
 _SAME = 0.7  # cosine above which two candidates are the same image
 
@@ -45,7 +45,7 @@ class Config(Protocol):
     @property
     def restarts(self) -> int: ...
     @property
-    def descent(self) -> Descent: ...
+    def descent(self) -> SearchDescent: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Restarts:
     key: Key
     store: Store
     progress: Progress
-    pool: Callable[[list[Run]], tuple[Tensor, Tensor, Tensor]]
+    pool: Callable[[list[RestartRun]], tuple[Tensor, Tensor, Tensor]]
 
     def run(self, releases: Release) -> Reconstruction:
         try:
@@ -73,7 +73,7 @@ class Restarts:
     def _all(self, parameters: Tensor) -> Reconstruction:
         pools, losses, records, stops, seconds = [], [], [], list[float](), 0.0
         for row in parameters:
-            runs: list[Run] = []
+            runs: list[RestartRun] = []
             for index in range(self.config.restarts):
                 runs.append(self._restart(row, index, runs))
             losses += [run.loss for run in runs]
@@ -102,7 +102,7 @@ class Restarts:
             },
         )
 
-    def _restart(self, row: Tensor, index: int, earlier: list[Run]) -> Run:
+    def _restart(self, row: Tensor, index: int, earlier: list[RestartRun]) -> RestartRun:
         """One restart, loaded if it was done before. Same release, same key: same numbers."""
         stage = f"restart {index + 1} of {self.config.restarts}"
         seen: tuple[str, ...] = (digest(row), str(self.reader.architecture))
@@ -124,7 +124,7 @@ class Restarts:
         inputs, labels, explained = (
             saved[part].to(row.device) for part in ("inputs", "labels", "explained")
         )
-        return Run(inputs, labels, explained, *saved["numbers"].tolist())
+        return RestartRun(inputs, labels, explained, *saved["numbers"].tolist())
 
 
 def _status(stops: list[float], restarts: int) -> Status:
@@ -142,44 +142,48 @@ def _fill(rows: Tensor, most: int, value: float) -> Tensor:
     return torch.cat([rows, rows.new_full((most - len(rows), *rows.shape[1:]), value)])
 
 
-def joined(found: list[Reconstruction]) -> Reconstruction:
+def joined(results: list[Reconstruction]) -> Reconstruction:
     """One reconstruction of several releases; those with fewer candidates are filled up."""
-    most = max(one.candidates.shape[1] for one in found)
-    labels = [row for one in found if one.labels is not None for row in one.labels]
+    most = max(one.candidates.shape[1] for one in results)
+    labels = [row for one in results if one.labels is not None for row in one.labels]
     mean = {
-        name: sum(one.observed[name] for one in found) / len(found) for name in found[0].observed
+        name: sum(one.observed[name] for one in results) / len(results)
+        for name in results[0].observed
     }
     return Reconstruction(
-        candidates=torch.stack([_fill(row, most, 0.0) for one in found for row in one.candidates]),
+        candidates=torch.stack(
+            [_fill(row, most, 0.0) for one in results for row in one.candidates]
+        ),
         confidence=torch.stack(
-            [_fill(row, most, FILLED_UP) for one in found for row in one.confidence]
+            [_fill(row, most, FILLED_UP) for one in results for row in one.confidence]
         ),
         status=next(
-            (o.status for o in found if o.status.outcome != Outcome.CONVERGED), found[0].status
+            (o.status for o in results if o.status.outcome != Outcome.CONVERGED),
+            results[0].status,
         ),
-        cost=replace(found[0].cost, seconds=sum(one.cost.seconds for one in found)),
+        cost=replace(results[0].cost, seconds=sum(one.cost.seconds for one in results)),
         labels=torch.stack([_fill(row, most, -1.0) for row in labels]),
         observed=mean,
     )
 
 
-def pooled(runs: list[Run]) -> tuple[Tensor, Tensor, Tensor]:
+def pooled(runs: list[RestartRun]) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs (k, d), confidence (k,) and labels (k,), surest first."""
     return _ordered(runs, runs[0].explained if len(runs) == 1 else _agreement(runs))
 
 
-def by_own_confidence(runs: list[Run]) -> tuple[Tensor, Tensor, Tensor]:
+def by_own_confidence(runs: list[RestartRun]) -> tuple[Tensor, Tensor, Tensor]:
     """Pool runs whose candidates carry their own confidence, and whose rounds are not meant to agree."""
     return _ordered(runs, torch.cat([run.explained for run in runs]))
 
 
-def _ordered(runs: list[Run], confidence: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _ordered(runs: list[RestartRun], confidence: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     inputs, labels = torch.cat([r.inputs for r in runs]), torch.cat([r.labels for r in runs])
     order = confidence.argsort(descending=True, stable=True)
     return inputs[order], confidence[order], labels[order]
 
 
-def agreed(runs: list[Run]) -> tuple[Tensor, Tensor]:
+def agreed(runs: list[RestartRun]) -> tuple[Tensor, Tensor]:
     """What the restarts found in common, each once: inputs (k, d) and labels (k,)."""
     inputs, labels = torch.cat([r.inputs for r in runs]), torch.cat([r.labels for r in runs])
     if len(runs) < 2:
@@ -215,7 +219,7 @@ def said(outputs: Tensor) -> Tensor:
     return (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
 
 
-def _agreement(runs: list[Run]) -> Tensor:
+def _agreement(runs: list[RestartRun]) -> Tensor:
     """(k,) cosine of each candidate with the nearest of another restart that has its label.
 
     Two restarts at a time: all pairs at once would take memory with the square of their number.

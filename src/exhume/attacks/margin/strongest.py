@@ -88,26 +88,26 @@ class PreparedStrongest:
 
     def _one(self, release: Weights) -> Reconstruction:
         chosen = self.choice(release)
-        found = chosen.run(release)
+        reconstruction = chosen.run(release)
         if chosen is self.first:
-            return found
+            return reconstruction
         assert isinstance(chosen.config, HiddenSpan)
         assert isinstance(chosen.reader, Reader)
         if chosen.reader.mlp.matrices(release.parameters[0]).act.curve is None:  # a kink
             apart = chosen.config.random_distance(chosen.reader, release.parameters[0], chosen.key)
-            certain = met(found, chosen.reader.centre, _APART * apart)
-            if certain >= _ENOUGH * found.observed["records"]:
-                return found
-        return _pooled(found, self.first.run(release))
+            certain = met(reconstruction, chosen.reader.centre, _APART * apart)
+            if certain >= _ENOUGH * reconstruction.observed["records"]:
+                return reconstruction
+        return _pooled(reconstruction, self.first.run(release))
 
 
-def met(found: Reconstruction, centre: Tensor, limit: float = math.inf) -> int:
+def met(result: Reconstruction, centre: Tensor, limit: float = math.inf) -> int:
     """Places at which several starts of one release ended, not further from the span than `limit`."""
-    if found.status.outcome is Outcome.NOT_APPLICABLE or not len(found.candidates):
+    if result.status.outcome is Outcome.NOT_APPLICABLE or not len(result.candidates):
         return 0
-    inputs = (found.candidates[0] - centre.to(found.candidates)).flatten(1)
-    kept, sizes = distinct(inputs, found.confidence[0], HiddenSpan.same)
-    near = -found.confidence[0][kept] <= limit
+    inputs = (result.candidates[0] - centre.to(result.candidates)).flatten(1)
+    kept, sizes = distinct(inputs, result.confidence[0], HiddenSpan.same)
+    near = -result.confidence[0][kept] <= limit
     return int(((sizes >= _OFTEN) & near).sum())
 
 

@@ -47,7 +47,7 @@ from exhume.core.contract import (
     Store,
     silent,
 )
-from exhume.models.split.seq2seq import PADDING, UNKNOWN, Words, sinusoids
+from exhume.models.split.seq2seq import PADDING, UNKNOWN, TranslatorWords, sinusoids
 
 SINUSOIDS, NO_POSITIONS, FOUND = _POSITIONS = ("sinusoids", "none", "found")
 """What a client adds to a word's vector: the public sinusoids, nothing, or a vector of each place."""
@@ -180,7 +180,7 @@ class KnownTable:
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> ReadTable:
         head = knowledge.parts.get("head")
-        if not isinstance(head, Words) or knowledge.features is None:
+        if not isinstance(head, TranslatorWords) or knowledge.features is None:
             raise NotApplicable(
                 "looking words up needs the embeddings as the part named head, and the features' shape",
                 ever=True,
@@ -261,7 +261,7 @@ def decipher(symbols: Tensor, plain: Tensor, kinds: tuple[int, int], rounds: int
     _check(symbols, plain, kinds)
     settled = _as_often(symbols, plain, kinds)
     settled += _explained(_places(symbols, kinds[0]), _places(plain, kinds[1]))
-    found = _assigned(settled)
+    words = _assigned(settled)
     neighbours = [
         pair
         for gap in _GAPS
@@ -272,15 +272,15 @@ def decipher(symbols: Tensor, plain: Tensor, kinds: tuple[int, int], rounds: int
     order = torch.argsort(often, descending=True, stable=True)[:-1]
     for turn in range(rounds):
         trusted = order[: int(_FIRST * _GROWTH**turn)]
-        trusted = trusted[found[trusted] > 0]
+        trusted = trusted[words[trusted] > 0]
         score = settled.clone()
         for a, b in neighbours:
-            score += _explained(_known(a, trusted), _known(b, found[trusted]))
+            score += _explained(_known(a, trusted), _known(b, words[trusted]))
         better = _assigned(score)
-        if len(trusted) >= int((found > 0).sum()) and torch.equal(better, found):
+        if len(trusted) >= int((words > 0).sum()) and torch.equal(better, words):
             break
-        found = better
-    return found
+        words = better
+    return words
 
 
 def _check(symbols: Tensor, plain: Tensor, kinds: tuple[int, int]) -> None:
@@ -340,9 +340,9 @@ def _known(counts: Tensor, trusted: Tensor) -> Tensor:
 def _assigned(score: Tensor) -> Tensor:
     """One word for each symbol; nothing and nothing belong together."""
     rows, columns = linear_sum_assignment(score[1:, 1:].numpy(), maximize=True)
-    found = torch.zeros(len(score), dtype=torch.long)
-    found[1 + torch.from_numpy(rows)] = 1 + torch.from_numpy(columns)
-    return found
+    words = torch.zeros(len(score), dtype=torch.long)
+    words[1 + torch.from_numpy(rows)] = 1 + torch.from_numpy(columns)
+    return words
 
 
 def unplaced(features: Tensor, places: Tensor) -> Tensor:
@@ -388,14 +388,14 @@ def gap_between(vectors: Tensor) -> float:
 
     Vectors of the same place are compared, so that whatever is added there does not matter.
     """
-    found = []
+    distances = []
     for column in vectors[:_COMPARED].unbind(1):
         here = column[(column != 0).any(1)]
         if len(here) > 1:
             apart = torch.cdist(here, here, compute_mode="donot_use_mm_for_euclid_dist")
-            found.append(apart[tuple(torch.triu_indices(len(here), len(here), 1))])
+            distances.append(apart[tuple(torch.triu_indices(len(here), len(here), 1))])
     scale = float(real_ones(vectors).norm(dim=1).median()) if len(real_ones(vectors)) else 1.0
-    every = torch.cat(found).double() if found else torch.zeros(0)
+    every = torch.cat(distances).double() if distances else torch.zeros(0)
     if len(every) < 2:
         return _SAME * scale
     logs = every.clamp_min(_SAME * scale).log().sort().values
@@ -413,21 +413,21 @@ def shifts(vectors: Tensor, apart: float) -> Tensor:
     Not a number where too few words agree: a place at which everybody writes the same, for instance.
     """
     length, width = vectors.shape[1:]
-    own = [numbered(vectors[:, p : p + 1], vectors[0, :0], apart)[1] for p in range(length)]
-    order = sorted(range(length), key=lambda p: -len(own[p]))
+    vectors_at = [numbered(vectors[:, p : p + 1], vectors[0, :0], apart)[1] for p in range(length)]
+    order = sorted(range(length), key=lambda p: -len(vectors_at[p]))
     directions = torch.randn(width, _CELL, generator=Key.from_seed(0).fold("votes").generator())
     directions = (directions / directions.norm(dim=0)).to(vectors)
-    found = torch.full_like(vectors[0], float("nan"))
-    found[order[0]] = 0.0
-    known = own[order[0]]
+    places = torch.full_like(vectors[0], float("nan"))
+    places[order[0]] = 0.0
+    known = vectors_at[order[0]]
     for place in order[1:]:
-        shift = _voted(own[place], known, apart, directions)
+        shift = _voted(vectors_at[place], known, apart, directions)
         if shift is None:
             continue
-        found[place] = shift
-        moved = own[place] - shift
+        places[place] = shift
+        moved = vectors_at[place] - shift
         known = torch.cat([known, moved[nearest_of(moved, known)[0] > apart]])
-    return found
+    return places
 
 
 def _voted(here: Tensor, known: Tensor, apart: float, directions: Tensor) -> Tensor | None:

@@ -22,8 +22,9 @@ Cost: one shadow training for each subset, through as many bodies.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations, islice
 
 import torch
@@ -33,7 +34,7 @@ from exhume.attacks.releases import Answer, EachSent, features_of
 from exhume.attacks.split.shadow import (
     LEARNED,
     Reads,
-    Server,
+    ServerSide,
     Shadow,
     faced,
     server_of,
@@ -52,6 +53,7 @@ from exhume.core.contract import (
     Store,
     silent,
 )
+from exhume.core.records import total_variation
 from exhume.models.split.inverter import Decoder, OwnForm, ShadowHead
 from exhume.store.shards import digest
 from exhume.train.single import Schedule, train_module
@@ -110,26 +112,38 @@ class ShadowInversion:
             for start in range(self.starts)
         ]
         shadow = max(shadows, key=lambda one: one.accuracy)
+        observed = dict[str, float]()
+        if self.starts > 1:
+            observed |= {f"shadow_accuracy_{i}": one.accuracy for i, one in enumerate(shadows)}
+        if self.reads == LEARNED:
+            observed |= {f"weight_{i}": float(w) for i, w in enumerate(shadow.weights)}
+        own = key.fold("decoder", str(self.reads))
+        fitted = self.inverted(server, shadow, key=own, store=store, progress=progress)
+        return replace(
+            fitted,
+            observed={**fitted.observed, **observed},
+            cost=Cost(time.perf_counter() - started, models=self.starts + 1),
+        )
+
+    def inverted(
+        self, server: ServerSide, shadow: Shadow, *, key: Key, store: Store, progress: Progress
+    ) -> FittedInversion:
+        """The decoder of a shadow; mirrored, where that is wanted and what it draws looks like negatives."""
         decoder, left = fit_decoder(
             shadow.head,
             server,
             self.decoder,
             self.decoder_schedule,
-            key=key.fold("decoder", str(self.reads)),
+            key=key,
             store=store,
             progress=progress,
         )
-        observed = {"shadow_accuracy": shadow.accuracy, "mse_on_own_features": left}
-        if self.starts > 1:
-            observed |= {f"shadow_accuracy_{i}": one.accuracy for i, one in enumerate(shadows)}
-        if self.reads == LEARNED:
-            observed |= {f"weight_{i}": float(w) for i, w in enumerate(shadow.weights)}
         head = shadow.head
+        observed = {"shadow_accuracy": shadow.accuracy, "mse_on_own_features": left}
         if self.upright and server.seen is not None:
             decoder, head, facing = faced(decoder, head, server.seen, server.records.inputs)
             observed |= facing
-        cost = Cost(time.perf_counter() - started, models=self.starts + 1)
-        return FittedInversion(decoder, head, server, observed, cost)
+        return FittedInversion(decoder, head, server, observed, Cost())
 
 
 @dataclass(frozen=True)
@@ -168,7 +182,7 @@ class TrueHeadInversion:
 
 def fit_decoder(
     head: nn.Module,
-    server: Server,
+    server: ServerSide,
     decoder: Decoder,
     schedule: Schedule,
     *,
@@ -187,28 +201,59 @@ def fit_decoder(
     aside = max(1, len(order) // 10)
     judged, used = order[:aside], order[aside:]
     network = decoder.module(server.features, records.shape, key).to(records.inputs.device)
-
-    def loss(rows: Tensor, generator: torch.Generator) -> Tensor:
-        rows = used[rows]
-        sent = server.noisy(features[rows], generator)
-        error: Tensor = (network(sent) - records.inputs[rows]).square().mean()
-        return error
-
-    train_module(
+    train_decoder(
         network,
-        loss,
-        len(used),
+        features[used],
+        records.inputs[used],
         schedule,
-        inputs=(digest(features), digest(records), *server.noise),
+        noisy=server.noisy,
+        known=(digest(features), digest(records), *server.noise),
         key=key,
         store=store,
         progress=progress,
-        stage="training the decoder",
     )
     sent = server.noisy(features[judged], key.fold("judging").generator())
     with torch.no_grad():
         left = (network(sent) - records.inputs[judged]).square().mean()
     return network, float(left)
+
+
+def train_decoder(
+    network: nn.Module,
+    features: Tensor,
+    inputs: Tensor,
+    schedule: Schedule,
+    *,
+    noisy: Callable[[Tensor, torch.Generator], Tensor] | None = None,
+    least: int = 0,
+    known: tuple[str, ...],
+    key: Key,
+    store: Store,
+    progress: Progress,
+) -> None:
+    """Least squares from features (n, *features) to inputs (n, *shape), in place.
+
+    noisy: what the client adds to its features, anew at every step; least: pairs of an epoch, where there are
+    fewer they come around several times; known: what the address of the work depends on besides.
+    """
+
+    def loss(rows: Tensor, generator: torch.Generator) -> Tensor:
+        rows = rows % len(inputs)
+        sent = noisy(features[rows], generator) if noisy else features[rows]
+        error: Tensor = (network(sent) - inputs[rows]).square().mean()
+        return error
+
+    train_module(
+        network,
+        loss,
+        max(len(inputs), least),
+        schedule,
+        inputs=known,
+        key=key,
+        store=store,
+        progress=progress,
+        stage="training the decoder",
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +262,7 @@ class FittedInversion:
 
     decoder: nn.Module
     head: nn.Module  # what the decoder inverts
-    server: Server
+    server: ServerSide
     observed: dict[str, float]
     cost: Cost
 
@@ -290,7 +335,17 @@ class FittedLikelihood:
         start = first.candidates[:, 0]
         if not self.attack.from_decoder:
             start = server.records.inputs.mean(0).expand_as(start)
-        found = self._search(start, values)
+        how = self.attack
+        found = search_inputs(
+            self.inner.head,
+            start,
+            values,
+            within=(start.new_tensor(0.0), start.new_tensor(1.0)),
+            steps=how.steps,
+            rate=how.rate,
+            smooth=how.smooth,
+            progress=partial(self.progress, "searching"),
+        )
         seconds = first.cost.seconds + time.perf_counter() - started
         return replace(
             first,
@@ -299,29 +354,40 @@ class FittedLikelihood:
             cost=Cost(seconds, first.cost.models),
         )
 
-    def _search(self, start: Tensor, values: Tensor) -> Tensor:
-        """Adam on the logits of the pixels, all inputs at once; their problems do not touch each other."""
-        inside = start.clamp(0.01, 0.99)
-        logits = torch.log(inside / (1 - inside)).requires_grad_()
-        optimiser = torch.optim.Adam([logits], self.attack.rate)
-        size = values.flatten(1).square().sum(1).clamp_min(1e-12)
-        for step in range(self.attack.steps):
-            self.progress("searching", step, self.attack.steps)
-            images = torch.sigmoid(logits)
-            apart = (self.inner.head(images) - values).flatten(1).square().sum(1) / size
-            loss = (apart + self.attack.smooth * _variation(images)).sum()
-            optimiser.zero_grad(set_to_none=True)
-            torch.autograd.backward(loss)
-            optimiser.step()
-        self.progress("searching", self.attack.steps, self.attack.steps)
-        return torch.sigmoid(logits.detach())
 
+def search_inputs(
+    head: nn.Module,
+    start: Tensor,
+    features: Tensor,
+    *,
+    within: tuple[Tensor, Tensor],
+    steps: int,
+    rate: float,
+    smooth: float,
+    progress: Callable[[int, int], object],
+) -> Tensor:
+    """(n, *shape) inputs whose features are (n, *features): Adam on the logits of their numbers.
 
-def _variation(images: Tensor) -> Tensor:
-    """(n,) mean absolute difference of neighbouring pixels."""
-    down = (images[:, :, 1:] - images[:, :, :-1]).abs().flatten(1).mean(1)
-    across = (images[:, :, :, 1:] - images[:, :, :, :-1]).abs().flatten(1).mean(1)
-    return down + across
+    All inputs at once; their problems do not touch each other. within: between which values numbers lie;
+    smooth: weight of the total variation.
+    """
+    low, high = within
+    wide = (high - low).clamp_min(1e-6)
+    inside = ((start - low) / wide).clamp(0.01, 0.99)
+    logits = torch.log(inside / (1 - inside)).detach().requires_grad_()
+    optimiser = torch.optim.Adam([logits], rate)
+    size = features.flatten(1).square().sum(1).clamp_min(1e-12)
+    for step in range(steps):
+        progress(step, steps)
+        with torch.enable_grad():
+            inputs = low + wide * torch.sigmoid(logits)
+            left = (head(inputs) - features).flatten(1).square().sum(1) / size
+            loss = (left + smooth * total_variation(inputs)).sum()
+            (logits.grad,) = torch.autograd.grad(loss, logits)
+        optimiser.step()
+    progress(steps, steps)
+    found: Tensor = low + wide * torch.sigmoid(logits.detach())
+    return found
 
 
 @dataclass(frozen=True)
@@ -428,24 +494,16 @@ class SubsetSearch:
                 best = (shadow, subset)
         progress("trying the selections", len(tried), len(tried))
         assert best is not None  # the budget is at least 1
-        decoder, left = fit_decoder(
-            best[0].head,
-            server,
-            own.decoder,
-            own.decoder_schedule,
-            key=key.fold("decoder", str(best[1])),
-            store=store,
-            progress=progress,
+        shadow, chosen = best
+        fitted = own.inverted(
+            server, shadow, key=key.fold("decoder", str(chosen)), store=store, progress=progress
         )
         observed |= {
-            "shadow_accuracy": best[0].accuracy,
-            "mse_on_own_features": left,
             "subsets": float(len(tried)),
-            **{f"chosen_{i}": float(i in best[1]) for i in range(len(server.bodies))},
+            **{f"chosen_{i}": float(i in chosen) for i in range(len(server.bodies))},
         }
-        head = best[0].head
-        if own.upright and server.seen is not None:
-            decoder, head, facing = faced(decoder, head, server.seen, server.records.inputs)
-            observed |= facing
-        cost = Cost(time.perf_counter() - started, models=len(tried) + 1)
-        return FittedInversion(decoder, head, server, observed, cost)
+        return replace(
+            fitted,
+            observed={**fitted.observed, **observed},
+            cost=Cost(time.perf_counter() - started, models=len(tried) + 1),
+        )

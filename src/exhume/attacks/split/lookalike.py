@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exhume.attacks.split.inversion import FittedInversion, fit_decoder
-from exhume.attacks.split.shadow import Server, faced
+from exhume.attacks.split.shadow import ServerSide, faced
 from exhume.core.contract import (
     Cost,
     ExhumeError,
@@ -108,7 +108,7 @@ class Lookalike:
         assert knowledge.shadow is not None
         assert knowledge.features is not None
         assert knowledge.seen is not None
-        server = Server((), knowledge.shadow, knowledge.features, knowledge.seen)
+        server = ServerSide((), knowledge.shadow, knowledge.features, knowledge.seen)
         started = time.perf_counter()
         layer, observed = self._layer(server, knowledge.seen, key, store, progress)
         noise = layer.get_buffer("noise")
@@ -130,7 +130,7 @@ class Lookalike:
         return FittedInversion(whole, head, server, observed, cost)
 
     def _layer(
-        self, server: Server, seen: Tensor, key: Key, store: Store, progress: Progress
+        self, server: ServerSide, seen: Tensor, key: Key, store: Store, progress: Progress
     ) -> tuple[ClientLayer, dict[str, float]]:
         """The best of the starts, refined, with its map of noise; and what can be observed of it."""
         images = server.records.inputs
@@ -157,10 +157,10 @@ class Lookalike:
         return ClientLayer(weight, bias, noise, pooled=windows.pooled), observed
 
     def _found(self, fit: LayerFit, seen: Tensor, progress: Progress) -> dict[str, Tensor]:
-        found = fit.start(self.starts)
-        found = fit.descend(found, self.search, progress, "looking for the first layer")
-        found = nearest(found, fit.judge(found, self.compare), _KEPT)
-        both = [torch.cat(pair) for pair in zip(found, mirrored(found), strict=True)]
+        layers = fit.start(self.starts)
+        layers = fit.descend(layers, self.search, progress, "looking for the first layer")
+        layers = nearest(layers, fit.judge(layers, self.compare), _KEPT)
+        both = [torch.cat(pair) for pair in zip(layers, mirrored(layers), strict=True)]
         both = fit.descend(both, self.compare, progress, "comparing first layers")
         apart = fit.judge(both, self.compare)
         sides = [slice(0, len(apart) // 2), slice(len(apart) // 2, None)]
@@ -171,17 +171,17 @@ class Lookalike:
         return {**_better(*last), "apart": apart}
 
     def _refined(
-        self, fit: LayerFit, found: list[Tensor], seen: Tensor, progress: Progress
+        self, fit: LayerFit, layers: list[Tensor], seen: Tensor, progress: Progress
     ) -> dict[str, Tensor]:
         for stage in ("refining the first layer", "refining it again"):
-            weight, bias = fit.layer(found)
+            weight, bias = fit.layer(layers)
             near = _quiet(weight[0], bias[0], seen[0], pooled=fit.windows.pooled)
             fit = fit.cleaned(seen - _agreed(near, fit.images, seen)[0])
-            found = fit.descend(found, self.refine, progress, stage)
-        weight, bias = fit.layer(found)
+            layers = fit.descend(layers, self.refine, progress, stage)
+        weight, bias = fit.layer(layers)
         near = _quiet(weight[0], bias[0], seen[0], pooled=fit.windows.pooled)
         certain = _agreed(near, fit.images, seen)[1].double().mean()
-        end = fit.judge(found, self.compare)
+        end = fit.judge(layers, self.compare)
         return {"weight": weight[0], "bias": bias[0], "end": end, "certain": certain}
 
 
@@ -266,41 +266,43 @@ class LayerFit:
         level = 0.3 * self.seen.mean((0, 2, 3)) / self.scale
         return [drawn / drawn.norm(dim=2, keepdim=True), level.repeat(count, 1)]
 
-    def layer(self, found: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def layer(self, coordinates: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Weights (s, f, c, k, k) and biases (s, f) in pixels."""
-        weight = self.scale[:, None] * (found[0] @ self.white)
-        bias = self.scale * found[1] - weight @ self.mean
+        weight = self.scale[:, None] * (coordinates[0] @ self.white)
+        bias = self.scale * coordinates[1] - weight @ self.mean
         kernel = self.windows.kernel
         shape = (*bias.shape, self.images.shape[1], kernel, kernel)
         return weight.reshape(shape), bias
 
     def descend(
-        self, found: list[Tensor], how: Pass, progress: Progress, stage: str
+        self, coordinates: list[Tensor], how: Pass, progress: Progress, stage: str
     ) -> list[Tensor]:
-        found = [tensor.clone().requires_grad_() for tensor in found]
-        optimiser = torch.optim.Adam(found, how.rate)
+        coordinates = [tensor.clone().requires_grad_() for tensor in coordinates]
+        optimiser = torch.optim.Adam(coordinates, how.rate)
         generator = self.key.fold(stage).generator()
         for step in range(how.steps):
             progress(stage, step, how.steps)
             for group in optimiser.param_groups:
                 group["lr"] = how.rate * 0.5 * (1 + math.cos(math.pi * step / how.steps))
-            apart = self._distance(found, how.windows, how.directions, generator)
+            apart = self._distance(coordinates, how.windows, how.directions, generator)
             optimiser.zero_grad(set_to_none=True)
             torch.autograd.backward(apart.sum())
             optimiser.step()
         progress(stage, how.steps, how.steps)
-        return [tensor.detach() for tensor in found]
+        return [tensor.detach() for tensor in coordinates]
 
     @torch.no_grad()
-    def judge(self, found: list[Tensor], how: Pass) -> Tensor:
+    def judge(self, coordinates: list[Tensor], how: Pass) -> Tensor:
         """(s,) distances on the same windows and directions, more than a step of that pass has."""
         generator = self.key.fold("judge").generator()
-        return self._distance(found, _JUDGED * how.windows, _JUDGED * how.directions, generator)
+        return self._distance(
+            coordinates, _JUDGED * how.windows, _JUDGED * how.directions, generator
+        )
 
     def _distance(
-        self, found: list[Tensor], count: int, directions: int, generator: torch.Generator
+        self, coordinates: list[Tensor], count: int, directions: int, generator: torch.Generator
     ) -> Tensor:
-        weight, bias = self.layer(found)
+        weight, bias = self.layer(coordinates)
         starts, channels = bias.shape
         inputs = self.windows.of_images(self.images, count, generator)
         made = self.windows.layer(inputs, weight.flatten(0, 1), bias.flatten())

@@ -12,13 +12,14 @@ import time
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from exhume.attacks.releases import Answer, EachSent
+from exhume.attacks.split.inversion import train_decoder
 from exhume.core.contract import Cost, ExhumeError, Key, Knowledge, Progress, Store, silent
 from exhume.models.split.inverter import Decoder
 from exhume.store.shards import digest
-from exhume.train.single import Schedule, train_module
+from exhume.train.single import Schedule
 
 _AT_ONCE = 500
 _ROUND = 20  # steps of one round at least
@@ -56,7 +57,19 @@ class QueriedInversion:
         started = time.perf_counter()
         network = self.decoder.module(tuple(answers.shape[1:]), knowledge.shadow.shape, key)
         network = network.to(inputs.device)
-        self._train(network, inputs, answers, key=key, store=store, progress=progress)
+        count = max(len(inputs), self.batch * min(_ROUND, self.steps))
+        rounds = max(1, round(self.steps * self.batch / count))
+        train_decoder(
+            network,
+            answers,
+            inputs,
+            Schedule(rounds, self.batch, self.rate, "adam", 0.0),
+            least=count,
+            known=(digest(inputs), digest(answers)),
+            key=key,
+            store=store,
+            progress=progress,
+        )
         cost = Cost(time.perf_counter() - started, models=1)
 
         def answer(sent: Tensor) -> Answer:
@@ -68,34 +81,3 @@ class QueriedInversion:
         features = tuple(answers.shape[1:])
         wanted = f"the client answered with {features}"
         return EachSent(knowledge.shadow.shape, features, wanted, answer, cost)
-
-    def _train(
-        self,
-        network: nn.Module,
-        inputs: Tensor,
-        answers: Tensor,
-        *,
-        key: Key,
-        store: Store,
-        progress: Progress,
-    ) -> None:
-        """Whole rounds through the queries; few of them come around several times in one."""
-        count = max(len(inputs), self.batch * min(_ROUND, self.steps))
-        rounds = max(1, round(self.steps * self.batch / count))
-
-        def loss(rows: Tensor, _: torch.Generator) -> Tensor:
-            rows = rows % len(inputs)
-            error: Tensor = (network(answers[rows]) - inputs[rows]).square().mean()
-            return error
-
-        train_module(
-            network,
-            loss,
-            count,
-            Schedule(rounds, self.batch, self.rate, "adam", 0.0),
-            inputs=(digest(inputs), digest(answers)),
-            key=key,
-            store=store,
-            progress=progress,
-            stage="training the decoder",
-        )

@@ -60,7 +60,7 @@ _AT_ONCE = 500
 
 
 @dataclass(frozen=True, eq=False)
-class Server:
+class ServerSide:
     """What the adversary holds: its bodies and records like the client's."""
 
     bodies: tuple[nn.Module, ...]
@@ -88,7 +88,7 @@ class Server:
         return sent
 
 
-def server_of(knowledge: Knowledge, who: str) -> Server:
+def server_of(knowledge: Knowledge, who: str) -> ServerSide:
     """The server's side of what is known; bodies are the parts named body0, body1, …"""
     bodies: list[nn.Module] = []
     while f"body{len(bodies)}" in knowledge.parts:
@@ -100,7 +100,7 @@ def server_of(knowledge: Knowledge, who: str) -> Server:
     assert knowledge.features is not None
     fresh = knowledge.parts.get("fresh")
     sigma = fresh.sigma if isinstance(fresh, FreshNoise) else 0.0
-    return Server(tuple(bodies), knowledge.shadow, knowledge.features, knowledge.seen, sigma)
+    return ServerSide(tuple(bodies), knowledge.shadow, knowledge.features, knowledge.seen, sigma)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ class Shadow:
 
 
 def train_shadow(
-    server: Server,
+    server: ServerSide,
     reads: Reads,
     head: ShadowHead | OwnForm,
     schedule: Schedule,
@@ -179,7 +179,7 @@ def train_shadow(
     return Shadow(made, float(torch.cat(right).double().mean()), weights)
 
 
-def _wanted(server: Server, match: float) -> list[Tensor]:
+def _wanted(server: ServerSide, match: float) -> list[Tensor]:
     if not match:
         return []
     if server.seen is None:
@@ -195,7 +195,7 @@ def _joined(
     return logits
 
 
-def _tail(bodies: Sequence[nn.Module], server: Server, key: Key) -> nn.Module:
+def _tail(bodies: Sequence[nn.Module], server: ServerSide, key: Key) -> nn.Module:
     device = server.records.inputs.device
     try:
         with torch.no_grad():
@@ -228,37 +228,37 @@ def moments(features: Tensor) -> list[Tensor]:
     mean = features.mean(0)
     centred = features - mean
     height, width = features.shape[2:]
-    found = [mean]
+    statistics = [mean]
     for down, across in _LAGS:
         if down >= height or across >= width:
             continue
         here = centred[:, :, : height - down, : width - across]
         there = centred[:, :, down:, across:]
         places = here.shape[0] * here.shape[2] * here.shape[3]
-        found.append(torch.einsum("nchw,ndhw->cd", here, there) / places)
-    return found
+        statistics.append(torch.einsum("nchw,ndhw->cd", here, there) / places)
+    return statistics
 
 
-def moment_distance(found: list[Tensor], wanted: list[Tensor]) -> Tensor:
+def moment_distance(ours: list[Tensor], wanted: list[Tensor]) -> Tensor:
     """Sum over the moments of the squared difference, over the squared size of the wanted one."""
     parts = [
         (a - b).square().sum() / b.square().sum().clamp_min(1e-12)
-        for a, b in zip(found, wanted, strict=True)
+        for a, b in zip(ours, wanted, strict=True)
     ]
     return torch.stack(parts).sum()
 
 
 def faced(
-    decoder: nn.Module, head: nn.Module, seen: Tensor, own: Tensor
+    decoder: nn.Module, head: nn.Module, seen: Tensor, held: Tensor
 ) -> tuple[nn.Module, nn.Module, dict[str, float]]:
     """Decoder and head, or their mirror images if those turn features seen into records more like one's own.
 
-    seen: (n, *features) that the client has sent; own: (m, *shape). Also how far either is.
+    seen: (n, *features) that the client has sent; held: (m, *shape). Also how far either is.
     """
     with torch.no_grad():
-        found = torch.cat([decoder(part) for part in torch.split(seen, _AT_ONCE)])
-    mirror = _Mirror(_level(own))
-    as_is, mirrored = _distances(found, own, mirror)
+        drawn = torch.cat([decoder(part) for part in torch.split(seen, _AT_ONCE)])
+    mirror = _Mirror(_level(held))
+    as_is, mirrored = _distances(drawn, held, mirror)
     observed = {"unlike_own": as_is, "unlike_own_mirrored": mirrored}
     if mirrored > _CLEARLY * as_is:
         return decoder, head, observed
@@ -271,25 +271,25 @@ def _level(images: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _distances(found: Tensor, own: Tensor, mirror: nn.Module) -> tuple[float, float]:
+def _distances(drawn: Tensor, held: Tensor, mirror: nn.Module) -> tuple[float, float]:
     """Squared Wasserstein distances along the principal directions, as it is and mirrored.
 
     Brightness and contrast are no matter.
     """
-    spread = own.std() / found.std().clamp_min(1e-12)
-    found = (found - _level(found)) * spread + _level(own)
-    mean, flat = own.mean(0).flatten(), own.flatten(1)
+    spread = held.std() / drawn.std().clamp_min(1e-12)
+    drawn = (drawn - _level(drawn)) * spread + _level(held)
+    mean, flat = held.mean(0).flatten(), held.flatten(1)
     some = flat[:_EXAMPLES] - mean
     _, vectors = torch.linalg.eigh(some @ some.T)
     along = some.T @ vectors[:, -_DIRECTIONS:]
     along = along / ((flat - mean) @ along).std(0).clamp_min(1e-12)
-    levels = torch.linspace(0, 1, _LEVELS + 2, device=own.device, dtype=own.dtype)[1:-1]
+    levels = torch.linspace(0, 1, _LEVELS + 2, device=held.device, dtype=held.dtype)[1:-1]
 
     def quantiles(images: Tensor) -> Tensor:
         return torch.quantile((images.flatten(1) - mean) @ along, levels, dim=0)
 
-    wanted = quantiles(own)
-    apart = [(quantiles(one) - wanted).square().mean() for one in (found, mirror(found))]
+    wanted = quantiles(held)
+    apart = [(quantiles(one) - wanted).square().mean() for one in (drawn, mirror(drawn))]
     return float(apart[0]), float(apart[1])
 
 

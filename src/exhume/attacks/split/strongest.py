@@ -26,6 +26,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -33,8 +34,8 @@ from torch import Tensor, nn
 
 from exhume.attacks.informed.ridge import Ridge, fit_ridge
 from exhume.attacks.releases import Answer, EachSent
-from exhume.attacks.split.inversion import TrueHeadInversion, mismatch
-from exhume.attacks.split.shadow import Server, server_of
+from exhume.attacks.split.inversion import TrueHeadInversion, mismatch, search_inputs
+from exhume.attacks.split.shadow import ServerSide, server_of
 from exhume.attacks.split.token_search import KnownHead
 from exhume.core.contract import (
     Cost,
@@ -155,7 +156,7 @@ class _Pairs:
     """Held records, and what the client would send for them."""
 
     head: nn.Module
-    server: Server
+    server: ServerSide
     key: Key
 
     @property
@@ -325,33 +326,16 @@ class _Search:
         return best
 
     def _from(self, start: Tensor, values: Tensor) -> Tensor:
-        """Adam on the logits of the numbers within their range; the inputs do not touch each other."""
-        low, high = self.pairs.range
-        wide = (high - low).clamp_min(1e-6)
-        inside = ((start - low) / wide).clamp(0.01, 0.99)
-        logits = torch.log(inside / (1 - inside)).detach().requires_grad_()
-        optimiser = torch.optim.Adam([logits], self.attack.rate)
-        size = values.flatten(1).square().sum(1).clamp_min(1e-12)
-        for step in range(self.attack.steps):
-            self.progress("searching through the head", step, self.attack.steps)
-            with torch.enable_grad():
-                inputs = low + wide * torch.sigmoid(logits)
-                left = (self.pairs.head(inputs) - values).flatten(1).square().sum(1) / size
-                loss = (left + self.attack.smooth * _roughness(inputs)).sum()
-                (logits.grad,) = torch.autograd.grad(loss, logits)
-            optimiser.step()
-        self.progress("searching through the head", self.attack.steps, self.attack.steps)
-        found: Tensor = low + wide * torch.sigmoid(logits.detach())
-        return found
-
-
-def _roughness(inputs: Tensor) -> Tensor:
-    """(n,) mean absolute difference of neighbouring pixels; 0 for what has none."""
-    if inputs.ndim != 4:
-        return inputs.new_zeros(len(inputs))
-    down = (inputs[:, :, 1:] - inputs[:, :, :-1]).abs().flatten(1).sum(1)
-    across = (inputs[:, :, :, 1:] - inputs[:, :, :, :-1]).abs().flatten(1).sum(1)
-    return (down + across) / inputs[0].numel()
+        return search_inputs(
+            self.pairs.head,
+            start,
+            values,
+            within=self.pairs.range,
+            steps=self.attack.steps,
+            rate=self.attack.rate,
+            smooth=self.attack.smooth,
+            progress=partial(self.progress, "searching through the head"),
+        )
 
 
 # Judged on held pairs

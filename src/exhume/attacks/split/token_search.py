@@ -36,7 +36,7 @@ from exhume.core.contract import (
 )
 from exhume.models.drawing import he_normal
 from exhume.models.split.inverter import OwnForm
-from exhume.models.split.seq2seq import PADDING, Body, Translator, Words
+from exhume.models.split.seq2seq import PADDING, Translator, TranslatorBody, TranslatorWords
 from exhume.store.shards import digest
 from exhume.train.single import Schedule, train_module, train_translator, word_accuracy
 
@@ -200,16 +200,16 @@ class HeadReading:
             rows.append(torch.where(top.values > 0, top.indices, top.indices[0]))
         return torch.stack(rows).to(device).expand(count, -1, -1)
 
-    def _swept(self, found: Tensor, sent: Tensor, options: Tensor) -> Tensor:
+    def _swept(self, tokens: Tensor, sent: Tensor, options: Tensor) -> Tensor:
         """Every place once, the others as they are."""
-        found, count = found.clone(), options.shape[2]
-        for place in range(found.shape[1]):
-            tried = found[:, None].repeat(1, count + 1, 1)  # (n, o + 1, l): the last is as it is
+        tokens, count = tokens.clone(), options.shape[2]
+        for place in range(tokens.shape[1]):
+            tried = tokens[:, None].repeat(1, count + 1, 1)  # (n, o + 1, l): the last is as it is
             tried[:, :count, place] = options[:, place]
             apart = self._apart(tried.flatten(0, 1), sent.repeat_interleave(count + 1, 0))
             best = apart.view(-1, count + 1).argmin(1)
-            found = tried[torch.arange(len(found), device=found.device), best]
-        return found
+            tokens = tried[torch.arange(len(tokens), device=tokens.device), best]
+        return tokens
 
     def _apart(self, tokens: Tensor, sent: Tensor) -> Tensor:
         """(m,) distance between what the head sends for these and what was sent."""
@@ -250,7 +250,7 @@ class ShadowTranslation:
         assert knowledge.shadow is not None
         assert knowledge.answers is not None
         body = knowledge.parts.get("body0")
-        if not isinstance(body, Body):
+        if not isinstance(body, TranslatorBody):
             raise NotApplicable("parts: body0 is not the body of a translator", ever=False)
         started = time.perf_counter()
         source, target = knowledge.shadow.inputs, knowledge.answers
@@ -281,7 +281,7 @@ class ShadowTranslation:
         return FittedTranslation(words, body, decoder, source.shape[1], observed, cost)
 
     def _decoder(
-        self, words: Words, source: Tensor, key: Key, store: Store, progress: Progress
+        self, words: TranslatorWords, source: Tensor, key: Key, store: Store, progress: Progress
     ) -> nn.Module:
         """A network from the features of one place to its word."""
         net = self.network
@@ -315,8 +315,8 @@ class ShadowTranslation:
 class FittedTranslation:
     """Good for whatever the same client sends."""
 
-    words: Words
-    body: Body
+    words: TranslatorWords
+    body: TranslatorBody
     decoder: nn.Module
     length: int
     observed: dict[str, float]

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from exhume.attacks.margin.descent import Descent as Search
+from exhume.attacks.margin.descent import SearchDescent
 from exhume.attacks.margin.feature_span import FeatureSpan
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.hidden_span import HiddenSpan
@@ -30,8 +30,8 @@ from exhume.core.contract import Architecture, NotApplicable, Records
 from exhume.core.evidence import Condition
 from exhume.core.results import AttackSpec
 from exhume.models.heads import Head
-from exhume.models.homogeneous import HomogeneousMLP
-from exhume.models.matrices import Dense
+from exhume.models.matrices import DenseNetwork
+from exhume.models.mlp import HomogeneousMLP
 from exhume.models.own import Convolved
 from exhume.readers.checkpoint import TRAINING, Checkpoint
 from exhume.settings import CheckpointSettings
@@ -44,7 +44,7 @@ _DECAY = 2e-3
 _CONVOLVED = Descent(5000, 0.05, 0.9, 0.01)  # as the study `margin-ordinary` trains its network
 
 
-def recipe_like(network: Dense, head: Head, *, spans: bool) -> MarginDescent:
+def recipe_like(network: DenseNetwork, head: Head, *, spans: bool) -> MarginDescent:
     """A training that ends where the attack can read it. spans: by weight decay; else by a small start.
 
     A small start is there for homogeneous networks only: the others need decay.
@@ -125,7 +125,7 @@ def _premises(network: Convolved, flat: Tensor) -> FeaturePremises:
 
 @dataclass(frozen=True, eq=False)
 class _FullyConnected:
-    architecture: Dense
+    architecture: DenseNetwork
     parameters: Tensor  # (p,)
 
     @cached_property
@@ -182,7 +182,7 @@ class _FullyConnected:
                 contrast=first.contrast * times,
                 largest=first.largest * times,
                 labels="own",
-                descent=Search(steps=settings.steps),
+                descent=SearchDescent(steps=settings.steps),
             ),
             replace(
                 hidden,
@@ -195,7 +195,7 @@ class _FullyConnected:
         )
 
     def of_control(self, architecture: Architecture) -> Approach:
-        assert isinstance(architecture, Dense)  # as `easier` has it
+        assert isinstance(architecture, DenseNetwork)  # as `easier` has it
         return replace(self, architecture=architecture)
 
     def easier(self, head: Head) -> MarginDescent:

@@ -18,7 +18,7 @@ from exhume.auditing.kinds.checkpoint_records import Preprocessing
 from exhume.core.contract import Records
 from exhume.core.evidence import Condition
 from exhume.models.heads import Head, margins
-from exhume.models.matrices import Dense
+from exhume.models.matrices import DenseNetwork
 from exhume.models.own import Convolved
 from exhume.train.margin import stationarity
 
@@ -50,7 +50,11 @@ class Fit:
 
 
 def fit_of(
-    mlp: Dense, parameters: Tensor, records: Records, preprocessing: Preprocessing, head: Head
+    mlp: DenseNetwork,
+    parameters: Tensor,
+    records: Records,
+    preprocessing: Preprocessing,
+    head: Head,
 ) -> Fit:
     """parameters: (p,); left unexplained: the residual of stationarity of the first layer."""
     network = mlp.matrices(parameters)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from exhume.core.contract import ExhumeError, Key, Progress, Store, silent
 from exhume.models.split.cut import wider_tail
-from exhume.models.split.pipeline import Client, Pipeline
+from exhume.models.split.pipeline import Pipeline, SplitClient
 from exhume.train.single import (
     ANSWERS,
     FEATURES,
@@ -53,7 +53,7 @@ class DropoutEnsemble:
         bodies = (first.body, *others)
         tail = wider_tail(first, first.body, shape, self.bodies)
         everything = tuple(range(self.bodies))
-        client = Client(first.head, torch.zeros(shape, device=job.device), everything, tail)
+        client = SplitClient(first.head, torch.zeros(shape, device=job.device), everything, tail)
         whole = nn.ModuleDict({"head": first.head, "bodies": nn.ModuleList(bodies), "tail": tail})
 
         def loss(rows: Tensor, generator: torch.Generator) -> Tensor:

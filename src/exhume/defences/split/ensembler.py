@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from exhume.core.contract import ExhumeError, Key, Progress, Store, silent
 from exhume.models.split.cut import Split, wider_tail
-from exhume.models.split.pipeline import Client, Pipeline
+from exhume.models.split.pipeline import Pipeline, SplitClient
 from exhume.store.scale import Cluster, run_jobs, where_now
 from exhume.store.shards import NullStore, address, digest
 from exhume.train.single import Schedule, SplitJob, fixed_noise, train_module, train_split
@@ -121,8 +121,8 @@ class Ensembler:
         bodies = tuple(part.body for part in parts)
         heads = [parts[i].head for i in chosen]
         tail = wider_tail(fresh, bodies[0], shape, len(chosen))
-        client = Client(fresh.head, noise, chosen, tail)
-        own = nn.ModuleDict({"head": fresh.head, "tail": tail})
+        client = SplitClient(fresh.head, noise, chosen, tail)
+        trained = nn.ModuleDict({"head": fresh.head, "tail": tail})
 
         def loss(rows: Tensor, generator: torch.Generator) -> Tensor:
             inputs, labels = job.batch(rows, generator)
@@ -144,7 +144,7 @@ class Ensembler:
             for tensor in module.state_dict().values()
         )
         train_module(
-            own,
+            trained,
             loss,
             len(job.records),
             self.schedule or job.schedule,

@@ -18,7 +18,7 @@ from exhume.core.contract import ExhumeError, Key, Progress, Store, silent
 from exhume.defences.split.single import quiet
 from exhume.models.split.cut import cut
 from exhume.models.split.inverter import Decoder
-from exhume.models.split.networks import Network
+from exhume.models.split.networks import KeyedNetwork
 from exhume.models.split.pipeline import Pipeline
 from exhume.train.single import SplitJob, train_module, train_split
 
@@ -58,7 +58,7 @@ class Rotation:
     learned: the matrix is trained, as an attacker who knows the form trains its own.
     """
 
-    network: Network
+    network: KeyedNetwork
     first: str  # last layer of the head
     second: str
     learned: bool = False
@@ -167,5 +167,5 @@ class Adversarial:
 
 
 def _reversed(values: Tensor, weight: float) -> Tensor:
-    """The same values; gradients come back negated and scaled."""
+    """The values as they are; gradients come back negated and scaled."""
     return (1 + weight) * values.detach() - weight * values

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from exhume.core.contract import ExhumeError, Key, Progress, Store, silent
 from exhume.models.split.cut import Split
-from exhume.models.split.pipeline import Client, Pipeline
+from exhume.models.split.pipeline import Pipeline, SplitClient
 from exhume.store.shards import digest
 from exhume.train.single import (
     FEATURES,
@@ -24,7 +24,7 @@ from exhume.train.single import (
 
 
 def _alone(parts: Split, noise: Tensor) -> Pipeline:
-    return Pipeline(Client(parts.head, noise, (0,), parts.tail), (parts.body,), parts.first)
+    return Pipeline(SplitClient(parts.head, noise, (0,), parts.tail), (parts.body,), parts.first)
 
 
 def quiet(parts: Split, job: SplitJob) -> Pipeline:

@@ -14,7 +14,7 @@ from exhume.models.own import module_named
 from exhume.models.own_texts import whole_numbers
 from exhume.models.split.channel import ChannelNetwork
 from exhume.models.split.cut import Split, cut, wider_tail
-from exhume.models.split.networks import VGG16, Network, ResNet18
+from exhume.models.split.networks import VGG16, KeyedNetwork, ResNet18
 from exhume.store.shards import describe
 
 _ANY = Key.from_seed(0)  # of weights that are replaced
@@ -44,7 +44,7 @@ _NAMED: dict[str, _Kind] = {
 class Blueprint:
     """Enough to rebuild head, body and tail, without their weights."""
 
-    network: Network
+    network: KeyedNetwork
     first: str  # last layer of the head
     second: str  # last layer of the body
 
@@ -88,12 +88,12 @@ class Blueprint:
         return Blueprint(network, str(content["first"]), str(content["second"]))
 
 
-def plain_network(network: Network) -> Network:
+def plain_network(network: KeyedNetwork) -> KeyedNetwork:
     """The network without a channel in it."""
     return network.network if isinstance(network, ChannelNetwork) else network
 
 
-def _read_network(named: Mapping[str, Any], where: str, factory: str) -> Network:
+def _read_network(named: Mapping[str, Any], where: str, factory: str) -> KeyedNetwork:
     kind = _NAMED.get(str(named.get("type")))
     if kind is None:
         raise ExhumeError(
@@ -114,7 +114,7 @@ def _read_network(named: Mapping[str, Any], where: str, factory: str) -> Network
     return kind(**values)
 
 
-_LEGAL = {"int": int, "str": str, "bool": bool, "tuple[int, ...]": list, "Network": dict}
+_LEGAL = {"int": int, "str": str, "bool": bool, "tuple[int, ...]": list, "KeyedNetwork": dict}
 
 
 def _check_arguments(kind: type, given: Mapping[str, Any], where: str) -> None:

@@ -23,12 +23,13 @@ from torch import Tensor, nn
 from exhume.core.contract import ExhumeError, Key
 from exhume.models.drawing import he_normal
 from exhume.models.split.cut import cut
-from exhume.models.split.networks import Network
+from exhume.models.split.networks import KeyedNetwork
 
 ENCODED, EXPANDED = "encode", "body"
 """Where a `ChannelNetwork` is cut: last parts of the client's head and of the server's body."""
 
 _GRID = 2.0**-16
+_AT_ONCE = 500  # requests that are named together
 _BELOW = 1 - 1e-6  # length, so that rounding does not lift it above 1
 
 
@@ -60,7 +61,7 @@ class ChannelNetwork:
     inputs of two classes would not get far enough apart to be told through noise.
     """
 
-    network: Network
+    network: KeyedNetwork
     first: str  # last layer of the other network's head
     second: str  # last layer of its body
     numbers: int = 16  # k
@@ -131,3 +132,15 @@ def system_gaussian(shape: tuple[int, ...]) -> Tensor:
     angle = 2 * np.pi * uniform[pairs:]
     both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
     return torch.from_numpy(both[:count].reshape(shape))
+
+
+@torch.no_grad()
+def likeliest(sent: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, *features) sent and (K, *features) to the nearest of the latter (n,), and how far it is (n,).
+
+    Behind Gaussian noise of equal size on all numbers, the nearest of equally likely words is the likeliest,
+    and no rule names more of them (Bayes).
+    """
+    flat = words.flatten(1)
+    nearest = [torch.cdist(part, flat).min(1) for part in torch.split(sent.flatten(1), _AT_ONCE)]
+    return torch.cat([n.indices for n in nearest]), torch.cat([n.values for n in nearest])

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from exhume.core.contract import ExhumeError
 from exhume.models.split.cut import device_of
-from exhume.models.split.pipeline import Client, Pipeline
+from exhume.models.split.pipeline import Pipeline, SplitClient
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def request_cost(pipeline: Pipeline, inputs: Tensor, *, repeats: int = 5) -> Req
 
 
 def client_seconds(
-    clients: Sequence[Client],
+    clients: Sequence[SplitClient],
     inputs: Tensor,
     answers: Sequence[Sequence[Tensor]],
     *,

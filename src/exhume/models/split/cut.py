@@ -74,8 +74,8 @@ def layer_named(module: nn.Module, name: str) -> str:
 
 def _ends(graph: fx.Graph, container: str, last: str) -> bool:
     """Whether the container's output is that of its last layer."""
-    own = [node for node in graph.nodes if container in _owners(node)]
-    return bool(own[-1].op == "call_module" and own[-1].target == last)
+    nodes = [node for node in graph.nodes if container in _owners(node)]
+    return bool(nodes[-1].op == "call_module" and nodes[-1].target == last)
 
 
 def _owners(node: fx.Node) -> list[str]:

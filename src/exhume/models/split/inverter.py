@@ -13,7 +13,7 @@ from exhume.core.contract import ExhumeError, Key, NotApplicable
 from exhume.models.drawing import he_normal
 from exhume.models.split.channel import UnitLength
 from exhume.models.split.cut import cut
-from exhume.models.split.networks import Network
+from exhume.models.split.networks import KeyedNetwork
 
 _SEED = 4  # side of the map that numbers are made from or grow from, about
 
@@ -79,7 +79,7 @@ class ShadowHead:
 class OwnForm:
     """The client's own form with other weights, for a server that knows the architecture."""
 
-    network: Network
+    network: KeyedNetwork
     first: str  # last layer of the head
     second: str  # last layer of the body
 

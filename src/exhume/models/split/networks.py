@@ -21,7 +21,7 @@ _TIMES = (1, 2, 4, 8, 8)  # their channels, as multiples of the width
 
 
 @runtime_checkable
-class Network(Protocol):
+class KeyedNetwork(Protocol):
     """A network as a value that builds itself from a key."""
 
     @property

@@ -33,7 +33,7 @@ from exhume.models.split.manifest import (
     read_part,
     write_manifest,
 )
-from exhume.models.split.pipeline import Client, Pipeline
+from exhume.models.split.pipeline import Pipeline, SplitClient
 from exhume.store.shards import write_atomically
 
 CLIENT, BODY = "client.safetensors", "body.safetensors"
@@ -55,7 +55,7 @@ class KeptBody:
 class KeptClient:
     """The client's part, and what it knows of its bodies."""
 
-    client: Client
+    client: SplitClient
     blueprint: Blueprint
     feature: tuple[int, ...]
     answer: tuple[int, ...]
@@ -125,7 +125,7 @@ def load_client(folder: Path, *, factory: str = "") -> KeptClient:
             f"{folder}: the noise map has shape {tuple(noise.shape)}, features after "
             f"{blueprint.first!r} have {feature}"
         )
-    client = Client(_still(head), noise, selected, _still(tail), sigma)
+    client = SplitClient(_still(head), noise, selected, _still(tail), sigma)
     return KeptClient(client, blueprint, feature, answer, tuple(str(s) for s in sums))
 
 
@@ -221,7 +221,7 @@ def _selectable(selected: tuple[int, ...], bodies: int, where: Path | str) -> No
 
 
 def _fresh(sigma: Tensor, blueprint: Blueprint, folder: Path | str) -> float:
-    """Of the noise of every request: a channel has some, and nothing else has."""
+    """Size of the noise of every request: a channel has some, and nothing else has."""
     value = float(sigma) if sigma.numel() == 1 else math.nan
     channel = isinstance(blueprint.network, ChannelNetwork)
     if channel and not 0 < value < math.inf:

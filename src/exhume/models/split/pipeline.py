@@ -16,7 +16,7 @@ _AT_ONCE = 500  # inputs of one forward pass
 
 
 @dataclass(frozen=True, eq=False)
-class Client:
+class SplitClient:
     """The only place where the selector exists."""
 
     head: nn.Module
@@ -49,7 +49,7 @@ class Client:
 class Pipeline:
     """Client and bodies together. All modules are in eval mode, without gradients."""
 
-    client: Client
+    client: SplitClient
     bodies: tuple[nn.Module, ...]
     cut: str  # name of the head's last layer
 
@@ -91,4 +91,4 @@ def undefended(
     parts = cut(module, first, second)
     parts.whole.requires_grad_(False).eval()
     noise = torch.zeros(parts.feature_shape(input_shape), device=device_of(module))
-    return Pipeline(Client(parts.head, noise, (0,), parts.tail), (parts.body,), first)
+    return Pipeline(SplitClient(parts.head, noise, (0,), parts.tail), (parts.body,), first)

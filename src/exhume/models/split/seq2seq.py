@@ -50,16 +50,16 @@ class Translator:
                 f"width: {self.width} is not a multiple of twice the {self.heads} heads"
             )
 
-    def words(self, key: Key) -> Words:
+    def words(self, key: Key) -> TranslatorWords:
         """A client's part; its weights come from the key, the global generator is not touched."""
-        return _drawn(Words(self), key.fold("words"))
+        return _drawn(TranslatorWords(self), key.fold("words"))
 
-    def body(self, key: Key) -> Body:
+    def body(self, key: Key) -> TranslatorBody:
         """A server's part."""
-        return _drawn(Body(self), key.fold("body"))
+        return _drawn(TranslatorBody(self), key.fold("body"))
 
 
-class Words(nn.Module):
+class TranslatorWords(nn.Module):
     """All that knows words: the client's part, and what an attacker makes in its place."""
 
     def __init__(self, net: Translator) -> None:
@@ -79,7 +79,7 @@ class Words(nn.Module):
         return _placed(self.target, begun)
 
 
-class Body(nn.Module):
+class TranslatorBody(nn.Module):
     """Encoder and decoder. Places of padding are those whose features are all zero."""
 
     def __init__(self, net: Translator) -> None:

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from exhume.attacks.margin.descent import Descent
+from exhume.attacks.margin.descent import SearchDescent
 from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.strongest import Strongest
 from exhume.core.contract import Key, Records
 from exhume.core.results import Chart, Findings
-from exhume.models.homogeneous import HomogeneousMLP
+from exhume.models.mlp import HomogeneousMLP
 from exhume.score.intervals import bootstrap
 from exhume.score.margin import MarginScores
 from exhume.studies.claims import Range, flattened, line, mean_of, paired, prefixed
@@ -74,7 +74,7 @@ _MULTICLASS_SCALES: dict[Scale, _MulticlassSetting] = {
         "cifar10",
         each=50,
         width=1000,
-        attack=Strongest(FirstLayer(restarts=16, descent=Descent(steps=2000))),
+        attack=Strongest(FirstLayer(restarts=16, descent=SearchDescent(steps=2000))),
         decayed_epochs=200_000,
     ),
 }

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exhume.attacks.margin.descent import Descent
+from exhume.attacks.margin.descent import SearchDescent
 from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.hidden_span import HiddenSpan
@@ -27,7 +27,7 @@ from exhume.choices import device_named
 from exhume.core.contract import Attack, Key, Knowledge, Reconstruction, Records
 from exhume.core.results import AttackSpec, Chart, Findings
 from exhume.models.heads import Head
-from exhume.models.homogeneous import HomogeneousMLP
+from exhume.models.mlp import HomogeneousMLP
 from exhume.score.intervals import bootstrap
 from exhume.score.margin import MarginScores, above_bar, score_margin
 from exhume.studies.arms import mounted
@@ -47,8 +47,10 @@ _FIRST, _HIDDEN = 2.6, 7.0  # of our steps in the time of one of eq. (6)
 
 def quick(restarts: int = 1, steps: int = 40) -> Strongest:
     """An attack of seconds, on digits."""
-    first = FirstLayer(restarts=restarts, descent=Descent(steps=steps), contrast=0.3, largest=0.4)
-    slower = Descent(steps=steps, rate=0.2)
+    first = FirstLayer(
+        restarts=restarts, descent=SearchDescent(steps=steps), contrast=0.3, largest=0.4
+    )
+    slower = SearchDescent(steps=steps, rate=0.2)
     hidden = HiddenSpan(restarts=restarts, descent=slower, contrast=0.3, largest=0.4)
     return Strongest(first, hidden)
 
@@ -58,7 +60,7 @@ def crowded(restarts: int, steps: int = 150) -> FirstLayer:
 
     Settings were chosen on one victim of 100 images, width 200, with a key of its own.
     """
-    return FirstLayer(alpha=5.0, restarts=restarts, descent=Descent(steps=steps, rate=0.1))
+    return FirstLayer(alpha=5.0, restarts=restarts, descent=SearchDescent(steps=steps, rate=0.1))
 
 
 def from_small_start(

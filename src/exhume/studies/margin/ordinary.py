@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exhume.attacks.margin.descent import Descent as Steps
+from exhume.attacks.margin.descent import SearchDescent
 from exhume.attacks.margin.feature_span import FeatureSpan
 from exhume.attacks.margin.hidden_span import HiddenSpan
 from exhume.attacks.margin.restarts import distinct
@@ -158,7 +158,7 @@ _CONVOLVED = Convolutional(
     CNN((1, 8, 8), (12,), (3,), (1,), (40,), 3, "relu", "torch"),
     2,
     Descent(400, 0.1, 0.9, 0.02),
-    FeatureSpan(restarts=1, starts=4.0, variation=0.3, descent=Steps(steps=60, rate=0.1)),
+    FeatureSpan(restarts=1, starts=4.0, variation=0.3, descent=SearchDescent(steps=60, rate=0.1)),
     20,
 )
 _SCALES: dict[Scale, _Setting] = {

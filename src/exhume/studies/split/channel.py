@@ -19,19 +19,19 @@ from torch import Tensor, nn
 
 from exhume import readers
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
-from exhume.attacks.split.namer import likeliest
 from exhume.bounds.channel import naming
 from exhume.bounds.prior import Certificate, certify
 from exhume.core.contract import Attack, Key
 from exhume.core.results import Chart
 from exhume.defences.split.channel import Channel
 from exhume.models.drawing import he_normal
+from exhume.models.split.channel import likeliest
 from exhume.models.split.cost import multiply_adds
 from exhume.models.split.cut import Split as SplitNetwork
 from exhume.models.split.cut import cut
 from exhume.models.split.inverter import Decoder, OwnForm
 from exhume.models.split.networks import ThinClient
-from exhume.models.split.pipeline import Client, Pipeline
+from exhume.models.split.pipeline import Pipeline, SplitClient
 from exhume.readers import RecordsByRole, Sizes
 from exhume.score.features import InputScores, score_inputs
 from exhume.score.measures import ssim
@@ -146,7 +146,7 @@ def _pieces(parts: SplitNetwork) -> list[tuple[str, nn.Module]]:
 def start(run: Run[Setting], _: str) -> dict[str, Tensor]:
     """Train the network that all go on from, and say how well it does by then."""
     parts, test = _base(run, run.setting.cuts[0]), _parts(run).test
-    client = Client(parts.head, torch.zeros((), device=test.inputs.device), (0,), parts.tail)
+    client = SplitClient(parts.head, torch.zeros((), device=test.inputs.device), (0,), parts.tail)
     accuracy = Pipeline(client, (parts.body,), parts.first).accuracy(test.inputs, test.labels)
     return {"accuracy": torch.tensor(accuracy)}
 

@@ -22,7 +22,7 @@ from exhume.core.results import Chart, Point
 from exhume.models.split.cut import Split, cut, device_of
 from exhume.models.split.inverter import OwnForm
 from exhume.models.split.networks import VGG16
-from exhume.models.split.pipeline import Client, Pipeline
+from exhume.models.split.pipeline import Pipeline, SplitClient
 from exhume.readers import Sizes
 from exhume.score.features import InputScores
 from exhume.score.intervals import clustered
@@ -227,7 +227,7 @@ def chained(parts: Split) -> nn.Sequential:
 def _alone(parts: Split, shape: tuple[int, ...]) -> Pipeline:
     """One body, no noise."""
     quiet = torch.zeros(parts.feature_shape(shape), device=device_of(parts.head))
-    return Pipeline(Client(parts.head, quiet, (0,), parts.tail), (parts.body,), parts.first)
+    return Pipeline(SplitClient(parts.head, quiet, (0,), parts.tail), (parts.body,), parts.first)
 
 
 def slope(values: Tensor) -> Tensor:

@@ -21,7 +21,13 @@ from exhume.attacks.split.cipher import KnownTable, SubstitutionCipher
 from exhume.attacks.split.token_search import FittedTranslation, ShadowTranslation
 from exhume.core.contract import Attack, Key, Prepared, Reconstruction
 from exhume.core.results import Chart, Point
-from exhume.models.split.seq2seq import PADDING, Body, Translator, Words, read_out
+from exhume.models.split.seq2seq import (
+    PADDING,
+    Translator,
+    TranslatorBody,
+    TranslatorWords,
+    read_out,
+)
 from exhume.readers import TextPairs
 from exhume.readers.sentences import PairCorpus, pair_corpus, synthetic_pairs
 from exhume.report.folder import RunFolder
@@ -99,8 +105,8 @@ class _Game:
     run: Run[_Setting]
     key: Key
     net: Translator
-    words: Words  # the client's
-    body: Body
+    words: TranslatorWords  # the client's
+    body: TranslatorBody
     held: PairCorpus  # the server's own pairs
     earlier: PairCorpus  # what the client sent before: the server knows the features only
     private: PairCorpus
@@ -160,7 +166,9 @@ class _Game:
         usual = [float(c.mode().values) if len(c) else float(PADDING) for c in columns]
         return torch.tensor(usual).expand_as(self.private.source.inputs)
 
-    def translated(self, words: Words, noise: Tensor | None = None) -> tuple[list[str], float]:
+    def translated(
+        self, words: TranslatorWords, noise: Tensor | None = None
+    ) -> tuple[list[str], float]:
         """The private sentences through the body, and their BLEU."""
         longest = self.private.target.shape[1]
         tokens = translate(words, self.body, self.private.source.inputs, longest, noise)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import exhume
 from exhume.auditing import Audit
 from exhume.core.contract import Key, Records
-from exhume.models.homogeneous import HomogeneousMLP
+from exhume.models.mlp import HomogeneousMLP
 from exhume.readers.updates import Recording
 from exhume.store.shards import NullStore
 from exhume.studies.verdict import nets

@@ -1,15 +1,25 @@
-"""Connections over HTTP before they are requests: a time for headers, and not too many from one place.
+"""Connections before they are requests: not too many of them, not too many from one place, none for ever.
 
-uvicorn times out a connection that is idle after an answer, but not one that never sends a whole header, and
-counts all alike. Here a connection that is not being answered may be hung up when others need its place.
+HTTP: uvicorn times out a connection that is idle after an answer, but not one that never sends a whole
+header, and counts all alike. Here a connection that is not being answered may be hung up when others need
+its place.
+
+gRPC accepts whoever comes and tells nobody. But its sockets are open files of this process: a look at these
+shows who is connected. Whoever has too many loses the one that was seen first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
 
 from exhume.core.contract import ExhumeError
-from exhume.integrations.serve_limits import Limits, Waiting
+from exhume.integrations.serve_limits import ServeLimits, Waiting
 
 try:
     import h11
@@ -21,9 +31,16 @@ except ImportError as missing:
     ) from missing
 
 _LATE = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_FILES = Path("/dev/fd")
+_EVERY = 0.5  # seconds between two looks
+
+Peer = tuple[str, int]
 
 
-def guard_connections(config: Config, limits: Limits) -> None:
+# HTTP
+
+
+def guard_connections(config: Config, limits: ServeLimits) -> None:
     """Have a server of uvicorn take its connections through our door, and no websockets.
 
     h11 rather than httptools: it is always there, and refuses headers of more than 16 kB.
@@ -105,3 +122,62 @@ class _Door(H11Protocol):
         if not self.transport.is_closing():
             self.transport.write(_LATE)
             self.transport.close()
+
+
+# gRPC
+
+
+async def keep_few_connections(port: int, most: int) -> None:
+    """Until cancelled: at most so many to a port of this process, half of them from one address."""
+    waiting, tickets = Waiting(most), dict[Peer, object]()
+    while True:
+        descriptors = _connected(port)
+        for peer in tickets.keys() - descriptors.keys():
+            waiting.leave(peer[0], tickets.pop(peer))
+        for peer in descriptors.keys() - tickets.keys():
+            give_way = partial(_hang_up, descriptors[peer], peer, port)
+            tickets[peer] = waiting.enter(peer[0], give_way)
+        await asyncio.sleep(_EVERY)
+
+
+def _connected(port: int) -> dict[Peer, int]:
+    """Everybody who is connected there, and the number of the open file."""
+    descriptors = {}
+    for name in _FILES.iterdir():
+        with (
+            suppress(OSError),
+            _copy_of(int(name.name)) as listener,
+        ):  # no socket, or closed meanwhile
+            if (peer := _peer(listener, port)) is not None:
+                descriptors[peer] = int(name.name)
+    return descriptors
+
+
+def _hang_up(number: int, peer: Peer, port: int) -> None:
+    with suppress(OSError), _copy_of(number) as listener:
+        if _peer(listener, port) == peer:  # and nobody else, who got the number since
+            listener.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def _copy_of(number: int) -> Iterator[socket.socket]:
+    """The socket behind an open file, which nobody closes meanwhile."""
+    copy = os.dup(number)
+    try:
+        listener = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+    with listener:
+        yield listener
+
+
+def _peer(listener: socket.socket, port: int) -> Peer | None:
+    """Who is at the other end, if this end is our port."""
+    if (
+        listener.family not in (socket.AF_INET, socket.AF_INET6)
+        or listener.getsockname()[1] != port
+    ):
+        return None
+    address, number = listener.getpeername()[:2]
+    return str(address), int(number)
