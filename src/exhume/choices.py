@@ -206,8 +206,9 @@ def _network(settings: Settings, records: Records) -> Architecture:
 def _plain_recipe(network: Architecture, settings: Settings) -> FullBatch | MiniBatch:
     chosen = settings.victim
     descent: Optimiser = Descent(chosen.steps, chosen.rate, chosen.momentum, chosen.weight_decay)
-    if chosen.optimiser == "adam":
-        descent = Adam(chosen.steps, chosen.rate, weight_decay=chosen.weight_decay)
+    if chosen.optimiser in ("adam", "adamw"):
+        decay, decoupled = chosen.weight_decay, chosen.optimiser == "adamw"
+        descent = Adam(chosen.steps, chosen.rate, weight_decay=decay, decoupled=decoupled)
     if chosen.optimiser == "gd" and chosen.batch:
         raise ExhumeError(f"batch: {chosen.batch} given, but gd sees all records; choose sgd")
     if chosen.optimiser == "sgd" and not chosen.batch:

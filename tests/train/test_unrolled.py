@@ -28,6 +28,7 @@ RECIPES = {
     "momentum and decay": FullBatch(NET, Descent(7, 0.1, 0.9, 1e-2)),
     "batches": MiniBatch(NET, Descent(9, 0.1, 0.9), ORDER),
     "adam": FullBatch(NET, Adam(6, 0.01, weight_decay=1e-2)),
+    "adamw": FullBatch(NET, Adam(6, 0.01, weight_decay=1.0, decoupled=True)),
     "schedule": LocalTraining(NET, rate=0.1, routine=ROUTINE),
     "frozen": LocalTraining(NET, 5, frozen=("fc1.weight", "fc1.bias")),
     "mlp": FullBatch(MLP(SHAPE, (5,), 3), Descent(7, 0.1, 0.9)),

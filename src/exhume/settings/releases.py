@@ -167,7 +167,9 @@ class UpdateSettings(ReleaseSettings):
     epochs: int = setting(0, "Instead of --steps: local epochs, in batches.", least=0)
     local_batch: int = setting(0, "Records in a local batch; 0: all of --batch-size.", least=0)
     shuffle: bool = setting(True, "The client shuffles its records before every epoch.")
-    optimiser: str = setting("sgd", "sgd or adam.", choices=("sgd", "adam"))
+    optimiser: str = setting(
+        "sgd", "sgd, or adam (its weight decay is added to the gradient).", choices=("sgd", "adam")
+    )
     momentum: float = setting(0.0, "Momentum of SGD.", least=0, below=1)
     weight_decay: float = setting(
         0.0, "Weight decay, added to the gradient as torch does.", least=0

@@ -64,7 +64,9 @@ class VictimSettings(SettingsSection):
         "", "Your own training: file.py:train(model, records, rng).", example="train.py:train"
     )
     optimiser: str = setting(
-        "gd", "gd (full-batch), sgd or adam (with --batch).", choices=("gd", "sgd", "adam")
+        "gd",
+        "gd (full-batch), sgd, adam (its weight decay is added to the gradient) or adamw (decoupled).",
+        choices=("gd", "sgd", "adam", "adamw"),
     )
     batch: int = setting(0, "Records in one step; 0: all of them.", least=0)
     batch_order: str = setting(

@@ -33,6 +33,7 @@ from torch.func import functional_call, grad
 from exhume.core.contract import Architecture, ExhumeError, GradientOf, Key, Records
 from exhume.models.own_texts import LanguageModel
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy
+from exhume.train.optimisers import AdamRule, HeavyBall, Rule
 
 OPTIMISERS = ("sgd", "adam")
 SCHEDULES = ("constant", "linear", "cosine", "step")
@@ -40,7 +41,6 @@ LOSSES = ("cross-entropy", "logistic", "mse", "next-token", "masked")  # the las
 _TENTHS = 3  # parts of a schedule by steps, each with a tenth of the rate of the one before
 _LOST = 0.01  # share of Adam's values that may have lost their size
 _CLEAR = 8.0  # times the rounding of the weights: what a size must leave of Adam's step
-_TINY = 1e-38  # under a root, which has no slope at 0
 
 
 @dataclass(frozen=True)
@@ -139,23 +139,16 @@ class Routine:
         live: Tensor | None = None,
     ) -> Tensor:
         """(p,) where training ends; differentiable. live: (p,) 0 for what is frozen."""
-        here, first, second = start, torch.zeros_like(start), torch.zeros_like(start)
+        rule = self.rule(live)
+        state = rule.start(start)
         for k, rate in enumerate(rates):
-            slope = gradient(here, k)
-            if self.weight_decay:
-                slope = slope + self.weight_decay * here
-            if live is not None:
-                slope = slope * live
-            if self.optimiser == "sgd":
-                first = slope + self.momentum * first if k and self.momentum else slope
-                here = here - rate * first
-            else:
-                one, two = self.betas
-                first = one * first + (1 - one) * slope
-                second = two * second + (1 - two) * slope.square()
-                mean, square = first / (1 - one ** (k + 1)), second / (1 - two ** (k + 1))
-                here = here - rate * mean / (square.clamp_min(_TINY).sqrt() + self.eps)
-        return here
+            state = rule.next(state, gradient(state[0], k), k, rate)
+        return state[0]
+
+    def rule(self, live: Tensor | None = None) -> Rule:
+        if self.optimiser == "adam":
+            return AdamRule(*self.betas, self.eps, self.weight_decay, live)
+        return HeavyBall(self.momentum, self.weight_decay, live)
 
     def scale(self, rates: Sequence[float]) -> float:
         """sum_k c_k: how far an unchanging gradient of 1 moves; of Adam, the rates alone."""

@@ -1,16 +1,14 @@
-"""Optimisers as values, and their update of a stack of models: the arithmetic of `torch.optim`, in place.
+"""Optimisers: as values of a recipe, and as rules of one step with its derivative.
 
-An `Update` receives the *sum* of the records' gradients and the number to divide it by, so that no
-pass over the records' errors is spent on a division.
+A rule's `next` is the arithmetic, out of place, on the weights and what the rule remembers. It takes the *sum* of
+the records' gradients and the number to divide it by, so that no pass over the records' errors is spent on a
+division. Everything that trains takes its steps from here: stacks of models (`Optimiser.start`), a client's
+local steps and trainings that are differentiated.
 
-Optimisers as pure functions of their state, and the derivative of a step.
-
-A state is (k, p): the weights first, then what the optimiser remembers. `push` carries a change of the
-state and of the gradient through one step, `pull` is its transpose:
+Of a state (k, p), the weights first, `push` carries a change of the state and of the gradient through one step,
+`pull` is its transpose:
 
     push: (ds, dg) -> d s'                 pull: l' -> (l, l_g),     <l', push(ds, dg)> = <l, ds> + <l_g, dg>
-
-The arithmetic is that of `train/optimisers.py`, out of place.
 
 RMSProp on torch's fused Adam kernel: one pass over the numbers instead of five.
 
@@ -27,7 +25,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -36,7 +33,7 @@ from torch.func import jvp, vjp
 from exhume.core.contract import ExhumeError
 
 Update = Callable[[Sequence[Tensor], int | float], None]
-"""(sums of gradients, count): one step on the parameters given at the start; may overwrite the sums."""
+"""(sums of gradients, count): one step on the parameters given at the start."""
 _TINY = 1e-38  # under a root, which has no slope at 0
 
 
@@ -47,22 +44,17 @@ class Descent:
     steps: int = 100
     rate: float = 0.1
     momentum: float = 0.0  # Balle22: 0.9
-    weight_decay: float = 0.0
+    weight_decay: float = 0.0  # added to the gradient
 
     def __post_init__(self) -> None:
         _check_steps(self.steps)
 
+    @property
+    def rule(self) -> HeavyBall:
+        return HeavyBall(self.momentum, self.weight_decay)
+
     def start(self, parameters: Sequence[Tensor]) -> Update:
-        velocities = [torch.zeros_like(tensor) for tensor in parameters]
-
-        def update(sums: Sequence[Tensor], count: int | float) -> None:
-            for tensor, velocity, total in zip(parameters, velocities, sums, strict=True):
-                velocity.mul_(self.momentum).add_(total, alpha=1 / count)
-                if self.weight_decay:
-                    velocity.add_(tensor, alpha=self.weight_decay)
-                tensor.sub_(velocity, alpha=self.rate)
-
-        return update
+        return _updating(self.rule, parameters, self.rate)
 
     def __str__(self) -> str:
         decay = f", weight decay {self.weight_decay:g}" if self.weight_decay else ""
@@ -87,27 +79,13 @@ class Adam:
             if not 0 <= value < 1:
                 raise ExhumeError(f"{name}: {value} given, needed in [0, 1)")
 
+    @property
+    def rule(self) -> AdamRule:
+        decay, decoupled = self.weight_decay, self.decoupled
+        return AdamRule(self.beta1, self.beta2, self.epsilon, decay, decoupled=decoupled)
+
     def start(self, parameters: Sequence[Tensor]) -> Update:
-        means = [torch.zeros_like(tensor) for tensor in parameters]
-        squares = [torch.zeros_like(tensor) for tensor in parameters]
-        done = 0
-
-        def update(sums: Sequence[Tensor], count: int | float) -> None:
-            nonlocal done
-            done += 1
-            rate = self.rate / (1 - self.beta1**done)
-            unbias = math.sqrt(1 - self.beta2**done)
-            for tensor, mean, square, total in zip(parameters, means, squares, sums, strict=True):
-                gradient = total.div_(count)
-                if self.decoupled:
-                    tensor.mul_(1 - self.rate * self.weight_decay)
-                elif self.weight_decay:
-                    gradient.add_(tensor, alpha=self.weight_decay)
-                mean.lerp_(gradient, 1 - self.beta1)
-                square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-                tensor.addcdiv_(mean, square.sqrt().div_(unbias).add_(self.epsilon), value=-rate)
-
-        return update
+        return _updating(self.rule, parameters, self.rate)
 
     def __str__(self) -> str:
         kind = "decoupled weight decay" if self.decoupled else "weight decay"
@@ -125,25 +103,20 @@ def _check_steps(steps: int) -> None:
         raise ExhumeError(f"steps: {steps} given, at least 0 needed")
 
 
-@runtime_checkable
-class Rule(Protocol):
-    def start(self, weights: Tensor) -> Tensor:
-        """(p,) to the state (k, p) before the first step."""
-        ...
+def _updating(rule: Rule, parameters: Sequence[Tensor], rate: float) -> Update:
+    """Steps in place on a stack of models, tensor by tensor."""
+    remembered = [rule.start(tensor)[1:] for tensor in parameters]
+    done = 0
 
-    def next(self, state: Tensor, gradient: Tensor, step: int, rate: float) -> Tensor: ...
+    def update(sums: Sequence[Tensor], count: int | float) -> None:
+        nonlocal done
+        for place, (tensor, total) in enumerate(zip(parameters, sums, strict=True)):
+            state = (tensor, *remembered[place])
+            moved, *remembered[place] = rule.next(state, total, done, rate, count)
+            tensor.copy_(moved)
+        done += 1
 
-    def kept(self, state: Tensor, gradient: Tensor) -> Tensor:
-        """(r, p) what `push` and `pull` need to know of a step, the weights first."""
-        ...
-
-    def push(
-        self, kept: Tensor, change: Tensor, d_gradient: Tensor, step: int, rate: float
-    ) -> Tensor: ...
-
-    def pull(
-        self, kept: Tensor, after: Tensor, step: int, rate: float
-    ) -> tuple[Tensor, Tensor]: ...
+    return update
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,24 +127,33 @@ class HeavyBall:
     decay: float = 0.0
     live: Tensor | None = None  # (p,) 0 for what is frozen
 
-    def start(self, weights: Tensor) -> Tensor:
-        return torch.stack([weights, torch.zeros_like(weights)])
+    def start(self, weights: Tensor) -> list[Tensor]:
+        return [weights, torch.zeros_like(weights)]
 
-    def next(self, state: Tensor, gradient: Tensor, step: int, rate: float) -> Tensor:
+    def next(
+        self,
+        state: Sequence[Tensor] | Tensor,
+        total: Tensor,
+        step: int,
+        rate: float,
+        count: float = 1,
+    ) -> list[Tensor]:
         weights, velocity = state
-        slope = gradient + self.decay * weights if self.decay else gradient
+        velocity = torch.add(self.momentum * velocity, total, alpha=1 / count)
+        if self.decay:
+            velocity = torch.add(velocity, weights, alpha=self.decay)
         if self.live is not None:
-            slope = slope * self.live
-        velocity = self.momentum * velocity + slope
-        return torch.stack([weights - rate * velocity, velocity])
+            velocity = velocity * self.live
+        return [torch.sub(weights, velocity, alpha=rate), velocity]
 
     def kept(self, state: Tensor, gradient: Tensor) -> Tensor:
+        """(r, p) what `push` and `pull` need to know of a step, the weights first."""
         return state[:1]
 
     def push(
         self, kept: Tensor, change: Tensor, d_gradient: Tensor, step: int, rate: float
     ) -> Tensor:
-        return self.next(change, d_gradient, step, rate)
+        return torch.stack(self.next(change, d_gradient, step, rate))
 
     def pull(self, kept: Tensor, after: Tensor, step: int, rate: float) -> tuple[Tensor, Tensor]:
         weights, velocity = after
@@ -183,28 +165,41 @@ class HeavyBall:
 
 @dataclass(frozen=True, eq=False)
 class AdamRule:
-    """Adam as `torch.optim.Adam` has it; weight decay is added to the gradient."""
+    """Adam as `torch.optim.Adam` has it, or AdamW as `torch.optim.AdamW`."""
 
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
     decay: float = 0.0
     live: Tensor | None = None
+    decoupled: bool = False
 
-    def start(self, weights: Tensor) -> Tensor:
-        return torch.stack([weights, torch.zeros_like(weights), torch.zeros_like(weights)])
+    def start(self, weights: Tensor) -> list[Tensor]:
+        return [weights, torch.zeros_like(weights), torch.zeros_like(weights)]
 
-    def next(self, state: Tensor, gradient: Tensor, step: int, rate: float) -> Tensor:
+    def next(
+        self,
+        state: Sequence[Tensor] | Tensor,
+        total: Tensor,
+        step: int,
+        rate: float,
+        count: float = 1,
+    ) -> list[Tensor]:
         weights, mean, square = state
-        slope = gradient + self.decay * weights if self.decay else gradient
+        slope = total / count
+        if self.decay and not self.decoupled:
+            slope = torch.add(slope, weights, alpha=self.decay)
         if self.live is not None:
             slope = slope * self.live
-        mean = self.beta1 * mean + (1 - self.beta1) * slope
-        square = self.beta2 * square + (1 - self.beta2) * slope.square()
+        if self.decoupled:
+            live = 1.0 if self.live is None else self.live
+            weights = weights * (1 - rate * self.decay * live)
+        mean = torch.lerp(mean, slope, 1 - self.beta1)
+        square = torch.addcmul(self.beta2 * square, slope, slope, value=1 - self.beta2)
         unbias = math.sqrt(1 - self.beta2 ** (step + 1))
         size = square.clamp_min(_TINY).sqrt() / unbias + self.eps
-        moved = weights - rate / (1 - self.beta1 ** (step + 1)) * mean / size
-        return torch.stack([moved, mean, square])
+        length = rate / (1 - self.beta1 ** (step + 1))
+        return [torch.addcdiv(weights, mean, size, value=-length), mean, square]
 
     def kept(self, state: Tensor, gradient: Tensor) -> Tensor:
         return torch.cat([state, gradient[None]])
@@ -212,14 +207,21 @@ class AdamRule:
     def push(
         self, kept: Tensor, change: Tensor, d_gradient: Tensor, step: int, rate: float
     ) -> Tensor:
-        at = (kept[:3], kept[3])
-        pushed: Tensor = jvp(lambda s, g: self.next(s, g, step, rate), at, (change, d_gradient))[1]
+        def after(state: Tensor, gradient: Tensor) -> Tensor:
+            return torch.stack(self.next(state, gradient, step, rate))
+
+        pushed: Tensor = jvp(after, (kept[:3], kept[3]), (change, d_gradient))[1]
         return pushed
 
     def pull(self, kept: Tensor, after: Tensor, step: int, rate: float) -> tuple[Tensor, Tensor]:
-        back = vjp(lambda s, g: self.next(s, g, step, rate), kept[:3], kept[3])[1]
-        before, gradient = back(after)
+        def ahead(state: Tensor, gradient: Tensor) -> Tensor:
+            return torch.stack(self.next(state, gradient, step, rate))
+
+        before, gradient = vjp(ahead, kept[:3], kept[3])[1](after)
         return before, gradient
+
+
+Rule = HeavyBall | AdamRule
 
 
 class FusedRMSProp(torch.optim.Adam):

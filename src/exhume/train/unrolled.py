@@ -60,8 +60,8 @@ from exhume.models.activations import Elementwise
 from exhume.models.own import OwnArchitecture, not_per_record
 from exhume.models.own_texts import LanguageModel
 from exhume.train.functional import activations, mixes_batches, without_memory
-from exhume.train.local import LocalTraining, Routine, batch_loss
-from exhume.train.optimisers import Adam, AdamRule, HeavyBall, Optimiser, Rule
+from exhume.train.local import LocalTraining, batch_loss
+from exhume.train.optimisers import Rule
 from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch, MiniBatch
 
@@ -157,7 +157,7 @@ class Unrolled:
     # Training
 
     def train(self, guess: Unknown) -> Path:
-        state, whole = self.rule.start(self.initial), self._states_fit
+        state, whole = self._start, self._states_fit
         every = max(1, math.isqrt(max(0, len(self.steps) - 1)) + 1)
         path = Path(guess, self.initial, [], [], every)
         room, each = (self.memory << 20) * 3 // 4, self._graph_bytes
@@ -173,8 +173,13 @@ class Unrolled:
         return Path(guess, state[0], path.states, path.kept, every, path.slopes)
 
     @property
+    def _start(self) -> Tensor:
+        """(k, p) the state before the first step."""
+        return torch.stack(self.rule.start(self.initial))
+
+    @property
     def _states_fit(self) -> bool:
-        rows = self.rule.kept(self.rule.start(self.initial), self.initial)
+        rows = self.rule.kept(self._start, self.initial)
         return len(self.steps) * rows.numel() * rows.element_size() <= (self.memory << 20) // 4
 
     @property
@@ -185,7 +190,7 @@ class Unrolled:
     def _moved(self, state: Tensor, t: int, slopes: list[_Slope]) -> tuple[Tensor, Tensor]:
         gradient = torch.stack([slope.by_weights.detach() for slope in slopes]).sum(0)
         kept = self.rule.kept(state, gradient)
-        return self.rule.next(state, gradient, t, self.steps[t].rate), kept
+        return torch.stack(self.rule.next(state, gradient, t, self.steps[t].rate)), kept
 
     def _stretches(self, path: Path, *, back: bool = False) -> Iterator[tuple[int, Tensor]]:
         """(t, kept) for every step, forwards or backwards."""
@@ -206,7 +211,7 @@ class Unrolled:
 
     def forward(self, path: Path, along: Unknown, pushes: Pushes | None = None) -> Tensor:
         """(p,) J times a change of the unknown records, and of free gates in each step."""
-        change = torch.zeros_like(self.rule.start(self.initial))
+        change = torch.zeros_like(self._start)
         for t, kept in self._stretches(path):
             bent = torch.zeros_like(self.initial)
             for block, slope in enumerate(self._at(path, t, kept)):
@@ -222,7 +227,7 @@ class Unrolled:
 
     def adjoint(self, path: Path, cotangent: Tensor, pushes: Pushes | None = None) -> Unknown:
         """The transpose of J times (p,). pushes: an empty list, to be filled for every step."""
-        towards = torch.zeros_like(self.rule.start(self.initial))
+        towards = torch.zeros_like(self._start)
         towards[0] = cotangent
         found = Unknown(
             torch.zeros_like(path.guess.inputs),
@@ -390,17 +395,11 @@ def _parts(
     every = torch.arange(unknown)
     if isinstance(recipe, LocalTraining):
         return _local(recipe, known, unknown)
-    rule, count, rate = _rule(recipe.descent), recipe.descent.steps, recipe.descent.rate
+    rule, count, rate = recipe.descent.rule, recipe.descent.steps, recipe.descent.rate
     if isinstance(recipe, FullBatch):
         return rule, (Seen(None, every, rate),) * count, "cross-entropy"
     batches = islice(recipe.order.batches(known, unknown), count)
     return rule, tuple(Seen(b.fixed, b.extra, rate) for b in batches), "cross-entropy"
-
-
-def _rule(optimiser: Optimiser) -> Rule:
-    if isinstance(optimiser, Adam):
-        return AdamRule(optimiser.beta1, optimiser.beta2, optimiser.epsilon, optimiser.weight_decay)
-    return HeavyBall(optimiser.momentum, optimiser.weight_decay)
 
 
 def _local(recipe: LocalTraining, known: int, unknown: int) -> tuple[Rule, tuple[Seen, ...], str]:
@@ -413,13 +412,7 @@ def _local(recipe: LocalTraining, known: int, unknown: int) -> tuple[Rule, tuple
         Seen(part[part < known], part[part >= known] - known, rate)
         for part, rate in zip(rows, rates, strict=True)
     )
-    return _routine_rule(routine, recipe.live), steps, routine.loss
-
-
-def _routine_rule(routine: Routine, live: Tensor | None) -> Rule:
-    if routine.optimiser == "adam":
-        return AdamRule(*routine.betas, routine.eps, routine.weight_decay, live)
-    return HeavyBall(routine.momentum, routine.weight_decay, live)
+    return routine.rule(recipe.live), steps, routine.loss
 
 
 def smooth_gates(module: nn.Module, width: float) -> tuple[nn.Module, int]:
