@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exhume.bounds.channel import bits, bits_of_different, naming, sigma_for, success
+from exhume.bounds.channel import bits, naming, sigma_for, success
 from exhume.core.contract import ExhumeError, Key
 from exhume.score.intervals import clopper_pearson
 
@@ -99,10 +99,8 @@ def test_known_values():
     assert bits(1, 1.0) == pytest.approx(0.5)
     assert bits(64, 0.125) == pytest.approx(32)
     assert bits(64, 0.125, 3) == pytest.approx(64)
-    assert bits_of_different(64, 0.125, 3) == pytest.approx(96)
     assert sigma_for(32.0, 64) == pytest.approx(0.125)
     assert sigma_for(128.0, 4) == pytest.approx((4 * (2.0**64 - 1)) ** -0.5)  # the most there is
-    assert bits_of_different(64, 0.125, 1) == pytest.approx(32)
     assert success(0.5, 1.0) == pytest.approx(0.8413447)
     assert success(0.0, 1.0) == 0
     assert success(1.0, 1.0) == 1
@@ -117,7 +115,7 @@ def test_more_of_anything_tells_more(asked, numbers, inputs, times):
     asked = min(asked, 32.0 * numbers)
     sigma = sigma_for(asked, numbers)
     assert bits(numbers, sigma) == pytest.approx(asked, rel=1e-6)
-    assert bits(numbers, sigma, times) <= bits_of_different(numbers, sigma, times) * (1 + 1e-9)
+    assert bits(numbers, sigma, times) <= times * bits(numbers, sigma) * (1 + 1e-9)
     assert bits(numbers + 1, sigma) >= asked * (1 - 1e-9)
     assert naming(inputs, numbers, sigma) <= naming(inputs, numbers, sigma, times) <= 1
     assert naming(inputs + 1, numbers, sigma) <= naming(inputs, numbers, sigma)
@@ -131,7 +129,6 @@ def test_more_of_anything_tells_more(asked, numbers, inputs, times):
         (lambda: bits(4, 0.0), "sigma: 0.0 given, a finite number above 0 is needed"),
         (lambda: bits(4, math.inf), "sigma: inf given"),
         (lambda: bits(4, 1.0, 0), "requests: 0 given, at least 1 needed"),
-        (lambda: bits_of_different(4, 1.0, 0), "requests: 0 given"),
         (lambda: sigma_for(0.0, 4), "bits: 0.0 given, more than 0 and at most 128 needed"),
         (lambda: sigma_for(129.0, 4), "bits: 129.0 given"),
         (lambda: sigma_for(math.nan, 4), "bits: nan given"),

@@ -6,8 +6,9 @@ import torch.nn.functional as F
 
 from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.mlp import MLP
+from exhume.studies.informed.mnemonist import active_share
 from exhume.train.optimisers import Descent, FusedRMSProp
-from exhume.train.recipe import active_share, descend
+from exhume.train.recipe import descend
 
 
 @pytest.mark.parametrize("activation", ["relu", "elu"])

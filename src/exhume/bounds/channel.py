@@ -42,12 +42,6 @@ def bits(numbers: int, sigma: float, requests: int = 1) -> float:
     return numbers / 2 * math.log1p(requests / (numbers * sigma**2)) / math.log(2)
 
 
-def bits_of_different(numbers: int, sigma: float, requests: int) -> float:
-    """T·b: of T requests of different inputs together."""
-    _check(numbers, sigma, requests)
-    return requests * bits(numbers, sigma)
-
-
 def sigma_for(bits: float, numbers: int) -> float:
     """The noise with which k numbers carry at most so many bits: 1/sqrt(k (2^(2b/k) - 1))."""
     _check(numbers, 1.0, 1)

@@ -183,7 +183,7 @@ def forward_operations(architecture: Architecture) -> float:
 
 
 def training_operations(recipe: Recipe, known: int) -> float | None:
-    """Of training one model on so many records and one more; None: it is the user's own training."""
+    """To train one model on so many records and one more; None: it is the user's own training."""
     if not isinstance(recipe, FullBatch | MiniBatch):
         return None
     return 3 * _rows(recipe, known) * recipe.descent.steps * forward_operations(recipe.architecture)
@@ -195,13 +195,13 @@ def _rows(recipe: FullBatch | MiniBatch, known: int) -> int:
 
 
 def stacked_seconds(architecture: Architecture, records: int) -> float:
-    """Of so many ways of a record through the network and back, in training."""
+    """For so many ways of a record through the network and back, in training."""
     speed = GENERAL if fully_connected(architecture) is None else _STACKED
     return 3 * records * forward_operations(architecture) / speed
 
 
 def seconds_per_model_of(recipe: Recipe, known: int, threads: int) -> float | None:
-    """Of training one model on so many records and one more; None: it has to be timed."""
+    """To train one model on so many records and one more; None: it has to be timed."""
     if not isinstance(recipe, FullBatch | MiniBatch):
         return None
     net, steps, rows = recipe.architecture, recipe.descent.steps, _rows(recipe, known)

@@ -46,13 +46,15 @@ _PRIVATE_BLOCK = 8  # records whose gradients are held at once, a model
 class SideBySide:
     """s models of any architecture without batch norm, each on the fixed records and its own extra ones."""
 
-    network: Network
+    network: SideBySideNetwork
     fixed: Records
     extra: Records
 
     @staticmethod
     def of(architecture: Architecture, fixed: Records, extra: Records) -> SideBySide:
-        return SideBySide(Network.trained(architecture, fixed.inputs.device), fixed, extra)
+        return SideBySide(
+            SideBySideNetwork.trained(architecture, fixed.inputs.device), fixed, extra
+        )
 
     def unpack(self, flat: Tensor) -> list[Tensor]:
         return [flat.clone()]
@@ -104,16 +106,16 @@ def _steps(
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
+class SideBySideNetwork:
     module: nn.Module
     layout: Layout
 
     @staticmethod
-    def released(architecture: Architecture, device: torch.device) -> Network:
-        return Network(architecture.build().eval().to(device), architecture.layout)
+    def released(architecture: Architecture, device: torch.device) -> SideBySideNetwork:
+        return SideBySideNetwork(architecture.build().eval().to(device), architecture.layout)
 
     @staticmethod
-    def trained(architecture: Architecture, device: torch.device) -> Network:
+    def trained(architecture: Architecture, device: torch.device) -> SideBySideNetwork:
         """Refuses what a gradient does not tell: dropout, and statistics over batches."""
         if isinstance(architecture, OwnArchitecture):
             module, why = architecture.trainable(), architecture.not_per_record
@@ -129,7 +131,7 @@ class Network:
             )
         if isinstance(architecture, OwnArchitecture):
             _try(architecture)
-        return Network(module.to(device), architecture.layout)
+        return SideBySideNetwork(module.to(device), architecture.layout)
 
     def outputs(self, flat: Tensor, inputs: Tensor) -> Tensor:
         """(p,), (n, *shape) to (n, c)."""
@@ -184,13 +186,13 @@ class Network:
 
 def check_side_by_side(architecture: Architecture) -> None:
     """Raises `ExhumeError` with the layer, or the operation, that stands against it."""
-    Network.trained(architecture, torch.device("cpu"))
+    SideBySideNetwork.trained(architecture, torch.device("cpu"))
 
 
 @lru_cache(maxsize=8)
 def _try(architecture: OwnArchitecture) -> None:
     """One gradient of two models on two records of zeros, or a sentence that says why there is none."""
-    network = Network(architecture.trainable(), architecture.layout)
+    network = SideBySideNetwork(architecture.trainable(), architecture.layout)
     start = architecture.initial(Key.from_seed(0)).expand(2, -1)
     labels = torch.zeros(2, dtype=torch.int64)
     records = Records(torch.zeros(2, *architecture.input_shape), labels, ())
@@ -238,7 +240,7 @@ def activations(architecture: Architecture) -> int:
 
 def own_gradients(architecture: Architecture, parameters: Tensor, own: Records) -> Tensor:
     """(s, p) models, each on its own records (s, n, *shape): (s, p) gradients of their summed losses."""
-    network = Network.trained(architecture, parameters.device)
+    network = SideBySideNetwork.trained(architecture, parameters.device)
     return network.gradients(parameters, own, NOT_PRIVATE)
 
 
@@ -249,7 +251,7 @@ def own_answers(
 
     (s, n, c), and (s, p) of their summed losses.
     """
-    network = Network.released(architecture, parameters.device)
+    network = SideBySideNetwork.released(architecture, parameters.device)
     outputs: Tensor = vmap(network.outputs)(parameters, own.inputs)
     return outputs.detach(), network.gradients(parameters, own, NOT_PRIVATE).detach()
 
@@ -258,7 +260,7 @@ def record_gradients(
     architecture: Architecture, parameters: Tensor, records: Records, privacy: Privacy = NOT_PRIVATE
 ) -> Tensor:
     """(s, p) models on (n, *shape) shared records: (s, n, p), each record's gradient, clipped."""
-    network = Network.trained(architecture, parameters.device)
+    network = SideBySideNetwork.trained(architecture, parameters.device)
     one = vmap(network.gradient, in_dims=(None, 0, 0))
     each: Tensor = vmap(one, in_dims=(0, None, None))(parameters, records.inputs, records.labels)
     each = each.detach()
@@ -271,7 +273,7 @@ def logits(architecture: Architecture, parameters: Tensor, inputs: Tensor) -> Te
     """(s, p) models on (n, *shape) shared inputs: (s, n, c)."""
     if mlp := fully_connected(architecture):
         return stacked.logits(mlp, parameters, inputs)
-    network = Network.released(architecture, parameters.device)
+    network = SideBySideNetwork.released(architecture, parameters.device)
     if isinstance(architecture, OwnArchitecture):  # one by one: it may hold what vmap cannot do
         return torch.stack([network.alone(flat, inputs) for flat in parameters])
     parts = [

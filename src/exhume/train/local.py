@@ -85,7 +85,7 @@ class Routine:
     # Steps
 
     def steps(self, count: int, records: int | None) -> int:
-        """Of an update: `count`, or what epochs over so many records make."""
+        """How many an update has: `count`, or what epochs over so many records make."""
         if not self.epochs:
             return count
         if not self.local_batch:
@@ -261,7 +261,7 @@ class Steps:
         return max(self.count, self.routine.epochs) > 1 or bool(self.routine.local_batch)
 
     def rates(self, records: int | None) -> list[float]:
-        """Of the steps on so many records."""
+        """One for each step on so many records."""
         return self.routine.rates(self.rate, self.routine.steps(self.count, records))
 
     def of(self, architecture: Architecture, reduction: str = "mean") -> LocalTraining:
@@ -275,7 +275,7 @@ class Steps:
         )
 
     def of_mean(self, size: int) -> Steps:
-        """The same training with a mean over so many records in the place of a sum."""
+        """This training with a mean over so many records in the place of a sum."""
         how = self.routine
         if how.optimiser == "adam":  # only eps has a size
             return replace(self, routine=replace(how, eps=how.eps / size))
@@ -302,7 +302,7 @@ class LocalTraining:
             raise ExhumeError(f"reduction: {self.reduction!r} is not one of mean, sum")
 
     def rates(self, records: int) -> list[float]:
-        """Of the steps on so many records."""
+        """One for each step on so many records."""
         return self.routine.rates(self.rate, self.routine.steps(self.steps, records))
 
     def updates(

@@ -100,7 +100,7 @@ class MarginDescent:
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class TrainedToMargin:
     parameters: Tensor  # (p,)
     epochs: int
     loss: float
@@ -146,7 +146,7 @@ def train_to_margin(
     key: Key = _NO_KEY,
     store: Store | None = None,
     progress: Progress = silent,
-) -> Trained:
+) -> TrainedToMargin:
     """Train one network (p,) on the records as they are: subtract a mean before, if one is to be.
 
     key: of the order of batches; not used without them.
@@ -175,7 +175,7 @@ def train_to_margin(
     coefficients, left, *_ = state.moving
     first = float(left) * start.first + coefficients.T @ inputs
     parameters = mlp.join(replace(problem.network(state.moving), first=first))
-    return Trained(parameters, state.epochs, state.loss, torch.tensor(state.turning))
+    return TrainedToMargin(parameters, state.epochs, state.loss, torch.tensor(state.turning))
 
 
 @dataclass(frozen=True, eq=False)

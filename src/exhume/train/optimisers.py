@@ -1,12 +1,12 @@
 """Optimisers: as values of a recipe, and as rules of one step with its derivative.
 
-A rule's `next` is the arithmetic, out of place, on the weights and what the rule remembers. It takes the *sum* of
-the records' gradients and the number to divide it by, so that no pass over the records' errors is spent on a
-division. Everything that trains takes its steps from here: stacks of models (`Optimiser.start`), a client's
-local steps and trainings that are differentiated.
+A rule's `next` is the arithmetic, out of place, on the weights and what the rule remembers. It takes the
+*sum* of the records' gradients and the number to divide it by, so that no pass over the records' errors is
+spent on a division. Stacks of models (`Optimiser.start`), a client's local steps and trainings that are
+differentiated all take their steps from here.
 
-Of a state (k, p), the weights first, `push` carries a change of the state and of the gradient through one step,
-`pull` is its transpose:
+Where a state is (k, p), the weights first, `push` carries a change of the state and of the gradient through
+one step, `pull` is its transpose:
 
     push: (ds, dg) -> d s'                 pull: l' -> (l, l_g),     <l', push(ds, dg)> = <l, ds> + <l_g, dg>
 

@@ -193,7 +193,7 @@ def _mixed(fixed: Records, extra: Records, model: int, key: Key) -> Records:
 
 
 def _same(one: object, other: object) -> bool:
-    """Of two entries of a state dict; what is no tensor counts by its bytes."""
+    """Whether two entries of a state dict are equal; what is no tensor counts by its bytes."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype == other.dtype and torch.equal(one.to(other.device), other)
     return type(one) is type(other) and pickle.dumps(one) == pickle.dumps(other)

@@ -4,17 +4,6 @@ There is one descent (`descend`) on three engines: MLPs, whoever wrote them, tak
 (train/stacked.py), networks with batch norm theirs and every other architecture the general one (both
 train/functional.py). Starting from a pre-trained model, or from a fresh draw per model, is
 a matter of `initial`.
-
-Which neurons did a record ever reach? Training again, watching each hidden neuron on the target.
-
-The gradient of a row of incoming weights is dL/da · R'(h) · x: in a step in which R'(h) = 0 on the
-record, the row receives nothing from it (Mnemonist23; Balle22 Fig. 16).
-
-Which parameters does a record leave untouched? Training again, looking at the record's own gradient.
-
-For every tensor of parameters, the share of its entries whose gradient from the record is exactly zero
-(Balle22 Fig. 16). In an MLP's first layer an entry is zero where its neuron is off or its pixel is black;
-the bias's gradient is the neuron's error alone, so its share is that of the neurons that are off.
 """
 
 from __future__ import annotations
@@ -28,16 +17,12 @@ import torch
 from torch import Tensor
 
 from exhume.core.contract import Architecture, ExhumeError, Key, Records
-from exhume.models.activations import Activation, activation
-from exhume.models.mlp import MLP
 from exhume.models.own import fully_connected
 from exhume.train import functional, stacked
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy, Sampler, SampleStream
 from exhume.train.functional import BatchNormed, SideBySide, mixes_batches
 from exhume.train.optimisers import Descent, Optimiser
 from exhume.train.stacked import Order, Stack
-
-_AT_ONCE = 64  # gradients held at once
 
 
 @dataclass(frozen=True)
@@ -271,103 +256,3 @@ def check_fits(architecture: Architecture, records: Records) -> None:
             f"records of shape {records.shape} do not fit {architecture}, "
             f"which takes {architecture.input_shape}"
         )
-
-
-def active_share(
-    mlp: MLP, descent: Descent, initial: Tensor, fixed: Records, extra: Records
-) -> tuple[list[Tensor], Tensor]:
-    """Share of the steps in which each hidden neuron was active, R'(h) != 0, on the model's own record.
-
-    initial: (p,) or (s, p); extra: (s, 1, *shape). Returns one (s, k) per hidden layer, and the (s, p)
-    trained parameters, which are those of `descend`.
-    """
-    if extra.labels.shape[1] != 1:
-        raise ExhumeError(f"extra: {extra.labels.shape[1]} records a model given, 1 expected")
-    if descent.steps < 1:
-        raise ExhumeError(f"steps: {descent.steps} given, at least 1 needed")
-    act = activation(mlp.activation)
-    records = extra.inputs[:, 0].flatten(1)
-    counts = [records.new_zeros(len(records), width) for width in mlp.hidden]
-
-    def look(parameters: Tensor) -> None:
-        layers = list(mlp.layout.split(parameters).values())
-        for count, slope in zip(counts, _slopes(layers, records, act), strict=True):
-            count.add_(slope != 0)
-
-    trained = descend(mlp, descent, initial, fixed, extra, watch=look)
-    return [count / descent.steps for count in counts], trained
-
-
-def _slopes(parameters: list[Tensor], records: Tensor, act: Activation) -> list[Tensor]:
-    """(s, d) own records to the derivative of every hidden activation, (s, k) each."""
-    slopes, signal = [], records
-    for weight, bias in zip(parameters[:-2:2], parameters[1:-2:2], strict=True):
-        before = torch.einsum("skd,sd->sk", weight, signal) + bias
-        signal = act.apply(before)
-        slopes.append(act.slope(before, signal))
-    return slopes
-
-
-@dataclass(frozen=True, eq=False)
-class Untouched:
-    steps: tuple[int, ...]  # before which training was looked at, the first is 0
-    shares: dict[str, Tensor]  # (len(steps), t) by name of the parameters
-    sizes: dict[str, int]  # how many parameters each name has
-
-    def over(self, prefix: str) -> Tensor:
-        """(len(steps), t): the share over all parameters whose name begins so."""
-        names = [name for name in self.shares if name.startswith(prefix)]
-        if not names:
-            raise ExhumeError(f"prefix: {prefix!r} begins none of {', '.join(self.shares)}")
-        zeros = sum(self.shares[name] * self.sizes[name] for name in names)
-        assert isinstance(zeros, Tensor)
-        return zeros / sum(self.sizes[name] for name in names)
-
-
-def untouched(
-    architecture: Architecture,
-    descent: Descent,
-    initial: Tensor,
-    fixed: Records,
-    extra: Records,
-    *,
-    seen: Records,
-    every: int = 1,
-) -> Untouched:
-    """Train on `fixed` and `extra` (s, e, *shape); look at the gradients of `seen` (t, 1, *shape).
-
-    Record i is looked at in model i; if there is one model, all are looked at in that one. A look before
-    every so many steps.
-    """
-    s, t = extra.labels.shape[0], seen.labels.shape[0]
-    if s not in (1, t):
-        raise ExhumeError(f"seen: {t} records given for {s} models, as many or one model needed")
-    if every < 1:
-        raise ExhumeError(f"every: {every} given, at least 1 needed")
-    layout, step = architecture.layout, 0
-    looks: list[dict[str, Tensor]] = []
-
-    def look(parameters: Tensor) -> None:
-        nonlocal step
-        if step % every == 0:
-            looks.append(_zeros(architecture, parameters.expand(t, -1), seen))
-        step += 1
-
-    descend(architecture, descent, initial, fixed, extra, watch=look)
-    shares = {name: torch.stack([found[name] for found in looks]) for name in layout.names}
-    sizes = {
-        name: torch.Size(shape).numel()
-        for name, shape in zip(layout.names, layout.shapes, strict=True)
-    }
-    return Untouched(tuple(range(0, descent.steps, every)), shares, sizes)
-
-
-def _zeros(architecture: Architecture, parameters: Tensor, seen: Records) -> dict[str, Tensor]:
-    """(t, p) models: share of zero gradients, (t,) by name."""
-    found: dict[str, list[Tensor]] = {name: [] for name in architecture.layout.names}
-    for start in range(0, len(seen), _AT_ONCE):
-        cut = slice(start, start + _AT_ONCE)
-        gradients = functional.own_gradients(architecture, parameters[cut], seen[cut])
-        for name, part in architecture.layout.split(gradients).items():
-            found[name].append((part == 0).flatten(1).double().mean(1))
-    return {name: torch.cat(parts) for name, parts in found.items()}

@@ -305,7 +305,7 @@ def block_records(mlp: MLP) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class StepRecords:
     fixed: Tensor  # (b,) rows of the fixed records
     extra: Tensor  # (f,) columns of every model's extra records
 
@@ -333,10 +333,10 @@ class Order:
             order.insert(place, n + extra)
         return torch.tensor(order, dtype=torch.int64)
 
-    def batches(self, n: int, e: int) -> Iterator[Batch]:
+    def batches(self, n: int, e: int) -> Iterator[StepRecords]:
         """Epoch after epoch, without end; nothing if there are no records."""
         index = 0
         while n + e:
             for part in torch.split(self.epoch(index, n, e), self.size):
-                yield Batch(part[part < n], part[part >= n] - n)
+                yield StepRecords(part[part < n], part[part >= n] - n)
             index += 1

@@ -66,7 +66,7 @@ from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch, MiniBatch
 
 Pushes = list[list[tuple[Tensor, ...]]]
-"""Of every step, block of records and gate: a number for each entry of the gate."""
+"""A number for each entry of each gate, by step, block of records and gate."""
 _BLOCK = 1024  # records whose activations are held at once
 _COPIES = 6  # of a record's activations in the graph of a gradient; on the safe side
 _LEAKS = {"relu": 0.0, "leaky-relu": 0.01}  # of our own activations

@@ -21,7 +21,7 @@ from exhume.core.contract import (
 from exhume.models.heads import Head, pulls
 from exhume.models.matrices import DenseNetwork
 from exhume.store.shards import address, cached, digest
-from exhume.train.margin import MarginDescent, Trained, stationarity, train_to_margin
+from exhume.train.margin import MarginDescent, TrainedToMargin, stationarity, train_to_margin
 from exhume.train.recipe import FullBatch
 
 _CPU = torch.device("cpu")
@@ -120,7 +120,7 @@ def _trained(
     key: Key,
     store: Store,
     progress: Progress,
-) -> tuple[DenseNetwork, Trained]:
+) -> tuple[DenseNetwork, TrainedToMargin]:
     device = centred.inputs.device
     start = recipe.architecture.initial(key.fold("victim")).to(device)
     if isinstance(recipe, MarginDescent):
@@ -134,7 +134,7 @@ def _trained(
     losses, _ = pulls(
         "multiclass", mlp.matrices(flat).forward(centred.inputs.flatten(1))[1], centred.labels
     )
-    return mlp, Trained(flat, recipe.descent.steps, float(losses.mean()), torch.zeros(0))
+    return mlp, TrainedToMargin(flat, recipe.descent.steps, float(losses.mean()), torch.zeros(0))
 
 
 def trained_in_full(

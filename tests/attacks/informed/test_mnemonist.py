@@ -12,7 +12,7 @@ from exhume.attacks.informed.mnemonist import (
     rows_of,
     select,
 )
-from exhume.attacks.informed.reconn import Experience, Features, FittedRecoNN, RecoNN
+from exhume.attacks.informed.reconn import Experience, FittedRecoNN, ReadParameters, RecoNN
 from exhume.attacks.informed.shadows import Shadows
 from exhume.core.contract import ExhumeError, Key, Layout, Records, Weights
 from exhume.models.mlp import MLP
@@ -71,7 +71,7 @@ def linear_reader(key: Key) -> tuple[FittedRecoNN, torch.Tensor]:
     network = nn.Sequential(nn.Linear(size, 3, bias=False))
     weight = torch.randn(3, size, generator=key.generator())
     network[0].weight = nn.Parameter(weight, requires_grad=False)
-    features = Features(
+    features = ReadParameters(
         "parameters",
         torch.zeros(size),
         torch.arange(size),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.attacks.informed.closed_form import READINGS, Reading
+from exhume.attacks.informed.closed_form import READINGS, WeightReading
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 
@@ -29,7 +29,7 @@ def test_the_size_of_the_change_does_not_matter(reading, layout, change):
 
 def test_a_row_speaks_whatever_its_size(layout, change):
     base = torch.zeros(layout.size, dtype=torch.float64)
-    reading = Reading("rows", 0.0)
+    reading = WeightReading("rows", 0.0)
     before = reading.apply(change, base, layout)
     parts = layout.split(change.clone())
     name = layout.names[0].rpartition(".")[0]

@@ -235,7 +235,7 @@ def _fit(trained: Shadows, held: Records, progress: Progress) -> _Fitted:
 
 
 def _fit_reading(
-    reading: Reading, trained: Shadows, rows: dict[int, Tensor], basis: Basis
+    reading: WeightReading, trained: Shadows, rows: dict[int, Tensor], basis: Basis
 ) -> _Fitted:
     """rows: which shadows each label's regression is fitted on."""
     records, every = trained.records.inputs, sum(len(own) for own in rows.values())
@@ -254,7 +254,7 @@ def _fit_reading(
 
 @dataclass(frozen=True, eq=False)
 class _Fitted:
-    reading: Reading
+    reading: WeightReading
     regressions: dict[int, Regression]
     held_out_error: float  # mean squared leave-one-out error over the shadows
 
@@ -310,7 +310,7 @@ class FittedClosedForm:
 
 
 @dataclass(frozen=True)
-class Reading:
+class WeightReading:
     name: str
     power: float | None  # of a row's size, in the first layer; None: the whole change as it is
 
@@ -339,7 +339,7 @@ class Reading:
 class ReadRows:
     """What is read off some shadows, in blocks: read anew whenever it is needed, and never held whole."""
 
-    reading: Reading
+    reading: WeightReading
     parameters: Tensor  # (s, p)
     rows: Tensor  # (n,)
     base: Tensor  # (p,)
@@ -368,7 +368,11 @@ class ReadRows:
         return torch.cat([read @ block.T for _, block in self.blocks()], dim=1)
 
 
-READINGS = (Reading("whole", None), Reading("rows", 0.0), Reading("rows, damped", 0.5))
+READINGS = (
+    WeightReading("whole", None),
+    WeightReading("rows", 0.0),
+    WeightReading("rows, damped", 0.5),
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -161,7 +161,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class ReconstructorFit:
     network: nn.Module  # as after the chosen epoch
     epoch: int  # 0: the start was best
     errors: Tensor  # (epochs run + 1,) MAE + MSE on the choosing shadows; NaN-free
@@ -177,7 +177,7 @@ def fit(
     store: Store,
     progress: Progress = silent,
     stage: str = "training the reconstructor",
-) -> Fit:
+) -> ReconstructorFit:
     """Train in place; the network returned is that of the epoch with the least error on `choose`."""
     learner = Learner(network, training, train.records.shape[1:], key, progress)
     name = _name(network, training, train, choose, key)
@@ -213,7 +213,7 @@ def fit(
     network.load_state_dict(best)
     network.requires_grad_(False).eval()
     listed = torch.tensor(errors, dtype=torch.float64)
-    return Fit(network, int(listed.argmin()), listed)
+    return ReconstructorFit(network, int(listed.argmin()), listed)
 
 
 @torch.no_grad()

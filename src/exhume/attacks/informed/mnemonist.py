@@ -128,7 +128,9 @@ class Mnemonist:
         second = replace(second, cost=Cost(seconds, second.cost.models))
         return FittedMnemonist(second, rows, measured, chosen)
 
-    def _measure(self, first: FittedRecoNN, rows: Rows, shadows: Shadows, key: Key) -> Tensor:
+    def _measure(
+        self, first: FittedRecoNN, rows: Superparameters, shadows: Shadows, key: Key
+    ) -> Tensor:
         parts = split_shadows(len(shadows.records), self.reconn.held_out, key)
         # The shadows that chose the epoch also choose the rows; the reporting ones stay unseen.
         held = parts.choose.to(shadows.parameters.device)
@@ -137,7 +139,7 @@ class Mnemonist:
             return gradient_importance(first, rows, parameters, here).cpu()
         return permutation_importance(first, rows, parameters, shadows.records.inputs[held], here)
 
-    def _choose(self, rows: Rows, measured: Tensor, key: Key) -> Tensor:
+    def _choose(self, rows: Superparameters, measured: Tensor, key: Key) -> Tensor:
         layers = rows.per_layer(measured)
         chosen = []
         for layer, values in layers.items():
@@ -152,7 +154,7 @@ class FittedMnemonist:
     """A reconstructor that reads the chosen superparameters."""
 
     reconstructor: FittedRecoNN
-    rows: Rows
+    rows: Superparameters
     importance: Tensor  # (rows,) as measured on all parameters; zero for a random selection
     chosen: Tensor  # (rows,) bool
 
@@ -163,7 +165,7 @@ class FittedMnemonist:
 
 
 def gradient_importance(
-    fitted: FittedRecoNN, rows: Rows, parameters: Tensor, key: Key, *, probes: int = 8
+    fitted: FittedRecoNN, rows: Superparameters, parameters: Tensor, key: Key, *, probes: int = 8
 ) -> Tensor:
     """parameters: (h, p) held-out shadows; returns (rows,), 0 for rows that are not read."""
     features = fitted.features
@@ -182,7 +184,7 @@ def gradient_importance(
 
 
 def permutation_importance(
-    fitted: FittedRecoNN, rows: Rows, parameters: Tensor, records: Tensor, key: Key
+    fitted: FittedRecoNN, rows: Superparameters, parameters: Tensor, records: Tensor, key: Key
 ) -> Tensor:
     """(rows,): growth of MAE + MSE over (h, p) held-out shadows and their (h, *shape) records."""
     features = fitted.features
@@ -207,7 +209,7 @@ def permutation_importance(
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class Superparameters:
     """Which row each parameter belongs to. Rows are numbered through, layer after layer."""
 
     of: Tensor  # (p,) int64
@@ -228,7 +230,7 @@ class Rows:
         return dict(zip(self.layers, torch.split(values, list(self.sizes)), strict=True))
 
 
-def rows_of(layout: Layout) -> Rows:
+def rows_of(layout: Layout) -> Superparameters:
     """A parameter's layer is its name up to the last dot; its row, its first index.
 
     Parameters of one module with other numbers of rows are layers of their own, under their whole name.
@@ -244,7 +246,7 @@ def rows_of(layout: Layout) -> Rows:
             sizes.append(count)
         before, first = layer, sum(sizes[:-1])
         parts.append(torch.arange(first, first + count).repeat_interleave(math.prod(shape[1:])))
-    return Rows(torch.cat(parts), tuple(layers), tuple(sizes))
+    return Superparameters(torch.cat(parts), tuple(layers), tuple(sizes))
 
 
 def select(importance: Tensor, share: float, key: Key | None = None) -> Tensor:

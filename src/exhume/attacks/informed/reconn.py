@@ -194,7 +194,7 @@ class FittedRecoNN:
     """The reconstructor: good for every release of the same recipe, start and fixed set."""
 
     attack: RecoNN
-    features: Features
+    features: ReadParameters
     network: nn.Module
     shape: tuple[int, ...]
     experience: Experience
@@ -264,7 +264,7 @@ class FittedRecoNN:
 
 
 @dataclass(frozen=True, eq=False)
-class Features:
+class ReadParameters:
     kind: str  # one of INPUTS
     base: Tensor  # (p,) the model trained without an unknown record
     columns: Tensor  # (f,) parameters read, increasing
@@ -303,7 +303,7 @@ def fit_features(
     *,
     allowed: Tensor | None = None,
     span: bool,
-) -> Features:
+) -> ReadParameters:
     """parameters: (s, p) shadows; rows: those to train on; allowed: (p,) bool, what may be read.
 
     span: of the first of these rows, `LIMITS.span` at most. They are drawn at random, so that more of them
@@ -316,14 +316,16 @@ def fit_features(
     columns = keep.nonzero()[:, 0]
     if not len(columns):
         raise NotApplicable("shadow: no parameter differs between the shadow models", ever=True)
-    plain = Features(kind, base, columns, centre[columns], spread[columns])
+    plain = ReadParameters(kind, base, columns, centre[columns], spread[columns])
     if not span:
         return plain
     basis = _basis(plain.of_rows(parameters, rows[: LIMITS.span]))
-    return Features(kind, base, columns, plain.centre, plain.scale, basis)
+    return ReadParameters(kind, base, columns, plain.centre, plain.scale, basis)
 
 
-def refit_features(features: Features, parameters: Tensor, base: Tensor, rows: Tensor) -> Features:
+def refit_features(
+    features: ReadParameters, parameters: Tensor, base: Tensor, rows: Tensor
+) -> ReadParameters:
     """These columns and basis with the statistics of other training shadows, rows of (s, p), and their base.
 
     A column that does not move there reads as zero.

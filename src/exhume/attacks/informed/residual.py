@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exhume.attacks.informed.closed_form import ClosedForm, FittedClosedForm
-from exhume.attacks.informed.learner import Fit, Pairs, Training, fit
+from exhume.attacks.informed.learner import Pairs, ReconstructorFit, Training, fit
 from exhume.attacks.informed.reconn import split_shadows
 from exhume.core.contract import (
     Cost,
@@ -110,7 +110,7 @@ class FittedResidual:
     """Good for every release of the same recipe, start and fixed set."""
 
     inner: FittedClosedForm
-    correction: Fit
+    correction: ReconstructorFit
     classes: int
     legal: tuple[float, float]  # range of the records' values
     seconds: float

@@ -104,7 +104,7 @@ def _gathered(fleet: Iterator[Tensor], models: int, initial: Tensor) -> Tensor:
 
 
 @dataclass
-class Limits:
+class MemoryLimits:
     """Bytes. One value for the process; tests lower it."""
 
     models: int = 2 << 30  # of all shadow models that are held in memory
@@ -113,7 +113,7 @@ class Limits:
     span: int = 4096  # training shadows whose span a network may read instead of all parameters
 
 
-LIMITS = Limits()
+LIMITS = MemoryLimits()
 _READING = 5  # copies of a block while it is read
 _FIT = 1 << 17  # of the fit of one class, the allocator's fragments included: up to 85 KB were seen
 _ANCHORS = 4000  # shadows that the label is learned from, at most

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from exhume import readers
-from exhume.attacks.informed.membership import membership_scores
 from exhume.choices import moved
-from exhume.core.contract import Key
+from exhume.core.contract import Key, Records
+from exhume.models.glm import losses
 from exhume.models.mlp import MLP
 from exhume.readers import Sizes
 from exhume.score.intervals import gap_over_spread, mean_auc
@@ -25,6 +25,7 @@ from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.train.fleet import train_fleet
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
+from exhume.train.stacked import logits
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,15 @@ def _separated(run: Run[_Setting], models: _Models) -> dict[str, float]:
     own = scores["with"].view(t, m, t).diagonal(dim1=0, dim2=2)  # (m, t): each target's own models
     gap = gap_over_spread(own, scores["without"]).median()
     return {"auc": mean_auc(own, scores["without"]), "gap_over_spread": float(gap)}
+
+
+def membership_scores(mlp: MLP, parameters: Tensor, records: Records) -> Tensor:
+    """(s, p) models, n records: minus the cross-entropy, (s, n) in fp64. Large speaks for membership.
+
+    Sees: weights of s models. Assumes: the architecture, and the record asked about with its label.
+    """
+    signal = logits(mlp, parameters.double(), records.inputs.double())
+    return -losses(signal, records.labels)
 
 
 STUDY = Study("informed-init", _SCALES, _run, on_device=True)

@@ -17,7 +17,8 @@ from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.mnemonist import FittedMnemonist, Mnemonist, permutation_importance
 from exhume.attacks.informed.reconn import FEWEST, RecoNN, split_shadows
 from exhume.attacks.informed.shadows import Shadows, train_shadows
-from exhume.core.contract import Key
+from exhume.core.contract import ExhumeError, Key, Records
+from exhume.models.activations import Activation, activation
 from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Dense
 from exhume.settings import DataSettings
@@ -25,7 +26,7 @@ from exhume.studies.arms import BALLE22, Bench, scored
 from exhume.studies.claims import flattened, mean_of, prefixed
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.train.optimisers import Descent
-from exhume.train.recipe import FullBatch, active_share
+from exhume.train.recipe import FullBatch, descend
 
 ARMS = ("all", "mnemonist", "random")
 MEASURED = ("mse", "mae_plus_mse", "success", "parameters_read", "epoch")
@@ -122,6 +123,41 @@ def _activity(bench: Bench, watched: int) -> Tensor:
         extra = records[start : start + bench.chunk].one_each()
         shares.append(active_share(mlp, descent, initial, bench.parts.fixed, extra)[0][0])
     return torch.cat(shares).cpu()
+
+
+def active_share(
+    mlp: MLP, descent: Descent, initial: Tensor, fixed: Records, extra: Records
+) -> tuple[list[Tensor], Tensor]:
+    """Share of the steps in which each hidden neuron was active, R'(h) != 0, on the model's own record.
+
+    initial: (p,) or (s, p); extra: (s, 1, *shape). Returns one (s, k) per hidden layer, and the (s, p)
+    trained parameters, which are those of `descend`.
+    """
+    if extra.labels.shape[1] != 1:
+        raise ExhumeError(f"extra: {extra.labels.shape[1]} records a model given, 1 expected")
+    if descent.steps < 1:
+        raise ExhumeError(f"steps: {descent.steps} given, at least 1 needed")
+    act = activation(mlp.activation)
+    records = extra.inputs[:, 0].flatten(1)
+    counts = [records.new_zeros(len(records), width) for width in mlp.hidden]
+
+    def look(parameters: Tensor) -> None:
+        layers = list(mlp.layout.split(parameters).values())
+        for count, slope in zip(counts, _slopes(layers, records, act), strict=True):
+            count.add_(slope != 0)
+
+    trained = descend(mlp, descent, initial, fixed, extra, watch=look)
+    return [count / descent.steps for count in counts], trained
+
+
+def _slopes(parameters: list[Tensor], records: Tensor, act: Activation) -> list[Tensor]:
+    """(s, d) own records to the derivative of every hidden activation, (s, k) each."""
+    slopes, signal = [], records
+    for weight, bias in zip(parameters[:-2:2], parameters[1:-2:2], strict=True):
+        before = torch.einsum("skd,sd->sk", weight, signal) + bias
+        signal = act.apply(before)
+        slopes.append(act.slope(before, signal))
+    return slopes
 
 
 def _evidence(

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 
+import torch
 from torch import Tensor
 
 from exhume.auditing import Game
-from exhume.core.contract import Key
+from exhume.core.contract import Architecture, ExhumeError, Key, Records
 from exhume.core.results import Chart, Point
 from exhume.score.intervals import bootstrap, rank_correlation
 from exhume.settings import DataSettings, VictimSettings
@@ -26,14 +27,16 @@ from exhume.studies.claims import Range, line, ranged, spread
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.informed.sweeps import DETAILS, Pooled, binned, sweep
 from exhume.studies.informed.varied import PAPER
+from exhume.train.functional import own_gradients
 from exhume.train.optimisers import Descent
-from exhume.train.recipe import FullBatch, Untouched, untouched
+from exhume.train.recipe import FullBatch, descend
 
 MLP = ("relu", "floor", "elu", "leaky-relu", "tanh")  # "floor" is max(-0.5, x)
 CNN = ("relu", "elu", "leaky-relu", "tanh")
 _OFF = "fc1.bias"  # its gradient is zero where the hidden neuron is off
 _WATCHED = {"off": _OFF, "fc1_weight": "fc1.weight", "fc2_weight": "fc2.weight"}
 _BINS = 5
+_AT_ONCE = 64  # gradients held at once
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,71 @@ def _shares(bench: Bench, _: Game) -> dict[str, Tensor]:
     found = _watched(bench, with_target=True)
     black = (bench.parts.target.inputs == 0).flatten(1).double().mean(1)
     return {**{layer: found.over(layer) for layer in _WATCHED.values()}, "black": black}
+
+
+@dataclass(frozen=True, eq=False)
+class Untouched:
+    steps: tuple[int, ...]  # before which training was looked at, the first is 0
+    shares: dict[str, Tensor]  # (len(steps), t) by name of the parameters
+    sizes: dict[str, int]  # how many parameters each name has
+
+    def over(self, prefix: str) -> Tensor:
+        """(len(steps), t): the share over all parameters whose name begins so."""
+        names = [name for name in self.shares if name.startswith(prefix)]
+        if not names:
+            raise ExhumeError(f"prefix: {prefix!r} begins none of {', '.join(self.shares)}")
+        zeros = sum(self.shares[name] * self.sizes[name] for name in names)
+        assert isinstance(zeros, Tensor)
+        return zeros / sum(self.sizes[name] for name in names)
+
+
+def untouched(
+    architecture: Architecture,
+    descent: Descent,
+    initial: Tensor,
+    fixed: Records,
+    extra: Records,
+    *,
+    seen: Records,
+    every: int = 1,
+) -> Untouched:
+    """Train on `fixed` and `extra` (s, e, *shape); look at the gradients of `seen` (t, 1, *shape).
+
+    Record i is looked at in model i; if there is one model, all are looked at in that one. A look before
+    every so many steps.
+    """
+    s, t = extra.labels.shape[0], seen.labels.shape[0]
+    if s not in (1, t):
+        raise ExhumeError(f"seen: {t} records given for {s} models, as many or one model needed")
+    if every < 1:
+        raise ExhumeError(f"every: {every} given, at least 1 needed")
+    layout, step = architecture.layout, 0
+    looks: list[dict[str, Tensor]] = []
+
+    def look(parameters: Tensor) -> None:
+        nonlocal step
+        if step % every == 0:
+            looks.append(_zeros(architecture, parameters.expand(t, -1), seen))
+        step += 1
+
+    descend(architecture, descent, initial, fixed, extra, watch=look)
+    shares = {name: torch.stack([found[name] for found in looks]) for name in layout.names}
+    sizes = {
+        name: torch.Size(shape).numel()
+        for name, shape in zip(layout.names, layout.shapes, strict=True)
+    }
+    return Untouched(tuple(range(0, descent.steps, every)), shares, sizes)
+
+
+def _zeros(architecture: Architecture, parameters: Tensor, seen: Records) -> dict[str, Tensor]:
+    """(t, p) models: share of zero gradients, (t,) by name."""
+    found: dict[str, list[Tensor]] = {name: [] for name in architecture.layout.names}
+    for start in range(0, len(seen), _AT_ONCE):
+        cut = slice(start, start + _AT_ONCE)
+        gradients = own_gradients(architecture, parameters[cut], seen[cut])
+        for name, part in architecture.layout.split(gradients).items():
+            found[name].append((part == 0).flatten(1).double().mean(1))
+    return {name: torch.cat(parts) for name, parts in found.items()}
 
 
 def _watched(bench: Bench, *, with_target: bool = False) -> Untouched:

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from exhume.core.contract import ExhumeError, Records
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
+from exhume.studies.informed.zero_gradients import untouched
 from exhume.train.optimisers import Descent
-from exhume.train.recipe import untouched
 
 CONV = CNN((2, 7, 7), (6, 8), (3, 2), (2, 1), (5,), 3, "relu")
 
