@@ -26,17 +26,12 @@ import torch
 from torch import Tensor
 
 from exhume.auditing.kinds.update_files import ClientUpdate, Truth
-from exhume.auditing.proof import labels_behind, order_behind
+from exhume.auditing.proof import labels_behind, order_behind, retrained
 from exhume.core.contract import ExhumeError, Key, Layout, Records
 from exhume.models.own_texts import TextModel
-from exhume.victims.gradient import release_updates
 
-_CANNOT = (
-    RuntimeError,
-    ValueError,
-    IndexError,
-    ExhumeError,
-)  # batch norm of one record, unknown labels
+# batch norm of one record, unknown labels
+_CANNOT = (RuntimeError, ValueError, IndexError, ExhumeError)
 _EXACT = 1e-2  # relative: rounding, half precision
 _NEAR = 5e-2  # relative: bfloat16 training, whose errors depend on the values
 _DEVIATIONS = 4.0
@@ -58,10 +53,6 @@ class Agreement:
     known: bool = False  # whether it could be compared
     noise_like: bool = False  # what is left over looks like noise, or like rounding
     renumbered: bool = False  # with other numbers of their classes than the data gives them
-
-    @staticmethod
-    def unknown(client: str) -> Agreement:
-        return Agreement(client)
 
     @property
     def exact(self) -> bool:
@@ -99,9 +90,7 @@ class Agreement:
     def sentence(self) -> str:
         named = f"The records named for client {self.client}"
         if not self.known:
-            return (
-                f"Whether the records named for client {self.client} give this update is not known."
-            )
+            return f"Whether {named[0].lower()}{named[1:]} give this update is not known."
         if self.wrong:
             return (
                 f"{named} do not give this update ({self._left:.0%} of it stays unexplained): check their "
@@ -124,35 +113,27 @@ def agreements_of(
     sent = Counter(update.client for update in updates)
     first = {update.client: update for update in reversed(updates)}
     return [
-        agreement_of(first[client], records) if sent[client] == 1 else Agreement.unknown(client)
+        agreement_of(first[client], records) if sent[client] == 1 else Agreement(client)
         for client, records in private.items()
         if client in first
     ]
 
 
 def agreement_of(update: ClientUpdate, records: Records) -> Agreement:
-    """Of an update and all records that are named for it, whatever numbers its classes have here."""
-    unknown = Agreement.unknown(update.client)
+    """What all records that are named for an update say of it, whatever numbers its classes have here."""
+    unknown = Agreement(update.client)
     if not len(records) or update.batch_size not in (None, len(records)):
         return unknown
-    first = found = _tried(update, records)
+    first = agreement = _compared(update, records)
     for labels in _other_labels(update, records):
-        if found.known and not found.wrong:
+        if agreement.known and not agreement.wrong:
             break
-        found = _tried(update, replace(records, labels=labels))
-    if not found.known or found.wrong:
-        some_only = (
-            update.steps.several and update.batch_size is None
-        )  # a step may have seen a part
+        agreement = _compared(update, replace(records, labels=labels))
+    if not agreement.known or agreement.wrong:
+        # a step may have seen a part of them only
+        some_only = update.steps.several and update.batch_size is None
         return unknown if some_only or not update.repeatable else first
-    return found if found is first else replace(found, renumbered=True)
-
-
-def _tried(update: ClientUpdate, records: Records) -> Agreement:
-    own = _own_update(update, records)
-    if own is None:
-        return Agreement.unknown(update.client)
-    return _compared(update, update.gradient.values[0].double(), own.double())
+    return agreement if agreement is first else replace(agreement, renumbered=True)
 
 
 def _other_labels(update: ClientUpdate, records: Records) -> Iterator[Tensor]:
@@ -180,19 +161,20 @@ def _own_update(update: ClientUpdate, records: Records) -> Tensor | None:
     local = update.steps.of(update.architecture, reduction)
     try:
         order = order_behind(update.gradient, update.architecture, batch, update.steps)
-        if isinstance(update.architecture, TextModel):
-            return local.updates(update.start(), batch, Key.from_seed(0), order=order)[0]
-        return release_updates(local, update.start(), batch, order=order)[0].values[0]
+        return retrained(update.gradient, local, batch, order)
     except _CANNOT:
         return None
 
 
-def _compared(update: ClientUpdate, sent: Tensor, own: Tensor) -> Agreement:
-    """(p,) each."""
+def _compared(update: ClientUpdate, records: Records) -> Agreement:
+    made = _own_update(update, records)
+    if made is None:
+        return Agreement(update.client)
+    sent, own = update.gradient.values[0].double(), made.double()
     there = sent != 0
     size = own[there].square().sum()
     if not bool(torch.isfinite(own).all()) or not float(size) > 0:
-        return Agreement.unknown(update.client)
+        return Agreement(update.client)
     scale = float((sent * own)[there].sum() / size)
     noise = float((sent - own)[there].norm() / size.sqrt())
     layout = update.gradient.layout
@@ -259,17 +241,17 @@ def check_named_records(
     updates: Sequence[ClientUpdate], truth: Truth
 ) -> tuple[list[ClientUpdate], Truth]:
     """What the named records give beside what was sent: its noise is known then, or that they are wrong."""
-    agreements = {one.client: one for one in agreements_of(updates, truth.private)}
-    wrong = {name: one.sentence for name, one in agreements.items() if one.wrong}
-    fits = {name for name, one in agreements.items() if one.exact or one.noise_like}
-    doubts = dict.fromkeys(d for one in updates if one.client not in fits for d in one.doubts)
+    agreements = {each.client: each for each in agreements_of(updates, truth.private)}
+    wrong = {name: each.sentence for name, each in agreements.items() if each.wrong}
+    fits = {name for name, each in agreements.items() if each.exact or each.noise_like}
+    doubts = dict.fromkeys(d for u in updates if u.client not in fits for d in u.doubts)
     truth = replace(
         truth,
         wrong=next(iter(wrong.values()), "").rstrip("."),
         strange=frozenset(wrong),
         doubt="; ".join(doubts),
     )
-    return [_with_noise(one, agreements.get(one.client)) for one in updates], truth
+    return [_with_noise(update, agreements.get(update.client)) for update in updates], truth
 
 
 def _with_noise(update: ClientUpdate, agreement: Agreement | None) -> ClientUpdate:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from scipy.optimize import nnls
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from exhume.attacks.gradient.least_squares import least_squares
 from exhume.attacks.gradient.span import odd
 from exhume.attacks.gradient.traces import as_trained
 from exhume.auditing.case import Proof
@@ -27,7 +28,7 @@ from exhume.models.mlp import MLP
 from exhume.models.own_texts import LanguageModel, TextModel
 from exhume.models.probes import before
 from exhume.models.two_layer import TwoLayer
-from exhume.train.local import Steps
+from exhume.train.local import LocalTraining, Steps
 from exhume.train.order import rows_behind
 from exhume.victims.gradient import release_updates
 
@@ -43,162 +44,167 @@ def proof_of(
     gradient: Gradient, architecture: Architecture, found: Reconstruction, steps: Steps, by: str
 ) -> Proof:
     """One release (1, p) of a mean loss and its candidates (1, k, *shape); `by` is the attack's id."""
-    residuals = []
-    for chosen, labelled in _selections(gradient, architecture, found, steps, by):
+    sent, residuals = _Sent(gradient, architecture, steps), []
+    for chosen, labels in _selections(sent, found, by):
         if bool(chosen.any()):
             try:
-                tried = _explained(gradient, architecture, labelled, chosen, steps)
+                proof = _explained(sent, found.candidates[0], chosen, labels)
             except ValueError:  # batch norm of one record, in train mode
                 continue
-            if tried.records:
-                return tried
-            residuals += [] if tried.residual is None else [tried.residual]
+            if proof.records:
+                return proof
+            residuals += [] if proof.residual is None else [proof.residual]
     return Proof(0, "", min(residuals, default=None))
 
 
+@dataclass(frozen=True, eq=False)
+class _Sent:
+    """An update, and how it was made."""
+
+    gradient: Gradient  # (1, p)
+    architecture: Architecture
+    steps: Steps
+
+    @property
+    def values(self) -> Tensor:
+        return self.gradient.values[0]
+
+    @property
+    def start(self) -> Tensor:
+        return self.gradient.at if self.gradient.at.ndim == 1 else self.gradient.at[0]
+
+
 def _selections(
-    gradient: Gradient, architecture: Architecture, found: Reconstruction, steps: Steps, by: str
-) -> Iterator[tuple[Tensor, Reconstruction]]:
-    """(k,) bool candidates that may be the whole batch, with their labels; the cheapest to select first."""
-    real = found.real[0]
-    yield real, found
+    sent: _Sent, found: Reconstruction, by: str
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """(k,) bool candidates that may be the whole batch, and (k,) labels; the cheapest to select first."""
+    real, labels = found.real[0], None if found.labels is None else found.labels[0]
+    yield real, labels
     if by == "bias-ratio":
-        yield real & (found.confidence[0] >= _AGREEING), found
-    chosen, labels = _weighed(gradient, architecture, found, steps)
-    yield chosen, replace(found, labels=labels)
+        yield real & (found.confidence[0] >= _AGREEING), labels
+    yield _weighed(sent, found)
 
 
-def _weighed(
-    gradient: Gradient, architecture: Architecture, found: Reconstruction, steps: Steps
-) -> tuple[Tensor, Tensor]:
-    """(k,) bool candidates whose mean gradient is the update, and (1, k) their labels; none: no such."""
-    candidates, start = found.found().to(gradient.values.dtype), _start(gradient)
-    chosen, labels = torch.zeros_like(found.real[0]), torch.full(found.real.shape, -1)
-    if steps.several or not len(candidates) or not isinstance(architecture, MLP | TwoLayer):
+def _weighed(sent: _Sent, found: Reconstruction) -> tuple[Tensor, Tensor]:
+    """(k,) bool candidates whose mean gradient is the update, and (k,) their labels; none: no such."""
+    candidates, steps = found.found().to(sent.values.dtype), sent.steps
+    chosen, labels = torch.zeros_like(found.real[0]), torch.full(found.real.shape[1:], -1)
+    if steps.several or not len(candidates) or not isinstance(sent.architecture, MLP | TwoLayer):
         return chosen, labels  # the mean of several gradients is known of these alone
-    classes = _classes(gradient, architecture)
+    classes = _classes(sent)
     count = len(classes) * len(candidates)
-    if not 0 < count * len(start) <= _NUMBERS:
+    if not 0 < count * len(sent.start) <= _NUMBERS:
         return chosen, labels
     every = classes.repeat(len(candidates))
     tried = Records(candidates.repeat_interleave(len(classes), 0), every, ())
-    each, _ = release_updates(steps.of(architecture), start, tried.one_each())
+    each, _ = release_updates(steps.of(sent.architecture), sent.start, tried.one_each())
     basis, inside = torch.linalg.qr(each.values.double().T)
-    solved, _ = nnls(inside.numpy(), (basis.T @ gradient.values[0].double()).numpy())
+    solved, _ = nnls(inside.numpy(), (basis.T @ sent.values.double()).numpy())
     weights = torch.from_numpy(solved)
     picked = (weights > _EQUAL * weights.max()).nonzero()[:, 0]
     even, places = weights[picked] * len(picked), picked // len(classes)
     if len(torch.unique(places)) == len(picked) and bool(((even - 1).abs() < _EQUAL).all()):
         rows = found.real[0].nonzero()[:, 0][places]
-        chosen[rows], labels[0, rows] = True, every[picked]
+        chosen[rows], labels[rows] = True, every[picked]
     return chosen, labels
 
 
-def _classes(gradient: Gradient, architecture: Architecture) -> Tensor:
+def _classes(sent: _Sent) -> Tensor:
     """Labels certainly in the batch: only these lower a bias of the last layer. None where it has none."""
-    layout = architecture.layout
+    layout = sent.architecture.layout
     if len(layout.shapes[-1]) != 1:
         return torch.zeros(0, dtype=torch.long)
-    slopes = layout.split(gradient.values[0])[layout.names[-1]]
+    slopes = layout.split(sent.values)[layout.names[-1]]
     if not bool(slopes.any()):  # frozen
         return torch.arange(max(2, len(slopes)))
     return torch.arange(2) if len(slopes) == 1 else (slopes < 0).nonzero()[:, 0]
 
 
-def _explained(
-    gradient: Gradient,
-    architecture: Architecture,
-    found: Reconstruction,
-    chosen: Tensor,
-    steps: Steps,
-) -> Proof:
+def _explained(sent: _Sent, candidates: Tensor, chosen: Tensor, labels: Tensor | None) -> Proof:
     """Whether training on the chosen candidates (k,) gives the update back."""
-    records = found.candidates[0][chosen].to(gradient.values.dtype)
-    if len(records) == 1 and _takes_several(architecture):
-        return Proof(0)
-    labels = None if found.labels is None else found.labels[0][chosen]
-    if isinstance(architecture, LanguageModel):  # its texts are their own labels, or hide them
-        records = as_trained(architecture, gradient.values[0], _start(gradient), records)
+    network, steps = sent.architecture, sent.steps
+    records = candidates[chosen].to(sent.values.dtype)
+    layers = network.build().modules()
+    if len(records) == 1 and any(isinstance(x, nn.BatchNorm1d) and x.training for x in layers):
+        return Proof(0)  # batch norm in train mode has no statistics of a single vector
+    labels = None if labels is None else labels[chosen]
+    if isinstance(network, LanguageModel):  # its texts are their own labels, or hide them
+        records = as_trained(network, sent.values, sent.start, records)
         labels = torch.zeros(len(records), dtype=torch.int64)
     if labels is None or int(labels.min()) < 0 or steps.routine.loss == "mse":
-        labels = labels_behind(gradient, architecture, records, steps.routine.loss)
+        labels = labels_behind(sent.gradient, network, records, steps.routine.loss)
     if labels is None:
         return Proof(0)
     batch = Records(records[None], labels[None], ())
-    drawn = replace(
-        steps, routine=replace(steps.routine, shuffled=True)
-    )  # candidates have no order
-    order = order_behind(gradient, architecture, batch, drawn)
-    local, start = steps.of(architecture), _start(gradient)
-    again, _ = release_updates(local, start, batch, order=order)
-    size = gradient.values.norm().clamp_min(1e-30)
-    residual = float((again.values - gradient.values).norm() / size)
-    enough = architecture.layout.size > len(records) * math.prod(architecture.input_shape)
+    # candidates have no order
+    drawn = replace(steps, routine=replace(steps.routine, shuffled=True))
+    order = order_behind(sent.gradient, network, batch, drawn)
+    again = retrained(sent.gradient, steps.of(network), batch, order)
+    residual = float((again - sent.values).norm() / sent.values.norm().clamp_min(1e-30))
+    enough = network.layout.size > len(records) * math.prod(network.input_shape)
     if not residual < _EXPLAINED or not enough:
         return Proof(0, "", residual)
-    seen = _visible(gradient, architecture, batch, steps, order)
+    seen = _visible(sent, batch, order)
     if not residual < _DETERMINED * seen:
         return Proof(0, "", residual)
     sentence = (
         f"Training on {len(records)} reconstructions gives the update back up to {residual:.1e}"
     )
-    if not isinstance(architecture, TextModel):
+    if not isinstance(network, TextModel):
         sentence += (
             f"; every change of them that was tried would show (the least {seen:.0%} of the most)"
         )
-    sign = ", and so would the negative of each." if _sign_open(architecture) else "."
+    sign_open = isinstance(network, TwoLayer) and network.outputs <= 2 and odd(network.sigma)
+    sentence += ", and so would the negative of each." if sign_open else "."
     known = labels if labels.ndim == 1 else None  # numbers are no classes
-    return Proof(len(records), sentence + sign, residual, chosen, known)
+    return Proof(len(records), sentence, residual, chosen, known)
 
 
 def order_behind(
     gradient: Gradient, architecture: Architecture, batch: Records, steps: Steps
 ) -> list[Tensor] | None:
     """Rows of one batch (1, n, *shape) that each step saw; None: all, or in their order."""
+    sent = _Sent(gradient, architecture, steps)
     local = steps.of(architecture)
-    start, sent = _start(gradient), gradient.values[0]
-    return rows_behind(local, start, batch.inputs[0], batch.labels[0], sent)
+    return rows_behind(local, sent.start, batch.inputs[0], batch.labels[0], sent.values)
 
 
-def _visible(
-    gradient: Gradient,
-    architecture: Architecture,
-    batch: Records,
-    steps: Steps,
-    order: list[Tensor] | None = None,
-) -> float:
+def retrained(
+    gradient: Gradient, local: LocalTraining, batch: Records, order: list[Tensor] | None
+) -> Tensor:
+    """(p,) the update that one batch (1, n, *shape) gives at the same weights."""
+    start = gradient.at if gradient.at.ndim == 1 else gradient.at[0]
+    if isinstance(local.architecture, TextModel):
+        return local.updates(start, batch, Key.from_seed(0), order=order)[0]
+    return release_updates(local, start, batch, order=order)[0].values[0]
+
+
+def _visible(sent: _Sent, batch: Records, order: list[Tensor] | None) -> float:
     """How well the update sees the change of the records that it sees least, relative to the best seen.
 
     Tried are random changes of single records, and opposite changes of two, which keep a mean: if some of
     them do not show, other records would give the same update. 1 for tokens: these do not change a little.
     """
-    if isinstance(architecture, TextModel):
+    if isinstance(sent.architecture, TextModel):
         return 1.0
-    start = _start(gradient).double()
     exact = Records(batch.inputs.double(), batch.labels, batch.classes)
     count = exact.inputs.shape[1]
     generator = Key.from_seed(0).fold("directions").generator()
     moved = []
     for turn in range(_CHANGES):
         change = torch.zeros_like(exact.inputs)
-        one = turn % count
+        place = turn % count
         drawn = torch.randn(exact.inputs.shape[2:], generator=generator, dtype=torch.float64)
-        change[0, one] = drawn
+        change[0, place] = drawn
         if count > 1 and turn % 2:
-            change[0, (one + 1 + turn // count % (count - 1)) % count] -= drawn
+            change[0, (place + 1 + turn // count % (count - 1)) % count] -= drawn
         moved.append(exact.inputs + _SMALL * change / change.norm())
     whole = torch.cat([exact.inputs, *moved])
     labels = exact.labels.expand(len(whole), *exact.labels.shape[1:])
-    local = steps.of(architecture)
+    local, start = sent.steps.of(sent.architecture), sent.start.double()
     made, _ = release_updates(local, start, Records(whole, labels, ()), order=order)
     shown = (made.values[1:] - made.values[:1]).norm(dim=1)
     return float(shown.min() / shown.max().clamp_min(1e-300))
-
-
-def _sign_open(architecture: Architecture) -> bool:
-    if not isinstance(architecture, TwoLayer) or architecture.outputs > 2:
-        return False
-    return odd(architecture.sigma)
 
 
 def labels_behind(
@@ -212,7 +218,8 @@ def labels_behind(
     seen: list[tuple[str, Tensor]] = []  # in the order of use
     linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     with before(module, linear, lambda n, given: seen.append((f"{n}.weight", given.detach()))):
-        outputs = functional_call(module, layout.split(_start(gradient)), (records,))
+        at = gradient.at if gradient.at.ndim == 1 else gradient.at[0]
+        outputs = functional_call(module, layout.split(at), (records,))
     outputs = outputs.detach().double()
     if not seen or seen[-1][0] not in layout.names:
         return None
@@ -220,24 +227,10 @@ def labels_behind(
     slope = layout.split(gradient.values[0])[name].double()
     if len(slope) != outputs.shape[1] or heights.ndim != 2 or heights.shape[1] < len(records):
         return None
-    residuals: Tensor = (
-        len(records) * torch.linalg.lstsq(heights.T, slope.T, driver="gelsd").solution
-    )
+    residuals = len(records) * least_squares(heights.T, slope.T)
     if loss == "mse":
         numbers: Tensor = outputs - outputs.shape[1] / 2 * residuals
         return numbers.to(records.dtype)
     if outputs.shape[1] == 1:
-        found = (torch.sigmoid(outputs) - residuals > 0.5).long()[:, 0]
-    else:
-        found = (torch.softmax(outputs, 1) - residuals).argmax(1)
-    return found
-
-
-def _takes_several(architecture: Architecture) -> bool:
-    """Batch norm of vectors in train mode has no statistics of a single one."""
-    layers = architecture.build().modules()
-    return any(isinstance(layer, nn.BatchNorm1d) and layer.training for layer in layers)
-
-
-def _start(gradient: Gradient) -> Tensor:
-    return gradient.at if gradient.at.ndim == 1 else gradient.at[0]
+        return (torch.sigmoid(outputs) - residuals > 0.5).long()[:, 0]
+    return (torch.softmax(outputs, 1) - residuals).argmax(1)

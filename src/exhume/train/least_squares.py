@@ -3,6 +3,7 @@
     min_x ||J x - r||^2 + damping·||x||^2
 
 `solve_damped` has J^T J and its Cholesky factor, as a step of Levenberg-Marquardt or a ridge regression does.
+`damped_step` is that step with the damping of Marquardt, and `fit_damped` takes it to the end.
 `least_squares` takes conjugate gradients on the normal equations (CGLS).
 
 Iterates are filtered solutions: directions of large singular values come first, so stopping early
@@ -20,6 +21,10 @@ from torch import Tensor
 
 _EARLIER = (2, 5, 12)  # iterations after which an iterate is kept
 
+_TRIES = 10  # dampings, each four times the one before
+_FREE, _FLOOR = 1e-9, 1e-15  # of the largest entry of the diagonal, for unknowns that nothing tells
+_STALLED, _PATIENCE = 1e-4, 6  # relative gain of a step that counts as none; how many end a fit
+
 Product = Callable[[Tensor], Tensor]
 
 
@@ -30,6 +35,50 @@ def solve_damped(gram: Tensor, right: Tensor, damping: float) -> Tensor:
     factor = torch.linalg.cholesky(gram + added * eye)
     solved: Tensor = torch.cholesky_solve(right.view(len(gram), -1), factor)
     return solved.view(right.shape)
+
+
+def damped_step(
+    normal: Tensor, slope: Tensor, damping: float, cost: Callable[[Tensor], float], before: float
+) -> tuple[Tensor, float, float] | None:
+    """The move (m,) that lowers the cost, its cost, and the damping to go on with; None: no move does.
+
+    normal (m, m) and slope (m,), J^T J and J^T r; cost: of a move, which is taken off the point.
+    """
+    diagonal = normal.diagonal()
+    for _ in range(_TRIES):
+        added = damping * (diagonal + _FREE * diagonal.max()) + _FLOOR * diagonal.max()
+        move = torch.linalg.solve(normal + torch.diag(added), slope)
+        after = cost(move)
+        if after < before:
+            return move, after, max(damping / 5, 1e-13)
+        damping *= 4
+    return None
+
+
+def fit_damped(
+    residual: Product, jacobian: Product, start: Tensor, *, steps: int, enough: float
+) -> tuple[Tensor, float]:
+    """Levenberg-Marquardt from a start (m,): where the norm of the residual (p,) is least, and that norm."""
+    here, error, damping, idle = start, residual(start), 1e-3, 0
+    for _ in range(steps):
+        size = float(error.norm())
+        if size <= enough or idle == _PATIENCE:
+            break
+        slopes = jacobian(here)
+        step = damped_step(
+            slopes.T @ slopes,
+            slopes.T @ error,
+            damping,
+            lambda move: float(residual(here - move).norm()),  # noqa: B023
+            size,
+        )
+        if step is None:
+            break
+        move, after, damping = step
+        idle = idle + 1 if after > (1 - _STALLED) * size else 0
+        here = here - move
+        error = residual(here)
+    return here, float(error.norm())
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, jvp, vmap
 
 from exhume.core.contract import Key, Layout
+from exhume.train.least_squares import damped_step
 from exhume.train.local import LocalTraining, Routine, record_losses
 
 _PULLS = (1e-4, 1e-8)  # how strongly weights are held to what they start from, stage by stage
@@ -30,7 +31,6 @@ _BETTER = 0.999  # of the misfit before
 _NUMBERS = 5e7  # of a Jacobian; of a larger update some values do
 EXACT = 3e-6  # misfit at which rounding is all that is left
 _STEPS = 40  # of Levenberg and Marquardt, in each stage
-_TRIES = 8  # dampings
 _STALLED, _PATIENCE = 1e-4, 3  # relative gain of a step that counts as none; how many end a stage
 
 
@@ -158,28 +158,21 @@ def robust_fit(
         normal = (jacobian * weight) @ jacobian.T + torch.diag(pull)
         slope = jacobian @ (weight * error) + pull * (here - start)
 
-        def cost(point: Tensor, left: Tensor, scale: Tensor = scale) -> float:
-            square = (_sizes(left, groups) / scale).square()
+        def cost(point: Tensor, scale: Tensor = scale) -> float:
+            square = (_sizes(misfit(point), groups) / scale).square()
             return float(
                 (square / (1 + square)).sum()
                 + (pull * (point - start).square()).sum() / scale.square()
             )
 
-        before = cost(here, error)
-        for _ in range(_TRIES):
-            diagonal = normal.diagonal()
-            added = damping * (diagonal + 1e-9 * diagonal.max())
-            there = here - torch.linalg.solve(normal + torch.diag(added), slope)
-            left = misfit(there)
-            after = cost(there, left)
-            if after < before:
-                break
-            damping *= 4
-        else:
+        before = cost(here)
+        step = damped_step(normal, slope, damping, lambda move: cost(here - move), before)  # noqa: B023
+        if step is None:
             break
-        damping = max(damping / 5, 1e-12)
+        move, after, damping = step
         idle = idle + 1 if after > (1 - _STALLED) * before else 0
-        here, error = there, left
+        here = here - move
+        error = misfit(here)
     return here
 
 

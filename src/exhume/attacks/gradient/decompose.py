@@ -35,6 +35,7 @@ from torch import Tensor
 
 from exhume.attacks.gradient.least_squares import least_squares
 from exhume.core.contract import ExhumeError, Key
+from exhume.train.least_squares import damped_step
 
 METHODS = ("joint", "newton", "jennrich", "power", "cp")
 _DRAWS = 12  # of random contractions, for "joint"
@@ -237,18 +238,17 @@ def _refined(tensor: Tensor, directions: Tensor, weights: Tensor) -> Tensor:
         bend = (p - 1) * both * inner ** (p - 2)
         normal = normal + torch.einsum("ij,jc,id->icjd", bend, factors, factors)
         normal = normal.reshape(b * q, b * q)
-        for _ in range(8):
-            ridge = torch.diag(damping * normal.diagonal() + 1e-12 * normal.diagonal().max())
-            move = torch.linalg.solve(normal + ridge, slope.flatten())
-            trial = factors - move.reshape(b, q)
-            there = misfit(trial)
-            if there < here:
-                break
-            damping *= 4
-        else:
+        step = damped_step(
+            normal,
+            slope.flatten(),
+            damping,
+            lambda move: misfit(factors - move.reshape(b, q)),  # noqa: B023
+            here,
+        )
+        if step is None:
             break
-        gain, factors, here = here - there, trial, there
-        damping = max(damping / 5, 1e-12)
+        move, there, damping = step
+        gain, factors, here = here - there, factors - move.reshape(b, q), there
         if gain <= _STALLED * abs(here) or here <= 1e-14 * size:
             break
     return _unit(factors)

@@ -26,7 +26,7 @@ are identified one by one by an order of 3 or more only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -36,14 +36,13 @@ from torch import Tensor
 
 from exhume.core.contract import NotApplicable
 from exhume.models.activations import Activation
+from exhume.train.least_squares import fit_damped, solve_damped
 
 _ITERATIONS = 25
 _BLOCK = 1 << 18  # numbers of the largest object of a block, so that it stays in the cache
 _ENOUGH = 1e-6  # of the first residual: the orders above P are worth more than this
 _STEPS = 60  # of `polish`
 _TINY = 1e-13  # misfit at which nothing is left to gain
-_STALLED = 1e-4  # relative gain of a step that counts as none
-_PATIENCE = 6
 _PIECES = 64  # intervals of the quadrature: kinks fall on their borders, or hardly matter
 _NODES = 32
 _REACH = 12.0  # standard deviations
@@ -202,30 +201,18 @@ def polish(
 ) -> SampleFit:
     """Move a start (b, q) to the nearest best fit. Strengths start at their least-squares values."""
     model = _Model(activation, samples)
-    strengths = best_strengths(activation, samples, records)
-    residual = model.residual(records, strengths)
-    damping, idle = 1e-3, 0
-    for _ in range(steps):
-        if float(residual.norm()) <= _TINY * model.size or idle >= _PATIENCE:
-            break
-        jacobian = model.jacobian(records, strengths)
-        normal, slope = jacobian.T @ jacobian, jacobian.T @ residual
-        accepted = False
-        for _ in range(10):
-            move = _damped(normal, slope, damping)
-            here = records - move[: records.numel()].reshape(records.shape)
-            there = strengths - move[records.numel() :]
-            trial = model.residual(here, there)
-            if float(trial.norm()) < float(residual.norm()):
-                gain = 1 - float(trial.norm()) / float(residual.norm())
-                idle = idle + 1 if gain < _STALLED else 0
-                records, strengths, residual = here, there, trial
-                damping, accepted = max(damping / 5, 1e-14), True
-                break
-            damping *= 4
-        if not accepted:
-            break
-    return SampleFit(records, strengths, float(residual.norm()) / model.size)
+
+    def parts(point: Tensor) -> tuple[Tensor, Tensor]:
+        return point[: records.numel()].reshape(records.shape), point[records.numel() :]
+
+    point, left = fit_damped(
+        lambda here: model.residual(*parts(here)),
+        lambda here: model.jacobian(*parts(here)),
+        torch.cat([records.flatten(), best_strengths(activation, samples, records)]),
+        steps=steps,
+        enough=_TINY * model.size,
+    )
+    return SampleFit(*parts(point), left / model.size)
 
 
 def best_strengths(activation: Activation, samples: Samples, records: Tensor) -> Tensor:
@@ -238,19 +225,7 @@ def best_strengths(activation: Activation, samples: Samples, records: Tensor) ->
         steep = gates[:, None, :] * records.T  # (m, q, b)
         columns = torch.cat([columns, steep.flatten(0, 1)])
         target = torch.cat([target, samples.slopes.flatten()])
-    normal = columns.T @ columns
-    ridge = 1e-12 * normal.diagonal().mean().clamp_min(1e-300)
-    eye = torch.eye(len(normal), dtype=normal.dtype)
-    strengths: Tensor = torch.linalg.solve(normal + ridge * eye, columns.T @ target)
-    return strengths
-
-
-def _damped(normal: Tensor, slope: Tensor, damping: float) -> Tensor:
-    diagonal = normal.diagonal()
-    floor = 1e-9 * diagonal.max().clamp_min(1e-300)
-    added = damping * (diagonal + floor) + 1e-15 * diagonal.max()
-    move: Tensor = torch.linalg.solve(normal + torch.diag(added), slope)
-    return move
+    return solve_damped(columns.T @ columns, columns.T @ target, 1e-12)
 
 
 class _Model:
@@ -281,7 +256,12 @@ class _Model:
         over_records = (strengths * gates)[:, :, None] * points[:, None, :]
         parts = [torch.cat([over_records.flatten(1), height], 1)]
         if self.samples.slopes is not None:
-            bends = strengths * _bend(self.activation.slope, self.activation.apply, z)
+            step = 1e-5  # of a central difference: exact enough for a Jacobian
+            up, down = (
+                self.activation.slope(there, self.activation.apply(there))
+                for there in (z + step, z - step)
+            )
+            bends = strengths * (up - down) / (2 * step)
             # d slope_a / d m_ic = r_i (sigma'' p_c m_ia + sigma' [a = c])
             outer = bends[:, :, None] * points[:, None, :]  # (m, b, q)
             steep = outer[:, None] * records.T[None, :, :, None]  # (m, q, b, q)
@@ -289,15 +269,6 @@ class _Model:
             over_strengths = gates[:, None, :] * records.T
             parts.append(torch.cat([steep.reshape(m * q, b * q), over_strengths.flatten(0, 1)], 1))
         return torch.cat(parts)
-
-
-def _bend(
-    slope: Callable[[Tensor, Tensor], Tensor], apply: Callable[[Tensor], Tensor], z: Tensor
-) -> Tensor:
-    """sigma'' by a central difference of sigma': exact enough for a Jacobian."""
-    h = 1e-5
-    up, down = z + h, z - h
-    return (slope(up, apply(up)) - slope(down, apply(down))) / (2 * h)
 
 
 def coefficients(activation: Activation, norm: float = 1.0, highest: int = 4) -> tuple[float, ...]:

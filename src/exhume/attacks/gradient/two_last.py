@@ -9,7 +9,7 @@ Where the layers below are known, the records follow from the features that ente
 
     min_x || phi(x) - h ||^2,   phi the layers below at the queried parameters
 
-by Gauss-Newton with Levenberg damping, one record at a time under vmap. Exact where phi is one to one.
+by Levenberg-Marquardt, one record at a time. Exact where phi is one to one.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, jacrev, vmap
+from torch.func import functional_call, jacrev
 
 from exhume.core.contract import Architecture, ExhumeError, Key, NotApplicable
 from exhume.models.activations import Activation, activation
 from exhume.models.mlp import MLP
 from exhume.models.two_layer import TwoLayer
+from exhume.train.least_squares import fit_damped
 
 _RANK_ONE = 1e-4  # relative: outer weights that differ more are no multiples of one pattern
 _STEPS = 60  # of the way below
@@ -187,24 +188,11 @@ def decode(architecture: MLP, parameters: Tensor, features: Tensor, key: Key) ->
     generator = key.generator()
     start = torch.rand(len(features), *shape, generator=generator, dtype=torch.float64).flatten(1)
     below = _below(architecture, parameters)
+    records = []
+    for begin, wanted in zip(start, features, strict=True):
 
-    def gap(flat: Tensor, wanted: Tensor) -> Tensor:
-        return below(flat.reshape(1, *shape))[0] - wanted
+        def gap(flat: Tensor, wanted: Tensor = wanted) -> Tensor:
+            return below(flat.reshape(1, *shape))[0] - wanted
 
-    records, damping = start, torch.full((len(features),), 1e-2, dtype=torch.float64)
-    left = vmap(gap)(records, features)
-    for _ in range(_STEPS):
-        slope = vmap(jacrev(gap))(records, features)  # (n, k, d)
-        normal = slope.transpose(1, 2) @ slope
-        ridge = damping[:, None] * normal.diagonal(dim1=1, dim2=2).mean(1, keepdim=True)
-        normal = normal + torch.diag_embed(ridge.expand(-1, normal.shape[1]).clamp_min(1e-12))
-        move = torch.linalg.solve(normal, (slope.transpose(1, 2) @ left[:, :, None]))[:, :, 0]
-        trial = records - move
-        there = vmap(gap)(trial, features)
-        better = there.norm(dim=1) < left.norm(dim=1)
-        records = torch.where(better[:, None], trial, records)
-        left = torch.where(better[:, None], there, left)
-        damping = torch.where(better, damping / 4, damping * 4).clamp(1e-12, 1e6)
-        if float(left.norm(dim=1).max()) <= 1e-12:
-            break
-    return records.reshape(-1, *shape)
+        records.append(fit_damped(gap, jacrev(gap), begin, steps=_STEPS, enough=1e-12)[0])
+    return torch.stack(records).reshape(-1, *shape)
