@@ -26,14 +26,11 @@ from exhume.core.contract import (
     silent,
 )
 
-__all__ = ["MeanRecord", "holdings", "snap_to_holdings"]
-
 
 def holdings(knowledge: Knowledge) -> Records:
     """Every record the adversary holds: fixed, shadow and public, in that order."""
-    held = [
-        r for r in (knowledge.fixed, knowledge.shadow, knowledge.public) if r is not None and len(r)
-    ]
+    given = (knowledge.fixed, knowledge.shadow, knowledge.public)
+    held = [records for records in given if records is not None and len(records)]
     if not held:
         raise NotApplicable(
             "the adversary holds no records: fixed, shadow and public are empty", ever=True
@@ -69,18 +66,18 @@ class FittedMean:
         return Reconstruction(candidates, torch.zeros(count, 1), Status(Outcome.CONVERGED))
 
 
-def snap_to_holdings(found: Reconstruction, knowledge: Knowledge) -> Reconstruction:
+def snap_to_holdings(answer: Reconstruction, knowledge: Knowledge) -> Reconstruction:
     """Replace each candidate by the nearest record the adversary holds. Still blind to the truth."""
     held = holdings(knowledge)
     flat = held.inputs.flatten(1)
-    candidates = found.candidates.flatten(0, 1).flatten(1)
+    candidates = answer.candidates.flatten(0, 1).flatten(1)
     nearest = torch.cat(
         [torch.cdist(part, flat).argmin(1) for part in torch.split(candidates, 256)]
     )
     return Reconstruction(
-        candidates=held.inputs[nearest].reshape(found.candidates.shape),
-        confidence=found.confidence,
-        status=found.status,
-        cost=found.cost,
-        labels=held.labels[nearest].reshape(found.candidates.shape[:2]),
+        candidates=held.inputs[nearest].reshape(answer.candidates.shape),
+        confidence=answer.confidence,
+        status=answer.status,
+        cost=answer.cost,
+        labels=held.labels[nearest].reshape(answer.candidates.shape[:2]),
     )

@@ -49,7 +49,7 @@ class Agreement:
     client: str
     scale: float = 0.0  # <sent, own> / <own, own>
     noise: float = math.inf  # |sent - own| / |own|
-    kept: float = 0.0  # share of the sent values that are not zero
+    nonzero: float = 0.0  # share of the sent values that are not zero
     known: bool = False  # whether it could be compared
     noise_like: bool = False  # what is left over looks like noise, or like rounding
     renumbered: bool = False  # with other numbers of their classes than the data gives them
@@ -96,8 +96,8 @@ class Agreement:
                 f"{named} do not give this update ({self._left:.0%} of it stays unexplained): check their "
                 "order; folders are sorted naturally here, 2 before 10, torchvision sorts 10 before 2."
             )
-        some = f"the {self.kept:.1%} of this update that was sent"
-        part = "this update" if self.kept > 0.1 else some
+        some = f"the {self.nonzero:.1%} of this update that was sent"
+        part = "this update" if self.nonzero > 0.1 else some
         part += " if their classes are numbered otherwise" * self.renumbered
         if self.exact:
             return f"{named} give {part}."
@@ -154,7 +154,7 @@ def _other_labels(update: ClientUpdate, records: Records) -> Iterator[Tensor]:
         yield labels
 
 
-def _own_update(update: ClientUpdate, records: Records) -> Tensor | None:
+def _made_update(update: ClientUpdate, records: Records) -> Tensor | None:
     """(p,) what training on these records gives; None where that cannot be computed."""
     batch = Records(records.inputs[None], records.labels[None], records.classes)
     reduction = "mean" if update.averaged else "sum"
@@ -167,26 +167,26 @@ def _own_update(update: ClientUpdate, records: Records) -> Tensor | None:
 
 
 def _compared(update: ClientUpdate, records: Records) -> Agreement:
-    made = _own_update(update, records)
+    made = _made_update(update, records)
     if made is None:
         return Agreement(update.client)
-    sent, own = update.gradient.values[0].double(), made.double()
+    sent, made = update.gradient.values[0].double(), made.double()
     there = sent != 0
-    size = own[there].square().sum()
-    if not bool(torch.isfinite(own).all()) or not float(size) > 0:
+    size = made[there].square().sum()
+    if not bool(torch.isfinite(made).all()) or not float(size) > 0:
         return Agreement(update.client)
-    scale = float((sent * own)[there].sum() / size)
-    noise = float((sent - own)[there].norm() / size.sqrt())
+    scale = float((sent * made)[there].sum() / size)
+    noise = float((sent - made)[there].norm() / size.sqrt())
     layout = update.gradient.layout
-    like = noise < _NEAR or _is_noise(layout, sent, own) or _is_rounded(layout, sent, own)
+    like = noise < _NEAR or _is_noise(layout, sent, made) or _is_rounded(layout, sent, made)
     hidden = like and abs(scale) < _DEVIATIONS * noise / math.sqrt(int(there.sum()))
-    kept = float(there.double().mean())
-    return Agreement(update.client, scale, noise, kept, known=not hidden, noise_like=like)
+    nonzero = float(there.double().mean())
+    return Agreement(update.client, scale, noise, nonzero, known=not hidden, noise_like=like)
 
 
-def _is_noise(layout: Layout, sent: Tensor, own: Tensor) -> bool:
+def _is_noise(layout: Layout, sent: Tensor, made: Tensor) -> bool:
     """Independent draws, of one deviation a tensor, prefer neither the update nor any other direction."""
-    left, parts = layout.split(sent - own), layout.split(own)
+    left, parts = layout.split(sent - made), layout.split(made)
     along = variance = 0.0
     for name, error in left.items():
         deviation = float(error.norm()) / math.sqrt(error.numel())
@@ -214,10 +214,10 @@ def _largest(tensor: Tensor) -> float:
     return float((matrix @ here).norm())
 
 
-def _is_rounded(layout: Layout, sent: Tensor, own: Tensor) -> bool:
+def _is_rounded(layout: Layout, sent: Tensor, made: Tensor) -> bool:
     """Every tensor has few levels, and the nearest to the records' own value is the one that was sent."""
     same = total = 0
-    mine = layout.split(own)
+    mine = layout.split(made)
     for name, part in layout.split(sent).items():
         flat, values = part.flatten(), mine[name].flatten()
         levels = torch.unique(flat)

@@ -43,8 +43,8 @@ def run(progress: Progress) -> list[dict[str, Any]]:
         fixed, truth = _without(records, target)
         runs = [timed(partial(closed_form, model, fixed)) for _ in range(_REPEATS)]
         ours.add(min(seconds for seconds, _ in runs), *runs[-1][1], truth)
-        seconds, found = timed(partial(reconstruct, model, fixed))
-        rival.add(seconds, *found, truth)
+        seconds, answer = timed(partial(reconstruct, model, fixed))
+        rival.add(seconds, *answer, truth)
     progress("bench glm", _TARGETS, _TARGETS)
     more = {
         "ours_largest_error": max(ours.errors),
@@ -68,9 +68,9 @@ class _Side:
     errors: list[float] = field(default_factory=list)  # largest over the record's values
     right: list[bool] = field(default_factory=list)  # label
 
-    def add(self, seconds: float, found: Tensor, guess: int, truth: Records) -> None:
+    def add(self, seconds: float, record: Tensor, guess: int, truth: Records) -> None:
         self.seconds.append(seconds)
-        self.errors.append(float((found - truth.inputs[0]).abs().max()))
+        self.errors.append(float((record - truth.inputs[0]).abs().max()))
         self.right.append(guess == int(truth.labels[0]))
 
 
@@ -79,9 +79,9 @@ def closed_form(model: LogisticRegression, fixed: Records) -> tuple[Tensor, int]
     attack = GlmClosedForm().prepare(
         Knowledge(recipe=recipe, fixed=fixed), key=Key.from_seed(0), store=NullStore()
     )
-    found = attack.run(release)
-    assert found.labels is not None  # this attack always infers them
-    return found.candidates[0, 0], int(found.labels[0, 0])
+    answer = attack.run(release)
+    assert answer.labels is not None  # this attack always infers them
+    return answer.candidates[0, 0], int(answer.labels[0, 0])
 
 
 def toolbox() -> Rival:

@@ -57,7 +57,7 @@ class ShadowCase:
         ]
 
     def operations(self) -> int:
-        """Of one model's training."""
+        """Operations of one model's training."""
         forward = [2 * outputs * inputs * places for outputs, inputs, places in self.layers()]
         return self.records * (3 * sum(forward) - forward[0]) * self.steps
 
@@ -167,8 +167,8 @@ def _private_gradient(
 ) -> None:
     """Set the parameters' gradients to (sum of the clipped per-record gradients + noise) / N."""
 
-    def loss(named: dict[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(model, named, (one[None],)), label[None])
+    def loss(named: dict[str, Tensor], record: Tensor, label: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model, named, (record[None],)), label[None])
 
     named = {name: tensor.detach() for name, tensor in model.named_parameters()}
     each = vmap(grad(loss), in_dims=(None, 0, 0))(named, inputs, labels)

@@ -129,8 +129,8 @@ def _attacker(network: Architecture, private: Records, key: Key) -> Callable[...
 
     def attacked(attack: Attack, steps: int = 0) -> _Try:
         prepared = attack.prepare(known, key=key, store=NullStore())
-        seconds, found = timed(lambda: prepared.run(release))
-        return _Try(seconds, score_batches(secret, found).metrics()["psnr"], steps)
+        seconds, answer = timed(lambda: prepared.run(release))
+        return _Try(seconds, score_batches(secret, answer).metrics()["psnr"], steps)
 
     return attacked
 

@@ -128,7 +128,7 @@ def test_what_cannot_be_known(key):
     assert not agreement_of(none, replace(own, labels=own.labels + 100)).known
     loud = case_of(NETS["mlp"], own, key=key, defence=NoiseRelease(1000.0))
     assert not agreement_of(loud, own).known  # the noise hides it
-    assert Agreement.unknown("7").sentence.startswith("Whether the records named for client 7")
+    assert Agreement("7").sentence.startswith("Whether the records named for client 7")
     several = agreements_of([case, replace(case, round=2)], {"3": own})
     assert [one.known for one in several] == [False]
     assert [one.exact for one in agreements_of([case], {"3": own})] == [True]

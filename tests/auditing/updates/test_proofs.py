@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.auditing.proof import _visible, proof_of
+from exhume.auditing.proof import _Sent, _visible, proof_of
 from exhume.core.contract import Key, Outcome, Reconstruction, Records, Status
 from exhume.models.mlp import MLP
 from exhume.train.local import Steps
@@ -35,7 +35,7 @@ def answer(records):
 def test_what_every_change_shows_is_proved(records):
     start = MODEL.initial(Key.from_seed(1))
     gradient, batch = released(records, start)
-    assert 0.3 < _visible(gradient, MODEL, batch, Steps()) <= 1
+    assert 0.3 < _visible(_Sent(gradient, MODEL, Steps()), batch, None) <= 1
     proof = proof_of(gradient, MODEL, answer(records), Steps(), "span")
     assert proof.records == 4
     assert "every change of them that was tried would show" in proof.sentence
@@ -47,7 +47,7 @@ def test_records_that_no_neuron_sees_are_not_proved(records):
     bias = MODEL.layout.names[1]
     named = {name: torch.full_like(t, -100.0) if name == bias else t for name, t in named.items()}
     gradient, batch = released(records, MODEL.layout.join(named))
-    assert _visible(gradient, MODEL, batch, Steps()) == 0
+    assert _visible(_Sent(gradient, MODEL, Steps()), batch, None) == 0
     strangers = Records(1 - records.inputs, records.labels, records.classes)
     for some in (records, strangers):
         assert proof_of(gradient, MODEL, answer(some), Steps(), "span").records == 0

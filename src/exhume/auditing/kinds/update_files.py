@@ -63,7 +63,7 @@ class ClientUpdate:
         return self.gradient.at if self.gradient.at.ndim == 1 else self.gradient.at[0]
 
     def fingerprint(self) -> str:
-        """Of the update, its weights, and the function the model computes: the same case, the same text."""
+        """Digests of the update, its weights, and what the model computes: the same case, the same text."""
         drawn = torch.rand(
             2, *self.architecture.input_shape, generator=Key.from_seed(0).generator()
         )
@@ -95,9 +95,7 @@ def reading_of(settings: UpdateSettings) -> TextReading:
 
 def client_updates(settings: UpdateSettings, records: Records | None) -> list[ClientUpdate]:
     """Every update of the settings; raises `ExhumeError` with the assumption that does not fit."""
-    made = model_named(settings.model, Key.from_seed(settings.seed))
-    shape = _shape(settings, made, records)
-    check_fits(made, shape, records)
+    made, shape = _model(settings, records)
     if isinstance(made, nn.Module):
         module = made
     elif settings.before or settings.base or Path(settings.update).is_dir():
@@ -112,9 +110,7 @@ def client_updates(settings: UpdateSettings, records: Records | None) -> list[Cl
 
 def model_for(settings: UpdateSettings, records: Records) -> Architecture:
     """The user's model, for updates that are made here."""
-    made = model_named(settings.model, Key.from_seed(settings.seed))
-    shape = _shape(settings, made, records)
-    check_fits(made, shape, records)
+    made, shape = _model(settings, records)
     if isinstance(made, nn.Module) and is_text(made, shape):
         return text_model(made, shape[0], records, settings)
     if isinstance(made, nn.Module):
@@ -122,18 +118,21 @@ def model_for(settings: UpdateSettings, records: Records) -> Architecture:
     return made
 
 
-def _shape(
-    settings: UpdateSettings, made: nn.Module | Architecture, records: Records | None
-) -> tuple[int, ...]:
-    own = () if isinstance(made, nn.Module) else tuple(made.input_shape)
-    found = settings.shape or own or (records.shape if records is not None else ())
-    if not found:
+def _model(
+    settings: UpdateSettings, records: Records | None
+) -> tuple[nn.Module | Architecture, tuple[int, ...]]:
+    """The model that is named, and the shape of a record, as far as it fits the records."""
+    made = model_named(settings.model, Key.from_seed(settings.seed))
+    shape = settings.shape or (() if isinstance(made, nn.Module) else tuple(made.input_shape))
+    shape = shape or (records.shape if records is not None else ())
+    if not shape:
         raise ExhumeError("shape: say the shape of a record, such as --shape 1,28,28")
-    if records is not None and records.shape != found:
+    if records is not None and records.shape != shape:
         raise ExhumeError(
-            f"shape: {found} given, the records of {settings.data} are {records.shape}"
+            f"shape: {shape} given, the records of {settings.data} are {records.shape}"
         )
-    return found
+    check_fits(made, shape, records)
+    return made, shape
 
 
 def steps_of(settings: UpdateSettings) -> Steps:
@@ -195,9 +194,9 @@ def against_of(said: CheckpointSettings | UpdateSettings) -> tuple[Path, Against
 
 
 def _case(update: Update, settings: UpdateSettings, shape: tuple[int, ...]) -> ClientUpdate:
-    own = ModuleArchitecture.of(update.module, shape, settings.batch_norm)
+    network = ModuleArchitecture.of(update.module, shape, settings.batch_norm)
     checked = _checked(update, settings, shape)
-    architecture = recognised(own)
+    architecture = recognised(network)
     gradient = replace(update.payload, layout=architecture.layout)
     return _read(update, settings, architecture, gradient, checked)
 
@@ -285,33 +284,22 @@ def private_records(
     `records` of the settings: as `rows_by_client` reads them, files of an image folder by name, too.
     Empty: the whole set is the one client's batch.
     """
-    named = _indices(settings, len(records), clients)
-    used = torch.zeros(len(records), dtype=torch.bool)
-    for index in named.values():
-        used[index] = True
-    return {client: records[index] for client, index in named.items()}, records[~used]
-
-
-def _indices(settings: UpdateSettings, count: int, clients: Sequence[str]) -> dict[str, Tensor]:
-    different = list(dict.fromkeys(clients))
+    different, count, source = list(dict.fromkeys(clients)), len(records), settings.data or ""
     if not settings.records and len(different) == 1:
-        return {different[0]: torch.arange(count)}
-    named = rows_by_client(settings.records, "records", different, _names(settings.data or ""))
-    return {client: _within(index, count) for client, index in named.items()}
-
-
-def _names(source: str) -> dict[str, int]:
-    """Rows by the names of their files, counted from the folder or as the folder is written."""
-    rows = {name: row for row, name in enumerate(file_names(source) if source else [])}
-    return rows | {(Path(source) / name).as_posix(): row for name, row in rows.items()}
-
-
-def _within(index: list[int], count: int) -> Tensor:
-    if not index or min(index) < 0 or max(index) >= count or len(set(index)) < len(index):
-        raise ExhumeError(
-            f"records: different indices from 0 to {count - 1} are needed, got {index[:8]}"
-        )
-    return torch.tensor(index)
+        named = {different[0]: list(range(count))}
+    else:  # rows by the names of their files, counted from the folder or as the folder is written
+        rows = {name: row for row, name in enumerate(file_names(source) if source else [])}
+        rows |= {(Path(source) / name).as_posix(): row for name, row in rows.items()}
+        named = rows_by_client(settings.records, "records", different, rows)
+    used = torch.zeros(count, dtype=torch.bool)
+    for index in named.values():
+        if not index or min(index) < 0 or max(index) >= count or len(set(index)) < len(index):
+            raise ExhumeError(
+                f"records: different indices from 0 to {count - 1} are needed, got {index[:8]}"
+            )
+        used[torch.tensor(index)] = True
+    private = {client: records[torch.tensor(index)] for client, index in named.items()}
+    return private, records[~used]
 
 
 # Texts

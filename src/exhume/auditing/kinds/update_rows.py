@@ -185,7 +185,7 @@ def _on_records(
 
 
 def matching_steps(settings: UpdateSettings, updates: Sequence[ClientUpdate]) -> int:
-    """Of gradient matching, within its budget."""
+    """Steps of gradient matching, within its budget."""
     within = settings.search_seconds / len(updates) / _step_seconds(settings, updates)
     return max(_FEWEST, min(_MOST, int(within)))
 
@@ -198,7 +198,7 @@ def _step_seconds(settings: UpdateSettings, updates: Sequence[ClientUpdate]) -> 
 
 
 def decoding_steps(settings: UpdateSettings, updates: Sequence[ClientUpdate]) -> int:
-    """As many as decoding wants, within the budget of a search; few where few are asked for."""
+    """Steps of decoding: as many as it wants, within the budget of a search; few where few are asked for."""
     within = int(settings.search_seconds / len(updates) / _pass(updates))
     wanted = FeatureDecoding.steps if settings.search_steps >= _FEW else settings.search_steps
     return max(1, min(wanted, max(_FEWEST, within)))
