@@ -141,10 +141,10 @@ def test_figures(key):
     assert found.scale == pytest.approx(1, abs=0.1)
     assert found.noise == pytest.approx(1, abs=0.05)
     assert found.cosine == pytest.approx(0.5**0.5, abs=0.05)
-    assert found.kept == 1
+    assert found.nonzero == 1
     assert "with noise of 1 times its size" in found.sentence
     pruned = agreement_of(case_of(NETS["mlp"], own, key=key, defence=PruneRelease(0.99)), own)
-    assert pruned.kept == pytest.approx(0.01, abs=0.005)
+    assert pruned.nonzero == pytest.approx(0.01, abs=0.005)
 
 
 SOURCE = """
