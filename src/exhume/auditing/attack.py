@@ -21,7 +21,7 @@ from exhume.core.contract import (
     Status,
     Store,
 )
-from exhume.core.evidence import LineupRow
+from exhume.core.evidence import LineupRow, Premise
 from exhume.core.results import Findings, Section
 from exhume.score.intervals import rate_of
 from exhume.score.lineup import LEVEL
@@ -54,7 +54,17 @@ def attack_case(
         found += [new] if new is not None else []
         if took is not None:
             took[row.id] = time.perf_counter() - started
-    return case.together(found)
+    return [_on_premise(one, case.premise()) for one in case.together(found)]
+
+
+def _on_premise(findings: Findings, premise: Premise | None) -> Findings:
+    """With whether the release follows from the records as is assumed; where not, silence says nothing."""
+    section = findings.section
+    if premise is None or not section.applies:
+        return findings
+    doubt = section.doubt or ("" if premise.holds else premise.why)
+    extent = replace(section.extent, premise=premise)
+    return replace(findings, section=replace(section, doubt=doubt, extent=extent))
 
 
 def attack_row(

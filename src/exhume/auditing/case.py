@@ -30,7 +30,7 @@ from exhume.core.contract import (
     Store,
 )
 from exhume.core.errors import ExhumeError
-from exhume.core.evidence import Condition
+from exhume.core.evidence import Condition, Premise
 from exhume.core.plugins import ATTACKS, kind_plugin, plugins
 from exhume.core.records import Column
 from exhume.core.results import NOT_JUDGED, AttackSpec, Chart, Facts, Findings, Rate, Verdict
@@ -307,6 +307,13 @@ class Case(Protocol):
     def together(self, found: Sequence[Findings]) -> list[Findings]:
         """All rows' findings, with what only all of them tell."""
         return list(found)
+
+    def premise(self) -> Premise | None:
+        """Whether the release follows from the true records by the training that is assumed.
+
+        The owner has both. None: it cannot be told. Its releases are made.
+        """
+        return None
 
     def conditions(self) -> tuple[Condition, ...]:
         """What the attacks need in order to work here, and whether it is so; none: it was not looked at."""

@@ -28,6 +28,7 @@ from torch import Tensor
 from exhume.auditing.kinds.update_files import ClientUpdate, Truth
 from exhume.auditing.proof import labels_behind, order_behind, retrained
 from exhume.core.contract import ExhumeError, Key, Layout, Records
+from exhume.core.evidence import Premise
 from exhume.models.own_texts import TextModel
 
 # batch norm of one record, unknown labels
@@ -247,11 +248,24 @@ def check_named_records(
     doubts = dict.fromkeys(d for u in updates if u.client not in fits for d in u.doubts)
     truth = replace(
         truth,
+        premise=_premise_of(list(agreements.values())),
         wrong=next(iter(wrong.values()), "").rstrip("."),
         strange=frozenset(wrong),
         doubt="; ".join(doubts),
     )
     return [_with_noise(update, agreements.get(update.client)) for update in updates], truth
+
+
+def _premise_of(agreements: Sequence[Agreement]) -> Premise | None:
+    """Of the client whose records explain least; None: none of them could be compared."""
+    known = [one for one in agreements if one.known]
+    if not known:
+        return None
+    worst = max(known, key=lambda one: (one.wrong, one._left))
+    why = worst.sentence.rstrip(".") if worst.wrong else ""
+    statistic = "share of the update that the named records leave unexplained"
+    holds = not worst.wrong
+    return Premise(statistic, worst._left, _EXACT, holds, sentence=worst.sentence, why=why)
 
 
 def _with_noise(update: ClientUpdate, agreement: Agreement | None) -> ClientUpdate:

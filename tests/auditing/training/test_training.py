@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import shutil
@@ -75,6 +76,15 @@ def test_the_result(trained, small):
         "held record nearest to the reconstruction",
         "nearest-neighbour oracle (knows the truth)",
     }
+
+
+def test_how_far_the_verdict_goes(trained):
+    """A record that counts once is enough; the weights come out again from the true records only."""
+    extent = trained.result.extent
+    assert extent.distance == 1
+    assert (extent.premise.value, extent.premise.holds) == (0.0, True)
+    assert extent.premise.stranger > extent.premise.limit
+    assert extent.premise.sentence in html.unescape(trained.report.read_text())
 
 
 def test_machine_readable_outputs_carry_no_record(trained):

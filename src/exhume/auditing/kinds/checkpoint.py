@@ -34,7 +34,7 @@ from exhume.auditing.case import (
 )
 from exhume.auditing.cost import search_seconds
 from exhume.auditing.kinds.checkpoint_approach import Approach, approach_to
-from exhume.auditing.kinds.checkpoint_conditions import Fit, doubt_of
+from exhume.auditing.kinds.checkpoint_conditions import FAR, Fit, doubt_of
 from exhume.auditing.kinds.checkpoint_findings import scored_images, scored_vectors, unscored
 from exhume.auditing.kinds.checkpoint_records import (
     Preprocessing,
@@ -65,7 +65,7 @@ from exhume.core.contract import (
     Store,
     Weights,
 )
-from exhume.core.evidence import Condition
+from exhume.core.evidence import Condition, Premise
 from exhume.core.results import AttackSpec, Facts
 from exhume.models.heads import Head, check_head
 from exhume.models.own import Convolved
@@ -194,6 +194,14 @@ class CheckpointCase(Case):
             return None
         subject = self.subject
         return subject.approach.fit(self.given.trained, self.preprocessing, subject.head)
+
+    def premise(self) -> Premise | None:
+        if self.control or self.fit is None or self.fit.residual is None:
+            return None
+        left = self.fit.residual
+        sentence = f"The training records explain {1 - left:.0%} of the layer that is read."
+        what = "share of the layer that the training records leave unexplained"
+        return Premise(what, left, FAR, left <= FAR, None, sentence, doubt_of(self.conditions()))
 
     def conditions(self) -> tuple[Condition, ...]:
         if isinstance(self.released, NotApplicable):

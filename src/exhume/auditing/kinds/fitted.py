@@ -10,8 +10,9 @@ exact, and where it is not, the attack is not about this model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -32,6 +33,7 @@ from exhume.core.contract import (
     Store,
     Weights,
 )
+from exhume.core.evidence import Premise
 from exhume.core.results import NOT_JUDGED, AttackSpec
 from exhume.models.glm import onehot, probabilities
 from exhume.readers import TextReading
@@ -209,52 +211,76 @@ class FittedCase(Case):
                 "records": float(len(self.records)),
             },
             scores.beside,
-            verdict=NOT_JUDGED if proved else not_audited(self._premise(targets)),
+            verdict=NOT_JUDGED if proved else not_audited(self._at_optimum.why),
             proved=proved,
             members=len(targets),
         )
 
     def doubt(self, row: Row, answers: Sequence[Answer], metrics: Mapping[str, float]) -> str:
-        return "" if metrics["certified"] else self._premise(self._targets(row))
+        return "" if metrics["certified"] else self._at_optimum.why
 
-    def _premise(self, targets: Tensor) -> str:
-        """Why silence says nothing about this model; the owner has all records, so that it can be seen."""
-        penalty = self.recipe.penalty
-        inputs = augmented(self.records.inputs, 1)
-        wanted = onehot(self.records.labels, self.recipe.architecture.outputs)
+    def premise(self) -> Premise | None:
+        return None if isinstance(self.fitted, NotApplicable) else self._at_optimum
+
+    @cached_property
+    def _at_optimum(self) -> Premise:
+        """All gradients together, in units of one record's own; `why` is what silence would be worth."""
+        penalty, records = self.recipe.penalty, self.records
+        inputs = augmented(records.inputs, 1)
+        wanted = onehot(records.labels, self.recipe.architecture.outputs)
         theta = as_matrix(self.recipe.architecture, self.release.parameters)[0]
         logits = (theta @ inputs.T)[None]  # (1, c, n)
-        kappa = penalty.diagonal(len(self.records), inputs.shape[1] - 1)
+        kappa = penalty.diagonal(len(records), inputs.shape[1] - 1)
 
         def left(scale: float) -> Tensor:
             """(c, d + 1) what the records leave over, were the released logits times so much."""
             return (probabilities(scale * logits)[0] - wanted) @ inputs
 
-        error = (probabilities(logits)[0] - wanted)[:, targets]
-        own = float((error.norm(dim=0) * inputs[targets].norm(dim=1)).median())
+        errors = probabilities(logits)[0] - wanted
+        own = max(float((errors.norm(dim=0) * inputs.norm(dim=1)).median()), 1e-300)
         data = left(1.0)
-        ratio = float((data + kappa * theta).norm()) / max(own, 1e-300)
+        ratio = float((data + kappa * theta).norm()) / own
+        swapped = errors[:, :1] * (
+            inputs[-1] - inputs[0]
+        )  # the last record in the place of the first
+        stranger = float((data + swapped + kappa * theta).norm()) / own
+        statistic = "what all gradients together leave over, in units of one record's own"
         if ratio <= _AT_OPTIMUM:
-            return (
+            return Premise(
+                statistic,
+                ratio,
+                _AT_OPTIMUM,
+                True,
+                stranger,
+                "The coefficients are at the optimum of their penalty with these records.",
                 "the model is at its optimum, but too few answers explain the missing gradient; silence of "
-                "a linear model is no evidence"
+                "a linear model is no evidence",
             )
-        said = (
+        cause = self._cause(left, data, kappa * theta, ratio * own, own)
+        why = (
             "the released coefficients are not at the optimum of this penalty with these records (together "
-            f"their gradients leave {ratio:.2g} times a single record's own)"
+            f"their gradients leave {ratio:.2g} times a single record's own): {cause}"
         )
-        slope = float((kappa * theta).square().sum())
-        factor = -float((data * kappa * theta).sum()) / slope if slope else 1.0
-        if factor > 0 and float((data + factor * kappa * theta).norm()) <= _AT_OPTIMUM * own:
+        sentence = f"{why[0].upper()}{why[1:]}."
+        return Premise(statistic, ratio, _AT_OPTIMUM, False, stranger, sentence, why)
+
+    @staticmethod
+    def _cause(
+        left: Callable[[float], Tensor], data: Tensor, pull: Tensor, size: float, own: float
+    ) -> str:
+        """What would explain it, of one parameter; size: of what is left over."""
+        slope = float(pull.square().sum())
+        factor = -float((data * pull).sum()) / slope if slope else 1.0
+        if factor > 0 and float((data + factor * pull).norm()) <= _AT_OPTIMUM * own:
             return (
-                f"{said}: they are with a penalty {factor:.3g} times as strong, which is what a weight of "
+                f"they are with a penalty {factor:.3g} times as strong, which is what a weight of "
                 f"{1 / factor:.3g} for each record does"
             )
-        fits = {s: float((left(s) + s * kappa * theta).norm()) for s in _SCALES}
+        fits = {s: float((left(s) + s * pull).norm()) for s in _SCALES}
         best = min(fits, key=fits.__getitem__)
-        if fits[best] < _NEARER * ratio * own:
-            return f"{said}: they nearly are with all logits times {best:.2g}"
-        return f"{said}: lower `tol`, or see whether they are the records, columns and weights of the fit"
+        if fits[best] < _NEARER * size:
+            return f"they nearly are with all logits times {best:.2g}"
+        return "lower `tol`, or see whether they are the records, columns and weights of the fit"
 
 
 FITTED = Kind(FittedCase, "What a fitted linear model gives away", read_fitted)

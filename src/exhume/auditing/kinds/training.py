@@ -66,6 +66,7 @@ from exhume.core.contract import (
     Store,
     Weights,
 )
+from exhume.core.evidence import Premise
 from exhume.core.results import AttackSpec, Facts, Findings
 from exhume.defences.rounding import Rounding
 from exhume.readers import TextReading
@@ -403,6 +404,9 @@ class TrainingCase(Case):
 
     def facts(self) -> Facts:
         return self.played.facts
+
+    def premise(self) -> Premise:
+        return self.played.premise
 
     def doubt(self, row: Row, answers: Sequence[Answer], metrics: Mapping[str, float]) -> str:
         status = answers[0].found.status

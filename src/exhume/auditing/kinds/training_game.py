@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from exhume import readers
 from exhume.auditing.cost import seconds_per_model
 from exhume.choices import as_known, device_named, moved, recipe_for, sizes_for
 from exhume.core.contract import Key, Knowledge, Progress, Recipe, Records, Store, Weights, silent
+from exhume.core.evidence import Premise
 from exhume.core.results import Facts
 from exhume.defences.rounding import Rounding
 from exhume.readers.adapters import release_of_file
@@ -19,9 +21,12 @@ from exhume.train.dp import epsilon
 from exhume.train.functional import accuracy
 from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch
-from exhume.victims.informed import Victim, release_one_each
+from exhume.victims.informed import Victim, first_of, release_one_each
 
 _STRANGERS = 800  # at least, if there are so many
+_RETRAINED = 4  # targets that are trained on once more
+_ROUNDING = 1e-5  # of the weights' size: spread of training that repeats itself
+_SPREADS = 3.0
 _DELTA = 1e-5  # at which epsilon is stated (Balle22)
 
 
@@ -36,7 +41,40 @@ class Game:
     key: Key
     rows: Tensor  # (t,) the targets' places in the data
     strangers: Records  # in nothing that is released or held
+    initial: Tensor  # (p,) where training started
     doubt: str = ""  # why silence of any attack would say nothing
+    rounding: Rounding | None = None  # of the weights before they are released
+
+    @cached_property
+    def premise(self) -> Premise:
+        """Whether training on a target once more ends where the release did, up to training's own spread."""
+        known, (release, secret) = self.knowledge, first_of(self.victim, _RETRAINED)
+        recipe = self.recipe if self.rounding is None else self.rounding.harden(self.recipe)
+        assert known.fixed is not None  # the game is about what the adversary lacks of it
+        start, fixed, copies = self.initial, known.fixed, known.copies or 1
+        targets, key = secret.open(), self.key.fold("premise")
+        once, twice = (
+            recipe.fit(start, fixed, targets.one_each(copies), key.fold(turn)) for turn in range(2)
+        )
+        others = Records.joined([self.strangers, fixed])[: len(targets)].one_each(copies)
+        swapped = recipe.fit(start, fixed, others, key.fold(0))
+        spread = (once - twice).norm(dim=1).clamp_min(_ROUNDING * float(once.norm(dim=1).max()))
+        value, stranger = (
+            float(((ended - release.parameters).norm(dim=1) / spread).median())
+            for ended in (once, swapped)
+        )
+        holds, tells = value <= _SPREADS, stranger > _SPREADS
+        sentence = "Training on the true record again gives the released weights"
+        sentence += (
+            ", up to training's own spread."
+            if holds
+            else f" only up to {value:.2g} times its spread."
+        )
+        if holds and not tells:
+            sentence += " That spread is so large that a stranger's record gives them as well."
+        why = "" if holds else f"{sentence[0].lower()}{sentence[1:].rstrip('.')}"
+        what = "distance of weights trained again from those released, in spreads of training"
+        return Premise(what, value, _SPREADS, holds, stranger, sentence, why)
 
     @property
     def accuracy(self) -> float | None:
@@ -106,7 +144,7 @@ def informed_game(
     rows = readers.places(len(records), sizes, key.fold("split"))[1]  # the targets'
     doubt = _outside(recipe, initial, parts.fixed, key)
     strangers = _strangers(settings, records)
-    return Game(victim, facts, recipe, knowledge, key, rows, strangers, doubt)
+    return Game(victim, facts, recipe, knowledge, key, rows, strangers, initial, doubt)
 
 
 def rounded(game: Game, rounding: Rounding) -> Game:
@@ -116,7 +154,7 @@ def rounded(game: Game, rounding: Rounding) -> Game:
     assert isinstance(protected, Weights)  # a defence keeps the kind of release
     assert game.knowledge.recipe is not None  # an informed adversary has it
     knowledge = replace(game.knowledge, recipe=rounding.harden(game.knowledge.recipe))
-    return replace(game, victim=(protected, secret), knowledge=knowledge)
+    return replace(game, victim=(protected, secret), knowledge=knowledge, rounding=rounding)
 
 
 def without_start(game: Game) -> Game:

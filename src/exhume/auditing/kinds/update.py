@@ -69,6 +69,7 @@ from exhume.core.contract import (
     Status,
     Store,
 )
+from exhume.core.evidence import Premise
 from exhume.core.results import NOT_JUDGED, Facts, Findings, Verdict
 from exhume.defences.release import NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.models.mlp import MLP
@@ -343,6 +344,9 @@ class UpdateCase(Case):
             "words": {str(n): names[n] for n in used if 0 <= n < len(names)},
         }
         return Shard(evidence, {"lexicon": lexicon})
+
+    def premise(self) -> Premise | None:
+        return None if self.truth is None else self.truth.premise
 
     def doubt(self, row: Row, answers: Sequence[Answer], metrics: Mapping[str, float]) -> str:
         """Weak effort is no evidence: silence of a search that did not arrive says nothing.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from exhume.core.contract import Architecture, ExhumeError, Gradient, Key, Records, Vocabulary
+from exhume.core.evidence import Premise
 from exhume.core.notation import rows_by_client
 from exhume.models.own import ModuleArchitecture, draws_numbers, model_named, recognised
 from exhume.models.own_texts import LOSSES, LanguageModel, TextModel, takes_tokens, writes_text
@@ -86,6 +87,7 @@ class Truth:
     doubt: str = ""  # why silence of any attack would say nothing
     wrong: str = ""  # that these records do not give the update: silence is not about them
     strange: frozenset[str] = frozenset()  # clients whose records do not give their update
+    premise: Premise | None = None
 
 
 def reading_of(settings: UpdateSettings) -> TextReading:
