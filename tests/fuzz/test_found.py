@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from exhume.core.contract import ExhumeError, Layout
-from exhume.readers.payload import payload_from_file, payload_from_named, payload_from_states
+from exhume.readers.payload import payload_from_named, payload_from_states
 from exhume.readers.tensors import read_tensors
 
 NET = nn.Linear(2, 3)
@@ -24,7 +24,7 @@ def test_a_payload_whose_header_is_broken(tmp_path):
     with pytest.raises(
         ExhumeError, match="payload: .* is truncated, damaged or not a file of weig"
     ):
-        payload_from_file(path, NET)
+        payload_from_named(read_tensors(path, "payload")[0], NET)
 
 
 def test_states_of_other_types_or_shapes():

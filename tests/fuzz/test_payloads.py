@@ -14,9 +14,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from exhume.models.mlp import MLP
-from exhume.readers.adapters import release_of_file
+from exhume.readers.adapters import Against, read_against, weights_in
 from exhume.readers.checkpoint import read_checkpoint
-from exhume.readers.payload import Said, check_payload, payload_from_file
+from exhume.readers.payload import Said, check_payload, payload_from_named
 from exhume.readers.tensors import read_tensors
 from exhume.readers.updates import from_gradient, from_states
 
@@ -78,7 +78,7 @@ def run_all(path: Path, other: Path) -> list:
     module = MODULE
 
     def checked() -> None:
-        payload = payload_from_file(path, module)
+        payload = payload_from_named(read_tensors(path, "payload")[0], module)
         check_payload(payload, module, Said(batch_size=4), SHAPE)
 
     def updated() -> None:
@@ -91,9 +91,9 @@ def run_all(path: Path, other: Path) -> list:
         checked,
         updated,
         lambda: from_states(other, path, module, rate=0.1),
-        lambda: release_of_file(path, MLP(SHAPE, (5,), 3)),
-        lambda: release_of_file(path, MLP(SHAPE, (5,), 3), base=other, delta=True),
-        lambda: release_of_file(path, MLP(SHAPE, (5,), 3), base=other, scaling=1.0),
+        lambda: weights_in(path, MLP(SHAPE, (5,), 3)),
+        lambda: read_against(path, Against(other, "delta")),
+        lambda: read_against(path, Against(other, scaling=1.0)),
     ]
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from exhume.core.contract import ExhumeError, NotApplicable
 from exhume.models.mlp import MLP
 from exhume.models.own import architecture_named
-from exhume.readers.adapters import release_of_file
+from exhume.readers.adapters import Against, read_against, weights_in
 from exhume.readers.checkpoint import read_checkpoint
 from exhume.readers.tensors import read_tensors
 
@@ -62,9 +62,7 @@ def saved(folder, content, name="net.pt"):
 )
 def test_a_state_dict_under_any_wrapper(net, state, tmp_path, prefix):
     path = saved(tmp_path, {f"{prefix}{name}": tensor for name, tensor in state.items()})
-    found = release_of_file(path, net)
-    assert found.base is None
-    for name, tensor in net.layout.split(found.release.parameters[0]).items():
+    for name, tensor in net.layout.split(weights_in(path, net)).items():
         assert torch.equal(tensor, state[name]), name
     assert "model.2.running_mean" in net.layout.names
 
@@ -86,24 +84,23 @@ def test_a_lora_adapter_is_its_merged_network(tmp_path, key):
     for scaling, text in ((4.0, None), (None, {"lora_alpha": 8, "r": 2})):
         if text:
             config.write_text(json.dumps(text))
-        found = release_of_file(path, MLP_, base=before, scaling=scaling)
-        torch.testing.assert_close(found.release.parameters[0], want)
-        assert torch.equal(found.base, MLP_.layout.join(base))
-        assert found.inferred[-1] == "A LoRA adapter of fc1, scaled by 4."
+        states = read_against(path, Against(before, scaling=scaling))
+        torch.testing.assert_close(MLP_.layout.join(states.after), want)
+        assert torch.equal(MLP_.layout.join(states.before), MLP_.layout.join(base))
+        assert states.notes[-1] == "A LoRA adapter of fc1, scaled by 4."
     config.write_text(json.dumps({"lora_alpha": 8, "use_rslora": True}))
-    found = release_of_file(path, MLP_, base=before)
-    change = MLP_.layout.split(found.release.parameters[0])["fc1.weight"] - base["fc1.weight"]
+    change = read_against(path, Against(before)).after["fc1.weight"] - base["fc1.weight"]
     torch.testing.assert_close(change, 8 / 2**0.5 * b @ a)
     with pytest.raises(
         ExhumeError, match="base: a LoRA adapter needs the state that it is added to"
     ):
-        release_of_file(path, MLP_)
+        weights_in(path, MLP_)
     config.write_text(json.dumps({"lora_alpha": 8, "use_dora": True}))
     with pytest.raises(NotApplicable, match="use_dora is not read so far"):
-        release_of_file(path, MLP_, base=before)
+        read_against(path, Against(before))
     config.unlink()
     with pytest.raises(ExhumeError, match="adapter_config.json, or the number itself"):
-        release_of_file(path, MLP_, base=before)
+        read_against(path, Against(before))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +126,7 @@ def test_adapters_that_do_not_fit(tmp_path, key, adapter, message):
     base = saved(tmp_path, MLP_.layout.split(MLP_.initial(key)), "base.pt")
     path = saved(tmp_path, {name: torch.rand(shape) for name, shape in adapter.items()})
     with pytest.raises(ExhumeError, match=message):
-        release_of_file(path, MLP_, base=base, scaling=1.0)
+        read_against(path, Against(base, scaling=1.0))
 
 
 def test_two_ranks_need_a_scaling(tmp_path, key):
@@ -143,7 +140,7 @@ def test_two_ranks_need_a_scaling(tmp_path, key):
     path = saved(tmp_path, {f"{n}.weight": torch.rand(shape) for n, shape in shapes.items()})
     (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 8}')
     with pytest.raises(ExhumeError, match=r"adapters of ranks \[1, 2\], one is needed"):
-        release_of_file(path, MLP_, base=base)
+        read_against(path, Against(base))
 
 
 def test_differences_and_parts_of_a_state(tmp_path, key):
@@ -151,34 +148,27 @@ def test_differences_and_parts_of_a_state(tmp_path, key):
     before = saved(tmp_path, base, "base.pt")
     change = {"fc2.weight": torch.ones(3, 4)}
     path = saved(tmp_path, change)
-    added = release_of_file(path, MLP_, base=before, delta=True)
-    replaced = release_of_file(path, MLP_, base=before)
-    for found, want in ((added, base["fc2.weight"] + 1), (replaced, torch.ones(3, 4))):
-        parts = MLP_.layout.split(found.release.parameters[0])
-        assert torch.equal(parts["fc2.weight"], want)
-        assert torch.equal(parts["fc1.weight"], base["fc1.weight"])
-    assert added.inferred == ("1 tensors are differences to the base.",)
-    assert replaced.inferred == ("1 of 4 tensors are the file's own.",)
-    with pytest.raises(ExhumeError, match="base: a difference needs the state"):
-        release_of_file(path, MLP_, delta=True)
+    added = read_against(path, Against(before, "delta"))
+    replaced = read_against(path, Against(before))
+    for states, want in ((added, base["fc2.weight"] + 1), (replaced, torch.ones(3, 4))):
+        assert torch.equal(states.after["fc2.weight"], want)
+        assert torch.equal(states.after["fc1.weight"], base["fc1.weight"])
+    assert added.notes == ("1 tensors are differences to the base.",)
+    assert replaced.notes == ("1 of 4 tensors are the file's own.",)
     with pytest.raises(ExhumeError, match="it lacks fc1.weight, fc1.bias, fc2.bias of 4 tensors"):
-        release_of_file(path, MLP_)
+        weights_in(path, MLP_)
     with pytest.raises(ExhumeError, match="the base has no fc7.weight"):
-        release_of_file(
-            saved(tmp_path, {"fc7.weight": torch.ones(2)}), MLP_, base=before, delta=True
-        )
+        read_against(saved(tmp_path, {"fc7.weight": torch.ones(2)}), Against(before, "delta"))
     with pytest.raises(
         ExhumeError, match=r"fc2.weight has shape \(2,\), that of the base \(3, 4\)"
     ):
-        release_of_file(
-            saved(tmp_path, {"fc2.weight": torch.ones(2)}), MLP_, base=before, delta=True
-        )
+        read_against(saved(tmp_path, {"fc2.weight": torch.ones(2)}), Against(before, "delta"))
 
 
 def test_what_does_not_fit_the_factory(net, state, tmp_path):
     def refused(changed, message):
         with pytest.raises(ExhumeError, match=message):
-            release_of_file(saved(tmp_path, {**state, **changed}), net)
+            weights_in(saved(tmp_path, {**state, **changed}), net)
 
     refused(
         {"extra.weight": torch.ones(2)}, r"extra.weight is no tensor of net.py:Net .*\(1 such\)"

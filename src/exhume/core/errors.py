@@ -39,10 +39,14 @@ class NotApplicable(ExhumeError):  # noqa: N818 - a result as much as an error
 
 def unknown_name(what: str, given: str, names: Iterable[str]) -> ExhumeError:
     """The error for a name that is not there; it says the nearest one that is, or all of them."""
+    return ExhumeError(f"{what}: {given!r} is not known; {nearest(given, names)}")
+
+
+def nearest(given: str, names: Iterable[str]) -> str:
+    """Which of the names is meant, as a question; all of them where none is near."""
     known = list(names)
     close = difflib.get_close_matches(given, known, 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-    return ExhumeError(f"{what}: {given!r} is not known; {hint}")
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 
 def unfinished(result: Path) -> ExhumeError:

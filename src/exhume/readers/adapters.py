@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exhume.core.contract import Architecture, ExhumeError, Layout, NotApplicable, Weights
+from exhume.core.contract import Architecture, ExhumeError, NotApplicable
 from exhume.core.files import object_at
 from exhume.readers.tensors import bare_name, read_tensors
 
@@ -53,7 +53,7 @@ class Adapter:
 class States:
     """The network before and after, by bare names, and how the files were read."""
 
-    before: dict[str, Tensor] | None  # None: not known
+    before: dict[str, Tensor]
     after: dict[str, Tensor]
     notes: tuple[str, ...]
     adapter: Adapter | None = None
@@ -85,28 +85,15 @@ def read_against(path: Path, against: Against, *, trust: bool = False) -> States
     return States(base, base | named, (*notes, said))
 
 
-def read_alone(path: Path, *, trust: bool = False) -> States:
-    """A whole state; an adapter alone is none."""
-    given, notes = read_tensors(path, trust=trust)
-    named = _by_bare_name(given, "checkpoint")
-    if any(".lora_" in name for name in named):
-        raise ExhumeError("base: a LoRA adapter needs the state that it is added to")
-    return States(None, named, tuple(notes))
-
-
 def _by_bare_name(named: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    by_name: dict[str, Tensor] = {}
     for name, tensor in named.items():
         short = bare_name(name).replace(".modules_to_save", "").replace(".base_layer", "")
         short = short.replace(".default", "") if ".lora_" in short else short
-        if short in found:
+        if short in by_name:
             raise ExhumeError(f"{what}: two tensors are called {short} once prefixes are gone")
-        if tensor.layout != torch.strided or tensor.is_quantized:
-            raise NotApplicable(
-                f"{short}: sparse or quantised values are not read so far", ever=True
-            )
-        found[short] = tensor
-    return found
+        by_name[short] = tensor
+    return by_name
 
 
 def check_finite(named: Mapping[str, Tensor], what: str) -> None:
@@ -207,58 +194,29 @@ def _scaling(path: Path, first: Mapping[str, Tensor], what: str) -> float:
     return alpha / (math.sqrt(rank) if content.get("use_rslora") else rank)
 
 
-# As a release of a known architecture; the base is the known start
+# As the weights of a known architecture
 
 
-@dataclass(frozen=True, eq=False)
-class ReadWeights:
-    """One model, the state it started from where that is known, and how it was read."""
-
-    release: Weights  # (1, p)
-    base: Tensor | None  # (p,)
-    inferred: tuple[str, ...]  # sentences
-
-
-def release_of_file(
-    path: Path,
-    architecture: Architecture,
-    *,
-    base: Path | None = None,
-    delta: bool = False,
-    scaling: float | None = None,
-    trust: bool = False,
-) -> ReadWeights:
-    """base: the state that an adapter, a difference or a part of the weights is added to.
-
-    delta: the file holds differences. scaling: of a LoRA adapter; None reads `adapter_config.json` beside it.
-    trust: see `read_tensors`.
-    """
-    if base is None:
-        if delta:
-            raise ExhumeError("base: a difference needs the state that it is added to")
-        states = read_alone(path, trust=trust)
-    else:
-        against = Against(base, "delta" if delta else None, scaling)
-        states = read_against(path, against, trust=trust)
+def weights_in(path: Path, architecture: Architecture) -> Tensor:
+    """(p,) float32, of a file that holds the whole state of such a network and nothing else."""
+    named = _by_bare_name(read_tensors(path)[0], "checkpoint")
+    if any(".lora_" in name for name in named):
+        raise ExhumeError("base: a LoRA adapter needs the state that it is added to")
+    _check_constants(named, architecture)
     layout = architecture.layout
-    _check_constants(states.after, architecture)
-    flat = _flat(states.after, layout, "checkpoint")
-    first = None if states.before is None else _flat(states.before, layout, "base")
-    return ReadWeights(Weights(flat[None], layout), first, states.notes)
-
-
-def _flat(named: Mapping[str, Tensor], layout: Layout, what: str) -> Tensor:
-    """(p,) float32, every tensor of the layout."""
     lost = [name for name in layout.names if bare_name(name) not in named]
     if lost:
-        raise ExhumeError(f"{what}: it lacks {', '.join(lost[:3])} of {len(layout.names)} tensors")
-    chosen = {name: named[bare_name(name)].float() for name in layout.names}
-    for (name, tensor), shape in zip(chosen.items(), layout.shapes, strict=True):
-        if tuple(tensor.shape) != shape:
-            raise ExhumeError(f"{what}: {name} has shape {tuple(tensor.shape)}, {shape} is needed")
-        if not bool(torch.isfinite(tensor).all()):
-            raise ExhumeError(f"{what}: {name} holds NaN or infinite values")
-    return layout.join(chosen)
+        raise ExhumeError(
+            f"checkpoint: it lacks {', '.join(lost[:3])} of {len(layout.names)} tensors"
+        )
+    check_finite(named, "checkpoint")
+    parameters = {name: named[bare_name(name)].float() for name in layout.names}
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        if tuple(parameters[name].shape) != shape:
+            raise ExhumeError(
+                f"checkpoint: {name} has shape {tuple(parameters[name].shape)}, {shape} is needed"
+            )
+    return layout.join(parameters)
 
 
 def _check_constants(named: Mapping[str, Tensor], architecture: Architecture) -> None:

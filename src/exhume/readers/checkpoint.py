@@ -24,6 +24,7 @@ from exhume.models.matrices import DenseNetwork, Matrices
 from exhume.models.mlp import MLP, HomogeneousMLP
 from exhume.models.own import Convolved, ModuleArchitecture, model_named, not_per_record
 from exhume.readers.adapters import Against, check_finite, read_against
+from exhume.readers.images import natural
 from exhume.readers.tensors import check_names, read_tensors
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -190,9 +191,9 @@ def _in_order(
             f"checkpoint: no two-dimensional tensor among {', '.join(named) or 'none'}; "
             "nothing in it is a fully connected layer"
         )
-    natural = sorted(layers, key=_natural)
-    stored = natural if sorted_names else layers  # safetensors files do not keep an order
-    for order, how in ((stored, "in the order of the file"), (natural, "in the order of names")):
+    by_name = sorted(layers, key=natural)
+    stored = by_name if sorted_names else layers  # safetensors files do not keep an order
+    for order, how in ((stored, "in the order of the file"), (by_name, "in the order of names")):
         if _chains(order, named, inputs):
             return order, "in the order of names" if sorted_names else how
     chains = _all_chains(layers, named, inputs)
@@ -225,11 +226,6 @@ def _no_chain(order: list[str], named: Mapping[str, Tensor], inputs: int) -> Exh
         f"{order[0]}: the layers form no single chain from {inputs} inputs; {TRAINING}; {_HEAD}",
         ever=True,
     )
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """fc2 before fc10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _chains(order: list[str], named: Mapping[str, Tensor], inputs: int) -> bool:

@@ -69,7 +69,7 @@ def files_in(path: Path) -> list[str]:
 
 
 def _by_class(path: Path) -> list[tuple[str, list[Path]]]:
-    kinds = _visible_folders(path)
+    kinds = folders_below(path)
     here = images_in(path)
     if kinds and here:
         raise ExhumeError(
@@ -83,8 +83,22 @@ def _by_class(path: Path) -> list[tuple[str, list[Path]]]:
 
 def images_in(path: Path) -> list[Path]:
     """The image files directly in a folder, in natural order."""
-    found = [p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and not _hidden(p)]
-    return sorted((p for p in found if p.is_file()), key=lambda p: natural(p.name))
+    return [file for file in files_below(path) if file.suffix.lower() in SUFFIXES]
+
+
+def files_below(path: Path) -> list[Path]:
+    """The files directly in a folder that are not hidden, in natural order."""
+    return [file for file in _visible(path) if file.is_file()]
+
+
+def folders_below(path: Path) -> list[Path]:
+    """The folders directly in a folder that are not hidden, in natural order."""
+    return [folder for folder in _visible(path) if folder.is_dir()]
+
+
+def _visible(path: Path) -> list[Path]:
+    names = [inner for inner in path.iterdir() if not inner.name.startswith((".", "__MACOSX"))]
+    return sorted(names, key=lambda inner: natural(inner.name))
 
 
 def stack(
@@ -163,13 +177,8 @@ def _decoding(file: Path | Blob) -> Iterator[None]:
         raise ExhumeError(f"{file}: unreadable or truncated image ({error})") from error
 
 
-def _visible_folders(path: Path) -> list[Path]:
-    found = [p for p in path.iterdir() if p.is_dir() and not _hidden(p)]
-    return sorted(found, key=lambda p: natural(p.name))
-
-
 def _class_images(kind: Path) -> list[Path]:
-    deeper = _visible_folders(kind)
+    deeper = folders_below(kind)
     if deeper:
         raise ExhumeError(
             f"{kind}: a class folder holds images only, it has a folder {deeper[0].name}"
@@ -180,10 +189,6 @@ def _class_images(kind: Path) -> list[Path]:
             f"{kind}: this class folder holds no images; legal endings are {_legal()}"
         )
     return files
-
-
-def _hidden(path: Path) -> bool:
-    return path.name.startswith((".", "__MACOSX"))
 
 
 def _legal() -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +17,7 @@ from torch.func import functional_call
 
 from exhume.core.contract import ExhumeError, Gradient, Key, Layout
 from exhume.models.probes import after
-from exhume.readers.tensors import check_names, read_tensors
+from exhume.readers.tensors import check_names
 from exhume.train.local import PLAIN, Routine, half_precision
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -48,15 +47,6 @@ class Said:
             return 0.0
         largest = float(weights.abs().max())
         return torch.finfo(weights.dtype).eps * largest / (self.rate * self.steps)
-
-
-def payload_from_file(path: Path, module: nn.Module) -> Gradient:
-    """A safetensors file with one tensor a parameter, the gradient at the module's present weights."""
-    if not path.is_file():
-        raise ExhumeError(f"payload: there is no file {path}")
-    if path.suffix != ".safetensors":
-        raise ExhumeError(f"payload: {path} is not a .safetensors file; pickles are not read")
-    return payload_from_named(read_tensors(path, "payload")[0], module)
 
 
 def payload_from_states(
@@ -150,14 +140,14 @@ def check_payload(
     parameters = layout.split(at)
     for values in payload.values:
         parts = layout.split(values)
-        found = []
+        answers = []
         if said.steps == 1:
-            found.append(_batch_norm(module, parts, parameters, said))
-            found.append(_homogeneity(module, parts, parameters, said))
+            answers.append(_batch_norm(module, parts, parameters, said))
+            answers.append(_homogeneity(module, parts, parameters, said))
         if said.loss in ("cross-entropy", "logistic"):
-            found.append(_reduction(module, parts, parameters, said, (input_shape, vocabulary)))
-        checked += [name for one in found for name in one.checked]
-        doubts += [sentence for one in found for sentence in one.doubts]
+            answers.append(_reduction(module, parts, parameters, said, (input_shape, vocabulary)))
+        checked += [name for answer in answers for name in answer.checked]
+        doubts += [sentence for answer in answers for sentence in answer.doubts]
     return Checked(tuple(dict.fromkeys(checked)), tuple(dict.fromkeys(doubts)))
 
 
@@ -334,13 +324,8 @@ class LastBias:
                 f"payload: {self.name} has a gradient of at least {least} records, {size} are said: the "
                 f"batch size or the reduction ({reduction}) is not as said"
             ]
-        whole = self._whole(slope, size)
-        if (
-            reduction == "sum"
-            and size > 1
-            and whole is None
-            and self._whole(size * self.slope, size)
-        ):
+        whole, summed = self._whole(slope, size), reduction == "sum"
+        if summed and size > 1 and whole is None and self._whole(size * self.slope, size):
             return [
                 f"payload: the loss is said to be a sum, but {self.name} counts whole records only as a mean"
             ]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from exhume.core.contract import ExhumeError, Records, Vocabulary
 from exhume.core.files import json_at, text_at
-from exhume.readers.images import SUFFIXES, natural
+from exhume.readers.images import SUFFIXES, files_below, folders_below, natural
 from exhume.store.memory import check_memory
 
 _WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
@@ -175,7 +175,7 @@ def text_file(path: Path, reading: TextReading) -> Records:
 
 def text_folder(path: Path, reading: TextReading) -> Records:
     """Every .txt file is one record; the sub-folder is its class."""
-    here, kinds = _texts_in(path), _folders_in(path)
+    here, kinds = _texts_in(path), folders_below(path)
     groups = [(kind.name, _texts_in(kind)) for kind in kinds if _texts_in(kind)]
     if here and groups:
         raise ExhumeError(
@@ -189,7 +189,7 @@ def text_folder(path: Path, reading: TextReading) -> Records:
 
 def has_texts(path: Path) -> bool:
     """A folder of folders of texts, and not of images."""
-    kinds = _folders_in(path)
+    kinds = folders_below(path)
     files = (file for folder in (path, *kinds) for file in folder.iterdir())
     if any(file.suffix.lower() in SUFFIXES for file in files):
         return False
@@ -204,15 +204,7 @@ def _records(texts: list[str], labels: list[str], reading: TextReading, where: s
 
 
 def _texts_in(path: Path) -> list[Path]:
-    return _sorted(p for p in path.iterdir() if p.suffix.lower() == ".txt" and p.is_file())
-
-
-def _folders_in(path: Path) -> list[Path]:
-    return _sorted(p for p in path.iterdir() if p.is_dir())
-
-
-def _sorted(paths: Iterable[Path]) -> list[Path]:
-    return sorted((p for p in paths if p.name[0] not in "._"), key=lambda p: natural(p.name))
+    return [file for file in files_below(path) if file.suffix.lower() == ".txt"]
 
 
 # A vocabulary in a file: which word each token number stands for.

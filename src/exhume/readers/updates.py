@@ -105,7 +105,6 @@ def from_fine_tuning(
     Of an adapter, B is the update, from 0. A is taken as it ended: after one step, as it began.
     """
     states = read_against(path, against)
-    assert states.before is not None  # the base
     what = "delta" if states.adapter is None else "adapter"
     names = {bare_name(name): name for name in module.state_dict()}
     unknown = [name for name in states.after if name not in names]
@@ -138,12 +137,13 @@ def _adapted(
 def from_recording(folder: Path, module: nn.Module, usual: Routine = PLAIN) -> list[Update]:
     """All updates of a folder that a `Recording` has written. usual: what it does not say of the training."""
     updates = []
-    for one in recorded_in(folder):
-        start, end = (read_state(folder / name) for name in (one.before, one.after))
+    for record in recorded_in(folder):
+        start, end = (read_state(folder / name) for name in (record.before, record.after))
         here = with_state(module, start)
-        size, steps = one.batch_size or None, Steps(one.steps, one.rate, one.routine(usual))
+        size = record.batch_size or None
+        steps = Steps(record.steps, record.rate, record.routine(usual))
         update = _between(start, end, here, steps, size)
-        updates.append(replace(update, client=one.client, round=one.round, batch_size=size))
+        updates.append(replace(update, client=record.client, round=record.round, batch_size=size))
     return updates
 
 
@@ -171,6 +171,7 @@ def with_state(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
 
 
 _SCHEMA = 1
+_TRAINING = ("epochs", "local_batch", "momentum", "weight_decay", "optimiser", "schedule")
 
 
 @dataclass(frozen=True)
@@ -204,15 +205,9 @@ class Recorded:
 
     def routine(self, usual: Routine) -> Routine:
         """How the client trained: as is said here, else as usual."""
-        said: dict[str, Any] = {
-            "epochs": self.epochs or None,
-            "local_batch": self.local_batch or None,
-            "momentum": self.momentum,
-            "weight_decay": self.weight_decay,
-            "optimiser": self.optimiser or None,
-            "schedule": self.schedule or None,
-        }
-        return replace(usual, **{name: value for name, value in said.items() if value is not None})
+        silent = {"epochs": 0, "local_batch": 0, "optimiser": "", "schedule": ""}
+        said: dict[str, Any] = {name: getattr(self, name) for name in _TRAINING}
+        return replace(usual, **{n: v for n, v in said.items() if v != silent.get(n)})
 
 
 @dataclass(frozen=True)
@@ -249,25 +244,11 @@ class Recording:
         name = f"round-{round}-client-{client}"
         content = _state_bytes(before)
         start = f"sent-{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
-        record = Recorded(
-            round,
-            client,
-            start,
-            f"{name}.safetensors",
-            float(rate),
-            steps,
-            batch_size,
-        )
+        end = f"{name}.safetensors"
+        record = Recorded(round, client, start, end, float(rate), steps, batch_size)
         if routine is not None:
-            record = replace(
-                record,
-                epochs=routine.epochs,
-                local_batch=routine.local_batch,
-                momentum=routine.momentum,
-                weight_decay=routine.weight_decay,
-                optimiser=routine.optimiser,
-                schedule=routine.schedule,
-            )
+            training: dict[str, Any] = {name: getattr(routine, name) for name in _TRAINING}
+            record = replace(record, **training)
         if not (self.folder / start).exists():  # its name is its content
             write_atomically(self.folder / start, content)
         write_atomically(self.folder / record.after, _state_bytes(after))

@@ -6,7 +6,6 @@ tables and options of the commands. Nothing of this imports torch.
 
 from __future__ import annotations
 
-import difflib
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
-from exhume.core.errors import ExhumeError
+from exhume.core.errors import ExhumeError, nearest
 from exhume.core.files import text_at
 
 # Shared by all releases: None until the brief is resolved. Whoever is given a section has a resolved one, so
@@ -175,9 +174,7 @@ def _unknown(name: str, kind: type[Any], known: list[str]) -> str:
     renamed = getattr(kind, "renamed", {})
     if name in renamed:
         return f"the key {name!r} is now called {renamed[name]!r}"
-    close = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-    return f"unknown key {in_short(name)}; {hint}"
+    return f"unknown key {in_short(name)}; {nearest(name, known)}"
 
 
 _WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}

@@ -15,7 +15,7 @@ from exhume.core.contract import Key, Knowledge, Progress, Recipe, Records, Stor
 from exhume.core.evidence import Premise
 from exhume.core.results import Facts
 from exhume.defences.rounding import Rounding
-from exhume.readers.adapters import release_of_file
+from exhume.readers.adapters import weights_in
 from exhume.settings import Settings
 from exhume.train.dp import epsilon
 from exhume.train.functional import accuracy
@@ -190,8 +190,7 @@ def start_of(settings: Settings, recipe: Recipe, key: Key) -> Tensor:
     """(p,) where training starts: a draw, or the base that is fine-tuned."""
     if not settings.victim.start:
         return recipe.architecture.initial(key.fold("victim"))
-    found = release_of_file(Path(settings.victim.start), recipe.architecture)
-    return found.release.parameters[0]
+    return weights_in(Path(settings.victim.start), recipe.architecture)
 
 
 def _privacy(recipe: Recipe) -> dict[str, float]:
