@@ -43,7 +43,16 @@ def conv():
     )
 """
 SHARED = ("seed", "threads", "budget", "try-fixes", "out", "junit", "fail-over", "redact", "json")
-SHARED += ("fail-on", "require-power", "dry-run", "resume-anyway", "ray", "processes", "device")
+SHARED += (
+    "fail-on",
+    "require-power",
+    "dry-run",
+    "resume-anyway",
+    "no-code",
+    "ray",
+    "processes",
+    "device",
+)
 DOORS = {
     "audit": "audit --data few.npz --fixed 40 --targets 12 --shadows 100 --steps 30",
     "audit-update": "audit-update g.safetensors --model nets_of_doors.py:dense --data few.npz "

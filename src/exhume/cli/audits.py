@@ -23,11 +23,13 @@ from exhume.cli.frame import (
     AUDITED,
     FAILED,
     LEAKS,
+    NoCode,
     Out,
     Processes,
     Ray,
     ResumeAnyway,
     app,
+    code_refused,
     echo_err,
     echo_loading,
     echo_out,
@@ -140,7 +142,10 @@ def run_options() -> list[Parameter]:
         _parameter("fail_on", str | None, also),
         _parameter("require_power", float | None, power),
         *(_parameter(name, bool, how, False) for name, how in switches.items()),
-        Parameter("resume_anyway", Parameter.KEYWORD_ONLY, default=False, annotation=ResumeAnyway),
+        *(
+            Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=how)
+            for name, how in {"resume_anyway": ResumeAnyway, "no_code": NoCode}.items()
+        ),
     ]
 
 
@@ -264,7 +269,8 @@ def _open(door: _Door) -> None:
 
     def command(**given: Any) -> int:
         budget = values_of(BudgetSettings, given)
-        return _run(door.brief(given).with_budget(**budget), given, door.more)
+        with code_refused(given["no_code"]):
+            return _run(door.brief(given).with_budget(**budget), given, door.more)
 
     command.__doc__ = door.says + _CODES
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from exhume.core.errors import ExhumeError, printable, unfinished, unknown_name
+from exhume.core.notation import NO_CODE
 
 AUDITED, LEAKS, FAILED, INTERRUPTED = 0, 1, 2, 130
 
@@ -70,16 +71,37 @@ app = typer.Typer(
 )
 
 
+NoCode = Annotated[
+    bool,
+    typer.Option("--no-code", help="Refuse every brief, model and file that would run code."),
+]
+
+
 @app.callback()
 def _any_command(
-    show_version: Annotated[
+    ctx: typer.Context,
+    show_version: Annotated[  # noqa: ARG001 - its callback says it
         bool,
         typer.Option(
             "--version", help="Print the version and exit.", callback=_say_version, is_eager=True
         ),
     ] = False,
+    no_code: NoCode = False,
 ) -> None:
-    pass
+    ctx.with_resource(code_refused(no_code))
+
+
+@contextmanager
+def code_refused(asked: bool) -> Iterator[None]:
+    """Inside, here and in every process that is begun, nothing of the user's own is run, if asked."""
+    before = os.environ.get(NO_CODE)
+    if asked:
+        os.environ[NO_CODE] = "1"
+    try:
+        yield
+    finally:
+        if asked and before is None:
+            del os.environ[NO_CODE]
 
 
 data_app = typer.Typer(help="Named data sets.", no_args_is_help=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tokenize
 import zipfile
@@ -21,6 +22,16 @@ BROKEN_ARRAYS = (
 _MOST = 10**8  # rows of one range
 _NAMELESS: Mapping[str, int] = {}
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+NO_CODE = "EXHUME_NO_CODE"
+"""Where this is set in the environment, as `--no-code` does, nothing of the user's own is run."""
+
+
+def refuse_code(name: object, what: str) -> None:
+    """Refuse to run what is called so, where no code may run. what: begins the sentence."""
+    if os.environ.get(NO_CODE):
+        raise ExhumeError(f"{what}: {name} would run code, which --no-code ({NO_CODE}) forbids")
 
 
 def is_spec(text: str) -> bool:

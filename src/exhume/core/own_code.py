@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from exhume.core.contract import ExhumeError, Key
+from exhume.core.notation import refuse_code
 
 _IMPORT = Key.from_seed(0).fold("import")  # what is drawn at the top of a file is always the same
 
@@ -33,6 +34,7 @@ def named(spec: str, what: str, root: Path | None = None) -> object:
     where, colon, name = spec.rpartition(":")
     if not colon or not where or not name:
         raise ExhumeError(f"{what}: {spec!r} is not of the form package.module:factory")
+    refuse_code(spec, what)
     with seeded_globals(_IMPORT):
         module = _imported(where, spec, what, (root or Path()).resolve())
     if not hasattr(module, name):

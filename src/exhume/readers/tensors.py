@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from exhume.core.contract import ExhumeError
+from exhume.core.notation import refuse_code
 from exhume.store.memory import check_memory
 
 _PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
@@ -102,6 +103,7 @@ def _arrays(path: Path, what: str) -> dict[str, Tensor]:
 
 def _trusted(path: Path, what: str) -> Any:
     """Runs what is in the file: its owner has said that it may."""
+    refuse_code(path, what)
     try:
         if _holds(path, _EXPORTED):
             return torch.export.load(path).state_dict

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from exhume.core.errors import ExhumeError
-from exhume.core.notation import is_spec
+from exhume.core.notation import is_spec, refuse_code
 from exhume.settings.brief import Brief
 from exhume.settings.schema import Setting, settings_of, toml_at
 
@@ -43,8 +43,12 @@ def _check(name: str, value: Any, known: Setting) -> None:
     if known.file and not _there(value):
         raise ExhumeError(f"{name}: there is no file {value}")
     file, _, function = str(value).rpartition(":")
-    if name in _CODE and function and file.endswith(".py") and not _there(file):
-        raise ExhumeError(f"{name}: {value}: there is no file {file}")
+    if name in _CODE and function:
+        refuse_code(value, name)
+        if file.endswith(".py") and not _there(file):
+            raise ExhumeError(f"{name}: {value}: there is no file {file}")
+    if name == "trust":
+        refuse_code("what a file of weights holds", name)
     if known.shared == "data":
         check_source(value)
 
@@ -74,6 +78,8 @@ def check_source(source: str | Path) -> None:
         if not _looks_like_path(source):
             raise unknown_source(name, IMAGE_SETS, "a path")
         _existing(text)
+    elif is_spec(text) and not Path(before).is_dir():
+        refuse_code(text, "data")
 
 
 def unknown_source(given: str, names: Iterable[str], otherwise: str) -> ExhumeError:
