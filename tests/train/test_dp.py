@@ -21,7 +21,7 @@ from exhume.train.fleet import train_fleet
 from exhume.train.functional import SideBySide
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch, follow
-from exhume.train.stacked import Stack
+from exhume.train.stacked import Stack, StepPlan
 
 
 def records(count, shape, classes, key):
@@ -69,7 +69,7 @@ def compare(engine, architecture, key, n, models, extras, privacy):
         streams["sampler"] = SampleStream(key, 0, models, privacy.sampling)
     made = engine.of(architecture, fixed, extra)
     begin = start.expand(models, -1)
-    found = follow(made, descent, begin, privacy=privacy, **streams)
+    found = follow(made, descent, begin, StepPlan(privacy=privacy, **streams))
     for i in range(models):
         inputs = torch.cat([fixed.inputs, extra.inputs[i]])
         labels = torch.cat([fixed.labels, extra.labels[i]])

@@ -11,9 +11,10 @@ from exhume.bench.shadows import one_at_a_time
 from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.activations import ACTIVATIONS
 from exhume.models.mlp import MLP
+from exhume.train.functional import accuracy
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch, descend
-from exhume.train.stacked import accuracy, bytes_per_model, logits
+from exhume.train.stacked import bytes_per_model, logits
 
 
 def records(count, d, classes, key, zero_columns=0):

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from exhume.attacks.gradient.text import TextAttack, pooling_of
+from exhume.attacks.informed.closed_form import MOST_ANCHORS
 from exhume.attacks.informed.reconn import RecoNN
-from exhume.attacks.informed.shadows import LIMITS, closed_form_bytes, reconn_bytes
+from exhume.attacks.informed.shadows import LIMITS
 from exhume.choices import Trains
 from exhume.core.contract import Architecture, Key, Recipe, Records, Store
 from exhume.core.notation import duration_of
@@ -38,6 +39,8 @@ from exhume.train.fleet import (
 _SEARCHED = 120e9  # a search for inputs of an MLP, counted as if it never ended early
 _SWEEPS = 3  # over the places of a text, until its words no longer change
 _EACH = 2e-5  # seconds of overhead a text
+_READING = 5  # copies of a block while it is read
+_FIT = 1 << 17  # bytes to fit one class, the allocator's fragments included: up to 85 KB were seen
 
 
 def network_seconds(network: nn.Module, shape: tuple[int, ...], threads: int) -> float:
@@ -136,6 +139,37 @@ def training_stage(recipe: Trains, sizes: DataSettings, name: str = "") -> Stage
         (seconds or 0.0) * models,
         spreads=True,
     )
+
+
+def closed_form_bytes(  # noqa: PLR0917
+    shadows: int, parameters: int, held: int, values: int, classes: int, largest: int
+) -> int:
+    """Peak memory of fitting the closed form; held: records it holds, of so many values each.
+
+    largest: shadows of the most frequent label.
+    """
+    components = min(held, values)
+    models = min(4 * shadows * parameters, LIMITS.models)
+    read = 8 * shadows * parameters
+    blocks = _READING * 8 * largest * parameters
+    if read > LIMITS.whole:
+        read, blocks = 0, 2 * min(_READING * LIMITS.block, blocks)
+    kernels = 8 * -(-shadows // largest) * largest**2
+    kept = 8 * shadows * components + 8 * shadows * values
+    basis = 16 * held * values + 40 * components**2
+    working = 8 * (7 * largest**2 + 10 * largest * components)
+    labels = 8 * 8 * min(shadows, MOST_ANCHORS) ** 2
+    return models + read + kernels + kept + max(basis, working + blocks, labels) + _FIT * classes
+
+
+def reconn_bytes(shadows: int, parameters: int, values: int, *, span: bool, network: int) -> int:
+    """Peak memory of fitting RecoNN; network: its parameters."""
+    models = min(4 * shadows * parameters, LIMITS.models)
+    columns = min(parameters, shadows, LIMITS.span) if span else parameters
+    basis = 4 * columns * parameters * 3 + 40 * columns**2 if span else 0
+    blocks = _READING * min(LIMITS.block, 4 * shadows * parameters)
+    pairs = 4 * shadows * (columns + values)
+    return models + max(basis, pairs + 8 * 4 * network) + pairs + blocks
 
 
 def closed_form_stage(

@@ -35,7 +35,7 @@ from exhume.train import stacked
 from exhume.train.dp import NOT_PRIVATE, Privacy, Sampler
 from exhume.train.local import batch_loss
 from exhume.train.optimisers import Adam, Optimiser
-from exhume.train.stacked import Order
+from exhume.train.stacked import Order, StepPlan
 
 _NORM = nn.modules.batchnorm._BatchNorm
 _BLOCK = 64  # records whose activations are held at once, a model
@@ -63,18 +63,14 @@ class SideBySide:
         return weights[0]
 
     def gradients(
-        self,
-        weights: list[Tensor],
-        order: Order | None,
-        privacy: Privacy,
-        sampler: Sampler | None,
+        self, weights: list[Tensor], plan: StepPlan
     ) -> Iterator[tuple[list[Tensor], int]]:
         """Step by step, sums of gradients at the weights as they are by then; see `recipe.Engine`."""
-        (parameters,) = weights
+        (parameters,), privacy = weights, plan.privacy
         size = _PRIVATE_BLOCK if privacy.clips else _BLOCK
-        for seen, own in _steps(self.fixed, self.extra, order):
+        for seen, own in _steps(self.fixed, self.extra, plan.order):
             total, extra = torch.zeros_like(parameters), own.labels.shape[1]
-            fixed_taken, own_taken = _taken(sampler, len(seen), extra, parameters)
+            fixed_taken, own_taken = _taken(plan.sampler, len(seen), extra, parameters)
             for start in range(0, len(seen), size):
                 cut = slice(start, start + size)
                 part = seen[cut]
@@ -347,15 +343,11 @@ class BatchNormed:
         return self.layout.join(self.followed.split(weights[0]) | self._statistics())[None]
 
     def gradients(
-        self,
-        weights: list[Tensor],
-        order: Order | None,
-        privacy: Privacy,
-        sampler: Sampler | None,
+        self, weights: list[Tensor], plan: StepPlan
     ) -> Iterator[tuple[list[Tensor], int]]:
         """Step by step, the gradient of the mean loss; there are none of single records to clip."""
         everything = self.fixed.with_extra(self.extra, 0)
-        for rows in _batch_rows(len(self.fixed), self.extra.labels.shape[1], order):
+        for rows in _batch_rows(len(self.fixed), self.extra.labels.shape[1], plan.order):
             seen = everything if rows is None else everything[rows.to(weights[0].device)]
             yield [_mean_gradient(self.module, self.followed, weights[0], seen)], 1
 

@@ -22,7 +22,7 @@ from exhume.train import functional, stacked
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy, Sampler, SampleStream
 from exhume.train.functional import BatchNormed, SideBySide, mixes_batches
 from exhume.train.optimisers import Descent, Optimiser
-from exhume.train.stacked import Order, Stack
+from exhume.train.stacked import EVERY_RECORD, Order, Stack, StepPlan
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,9 @@ class FullBatch:
         """
         size, models = self.architecture.layout.size, extra.labels.shape[0]
         noise = NoiseStream(key, first, models, size) if self.privacy.noise else None
-        return _train(
-            self,
-            initial,
-            fixed,
-            extra,
-            privacy=self.privacy,
-            noise=noise,
-            sampler=sampler or self._sampler(key, first, models),
-            watch=watch,
-        )
+        sampler = sampler or self._sampler(key, first, models)
+        plan = StepPlan(privacy=self.privacy, noise=noise, sampler=sampler)
+        return _train(self, initial, fixed, extra, plan, watch)
 
     def _sampler(self, key: Key, first: int, models: int) -> SampleStream | None:
         if not self.privacy.samples:
@@ -105,7 +98,7 @@ class MiniBatch:
     def fit(
         self, initial: Tensor, fixed: Records, extra: Records, key: Key, first: int = 0
     ) -> Tensor:
-        return _train(self, initial, fixed, extra, order=self.order)
+        return _train(self, initial, fixed, extra, StepPlan(self.order))
 
     def with_order(self, key: Key) -> MiniBatch:
         return replace(self, order=replace(self.order, key=key))
@@ -132,50 +125,32 @@ class Engine(Protocol):
         ...
 
     def gradients(
-        self,
-        weights: list[Tensor],
-        order: Order | None,
-        privacy: Privacy,
-        sampler: Sampler | None,
+        self, weights: list[Tensor], plan: StepPlan
     ) -> Iterator[tuple[list[Tensor], int]]:
         """Without end: sums of the records' gradients at the weights as they are by then, and their count."""
         ...
 
 
-def descend(
+def descend(  # noqa: PLR0917
     architecture: Architecture,
     optimiser: Optimiser,
     initial: Tensor,
     fixed: Records,
     extra: Records,
-    *,
-    order: Order | None = None,
-    privacy: Privacy = NOT_PRIVATE,
-    noise: NoiseStream | None = None,
-    sampler: Sampler | None = None,
+    plan: StepPlan = EVERY_RECORD,
     watch: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """Train s models; model i minimises the mean cross-entropy of `fixed` and `extra[i]`.
 
     initial: (p,) or (s, p); extra: (s, e, *shape), e may be 0; returns (s, p). Every step sees all
-    records, or the batch that `order` gives it; with a sampler, each model's own draw of all records.
-    `watch` is shown the parameters (s, p) before each step.
+    records, or what the plan says. `watch` is shown the parameters (s, p) before each step.
     """
     start = initial.expand(extra.labels.shape[0], -1)
     if not mixes_batches(architecture):
         mlp = fully_connected(architecture)
         engine = Stack.of(mlp, fixed, extra) if mlp else SideBySide.of(architecture, fixed, extra)
-        return follow(
-            engine,
-            optimiser,
-            start,
-            order=order,
-            privacy=privacy,
-            noise=noise,
-            sampler=sampler,
-            watch=watch,
-        )
-    if privacy.clips or noise is not None or sampler is not None or watch is not None:
+        return follow(engine, optimiser, start, plan, watch)
+    if plan.privacy.clips or plan.noise or plan.sampler or watch is not None:
         raise ExhumeError(
             f"{architecture}: {architecture.not_per_record}, so that no record has a gradient of its own to "
             "clip: replace it (nn.GroupNorm for batch norm)"
@@ -183,7 +158,7 @@ def descend(
     alone = [slice(i, i + 1) for i in range(len(start))]
     engines = [BatchNormed.of(architecture, fixed, extra[one]) for one in alone]
     trained = [
-        follow(engine, optimiser, start[one], order=order)
+        follow(engine, optimiser, start[one], plan)
         for engine, one in zip(engines, alone, strict=True)
     ]
     return torch.cat(trained)
@@ -193,54 +168,35 @@ def follow(
     engine: Engine,
     optimiser: Optimiser,
     start: Tensor,
-    *,
-    order: Order | None = None,
-    privacy: Privacy = NOT_PRIVATE,
-    noise: NoiseStream | None = None,
-    sampler: Sampler | None = None,
+    plan: StepPlan = EVERY_RECORD,
     watch: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """(s, p) where an engine's models end that begin at (s, p)."""
     weights = engine.unpack(start)
     update = optimiser.start(weights)
-    steps = engine.gradients(weights, order, privacy, sampler)
+    steps = engine.gradients(weights, plan)
     for sums, records in islice(steps, optimiser.steps):
         if watch is not None:
             watch(engine.pack(weights))
-        if noise is not None and privacy.deviation:
-            drawn = engine.unpack(noise.draw(start).mul_(privacy.deviation))
+        if plan.noise is not None and plan.privacy.deviation:
+            drawn = engine.unpack(plan.noise.draw(start).mul_(plan.privacy.deviation))
             for total, part in zip(sums, drawn, strict=True):
                 total.add_(part)
-        update(sums, records if sampler is None else privacy.sampling * records)
+        update(sums, records if plan.sampler is None else plan.privacy.sampling * records)
     return engine.pack(weights)
 
 
-def _train(
+def _train(  # noqa: PLR0917
     recipe: FullBatch | MiniBatch,
     initial: Tensor,
     fixed: Records,
     extra: Records,
-    *,
-    order: Order | None = None,
-    privacy: Privacy = NOT_PRIVATE,
-    noise: NoiseStream | None = None,
-    sampler: Sampler | None = None,
+    plan: StepPlan,
     watch: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     architecture, optimiser = recipe.architecture, recipe.descent
     check_fits(architecture, fixed)
-    trained = descend(
-        architecture,
-        optimiser,
-        initial,
-        fixed,
-        extra,
-        order=order,
-        privacy=privacy,
-        noise=noise,
-        sampler=sampler,
-        watch=watch,
-    )
+    trained = descend(architecture, optimiser, initial, fixed, extra, plan, watch)
     if not bool(torch.isfinite(trained).all()):
         raise ExhumeError(
             f"training diverged ({optimiser}): the weights are not finite; "

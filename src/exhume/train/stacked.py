@@ -34,7 +34,7 @@ from torch import Tensor
 from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.activations import Activation, activation
 from exhume.models.mlp import MLP
-from exhume.train.dp import Privacy, Sampler
+from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy, Sampler
 from exhume.train.optimisers import Adam, Optimiser
 
 _BLOCK_BYTES = 1 << 22  # of one layer's activations in a block: a few of these fit a shared cache
@@ -155,12 +155,6 @@ def logits(mlp: MLP, parameters: Tensor, inputs: Tensor) -> Tensor:
     return signal.transpose(1, 2)
 
 
-def accuracy(mlp: MLP, parameters: Tensor, records: Records) -> Tensor:
-    """(s, p) to (s,): share of the records that each model classifies rightly."""
-    right = logits(mlp, parameters, records.inputs).argmax(2) == records.labels
-    return right.double().mean(1)
-
-
 @dataclass(frozen=True, eq=False)
 class Block:
     """Some fixed records, and every model's extra records if they belong here: b + f columns.
@@ -252,23 +246,19 @@ class Stack:
             yield Stack(self.mlp, self.act, self.order, part).blocks()
 
     def gradients(
-        self,
-        weights: list[Tensor],
-        order: Order | None,
-        privacy: Privacy,
-        sampler: Sampler | None,
+        self, weights: list[Tensor], plan: StepPlan
     ) -> Iterator[tuple[list[Tensor], int]]:
         """Step by step, sums of gradients at the weights as they are by then; see `recipe.Engine`.
 
         A model's own draw of the records takes as long as all of them.
         """
         sums, extra = [torch.zeros_like(weight) for weight in weights], self.records.extra.shape[1]
-        for blocks in repeat(self.blocks()) if order is None else self.batches(order):
+        for blocks in repeat(self.blocks()) if plan.order is None else self.batches(plan.order):
             for total in sums:
                 total.zero_()
-            taken = _taken(sampler, blocks, extra, weights[0])
+            taken = _taken(plan.sampler, blocks, extra, weights[0])
             for block, mask in zip(blocks, taken, strict=True):
-                _add_gradients(sums, weights, block, self.act, privacy=privacy, taken=mask)
+                _add_gradients(sums, weights, block, self.act, privacy=plan.privacy, taken=mask)
             yield sums, sum(block.width for block in blocks)
 
     def unpack(self, flat: Tensor) -> list[Tensor]:
@@ -340,3 +330,16 @@ class Order:
             for part in torch.split(self.epoch(index, n, e), self.size):
                 yield StepRecords(part[part < n], part[part >= n] - n)
             index += 1
+
+
+@dataclass(frozen=True, eq=False)
+class StepPlan:
+    """Which records a step of training sees, and what becomes of their gradients."""
+
+    order: Order | None = None  # of batches; None: all records
+    privacy: Privacy = NOT_PRIVATE
+    noise: NoiseStream | None = None  # on the sum of gradients
+    sampler: Sampler | None = None  # each model's own draw of all records; None: all are drawn
+
+
+EVERY_RECORD = StepPlan()

@@ -60,7 +60,7 @@ from exhume.models.activations import Elementwise
 from exhume.models.own import OwnArchitecture, not_per_record
 from exhume.models.own_texts import LanguageModel
 from exhume.train.functional import activations, mixes_batches, without_memory
-from exhume.train.local import LocalTraining, batch_loss
+from exhume.train.local import batch_loss
 from exhume.train.optimisers import Rule
 from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch, MiniBatch
@@ -74,10 +74,10 @@ _LEAKS = {"relu": 0.0, "leaky-relu": 0.01}  # of our own activations
 
 @dataclass(frozen=True, eq=False)
 class Unknown:
-    """The unknown records, or a direction in which they change."""
+    """A guess of the unknown records."""
 
     inputs: Tensor  # (e, *shape)
-    targets: Tensor  # (e,) classes, or (e, 1) numbers of a regression
+    labels: Tensor  # (e,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,6 @@ class Seen:
 
     fixed: Tensor | None
     unknown: Tensor
-    rate: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +93,7 @@ class _Slope:
     """The gradient of one block's loss, ready to be differentiated once more."""
 
     weights: Tensor  # (p,) leaf
-    unknown: tuple[Tensor, ...]  # leaves: inputs, and the targets of a regression; empty: none here
+    unknown: tuple[Tensor, ...]  # leaf: the inputs; empty: none here
     by_weights: Tensor
     by_unknown: tuple[Tensor, ...]
     pushes: tuple[Tensor, ...] = ()  # leaves of free gates
@@ -131,7 +130,7 @@ class Unrolled:
     steps: tuple[Seen, ...]
     initial: Tensor
     fixed: Records
-    loss: str = "cross-entropy"
+    rate: float
     mixes: bool = False  # batch norm: a step's records must be seen together
     activations: int = 0  # numbers a record leaves behind in a forward pass; 0: keep no graph
     memory: int = 1024  # MiB for the states and graphs of a training
@@ -190,7 +189,7 @@ class Unrolled:
     def _moved(self, state: Tensor, t: int, slopes: list[_Slope]) -> tuple[Tensor, Tensor]:
         gradient = torch.stack([slope.by_weights.detach() for slope in slopes]).sum(0)
         kept = self.rule.kept(state, gradient)
-        return torch.stack(self.rule.next(state, gradient, t, self.steps[t].rate)), kept
+        return torch.stack(self.rule.next(state, gradient, t, self.rate)), kept
 
     def _stretches(self, path: Path, *, back: bool = False) -> Iterator[tuple[int, Tensor]]:
         """(t, kept) for every step, forwards or backwards."""
@@ -209,32 +208,28 @@ class Unrolled:
 
     # Derivatives
 
-    def forward(self, path: Path, along: Unknown, pushes: Pushes | None = None) -> Tensor:
-        """(p,) J times a change of the unknown records, and of free gates in each step."""
+    def forward(self, path: Path, along: Tensor, pushes: Pushes | None = None) -> Tensor:
+        """(p,) J times a change (e, *shape) of the unknown records, and of free gates in each step."""
         change = torch.zeros_like(self._start)
         for t, kept in self._stretches(path):
             bent = torch.zeros_like(self.initial)
             for block, slope in enumerate(self._at(path, t, kept)):
-                ahead = tuple(part[self.steps[t].unknown] for part in self._free(along))
-                outputs, weights = [slope.by_weights], [change[0]]
+                outputs, cotangents = [slope.by_weights, *slope.by_unknown], [change[0]]
                 if slope.unknown:
-                    outputs, weights = [*outputs, *slope.by_unknown], [*weights, *ahead]
-                bent += _pulled(outputs, (slope.weights,), weights)[0]
+                    cotangents.append(along[self.steps[t].unknown])
+                bent += _pulled(outputs, (slope.weights,), cotangents)[0]
                 if pushes is not None:
                     bent += slope.pushed(pushes[t][block])
-            change = self.rule.push(kept, change, bent, t, self.steps[t].rate)
+            change = self.rule.push(kept, change, bent, t, self.rate)
         return change[0]
 
-    def adjoint(self, path: Path, cotangent: Tensor, pushes: Pushes | None = None) -> Unknown:
-        """The transpose of J times (p,). pushes: an empty list, to be filled for every step."""
+    def adjoint(self, path: Path, cotangent: Tensor, pushes: Pushes | None = None) -> Tensor:
+        """(e, *shape) the transpose of J times (p,). pushes: an empty list, to be filled for every step."""
         towards = torch.zeros_like(self._start)
         towards[0] = cotangent
-        found = Unknown(
-            torch.zeros_like(path.guess.inputs),
-            torch.zeros_like(path.guess.targets, dtype=cotangent.dtype),
-        )
+        by_inputs = torch.zeros_like(path.guess.inputs)
         for t, kept in self._stretches(path, back=True):
-            towards, gradient = self.rule.pull(kept, towards, t, self.steps[t].rate)
+            towards, gradient = self.rule.pull(kept, towards, t, self.rate)
             here: list[tuple[Tensor, ...]] = []
             for slope in self._at(path, t, kept):
                 gates = () if pushes is None else slope.pushes
@@ -242,12 +237,11 @@ class Unrolled:
                 bent, *more = _pulled([slope.by_weights], leaves, [gradient])
                 towards[0] += bent
                 here.append(tuple(more[: len(gates)]))
-                to_unknown = more[len(gates) :]
-                for total, part in zip(self._free(found), to_unknown, strict=False):
-                    total[self.steps[t].unknown] += part
+                if slope.unknown:
+                    by_inputs[self.steps[t].unknown] += more[-1]
             if pushes is not None:
                 pushes.insert(0, here)
-        return found
+        return by_inputs
 
     def entered(self, path: Path) -> Pushes:
         """What entered the free gates of every step, block by block."""
@@ -255,10 +249,6 @@ class Unrolled:
             [slope.entered for slope in self._at(path, t, kept)]
             for t, kept in self._stretches(path)
         ]
-
-    def _free(self, unknown: Unknown) -> tuple[Tensor, ...]:
-        """What is unknown: the inputs, and the targets of a regression."""
-        return (unknown.inputs, unknown.targets) if self.loss == "mse" else (unknown.inputs,)
 
     def _at(self, path: Path, t: int, kept: Tensor) -> list[_Slope]:
         found = path.slopes.get(t)
@@ -271,16 +261,13 @@ class Unrolled:
         """Gradients of the step's mean loss, block by block."""
         weights, count, found = at.detach().requires_grad_(), self._count(seen), []
         named = self._named(weights)
-        for inputs, targets, more in self._blocks(seen):
-            leaves = tuple(part[seen.unknown].detach() for part in self._free(guess))
-            leaves = tuple(part.requires_grad_() for part in leaves) if more else ()
-            wanted = [targets]
+        for inputs, known, more in self._blocks(seen):
+            leaves, labels = tuple[Tensor, ...](), known
             if more:
-                wanted.append(leaves[1] if len(leaves) > 1 else guess.targets[seen.unknown])
-            outputs, pushes, entered = self._outputs(named, inputs, leaves[:1])
-            loss = batch_loss(outputs, torch.cat(wanted), "sum", self.loss) / count
-            if self.loss == "mse":
-                loss = loss / outputs.shape[1]
+                leaves = (guess.inputs[seen.unknown].detach().requires_grad_(),)
+                labels = torch.cat([known, guess.labels[seen.unknown]])
+            outputs, pushes, entered = self._outputs(named, inputs, leaves)
+            loss = batch_loss(outputs, labels, "sum") / count
             slopes = torch.autograd.grad(loss, (weights, *leaves), create_graph=True)
             found.append(_Slope(weights, leaves, slopes[0], slopes[1:], pushes, entered))
         return found
@@ -309,13 +296,12 @@ class Unrolled:
     def _blocks(self, seen: Seen) -> Iterator[tuple[Tensor, Tensor, bool]]:
         """Blocks of a step's known records; the unknown ones come with the last."""
         fixed = self.fixed if seen.fixed is None else self.fixed[seen.fixed]
-        labels = fixed.labels[:, None] if self.loss == "mse" else fixed.labels
         size = len(fixed) if self.mixes else _BLOCK
         starts = range(0, max(1, len(fixed)), max(1, size))
         for start in starts:
             cut = slice(start, start + size)
             last = start == starts[-1] and len(seen.unknown) > 0
-            yield fixed.inputs[cut], labels[cut], last
+            yield fixed.inputs[cut], fixed.labels[cut], last
 
     def _count(self, seen: Seen) -> int:
         known = len(self.fixed) if seen.fixed is None else len(seen.fixed)
@@ -339,12 +325,10 @@ def check_differentiable(recipe: object) -> None:
             "trains with optimiser, batch, rate and steps in place of train",
             ever=True,
         )
-    if not isinstance(recipe, FullBatch | MiniBatch | LocalTraining):
+    if not isinstance(recipe, FullBatch | MiniBatch):
         raise NotApplicable(f"no way to differentiate through {recipe} is known", ever=True)
-    if not isinstance(recipe, MiniBatch) and (recipe.privacy.clips or recipe.privacy.noise):
+    if isinstance(recipe, FullBatch) and (recipe.privacy.clips or recipe.privacy.noise):
         raise NotApplicable("private training adds noise the adversary cannot redo", ever=False)
-    if isinstance(recipe, LocalTraining) and recipe.reduction != "mean":
-        raise NotApplicable("written for the mean loss, not for the sum", ever=True)
     _differentiable(recipe.architecture)
 
 
@@ -353,17 +337,22 @@ def unroll(
 ) -> Unrolled:
     """Training on the fixed records and so many unknown ones, step by step; raises `NotApplicable`."""
     check_differentiable(recipe)
-    assert isinstance(recipe, FullBatch | MiniBatch | LocalTraining)  # nothing else passes
+    assert isinstance(recipe, FullBatch | MiniBatch)  # nothing else passes
     module, mixes = _differentiable(recipe.architecture)
-    rule, steps, loss = _parts(recipe, len(fixed), unknown)
+    count, every = recipe.descent.steps, torch.arange(unknown)
+    if isinstance(recipe, FullBatch):
+        steps = (Seen(None, every),) * count
+    else:
+        batches = islice(recipe.order.batches(len(fixed), unknown), count)
+        steps = tuple(Seen(batch.fixed, batch.extra) for batch in batches)
     return Unrolled(
         module.to(initial.device),
         recipe.architecture.layout,
-        rule,
+        recipe.descent.rule,
         steps,
         initial,
         fixed,
-        loss,
+        recipe.descent.rate,
         mixes,
         activations(recipe.architecture),
         memory,
@@ -387,32 +376,6 @@ def _differentiable(architecture: Architecture) -> tuple[torch.nn.Module, bool]:
     if why:
         raise NotApplicable(f"training cannot be differentiated: {why}", ever=True)
     return module, False
-
-
-def _parts(
-    recipe: FullBatch | MiniBatch | LocalTraining, known: int, unknown: int
-) -> tuple[Rule, tuple[Seen, ...], str]:
-    every = torch.arange(unknown)
-    if isinstance(recipe, LocalTraining):
-        return _local(recipe, known, unknown)
-    rule, count, rate = recipe.descent.rule, recipe.descent.steps, recipe.descent.rate
-    if isinstance(recipe, FullBatch):
-        return rule, (Seen(None, every, rate),) * count, "cross-entropy"
-    batches = islice(recipe.order.batches(known, unknown), count)
-    return rule, tuple(Seen(b.fixed, b.extra, rate) for b in batches), "cross-entropy"
-
-
-def _local(recipe: LocalTraining, known: int, unknown: int) -> tuple[Rule, tuple[Seen, ...], str]:
-    routine = recipe.routine
-    if routine.hidden_order(known + unknown):
-        raise NotApplicable("mini-batches in an order that nobody else knows", ever=False)
-    rates = recipe.rates(known + unknown)
-    rows = routine.batches(recipe.steps, known + unknown)
-    steps = tuple(
-        Seen(part[part < known], part[part >= known] - known, rate)
-        for part, rate in zip(rows, rates, strict=True)
-    )
-    return routine.rule(recipe.live), steps, routine.loss
 
 
 def smooth_gates(module: nn.Module, width: float) -> tuple[nn.Module, int]:

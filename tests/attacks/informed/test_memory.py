@@ -14,7 +14,8 @@ from exhume.attacks.informed import shadows as memory
 from exhume.attacks.informed.closed_form import READINGS, ClosedForm, ReadRows
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.reconn import RecoNN, fit_features, refit_features
-from exhume.attacks.informed.shadows import closed_form_bytes, reconn_bytes, room_for
+from exhume.attacks.informed.shadows import room_for
+from exhume.auditing.cost import closed_form_bytes, reconn_bytes
 from exhume.core.contract import Key, Knowledge
 from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Dense
@@ -132,7 +133,8 @@ def test_the_papers_size_fits_an_ordinary_machine():
 PEAK = """
 import threading, time, torch, sys
 from exhume.attacks.informed import shadows as memory
-from exhume.attacks.informed.shadows import LIMITS, closed_form_bytes, room_for
+from exhume.attacks.informed.shadows import LIMITS, room_for
+from exhume.auditing.cost import closed_form_bytes
 from exhume.attacks.informed.closed_form import _fit
 from exhume.attacks.informed.shadows import Shadows
 from exhume.core.contract import Records, Key

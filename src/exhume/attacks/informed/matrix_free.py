@@ -114,14 +114,13 @@ class MatrixFree:
 
         def forward(unknown: Tensor) -> Tensor:
             pushes = gates.spread(unknown[size:]) if count else None
-            along = Unknown(records(unknown), guess.targets)
-            return self.starts.weighed(unrolled.forward(path, along, pushes))
+            return self.starts.weighed(unrolled.forward(path, records(unknown), pushes))
 
         def adjoint(cotangent: Tensor) -> Tensor:
             pushes: Pushes = []
             weighed = self.starts.weighed(cotangent)
             pulled = unrolled.adjoint(path, weighed, pushes if count else None)
-            inputs = deviation * self._coloured(pulled.inputs).flatten()
+            inputs = deviation * self._coloured(pulled).flatten()
             return torch.cat([inputs, gates.gathered(pushes)]) if count else inputs
 
         if gates.doubts:

@@ -114,9 +114,6 @@ class MemoryLimits:
 
 
 LIMITS = MemoryLimits()
-_READING = 5  # copies of a block while it is read
-_FIT = 1 << 17  # of the fit of one class, the allocator's fragments included: up to 85 KB were seen
-_ANCHORS = 4000  # shadows that the label is learned from, at most
 
 
 def room_for(rows: int, columns: int, like: Tensor) -> Tensor:
@@ -137,34 +134,3 @@ def row_blocks(rows: int, columns: int, *, element: int = 8) -> Iterator[slice]:
     step = max(1, LIMITS.block // (element * columns))
     for start in range(0, rows, step):
         yield slice(start, min(rows, start + step))
-
-
-def closed_form_bytes(  # noqa: PLR0917
-    shadows: int, parameters: int, held: int, values: int, classes: int, largest: int
-) -> int:
-    """Peak memory of fitting the closed form; held: records it holds, of so many values each.
-
-    largest: shadows of the most frequent label.
-    """
-    components = min(held, values)
-    models = min(4 * shadows * parameters, LIMITS.models)
-    read = 8 * shadows * parameters
-    blocks = _READING * 8 * largest * parameters
-    if read > LIMITS.whole:
-        read, blocks = 0, 2 * min(_READING * LIMITS.block, blocks)
-    kernels = 8 * -(-shadows // largest) * largest**2
-    kept = 8 * shadows * components + 8 * shadows * values
-    basis = 16 * held * values + 40 * components**2
-    working = 8 * (7 * largest**2 + 10 * largest * components)
-    labels = 8 * 8 * min(shadows, _ANCHORS) ** 2
-    return models + read + kernels + kept + max(basis, working + blocks, labels) + _FIT * classes
-
-
-def reconn_bytes(shadows: int, parameters: int, values: int, *, span: bool, network: int) -> int:
-    """Peak memory of fitting RecoNN; network: its parameters."""
-    models = min(4 * shadows * parameters, LIMITS.models)
-    columns = min(parameters, shadows, LIMITS.span) if span else parameters
-    basis = 4 * columns * parameters * 3 + 40 * columns**2 if span else 0
-    blocks = _READING * min(LIMITS.block, 4 * shadows * parameters)
-    pairs = 4 * shadows * (columns + values)
-    return models + max(basis, pairs + 8 * 4 * network) + pairs + blocks

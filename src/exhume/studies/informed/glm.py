@@ -25,8 +25,8 @@ from exhume.studies.arms import mounted
 from exhume.studies.claims import share_range
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.train.fleet import chunk_for
+from exhume.train.functional import accuracy
 from exhume.train.glm import Optimum, Penalty
-from exhume.train.stacked import accuracy
 from exhume.victims.informed import release_one_each, release_one_sklearn_each
 
 _C = 1.0  # scikit-learn's default penalty, the same for all victims
