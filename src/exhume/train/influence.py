@@ -19,10 +19,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import vjp
 
 from exhume.core.contract import Records
 from exhume.models.activations import Activation, activation
@@ -92,38 +94,29 @@ def pushes(mlp: MLP, weights: Tensor, first: Tensor, onehot: Tensor) -> tuple[Te
     with the record is the gradient of the first weights, and all the rest of the gradient (p - k·d,).
     Written for `torch.func` to batch and differentiate.
     """
-    signals = _signals(mlp, weights, first)
-    return _back(mlp, weights, signals, torch.softmax(signals[-1], 0) - onehot)
+    outputs = _behind_first(mlp, weights[mlp.sizes[0] * mlp.sizes[1] :], first)
+    return pushes_of_error(mlp, weights, first, torch.softmax(outputs, 0) - onehot)
 
 
 def pushes_of_error(
     mlp: MLP, weights: Tensor, first: Tensor, error: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`pushes` for an error (c,) of the outputs that is given: linear in it."""
-    return _back(mlp, weights, _signals(mlp, weights, first), error)
+    rest = weights[mlp.sizes[0] * mlp.sizes[1] :]
+    _, back = vjp(partial(_behind_first, mlp), rest, first)
+    by_rest, by_first = back(error)
+    return by_first, torch.cat([by_first, by_rest[len(by_first) :]])
 
 
-def _signals(mlp: MLP, weights: Tensor, first: Tensor) -> list[Tensor]:
-    """What enters each hidden layer's activation, and the outputs."""
-    act, layers, signals = activation(mlp.activation), _layers(mlp, weights), [first]
-    for weight, bias in layers:
-        signals.append(weight @ act.apply(signals[-1]) + bias)
-    return signals
-
-
-def _back(mlp: MLP, weights: Tensor, signals: list[Tensor], error: Tensor) -> tuple[Tensor, Tensor]:
-    act, gradient = activation(mlp.activation), list[Tensor]()
-    for (weight, _), x in zip(_layers(mlp, weights)[::-1], signals[-2::-1], strict=True):
-        y = act.apply(x)
-        gradient = [torch.outer(error, y).flatten(), error, *gradient]
-        error = (weight.T @ error) * act.slope(x, y)
-    return error, torch.cat([error, *gradient])
-
-
-def _layers(mlp: MLP, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Weights and biases behind the first layer."""
-    parts = list(mlp.layout.split(weights).values())
-    return list(zip(parts[2::2], parts[3::2], strict=True))
+def _behind_first(mlp: MLP, rest: Tensor, first: Tensor) -> Tensor:
+    """(p - k·d,) all but the first weights, and what enters the first activation (k,), to the outputs."""
+    act, signal = activation(mlp.activation), first
+    shapes = mlp.layout.shapes[1:]
+    parts = torch.split(rest, [math.prod(shape) for shape in shapes])[1:]
+    layers = [part.view(shape) for part, shape in zip(parts, shapes[1:], strict=True)]
+    for weight, bias in zip(layers[::2], layers[1::2], strict=True):
+        signal = weight @ act.apply(signal) + bias
+    return signal
 
 
 @dataclass(frozen=True, eq=False)
