@@ -157,11 +157,11 @@ class _Chunk:
     @staticmethod
     def of(initial: Tensor | None, extra: Records, first: int, *, sent: bool) -> _Chunk:
         """Copies, since a slice would take the whole tensor along to another machine; sent: from a GPU."""
-        own = Records(extra.inputs.clone(), extra.labels.clone(), extra.classes)
+        records = Records(extra.inputs.clone(), extra.labels.clone(), extra.classes)
         begin = None if initial is None else initial.clone()
         if sent:
-            own, begin = own.to(torch.device("cpu")), None if begin is None else begin.cpu()
-        return _Chunk(begin, own, first)
+            records, begin = records.to(torch.device("cpu")), None if begin is None else begin.cpu()
+        return _Chunk(begin, records, first)
 
 
 def _fit(shared: _Shared, chunk: _Chunk) -> Tensor:

@@ -97,8 +97,11 @@ def _steps(
         yield from repeat((fixed, extra))
         return
     for batch in order.batches(len(fixed), extra.labels.shape[1]):
-        rows, own = batch.fixed.to(fixed.inputs.device), batch.extra.to(fixed.inputs.device)
-        yield fixed[rows], Records(extra.inputs[:, own], extra.labels[:, own], extra.classes)
+        rows, columns = batch.fixed.to(fixed.inputs.device), batch.extra.to(fixed.inputs.device)
+        yield (
+            fixed[rows],
+            Records(extra.inputs[:, columns], extra.labels[:, columns], extra.classes),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,8 +149,8 @@ class SideBySideNetwork:
 
     def gradient(self, flat: Tensor, one: Tensor, label: Tensor) -> Tensor:
         """(p,), one record and its label: (p,)."""
-        found: Tensor = grad(self.loss)(flat, one[None], label[None])
-        return found
+        slope: Tensor = grad(self.loss)(flat, one[None], label[None])
+        return slope
 
     def gradients(
         self,
@@ -303,12 +306,12 @@ def _only_batch_norm(architecture: OwnArchitecture) -> bool:
 
 def without_memory(module: nn.Module) -> nn.Module:
     """A copy whose batch norm in train mode uses its batch and remembers nothing: the same gradients."""
-    own = copy.deepcopy(module)
-    for layer in own.modules():
+    copied = copy.deepcopy(module)
+    for layer in copied.modules():
         if isinstance(layer, _NORM) and layer.training:
             layer.track_running_stats = False
             layer.running_mean = layer.running_var = layer.num_batches_tracked = None
-    return own
+    return copied
 
 
 @dataclass(frozen=True, eq=False)

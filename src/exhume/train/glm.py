@@ -136,9 +136,9 @@ class Optimum:
                 f"fitting stopped at a gradient norm of {worst:.1e}, above the tolerance of "
                 f"{self.tolerance:.1e}; raise the penalty or the tolerance, or scale the records"
             )
-        found = solved.parameters.new_zeros(*solved.parameters.shape[:2], len(live))
-        found[:, :, live] = solved.parameters
-        weight, bias = found[:, :, :-1], found[:, :, -1]
+        theta = solved.parameters.new_zeros(*solved.parameters.shape[:2], len(live))
+        theta[:, :, live] = solved.parameters
+        weight, bias = theta[:, :, :-1], theta[:, :, -1]
         if not self.penalty.bias and self.architecture.outputs > 1:
             bias = bias - bias.mean(1, keepdim=True)
         return torch.cat([weight.flatten(1), bias], 1)
@@ -238,12 +238,12 @@ def minimise(problem: Problem, start: Tensor, *, tolerance: float) -> Solution:
     A Newton step need not be exact, only the gradient does, so steps are solved in fp32 until one of
     them fails to shrink its gradient.
     """
-    found = start.clone()
-    norms = found.new_full((len(found),), float("inf"))
+    parameters = start.clone()
+    norms = parameters.new_full((len(parameters),), float("inf"))
     working, inverse = torch.float32, None
     for _ in range(_STEPS):
         busy = (norms > tolerance).nonzero()[:, 0]
-        part, theta = problem.only(busy), found[busy]
+        part, theta = problem.only(busy), parameters[busy]
         logits = part.logits(theta)
         gradient = part.gradient(theta, logits)
         before, norms[busy] = norms[busy], _norms(gradient)
@@ -261,8 +261,8 @@ def minimise(problem: Problem, start: Tensor, *, tolerance: float) -> Solution:
         if products > _PATIENCE and len(theta) == 1:
             inverse = None
         length = _lengths(part, theta, logits, gradient, step)
-        found[busy[left]] = theta + length[:, None, None] * step
-    return Solution(found, norms)
+        parameters[busy[left]] = theta + length[:, None, None] * step
+    return Solution(parameters, norms)
 
 
 def _norms(tensor: Tensor) -> Tensor:

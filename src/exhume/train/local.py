@@ -110,13 +110,13 @@ class Routine:
         """Rows that each step sees; shuffled by the generator, without it in order."""
         if not self.cuts(records):
             return [torch.arange(records)] * self.steps(count, records)
-        found: list[Tensor] = []
+        rows: list[Tensor] = []
         for _ in range(self.epochs):
             order = torch.arange(records)
             if self.shuffled and generator is not None:
                 order = torch.randperm(records, generator=generator)
-            found += torch.split(order, self.local_batch)
-        return found
+            rows += torch.split(order, self.local_batch)
+        return rows
 
     def rates(self, rate: float, steps: int) -> list[float]:
         """One for each step, from `rate` on."""
@@ -318,15 +318,15 @@ class LocalTraining:
         order: rows that each step sees; None: drawn by the key, where they are shuffled.
         """
         size = self.architecture.layout.size
-        found = []
+        updates = []
         for i, (inputs, labels) in enumerate(
             zip(batches.inputs.to(initial.dtype), batches.labels, strict=True)
         ):
             noise = NoiseStream(key, first + i, 1, size) if self.privacy.noise else None
             drawn = key.fold("order", first + i).generator()
             rows = order or self.routine.batches(self.steps, len(labels), drawn)
-            found.append(self._update(initial, inputs, labels, rows, noise))
-        return torch.stack(found)
+            updates.append(self._update(initial, inputs, labels, rows, noise))
+        return torch.stack(updates)
 
     def _update(
         self,
@@ -389,16 +389,16 @@ class LocalTraining:
         self, initial: Tensor, fixed: Records, extra: Records, key: Key, first: int = 0
     ) -> Tensor:
         """(s, p) where a client ends that trains on `fixed` and `extra[i]`."""
-        own = extra.labels.shape[0]
+        models = extra.labels.shape[0]
         joined = Records(
-            torch.cat([fixed.inputs.expand(own, *fixed.inputs.shape), extra.inputs], 1),
-            torch.cat([fixed.labels.expand(own, len(fixed)), extra.labels], 1),
+            torch.cat([fixed.inputs.expand(models, *fixed.inputs.shape), extra.inputs], 1),
+            torch.cat([fixed.labels.expand(models, len(fixed)), extra.labels], 1),
             extra.classes,
         )
-        found = self.updates(initial, joined, key, first)
+        updates = self.updates(initial, joined, key, first)
         rates = self.rates(joined.labels.shape[1])
         live = None if self.live is None else self.live.to(initial)
-        return torch.stack([self.routine.ended(initial, one, rates, live) for one in found])
+        return torch.stack([self.routine.ended(initial, one, rates, live) for one in updates])
 
     def _gradient(
         self,
@@ -429,8 +429,8 @@ class LocalTraining:
                 return self.architecture.batch_loss(outputs, inputs, reduction)
             return batch_loss(outputs, labels, reduction, self.routine.loss)
 
-        found: Tensor = grad(loss)(at)
-        return found.detach()
+        slope: Tensor = grad(loss)(at)
+        return slope.detach()
 
     def __str__(self) -> str:
         private = f", differentially private: {self.privacy}" if self.privacy.clips else ""

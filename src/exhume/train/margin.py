@@ -82,8 +82,8 @@ class MarginDescent:
         for index in range(len(extra.labels)):
             records = fixed.with_extra(extra, index)
             start = initial if initial.ndim == 1 else initial[index]
-            own = key.fold("margin order", first + index)
-            trained.append(train_to_margin(self, start, records, key=own).parameters)
+            order = key.fold("margin order", first + index)
+            trained.append(train_to_margin(self, start, records, key=order).parameters)
         return torch.stack(trained)
 
     def __str__(self) -> str:
@@ -151,22 +151,22 @@ def train_to_margin(
 
     key: of the order of batches; not used without them.
     """
-    kept = NullStore() if store is None else store
-    mlp, own = recipe.architecture, key if recipe.batch else _NO_KEY
+    shards = NullStore() if store is None else store
+    mlp, drawn = recipe.architecture, key if recipe.batch else _NO_KEY
     inputs = records.inputs.flatten(1).to(initial.dtype)
     start = mlp.matrices(initial)
     problem = _Problem(
-        recipe, start, inputs @ inputs.T, inputs @ start.first.T, records.labels, own
+        recipe, start, inputs @ inputs.T, inputs @ start.first.T, records.labels, drawn
     )
     state = problem.start()
     known = (digest(initial), digest(records))
     for segment in range(-(-recipe.epochs // problem.segment)):
         progress("training to the margin", state.epochs, recipe.epochs)
-        name = address("train_to_margin", recipe, known, own, segment)
-        saved = kept.load(name)
+        name = address("train_to_margin", recipe, known, drawn, segment)
+        saved = shards.load(name)
         if saved is None:
             state = problem.advance(state, min(problem.segment, recipe.epochs - state.epochs))
-            kept.save(name, state.save())
+            shards.save(name, state.save())
         else:
             state = _State.load({part: one.to(initial.device) for part, one in saved.items()})
         if state.loss <= recipe.stop_loss:

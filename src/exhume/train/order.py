@@ -81,8 +81,8 @@ def free_directions(routine: Routine, records: int) -> Tensor:
     sizes = [len(row) for row in routine.batches(1, records)]
     each = len(sizes) // routine.epochs
     steps = torch.eye(each, dtype=torch.float64).repeat_interleave(records, 1)
-    own = torch.eye(records, dtype=torch.float64)
-    once = torch.cat([size * own for size in sizes[:each]], 1)
+    record = torch.eye(records, dtype=torch.float64)
+    once = torch.cat([size * record for size in sizes[:each]], 1)
     constraints = torch.cat([steps, once])
     values, rows = torch.linalg.svd(constraints)[1:]
     free = rows[int((values > 1e-9 * values[0]).sum()) :]
@@ -91,12 +91,12 @@ def free_directions(routine: Routine, records: int) -> Tensor:
 
 def _rows(layout: Layout) -> Tensor:
     """(p,) a number for each output of each layer: its values fail together."""
-    found, count = [], 0
+    numbers, count = [], 0
     for shape in layout.shapes:
         rows, size = (shape[0], math.prod(shape)) if shape else (1, 1)
-        found.append(count + torch.arange(rows).repeat_interleave(size // rows))
+        numbers.append(count + torch.arange(rows).repeat_interleave(size // rows))
         count += rows
-    return torch.cat(found)
+    return torch.cat(numbers)
 
 
 def _swapped(weights: Tensor, routine: Routine, misfit: Callable[[Tensor], Tensor]) -> Tensor:
@@ -131,14 +131,14 @@ def rounded(weights: Tensor, routine: Routine) -> Tensor:
     sizes = [len(row) for row in routine.batches(1, weights.shape[1])]
     each = len(sizes) // routine.epochs
     slots = torch.arange(each).repeat_interleave(torch.tensor(sizes[:each]))
-    found = torch.zeros_like(weights)
+    placed = torch.zeros_like(weights)
     for first in range(0, len(sizes), each):
         cost = -weights[first : first + each][slots].T
         records, places = linear_sum_assignment(cost.numpy())
         for record, place in zip(records, places, strict=True):
             step = int(slots[place])
-            found[first + step, record] = 1 / sizes[step]
-    return found
+            placed[first + step, record] = 1 / sizes[step]
+    return placed
 
 
 def robust_fit(

@@ -46,9 +46,9 @@ class OwnTraining:
         """spec: `package.module:train` or `file.py:train`; root: the folder that it counts from."""
         place = (root or Path()).resolve()
         function = _function(spec, place)
-        own = OwnTraining(architecture, spec, digest_of_code(function), str(place))
-        own.__dict__["_function"] = function
-        return own
+        training = OwnTraining(architecture, spec, digest_of_code(function), str(place))
+        training.__dict__["_function"] = function
+        return training
 
     @cached_property
     def _function(self) -> Callable[..., Any]:
@@ -94,10 +94,10 @@ class OwnTraining:
         module = self._begun(start)
         before = {name: copy.deepcopy(value) for name, value in module.state_dict().items()}
         after = self._run(module, records, key).state_dict()
-        found = {_bare(name, tuple(before)): value for name, value in after.items()}
+        entries = {_bare(name, tuple(before)): value for name, value in after.items()}
         return {
             name: value
-            for name, value in found.items()
+            for name, value in entries.items()
             if name not in self.architecture.layout.names
             and not name.endswith(_COUNTER)
             and not (name in before and _same(before[name], value))
@@ -134,13 +134,15 @@ class OwnTraining:
         return module if answer is None else answer
 
     def _read_back(self, module: nn.Module, layout: Layout, device: torch.device) -> Tensor:
-        found = {_bare(n, layout.names): tensor.detach() for n, tensor in _tensors(module).items()}
-        lost = [name for name in layout.names if name not in found]
+        tensors = {
+            _bare(n, layout.names): tensor.detach() for n, tensor in _tensors(module).items()
+        }
+        lost = [name for name in layout.names if name not in tensors]
         if lost:
             raise ExhumeError(
                 f"train: the module that {self.spec} returns lacks {', '.join(lost[:3])}"
             )
-        trained = layout.join({name: found[name] for name in layout.names}).to(device)
+        trained = layout.join({name: tensors[name] for name in layout.names}).to(device)
         if not bool(torch.isfinite(trained).all()):
             raise ExhumeError(
                 f"train: {self.spec} ends with weights that are not finite; lower the rate, or scale "
@@ -157,10 +159,10 @@ class OwnTraining:
 
 
 def _function(spec: str, root: Path) -> Callable[..., Any]:
-    found = named(spec, "train", root)
-    if not callable(found):
-        raise ExhumeError(f"train: {spec} is a {type(found).__name__}, which cannot be called")
-    return found
+    function = named(spec, "train", root)
+    if not callable(function):
+        raise ExhumeError(f"train: {spec} is a {type(function).__name__}, which cannot be called")
+    return function
 
 
 def _trainable(architecture: Architecture) -> nn.Module:
@@ -187,8 +189,8 @@ def _mixed(fixed: Records, extra: Records, model: int, key: Key) -> Records:
     records = fixed.with_extra(extra, model)
     order = torch.arange(len(records))
     places = torch.randperm(len(records), generator=key.fold("places").generator())
-    for own, place in enumerate(places[: len(records) - len(fixed)].tolist(), start=len(fixed)):
-        order[[own, place]] = order[[place, own]]
+    for last, place in enumerate(places[: len(records) - len(fixed)].tolist(), start=len(fixed)):
+        order[[last, place]] = order[[place, last]]
     return records[order.to(records.labels.device)]
 
 

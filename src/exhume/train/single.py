@@ -147,21 +147,21 @@ def _state(
     module: nn.Module, optimiser: torch.optim.Optimizer | None, epochs: int
 ) -> dict[str, Tensor]:
     """What a run has to keep: once it is finished, only what it ends with."""
-    kept = {f"module.{n}": t for n, t in module.state_dict().items()}
-    kept["epochs"] = torch.tensor(epochs)
-    return kept if optimiser is None else kept | optimiser_state("optimiser", optimiser)
+    state = {f"module.{n}": t for n, t in module.state_dict().items()}
+    state["epochs"] = torch.tensor(epochs)
+    return state if optimiser is None else state | optimiser_state("optimiser", optimiser)
 
 
 def _resume(
-    kept: Mapping[str, Tensor] | None, module: nn.Module, optimiser: torch.optim.Optimizer
+    saved: Mapping[str, Tensor] | None, module: nn.Module, optimiser: torch.optim.Optimizer
 ) -> int:
     """Take up what was put down; the number of epochs already done."""
-    if kept is None:
+    if saved is None:
         return 0
-    own = module.state_dict()
-    module.load_state_dict({n: kept[f"module.{n}"].to(own[n].device) for n in own})
-    restore_optimiser("optimiser", optimiser, kept)
-    return int(kept["epochs"])
+    named = module.state_dict()
+    module.load_state_dict({n: saved[f"module.{n}"].to(named[n].device) for n in named})
+    restore_optimiser("optimiser", optimiser, saved)
+    return int(saved["epochs"])
 
 
 def optimiser_state(prefix: str, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -277,8 +277,8 @@ def apply_dropout(values: Tensor, rate: float, generator: torch.Generator) -> Te
     """Each value dropped with this probability, the others scaled up so that the mean stays."""
     if not rate:
         return values
-    kept = (torch.rand(values.shape, generator=generator) >= rate).to(values.device)
-    return values * kept / (1 - rate)
+    left = (torch.rand(values.shape, generator=generator) >= rate).to(values.device)
+    return values * left / (1 - rate)
 
 
 def check_dropped(rate: float, dropped: str) -> None:

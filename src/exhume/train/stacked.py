@@ -177,8 +177,8 @@ class Block:
 
     def squared_norms(self) -> Tensor:
         """(s, columns) of the inputs, the 1 included."""
-        shared, own = self.fixed.square().sum(1), self.extra.square().sum(2)
-        every = torch.cat([shared.expand(len(own), -1), own], dim=1)
+        shared, extra = self.fixed.square().sum(1), self.extra.square().sum(2)
+        every = torch.cat([shared.expand(len(extra), -1), extra], dim=1)
         return F.pad(every, (0, self.columns - self.width))
 
 
@@ -205,13 +205,18 @@ class Stack:
         live = int((~dead).sum())
         shared = flat.new_ones(n, live + 1)
         shared[:, :live] = flat[:, order[:live]]
-        own = flat.new_zeros(s, e, aligned(d + 1))
+        padded = flat.new_zeros(s, e, aligned(d + 1))
         permuted = extra.inputs.reshape(s, e, d)[:, :, order]
-        own[:, :, :live], own[:, :, live + 1 : d + 1] = permuted[:, :, :live], permuted[:, :, live:]
-        own[:, :, live] = 1
+        padded[:, :, :live], padded[:, :, live + 1 : d + 1] = (
+            permuted[:, :, :live],
+            permuted[:, :, live:],
+        )
+        padded[:, :, live] = 1
         onehot = F.one_hot(fixed.labels, mlp.outputs).T.to(flat.dtype).contiguous()
         own_onehot = F.one_hot(extra.labels, mlp.outputs).transpose(1, 2).to(flat.dtype)
-        return Stack(mlp, activation(mlp.activation), order, Block(shared, own, onehot, own_onehot))
+        return Stack(
+            mlp, activation(mlp.activation), order, Block(shared, padded, onehot, own_onehot)
+        )
 
     @property
     def live(self) -> int:
@@ -236,12 +241,12 @@ class Stack:
     def batches(self, order: Order) -> Iterator[list[Block]]:
         whole = self.records
         for batch in order.batches(len(whole.fixed), whole.extra.shape[1]):
-            rows, own = batch.fixed.to(whole.fixed.device), batch.extra.to(whole.fixed.device)
+            rows, columns = batch.fixed.to(whole.fixed.device), batch.extra.to(whole.fixed.device)
             part = Block(
                 whole.fixed[rows],
-                whole.extra[:, own],
+                whole.extra[:, columns],
                 whole.onehot[:, rows],
-                whole.extra_onehot[:, :, own],
+                whole.extra_onehot[:, :, columns],
             )
             yield Stack(self.mlp, self.act, self.order, part).blocks()
 

@@ -188,8 +188,8 @@ class Unrolled:
 
     def _moved(self, state: Tensor, t: int, slopes: list[_Slope]) -> tuple[Tensor, Tensor]:
         gradient = torch.stack([slope.by_weights.detach() for slope in slopes]).sum(0)
-        kept = self.rule.kept(state, gradient)
-        return torch.stack(self.rule.next(state, gradient, t, self.rate)), kept
+        row = self.rule.kept(state, gradient)
+        return torch.stack(self.rule.next(state, gradient, t, self.rate)), row
 
     def _stretches(self, path: Path, *, back: bool = False) -> Iterator[tuple[int, Tensor]]:
         """(t, kept) for every step, forwards or backwards."""
@@ -251,15 +251,15 @@ class Unrolled:
         ]
 
     def _at(self, path: Path, t: int, kept: Tensor) -> list[_Slope]:
-        found = path.slopes.get(t)
-        return self._slopes(kept[0], self.steps[t], path.guess) if found is None else found
+        slopes = path.slopes.get(t)
+        return self._slopes(kept[0], self.steps[t], path.guess) if slopes is None else slopes
 
     # One step of the network
 
     @torch.enable_grad()
     def _slopes(self, at: Tensor, seen: Seen, guess: Unknown) -> list[_Slope]:
         """Gradients of the step's mean loss, block by block."""
-        weights, count, found = at.detach().requires_grad_(), self._count(seen), []
+        weights, count, blocks = at.detach().requires_grad_(), self._count(seen), []
         named = self._named(weights)
         for inputs, known, more in self._blocks(seen):
             leaves, labels = tuple[Tensor, ...](), known
@@ -269,8 +269,8 @@ class Unrolled:
             outputs, pushes, entered = self._outputs(named, inputs, leaves)
             loss = batch_loss(outputs, labels, "sum") / count
             slopes = torch.autograd.grad(loss, (weights, *leaves), create_graph=True)
-            found.append(_Slope(weights, leaves, slopes[0], slopes[1:], pushes, entered))
-        return found
+            blocks.append(_Slope(weights, leaves, slopes[0], slopes[1:], pushes, entered))
+        return blocks
 
     def _outputs(
         self, named: dict[str, Tensor], known: Tensor, unknown: tuple[Tensor, ...]
@@ -311,10 +311,9 @@ class Unrolled:
 def _pulled(
     outputs: list[Tensor], leaves: tuple[Tensor, ...], cotangents: list[Tensor]
 ) -> tuple[Tensor, ...]:
-    found = torch.autograd.grad(
+    return torch.autograd.grad(
         outputs, leaves, cotangents, retain_graph=True, materialize_grads=True
     )
-    return tuple(found)
 
 
 def check_differentiable(recipe: object) -> None:

@@ -183,11 +183,11 @@ def _imprint(knowledge: Knowledge, trained: Shadows, reader: LabelReader) -> Imp
     assert recipe is not None  # there are shadows, so these three are known
     assert initial is not None
     assert fixed is not None
-    found = find_imprint(recipe.architecture, initial, trained.base, fixed)
-    if found is None:
+    imprint = find_imprint(recipe.architecture, initial, trained.base, fixed)
+    if imprint is None:
         return None
     return fit_imprint(
-        found,
+        imprint,
         trained.parameters[reader.rows[:MOST_READ]],
         reader.held_out_scores(),
         trained.records[reader.rows],
@@ -205,8 +205,8 @@ def _error_as_inferred(fitted: _Fitted, trained: Shadows, reader: LabelReader) -
         wrong = ((inferred == label) & (shadow.labels != label)).nonzero()[:, 0]
         models = trained.parameters[reader.rows[wrong]]
         read = fitted.reading.apply(models, trained.base, trained.layout)
-        found, _ = regression.apply(read)
-        total += float((found - truth[wrong]).square().mean(1).sum())
+        drawn, _ = regression.apply(read)
+        total += float((drawn - truth[wrong]).square().mean(1).sum())
         right = int(((inferred == label) & (shadow.labels == label)).sum())
         total += right * regression.held_out_error
     return total / len(truth)
@@ -349,20 +349,20 @@ class ReadRows:
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Where a block's rows are, and the (b, p) numbers read there."""
         for part in row_blocks(len(self.rows), len(self.base)):
-            own = self.parameters[self.rows[part]]
-            yield part, self.reading.apply(own, self.base, self.layout)
+            models = self.parameters[self.rows[part]]
+            yield part, self.reading.apply(models, self.base, self.layout)
 
     def gram(self) -> Tensor:
         """(n, n) inner products."""
         count = len(self.rows)
-        found = self.base.new_zeros(count, count, dtype=torch.float64)
+        grams = self.base.new_zeros(count, count, dtype=torch.float64)
         for here, left in self.blocks():
             later = replace(self, rows=self.rows[here.start :])
             for there, right in later.blocks():
                 columns = slice(here.start + there.start, here.start + there.stop)
                 product = left @ right.T
-                found[here, columns], found[columns, here] = product, product.T
-        return found
+                grams[here, columns], grams[columns, here] = product, product.T
+        return grams
 
     def cross(self, read: Tensor) -> Tensor:
         """(m, p) of other models to (m, n) inner products."""
@@ -392,8 +392,8 @@ class LabelReader:
 
     def scores(self, parameters: Tensor) -> Tensor:
         """(r, p) to (r, c): about 1 for the label, about 0 elsewhere."""
-        found = _decision_features(parameters, self.base, self.layout)
-        cross = gaussian_kernel((found - self.centre) / self.scale, self.anchors, self.width)
+        features = _decision_features(parameters, self.base, self.layout)
+        cross = gaussian_kernel((features - self.centre) / self.scale, self.anchors, self.width)
         return self.ridge.predict(cross)
 
     def held_out_scores(self) -> Tensor:
@@ -407,9 +407,9 @@ def read_labels(
     """parameters: (s, p) shadows; labels: (s,) of their targets."""
     keep = torch.linspace(0, len(labels) - 1, min(len(labels), MOST_ANCHORS)).long()
     labels = labels[keep]
-    found = _decision_features(parameters, base, layout, keep)
-    centre, scale = found.mean(0), found.std(0).clamp_min(1e-12)
-    anchors = (found - centre) / scale
+    features = _decision_features(parameters, base, layout, keep)
+    centre, scale = features.mean(0), features.std(0).clamp_min(1e-12)
+    anchors = (features - centre) / scale
     onehot = F.one_hot(labels, classes).double()
     sample = anchors[:: max(1, len(anchors) // 500)]
     typical = float(torch.pdist(sample).square().median()) if len(sample) > 1 else 1.0
@@ -465,8 +465,8 @@ class Imprint:
         left, _, right = torch.linalg.svd(self._free(change), full_matrices=False)
         signs = torch.sign(left[:, :, 0] @ self.towards.T)  # (m, c)
         likely = F.normalize(scores.double().clamp(0, 1), p=1, dim=1)
-        found: Tensor = (likely * signs).sum(1, keepdim=True) * right[:, 0]
-        return found
+        directions: Tensor = (likely * signs).sum(1, keepdim=True) * right[:, 0]
+        return directions
 
     def features(self, inputs: Tensor) -> Tensor:
         """(n, *shape) records to the unit vectors (n, f) that `read` should find for them.

@@ -61,9 +61,9 @@ class Training:
             raise ExhumeError(f"decay: {self.decay} given, legal is 0 <= decay < 1")
 
 
-def pixel_loss(found: Tensor, truth: Tensor) -> Tensor:
+def pixel_loss(drawn: Tensor, truth: Tensor) -> Tensor:
     """MAE + MSE, over all values."""
-    difference = found - truth
+    difference = drawn - truth
     return difference.abs().mean() + difference.square().mean()
 
 
@@ -95,37 +95,37 @@ class Learner:
 
     def step(self, features: Tensor, records: Tensor) -> None:
         """One update on a batch: the reconstructor first, then the discriminator."""
-        found = self.network(features)
-        loss = pixel_loss(found, records)
+        drawn = self.network(features)
+        loss = pixel_loss(drawn, records)
         if self.distance is not None:
-            loss = loss + self.training.perceptual * self.distance(found, records).mean()
+            loss = loss + self.training.perceptual * self.distance(drawn, records).mean()
         if self.critic is not None:
             # Non-saturating: make the discriminator call every patch real.
-            loss = loss + self.training.adversarial * F.softplus(-self.critic(found)).mean()
+            loss = loss + self.training.adversarial * F.softplus(-self.critic(drawn)).mean()
         self.optimiser.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         _advance(self.optimiser)
         if self.critic is not None and self.critic_optimiser is not None:
-            real, fake = self.critic(torch.cat([records, found.detach()])).chunk(2)
+            real, fake = self.critic(torch.cat([records, drawn.detach()])).chunk(2)
             verdict = F.softplus(-real).mean() + F.softplus(fake).mean()
             self.critic_optimiser.zero_grad(set_to_none=True)
             torch.autograd.backward(verdict)
             _advance(self.critic_optimiser)
 
     def state(self) -> dict[str, Tensor]:
-        kept = {f"network.{n}": t for n, t in self.network.state_dict().items()}
-        kept |= optimiser_state("optimiser", self.optimiser)
+        state = {f"network.{n}": t for n, t in self.network.state_dict().items()}
+        state |= optimiser_state("optimiser", self.optimiser)
         if self.critic is not None and self.critic_optimiser is not None:
-            kept |= {f"critic.{n}": t for n, t in self.critic.state_dict().items()}
-            kept |= optimiser_state("critic_optimiser", self.critic_optimiser)
-        return kept
+            state |= {f"critic.{n}": t for n, t in self.critic.state_dict().items()}
+            state |= optimiser_state("critic_optimiser", self.critic_optimiser)
+        return state
 
-    def restore(self, kept: Mapping[str, Tensor]) -> None:
-        self.network.load_state_dict(_under("network", kept))
-        restore_optimiser("optimiser", self.optimiser, kept)
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self.network.load_state_dict(_under("network", state))
+        restore_optimiser("optimiser", self.optimiser, state)
         if self.critic is not None and self.critic_optimiser is not None:
-            self.critic.load_state_dict(_under("critic", kept))
-            restore_optimiser("critic_optimiser", self.critic_optimiser, kept)
+            self.critic.load_state_dict(_under("critic", state))
+            restore_optimiser("critic_optimiser", self.critic_optimiser, state)
 
 
 def _optimiser(training: Training, network: nn.Module) -> torch.optim.Optimizer:
@@ -143,9 +143,9 @@ def _advance(optimiser: torch.optim.Optimizer) -> None:
         optimiser.step()
 
 
-def _under(prefix: str, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     start = f"{prefix}."
-    return {n.removeprefix(start): t for n, t in kept.items() if n.startswith(start)}
+    return {n.removeprefix(start): t for n, t in state.items() if n.startswith(start)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -159,9 +159,11 @@ class FittedMnemonist:
     chosen: Tensor  # (rows,) bool
 
     def run(self, releases: Release) -> Reconstruction:
-        found = self.reconstructor.run(releases)
-        kept = float(self.chosen.double().mean())
-        return replace(found, observed={**found.observed, "superparameters_kept": kept})
+        reconstruction = self.reconstructor.run(releases)
+        share = float(self.chosen.double().mean())
+        return replace(
+            reconstruction, observed={**reconstruction.observed, "superparameters_kept": share}
+        )
 
 
 def gradient_importance(
@@ -174,10 +176,10 @@ def gradient_importance(
     total = inputs.new_zeros(rows.count, dtype=torch.float64)
     for probe in range(probes):
         leaf = inputs.detach().requires_grad_(True)
-        found = fitted.network(features.projected(leaf)).flatten(1)
+        drawn = fitted.network(features.projected(leaf)).flatten(1)
         generator = key.fold("probe", probe).generator()
-        signs = torch.randint(0, 2, found.shape, generator=generator).to(found) * 2 - 1
-        (gradient,) = torch.autograd.grad((found * signs).sum(), leaf)
+        signs = torch.randint(0, 2, drawn.shape, generator=generator).to(drawn) * 2 - 1
+        (gradient,) = torch.autograd.grad((drawn * signs).sum(), leaf)
         effect = inputs.new_zeros(len(inputs), rows.count).index_add_(1, mine, gradient * inputs)
         total += effect.double().square().mean(0)
     return (total / probes).sqrt()

@@ -112,9 +112,9 @@ class _Label:
         left, noise = changes - self.centre, len(self.anchors) * factor
         rotated = (left @ self.anchors.T) @ self.vectors
         weighted = rotated / (self.values + noise)
-        found = weighted @ (self.vectors.T @ self.records) + self.mean
+        records = weighted @ (self.vectors.T @ self.records) + self.mean
         misfit = left.square().sum(1) - (rotated * weighted).sum(1)
-        return found, -misfit / (2 * factor) - (self.values / noise).log1p().sum() / 2
+        return records, -misfit / (2 * factor) - (self.values / noise).log1p().sum() / 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +140,9 @@ class FittedNoiseAware:
         prior = torch.tensor([len(label.anchors) / total for label in self.labels.values()])
         scores = self.temper * torch.stack([likely for _, likely in both], dim=1)
         probability = torch.softmax(scores + prior.to(scores).log(), dim=1)
-        mixed = torch.einsum("mc,cmq->mq", probability, torch.stack([found for found, _ in both]))
+        mixed = torch.einsum(
+            "mc,cmq->mq", probability, torch.stack([records for records, _ in both])
+        )
         return mixed.clamp(*self.bounds), probability
 
     def run(self, releases: Release) -> Reconstruction:
@@ -149,11 +151,11 @@ class FittedNoiseAware:
         if isinstance(released, Reconstruction):
             return released
         started, parameters = time.perf_counter(), released.parameters
-        found, probability = self.answer(parameters)
+        records, probability = self.answer(parameters)
         sure, which = probability.max(1)
         names = torch.tensor(list(self.labels), device=which.device)
         return Reconstruction(
-            candidates=found.reshape(-1, 1, *self.shape).to(parameters.dtype),
+            candidates=records.reshape(-1, 1, *self.shape).to(parameters.dtype),
             confidence=sure[:, None],
             status=Status(Outcome.CONVERGED),
             cost=Cost(self.cost.seconds + time.perf_counter() - started, self.cost.models),
@@ -188,8 +190,8 @@ def _fit(with_noise: Shadows, without: Shadows) -> FittedNoiseAware:
     best: FittedNoiseAware | None = None
     for factor, temper in product(_FACTORS, _TEMPERS):
         tried = replace(half, factor=factor, temper=temper)
-        found, probability = tried.answer(noisy[asked])
-        error = float((found - truth).square().mean())
+        drawn, probability = tried.answer(noisy[asked])
+        error = float((drawn - truth).square().mean())
         right = float((names[probability.argmax(1)] == shadow.labels[asked]).double().mean())
         if best is None or error < best.held_out_error:
             best = replace(tried, held_out_error=error, held_out_accuracy=right)

@@ -208,11 +208,11 @@ class FittedRecoNN:
             return released
         started = time.perf_counter()
         with torch.no_grad():
-            found = self.network(self.features.apply(released.parameters))
+            drawn = self.network(self.features.apply(released.parameters))
         seconds = self.cost.seconds + time.perf_counter() - started
         return Reconstruction(
-            candidates=found[:, None],
-            confidence=-self.experience.expected(found)[:, None],
+            candidates=drawn[:, None],
+            confidence=-self.experience.expected(drawn)[:, None],
             status=Status(Outcome.CONVERGED),
             cost=Cost(seconds, self.cost.models),
             observed=self.observed,
@@ -291,8 +291,8 @@ class ReadParameters:
 
     def of_rows(self, parameters: Tensor, rows: Tensor) -> Tensor:
         """(s, p) and (r,) to (r, size): the same for these rows, in blocks."""
-        found = [self.apply(block) for block in _blocks(parameters, rows)]
-        return found[0] if len(found) == 1 else torch.cat(found)
+        parts = [self.apply(block) for block in _blocks(parameters, rows)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def fit_features(
@@ -386,8 +386,8 @@ class Experience:
     def of(drawn: Tensor, truth: Tensor) -> Experience:
         return Experience(drawn, (drawn - truth).square().flatten(1).mean(1))
 
-    def expected(self, found: Tensor) -> Tensor:
+    def expected(self, drawn: Tensor) -> Tensor:
         """(m, *record) to (m,): the mean error of the sqrt(h) most similar reconstructions."""
         nearest = math.isqrt(len(self.errors))
-        apart = torch.cdist(found.flatten(1), self.drawn.flatten(1))
+        apart = torch.cdist(drawn.flatten(1), self.drawn.flatten(1))
         return self.errors[apart.topk(nearest, largest=False).indices].mean(1)

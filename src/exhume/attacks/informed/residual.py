@@ -123,7 +123,7 @@ class FittedResidual:
         assert first.labels is not None  # the closed form infers them
         drawn, labels = first.candidates[:, 0].flatten(1), first.labels[:, 0]
         with torch.no_grad():
-            found = self.correction.network(_features(drawn, labels, self.classes)).clamp(
+            corrected = self.correction.network(_features(drawn, labels, self.classes)).clamp(
                 *self.legal
             )
         errors = self.correction.errors
@@ -131,7 +131,7 @@ class FittedResidual:
         seconds = self.seconds + time.perf_counter() - started
         return replace(
             first,
-            candidates=found[:, None],
+            candidates=corrected[:, None],
             cost=Cost(seconds, first.cost.models),
             observed={
                 **first.observed,

@@ -98,9 +98,9 @@ class Mapping:
     def apply(self, directions: Tensor) -> tuple[Tensor, Tensor]:
         """(m, p) to records (m, q) and their expected squared errors (m,)."""
         cross = directions @ self.anchors.T + INTERCEPT
-        own = directions.square().sum(1) + INTERCEPT
+        norms = directions.square().sum(1) + INTERCEPT
         records = (self.ridge.predict(cross) + self.mean).clamp(self.low, self.high)
-        spread = variance(cross, own, self.ridge.inverse, self.ridge.penalty)
+        spread = variance(cross, norms, self.ridge.inverse, self.ridge.penalty)
         return records, self.held_out_error * spread / left_out_variance(self.ridge.inverse).mean()
 
 
@@ -119,8 +119,8 @@ def fit_mapping(
     mean = records.mean(0)
 
     def error(held_out: Tensor) -> float:
-        found = (held_out[:judged] + mean).clamp(low, high)
-        return float((found - records[:judged]).square().mean())
+        drawn = (held_out[:judged] + mean).clamp(low, high)
+        return float((drawn - records[:judged]).square().mean())
 
     ridge = fit_ridge(directions @ directions.T + INTERCEPT, records - mean, error)
     return Mapping(directions, mean, ridge, low, high, error(ridge.held_out))
@@ -139,8 +139,8 @@ def basis_of(records: Records) -> Basis:
     """records: (n, *shape), all that are held. At most n components."""
     rows = records.inputs.flatten(1).double()
     for label in torch.unique(records.labels).tolist():
-        own = records.labels == label
-        rows[own] -= rows[own].mean(0)
+        members = records.labels == label
+        rows[members] -= rows[members].mean(0)
     if rows.shape[0] < rows.shape[1]:
         values, vectors = torch.linalg.eigh(rows @ rows.T)
         kept = values > 1e-12 * values[-1].clamp_min(1e-300)
@@ -195,11 +195,11 @@ class Regression:
     def apply(self, read: Tensor) -> tuple[Tensor, Tensor]:
         """(m, p) to records (m, q) and their expected squared errors (m,)."""
         cross = self.anchors.cross(read) + INTERCEPT
-        own = read.square().sum(1) + INTERCEPT
-        found = (cross @ self.dual) @ self.basis.vectors.T + self.mean
-        spread = variance(cross, own, self.inverse, self.penalty)
+        norms = read.square().sum(1) + INTERCEPT
+        drawn = (cross @ self.dual) @ self.basis.vectors.T + self.mean
+        spread = variance(cross, norms, self.inverse, self.penalty)
         usual = left_out_variance(self.inverse).mean()
-        records = found.clamp(self.basis.low, self.basis.high)
+        records = drawn.clamp(self.basis.low, self.basis.high)
         return records, self.held_out_error * spread / usual
 
 
@@ -269,8 +269,8 @@ class _Solved:
         inverse = 1 / (self.values[:, None] + penalties[picked])  # (n, f)
         dual = self.vectors @ ((self.vectors.T @ components) * inverse)
         guess = components - dual / (self.vectors.square() @ inverse)
-        found = (guess * scale) @ self.basis.vectors.T + self.mean
-        found = found.clamp(self.basis.low, self.basis.high)
+        drawn = (guess * scale) @ self.basis.vectors.T + self.mean
+        drawn = drawn.clamp(self.basis.low, self.basis.high)
         common = penalties[together]
         return Regression(
             anchors=self.sample.read,
@@ -279,6 +279,6 @@ class _Solved:
             basis=self.basis,
             inverse=(self.vectors / (self.values + common)) @ self.vectors.T,
             penalty=float(common),
-            held_out_error=float((found - self.sample.records).square().mean()),
-            held_out=found.float(),
+            held_out_error=float((drawn - self.sample.records).square().mean()),
+            held_out=drawn.float(),
         )

@@ -96,11 +96,11 @@ def train_shadows(
 
 def _gathered(fleet: Iterator[Tensor], models: int, initial: Tensor) -> Tensor:
     """(s, p) of chunks that come one by one."""
-    found, done = room_for(models, initial.shape[-1], initial), 0
+    parameters, done = room_for(models, initial.shape[-1], initial), 0
     for chunk in fleet:
-        found[done : done + len(chunk)] = chunk
+        parameters[done : done + len(chunk)] = chunk
         done += len(chunk)
-    return found
+    return parameters
 
 
 @dataclass
@@ -123,10 +123,10 @@ def room_for(rows: int, columns: int, like: Tensor) -> Tensor:
         return like.new_empty(rows, columns)
     with tempfile.NamedTemporaryFile(prefix="exhume-", delete=False) as file:
         name = file.name
-    found = torch.from_file(name, shared=True, size=size, dtype=like.dtype).view(rows, columns)
+    room = torch.from_file(name, shared=True, size=size, dtype=like.dtype).view(rows, columns)
     with contextlib.suppress(OSError):  # the map keeps it; where a system does not let go, it stays
         Path(name).unlink()
-    return found
+    return room
 
 
 def row_blocks(rows: int, columns: int, *, element: int = 8) -> Iterator[slice]:

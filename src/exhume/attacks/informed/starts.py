@@ -239,8 +239,8 @@ class Metric:
 
 def _of_label(fixed: Records, label: int, count: int) -> Tensor:
     """(k, *shape) records of a label, as many as there are; then others."""
-    own = fixed.labels == label
-    order = torch.cat([own.nonzero()[:, 0], (~own).nonzero()[:, 0]])
+    members = fixed.labels == label
+    order = torch.cat([members.nonzero()[:, 0], (~members).nonzero()[:, 0]])
     return fixed.inputs[order[:count]]
 
 
@@ -277,9 +277,9 @@ class Whitening:
 def _cosines(size: int) -> Tensor:
     """(size, size) orthonormal DCT-II."""
     place = torch.arange(size, dtype=torch.float64)
-    found = torch.cos(math.pi / size * (place + 0.5) * place[:, None]) * math.sqrt(2 / size)
-    found[0] /= math.sqrt(2)
-    return found
+    transform = torch.cos(math.pi / size * (place + 0.5) * place[:, None]) * math.sqrt(2 / size)
+    transform[0] /= math.sqrt(2)
+    return transform
 
 
 def _power_law(power: Tensor) -> Tensor:
