@@ -2,7 +2,7 @@
 
 J is never formed: products with it and with its transpose go through the steps of training
 (train/unrolled.py), so any module that `torch.func` takes will do, with momentum, weight decay, mini-batches
-of known order, Adam, schedules, batch norm, and several unknown records at once.
+of known order, Adam, batch norm, and several unknown records at once.
 
 With ReLU the weights are no smooth function of the unknown record. When it moves, gates of *known* records
 flip somewhere in training, each flip changes a gradient by a jump, and near the truth these jumps outweigh
