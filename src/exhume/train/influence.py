@@ -103,7 +103,7 @@ def pushes_of_error(
 ) -> tuple[Tensor, Tensor]:
     """`pushes` for an error (c,) of the outputs that is given: linear in it."""
     rest = weights[mlp.sizes[0] * mlp.sizes[1] :]
-    _, back = vjp(partial(_behind_first, mlp), rest, first)
+    back = vjp(partial(_behind_first, mlp), rest, first)[1]
     by_rest, by_first = back(error)
     return by_first, torch.cat([by_first, by_rest[len(by_first) :]])
 
