@@ -39,9 +39,11 @@ _DOORS = re.compile(r"/v2(/models/(body\d{1,9})(/versions/(\d{1,20}))?(/ready|/i
 _HEALTH_CALLS = ("ServerLive", "ServerReady")
 _CALLS = ("ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
 _LARGE = 65536  # bytes that the event loop does not unpack itself
-_LATE = "the message took longer than {:g} seconds"
-_FULL = "too many messages are awaited"
 _BUSY = "too many requests are in work"
+
+
+_CODES = {400: "INVALID_ARGUMENT", 408: "DEADLINE_EXCEEDED", 503: "RESOURCE_EXHAUSTED"}
+"""Statuses of HTTP as gRPC has them."""
 
 
 class _Refused(Exception):  # noqa: N818 - a status
@@ -106,10 +108,8 @@ class RequestGuard:
 
     async def _message(self, scope: Scope, receive: Receive) -> bytes:
         address = str((scope.get("client") or ("", 0))[0])
-        found = await _awaited(
-            self._read(receive), self.waiting, address, self.limits.seconds, _rest_refusal
-        )
-        return bytes(found)
+        message = self._read(receive)
+        return bytes(await _awaited(message, self.waiting, address, self.limits.seconds))
 
     async def _read(self, receive: Receive) -> bytearray:
         whole = bytearray()
@@ -151,7 +151,6 @@ async def _awaited(
     waiting: Waiting,
     address: str,
     seconds: float,
-    refusal: Callable[[str], Exception],
 ) -> Any:
     """What is read, unless its time is over or others need the place."""
     task = asyncio.ensure_future(reading)
@@ -162,14 +161,10 @@ async def _awaited(
         waiting.leave(address, ticket)
         task.cancel()
     if not done:
-        raise refusal(_LATE.format(seconds))
+        raise _Refused(408, f"the message took longer than {seconds:g} seconds")
     if task.cancelled():
-        raise refusal(_FULL)
+        raise _Refused(503, "too many messages are awaited")
     return task.result()
-
-
-def _rest_refusal(why: str) -> Exception:
-    return _Refused(503 if why == _FULL else 408, why)
 
 
 def _replayed(receive: Receive) -> Receive:
@@ -195,14 +190,6 @@ async def _refuse(send: Send, status: int, why: str) -> None:
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content})
-
-
-class _Aborted(Exception):  # noqa: N818 - a status
-    """With a status of gRPC and a sentence."""
-
-    def __init__(self, code: Any, why: str) -> None:
-        super().__init__(code, why)
-        self.code, self.why = code, why
 
 
 class CallGuard(aio.ServerInterceptor):
@@ -236,15 +223,15 @@ class CallGuard(aio.ServerInterceptor):
                 raw = await self._message(context)
                 size = len(raw)
                 if not self.places.take(size):
-                    raise _Aborted(grpc.StatusCode.RESOURCE_EXHAUSTED, _BUSY)
+                    raise _Refused(503, _BUSY)
                 try:
                     request = await self._unpacked(handler, raw)
                     del raw
                     return await handler.unary_unary(request, context)
                 finally:
                     self.places.give(size)
-            except _Aborted as refused:
-                await context.abort(refused.code, refused.why)
+            except _Refused as refused:
+                await context.abort(grpc.StatusCode[_CODES[refused.status]], refused.why)
 
         return _streamed(call, handler)
 
@@ -256,12 +243,10 @@ class CallGuard(aio.ServerInterceptor):
 
     async def _message(self, context: Any) -> bytes:
         address = str(context.peer()).rpartition(":")[0]
-        found = await _awaited(
-            context.read(), self.waiting, address, self.limits.seconds, _grpc_refusal
-        )
-        if not isinstance(found, bytes):
-            raise _Aborted(grpc.StatusCode.INVALID_ARGUMENT, "there is no message")
-        return found
+        message = await _awaited(context.read(), self.waiting, address, self.limits.seconds)
+        if not isinstance(message, bytes):
+            raise _Refused(400, "there is no message")
+        return message
 
     def _request(self, handler: Any, raw: bytes) -> Any:
         """The message, unpacked; bytes that are none are the sender's fault, and are called so."""
@@ -270,12 +255,7 @@ class CallGuard(aio.ServerInterceptor):
                 return handler.request_deserializer(raw)
         except DecodeError:
             pass
-        raise _Aborted(grpc.StatusCode.INVALID_ARGUMENT, "the message cannot be read")
-
-
-def _grpc_refusal(why: str) -> Exception:
-    codes = grpc.StatusCode
-    return _Aborted(codes.RESOURCE_EXHAUSTED if why == _FULL else codes.DEADLINE_EXCEEDED, why)
+        raise _Refused(400, "the message cannot be read")
 
 
 def _on_headers(handler: Any) -> Any:
