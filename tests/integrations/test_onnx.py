@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from exhume.core.contract import ExhumeError
-from exhume.integrations.exporting import export_parts
-from exhume.integrations.onnx_parts import export_onnx
+from exhume.integrations.exporting import export_onnx, export_parts
 
 served = pytest.importorskip("served")
 PLAN, planted = served.PLAN, served.planted

@@ -400,7 +400,7 @@ def export(
 ) -> None:
     """Write a trained defence as a client's folder and a server's. Only the client's has the selector."""
     from exhume.core.contract import ExhumeError
-    from exhume.integrations.exporting import export_run
+    from exhume.integrations.exporting import export_onnx, export_run
 
     if onnx is not None and server is None:
         raise ExhumeError("--onnx: give --server too; the bodies are taken from there")
@@ -409,8 +409,6 @@ def export(
     if server is not None:
         echo_out(f"server: {server}")
     if onnx is not None and server is not None:
-        from exhume.integrations.onnx_parts import export_onnx
-
         export_onnx(server, onnx, factory=factory)
         echo_out(f"onnx: {onnx}")
 
