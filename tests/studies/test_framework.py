@@ -12,8 +12,17 @@ from exhume.core.contract import ExhumeError
 from exhume.report.folder import RunFolder
 from exhume.settings import DataSettings
 from exhume.store.scale import Processes, spread_over
-from exhume.studies.framework import Asked, Outcome, Run, Study, run_study, sources_in
-from exhume.studies.setting_file import plain, taken_up, to_toml
+from exhume.studies.framework import (
+    Asked,
+    Outcome,
+    Run,
+    Study,
+    plain,
+    run_study,
+    sources_in,
+    taken_up,
+    to_toml,
+)
 
 
 @dataclass(frozen=True)

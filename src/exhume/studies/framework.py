@@ -11,10 +11,11 @@ them), finished arms are kept under everything they depend on, and arms are mapp
 from __future__ import annotations
 
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Generic, Literal, TypedDict, TypeVar
+from typing import Any, Generic, Literal, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,11 +27,11 @@ from exhume.core.contract import ExhumeError, Key, Progress, Records, Shard, sil
 from exhume.core.results import Chart, Claim, Findings, StudyResult
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
+from exhume.settings.schema import toml_at, toml_of
 from exhume.store.scale import Cores, Here, Processes, run_jobs, where_now
-from exhume.store.shards import FolderStore, address
+from exhume.store.shards import FolderStore, address, describe
 from exhume.store.workers import pinned
 from exhume.studies.claims import Claims, Words, claims_of, said_of
-from exhume.studies.setting_file import plain, taken_up
 
 Scale = Literal["smoke", "cpu", "long", "paper"]
 """Seconds; minutes to an hour on two cores; hours on two cores, where a study has it; the paper's sizes."""
@@ -330,3 +331,54 @@ def sources_in(setting: object) -> Iterator[str]:
     elif isinstance(setting, tuple | list):
         for value in setting:
             yield from sources_in(value)
+
+
+# A study's `config.toml`: what was asked for and the real setting; another run than this one is refused.
+
+
+def taken_up(folder: RunFolder, asking: Mapping[str, Any], threads: int) -> int:
+    """Write the setting down; return the threads: those of the same run in this folder, or as given.
+
+    Threads decide the bits, so a resumed study keeps them whatever machine it goes on with.
+    """
+    text = to_toml({**asking, "machine": {"threads": threads}})
+    if folder.config.exists():
+        wanted, earlier = tomllib.loads(text), toml_at(folder.config)
+        machine = earlier.get("machine", {})
+        if {**wanted, "machine": machine} == earlier:
+            return int(machine["threads"])
+        if folder.has_work():
+            raise ExhumeError(
+                f"{folder.path} holds a run with other settings (see its config.toml): "
+                "choose another --out, or delete it"
+            )
+    folder.write_config(text)
+    return threads
+
+
+def plain(setting: object) -> Any:
+    """A setting as plain data. An attack or a network says what it is; a group of sizes need not."""
+    return _unnamed(describe(setting))
+
+
+def _unnamed(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_unnamed(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    name = str(value.get("type", ""))
+    group = name.startswith("_") or name.endswith(("Setting", "Settings", "Sizes"))
+    return {n: _unnamed(v) for n, v in value.items() if not (group and n == "type")}
+
+
+def to_toml(content: Mapping[str, Any]) -> str:
+    """Values of any depth as TOML. None is written "none"."""
+    return toml_of(_told(content))
+
+
+def _told(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _told(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_told(item) for item in value]
+    return "none" if value is None else value

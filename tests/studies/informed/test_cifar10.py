@@ -15,9 +15,6 @@ def test_smoke(tmp_path):
     assert metrics["closed_form.lpips"] < metrics["oracle.lpips"] < metrics["reconn.lpips"]
     assert metrics["dp.epsilon_10000.mse"] > metrics["dp.mean_record.mse"]
     assert {"oracle.lpips", "steps_2.mse", "dp.not_private.test_accuracy"} <= set(metrics)
-    for arm in ("closed_form", "closed_form_per_label", "reconn"):
-        assert {f"ladder.4.{arm}.mse", f"ladder.8.{arm}.success"} <= set(metrics)
-    assert metrics["ladder.4.through_training.mse"] < metrics["mean_record.mse"]
     assert {claim.id for claim in result.claims} == {
         "beats-oracle",
         "reconn-learns",

@@ -1,8 +1,7 @@
 """Balle22 on CIFAR-10: the Table V network, reconstructors of Table VI, and Figs 14 and 15 in small.
 
 One shadow model at the paper's |D-| = 5,000 takes some 4 TFLOP, so the scale for two cores has few
-fixed records and few shadows; a ladder of |D-| says how the error grows with it, for shadows and for
-differentiating through training. The published reconstructor is trained with and without its perceptual
+fixed records and few shadows. The published reconstructor is trained with and without its perceptual
 and adversarial terms and scored by LPIPS as well; private training and fewer steps are attacked by the
 closed form.
 """
@@ -18,7 +17,6 @@ from torch import Tensor
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.reconn import RecoNN
-from exhume.attacks.informed.through_training import ThroughAnyTraining
 from exhume.auditing.cost import Stage, game_stages, reconn_stage
 from exhume.core.contract import Attack, Key
 from exhume.core.results import Chart, Point
@@ -34,24 +32,11 @@ _CLIP = 10.0  # Balle22 Fig. 14
 
 
 @dataclass(frozen=True)
-class _Rung:
-    """One |D-| of the ladder."""
-
-    data: DataSettings
-    through: int = 0  # targets differentiated through training
-    trainings: int = 400  # that each of them may cost
-
-
-@dataclass(frozen=True)
 class _Setting:
     data: DataSettings
     private: DataSettings  # of the arms with private training, which costs twice as much
     epsilons: tuple[float, ...]
     steps: tuple[int, ...]  # of the released model; the last is that of all other arms
-    ladder: tuple[_Rung, ...] = ()
-    span: bool = (
-        False  # of the ladder's RecoNN: without it, its first layer has 226M weights (some 8 GB)
-    )
     epochs: int = 1000  # of the published reconstructor
     batch: int = 128
     rate: float = 1e-4
@@ -63,11 +48,6 @@ _SCALES: dict[Scale, _Setting] = {
         DataSettings("cifar10", fixed=4, targets=4, shadows=8, public=20, test=20),
         epsilons=(1e4,),
         steps=(2, 12),
-        ladder=(
-            _Rung(DataSettings("cifar10", 4, 6, 20, 20, 20), through=2, trainings=20),
-            _Rung(DataSettings("cifar10", 8, 6, 20, 20, 20)),
-        ),
-        span=True,
         epochs=1,
         batch=16,
         rate=1e-3,
@@ -77,11 +57,6 @@ _SCALES: dict[Scale, _Setting] = {
         DataSettings("cifar10", fixed=25, targets=30, shadows=50, public=500, test=1000),
         epsilons=(1e4, 1e6),
         steps=(10, 100),
-        ladder=(
-            _Rung(DataSettings("cifar10", 25, 50, 1000, 500, 500), through=4, trainings=1200),
-            _Rung(DataSettings("cifar10", 100, 50, 1500, 500, 500), through=2),
-            _Rung(DataSettings("cifar10", 500, 20, 200, 500, 500)),
-        ),
         epochs=30,
         batch=16,
         rate=1e-3,
@@ -103,7 +78,7 @@ def _run(run: Run[_Setting]) -> Outcome:
     arms = {name: bench.play(game, attack) for name, attack in attacks.items()}
     shown = bench.audited(game)
     private, accuracies = _private(bench, setting)
-    arms |= _by_steps(bench, setting) | private | _ladder(bench, setting)
+    arms |= _by_steps(bench, setting) | private
     seen = {name: _lpips(distance, arm, "reconstructions") for name, arm in arms.items()}
     metrics = arm_metrics(arms) | accuracies
     for name, arm in arms.items():
@@ -144,27 +119,6 @@ def _attacks(setting: _Setting, chunk: int) -> dict[str, Attack]:
         "reconn_pixels": replace(full, training=pixels),
         "mean_record": MeanRecord(),
     }
-
-
-def _ladder(bench: Bench, setting: _Setting) -> dict[str, Arm]:
-    """More known records, more to hide behind: shadows, the published network as it is, through training."""
-    arms = {}
-    for rung in setting.ladder:
-        small, name = bench.rechunked(rung.data), f"ladder.{rung.data.fixed}"
-        game, chunk = small.game(), small.chunk
-        published = _attacks(setting, chunk)["reconn_pixels"]
-        assert isinstance(published, RecoNN)
-        arms[f"{name}.closed_form"] = small.play(game)
-        arms[f"{name}.closed_form_per_label"] = small.play(
-            game, ClosedForm(chunk=chunk, imprint=False)
-        )
-        arms[f"{name}.reconn"] = small.play(game, replace(published, span=setting.span))
-        if rung.through:
-            exact = ThroughAnyTraining(products=10, trainings=rung.trainings)
-            arms[f"{name}.through_training"] = small.play(
-                game, exact, shadows=0, targets=rung.through
-            )
-    return arms
 
 
 def _by_steps(bench: Bench, setting: _Setting) -> dict[str, Arm]:
@@ -214,29 +168,10 @@ def _charts(setting: _Setting, metrics: Mapping[str, float]) -> list[Chart]:
         "mean record": [Point(x, metrics["dp.mean_record.mse"]) for x in private],
     }
     by_steps = {"closed form": line(steps, "mse", metrics)}
-    ladder = {
-        spoken: line(
-            {
-                rung.data.fixed: f"ladder.{rung.data.fixed}.{arm}"
-                for rung in setting.ladder
-                if rung.through or arm != "through_training"
-            },
-            measure,
-            metrics,
-        )
-        for spoken, arm, measure in (
-            ("closed form", "closed_form", "mse"),
-            ("closed form, per label", "closed_form_per_label", "mse"),
-            ("RecoNN without the span, pixels alone", "reconn", "mse"),
-            ("through training", "through_training", "mse"),
-            ("nearest-neighbour oracle", "closed_form", "oracle_mse"),
-        )
-    }
     return [
         Chart("Attacks on the same released models", "attack", ERROR, attacks),
         Chart("Error against the released model's steps (Fig. 15)", "steps", ERROR, by_steps),
         Chart("Error against privacy (Fig. 14)", "training", ERROR, by_privacy),
-        Chart("Error against the records known", "|D-|", ERROR, ladder, "log", "log"),
     ]
 
 
@@ -246,7 +181,6 @@ def compared(
     """What the claims and deviations ask for. seen: (t,) LPIPS of each arm's reconstructions."""
     mse = Comparison(lambda name: arms[name].errors, "MSE", key, digits=4)
     most, closed = max(setting.epsilons), arms["closed_form"].scores.metrics
-    rungs = {r.data.fixed: arms[f"ladder.{r.data.fixed}.closed_form"] for r in setting.ladder}
     return {
         "closed": (closed["success_low"], closed["success_high"]),
         "reconn": mse("reconn", "mean_record"),
@@ -257,14 +191,6 @@ def compared(
         "plain": mse("dp.not_private", "dp.mean_record"),
         **{"longest": setting.steps[-1], "fewest": setting.steps[0]},
         "longer": mse("closed_form", f"steps_{setting.steps[0]}"),
-        "by_rung": ", ".join(
-            f"{arm.scores.metrics['success']:.0%} at {n:,}" for n, arm in rungs.items()
-        ),
-        "rungs": [
-            f"|D-| = {r.data.fixed:,} with {r.data.shadows:,} shadows and {r.data.targets:,} targets"
-            + (f", {r.through} of them through training" if r.through else "")
-            for r in setting.ladder
-        ],
     }
 
 
@@ -279,9 +205,6 @@ def _stages(setting: _Setting) -> list[Stage]:
     for steps in setting.steps[:-1]:
         own, *_ = stand_in(setting.data, replace(victim, steps=steps))
         stages += game_stages(own, setting.data, shape, classes, f" ({steps} steps)")
-    for rung in setting.ladder:
-        own, *_ = stand_in(rung.data, victim)
-        stages += game_stages(own, rung.data, shape, classes, f" (|D-| = {rung.data.fixed:,})")
     private = replace(victim, dp_clip=_CLIP, dp_noise=1.0)
     arms = {"not private": victim} | {f"epsilon {e:g}": private for e in setting.epsilons}
     for name, other in arms.items():
