@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from exhume.core.contract import Key
-from exhume.core.results import Point
+from exhume.core.results import Chart, Point
 from exhume.score.intervals import bootstrap, clopper_pearson, clustered
 
 X = TypeVar("X", bound=float | str)
@@ -234,8 +234,9 @@ class Words:
 
     @staticmethod
     def of(study: str, setting: object, values: Mapping[str, Any]) -> Words:
-        """Of a study's own rows, which may also quote what the paper has `published`."""
-        return Words(setting, {"published": said_of(study).get("published", {}), **values})
+        """Of a study's own rows, which may also quote what the paper has `published`, and name `kinds`."""
+        also = {name: said_of(study).get(name, {}) for name in ("published", "kinds")}
+        return Words(setting, {**also, **values})
 
     def value(self, name: str) -> Any:
         name = _PART.sub(lambda part: _short(self.value(part[1])), name)
@@ -270,6 +271,24 @@ class Words:
     def text(self, template: str) -> str:
         said = _PART.sub(lambda part: _short(self.value(part[1])), template)
         return _NAME.sub(lambda name: _formed(self.value(name[1]), name[2] or ""), said)
+
+    def points(self, series: Mapping[str, Any]) -> list[Point]:
+        """A metric of several arms, each at its place, with its interval unless it is `bare`.
+
+        at: places, or what the study or its setting calls them, or a table of arms by their place; `<x>` in
+        the metric is the arm.
+        """
+        places = self.value(series["at"]) if isinstance(series["at"], str) else series["at"]
+        named = places if isinstance(places, Mapping) else {x: x for x in places}
+        return [self._point(x, arm, series) for x, arm in named.items()]
+
+    def _point(self, x: Any, arm: Any, series: Mapping[str, Any]) -> Point:
+        own = replace(self, values={**self.values, "x": arm})
+        name = _PART.sub(lambda part: _short(own.value(part[1])), series["metric"])
+        ends = [
+            None if "bare" in series else own.values.get(f"{name}{e}") for e in ("_low", "_high")
+        ]
+        return Point(x, own.value(name), *ends)
 
     def holds(self, condition: str) -> bool | None:
         """`[success] > 0.5 and {targets} >= 10`: comparisons of numbers, sums and products."""
@@ -370,6 +389,22 @@ def claims_of(study: str, words: Words) -> Claims:
                 said = own.text(row["claim"]), own.text(row.get("paper", ""))
                 claims[name] = (*said, own.text(row["measured"]), own.holds(row["holds"]))
     return claims
+
+
+def charts_of(study: str, words: Words) -> list[Chart]:
+    """A study's charts whose points are metrics, as its file describes them."""
+    charts = []
+    for row in said_of(study).get("charts", []):
+        for _, more in _each("", row, words):
+            own = replace(words, values={**words.values, **more})
+            series = {
+                own.text(one["name"]): own.points(one)
+                for one in row["series"]
+                if own.has(one.get("needs", ""))
+            }
+            scales = row.get("x_scale", "linear"), row.get("y_scale", "linear")
+            charts.append(Chart(own.text(row["title"]), row["x"], row["y"], series, *scales))
+    return charts
 
 
 def papers_of(study: str) -> dict[str, str]:

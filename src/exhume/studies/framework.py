@@ -31,7 +31,7 @@ from exhume.settings.schema import toml_at, toml_of
 from exhume.store.scale import Cores, Here, Processes, run_jobs, where_now
 from exhume.store.shards import FolderStore, address, describe
 from exhume.store.workers import pinned
-from exhume.studies.claims import Claims, Words, claims_of, said_of
+from exhume.studies.claims import Claims, Words, charts_of, claims_of, said_of
 
 Scale = Literal["smoke", "cpu", "long", "paper"]
 """Seconds; minutes to an hour on two cores; hours on two cores, where a study has it; the paper's sizes."""
@@ -234,6 +234,7 @@ def outcome_of(run: Run[S]) -> Outcome:
         found,
         claims=claims_of(study.name, words),
         deviations=[*deviations, *found.deviations],
+        charts=[*charts_of(study.name, words), *found.charts],
     )
 
 

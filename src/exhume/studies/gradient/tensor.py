@@ -17,7 +17,7 @@ from exhume.attacks.gradient.tensor import DrawnRows, TensorAttack, blocks
 from exhume.core.contract import Attack, Key, Reconstruction, Records, Status
 from exhume.core.contract import Outcome as Ended
 from exhume.core.errors import NotApplicable
-from exhume.core.results import Chart, Point
+from exhume.core.results import Chart
 from exhume.defences.release import NoiseRelease
 from exhume.models.two_layer import TwoLayer
 from exhume.score.batches import score_batches
@@ -103,7 +103,14 @@ def _run(run: Run[_Setting]) -> Outcome:
     metrics |= flattened(run.arms("images", _images, images))
     there = [method for method in METHODS if method != "cp" or have_tensorly()]
     metrics |= flattened(run.arms("decompositions", _method, {f"method.{m}": m for m in there}))
-    return Outcome(metrics, charts=_charts(setting, metrics))
+    return Outcome(
+        metrics,
+        said={
+            "by_width": {m: f"m{m}.d{setting.inputs[0]}" for m in setting.widths},
+            "by_inputs": {d: f"m{setting.fixed_width}.d{d}" for d in setting.inputs},
+            "fewest": setting.inputs[0],
+        },
+    )
 
 
 def _place(run: Run[_Setting], job: tuple[int, int, int]) -> _Row:
@@ -183,25 +190,6 @@ def _method(run: Run[_Setting], method: str) -> dict[str, float]:
         mean = mean_of(rows)
         found |= {f"{name}.b{batch}.{number}": mean[number] for number in ("error", "seconds")}
     return found
-
-
-def _charts(setting: _Setting, metrics: dict[str, float]) -> list[Chart]:
-    first, fixed = setting.inputs[0], setting.fixed_width
-    lines = {name: f"error.{name}" for name in _ORDERS} | {"sqrt(d/m)": "expected"}
-
-    def chart(title: str, sizes: str, places: dict[int, str]) -> Chart:
-        series = {
-            label: [Point(x, metrics[f"{number}.{place}"]) for x, place in places.items()]
-            for label, number in lines.items()
-        }
-        return Chart(title, sizes, "error", series, "log", "log")
-
-    by_width = {m: f"m{m}.d{first}" for m in setting.widths}
-    by_inputs = {d: f"m{fixed}.d{d}" for d in setting.inputs}
-    return [
-        chart(f"Error at {first} inputs", "neurons", by_width),
-        chart(f"Error at {fixed:,} neurons", "inputs", by_inputs),
-    ]
 
 
 STUDY = Study("gradient-tensor", _SCALES, _run)

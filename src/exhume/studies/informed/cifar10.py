@@ -19,11 +19,10 @@ from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.reconn import RecoNN
 from exhume.auditing.cost import Stage, game_stages, reconn_stage
 from exhume.core.contract import Attack, Key
-from exhume.core.results import Chart, Point
 from exhume.models.lpips import LPIPS, perceptual
 from exhume.settings import DataSettings
-from exhume.studies.arms import BALLE22_CNN, ERROR, Arm, Bench, arm_metrics
-from exhume.studies.claims import Comparison, line, paired
+from exhume.studies.arms import BALLE22_CNN, Arm, Bench, arm_metrics
+from exhume.studies.claims import Comparison, paired
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.plan import stand_in
 from exhume.train.dp import noise_for_epsilon
@@ -95,7 +94,6 @@ def _run(run: Run[_Setting]) -> Outcome:
         metrics=metrics,
         attacks=[shown],
         classes=list(bench.records.classes),
-        charts=_charts(setting, metrics),
     )
 
 
@@ -147,34 +145,6 @@ def _private(bench: Bench, setting: _Setting) -> tuple[dict[str, Arm], dict[str,
     return arms, accuracies
 
 
-def _charts(setting: _Setting, metrics: Mapping[str, float]) -> list[Chart]:
-    kinds = {
-        "closed form": "closed_form",
-        "closed form, per label": "closed_form_per_label",
-        "RecoNN": "reconn",
-        "RecoNN, pixels alone": "reconn_pixels",
-        "mean record": "mean_record",
-    }
-    steps = {n: f"steps_{n}" for n in sorted(setting.steps)}
-    steps[setting.steps[-1]] = "closed_form"
-    private = {"not private": "dp.not_private"}
-    private |= {f"epsilon {e:g}": f"dp.epsilon_{e:g}" for e in sorted(setting.epsilons)[::-1]}
-    attacks = {
-        "ours": line(kinds, "mse", metrics),
-        "nearest-neighbour oracle": [Point(x, metrics["oracle.mse"]) for x in kinds],
-    }
-    by_privacy = {
-        "closed form": line(private, "mse", metrics),
-        "mean record": [Point(x, metrics["dp.mean_record.mse"]) for x in private],
-    }
-    by_steps = {"closed form": line(steps, "mse", metrics)}
-    return [
-        Chart("Attacks on the same released models", "attack", ERROR, attacks),
-        Chart("Error against the released model's steps (Fig. 15)", "steps", ERROR, by_steps),
-        Chart("Error against privacy (Fig. 14)", "training", ERROR, by_privacy),
-    ]
-
-
 def compared(
     setting: _Setting, arms: Mapping[str, Arm], seen: Mapping[str, Tensor], key: Key
 ) -> dict[str, object]:
@@ -189,6 +159,10 @@ def compared(
         "most": most,
         "hidden": mse(f"dp.epsilon_{most:g}", "dp.mean_record"),
         "plain": mse("dp.not_private", "dp.mean_record"),
+        "by_steps": {n: f"steps_{n}" for n in sorted(setting.steps)}
+        | {setting.steps[-1]: "closed_form"},
+        "by_privacy": {"not private": "not_private"}
+        | {f"epsilon {e:g}": f"epsilon_{e:g}" for e in sorted(setting.epsilons)[::-1]},
         **{"longest": setting.steps[-1], "fewest": setting.steps[0]},
         "longer": mse("closed_form", f"steps_{setting.steps[0]}"),
     }

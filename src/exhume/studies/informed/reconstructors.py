@@ -15,14 +15,12 @@ from exhume.attacks.informed.mnemonist import Mnemonist
 from exhume.attacks.informed.reconn import RecoNN
 from exhume.attacks.informed.residual import Residual
 from exhume.attacks.informed.through_training import ThroughTraining
-from exhume.core.results import Chart, Point
 from exhume.settings import DataSettings
-from exhume.studies.arms import BALLE22, ERROR, Arm, Bench, arm_metrics
-from exhume.studies.claims import line, mean_of
+from exhume.studies.arms import BALLE22, Arm, Bench, arm_metrics
+from exhume.studies.claims import mean_of
 from exhume.studies.framework import Outcome, Run, Scale, Study
 
 _NOTEBOOK_RATE = 3e-4  # of its RMSProp
-_PAPER = 0.0089  # average MSE at |D-| = 10,000
 
 
 @dataclass(frozen=True)
@@ -110,10 +108,9 @@ def _run(run: Run[_Setting]) -> Outcome:
     if setting.large:
         metrics |= arm_metrics(_paper_setting(bench, setting, setting.large))
     return Outcome(
-        said=compared(setting, metrics),
+        said={**compared(setting, metrics), "timed": timed(setting, metrics)},
         metrics=metrics,
         classes=list(bench.records.classes),
-        charts=_charts(setting, metrics),
     )
 
 
@@ -176,44 +173,6 @@ def _paper_setting(bench: Bench, setting: _Setting, large: _Large) -> dict[str, 
     return arms | {"paper_setting.corrected": bench.play(game, better, shadows=most)}
 
 
-def _charts(setting: _Setting, metrics: Mapping[str, float]) -> list[Chart]:
-    def curve(prefix: str, *shadows: int) -> list[Point]:
-        return line({count: f"{prefix}.{count}" for count in shadows}, "mse", metrics)
-
-    def timed(prefix: str, *shadows: int) -> list[Point]:
-        arms = [f"{prefix}.{count}" for count in shadows] or [prefix]
-        return [p for arm in arms for p in line({metrics[f"{arm}.seconds"]: arm}, "mse", metrics)]
-
-    relu = sorted({setting.middle, setting.shadows[-1]})
-    by_shadows = {
-        "closed form, ELU": curve("closed_form", *setting.shadows),
-        "corrected, ELU": curve("corrected", *setting.corrected),
-        "closed form, ReLU": curve("relu.closed_form", *relu),
-        "corrected, ReLU": curve("relu.corrected", *relu),
-        "RecoNN, ELU": curve("reconn", setting.middle, setting.notebook),
-        "RecoNN on the change, ELU": curve("reconn_change", setting.notebook),
-        "Mnemonist, ELU": curve("mnemonist", setting.middle),
-    }
-    if setting.large:
-        large = f"closed form, |D-| = {setting.large.data.fixed:,}"
-        by_shadows[large] = curve("paper_setting.closed_form", *setting.large.shadows)
-        most = {setting.large.shadows[-1]: "paper_setting.corrected"}
-        by_shadows[f"corrected, |D-| = {setting.large.data.fixed:,}"] = line(most, "mse", metrics)
-        by_shadows["RecoNN in the paper, |D-| = 10,000"] = [Point(59_000, _PAPER)]
-    by_time = {
-        "closed form": timed("closed_form", *setting.shadows),
-        "corrected": timed("corrected", *setting.corrected),
-        "RecoNN": timed("reconn", setting.middle, setting.notebook),
-        "Mnemonist": timed("mnemonist", setting.middle),
-        "through training": timed("through_training"),
-    }
-    seconds = "seconds of the attack, shadow models included where this arm trained them"
-    return [
-        Chart("Error against shadow models", "shadow models", ERROR, by_shadows, "log", "log"),
-        Chart("Error against time", seconds, ERROR, by_time, "log", "log"),
-    ]
-
-
 def compared(setting: _Setting, metrics: Mapping[str, float]) -> dict[str, object]:
     """What the claims ask for: each corrected arm's error, less that of the closed form it corrects."""
     middle, most = setting.middle, setting.shadows[-1]
@@ -229,12 +188,28 @@ def compared(setting: _Setting, metrics: Mapping[str, float]) -> dict[str, objec
             for plain, better in pairs.values()
             for error in [metrics[f"{plain}.mse"]]
         ],
+        **{"corrected_at": setting.corrected, "networks": (middle, setting.notebook)},
+        **{"many": (setting.notebook,), "middling": (middle,)},
+        "large_most": (setting.large.most,) if setting.large else (),
+        "relu": sorted({middle, most}),
         "corrected_said": ", ".join(
             f"MAE + MSE {metrics[f'{plain}.mae_plus_mse']:.4f} to "
             f"{metrics[f'{better}.mae_plus_mse']:.4f} at {shadows}"
             for shadows, (plain, better) in pairs.items()
         ),
     }
+
+
+def timed(setting: _Setting, metrics: Mapping[str, float]) -> dict[str, dict[float, str]]:
+    """Arms by the seconds that each took, kind by kind: the places of a chart."""
+    kinds = {
+        "closed": [f"closed_form.{n}" for n in setting.shadows],
+        "corrected": [f"corrected.{n}" for n in setting.corrected],
+        "reconn": [f"reconn.{n}" for n in (setting.middle, setting.notebook)],
+        "mnemonist": [f"mnemonist.{setting.middle}"],
+        "through": ["through_training"],
+    }
+    return {kind: {metrics[f"{arm}.seconds"]: arm for arm in arms} for kind, arms in kinds.items()}
 
 
 STUDY = Study("reconstructors", _SCALES, _run, on_device=True)
