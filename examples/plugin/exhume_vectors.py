@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exhume.attacks.gradient.gathering import Batch, EachGradient
+from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient
 from exhume.auditing import case as auditing
 from exhume.auditing.case import Case, Row
 from exhume.auditing.kinds.update import UpdateCase
@@ -47,12 +47,12 @@ class LeadingDirections:
             raise NotApplicable("the first layer is not fully connected", ever=False)
         return EachGradient(net.input_shape, partial(self._one, net), "it", "leading directions")
 
-    def _one(self, net: contract.Architecture, gradient: Tensor, *_: object) -> Batch:
+    def _one(self, net: contract.Architecture, gradient: Tensor, *_: object) -> BatchAnswer:
         first = next(iter(net.layout.split(gradient).values()))  # (k, d)
         _, sizes, directions = torch.linalg.svd(first, full_matrices=False)
         images = (directions * directions.sum(1, keepdim=True).sign())[: self.largest]
         images = (images / images.amax(1, keepdim=True)).clamp(0, 1)
-        return Batch(images.reshape(-1, *net.input_shape), sizes[: self.largest], {})
+        return BatchAnswer(images.reshape(-1, *net.input_shape), sizes[: self.largest])
 
 
 def rows_on_updates(case: UpdateCase) -> list[Row]:

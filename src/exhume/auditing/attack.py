@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from exhume.auditing.cached import cached_reconstruction
 from exhume.auditing.case import Answer, Case, Question, Row, Seats
 from exhume.core.contract import (
     Cost,
@@ -18,6 +17,7 @@ from exhume.core.contract import (
     Outcome,
     Progress,
     Reconstruction,
+    Shard,
     Status,
     Store,
 )
@@ -268,3 +268,46 @@ def line_ups(
         if found is not None:
             lined[row.id] = found
     return lined
+
+
+# In the store, so that a finished attack is found again when a run is taken up
+
+
+def cached_reconstruction(
+    store: Store, address: str, make: Callable[[], Reconstruction]
+) -> Reconstruction:
+    """What the store holds for the address; else made now and saved. Not applicable is a result too."""
+    held = store.load(address)
+    if held is None or "outcome" not in held.notes:
+        try:
+            found = make()
+        except NotApplicable as why:
+            found = Reconstruction.none(1, (), why)
+        held = _packed(found)
+        store.save(address, held)
+    return _unpacked(held)
+
+
+def _packed(found: Reconstruction) -> Shard:
+    notes = {
+        "outcome": found.status.outcome.value,
+        "reason": found.status.reason,
+        "ever": found.status.ever,
+        "observed": dict(found.observed),
+        "seconds": found.cost.seconds,
+        "models": found.cost.models,
+    }
+    tensors = {"candidates": found.candidates, "confidence": found.confidence}
+    return Shard(tensors if found.labels is None else tensors | {"labels": found.labels}, notes)
+
+
+def _unpacked(held: Shard) -> Reconstruction:
+    notes = held.notes
+    return Reconstruction(
+        held["candidates"],
+        held["confidence"],
+        Status(Outcome(notes["outcome"]), notes["reason"], notes["ever"]),
+        Cost(notes["seconds"], notes["models"]),
+        held.get("labels"),
+        notes["observed"],
+    )

@@ -32,7 +32,6 @@ from exhume.auditing.fixes import fix_charts, try_fixes
 from exhume.auditing.judge import Judged, holm_adjust, judge_releases, overall
 from exhume.auditing.kinds import KINDS
 from exhume.auditing.plan import Plan, PlannedRelease, plan_rows
-from exhume.auditing.resume import refuse_inside_data, resume_or_refuse
 from exhume.core.contract import ExhumeError, Progress, Records, Shard, Store, silent
 from exhume.core.evidence import Extent
 from exhume.core.records import Column
@@ -48,7 +47,12 @@ from exhume.core.results import (
     Verdict,
     strongest,
 )
-from exhume.report.folder import RunFolder, environment
+from exhume.report.folder import (
+    RunFolder,
+    environment,
+    refuse_inside_data,
+    resume_or_refuse,
+)
 from exhume.report.page import draw
 from exhume.settings import Brief, Settings
 from exhume.store.shards import NullStore
@@ -84,6 +88,7 @@ def audit(
             on_plan(planned.plan)
         released, found, rows = attack(planned, released, folder, progress)
         judged = judge(brief, released, found, planned, rows=rows, folder=folder, progress=progress)
+        judged = keep_evidence(judged, released, folder)
         tests = planned.tests
         fixes = fix(brief, released, judged, tests=tests, folder=folder, progress=progress)
         result = assemble(brief, released, judged, plan=rows, fixes=fixes)
@@ -136,13 +141,20 @@ def read(
         return records
 
     released = []
-    for kind in (*KINDS, *map(added_kind, brief.others)):
+    for kind in kinds_of(brief):
         case = given.get(kind.name) or kind.read(brief, partial(load, kind))
         if case is not None:
             released.append(Released(kind, case, sum(asked.get(kind.name, {}).values())))
     if not released:
         raise ExhumeError("brief: nothing is said to be released")
     return released
+
+
+def kinds_of(brief: Brief) -> list[Kind]:
+    """What the brief says is released, in the order of the page; other packages' kinds come last."""
+    named = {"weights"} if brief.weights else set()
+    named |= set(brief.releases())
+    return [*(kind for kind in KINDS if kind.name in named), *map(added_kind, brief.others)]
 
 
 def resolve(
@@ -260,7 +272,7 @@ def judge(
     judging = [one.section for one in found if one.section.counts or one.section.knows_more]
     tests = planned.tests - sum(not section.applies for section in judging)  # by the release alone
     budget = brief.budget.seconds
-    judged = judge_releases(
+    return judge_releases(
         holm_adjust(found, tests),
         {one.name: one.case.ladders() for one in released},
         rows,
@@ -269,6 +281,10 @@ def judge(
         folder=folder,
         progress=progress,
     )
+
+
+def keep_evidence(judged: Judged, released: Sequence[Released], folder: RunFolder) -> Judged:
+    """With the records behind every finding, and the list of those at risk, written into the folder."""
     kinds = {one.name: one.kind.name for one in released}
     columns = {one.name: one.case.inputs().columns for one in released}
     kept = [

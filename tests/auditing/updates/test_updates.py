@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from exhume import readers
 from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.span import SpanAttack
-from exhume.auditing.cached import cached_reconstruction
+from exhume.auditing.attack import cached_reconstruction
 from exhume.auditing.kinds.update import read_updates
 from exhume.auditing.kinds.update_files import client_updates, private_records
 from exhume.auditing.proof import labels_behind, proof_of
