@@ -21,7 +21,8 @@ from exhume.core.results import AttackSpec
 from exhume.readers import TextReading
 from exhume.score.places import places_for
 from exhume.score.targets import score_targets
-from exhume.settings import Brief, ReleaseSettings, SharedText, setting
+from exhume.settings import Brief, ReleaseSettings
+from exhume.settings.schema import SharedText, setting
 from exhume.victims import secret_of
 
 # An attack on updates: a class, and a row
@@ -165,13 +166,13 @@ class EmbeddingsCase(Case):
         scores = score_targets(secret_of(targets), found, held, key, baselines={})
         return auditing.Scored(scores.metrics, scores.evidence, baselines=scores.beside)
 
-    def ladder(self) -> auditing.Ladder:
+    def ladders(self) -> list[auditing.Ladder]:
         """The same store, with numbers of the record itself beside each vector."""
         rungs = tuple(
             auditing.Rung(str(n), f"with {n} numbers beside it", 1.0, partial(self._wider, n))
             for n in (64, 16, 4)
         )
-        return auditing.Ladder("numbers beside each vector", "none", "in your store", rungs)
+        return [auditing.Ladder("numbers beside each vector", "none", "in your store", rungs)]
 
     def _wider(self, count: int, *_: object) -> EmbeddingsCase:
         records = self.records.inputs.flatten(1)
