@@ -18,11 +18,10 @@ from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.reconn import FittedRecoNN, RecoNN
 from exhume.core.contract import Key, Records
-from exhume.core.results import Chart
 from exhume.models.reconstructors import Deconv, Dense
 from exhume.settings import DataSettings, VictimSettings
-from exhume.studies.arms import BALLE22, BALLE22_CNN, ERROR, Bench, scored
-from exhume.studies.claims import Paired, line, paired, prefixed, spread
+from exhume.studies.arms import BALLE22, BALLE22_CNN, Bench, scored
+from exhume.studies.claims import Paired, paired, prefixed, spread
 from exhume.studies.framework import Outcome, Run, Scale, Study
 
 
@@ -109,7 +108,6 @@ def _run(run: Run[_Setting]) -> Outcome:
             *first.deviations,
             *(d for d in second.deviations if d not in first.deviations),
         ],
-        charts=[*first.charts, *second.charts],
     )
 
 
@@ -125,7 +123,10 @@ def _part(run: Run[_Setting], setting: _Setting, prefix: str) -> Outcome:
         metrics |= spread(f"{name}.mse", values, key)
     training, where = setting.reconn.training, {"mnist": "MNIST"}.get(source, "CIFAR-10")
     return Outcome(
-        said={"set": prefix.replace(".", "-"), **compared(setting, errors, key, where)},
+        said={
+            **{"set": prefix.replace(".", "-"), "prefix": prefix, "shadows": setting.few},
+            **compared(setting, errors, key, where),
+        },
         metrics=prefixed(prefix.rstrip("."), metrics) if prefix else metrics,
         classes=list(records.classes),
         deviations=[
@@ -137,7 +138,6 @@ def _part(run: Run[_Setting], setting: _Setting, prefix: str) -> Outcome:
             "The epoch is chosen on held-out shadows, for both ways of training; the paper takes the last.",
             "Fine-tuning fits the scaler on the k shadows of D'-; the zero-shot arms use none of them.",
         ],
-        charts=[_chart(setting, metrics, where)],
     )
 
 
@@ -174,22 +174,6 @@ def _errors(bench: Bench, setting: _Setting, records: Records) -> dict[str, Tens
         found[f"scratch.{k}"] = other.play(second, reconn, shadows=k).errors
         found[f"closed_form.{k}"] = other.play(second, shadows=k).errors
     return found
-
-
-def _chart(setting: _Setting, metrics: Mapping[str, float], where: str) -> Chart:
-    arms = {
-        "fine-tuned": "tuned.{}",
-        "from scratch": "scratch.{}",
-        "closed form from scratch": "closed_form.{}",
-        "zero-shot, moved (no shadow)": "zero_shot_moved",
-        "mean record": "mean_record",
-    }
-    series = {
-        shown: line({k: arm.format(k) for k in setting.few}, "mse", metrics)
-        for shown, arm in arms.items()
-    }
-    title, axis = f"A reconstructor for D-, used on D'-: {where}", "shadow models of D'-"
-    return Chart(title, axis, ERROR, series, x_scale="log", y_scale="log")
 
 
 def compared(

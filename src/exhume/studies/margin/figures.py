@@ -305,7 +305,6 @@ def _run_decays(run: Run[_DecaySetting]) -> Outcome:
         metrics=metrics,
         attacks=[arms[0].findings for arms in found.values()],
         classes=list(records.classes[: max(setting.classes)]),
-        charts=[_chart(setting, classes, metrics) for classes in setting.classes],
     )
 
 
@@ -320,16 +319,6 @@ def _arm(game: MarginGame, first: FirstLayer) -> _Arm:
         "ssim_against_margin": margin_and_likeness(game.victim, scores),
     }
     return _Arm(numbers, scores.members.good.double(), game.findings(found, scores))
-
-
-def _chart(setting: _DecaySetting, classes: int, metrics: dict[str, float]) -> Chart:
-    arms = ["small", "standard", *(f"decay{decay:g}" for decay in setting.decays)]
-    names = {name: f"c{classes}.{name}" for name in arms}
-    series = {
-        "strongest attack": line(names, "good", metrics),
-        "first layer alone": line(names, "good_first_layer", metrics),
-    }
-    return Chart(f"Good reconstructions, {classes} classes", "victim", GOOD, series)
 
 
 def compared_decays(
@@ -347,7 +336,9 @@ def compared_decays(
     gaps = {
         name: paired(good[best], good[other], key.fold(other)) for name, other in others.items()
     }
-    return {"classes": classes, "best": best, "plain": plain, **gaps}
+    arms = ["small", "standard", *(f"decay{decay:g}" for decay in setting.decays)]
+    named_arms = {name: f"c{classes}.{name}" for name in arms}
+    return {"classes": classes, "best": best, "plain": plain, "arms": named_arms, **gaps}
 
 
 def with_errors(setting: _DecaySetting, metrics: dict[str, float]) -> dict[str, object]:

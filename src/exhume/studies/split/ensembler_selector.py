@@ -18,7 +18,6 @@ from exhume.attacks.split.inversion import ShadowInversion, SubsetSearch
 from exhume.attacks.split.lookalike import Lookalike
 from exhume.attacks.split.shadow import server_of, train_shadow
 from exhume.core.contract import Attack, Key, silent
-from exhume.core.results import Chart, Point
 from exhume.defences.split.ensembler import Ensembler
 from exhume.defences.split.single import Noise
 from exhume.models.split.pipeline import Pipeline
@@ -108,7 +107,6 @@ def _run(run: Run[_Setting]) -> Outcome:
     return Outcome(
         said=compared(setting, rows, metrics, game.key),
         metrics=metrics,
-        charts=[_chart(setting, metrics)],
     )
 
 
@@ -195,6 +193,7 @@ def compared(
     cost, without = metrics[f"{most}.delta_accuracy"], metrics[f"{least}.delta_accuracy"]
     return {
         **{"least": least, "most": most, "least_said": _spoken(least), "most_said": _spoken(most)},
+        "named": {_spoken(name): name for name in setting.variants},
         "tried": ssim("plain.subsets", "plain.adaptive"),
         "seen": ssim("plain.lookalike", "plain.subsets"),
         "helped": [
@@ -207,17 +206,6 @@ def compared(
 
 def _spoken(variant: str) -> str:
     return variant.replace("_", " ")
-
-
-def _chart(setting: _Setting, metrics: Mapping[str, float]) -> Chart:
-    series = {
-        attacker: [
-            Point(_spoken(name), metrics[f"{name}.{attacker}.affine_ssim"])
-            for name in setting.variants
-        ]
-        for attacker in ("adaptive", "lookalike")
-    }
-    return Chart("What P, N, lambda and sigma do", "variant", "SSIM after an affine fit", series)
 
 
 STUDY = Study("ensembler-selector", _SCALES, _run, spreads=True, on_device=True)

@@ -9,7 +9,7 @@ line-up among strangers of the class.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -22,7 +22,6 @@ from exhume.attacks.split.inversion import ShadowInversion
 from exhume.attacks.split.lookalike import Lookalike, Pass
 from exhume.attacks.split.shadow import LEARNED
 from exhume.core.contract import Attack
-from exhume.core.results import Chart, Point
 from exhume.defences.split.ensembler import Ensembler
 from exhume.defences.split.hiding import Adversarial, Fresh, Rotated, Rotation
 from exhume.defences.split.single import Noise
@@ -209,11 +208,10 @@ def _run(run: Run[_Setting]) -> Outcome:
         {f"Attacker: {spoken}": _of(shown, who) for who, spoken in _ATTACKERS.items()}
     )
     return Outcome(
-        said=compared(setting, metrics, words),
+        said={**compared(setting, metrics, words), **places(names, metrics)},
         metrics=metrics,
         attacks=pictures,
         classes=labels,
-        charts=_charts(names, metrics),
     )
 
 
@@ -253,26 +251,14 @@ def compared(
     }
 
 
-def _charts(names: list[str], metrics: Mapping[str, float]) -> list[Chart]:
-    def points(who: str, measure: str) -> list[Point]:
-        rows = {name.replace("_", " "): f"{name}.{who}.{measure}" for name in names}
-        return [
-            Point(label, metrics[row], metrics[f"{row}_low"], metrics[f"{row}_high"])
-            for label, row in rows.items()
-            if row in metrics
-        ]
-
-    accuracy = [Point(name.replace("_", " "), metrics[f"{name}.accuracy"]) for name in names]
-    who = {spoken: points(one, "identified") for one, spoken in _ATTACKERS.items()}
-    return [
-        Chart("Who is identified", "repair", "identified", who | {"accuracy": accuracy}),
-        Chart(
-            "How much of an input comes back",
-            "repair",
-            "SSIM",
-            {spoken: points(one, "ssim") for one, spoken in _ATTACKERS.items()},
-        ),
-    ]
+def places(names: Sequence[str], metrics: Mapping[str, float]) -> dict[str, object]:
+    """Where the charts have each repair, and each of its attackers that was there."""
+    shown = {name.replace("_", " "): name for name in names}
+    met = {
+        who: {label: f"{n}.{who}" for label, n in shown.items() if f"{n}.{who}.ssim" in metrics}
+        for who in _ATTACKERS
+    }
+    return {"names": shown, "met": met}
 
 
 STUDY = Study(
