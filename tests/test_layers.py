@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 SRC = Path(__file__).parents[1] / "src" / "exhume"
@@ -76,6 +77,17 @@ def test_only_scale_knows_ray():
 
 def test_every_room_is_on_the_map():
     assert {room(path) for path in FILES} == set(ORDER)
+
+
+def test_the_map_names_every_room_and_the_files_of_the_engine():
+    """A file of the engine that goes leaves the map, too."""
+    drawn = (SRC.parents[1] / "CONTRIBUTING.md").read_text().split("```")[1]
+    assert [name for name in ORDER if f"\n  {name}" not in drawn] == []
+    engine = {path.name for path in (SRC / "auditing").glob("*.py")} - {"__init__.py"}
+    begin, end = drawn.index("\n  auditing/"), drawn.index("\n  studies/")
+    assert set(re.findall(r"\w+\.py", drawn[begin:end])) == engine
+    kinds = {path.stem.partition("_")[0] for path in (SRC / "auditing" / "kinds").glob("[a-z]*.py")}
+    assert [kind for kind in kinds if kind not in drawn[begin:end].split("kinds/")[1]] == []
 
 
 def test_imports_point_up():
