@@ -5,9 +5,12 @@ from __future__ import annotations
 import builtins
 import math
 
+import dp_accounting
 import pytest
 import torch
 import torch.nn.functional as F
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -160,15 +163,19 @@ def test_noise_has_the_declared_size(key):
     assert float(moved.std()) == pytest.approx(1e-3 * 1e3 / 4, rel=0.05)
 
 
+def composed(accountant, event, steps):
+    return accountant.compose(dp_accounting.SelfComposedDpEvent(event, steps)).get_epsilon(1e-5)
+
+
 @pytest.mark.parametrize(
     ("noise", "steps"),
     [(40.0, 100), (2.0, 10), pytest.param(5.0, 100, marks=pytest.mark.slow)],
 )
 def test_epsilon_by_three_accountants(noise, steps):
     exact = epsilon(noise, steps)
-    assert epsilon(noise, steps, accountant="pld") == pytest.approx(exact, rel=1e-3)
-    renyi = epsilon(noise, steps, accountant="rdp")
-    assert exact < renyi < 1.2 * exact
+    event = dp_accounting.GaussianDpEvent(noise)
+    assert composed(PLDAccountant(), event, steps) == pytest.approx(exact, rel=1e-3)
+    assert exact < composed(RdpAccountant(), event, steps) < 1.2 * exact
 
 
 def test_epsilon_of_one_gaussian_step_solves_its_equation():
@@ -258,14 +265,14 @@ def test_draws_are_poisson_and_do_not_depend_on_the_extra_records(key):
 
 
 def test_accounting_of_samples():
-    by_pld = epsilon(1.5, 20, sampling=0.1)
-    assert by_pld == pytest.approx(epsilon(1.5, 20, sampling=0.1, accountant="pld"))
-    by_rdp = epsilon(1.5, 20, sampling=0.1, accountant="rdp")
-    assert by_pld < by_rdp < 1.3 * by_pld
-    assert by_pld < epsilon(1.5, 20) / 3
-    assert epsilon(0.1, 10, sampling=0.1) == epsilon(0.1, 10, sampling=0.1, accountant="rdp")
-    with pytest.raises(ExhumeError, match="exact is for a sampling rate of 1, not 0.1"):
-        epsilon(1.0, 10, sampling=0.1, accountant="exact")
+    by_grid = epsilon(1.5, 20, sampling=0.1)
+    event = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.5))
+    assert by_grid == pytest.approx(composed(PLDAccountant(), event, 20), rel=1e-2)
+    assert by_grid < composed(RdpAccountant(), event, 20) < 1.3 * by_grid
+    assert by_grid < epsilon(1.5, 20) / 3
+    little = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(0.1))
+    orders = RdpAccountant(list(range(2, 129)))
+    assert epsilon(0.1, 10, sampling=0.1) == pytest.approx(composed(orders, little, 10))
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, math.nan])

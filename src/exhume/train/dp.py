@@ -24,14 +24,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from exhume.core.contract import ExhumeError, Key, NotApplicable
 
-Accountant = Literal["exact", "pld", "rdp"]
+_ON_GRID = 0.2  # noise multiplier from which the privacy loss fits a grid
 
 
 @dataclass(frozen=True)
@@ -146,20 +146,13 @@ class KnownDraw:
         return self.drawn
 
 
-def epsilon(
-    noise: float,
-    steps: int,
-    *,
-    delta: float = 1e-5,
-    sampling: float = 1.0,
-    accountant: Accountant | None = None,
-) -> float:
+def epsilon(noise: float, steps: int, *, delta: float = 1e-5, sampling: float = 1.0) -> float:
     """The epsilon of `steps` steps, add / remove adjacency; infinite without noise.
 
-    "exact": T Gaussian mechanisms of multiplier sigma are one of sigma / sqrt(T), whose epsilon is
-    known in closed form; for a sampling rate of 1 only, and the default there. "pld" and "rdp" compose step
-    by step. "pld" is tight, and the default for a lower rate; below a multiplier of 0.2 it would need much
-    memory, so that "rdp", an upper bound, takes its place.
+    Where all records are seen, T Gaussian mechanisms of multiplier sigma are one of sigma / sqrt(T), whose
+    epsilon is known in closed form. Sampled steps are composed one by one, by their privacy loss on a grid,
+    rounded up; below a multiplier of 0.2 that would need much memory, so that Rényi's divergence takes its
+    place, which gives an upper bound.
     """
     if not 0 < delta < 1:
         raise ExhumeError(f"delta: {delta} given, needed between 0 and 1")
@@ -168,18 +161,20 @@ def epsilon(
     if noise <= 0:
         return math.inf
     library = _dp_accounting()
-    if accountant is None:
-        accountant = "exact" if sampling == 1 else "pld" if noise >= 0.2 else "rdp"
-    if accountant == "exact":
-        if sampling < 1:
-            raise ExhumeError(f"accountant: exact is for a sampling rate of 1, not {sampling}")
+    if sampling == 1:
         return float(library.get_epsilon_gaussian(noise / math.sqrt(steps), delta))
-    one = library.GaussianDpEvent(noise)
-    if sampling < 1:
-        one = library.PoissonSampledDpEvent(sampling, one)
-    event = library.SelfComposedDpEvent(one, steps)
-    chosen = _accountants(library, sampled=sampling < 1)[accountant]()
-    return float(chosen.compose(event).get_epsilon(delta))
+    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.rdp import RdpAccountant
+
+    sampled = library.PoissonSampledDpEvent(sampling, library.GaussianDpEvent(noise))
+    adjacency = library.NeighboringRelation.ADD_OR_REMOVE_ONE
+    accountant = (
+        PLDAccountant(neighboring_relation=adjacency, value_discretization_interval=1e-3)
+        if noise >= _ON_GRID
+        else RdpAccountant(list(range(2, 129)), neighboring_relation=adjacency)
+    )
+    composed = accountant.compose(library.SelfComposedDpEvent(sampled, steps))
+    return float(composed.get_epsilon(delta))
 
 
 def noise_for_epsilon(target: float, steps: int, *, delta: float = 1e-5) -> float:
@@ -195,22 +190,6 @@ def _dp_accounting() -> Any:
     except ImportError as error:
         raise ExhumeError("epsilon needs dp-accounting: pip install 'exhume[dp]'") from error
     return dp_accounting
-
-
-def _accountants(library: Any, *, sampled: bool) -> dict[str, Callable[[], Any]]:
-    """Accountants by name. For sampled steps: a coarser grid of losses, rounded up, and whole orders only."""
-    from dp_accounting.pld import PLDAccountant
-    from dp_accounting.rdp import RdpAccountant
-
-    adjacency = library.NeighboringRelation.ADD_OR_REMOVE_ONE
-    return {
-        "pld": lambda: PLDAccountant(
-            neighboring_relation=adjacency, value_discretization_interval=1e-3 if sampled else 1e-4
-        ),
-        "rdp": lambda: RdpAccountant(
-            list(range(2, 129)) if sampled else None, neighboring_relation=adjacency
-        ),
-    }
 
 
 @dataclass(frozen=True)
