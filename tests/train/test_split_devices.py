@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from exhume.attacks.split import inversion, shadow
+from exhume.attacks.split import inversion, queried, shadow
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
 from exhume.attacks.split.lookalike import LayerFit, Pass, Windows
 from exhume.attacks.split.queried import QueriedInversion
@@ -32,7 +32,7 @@ from exhume.store.shards import NullStore
 from exhume.train import single as training
 from exhume.train.single import SplitJob, augmented_images
 
-MODULES = (training, single, dropout_ensemble, ensembler, hiding, shadow, inversion)
+MODULES = (training, single, dropout_ensemble, ensembler, hiding, shadow, inversion, queried)
 
 
 class Reached(Exception):
@@ -72,9 +72,9 @@ def first_loss_only(monkeypatch, key):
         raise Reached({*devices, found.device.type})
 
     for module in MODULES:
-        if "digest" in vars(module):
-            monkeypatch.setattr(module, "digest", lambda value: "")
-        monkeypatch.setattr(module, "train_module", first_loss)
+        for name, stand_in in (("digest", lambda value: ""), ("train_module", first_loss)):
+            if name in vars(module):
+                monkeypatch.setattr(module, name, stand_in)
 
 
 def reached(train):
