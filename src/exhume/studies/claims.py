@@ -238,8 +238,12 @@ class Words:
         also = {name: said_of(study).get(name, {}) for name in ("published", "kinds")}
         return Words(setting, {**also, **values})
 
+    def named(self, template: str) -> str:
+        """A name whose parts in angle brackets are filled in."""
+        return _PART.sub(lambda part: _short(self.value(part[1])), template)
+
     def value(self, name: str) -> Any:
-        name = _PART.sub(lambda part: _short(self.value(part[1])), name)
+        name = self.named(name)
         if name in self.values:
             return self.values[name]
         first, *rest = name.split(".")
@@ -250,7 +254,7 @@ class Words:
 
     def ranges(self, name: str) -> list[Range]:
         """The interval of a metric, or of one or several things that the study says."""
-        name = _PART.sub(lambda part: _short(self.value(part[1])), name)
+        name = self.named(name)
         found = self.values.get(name)
         if found is None or isinstance(found, Real):
             for low, high in ((f"{name}_low", f"{name}_high"), (f"{name}.low", f"{name}.high")):
@@ -269,8 +273,7 @@ class Words:
             return False
 
     def text(self, template: str) -> str:
-        said = _PART.sub(lambda part: _short(self.value(part[1])), template)
-        return _NAME.sub(lambda name: _formed(self.value(name[1]), name[2] or ""), said)
+        return _NAME.sub(lambda name: _formed(self.value(name[1]), name[2] or ""), template)
 
     def points(self, series: Mapping[str, Any]) -> list[Point]:
         """A metric of several arms, each at its place, with its interval unless it is `bare`.
@@ -284,7 +287,7 @@ class Words:
 
     def _point(self, x: Any, arm: Any, series: Mapping[str, Any]) -> Point:
         own = replace(self, values={**self.values, "x": arm})
-        name = _PART.sub(lambda part: _short(own.value(part[1])), series["metric"])
+        name = own.named(series["metric"])
         ends = [
             None if "bare" in series else own.values.get(f"{name}{e}") for e in ("_low", "_high")
         ]
@@ -431,4 +434,4 @@ def _each(
     ((name, several),) = row["each"].items()
     for value in words.value(several) if isinstance(several, str) else several:
         more = value if isinstance(value, dict) else {name: value}
-        yield Words(None, more).text(template), more
+        yield Words(None, more).named(template), more
