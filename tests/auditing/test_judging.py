@@ -10,7 +10,7 @@ import pytest
 from exhume.auditing.case import Ladder, Row, Rung
 from exhume.auditing.judge import holm_adjust, judge_releases, overall
 from exhume.core.contract import NotApplicable, Outcome, Status, silent
-from exhume.core.evidence import LineupRow
+from exhume.core.evidence import Extent, LineupRow
 from exhume.core.results import AttackSpec, Findings, PlannedAttack, Section, Verdict
 from exhume.report.folder import RunFolder
 from exhume.score.intervals import clopper_pearson, rate_of
@@ -26,7 +26,7 @@ def rows() -> list[Row]:
 
 
 def row(identified: int, p: float, targets: int = 100) -> LineupRow:
-    return LineupRow(identified, targets, 99, 0.01, p, 5, 0.1, adjusted=p)
+    return LineupRow(identified, targets, 99, 0.01, p, 5, 0.1, adjusted=p, second=p)
 
 
 def finding(name: str, found=NOTHING, release: str = RELEASE, **more) -> Findings:
@@ -100,6 +100,47 @@ def test_holm_over_what_was_planned():
     )  # never fewer than there are
 
 
+def test_the_tenth_that_the_attacker_is_surest_of_is_a_test_of_its_own():
+    """Two of each attack that decides; none of one that only knows more."""
+    surest = replace(row(9, 0.002), surest="releases")
+    found = [
+        finding("a", (9, 0.02), surest=surest),
+        finding("more", (9, 0.004), counts=False, knows_more="the head", surest=surest),
+    ]
+    new = holm_adjust(found, 3)
+    assert p_values(new) == pytest.approx([0.02, 0.008])
+    assert new[0].section.surest.adjusted == pytest.approx(0.006)
+    assert new[1].section.surest is surest
+    assert holm_adjust(found, 8)[0].section.surest.adjusted == pytest.approx(0.016)
+
+
+def test_how_many_tests_are_planned():
+    kinds = [("decides", 2), ("knows more", 1), ("beside", 0)]
+    for role, tests in kinds:
+        assert Row(AttackSpec("a", "a"), None, "", role=role).tests == tests
+
+
+def test_a_leak_of_the_surest_alone(judge):
+    surest = replace(row(9, 1e-4), surest="releases")
+    judged = judge([finding("a", surest=surest)], {RELEASE: never()})
+    assert judged.verdicts[RELEASE].word == "leaks"
+
+
+def test_a_borderline_attack_leaves_the_release_unaudited(judge):
+    """Silence of the others does not cover it."""
+    doubtful = replace(row(9, 0.006), second=0.4)
+    judged = judge([finding("a"), finding("b", None, lineup=doubtful)], {RELEASE: never()})
+    assert judged.verdicts[RELEASE].word == "not audited"
+    assert "borderline" in judged.verdicts[RELEASE].sentence
+
+
+def test_strength_stands_beside_leaks_only(judge):
+    known = Extent(strength="reconstructed", expected_by_chance=1.0)
+    judged = judge([finding("a", FOUND, extent=known), finding("b", extent=known)])
+    assert [one.section.extent.strength for one in judged.found] == ["reconstructed", None]
+    assert [one.section.extent.expected_by_chance for one in judged.found] == [1.0, 1.0]
+
+
 def test_only_what_decides_is_tested():
     """A comparison is no test; an adversary who knows more is one."""
     beside = finding("beside", (9, 0.004), counts=False)
@@ -123,7 +164,7 @@ def test_one_of_many_tests_is_no_leak_any_more(judge):
 def test_a_leak_needs_no_control(judge):
     judged = judge([finding("a", FOUND), finding("b")], {RELEASE: never()})
     assert judged.verdicts[RELEASE].word == "leaks"
-    assert "60 of 100 records (60%) came back" in judged.verdicts[RELEASE].sentence
+    assert "60 of 100 records (60%)" in judged.verdicts[RELEASE].sentence
     assert judged.controls == judged.reach == judged.charts == ()
     words = {one.section.spec.id: one.section.verdict for one in judged.found}
     assert words == {"a": "leaks", "b": "not audited"}  # b was not shown to work

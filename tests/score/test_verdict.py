@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exhume.core.contract import NotApplicable, Outcome, Status
-from exhume.core.evidence import LineupRow, Reach
+from exhume.core.evidence import Epsilon, Extent, LineupRow, Reach
 from exhume.core.results import AttackSpec, Section
 from exhume.score.intervals import clopper_pearson
 from exhume.score.lineup import LEVEL
@@ -67,11 +67,11 @@ def test_no_leak_is_found_only_by_an_attack_that_works_somewhere():
 def test_every_word_in_full():
     leaks = verdict_on(section(row(80, adjusted=1e-4)))
     assert leaks.sentence == (
-        "The release leaks: 80 of 100 records (80%) came back: each is more like its reconstruction than all "
-        "of 99 strangers of the same class are."
+        "The release leaks: 80 of 100 records (80%) can be recognised: each is more like what came back than "
+        "all of 99 strangers of the same class are; by chance 2 would be."
     )
     chance = (
-        "By chance 2.0% would be identified (p = 0.0001, 0.0001 for all attacks of this audit). 95% interval "
+        "By chance 2.0% would be identified (p = 0.0001, 0.0001 for all tests of this audit). 95% interval "
         "of the share, over these targets alone: 70.8% to 87.3%."
     )
     assert leaks.detail == chance
@@ -165,7 +165,43 @@ def test_a_proof_does_not_outweigh_a_line_up_that_knows_nobody():
 
 
 def test_a_doubt_does_not_hide_a_leak():
-    assert word(section(row(80, adjusted=LEVEL), doubt="stopped early")) == "leaks"
+    assert word(section(row(80, adjusted=1e-4), doubt="stopped early")) == "leaks"
+
+
+@pytest.mark.parametrize(
+    ("adjusted", "second", "leaks"),
+    [(0.001, None, True), (0.0011, None, False), (LEVEL, 0.05, True), (LEVEL, 0.051, False)],
+)
+def test_a_borderline_leak_must_show_among_new_strangers(adjusted, second, leaks):
+    found = section(replace(row(9, adjusted=adjusted), second=second))
+    verdict = verdict_on(found, reach())
+    assert verdict.word == ("leaks" if leaks else "not audited")  # and silence is not earned either
+    assert ("borderline" in verdict.sentence) != leaks
+    if leaks and second is not None:
+        assert "Drawn again with new strangers: p = 0.05." in verdict.detail
+
+
+def test_a_leak_of_those_that_the_attacker_is_surest_of():
+    surest = replace(row(6, adjusted=1e-4, targets=10), surest="releases")
+    found = section(surest=surest)
+    verdict = verdict_on(found, reach())
+    assert verdict.word == "leaks"
+    assert "of the 10 records that the attacker is surest of, 6 can be" in verdict.sentence
+    answers = replace(row(6, adjusted=1e-4), surest="answers")
+    assert "6 of 100 records" in verdict_on(section(surest=answers), reach()).sentence
+    assert word(section(row(80, adjusted=1e-4), surest=surest)) == "leaks"
+    assert "80 of 100" in verdict_on(section(row(80, adjusted=1e-4), surest=surest)).sentence
+    doubtful = replace(surest, adjusted=0.009, second=0.3)
+    assert word(section(surest=doubtful), reach()) == "not audited"
+
+
+def test_strength_and_epsilon_in_words():
+    near = Extent(
+        strength="reconstructed", epsilon=Epsilon(1.0, 3.0, sentence="epsilon is at least 1.")
+    )
+    verdict = verdict_on(section(row(80, adjusted=1e-4), extent=near))
+    assert "were reconstructed" in verdict.sentence
+    assert verdict.detail.endswith("epsilon is at least 1.")
 
 
 def test_gravest():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from exhume.auditing.case import Answer, Case, Question, Row, Seats
+from exhume.auditing.case import Answer, Case, Question, Row, Scored
+from exhume.auditing.lineups import Lined, line_up_row
 from exhume.core.contract import (
     Cost,
     NotApplicable,
@@ -21,12 +22,9 @@ from exhume.core.contract import (
     Status,
     Store,
 )
-from exhume.core.evidence import LineupRow, Premise
+from exhume.core.evidence import Extent, LineupRow, Premise
 from exhume.core.results import Findings, Section
 from exhume.score.intervals import rate_of
-from exhume.score.lineup import LEVEL
-from exhume.score.placebo import DIFFERENT, marked, placebo
-from exhume.score.places import batch_answers, line_up
 from exhume.score.verdict import leak_of, not_audited
 
 Earlier = dict[str, dict[int, Answer]]
@@ -142,26 +140,6 @@ def _reconstruct(
 # Line up, score, doubt
 
 
-@dataclass(frozen=True, eq=False)
-class Lined:
-    """A line-up, and why it says nothing."""
-
-    row: LineupRow | None = None
-    ranks: Tensor | None = None  # (t,)
-    averages: int | None = None  # candidates that are averages of their batch
-    doubt: str = ""
-    wrong: bool = False  # it is of other records
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        if not self.averages:
-            return ()
-        some = "1 candidate is" if self.averages == 1 else f"{self.averages} candidates are"
-        return (
-            f"{some} nearer to a mean of the batch than to any record: an average, which counts for none.",
-        )
-
-
 def findings_of(case: Case, row: Row, answers: Sequence[Answer], *, tests: int) -> Findings:
     """One attack's answers to all questions: lined up, scored, and what its silence would be worth."""
     ran = [answer for answer in answers if answer.applies]
@@ -171,7 +149,8 @@ def findings_of(case: Case, row: Row, answers: Sequence[Answer], *, tests: int) 
         verdict = not_audited(case.refusal(status.reason))
         section = Section(row.spec, status, knows)
         return Findings(_as_its_row(section, row), verdict, facts=case.facts())
-    lined = line_up_row(case.seats(row, ran), tests)
+    decides, whole = row.role == "decides", row.whole and row.look is None
+    lined = line_up_row(case.seats(row, ran), tests, decides=decides, whole=whole)
     scored = case.score(row, ran, lined.ranks)
     lineup = None if lined.wrong and scored.proved else lined.row
     leak = scored.leak if lined.row is None else leak_of(lineup)
@@ -189,6 +168,7 @@ def findings_of(case: Case, row: Row, answers: Sequence[Answer], *, tests: int) 
         metrics,
         leak,
         lineup=lineup,
+        surest=lined.surest,
         proved=scored.proved,
         doubt=lined.doubt or case.doubt(row, ran, metrics),
         baselines=scored.baselines,
@@ -198,9 +178,23 @@ def findings_of(case: Case, row: Row, answers: Sequence[Answer], *, tests: int) 
         ),
         notes=scored.notes + lined.notes + _refused(answers),
         ranked_by=scored.ranked_by,
+        extent=_extent(lined, scored),
     )
     facts = {**case.facts(), **scored.facts}
     return Findings(_as_its_row(section, row), scored.verdict, scored.evidence, facts, scored.risk)
+
+
+def _extent(lined: Lined, scored: Scored) -> Extent:
+    """How far it goes, should it leak. Reconstructed: nearer than what the adversary held, above decoys."""
+    row = lined.row
+    nearer = lined.nearer if scored.nearer is None else scored.nearer
+    reconstructed = bool(scored.proved) or nearer
+    return Extent(
+        strength="reconstructed" if reconstructed else "recognised",
+        expected_by_chance=row.chance * row.targets if row is not None else None,
+        epsilon=lined.epsilon,
+        groups=lined.groups,
+    )
 
 
 def _as_its_row(section: Section, row: Row) -> Section:
@@ -219,36 +213,15 @@ def status_of(answers: Sequence[Answer]) -> Status:
     return next((s for s in applied if s.outcome is not Outcome.CONVERGED), applied[0])
 
 
-def line_up_row(seats: Seats | None, tests: int) -> Lined:
-    """Every record against everything that answers its release.
-
-    What is nearer to a mean of a batch than to any of its records is an average, and answers nobody. Where
-    the user chose the records, answers that know nothing of the release come first.
-    """
-    if seats is None:
-        return Lined()
-    batches = None
-    if seats.batches:
-        batches = batch_answers(seats.places, seats.candidates, seats.batches, seats.alike)
-    averages = batches.dropped if batches is not None else None
-    row, ranks = line_up(
-        seats.places, seats.candidates, seats.key, tests=tests, alike=seats.alike, batches=batches
-    )
-    if seats.wrong:
-        return Lined(row, ranks, averages, seats.wrong, wrong=True)
-    if seats.placebo is None or not row.targets:
-        return Lined(row, ranks, averages)
-    chosen, key, _ = seats.placebo
-    by_itself = min(placebo(*seats.placebo), marked(chosen, key))
-    if by_itself > LEVEL:
-        return Lined(row, ranks, averages)
-    return Lined(replace(row, p=1.0), ranks, averages, DIFFERENT.format(by_itself))
-
-
 def pooled(answers: Sequence[Answer], shape: tuple[int, ...]) -> Tensor:
     """(k, *shape) everything that was found, as candidates of one release."""
     found = [answer.found.found().double() for answer in answers]
     return torch.cat([torch.zeros(0, *shape, dtype=torch.float64), *found])
+
+
+def confidences(answers: Sequence[Answer]) -> Tensor:
+    """(k,) of the same candidates."""
+    return torch.cat([torch.zeros(0), *(answer.found.sure().float() for answer in answers)])
 
 
 def line_ups(

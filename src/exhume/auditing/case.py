@@ -96,6 +96,11 @@ class Row:
         """Its line-up decides something: the verdict itself, or that a secret alone protects."""
         return self.role != "beside" and self.certify is None
 
+    @property
+    def tests(self) -> int:
+        """One of all records; of a row that decides one more, of those that the attacker is surest of."""
+        return self.tested + (self.tested and self.role == "decides")
+
 
 @dataclass(frozen=True, eq=False)
 class Question:
@@ -140,6 +145,11 @@ class Seats:
     batches: Sequence[Records] = ()  # behind each release, whose averages count for no record
     placebo: tuple[Places, Key, Alike | None] | None = None  # where the user chose the records
     wrong: str = ""  # that these are not its records
+    confidence: Sequence[Tensor] = ()  # (k,) of the candidates
+    groups: Sequence[str] = ()  # (t,) that the targets belong to
+    game: Literal["", "independent", "shared"] = (
+        ""  # Balle22's: is training random for each target by itself
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +167,16 @@ class Scored:
     leak: Rate | None = None  # where nobody is lined up
     proved: int = 0  # records
     members: int = 0  # records behind the releases, as far as known
+
+    @property
+    def nearer(self) -> bool | None:
+        """Nearer than anything held, more often than decoys; None: it was not measured."""
+        figures = self.metrics
+        if "null_success_high" in figures and "success_low" in figures:
+            return figures["success_low"] > figures["null_success_high"]
+        if "above_bar_share_low" in figures and self.leak is not None:
+            return figures["above_bar_share_low"] > (self.leak.chance or 0.0)
+        return None
 
 
 @dataclass(frozen=True, eq=False)

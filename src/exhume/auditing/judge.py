@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from exhume.auditing.case import Ladder
 from exhume.auditing.controls import LadderResult, climb, reach_chart
 from exhume.core.contract import Progress
-from exhume.core.evidence import ControlRow, Reach
+from exhume.core.evidence import ControlRow, LineupRow, Reach
 from exhume.core.results import Chart, Findings, PlannedAttack, Section, Verdict, Word
 from exhume.report.folder import RunFolder
 from exhume.score.lineup import among_tests, holm
@@ -19,6 +19,7 @@ from exhume.score.verdict import (
     not_audited,
     noticed,
     silent,
+    unsettled,
     verdict_on,
 )
 
@@ -37,20 +38,33 @@ class Judged:
 def holm_adjust(found: Sequence[Findings], planned: int) -> list[Findings]:
     """p-values for all line-ups of the audit (Holm), and what each could notice at the level that leaves it.
 
-    planned: tests that were fixed before; all count.
+    planned: tests that were fixed before; all count. A deciding attack has two: of all records, and of the
+    tenth that it is surest of.
     """
-    tested = [place for place, one in enumerate(found) if one.tested]
-    values = [row.p for place in tested if (row := found[place].section.lineup) is not None]
+    rows = [
+        (place, name, row) for place, one in enumerate(found) for name, row in _tested(one).items()
+    ]
+    values = [row.p for _, _, row in rows]
     values += [1.0] * max(0, planned - len(values))
     new = list(found)
-    for place, p in zip(tested, holm(values), strict=False):
-        section = found[place].section
-        assert section.lineup is not None  # it was tested
-        row = replace(among_tests(section.lineup, len(values)), adjusted=p)
+    for (place, name, tested), p in zip(rows, holm(values), strict=False):
+        row = replace(among_tests(tested, len(values)), adjusted=p)
+        section = new[place].section
+        if name == "surest":
+            new[place] = replace(new[place], section=replace(section, surest=row))
+            continue
         leak = section.leak and replace(section.leak, detectable=row.detectable)
-        section = replace(section, lineup=row, leak=leak)
-        new[place] = replace(found[place], section=section)
+        new[place] = replace(new[place], section=replace(section, lineup=row, leak=leak))
     return new
+
+
+def _tested(one: Findings) -> dict[str, LineupRow]:
+    """Its line-ups that decide something."""
+    section = one.section
+    if not one.tested:
+        return {}
+    rows = {"lineup": section.lineup, "surest": section.surest if section.counts else None}
+    return {name: row for name, row in rows.items() if row is not None}
 
 
 def judge_releases(
@@ -111,7 +125,11 @@ def _to_control(own: Sequence[Findings]) -> dict[str, str]:
 
 
 def _doubts(counted: Sequence[Section]) -> list[str]:
-    return [section.doubt for section in counted if section.doubt]
+    return [why for section in counted if section.applies and (why := _unsettled(section))]
+
+
+def _unsettled(section: Section) -> str:
+    return "" if found_something(section) and not section.doubt else unsettled(section)
 
 
 def _attach_verdict(one: Findings, reach: Reach | None, *, counted: bool) -> Findings:
@@ -135,7 +153,11 @@ def _attach_verdict(one: Findings, reach: Reach | None, *, counted: bool) -> Fin
     ):
         power = replace(section.leak, detectable=noticed(section.lineup, reach))
         section = replace(section, leak=power)
-    return replace(one, section=replace(section, verdict=verdict.word), verdict=verdict)
+    extent = section.extent
+    if verdict.word != "leaks":
+        extent = replace(extent, strength=None)
+    section = replace(section, verdict=verdict.word, extent=extent)
+    return replace(one, section=section, verdict=verdict)
 
 
 def _of_release(
@@ -161,7 +183,7 @@ def _reach_low(one: Findings, reach: Mapping[str, Reach]) -> float:
 
 def _why_not(deciding: Sequence[Findings]) -> Verdict:
     """The doubt about the attack that got furthest; else why nothing could be mounted."""
-    doubted = [one for one in deciding if one.section.doubt and one.section.applies]
+    doubted = [one for one in deciding if one.section.applies and unsettled(one.section)]
     ran = [one for one in deciding if one.section.applies]
     return (doubted or ran or list(deciding))[0].verdict
 

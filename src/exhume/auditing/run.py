@@ -185,7 +185,7 @@ class Planned:
     @property
     def tests(self) -> int:
         """Line-ups that decide something, fixed before anything is attacked."""
-        return sum(row.tested for row, planned in self.rows if planned.run)
+        return sum(row.tests for row, planned in self.rows if planned.run)
 
     def of(self, release: str) -> list[tuple[Row, PlannedAttack]]:
         return [(row, planned) for row, planned in self.rows if planned.release == release]
@@ -270,7 +270,8 @@ def judge(
 ) -> Judged:
     """The verdict on each released thing; where nothing came back, after controls."""
     judging = [one.section for one in found if one.section.counts or one.section.knows_more]
-    tests = planned.tests - sum(not section.applies for section in judging)  # by the release alone
+    refused = [1 + section.counts for section in judging if not section.applies]
+    tests = planned.tests - sum(refused)  # by the release alone
     budget = brief.budget.seconds
     return judge_releases(
         holm_adjust(found, tests),

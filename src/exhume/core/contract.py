@@ -335,6 +335,10 @@ class Reconstruction:
         """(m, *record) the real candidates of one release, best first."""
         return self.candidates[release][self.real[release]]
 
+    def sure(self, release: int = 0) -> Tensor:
+        """(m,) the attack's confidence in each of these."""
+        return self.confidence[release][self.real[release]]
+
     @staticmethod
     def none(releases: int, shape: tuple[int, ...], why: NotApplicable) -> Reconstruction:
         """The empty result of an attack that does not apply."""

@@ -32,6 +32,8 @@ class LineupRow:
     among: str = "strangers of the same class"
     adjusted: float = 1.0  # p, for all tests of the audit
     tail: tuple[float, ...] = ()  # p of 0, 1, 2, … identified, up to the smallest that there is
+    second: float | None = None  # p of a second draw of strangers; None: the first shows nothing
+    surest: Literal["", "releases", "answers"] = ""  # only the tenth that the attacker is surest of
 
     @property
     def share(self) -> float:

@@ -83,6 +83,10 @@ class Records:
         """Shape of one record."""
         return tuple(self.inputs.shape[self.labels.ndim :])
 
+    def class_names(self) -> list[str]:
+        """The class of every record, by its name."""
+        return [self.classes[label] for label in self.labels.tolist()]
+
     def to(self, device: torch.device) -> Records:
         return replace(self, inputs=self.inputs.to(device), labels=self.labels.to(device))
 

@@ -120,6 +120,7 @@ class Section:
     verdict: str = ""
     counts: bool = True  # for the verdict; False: a bound, or a comparison
     lineup: LineupRow | None = None  # None: there was nobody to compare with
+    surest: LineupRow | None = None  # of the tenth that the attacker is surest of; None: not tested
     proved: int = 0  # records that training on the reconstructions proves
     doubt: str = (
         ""  # why silence of this attack says nothing, such as a search that did not converge

@@ -14,8 +14,9 @@ code. Images have two measures, and first by either counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ class LineupScore:
     tail: Tensor  # (t + 2,) p of every possible count
     left_out: int  # targets with too few strangers
     fewest: int  # strangers of any target
+    strangers: Mapping[int, Tensor]  # places, by the target's
 
     @property
     def identified(self) -> Tensor:
@@ -92,13 +94,70 @@ class Lineup:
         if places and int(self.release.max()) >= next(iter(shapes))[0]:
             raise ExhumeError("line-up: a target belongs to a release that nothing answers")
 
-    def score(self, key: Key, *, strangers: int = USUAL, draws: int = _DRAWS) -> LineupScore:
-        """strangers: of each target, drawn once from its stratum; never of its own release."""
-        drawn = self._strangers(strangers, key.fold("strangers"))
+    def score(
+        self,
+        key: Key,
+        *,
+        strangers: int = USUAL,
+        draws: int = _DRAWS,
+        only: Tensor | None = None,
+        before: Mapping[int, Tensor] = MappingProxyType({}),
+    ) -> LineupScore:
+        """strangers: of each target, drawn once from its stratum; never of its own release.
+
+        only: (b,) releases whose targets are counted, chosen without the records; None: all. before:
+        strangers of an earlier draw, who are drawn again only where there are no others.
+        """
+        drawn = self._strangers(strangers, key.fold("strangers"), before)
+        counted = self.release >= 0
+        if only is not None:
+            counted &= torch.isin(self.release, only)
+            drawn = {place: others for place, others in drawn.items() if bool(counted[place])}
+        return self._scored(drawn, draws, key.fold("permutations"), int(counted.sum()))
+
+    def dealt(self, most: int, key: Key) -> tuple[int, int, int] | None:
+        """Identified targets, targets and strangers of each, where no two targets share a stranger.
+
+        None: there are not enough of them.
+        """
+        drawn: dict[int, Tensor] = {}
+        for label in torch.unique(self.stratum).tolist():
+            same = self.stratum == label
+            targets = (same & (self.release >= 0)).nonzero()[:, 0].tolist()
+            others = (same & (self.release < 0)).nonzero()[:, 0]
+            each = min(most, len(others) // max(1, len(targets)))
+            if targets and each < FEWEST:
+                return None
+            order = others[
+                torch.randperm(len(others), generator=key.fold("dealt", label).generator())
+            ]
+            drawn |= {place: order[i * each : (i + 1) * each] for i, place in enumerate(targets)}
+        first = [self._rank(place, others) == 1 for place, others in drawn.items()]
+        return sum(first), len(first), min((len(own) for own in drawn.values()), default=0)
+
+    def _strangers(
+        self, most: int, key: Key, before: Mapping[int, Tensor] = MappingProxyType({})
+    ) -> dict[int, Tensor]:
+        """Places of the strangers of every target that has enough of them."""
+        drawn = {}
+        generator = key.generator()
+        for place in (self.release >= 0).nonzero()[:, 0].tolist():
+            same = self.stratum == self.stratum[place]
+            others = (same & (self.release != self.release[place])).nonzero()[:, 0]
+            order = others[torch.randperm(len(others), generator=generator)]
+            if place in before:
+                again = torch.isin(order, before[place])
+                order = torch.cat([order[~again], order[again]])
+            if len(others) >= FEWEST:
+                drawn[place] = order[:most]
+        return drawn
+
+    def _scored(self, drawn: dict[int, Tensor], draws: int, key: Key, meant: int) -> LineupScore:
+        """meant: targets, those without enough strangers among them."""
         targets = torch.tensor(sorted(drawn), dtype=torch.long)
         ranks = torch.tensor([self._rank(i, drawn[i]) for i in targets.tolist()], dtype=torch.long)
         permuted = self._permuted if self.batches is None else self._permuted_batches
-        counts = permuted(drawn, draws, key.fold("permutations"))
+        counts = permuted(drawn, draws, key)
         at_least = (counts[:, None] >= torch.arange(len(targets) + 2)).sum(0)
         tail = (1 + at_least).double() / (1 + draws)  # p of every possible count
         return LineupScore(
@@ -106,21 +165,10 @@ class Lineup:
             ranks,
             chance=float(counts.double().mean()) / max(1, len(targets)),
             tail=tail,
-            left_out=int((self.release >= 0).sum()) - len(targets),
+            left_out=meant - len(targets),
             fewest=min((len(own) for own in drawn.values()), default=0),
+            strangers=drawn,
         )
-
-    def _strangers(self, most: int, key: Key) -> dict[int, Tensor]:
-        """Places of the strangers of every target that has enough of them."""
-        drawn = {}
-        generator = key.generator()
-        for place in (self.release >= 0).nonzero()[:, 0].tolist():
-            same = self.stratum == self.stratum[place]
-            others = (same & (self.release != self.release[place])).nonzero()[:, 0]
-            order = torch.randperm(len(others), generator=generator)[:most]
-            if len(others) >= FEWEST:
-                drawn[place] = others[order]
-        return drawn
 
     def _rank(self, place: int, strangers: Tensor) -> int:
         rows = [one[self.release[place]] for one in self.similarity]

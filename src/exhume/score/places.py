@@ -17,10 +17,13 @@ from torch import Tensor
 from exhume.core.contract import ExhumeError, Key, Records
 from exhume.core.evidence import LineupRow
 from exhume.score.averages import Batches, batches_of
+from exhume.score.intervals import clopper_pearson
 from exhume.score.lineup import (
     FEWEST,
+    LEVEL,
     Alike,
     Lineup,
+    LineupScore,
     answering,
     likeness,
     measures_of,
@@ -100,14 +103,69 @@ def line_up(
     (n, *shape) records to (k, n); None: by what the records are. batches: the same candidates one by one,
     where averages count for nobody.
     """
+    lineup = lineup_of(places, candidates, alike, batches)
+    score = lineup.score(key, strangers=_wanted(places, lineup, tests))
+    row = score.row(left_out=places.left_out, among=places.among, tests=tests)
+    return row, ranks_of(places, score)
+
+
+def line_up_twice(
+    places: Places, lineup: Lineup, key: Key, *, tests: int, only: Tensor | None = None
+) -> tuple[LineupRow, LineupScore]:
+    """The test; where it is significant by itself also its p with new strangers, as far as there are any.
+
+    only: (b,) releases whose targets are counted; None: all.
+    """
+    strangers = _wanted(places, lineup, tests)
+    score = lineup.score(key, strangers=strangers, only=only)
+    left_out = places.left_out if only is None else 0
+    row = score.row(left_out=left_out, among=places.among, tests=tests)
+    if row.p <= LEVEL:
+        again = key.fold("second draw")
+        second = lineup.score(again, strangers=strangers, only=only, before=score.strangers)
+        row = replace(row, second=second.p)
+    return row, score
+
+
+def lineup_of(
+    places: Places,
+    candidates: Sequence[Tensor],
+    alike: Alike | None = None,
+    batches: Batches | None = None,
+) -> Lineup:
     own = None if batches is None else batches.similarity()
     similarity = own or likeness(candidates, places.inputs, alike)
-    strangers = strangers_for(places.targets, tests, len(similarity))
-    lineup = Lineup(similarity, places.release, places.stratum, batches)
-    score = lineup.score(key, strangers=strangers)
+    return Lineup(similarity, places.release, places.stratum, batches)
+
+
+def ranks_of(places: Places, score: LineupScore) -> Tensor:
+    """(t,) of every target among its strangers; 0: it was left out."""
     ranks = torch.zeros(places.targets + places.left_out, dtype=torch.long)
     ranks[places.target[score.targets]] = score.ranks
-    return score.row(left_out=places.left_out, among=places.among, tests=tests), ranks
+    return ranks
+
+
+def _wanted(places: Places, lineup: Lineup, tests: int) -> int:
+    return strangers_for(places.targets, tests, len(lineup.similarity))
+
+
+def nearer_than_others(places: Places, lineup: Lineup, alike: Alike | None = None) -> bool:
+    """Whether what came back is nearer to its record than any other record is, more often than by chance.
+
+    Chance: the same question for strangers, each put to the answers of a release in turn.
+    """
+    (row, *_), (first, *_) = lineup.similarity, measures_of(places.inputs, alike)
+    every = first(places.inputs)  # (n, n)
+    every.fill_diagonal_(-torch.inf)
+    others = every.amax(0).to(row)
+    place = torch.arange(len(others))
+    own = places.release >= 0
+    answering_release = torch.where(own, places.release, place % len(row))
+    nearer = row[answering_release, place] > others
+    won, lucky = nearer[own], nearer[~own]
+    low = clopper_pearson(int(won.sum()), len(won))[0] if len(won) else 0.0
+    high = clopper_pearson(int(lucky.sum()), len(lucky))[1] if len(lucky) else 1.0
+    return low > high
 
 
 def batch_answers(

@@ -17,6 +17,8 @@ from exhume.score.intervals import rate_of
 from exhume.score.lineup import LEVEL
 
 MOST_UNNOTICED = 0.5  # share of the records that may leak unnoticed before a test audits nothing
+BORDERLINE = 0.001  # adjusted p above which a leak must show among new strangers, too
+SECOND_LEVEL = 0.05  # at which it must
 
 
 def verdict_on(section: Section, reach: Reach | None = None) -> Verdict:
@@ -63,7 +65,22 @@ def found_something(section: Section) -> bool:
     row = section.lineup
     if section.proved and (row is None or row.identified or not row.targets):
         return True
-    return row is not None and row.adjusted <= LEVEL
+    return leaking_row(section) is not None
+
+
+def leaking_row(section: Section) -> LineupRow | None:
+    """The line-up that shows a leak: of all records, or of the tenth that the attacker is surest of."""
+    rows = [row for row in (section.lineup, section.surest) if row is not None]
+    return next((row for row in rows if _confirmed(row)), None)
+
+
+def _confirmed(row: LineupRow) -> bool:
+    """Significant; a borderline result also among other strangers."""
+    if row.adjusted > LEVEL:
+        return False
+    if row.adjusted <= BORDERLINE:
+        return True
+    return row.second is not None and row.second <= SECOND_LEVEL
 
 
 def silent(section: Section) -> bool:
@@ -77,10 +94,24 @@ def silent(section: Section) -> bool:
     )
 
 
-def _says_nothing(section: Section, row: LineupRow) -> str:
-    """Why silence of this attack is no evidence; empty: it is."""
+def unsettled(section: Section) -> str:
+    """Why neither a leak nor silence can be read from it: a doubt, or a draw that did not repeat itself."""
     if section.doubt:
         return section.doubt
+    for row in (section.lineup, section.surest):
+        if row is not None and row.adjusted <= LEVEL and not _confirmed(row):
+            second = "no second draw" if row.second is None else f"{row.second:.2g} in the second"
+            return (
+                f"the line-up is borderline: p is {row.adjusted:.2g} for all tests of this audit in the "
+                f"first draw of strangers and {second}; use more records"
+            )
+    return ""
+
+
+def _says_nothing(section: Section, row: LineupRow) -> str:
+    """Why silence of this attack is no evidence; empty: it is."""
+    if why := unsettled(section):
+        return why
     if not row.targets:
         return (
             f"no record could be lined up ({row.left_out} left out: copies, held by the adversary, or "
@@ -118,33 +149,54 @@ def _share(row: LineupRow) -> str:
 
 def _against_chance(row: LineupRow) -> str:
     rate = rate_of(row.identified, row.targets)
+    again = f" Drawn again with new strangers: p = {row.second:.2g}." if _borderline(row) else ""
     return (
         f"By chance {row.chance:.1%} would be identified (p = {row.p:.2g}, {row.adjusted:.2g} for all "
-        f"attacks of this audit). 95% interval of the share, over these targets alone: {rate.low:.1%} to "
-        f"{rate.high:.1%}."
+        f"tests of this audit).{again} 95% interval of the share, over these targets alone: "
+        f"{rate.low:.1%} to {rate.high:.1%}."
     )
 
 
+def _borderline(row: LineupRow) -> bool:
+    return BORDERLINE < row.adjusted <= LEVEL and row.second is not None
+
+
 def _leaks(section: Section) -> Verdict:
-    row = section.lineup
-    if row is not None and row.adjusted <= LEVEL:
-        return Verdict(
-            "leaks",
-            f"The release leaks: {_share(row)} came back: each is more like its reconstruction than "
-            f"{_strangers(row)} are.",
+    row = leaking_row(section)
+    proofs = [note for note in section.notes if any(said in note for said in _PROOFS)]
+    others = [f"{OF_OTHERS}: {section.doubt}."] * bool(section.doubt and section.lineup is None)
+    if row is not None:
+        detail = [
             _against_chance(row),
-        )
+            *([section.extent.epsilon.sentence] if section.extent.epsilon else []),
+        ]
+        return Verdict("leaks", f"The release leaks: {_came_back(section, row)}", " ".join(detail))
     count = "1 record was" if section.proved == 1 else f"{section.proved} records were"
     return Verdict(
         "leaks",
         f"The release leaks: {count} reconstructed, and the release itself proves it.",
-        " ".join(
-            [
-                *(note for note in section.notes if any(said in note for said in _PROOFS)),
-                *([f"{OF_OTHERS}: {section.doubt}."] * bool(section.doubt and row is None)),
-            ]
-        ),
+        " ".join([*proofs, *others]),
     )
+
+
+def _came_back(section: Section, row: LineupRow) -> str:
+    """Whether records are reconstructed or only recognised, and how many chance would name."""
+    how = (
+        "were reconstructed" if section.extent.strength == "reconstructed" else "can be recognised"
+    )
+    expected = f"by chance {row.chance * row.targets:.2g} would be"
+    more = f"more like what came back than {_strangers(row)}"
+    if row.surest == "releases":
+        return (
+            f"of the {row.targets} records that the attacker is surest of, {row.identified} {how}: each is "
+            f"{more} are; {expected}."
+        )
+    if row.surest == "answers":
+        return (
+            f"by the tenth of its answers that the attacker is surest of, {_share(row)} {how}: each is "
+            f"{more} are; {expected}."
+        )
+    return f"{_share(row)} {how}: each is {more} are; {expected}."
 
 
 def _at_risk(section: Section) -> Verdict:

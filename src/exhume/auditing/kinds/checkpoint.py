@@ -285,6 +285,8 @@ class CheckpointCase(Case):
             key,
             alike,
             placebo=None if self.control else self._placebo(),
+            confidence=[answers[0].found.sure()],
+            groups=self.given.trained.class_names(),
         )
 
     def _placebo(self) -> tuple[Places, Key, Alike | None]:

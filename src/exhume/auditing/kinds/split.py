@@ -341,7 +341,14 @@ class SplitCase(Case):
         found, places = answers[0].found, self.places
         assert places is not None  # its releases are made
         candidates = [found.found(place) for place in range(len(self.owned.parts.target))]
-        return Seats(places, candidates, self.key.fold("line-up"), self.kind.alike)
+        return Seats(
+            places,
+            candidates,
+            self.key.fold("line-up"),
+            self.kind.alike,
+            confidence=[found.sure(place) for place in range(len(candidates))],
+            groups=self.owned.parts.target.class_names(),
+        )
 
     def score(self, row: Row, answers: Sequence[Answer], ranks: Tensor | None) -> Scored:
         found = answers[0].found

@@ -344,7 +344,17 @@ class TrainingCase(Case):
         if row.look is not None:
             return seats_of(answers, places, self.played.key.fold("line-up"))
         candidates = [a.found.found(i) for a in answers for i in range(len(a.found.candidates))]
-        return Seats(places, candidates, self.played.key.fold("line-up"))
+        sure = [a.found.sure(i) for a in answers for i in range(len(a.found.candidates))]
+        _, secret = first_of(self.played.victim, row.records)
+        own = isinstance(self.recipe, FullBatch)  # noise and draws of each model are its own
+        return Seats(
+            places,
+            candidates,
+            self.played.key.fold("line-up"),
+            confidence=sure,
+            groups=secret.open().class_names(),
+            game="independent" if own else "shared",
+        )
 
     @property
     def _targets(self) -> int:

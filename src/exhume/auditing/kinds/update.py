@@ -16,7 +16,7 @@ from torch import Tensor
 
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.two_last import decode
-from exhume.auditing.attack import pooled
+from exhume.auditing.attack import confidences, pooled
 from exhume.auditing.case import (
     RUNG_TARGETS,
     Answer,
@@ -239,22 +239,24 @@ class UpdateCase(Case):
             return None
         texts, alike = isinstance(self.net, TextModel), None
         if isinstance(self.net, TextModel):
-            padding = self.net.padding
-            ordered = row.whole and _ordered(answers)
-            alike = alike_texts(padding, ordered=ordered) if row.whole else alike_lists(padding)
-        candidates = [
-            _tokens(mine, records, row).found() if texts else pooled(mine, records.shape)
+            alike = alike_lists(self.net.padding)
+            if row.whole:
+                alike = alike_texts(self.net.padding, ordered=_ordered(answers))
+        found = [
+            _tokens(mine, records, row) if texts else _candidates(mine, records)
             for mine, records in _by_client(answers, truth)
         ]
         known = alike if row.whole else None
         return Seats(
             self.places,
-            candidates,
+            [one.found() for one in found],
             key.fold("line-up"),
             alike,
             () if texts else tuple(truth.private.values()),
             (self.places, key.fold("placebo"), known) if truth.chosen else None,
             truth.wrong,
+            confidence=[] if texts else [one.sure() for one in found],
+            groups=Records.joined(list(truth.private.values())).class_names(),
         )
 
     @cached_property
@@ -521,14 +523,12 @@ def _by_client(answers: Sequence[Answer], truth: Truth) -> list[tuple[list[Answe
 def _candidates(answers: Sequence[Answer], records: Records) -> Reconstruction:
     """Everything found in any of a client's updates, as candidates for its records."""
     whole = pooled(answers, records.shape)[None]
-    labels = [
-        torch.full((len(a.found.found()),), -1)
-        if a.found.labels is None
-        else a.found.labels[0][a.found.real[0]]
-        for a in answers
-    ]
-    every = torch.cat([torch.zeros(0, dtype=torch.int64), *labels])[None]
-    return Reconstruction(whole, torch.zeros(whole.shape[:2]), _POOLED, labels=every)
+    every = [torch.zeros(0, dtype=torch.int64)]
+    for found in (answer.found for answer in answers):
+        labels = torch.full(found.real.shape, -1) if found.labels is None else found.labels
+        every.append(labels[0][found.real[0]])
+    labels = torch.cat(every)[None]
+    return Reconstruction(whole, confidences(answers)[None], _POOLED, labels=labels)
 
 
 def _tokens(answers: Sequence[Answer], records: Records, row: Row) -> Reconstruction:
