@@ -157,10 +157,10 @@ def recipe_for(settings: Settings, records: Records) -> Trains:
         raise ExhumeError(
             f"dp_steps: {chosen.dp_steps} given; without a train of your own, say steps"
         )
-    own = isinstance(network, OwnArchitecture) and fully_connected(network) is None
-    if own and not mixes_batches(network):
+    of_users = isinstance(network, OwnArchitecture) and fully_connected(network) is None
+    if of_users and not mixes_batches(network):
         check_side_by_side(network)  # before anything is written
-    if own and mixes_batches(network) and chosen.dp_clip:
+    if of_users and mixes_batches(network) and chosen.dp_clip:
         raise ExhumeError(
             "dp_clip: with batch norm no record has a gradient of its own to clip; replace it by nn.GroupNorm"
         )

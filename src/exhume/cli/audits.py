@@ -198,13 +198,13 @@ def _brief_of(kind: type[ReleaseSettings]) -> Callable[[dict[str, Any]], Brief]:
     """A brief of one release; its records, if it is given any, are the brief's."""
 
     def brief(given: dict[str, Any]) -> Brief:
-        own = values_of(kind, given)
-        source = own.pop("data", None) or own.pop("trained_on", None) or ""
+        values = values_of(kind, given)
+        source = values.pop("data", None) or values.pop("trained_on", None) or ""
         if kind is not CheckpointSettings:
-            own.setdefault("model", "")  # no other section could say it
+            values.setdefault("model", "")  # no other section could say it
         machine = MachineSettings(**values_of(MachineSettings, given))
         settings = Settings(given["seed"] or 0, DataSettings(source), machine=machine)
-        return Brief.of(kind(**own), settings)
+        return Brief.of(kind(**values), settings)
 
     return brief
 

@@ -162,10 +162,10 @@ def compare(
         refuse_unfinished(run)
     from exhume.report.gate import compare as changes
 
-    found = changes(first, second)
-    for change in found:
+    differences = changes(first, second)
+    for change in differences:
         echo_out(change.sentence())
-    worse = any(change.word == "worse" for change in found)
+    worse = any(change.word == "worse" for change in differences)
     return LEAKS if worse and fail_on_worse else 0
 
 

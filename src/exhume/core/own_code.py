@@ -153,25 +153,25 @@ def _inside(thing: object) -> list[object]:
     """What a container, a wrapper of a function or an object of the user's own holds."""
     match thing:
         case tuple() | list():
-            found: list[object] = [len(thing), *thing]
+            inside: list[object] = [len(thing), *thing]
         case set() | frozenset():
-            found = sorted(map(repr, thing), key=str)
+            inside = sorted(map(repr, thing), key=str)
         case dict():
-            found = [len(thing), *thing.keys(), *thing.values()]
+            inside = [len(thing), *thing.keys(), *thing.values()]
         case staticmethod() | classmethod():
-            found = [thing.__func__]
+            inside = [thing.__func__]
         case property():
-            found = [thing.fget, thing.fset]
+            inside = [thing.fget, thing.fset]
         case MethodType():
-            found = [thing.__func__, thing.__self__]
+            inside = [thing.__func__, thing.__self__]
         case partial():
-            found = [thing.func, thing.args, thing.keywords]
+            inside = [thing.func, thing.args, thing.keywords]
         case SimpleNamespace():
-            found = [vars(thing)]
+            inside = [vars(thing)]
         case _:
             own = _own_class(type(thing)) and hasattr(thing, "__dict__")
-            found = [type(thing), vars(thing)] if own else []
-    return found
+            inside = [type(thing), vars(thing)] if own else []
+    return inside
 
 
 def _read_function(function: FunctionType) -> tuple[str, list[object]]:
@@ -232,11 +232,11 @@ def _globals(function: FunctionType) -> Iterator[object]:
     for name in names:
         if name not in known or name.startswith("__"):  # __file__ is a circumstance
             continue
-        found = known[name]
-        if isinstance(found, ModuleType) and _own(getattr(found, "__file__", None)):
-            yield from (vars(found)[inner] for inner in names if inner in vars(found))
+        value = known[name]
+        if isinstance(value, ModuleType) and _own(getattr(value, "__file__", None)):
+            yield from (vars(value)[inner] for inner in names if inner in vars(value))
         else:
-            yield found
+            yield value
 
 
 def _names(code: CodeType) -> Iterator[str]:

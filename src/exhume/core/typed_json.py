@@ -26,9 +26,9 @@ def to_json(value: Any) -> Any:
     """Plain values, lists and objects."""
     if is_dataclass(value) and not isinstance(value, type):
         plain: dict[str, Any] = {}
-        for one in fields(value):
-            inner = to_json(getattr(value, one.name))
-            plain |= inner if _is_flat(type(value), one.name) else {one.name: inner}
+        for field in fields(value):
+            inner = to_json(getattr(value, field.name))
+            plain |= inner if _is_flat(type(value), field.name) else {field.name: inner}
         return plain
     if isinstance(value, Enum):
         return value.value
@@ -119,14 +119,14 @@ def _is_flat(kind: type, name: str) -> bool:
 
 def _dataclass(kind: Any, value: Mapping[str, Any], where: str) -> Any:
     given: dict[str, Any] = {}
-    for one in fields(kind):
-        hint = _hints(kind)[one.name]
-        if _is_flat(kind, one.name):
-            given[one.name] = _dataclass(get_args(hint)[0], value, where)
-        elif one.name in value and not (value[one.name] is None and _has_default(one)):
-            given[one.name] = _read(hint, value[one.name], f"{where}.{one.name}")
-        elif not _has_default(one):
-            raise ExhumeError(f"{where}.{one.name} is missing")
+    for field in fields(kind):
+        hint = _hints(kind)[field.name]
+        if _is_flat(kind, field.name):
+            given[field.name] = _dataclass(get_args(hint)[0], value, where)
+        elif field.name in value and not (value[field.name] is None and _has_default(field)):
+            given[field.name] = _read(hint, value[field.name], f"{where}.{field.name}")
+        elif not _has_default(field):
+            raise ExhumeError(f"{where}.{field.name} is missing")
     try:
         return kind(**given)
     except (TypeError, ValueError) as why:

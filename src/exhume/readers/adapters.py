@@ -270,21 +270,21 @@ def adapted(
 
     first: A (r, in) by the layer's name; whole: names of parameters that are trained as they are.
     """
-    own = copy.deepcopy(module)
+    network = copy.deepcopy(module)
     for name, a in first.items():
-        layer = own.get_submodule(name)
+        layer = network.get_submodule(name)
         if not isinstance(layer, nn.Linear):
             raise ExhumeError(
                 f"adapter: {name} is a {type(layer).__name__}; adapters of nn.Linear are read so far"
             )
         holder, _, last = name.rpartition(".")
-        setattr(own.get_submodule(holder), last, AdaptedLinear(layer, a, scaling))
-    for name, part in own.named_modules():
+        setattr(network.get_submodule(holder), last, AdaptedLinear(layer, a, scaling))
+    for name, part in network.named_modules():
         for short, parameter in list(part.named_parameters(recurse=False)):
             full = f"{name}.{short}" if name else short
             if short != "second" and full not in whole:
                 delattr(part, short)
                 part.register_buffer(short, parameter.detach().clone())
-    if not any(True for _ in own.parameters()):
+    if not any(True for _ in network.parameters()):
         raise ExhumeError("adapter: it adapts no layer of this model")
-    return own
+    return network

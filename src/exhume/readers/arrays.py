@@ -248,17 +248,17 @@ def named_dataset(
     reading: TextReading = TextReading(),  # noqa: B008 - frozen
     progress: Progress = silent,
 ) -> Records:
-    found = named(spec, "data", root)
+    thing = named(spec, "data", root)
     with seeded_globals(_DRAW):
-        if not is_dataset(found) and not isinstance(found, Records):
-            found = called(found, spec, "data")
-        if isinstance(found, Records):
-            return found
-        if not is_dataset(found):
+        if not is_dataset(thing) and not isinstance(thing, Records):
+            thing = called(thing, spec, "data")
+        if isinstance(thing, Records):
+            return thing
+        if not is_dataset(thing):
             raise ExhumeError(
-                f"data: {spec} gives a {type(found).__name__}, not a dataset with a length and items"
+                f"data: {spec} gives a {type(thing).__name__}, not a dataset with a length and items"
             )
-        return from_dataset(found, f"data: {spec}", reading=reading, progress=progress)
+        return from_dataset(thing, f"data: {spec}", reading=reading, progress=progress)
 
 
 def from_dataset(

@@ -237,12 +237,12 @@ def _all_chains(layers: list[str], named: Mapping[str, Tensor], inputs: int) -> 
     """Orders of all layers in which each takes what the one before gives; no more than two."""
     if not layers:
         return [[]]
-    found: list[list[str]] = []
+    chains: list[list[str]] = []
     for name in layers:
-        if named[name].shape[1] == inputs and len(found) < 2:
+        if named[name].shape[1] == inputs and len(chains) < 2:
             others = [other for other in layers if other != name]
-            found += [[name, *rest] for rest in _all_chains(others, named, len(named[name]))]
-    return found[:2]
+            chains += [[name, *rest] for rest in _all_chains(others, named, len(named[name]))]
+    return chains[:2]
 
 
 def _check_gates(function: str, layers: list[str]) -> None:
@@ -261,7 +261,7 @@ def _biases(
 ) -> tuple[list[Tensor | None], list[str]]:
     """Each layer's bias; after the first layer, one that is zero everywhere counts as absent."""
     names = {_bias_of(name, named): name for name in named if named[name].ndim == 1}
-    found: list[Tensor | None] = []
+    biases: list[Tensor | None] = []
     notes = []
     for place, weight in enumerate(layers):
         bias = named[names[weight]] if weight in names else None
@@ -270,8 +270,8 @@ def _biases(
         elif place and not bool(bias.any()):
             notes.append(f"{names[weight]} is zero everywhere and counts as absent.")
             bias = None
-        found.append(bias)
-    return found, notes
+        biases.append(bias)
+    return biases, notes
 
 
 def _floating(tensor: Tensor) -> Tensor:
@@ -383,7 +383,7 @@ def _built_in(
     fits = []
     for strides in product(_STRIDES, repeat=len(filters)):
         try:
-            one = CNN(
+            network = CNN(
                 shape,
                 tuple(len(f) for f in filters),
                 tuple(f.shape[2] for f in filters),
@@ -395,9 +395,9 @@ def _built_in(
             )
         except ExhumeError:  # nothing is left of the image
             continue
-        shapes = dict(zip(one.layout.names, one.layout.shapes, strict=True))
+        shapes = dict(zip(network.layout.names, network.layout.shapes, strict=True))
         if shapes == {name: tuple(tensor.shape) for name, tensor in named.items()}:
-            fits.append(one)
+            fits.append(network)
     if len(fits) != 1:
         raise refusal
     return fits[0]

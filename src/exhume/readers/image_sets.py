@@ -77,11 +77,11 @@ def idx_folder(path: Path, classes: int | None = None) -> Pixels:
 
 def _idx_files(path: Path) -> dict[tuple[str, str], Path]:
     """(part, kind) to file; an unpacked file goes before its packed twin."""
-    found = {}
+    files = {}
     for file in sorted(path.iterdir(), reverse=True):
         if match := _IDX_NAME.fullmatch(file.name):
-            found[match[1], match[2]] = file
-    return found
+            files[match[1], match[2]] = file
+    return files
 
 
 def _idx_part(path: Path, files: dict[tuple[str, str], Path], part: str) -> tuple[Bytes, Bytes]:
@@ -317,9 +317,9 @@ def sklearn_digits() -> Pixels:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise SourceUnreachable("scikit-learn is not installed") from error
-    found = load_digits()
-    values = torch.from_numpy(found.images.astype(np.uint8)[:, None])
-    labels = torch.from_numpy(found.target.astype(np.int64))
+    digits = load_digits()
+    values = torch.from_numpy(digits.images.astype(np.uint8)[:, None])
+    labels = torch.from_numpy(digits.target.astype(np.int64))
     return Pixels(values, labels, tuple(str(digit) for digit in range(10)), white=16)
 
 

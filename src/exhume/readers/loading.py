@@ -79,13 +79,10 @@ def file_names(source: str | Path) -> list[str]:
     named = isinstance(source, str) and name in SETS and not copied
     if named or not path.is_dir():
         return []
-    if not copied and (_other_reader(path) or has_annotations(path) or has_texts(path)):
+    others = (is_hub_folder, recognise_cifar, has_idx, has_annotations, has_texts)
+    if not copied and any(reads(path) for reads in others):
         return []
     return images.files_in(path)
-
-
-def _other_reader(path: Path) -> bool:
-    return is_hub_folder(path) or bool(recognise_cifar(path)) or has_idx(path)
 
 
 def _load(
@@ -130,7 +127,11 @@ def _copy_of(name: str, path: Path, size: int | None, progress: Progress) -> Rec
     _refuse_size(size, f"{name}:{path}")
     if name == "mnist":
         records = npz(path) if path.is_file() else idx_folder(path, classes=10).records()
-        return _shaped(records, SETS[name].shape, path)
+        if records.shape != SETS[name].shape:
+            raise ExhumeError(
+                f"{path}: records of shape {records.shape}, those of mnist are {SETS[name].shape}"
+            )
+        return records
     if name in ("cifar10", "cifar100"):
         return read_cifar(path, CIFAR10 if name == "cifar10" else CIFAR100).records()
     raise ExhumeError(f"{name}:{path}: not a copy of {name}; {SETS[name].by_hand}")
@@ -170,12 +171,6 @@ def _refuse_size(size: int | None, source: str) -> None:
         raise ExhumeError(
             f"size: {size} given, but {source} has its own; only folders of images resize"
         )
-
-
-def _shaped(records: Records, shape: tuple[int, ...], path: Path) -> Records:
-    if records.shape != shape:
-        raise ExhumeError(f"{path}: records of shape {records.shape}, those of mnist are {shape}")
-    return records
 
 
 # Sentence pairs: a name, a tab-separated file or its zip, or parallel files

@@ -115,30 +115,19 @@ def catalogue(*, cache: Path | None = None) -> tuple[Named, ...]:
 
 def fetch(name: str, *, cache: Path | None = None, progress: Progress = silent) -> Path:
     """The cache file of a named set, brought there if it is absent, replaced if it is damaged."""
-    known = _find(name)
-    path = _place(known, cache)
-    if path.is_file():
-        try:
-            shelf.read(path, known.digest)
-        except Damaged:
-            pass  # what is brought now takes its place
-        else:
-            return path
-    _bring(known, path, progress)
-    return path
+    try:
+        content_of(name, cache=cache, progress=progress)
+    except Damaged:  # what is brought now takes its place
+        _bring(SETS[name], _place(SETS[name], cache), progress)
+    return _place(SETS[name], cache)
 
 
 def content_of(name: str, *, cache: Path | None, progress: Progress) -> Content:
     """What a named set holds; a damaged cache file is refused."""
-    known = _find(name)
-    path = _place(known, cache)
-    return shelf.read(path, known.digest) if path.is_file() else _bring(known, path, progress)
-
-
-def _find(name: str) -> Named:
     if name not in SETS:
         raise unknown_source(name, SETS, "no other name")
-    return SETS[name]
+    known, path = SETS[name], _place(SETS[name], cache)
+    return shelf.read(path, known.digest) if path.is_file() else _bring(known, path, progress)
 
 
 def _place(known: Named, cache: Path | None) -> Path:

@@ -187,7 +187,9 @@ def _homogeneity(
     for (name, layer), (_, gate), (above, last) in zip(
         leaves, leaves[1:], leaves[2:], strict=False
     ):
-        if not (_is_relu(gate) and isinstance(layer, nn.Linear) and isinstance(last, nn.Linear)):
+        is_relu = isinstance(gate, nn.ReLU | nn.LeakyReLU)
+        is_relu = is_relu or gate.extra_repr() in ("relu", "leaky-relu")
+        if not (is_relu and isinstance(layer, nn.Linear) and isinstance(last, nn.Linear)):
             continue
         both = (f"{name}.weight", f"{above}.weight")
         if not set(both) <= set(parts):
@@ -206,10 +208,6 @@ def _homogeneity(
         )
         return Checked(("taken at these weights",), (doubt,))
     return Checked(())
-
-
-def _is_relu(gate: nn.Module) -> bool:
-    return isinstance(gate, nn.ReLU | nn.LeakyReLU) or gate.extra_repr() in ("relu", "leaky-relu")
 
 
 def _along(name: str, parts: dict[str, Tensor], at: dict[str, Tensor], *, with_bias: bool) -> float:
@@ -338,22 +336,21 @@ class LastBias:
 
     def counts(self, reduction: str, size: int) -> bool:
         """Whether the estimate is confirmed, so that counts were looked at."""
-        slope = self.slope if reduction == "sum" else size * self.slope
-        return self._whole(slope, size) is not None
+        return self._whole(self.slope * (1 if reduction == "sum" else size), size) is not None
 
     def _whole(self, slope: Tensor, size: int) -> bool | None:
         """Whether every class has a whole number of records; None: the estimate is not confirmed."""
         shares = self.shares.mean(0)
         expected = (size * shares).clamp_min(1e-30)
-        found = expected - slope
-        absent = (slope > 0) & (found < 0.5)
+        counted = expected - slope
+        absent = (slope > 0) & (counted < 0.5)
         if int(absent.sum()) < _ABSENT or float((self.shares.std(0) / shares).max()) > _ALIKE:
             return None
         error = float((slope[absent] / expected[absent] - 1).abs().max())
         if error > _CONFIRMED:
             return None
         allowed = _ERRORS * max(error, _LEAST_ERROR) * expected + _WHOLE + size * self.rounding
-        return bool(((found - found.round().clamp(0, size)).abs() <= allowed).all())
+        return bool(((counted - counted.round().clamp(0, size)).abs() <= allowed).all())
 
 
 def last_bias_of(
@@ -369,7 +366,7 @@ def last_bias_of(
     """The gradient `parts` of the module at the weights `at`; None where no bias is added last."""
     name = list(parts)[-1]
     owner = dict(module.named_modules()).get(name.removesuffix(".bias"))
-    weighted = [m for m in module.modules() if not list(m.children()) and _has_weight(m)]
+    weighted = [m for _, m in _leaves(module) if isinstance(getattr(m, "weight", None), Tensor)]
     if not name.endswith(".bias") or not isinstance(owner, nn.Linear) or owner is not weighted[-1]:
         return None
     probes = _probes(input_shape, vocabulary)
@@ -379,10 +376,6 @@ def last_bias_of(
     outputs = logits.double()
     shares = torch.sigmoid(outputs) if outputs.shape[1] == 1 else torch.softmax(outputs, 1)
     return LastBias(name, parts[name].double(), shares, precision, max(rounding, _SINGLE))
-
-
-def _has_weight(module: nn.Module) -> bool:
-    return isinstance(getattr(module, "weight", None), Tensor)
 
 
 def _probes(input_shape: tuple[int, ...], vocabulary: int) -> Tensor:
@@ -433,7 +426,7 @@ def batch_statistics(
     before: Mapping[str, Tensor], after: Mapping[str, Tensor], module: nn.Module
 ) -> dict[str, Tensor]:
     """`layer.mean` and `layer.var` to (c,), of layers whose statistics one step has moved; else nothing."""
-    found: dict[str, Tensor] = {}
+    seen: dict[str, Tensor] = {}
     for name, layer in module.named_modules():
         if not isinstance(layer, _NORMS) or layer.running_mean is None:
             continue
@@ -444,8 +437,8 @@ def batch_statistics(
                 continue
             old, new = before[buffer].double(), after[buffer].double()
             if not torch.equal(old, new):
-                found[f"{name}.{kind}"] = ((new - (1 - share) * old) / share).float()
-    return found
+                seen[f"{name}.{kind}"] = ((new - (1 - share) * old) / share).float()
+    return seen
 
 
 def _share(

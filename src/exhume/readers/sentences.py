@@ -78,8 +78,8 @@ def tabbed_zip(file: Path | io.BytesIO, name: str, languages: tuple[str, str]) -
     """The one text file of a zip archive, apart from those that start with an underscore."""
     members = zip_members(file, name, _is_text)
     if len(members) != 1:
-        found = ", ".join(sorted(members)) or "none"
-        raise ExhumeError(f"{name}: one .txt file of sentence pairs is needed, found {found}")
+        names = ", ".join(sorted(members)) or "none"
+        raise ExhumeError(f"{name}: one .txt file of sentence pairs is needed, found {names}")
     ((member, data),) = members.items()
     return tabbed(data, f"{name}: {member}", languages)
 
@@ -221,11 +221,11 @@ def pair_corpus(pairs: TextPairs, *, length: int, vocabulary: int, key: Key) -> 
     different = {
         tuple(_split(a)): _split(b) for a, b in zip(pairs.source, pairs.target, strict=True)
     }
-    kept = [(list(a), b) for a, b in different.items() if 0 < len(a) <= length >= len(b) > 0]
-    if not kept:
+    short = [(list(a), b) for a, b in different.items() if 0 < len(a) <= length >= len(b) > 0]
+    if not short:
         raise ExhumeError(f"pairs: none of {len(pairs)} has 1 to {length} words on both sides")
-    order = torch.randperm(len(kept), generator=key.generator()).tolist()
-    source, target = [kept[i][0] for i in order], [kept[i][1] for i in order]
+    order = torch.randperm(len(short), generator=key.generator()).tolist()
+    source, target = [short[i][0] for i in order], [short[i][1] for i in order]
     source_words, target_words = (_frequent(side, vocabulary) for side in (source, target))
     inputs = _numbered(source, source_words, length).float()
     ended = _numbered(

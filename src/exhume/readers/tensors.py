@@ -141,10 +141,10 @@ def _missing(path: Path, error: ImportError | AttributeError, what: str) -> Exhu
             f"{what}: {path} needs {named}, and there is no module {module} here; run the command in the "
             f"folder of {module.split('.')[0]}.py or install it, {instead}"
         )
-    found = re.search(r"attribute '(\w+)' on <module '([\w.]+)'", str(error))
-    if found is None:
+    named_class = re.search(r"attribute '(\w+)' on <module '([\w.]+)'", str(error))
+    if named_class is None:
         return _damaged(path, error, what)
-    name, module = found.groups()
+    name, module = named_class.groups()
     if module.rpartition(".")[2] == "__main__":
         return ExhumeError(
             f"{what}: {path} needs the class {name}, which was defined in the script that saved it; move it "

@@ -154,9 +154,9 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 def with_state(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     """A copy at these weights; buffers that the state lacks stay as they are."""
-    own = copy.deepcopy(module)
-    check_names(state, own, "the state before")
-    targets = dict(own.named_parameters()) | dict(own.named_buffers())
+    network = copy.deepcopy(module)
+    check_names(state, network, "the state before")
+    targets = dict(network.named_parameters()) | dict(network.named_buffers())
     with torch.no_grad():
         for name, target in targets.items():
             if name not in state:
@@ -167,7 +167,7 @@ def with_state(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
                     f"{tuple(target.shape)} expected"
                 )
             target.copy_(state[name])
-    return own
+    return network
 
 
 _SCHEMA = 1
@@ -259,10 +259,10 @@ class Recording:
 
 def recorded_in(folder: Path) -> list[Recorded]:
     """All updates of a folder, by round and client."""
-    found = [_read_record(path) for path in sorted(folder.glob("round-*-client-*.json"))]
-    if not found:
+    records = [_read_record(path) for path in sorted(folder.glob("round-*-client-*.json"))]
+    if not records:
         raise ExhumeError(f"update: {folder} holds no recorded update")
-    return sorted(found, key=lambda one: (one.round, one.client))
+    return sorted(records, key=lambda record: (record.round, record.client))
 
 
 def _state_bytes(state: Mapping[str, Tensor]) -> bytes:

@@ -127,11 +127,11 @@ def brief_file(
     if release not in KINDS:
         return _brief_of_added(release, data=data, budget=budget)
     filed = {"file": checkpoint} if holds == "whole" else {"base": base, holds: checkpoint}
-    own = {"model": model} if ":" in model else {}
+    named = {"model": model} if ":" in model else {}
     said: dict[str, Mapping[str, Any]] = {
         "training": {"network": model, **(training or {})},
         "checkpoint": {**filed, "rows": "0:100"},
-        "updates": own | ({"made": 4, "batch_size": 8} if holds == "whole" else filed | _TUNED),
+        "updates": named | ({"made": 4, "batch_size": 8} if holds == "whole" else filed | _TUNED),
         "features": {"model": model},
         "fitted": {"file": checkpoint},
     }

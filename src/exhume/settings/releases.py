@@ -29,6 +29,9 @@ _SEED = "Seed of everything random; default: the brief's."
 _THREADS = "Processor threads; default: the brief's."
 
 
+_VOCABULARY = ("", "Texts: a file of words, one per line, in the order of their token numbers.")
+_LENGTH = (0, "Texts: tokens of a record; 0: as many as the longest has.")
+_PADDING = (-1, "Texts: the padding token; -1: what the vocabulary or the model says.")
 _BASE = ("", "The state that an adapter or a difference is added to.")
 _ADAPTER = ("", "A LoRA adapter of --base.")
 _DELTA = ("", "Differences to --base.")
@@ -203,17 +206,9 @@ class UpdateSettings(ReleaseSettings):
     records: str = setting(
         "", "Which of them were trained on: 3,17,40-43, or a file of indices.", example="0-7"
     )
-    vocabulary: str = setting(
-        "",
-        "Texts: a file of words, one per line, in the order of their token numbers.",
-        example="vocab.txt",
-    )
-    length: int = setting(
-        0, "Texts: tokens of a record; 0: as many as the longest has.", example=64
-    )
-    padding: int = setting(
-        -1, "Texts: the padding token; -1: what the vocabulary or the model says.", example=0
-    )
+    vocabulary: str = setting(*_VOCABULARY, example="vocab.txt")
+    length: int = setting(*_LENGTH, example=64)
+    padding: int = setting(*_PADDING, example=0)
     mask: int = setting(
         -1,
         "Masked loss: the mask token; -1: what the vocabulary says.",
@@ -363,21 +358,9 @@ class SplitSettings(ReleaseSettings):
     seen: int = setting(0, "Earlier inputs whose features the server has seen.", least=0)
     train: int = setting(0, "Records to train a defence on.", least=0)
     lpips: bool = setting(True, "Also measure LPIPS, on images in colour.")
-    vocabulary: str = setting(
-        "",
-        "Texts: a file of words, one per line, in the order of their token numbers.",
-        file=True,
-        example="vocab.txt",
-    )
-    length: int = setting(
-        0, "Texts: tokens of a record; 0: as many as the longest has.", least=0, example=64
-    )
-    padding: int = setting(
-        -1,
-        "Texts: the padding token; -1: what the vocabulary or the model says.",
-        least=-1,
-        example=0,
-    )
+    vocabulary: str = setting(*_VOCABULARY, file=True, example="vocab.txt")
+    length: int = setting(*_LENGTH, least=0, example=64)
+    padding: int = setting(*_PADDING, least=-1, example=0)
     device: SharedText = setting(None, "cpu or cuda; not given: the brief's.", shared="device")
     seed: SharedNumber = setting(None, _SEED, shared="seed")
     threads: SharedNumber = setting(None, _THREADS, shared="threads", least=0)

@@ -123,9 +123,9 @@ class Nothing:
 def verify(path: Path, sha256: str) -> None:
     """Refuse a downloaded file that is not the pinned one."""
     with path.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != sha256:
-        raise _corrupt(path.name, f"sha256 {found[:16]}... instead of {sha256[:16]}...")
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != sha256:
+        raise _corrupt(path.name, f"sha256 {digest[:16]}... instead of {sha256[:16]}...")
 
 
 def _get(url: str, target: Path, most: int, progress: Progress) -> None:
@@ -209,7 +209,7 @@ LARGEST = 1 << 28
 
 def tar_members(path: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
     """Regular files of a tar archive, compressed or not, whose name is wanted."""
-    found = {}
+    members = {}
     with readable(path.name), tarfile.open(path) as archive:
         for member in archive:
             if not (member.isfile() and wanted(member.name)):
@@ -217,21 +217,21 @@ def tar_members(path: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
             _refuse_bomb(path.name, member.name, member.size)
             stream = archive.extractfile(member)
             assert stream is not None  # it is a regular file
-            found[member.name] = stream.read()
-    return found
+            members[member.name] = stream.read()
+    return members
 
 
 def zip_members(
     file: Path | IO[bytes], name: str, wanted: Callable[[str], bool]
 ) -> dict[str, bytes]:
     """Members of a zip archive, called `name` in messages, whose own name is wanted."""
-    found = {}
+    members = {}
     with readable(name), zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             if wanted(member.filename):
                 _refuse_bomb(name, member.filename, member.file_size)
-                found[member.filename] = archive.read(member)
-    return found
+                members[member.filename] = archive.read(member)
+    return members
 
 
 @contextmanager

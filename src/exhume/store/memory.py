@@ -40,8 +40,8 @@ def memory_here() -> float:
 
     machine = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     space = resource.getrlimit(resource.RLIMIT_AS)[0]
-    own = [] if space == resource.RLIM_INFINITY else [float(space)]
-    return min(machine, *own, *_group_limits(_GROUPS, _OWN_GROUPS), float("inf"))
+    limits = [] if space == resource.RLIM_INFINITY else [float(space)]
+    return min(machine, *limits, *_group_limits(_GROUPS, _OWN_GROUPS), float("inf"))
 
 
 def memory_free(machine: Path = _MACHINE) -> float:

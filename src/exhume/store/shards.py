@@ -46,12 +46,12 @@ def remove_leftovers(folder: Path, *, of: str = "", below: bool = False) -> None
     A writer holds its part by a lock, which ends with the writer however that ends.
     """
     try:
-        found = [
+        candidates = [
             path for path in folder.iterdir() if leftover_of(path) or (below and path.is_dir())
         ]
     except OSError:  # whoever writes there says what is wrong with the folder
         return
-    for path in found:
+    for path in candidates:
         if path.is_dir():
             if below and not path.is_symlink():
                 remove_leftovers(path, of=of, below=True)
