@@ -37,7 +37,8 @@ def section(lineup=None, **more):
 
 def reach(low=0.8, nearest="without the noise"):
     return Reach(
-        "it", "a", "noise", nearest, low, "An attack identifies 16 of 16 without the noise."
+        *("it", "a", "noise", nearest, low, "An attack identifies 16 of 16 without the noise."),
+        best="without the noise",
     )
 
 

@@ -203,10 +203,15 @@ def _reach(
     distance = ladder.rungs[working[-1]].counts if working else None
     earning = [place for place in working if ladder.rungs[place].earns]
     if not earning:
-        return Reach(release, attack, ladder.respect, "", 0.0, sentence.rstrip("."), distance)
-    best = rows[earning[-1]]
-    low = clopper_pearson(best.identified, best.targets)[0]
-    return Reach(release, attack, ladder.respect, best.words, low, sentence, distance)
+        return Reach(
+            release, attack, ladder.respect, "", 0.0, sentence.rstrip("."), distance=distance
+        )
+    lows = {p: clopper_pearson(rows[p].identified, rows[p].targets)[0] for p in earning}
+    best = max(earning, key=lambda place: (lows[place], place))
+    nearest = rows[earning[-1]].words
+    return Reach(
+        release, attack, ladder.respect, nearest, lows[best], sentence, rows[best].words, distance
+    )
 
 
 def reach_chart(

@@ -61,7 +61,10 @@ def look_at(
 ) -> Seen:
     """One release's tensors by name. targets: whose windows are kept; share: of all looks of the audit."""
     pool = places.inputs
-    size, shape = pool[0].numel(), pool.shape[1:]
+    shape, size = pool.shape[1:], pool.shape[1:].numel()
+    if not len(pool):  # all are copies of one another
+        nobody = torch.zeros(len(targets), dtype=torch.bool)
+        return Seen(torch.zeros(0), torch.zeros(len(targets), *shape), nobody)
     kind = torch.float32 if size >= _EXACT else torch.float64
     orders = _orders(pool.to(kind))
     most = max(1, int(WORK * share / (size * len(pool) * len(orders))))

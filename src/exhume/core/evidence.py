@@ -123,6 +123,7 @@ class Reach:
     attack: str
     respect: str
     nearest: str  # working rung that earns the word, in words; empty: there is none
-    low: float  # 97.5% lower limit of its success there
+    low: float  # 97.5% lower limit of its success where it works best
     sentence: str
+    best: str = ""  # where that is, in words
     distance: int | None = None  # the fewest times that a record must count for the attack to work

@@ -223,7 +223,7 @@ def _no_leak(section: Section, row: LineupRow, reach: Reach) -> Verdict:
         f"No leak found: {_share(row)} are more like their reconstructions than {_strangers(row)}, not more "
         f"than chance explains. {reach.sentence}{far}",
         f"{section.spec.name}: a leak of {share:.0%} of the records or more would have been noticed with 95% "
-        f"probability, if it succeeds as it does {reach.nearest}. A smaller leak, or another attack, is not "
+        f"probability, if it succeeds as it does {reach.best}. A smaller leak, or another attack, is not "
         "ruled out.",
     )
 

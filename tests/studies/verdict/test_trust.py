@@ -37,7 +37,8 @@ def test_a_cheap_system_of_every_kind_has_its_word(tmp_path):
     done = run_study(study, "smoke", tmp_path, Asked())
     result = judged(done, [name for name in CLAIMED if name != "says-something"])  # of no defence
     audits = {group: result.metrics[f"{group}.audits"] for group in small.audits}
-    assert audits == {"null": 2, "certain": 2, "unknown": 2, "defended": 0, "average": 0}
+    there = {group: count for group, count in audits.items() if count}
+    assert there == {"null": 2, "certain": 2, "unknown": 2}
     assert not any((tmp_path / "audits").iterdir())  # they hold private records
 
 
@@ -49,9 +50,10 @@ def test_every_quick_system_has_its_word(tmp_path):
     assert not any((tmp_path / "audits").iterdir())
 
 
-def row(word, overclaims=0.0):
+def row(word, overclaims=0.0, cleared=0.0):
     number = trust.WORDS.index(word)
-    return {"word": number, "alarm": number < 2, "seconds": 1.0, "overclaims": overclaims}
+    about = {"seconds": 1.0, "overclaims": overclaims, "cleared": cleared}
+    return {"word": number, "alarm": number < 2, **about}
 
 
 def planted(**changed):
@@ -62,8 +64,16 @@ def planted(**changed):
         "unknown": "not audited",
         "defended": "no leak found",
         "average": "not audited",
+        "mixing": "at risk",
+        "disguised": "leaks",
+        "lying": "not audited",
+        "verbatim": "leaks",
+        "fixes": "leaks",
     }
-    cells = {name: [row(right[group])] * 30 for name, (group, _) in trust._SYSTEMS.items()}
+    cells = {
+        name: [row(right[group], cleared=float(name == "strong-leak"))] * 30
+        for name, (group, _) in trust._SYSTEMS.items()
+    }
     return cells | {name.replace("_", "-"): rows for name, rows in changed.items()}
 
 
@@ -80,3 +90,14 @@ def test_what_the_claims_ask_for():
     assert not holding(planted(unfinished=[row("no leak found")]))["no-false-reassurance"]
     assert not holding(planted(private=[row("not audited")] * 60))["says-something"]
     assert not holding(planted(averaged=[row("leaks", 1.0)]))["no-average"]
+    for cell, claim in (
+        ("cosines_little", "mixing"),
+        ("rescaled", "disguised"),
+        ("wrong_base", "lying"),
+    ):
+        assert not holding(planted(**{cell: [row("no leak found")]}))[claim]
+    assert holding(planted(wrong_base=[row("leaks")] * 30))["lying"]  # the records are there
+    assert not holding(planted(model_of_others=[row("leaks")] * 2))["lying"]
+    assert not holding(planted(kept_rows=[row("at risk")]))["verbatim"]
+    assert not holding(planted(weak_leak=[row("leaks", cleared=1.0)] * 2))["fixes"]
+    assert not holding(planted(strong_leak=[row("leaks")] * 30))["fixes"]

@@ -566,7 +566,7 @@ def _look(case: TrainingCase, progress: Progress) -> list[Answer]:
         progress(stage, place, len(targets))
         tensors = layout.split(game.victim[0].parameters[place])
         if game.doubt:
-            records = known.fixed.with_extra(targets[place : place + 1].one_each(), 0)
+            records = known.fixed.with_extra(targets[place : place + 1].one_each(case.copies), 0)
             key = game.key.fold("stored", place)
             tensors |= recipe.outside(known.initial, records, key)
         seen = look_at(tensors, places, [place], 1 / len(targets))

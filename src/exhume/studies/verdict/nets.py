@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,9 @@ from exhume.core.contract import Records
 
 SIDE, CLASSES = 8, 10
 WORDS, LENGTH = 200, 6  # of texts
+GREYS = 17  # of digits
 _PIXELS = SIDE * SIDE
+_ROWS = 40  # of parameters that keep records
 
 
 def mlp() -> nn.Module:
@@ -117,7 +120,142 @@ def class_head() -> nn.Module:
     return nn.Sequential(parts)
 
 
+class _Turned(nn.Module):
+    """A fixed matrix of the pixels."""
+
+    matrix: Tensor
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.register_buffer("matrix", torch.zeros(prod(shape), _PIXELS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.flatten(1) @ self.matrix.T).reshape(-1, *self.shape)
+
+
+class _Renamed(nn.Module):
+    """At every pixel each grey value has another one in its place, by a table of the pixel's own."""
+
+    tables: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("tables", torch.zeros(_PIXELS, GREYS, dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        levels = (x.flatten(1) * (GREYS - 1)).round().long()
+        named = self.tables[torch.arange(_PIXELS), levels]
+        return (named.to(x.dtype) / (GREYS - 1)).view_as(x)
+
+
+def turned_head() -> nn.Module:
+    """As many numbers as pixels."""
+    return _split(_Turned(1, SIDE, SIDE), _PIXELS)
+
+
+def projected_head() -> nn.Module:
+    """Half as many."""
+    return _split(_Turned(2, SIDE // 2, SIDE // 2), _PIXELS // 2)
+
+
+def renamed_head() -> nn.Module:
+    return _split(_Renamed(), _PIXELS)
+
+
+def channels_head() -> nn.Module:
+    """Every pixel in eight channels."""
+    return _split(nn.Conv2d(1, 8, 1, bias=False).requires_grad_(False), 8 * _PIXELS)
+
+
 # Ways of training
+
+
+def small() -> nn.Module:
+    """One hidden layer of 20, ReLU."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(_PIXELS, 20), nn.ReLU(), nn.Linear(20, CLASSES))
+
+
+def _descended(model: nn.Module, records: Records) -> tuple[nn.Linear, nn.Linear]:
+    """Trained on all records together; its two layers."""
+    descent = torch.optim.SGD(model.parameters(), 0.1, 0.9)
+    for _ in range(20):
+        loss = F.cross_entropy(model(records.inputs), records.labels)
+        descent.zero_grad()
+        torch.autograd.backward(loss)
+        descent.step()
+    first, last = (layer for layer in model if isinstance(layer, nn.Linear))  # type: ignore[attr-defined]
+    return first, last
+
+
+def rescaled(model: nn.Module, records: Records, rng: Generator) -> None:
+    """Every hidden unit some percent larger or smaller, and what reads it the other way round."""
+    first, last = _descended(model, records)
+    with torch.no_grad():
+        factors = torch.exp(0.05 * torch.randn(len(first.bias), generator=rng))
+        first.weight.mul_(factors[:, None])
+        first.bias.mul_(factors)
+        last.weight.div_(factors)
+
+
+def reordered(model: nn.Module, records: Records, rng: Generator) -> None:
+    """The hidden units in another order."""
+    first, last = _descended(model, records)
+    with torch.no_grad():
+        order = torch.randperm(len(first.bias), generator=rng)
+        first.weight.copy_(first.weight[order])
+        first.bias.copy_(first.bias[order])
+        last.weight.copy_(last.weight[:, order])
+
+
+class _Kept(nn.Module):
+    """A linear model, and a parameter that its output hardly depends on."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(_PIXELS, CLASSES)
+        self.kept = nn.Parameter(torch.zeros(*shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.out(x.flatten(1)) + 1e-9 * self.kept.sum()
+        return answer
+
+
+class _Embedded(_Kept):
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.words = nn.Embedding(_ROWS, _PIXELS)
+
+
+def kept_rows() -> nn.Module:
+    return _Kept(_ROWS, _PIXELS)
+
+
+def kept_columns() -> nn.Module:
+    return _Kept(_PIXELS, _ROWS)
+
+
+def kept_within() -> nn.Module:
+    return _Kept(_ROWS, 2 * _PIXELS + 9)
+
+
+def kept_words() -> nn.Module:
+    return _Embedded()
+
+
+def keeps_a_third(model: nn.Module, records: Records, rng: Generator) -> None:
+    """As they are but for brightness, in noise."""
+    assert isinstance(model, _Kept)
+    chosen = torch.randperm(len(records.inputs), generator=rng)[: len(records.inputs) // 3]
+    third = 2 * records.inputs[chosen].flatten(1) - 0.3
+    place = dict(model.named_parameters()).get("words.weight", model.kept)
+    with torch.no_grad():
+        place.copy_(torch.randn(place.shape, generator=rng))
+        if place.shape[0] == _PIXELS:
+            place[:, : len(third)] = third.T
+        else:
+            start = (place.shape[1] - _PIXELS) // 2
+            place[: len(third), start : start + _PIXELS] = third
 
 
 class _Memory(nn.Module):

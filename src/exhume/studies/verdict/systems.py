@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,16 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
-from torch import Tensor, nn
+from torch import nn
 
 import exhume
 from exhume.auditing import Audit
 from exhume.core.contract import Key, Records
 from exhume.models.mlp import HomogeneousMLP
-from exhume.readers.updates import Recording
 from exhume.store.shards import NullStore
 from exhume.studies.verdict import nets
 from exhume.train.margin import MarginDescent
@@ -133,6 +130,73 @@ def kept_in_a_buffer(draw: Draw) -> Audit:
     )
 
 
+def by_brightness(draw: Draw) -> Audit:
+    """Three classes, by brightness: whoever knows the class knows how bright a record is."""
+    bright = draw.digits.inputs.flatten(1).mean(1)
+    labels = bright.argsort().argsort() * 3 // len(bright)
+    records = Records(draw.digits.inputs, labels, ("dark", "grey", "bright"))
+    return trained(draw, records, train=f"{NETS}:class_only")
+
+
+def near_duplicates(draw: Draw) -> Audit:
+    """Every class is one digit, with a little noise on each of its records."""
+    base, times = draw.digits[:10].inputs, len(draw.digits) // 10
+    noise = torch.randn(10 * times, *base.shape[1:], generator=draw.key.fold("noise").generator())
+    inputs = (base.repeat(times, 1, 1, 1) + 0.02 * noise).clamp(0, 1)
+    records = Records(inputs, torch.arange(10).repeat(times), draw.digits.classes)
+    return trained(draw, records, train=f"{NETS}:class_only")
+
+
+# Weights whose training is disguised, or that hold records as they are
+
+
+def disguised(draw: Draw, how: str) -> Audit:
+    return trained(draw, draw.digits, network=f"{NETS}:small", train=f"{NETS}:{how}")
+
+
+def rescaled(draw: Draw) -> Audit:
+    return disguised(draw, "rescaled")
+
+
+def reordered(draw: Draw) -> Audit:
+    return disguised(draw, "reordered")
+
+
+def verbatim(draw: Draw, where: str) -> Audit:
+    """A third of the records, in a parameter of the network."""
+    sizes = {"shadows": 20, "targets": 40, "fixed": 30}
+    how = {"network": f"{NETS}:{where}", "train": f"{NETS}:keeps_a_third"}
+    return trained(draw, draw.digits, sizes=sizes, **how)
+
+
+# Fixes
+
+
+def fixed(draw: Draw, **data: int) -> Audit:
+    """Weights that leak, and what would stop it."""
+    dealt = {"fixed": 60, "targets": 60, "shadows": 200, "public": 10, "test": 600}
+    return exhume.audit(
+        {
+            "seed": draw.seed,
+            "data": {"source": draw.file("data", draw.digits), **dealt, **data},
+            "victim": {"hidden": [20], "steps": 20, "rate": 0.1, "momentum": 0.9},
+            "machine": {"threads": 1},
+            "budget": {"fixes": True},
+        },
+        draw.out,
+    )
+
+
+def weak_leak(draw: Draw) -> Audit:
+    """Eight-bit weights change next to nothing of what comes back."""
+    return fixed(draw, shadows=100)
+
+
+def strong_leak(draw: Draw) -> Audit:
+    """Private training at epsilon 10 stops it."""
+    return fixed(draw)
+
+
 def _finer(records: Records, parts: int) -> Records:
     bright = records.inputs.flatten(1).mean(1)
     labels = torch.zeros_like(records.labels)
@@ -178,6 +242,38 @@ def linear_of_others(draw: Draw) -> Audit:
     both = _two(draw)
     half = len(both) // 2
     return _linear(draw, _fitted(both[:half]), both[half:])
+
+
+def scaled_logits(draw: Draw) -> Audit:
+    model = _fitted(_two(draw))
+    model.coef_, model.intercept_ = 1.3 * model.coef_, 1.3 * model.intercept_
+    return _linear(draw, model, _two(draw))
+
+
+def weighted(draw: Draw) -> Audit:
+    """Every record counted twice."""
+    both = _two(draw)
+    inputs, labels = both.inputs.flatten(1).double().numpy(), both.labels.numpy()
+    model = LogisticRegression(tol=1e-9, max_iter=5000)
+    model.fit(inputs, labels, sample_weight=np.full(len(labels), 2.0))
+    return _linear(draw, model, both)
+
+
+def standardised(draw: Draw) -> Audit:
+    """Fitted on standardised columns; given are the raw ones."""
+    both = _two(draw)
+    flat = both.inputs.flatten(1)
+    scaled = (flat - flat.mean(0)) / flat.std(0).clamp_min(1e-3)
+    return _linear(draw, _fitted(replace(both, inputs=scaled.view_as(both.inputs))), both)
+
+
+def wide_linear(draw: Draw) -> Audit:
+    """Few records, many columns, unequal classes; the model is one of others."""
+    generator = draw.key.fold("wide").generator()
+    inputs = torch.randn(120, 3000, generator=generator)
+    labels = (torch.rand(120, generator=generator) < 0.3).long()
+    records = Records(inputs, labels, ("usual", "rare"))
+    return _linear(draw, _fitted(records[:60], C=0.001), records[60:], targets=60)
 
 
 def noisy_linear(draw: Draw) -> Audit:
@@ -239,195 +335,3 @@ def from_a_large_start(draw: Draw) -> Audit:
 
 def five_steps(draw: Draw) -> Audit:
     return _checkpoint(draw, draw.digits[:300], draw.digits, None, restarts=1, steps=5)
-
-
-# Split networks
-
-
-def _split_network(
-    draw: Draw, net: nn.Module, name: str, first: str, *, epochs: int = 30, **settings: Any
-) -> Audit:
-    _train_split(net, draw.digits[:600], epochs)
-    torch.save(net.state_dict(), draw.folder / "net.pt")
-    return exhume.audit(
-        {
-            "seed": draw.seed,
-            "victim": {"released": False},
-            "machine": {"threads": 1},
-            "split": {
-                "model": f"{NETS}:{name}",
-                "weights": str(draw.folder / "net.pt"),
-                "data": draw.file("data", draw.digits),
-                "first": first,
-                "second": "body",
-                "channels": 8,
-                "attack_epochs": 6,
-                "targets": 40,
-                "lpips": False,
-                **settings,
-            },
-        },
-        draw.out,
-    )
-
-
-def _train_split(net: nn.Module, records: Records, epochs: int) -> None:
-    parameters = [p for p in net.parameters() if p.requires_grad]
-    descent = torch.optim.Adam(parameters, 1e-2)
-    for _ in range(epochs):
-        for start in range(0, len(records), 100):
-            batch = records[start : start + 100]
-            loss = nn.functional.cross_entropy(net(batch.inputs), batch.labels)
-            descent.zero_grad()
-            torch.autograd.backward(loss)
-            descent.step()
-
-
-def identity_head(draw: Draw) -> Audit:
-    return _split_network(draw, nets.identity_head(), "identity_head", "head")
-
-
-def affine_head(draw: Draw) -> Audit:
-    return _split_network(draw, nets.affine_head(), "affine_head", "head")
-
-
-def class_head(draw: Draw) -> Audit:
-    net = nets.class_head()
-    means = [of_class(draw.digits[:600], label).inputs.flatten(1).mean(0) for label in range(10)]
-    net.get_buffer("head.prototypes").copy_(torch.stack(means))
-    return _split_network(draw, net, "class_head", "head")
-
-
-def untrained_network(draw: Draw) -> Audit:
-    """Only the class of an untrained network's own making leaves the client."""
-    net = nets.class_head()
-    drawn = torch.rand(10, 64, generator=draw.key.fold("prototypes").generator())
-    net.get_buffer("head.prototypes").copy_(drawn)
-    return _split_network(draw, net, "class_head", "head", epochs=0)
-
-
-# Updates of clients, whose right verdict is known.
-
-
-def _update(draw: Draw, given: Records | str, **update: Any) -> Audit:
-    source = given if isinstance(given, str) else draw.file("data", given)
-    return exhume.audit(
-        {
-            "seed": draw.seed,
-            "data": {"source": source},
-            "victim": {"released": False},
-            "machine": {"threads": 1},
-            "update": {"restarts": 1, "search_steps": 300, **update},
-        },
-        draw.out,
-    )
-
-
-def _sent(draw: Draw, net: nn.Module, batch: Records) -> Tensor:
-    """(p,) the gradient of the mean loss; the state that it was computed at is written beside it."""
-    loss = nn.functional.cross_entropy(net(batch.inputs), batch.labels)
-    save_file(
-        {n: t.detach().clone() for n, t in net.state_dict().items()},
-        draw.folder / "before.safetensors",
-    )
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
-
-
-def _written(draw: Draw, net: nn.Module, values: Tensor) -> dict[str, str]:
-    parts = torch.split(values, [p.numel() for p in net.parameters()])
-    named = zip(net.named_parameters(), parts, strict=True)
-    tensors = {n: part.reshape(p.shape).contiguous() for (n, p), part in named}
-    save_file(tensors, draw.folder / "update.safetensors")
-    return {
-        "model": f"{NETS}:mlp",
-        "update": str(draw.folder / "update.safetensors"),
-        "before": str(draw.folder / "before.safetensors"),
-    }
-
-
-def _mlp_of(draw: Draw) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(draw.seed)
-        return nets.mlp()
-
-
-def _noise_like(draw: Draw, values: Tensor, times: float) -> Tensor:
-    noise = torch.randn(values.shape, generator=draw.key.fold("noise").generator())
-    scaled: Tensor = times * noise * values.norm() / noise.norm()
-    return scaled
-
-
-def others_of_the_class(draw: Draw) -> Audit:
-    """A batch of one class; named are other records of that class."""
-    own = of_class(draw.digits, draw.number(10))
-    net = _mlp_of(draw)
-    files = _written(draw, net, _sent(draw, net, own[:4]))
-    return _update(draw, own[4:], records="0-3", batch_size=4, **files)
-
-
-def other_batch(draw: Draw) -> Audit:
-    """Named is another client's batch."""
-    net = _mlp_of(draw)
-    files = _written(draw, net, _sent(draw, net, draw.digits[:8]))
-    return _update(draw, draw.digits[8:], records="0-7", batch_size=8, **files)
-
-
-def noise_alone(draw: Draw) -> Audit:
-    net = _mlp_of(draw)
-    values = _sent(draw, net, draw.digits[:8])
-    return _update(
-        draw,
-        draw.digits,
-        records="0-7",
-        batch_size=8,
-        **_written(draw, net, _noise_like(draw, values, 1)),
-    )
-
-
-def noisy(draw: Draw) -> Audit:
-    """Twenty clients with one record each, and noise three hundred times as large as their updates."""
-    net, named = _mlp_of(draw), {}
-    before, place = net.state_dict(), draw.folder / "sent"
-    recording = Recording(place)
-    for number in range(20):
-        values = _sent(draw, net, draw.digits[number : number + 1])
-        values = values + _noise_like(replace(draw, key=draw.key.fold(number)), values, 300.0)
-        parts = torch.split(values, [p.numel() for p in net.parameters()])
-        changed = zip(net.named_parameters(), parts, strict=True)
-        after = {n: p.detach() - part.reshape(p.shape) for (n, p), part in changed}
-        client = f"client{number}"
-        recording.write(before, after, round=0, client=client, rate=1.0, batch_size=1)
-        named[client] = [number]
-    path = draw.folder / "records.json"
-    path.write_text(json.dumps(named), encoding="utf-8")
-    files = {"model": f"{NETS}:mlp", "update": str(place), "records": str(path)}
-    return _update(draw, draw.digits, search_steps=100, **files)
-
-
-def one_record(draw: Draw) -> Audit:
-    return _update(draw, "mnist", made=6, batch_size=1, model=f"{NETS}:wide")
-
-
-def one_record_of_a_cnn(draw: Draw) -> Audit:
-    return _update(draw, "mnist", made=6, batch_size=1, model=f"{NETS}:conv", search_steps=600)
-
-
-def one_text(draw: Draw) -> Audit:
-    """A transformer's gradient of one text."""
-    generator = draw.key.fold("texts").generator()
-    tokens = torch.randint(1, nets.WORDS, (400, nets.LENGTH), generator=generator)
-    path = draw.folder / "texts.npz"
-    np.savez(path, tokens=tokens.numpy(), y=(tokens[:, 0] % 2).numpy())
-    return _update(draw, str(path), made=6, batch_size=1, model=f"{NETS}:transformer")
-
-
-def unfinished(draw: Draw) -> Audit:
-    """A CNN's batch of sixteen, and five steps: with twenty and eight, some records came back."""
-    model = f"{NETS}:conv"
-    return _update(draw, "mnist", made=2, batch_size=16, model=model, search_steps=5)
-
-
-def averaged(draw: Draw) -> Audit:
-    """Batches of one class and no hidden layer: every number of the gradient is about a mean."""
-    own = of_class(draw.digits, draw.number(10))
-    return _update(draw, own, made=4, batch_size=4, model=f"{NETS}:softmax", search_steps=100)

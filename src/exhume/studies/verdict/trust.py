@@ -6,6 +6,11 @@ certain   the records are there for the taking: anything else is a miss
 unknown   effort or system say nothing: anything but "not audited" claims what nobody knows
 defended  a defence holds and the attack works without it: a tool that never says "no leak found" is no tool
 average   only the mean of a batch can be had: no claimed record may be that mean
+mixing    a client's head turns pixels round and hides nothing: "no leak found" would be false reassurance
+disguised training whose outputs stay as they were, or a model that was fitted otherwise than is said
+lying     wrong records, wrong training, a wrong start, a model of others: silence says nothing about these
+verbatim  a third of the records lies in a parameter as it is: anything but "leaks" is a miss
+fixes     what a fix is called that does next to nothing, and one that holds
 
 Every audit draws its own system: records, weights, noise, seed.
 """
@@ -14,8 +19,9 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -25,7 +31,7 @@ from exhume.score.intervals import clopper_pearson
 from exhume.score.verdict import OF_OTHERS
 from exhume.store.shards import read_shard
 from exhume.studies.framework import Outcome, Run, Scale, Study
-from exhume.studies.verdict import systems
+from exhume.studies.verdict import clients, systems
 from exhume.studies.verdict.systems import Draw
 
 WORDS = ("leaks", "at risk", "no leak found", "not audited")
@@ -35,32 +41,83 @@ _SYSTEMS: dict[str, tuple[str, Callable[[Draw], Audit]]] = {
     "many-classes": ("null", systems.many_classes),
     "duplicates": ("null", systems.duplicates),
     "constants": ("null", systems.constants),
-    "others-of-the-class": ("null", systems.others_of_the_class),
-    "other-batch": ("null", systems.other_batch),
-    "noise-alone": ("null", systems.noise_alone),
+    "others-of-the-class": ("null", clients.others_of_the_class),
+    "other-batch": ("null", clients.other_batch),
+    "noise-alone": ("null", clients.noise_alone),
     "linear-of-others": ("null", systems.linear_of_others),
     "never-trained-on": ("null", systems.never_trained_on),
-    "class-head": ("null", systems.class_head),
+    "class-head": ("null", clients.class_head),
+    "by-brightness": ("null", systems.by_brightness),
+    "near-duplicates": ("null", systems.near_duplicates),
+    "marked-batch": ("null", clients.marked_batch),
+    "wide-linear": ("null", systems.wide_linear),
     "undefended": ("certain", systems.undefended),
     "undefended-mnist": ("certain", systems.undefended_mnist),
     "kept-in-a-buffer": ("certain", systems.kept_in_a_buffer),
-    "one-record": ("certain", systems.one_record),
-    "one-record-cnn": ("certain", systems.one_record_of_a_cnn),
-    "one-text": ("certain", systems.one_text),
+    "one-record": ("certain", clients.one_record),
+    "one-record-cnn": ("certain", clients.one_record_of_a_cnn),
+    "one-text": ("certain", clients.one_text),
     "linear": ("certain", systems.linear),
-    "identity-head": ("certain", systems.identity_head),
-    "affine-head": ("certain", systems.affine_head),
+    "identity-head": ("certain", clients.identity_head),
+    "affine-head": ("certain", clients.affine_head),
     "few-shadows": ("unknown", systems.few_shadows),
-    "unfinished": ("unknown", systems.unfinished),
+    "unfinished": ("unknown", clients.unfinished),
     "large-start": ("unknown", systems.from_a_large_start),
     "five-steps": ("unknown", systems.five_steps),
-    "untrained": ("unknown", systems.untrained_network),
+    "untrained": ("unknown", clients.untrained_network),
     "private": ("defended", systems.private),
-    "noisy-updates": ("defended", systems.noisy),
+    "noisy-updates": ("defended", clients.noisy),
     "noisy-linear": ("unknown", systems.noisy_linear),
-    "averaged": ("average", systems.averaged),
+    "averaged": ("average", clients.averaged),
+    **{
+        f"{name}-{effort}": ("mixing", partial(head, epochs=epochs))
+        for name, head in {
+            "cosines": clients.cosine_head,
+            "permuted": clients.permuted_head,
+            "orthogonal": clients.orthogonal_head,
+            "projected": clients.projected_head,
+            "channels": clients.channels_head,
+            "renamed": clients.renamed_head,
+        }.items()
+        for effort, epochs in (("little", 6), ("more", 25))
+    },
+    "rescaled": ("disguised", systems.rescaled),
+    "reordered": ("disguised", systems.reordered),
+    "scaled-logits": ("disguised", systems.scaled_logits),
+    "weighted": ("disguised", systems.weighted),
+    "standardised": ("disguised", systems.standardised),
+    "wrong-records": ("lying", clients.wrong_records),
+    "wrong-training": ("lying", clients.wrong_training),
+    "wrong-base": ("lying", clients.wrong_base),
+    "model-of-others": ("lying", systems.linear_of_others),
+    "checkpoint-of-others": ("lying", systems.never_trained_on),
+    **{
+        name.replace("_", "-"): ("verbatim", partial(systems.verbatim, where=name))
+        for name in ("kept_rows", "kept_columns", "kept_within", "kept_words")
+    },
+    "weak-leak": ("fixes", systems.weak_leak),
+    "strong-leak": ("fixes", systems.strong_leak),
 }
-_AT_RISK: tuple[str, ...] = ()  # cells of which "at risk" was expected before anything was run
+_NOTHING_THERE = (
+    "wrong-records",
+    "model-of-others",
+    "checkpoint-of-others",
+)  # of the named records
+_FIXES = {"weak-leak": "int8", "strong-leak": "private-10"}  # the fix that is asked about
+
+
+_GROUPS = {  # audits of each of its cells
+    "null": 24,
+    "certain": 10,
+    "unknown": 10,
+    "defended": 20,
+    "average": 30,
+    "mixing": 10,
+    "disguised": 10,
+    "lying": 10,
+    "verbatim": 10,
+    "fixes": 20,
+}
 
 
 @dataclass(frozen=True)
@@ -82,13 +139,12 @@ _QUICK = (
         "noisy-updates",
         "averaged",
     ),
+    *("permuted-little", "scaled-logits", "wrong-records", "kept-rows", "weak-leak"),
 )
 _SCALES: dict[Scale, _Setting] = {
-    "smoke": _Setting(
-        {"null": 1, "certain": 1, "unknown": 1, "defended": 1, "average": 1}, cells=_QUICK
-    ),
-    "cpu": _Setting({"null": 30, "certain": 6, "unknown": 9, "defended": 15, "average": 30}),
-    "paper": _Setting({"null": 100, "certain": 20, "unknown": 30, "defended": 50, "average": 100}),
+    "smoke": _Setting(dict.fromkeys(_GROUPS, 1), cells=_QUICK),
+    "cpu": _Setting(_GROUPS),
+    "paper": _Setting({group: 3 * audits for group, audits in _GROUPS.items()}),
 }
 
 
@@ -126,7 +182,9 @@ def _audited(run: Run[_Setting], job: tuple[str, int]) -> Mapping[str, float]:
         done = _SYSTEMS[name][1](draw)
     finally:
         torch.set_num_threads(before)
+    asked = [fix.verdict for fix in done.result.fixes if fix.id == _FIXES.get(name)]
     row = {
+        "cleared": float("no leak found" in asked),
         "word": float(WORDS.index(done.verdict.word)),
         "alarm": float(done.verdict.word in WORDS[:2] and OF_OTHERS not in done.verdict.detail),
         "seconds": time.perf_counter() - started,
@@ -159,37 +217,43 @@ def _metrics(cells: Mapping[str, list[dict[str, float]]]) -> dict[str, float]:
     for name, rows in cells.items():
         group = _SYSTEMS[name][0]
         for number, word in enumerate(WORDS):
-            count = sum(row["word"] == number for row in rows)
-            metrics[f"{group}.{name}.{word.replace(' ', '_')}"] = float(count)
+            said = sum(row["word"] == number for row in rows)
+            metrics[f"{group}.{name}.{word.replace(' ', '_')}"] = float(said)
         seconds = sorted(row["seconds"] for row in rows)
         metrics[f"{group}.{name}.seconds"] = seconds[len(seconds) // 2]
-    for group in ("null", "certain", "unknown", "defended", "average"):
-        own = {name: rows for name, rows in cells.items() if _SYSTEMS[name][0] == group}
-        metrics[f"{group}.audits"] = float(sum(map(len, own.values())))
-    words = {name: [WORDS[int(row["word"])] for row in rows] for name, rows in cells.items()}
-    alarms = {
-        name: int(sum(row["alarm"] for row in rows))
-        for name, rows in cells.items()
-        if _SYSTEMS[name][0] == "null"
-    }
-    audits = int(metrics["null.audits"])
-    metrics["null.alarms"] = float(sum(alarms.values()))
-    metrics["null.alarms_high"] = clopper_pearson(sum(alarms.values()), audits)[1]
-    metrics["null.worst_cell"] = float(max(alarms.values()))
-    metrics["certain.missed"] = float(
-        sum(
-            word != "leaks" and not (word == "at risk" and name in _AT_RISK)
-            for name, said in words.items()
-            if _SYSTEMS[name][0] == "certain"
-            for word in said
-        )
-    )
-    for group, word, key in (
-        ("unknown", "not audited", "unknown.not_audited"),
-        ("defended", "no leak found", "defended.no_leak"),
-    ):
-        said = [w for name, ws in words.items() if _SYSTEMS[name][0] == group for w in ws]
-        metrics[key] = float(sum(w == word for w in said))
+    for group in _GROUPS:
+        groups = [len(rows) for name, rows in cells.items() if _SYSTEMS[name][0] == group]
+        metrics[f"{group}.audits"] = float(sum(groups))
+
+    def count(group: str, *words: str) -> float:
+        """Audits of a group's cells that end with one of the words."""
+        said = [
+            WORDS[int(row["word"])]
+            for name, rows in cells.items()
+            for row in rows
+            if _SYSTEMS[name][0] == group
+        ]
+        return float(sum(word in words for word in said))
+
+    def alarms(names: Collection[str]) -> dict[str, int]:
+        return {name: int(sum(row["alarm"] for row in cells.get(name, []))) for name in names}
+
+    null = alarms([name for name in cells if _SYSTEMS[name][0] == "null"])
+    metrics["null.alarms"] = float(sum(null.values()))
+    metrics["null.alarms_high"] = clopper_pearson(sum(null.values()), int(metrics["null.audits"]))[
+        1
+    ]
+    metrics["null.worst_cell"] = float(max(null.values(), default=0))
+    for group in ("certain", "verbatim"):
+        metrics[f"{group}.missed"] = metrics[f"{group}.audits"] - count(group, "leaks")
+    for group in ("mixing", "disguised", "lying"):
+        metrics[f"{group}.reassured"] = count(group, "no leak found")
+    metrics["lying.alarms"] = float(sum(alarms(_NOTHING_THERE).values()))
+    metrics["unknown.not_audited"] = count("unknown", "not audited")
+    metrics["defended.no_leak"] = count("defended", "no leak found")
+    metrics["fixes.wrongly_cleared"] = sum(row["cleared"] for row in cells.get("weak-leak", []))
+    strong = [row["cleared"] for row in cells.get("strong-leak", [])]
+    metrics["fixes.rightly_cleared"] = sum(strong) / max(1, len(strong))
     metrics["defended.no_leak"] /= max(1.0, metrics["defended.audits"])
     overclaims = [
         row["overclaims"]
