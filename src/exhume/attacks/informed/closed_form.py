@@ -81,7 +81,13 @@ from exhume.attacks.informed.ridge import (
     gaussian_kernel,
     regress,
 )
-from exhume.attacks.informed.shadows import LIMITS, Shadows, row_blocks, train_shadows
+from exhume.attacks.informed.shadows import (
+    LIMITS,
+    Shadows,
+    align_shadows,
+    row_blocks,
+    train_shadows,
+)
 from exhume.attacks.releases import weights_of
 from exhume.core.contract import (
     Architecture,
@@ -99,6 +105,7 @@ from exhume.core.contract import (
     Store,
     silent,
 )
+from exhume.models.hidden_units import HiddenUnits
 from exhume.models.probes import inputs_of
 from exhume.train.functional import accuracy
 
@@ -144,6 +151,8 @@ class ClosedForm:
             progress=progress,
         )
         started = time.perf_counter()
+        assert knowledge.recipe is not None  # there are shadows
+        units = align_shadows(trained, knowledge.recipe.architecture)
         shadow = trained.records
         reader = read_labels(
             trained.parameters, shadow.labels, trained.base, trained.layout, len(shadow.classes)
@@ -163,8 +172,9 @@ class ClosedForm:
             fitted,
             shadow.shape,
             cost,
-            _accuracy(knowledge, trained),
+            _accuracy(knowledge, trained) | ({} if units is None else {"units_aligned": 1.0}),
             imprint,
+            units,
         )
 
 
@@ -272,6 +282,7 @@ class FittedClosedForm:
     cost: Cost
     trained: dict[str, float]  # how well the shadow models are
     imprint: ImprintReader | None = None  # read instead of the regressions per label
+    units: HiddenUnits | None = None  # like which releases are read, where shadows are
 
     def run(self, releases: Release) -> Reconstruction:
         who, whose = "the closed form", "the shadow models have"
@@ -279,6 +290,8 @@ class FittedClosedForm:
         if isinstance(released, Reconstruction):
             return released
         started, parameters = time.perf_counter(), released.parameters
+        if self.units is not None:
+            parameters = self.units.aligned(parameters)
         scores = self.reader.scores(parameters)
         usable = torch.tensor(sorted(self.fitted.regressions), device=scores.device)
         labels = usable[scores[:, usable].argmax(1)]

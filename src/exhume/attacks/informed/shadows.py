@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from exhume.core.contract import (
+    Architecture,
     Key,
     Knowledge,
     Layout,
@@ -38,8 +39,13 @@ from exhume.core.contract import (
     Store,
     silent,
 )
+from exhume.models.hidden_units import HiddenUnits
+from exhume.models.own import fully_connected
 from exhume.train.fleet import train_fleet
 from exhume.train.recipe import FullBatch
+
+_COMPARED = 50  # shadows by which it is decided whether units are aligned
+_SAYS_NOTHING = 0.5  # of the shadows' differences: units are aligned where less than that is left
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +98,27 @@ def train_shadows(
         base = recipe.fit(initial, fixed, fixed.none_for(1), key.fold("base"))[0]
     layout = recipe.architecture.layout
     return Shadows(parameters, base, shadow, layout, time.perf_counter() - started)
+
+
+def align_shadows(trained: Shadows, architecture: Architecture) -> HiddenUnits | None:
+    """How to read releases unit by unit like the base, where training leaves units in any order or scale.
+
+    The shadows decide, and are then aligned in place. Where most of what differs between shadows and their
+    base is the order and the scale of hidden units, which say nothing, it hides what the record does. Usual
+    training moves no unit's scale by itself; None: the shadows stay as they are.
+    """
+    mlp = fully_connected(architecture)
+    if mlp is None or not mlp.hidden:
+        return None
+    units = HiddenUnits(mlp, trained.base)
+    some = trained.parameters[:_COMPARED]
+    before = float((some - trained.base).double().square().sum())
+    after = float((units.aligned(some) - trained.base).double().square().sum())
+    if not after < _SAYS_NOTHING * before:
+        return None
+    for rows in row_blocks(*trained.parameters.shape, element=trained.parameters.element_size()):
+        trained.parameters[rows] = units.aligned(trained.parameters[rows])
+    return units
 
 
 def _gathered(fleet: Iterator[Tensor], models: int, initial: Tensor) -> Tensor:
