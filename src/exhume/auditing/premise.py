@@ -190,18 +190,14 @@ def _is_noise(layout: Layout, sent: Tensor, made: Tensor) -> bool:
     left, parts = layout.split(sent - made), layout.split(made)
     along = variance = 0.0
     for name, error in left.items():
-        deviation = float(error.norm()) / math.sqrt(error.numel())
-        if _largest(error) > _edge(error) * deviation:
+        deviation, rows = float(error.norm()) / math.sqrt(error.numel()), error.shape[0]
+        # norm of a matrix of independent draws of deviation 1: sqrt(m) + sqrt(n), hardly ever more
+        edge = math.sqrt(rows) + math.sqrt(error.numel() / rows) + _BEYOND
+        if _largest(error) > edge * deviation:
             return False
         along += float((error * parts[name]).sum())
         variance += deviation**2 * float(parts[name].square().sum())
     return abs(along) < _DEVIATIONS * math.sqrt(variance)
-
-
-def _edge(tensor: Tensor) -> float:
-    """Norm of a matrix of independent draws of deviation 1: sqrt(m) + sqrt(n), hardly ever more."""
-    rows = tensor.shape[0]
-    return math.sqrt(rows) + math.sqrt(tensor.numel() / rows) + _BEYOND
 
 
 def _largest(tensor: Tensor) -> float:
@@ -253,24 +249,23 @@ def check_named_records(
         strange=frozenset(wrong),
         doubt="; ".join(doubts),
     )
-    return [_with_noise(update, agreements.get(update.client)) for update in updates], truth
+    checked = list(updates)
+    for place, update in enumerate(updates):
+        agreement = agreements.get(update.client, Agreement(update.client))
+        noisy = agreement.noise_like and not agreement.exact and math.isfinite(agreement.noise)
+        if noisy:
+            unexplained = 1 - agreement.cosine
+            checked[place] = replace(update, noise=agreement.noise, unexplained=unexplained)
+    return checked, truth
 
 
 def _premise_of(agreements: Sequence[Agreement]) -> Premise | None:
-    """Of the client whose records explain least; None: none of them could be compared."""
-    known = [one for one in agreements if one.known]
+    """What is said of the client whose records explain least; None: none of them could be compared."""
+    known = [each for each in agreements if each.known]
     if not known:
         return None
-    worst = max(known, key=lambda one: (one.wrong, one._left))
+    worst = max(known, key=lambda each: (each.wrong, each._left))
     why = worst.sentence.rstrip(".") if worst.wrong else ""
     statistic = "share of the update that the named records leave unexplained"
     holds = not worst.wrong
     return Premise(statistic, worst._left, _EXACT, holds, sentence=worst.sentence, why=why)
-
-
-def _with_noise(update: ClientUpdate, agreement: Agreement | None) -> ClientUpdate:
-    if agreement is None or agreement.exact or not agreement.noise_like:
-        return update
-    if not math.isfinite(agreement.noise):
-        return update
-    return replace(update, noise=agreement.noise, unexplained=1 - agreement.cosine)

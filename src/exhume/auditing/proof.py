@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from exhume.attacks.gradient.least_squares import least_squares
+from exhume.attacks.gradient.local_steps import labels_of
 from exhume.attacks.gradient.span import odd
 from exhume.attacks.gradient.traces import as_trained
 from exhume.auditing.case import Proof
@@ -231,6 +232,4 @@ def labels_behind(
     if loss == "mse":
         numbers: Tensor = outputs - outputs.shape[1] / 2 * residuals
         return numbers.to(records.dtype)
-    if outputs.shape[1] == 1:
-        return (torch.sigmoid(outputs) - residuals > 0.5).long()[:, 0]
-    return (torch.softmax(outputs, 1) - residuals).argmax(1)
+    return labels_of(outputs, residuals)

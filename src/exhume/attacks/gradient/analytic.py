@@ -60,9 +60,7 @@ class BiasRatio:
         self, architecture: Architecture, values: Tensor, _: Tensor, __: int
     ) -> BatchAnswer:
         weight, bias = list(architecture.layout.split(values).values())[:2]
-        live = bias.abs() > 1e-6 * bias.abs().max()
-        ratios = weight[live] / bias[live][:, None]
-        records, counts = _agreeing(ratios.double(), self.tolerance)
+        records, counts = agreeing_ratios(weight, bias, self.tolerance)
         certified = (counts >= self.agreeing).nonzero()[:, 0][: self.largest]
         why = None
         if not len(certified):
@@ -75,8 +73,10 @@ class BiasRatio:
         )
 
 
-def _agreeing(ratios: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Groups of equal rows: a row of each (g, d) and its size (g,), largest first."""
+def agreeing_ratios(weight: Tensor, bias: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
+    """(g, d) ratios of gradients, weight (m, d) to bias (m,), and how many neurons (g,) agree on each."""
+    live = bias.abs() > 1e-6 * bias.abs().max()
+    ratios = (weight[live] / bias[live][:, None]).double()
     left = torch.arange(len(ratios))
     medians, counts = [], []
     norms = ratios.norm(dim=1).clamp_min(1e-300)

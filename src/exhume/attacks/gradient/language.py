@@ -322,7 +322,7 @@ class _Changes:
 
     def ordered(self, state: Tensor) -> Tensor:
         """(l,) the same tokens, each at the place where the layers behind see it least outside."""
-        length = self._length(state)
+        length = int(self._real(state).sum())
         for _ in range(_ORDERINGS):
             tried = state.repeat(length * length, 1)
             places = torch.arange(length).repeat_interleave(length)
@@ -356,21 +356,17 @@ class _Changes:
     def _replaced(self, state: Tensor, place: int) -> Tensor:
         """(o, l): the state first, then with every token here."""
         tried = state.repeat(len(self.options[place]) + 1, 1)
-        if place < self._length(state):
+        if place < int(self._real(state).sum()):
             tried[1:, place] = self.options[place]
         return tried
 
     def _exchanged(self, state: Tensor, place: int) -> Tensor:
         tried = state.repeat(self.ends + 1, 1)
-        length = self._length(state)
+        length = int(self._real(state).sum())
         for row, other in zip(tried[1:], range(self.ends), strict=True):
             if max(place, other) < length:
                 row[place], row[other] = state[other], state[place]
         return tried
-
-    def _length(self, state: Tensor) -> int:
-        fill = self.traces.net.padding
-        return len(state) if fill is None else int((state != fill).sum())
 
     def _real(self, states: Tensor) -> Tensor:
         fill = self.traces.net.padding

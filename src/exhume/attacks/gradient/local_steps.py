@@ -168,7 +168,11 @@ def labels_at(seen: Layers, chain: Chain, inputs: Tensor) -> Tensor:
         heights = torch.where(outputs > 0, outputs, layer.leak * outputs)
     heights = _with_bias(heights, last)
     outputs = heights @ seen.weights(last).T
-    errors = len(inputs) * least_squares(heights.T, seen.slopes(last).T)
+    return labels_of(outputs, len(inputs) * least_squares(heights.T, seen.slopes(last).T))
+
+
+def labels_of(outputs: Tensor, errors: Tensor) -> Tensor:
+    """(b,) labels y at which p - y, p of the outputs (b, c), comes nearest to the errors (b, c)."""
     if outputs.shape[1] == 1:
         return (torch.sigmoid(outputs) - errors > 0.5).long()[:, 0]
     return (torch.softmax(outputs, 1) - errors).argmax(1)

@@ -28,10 +28,9 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from exhume.attacks.gradient.analytic import BiasRatio
+from exhume.attacks.gradient.analytic import BiasRatio, agreeing_ratios
 from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient
-from exhume.core.contract import Gradient, Key, Knowledge, NotApplicable, Progress, Store, silent
-from exhume.models.mlp import MLP
+from exhume.core.contract import Key, Knowledge, NotApplicable, Progress, Store, silent
 from exhume.models.own_texts import TextModel, drawn_tokens
 
 Net = TypeVar("Net", bound=TextModel)
@@ -78,7 +77,7 @@ class TextAttack:
                 f"{net}: no fully connected layer with a bias sees its records or places one by one",
                 ever=False,
             )
-        invert = _TextReading(self, net, knowledge.batch_size, key, store).invert
+        invert = _TextReading(self, net, knowledge.batch_size, key).invert
         shape, who, stage = (net.length,), "the attack on texts", "reading texts"
         return EachGradient(shape, invert, who, stage, progress, net, tokens=True)
 
@@ -89,7 +88,6 @@ class _TextReading:
     net: TextModel
     batch_size: int | None
     key: Key
-    store: Store
 
     def invert(self, values: Tensor, at: Tensor, _: int) -> BatchAnswer:
         words = words_in(self.net, values)
@@ -122,15 +120,11 @@ class _TextReading:
             return reason, torch.zeros(0, 1)
         parts = self.net.layout.split(values)
         weight, bias = (parts[f"{self.net.head}.{name}"] for name in ("weight", "bias"))
-        head = MLP((weight.shape[1],), (), len(weight), "relu")
-        flat = torch.cat([weight.flatten(), bias])[None]
-        agreeing = min(self.attack.agreeing, len(weight)) if searched else 1
-        largest = BiasRatio.largest if searched else len(weight)
-        route = BiasRatio(agreeing, self.attack.tolerance, largest)
-        prepared = route.prepare(Knowledge(architecture=head), key=self.key, store=self.store)
-        ratios = prepared.run(Gradient(flat, head.layout, torch.zeros_like(flat[0]))).candidates
+        vectors, counts = agreeing_ratios(weight, bias, self.attack.tolerance)
+        vectors = vectors[counts >= min(self.attack.agreeing, len(weight))] if searched else vectors
+        vectors = vectors[: BiasRatio.largest] if searched else vectors
         reason = "no neurons of the first fully connected layer agree on a text"
-        return reason if not ratios.shape[1] else "", ratios[0].double()
+        return reason if not len(vectors) else "", vectors.to(weight.dtype).double()
 
     def _read(
         self, pooling: Pooling, features: Tensor, values: Tensor, at: Tensor, allowed: Tensor
