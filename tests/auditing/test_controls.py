@@ -297,7 +297,7 @@ def test_the_sentence_names_every_rung_that_was_tried_and_the_users_own(folder):
         "0 of 100 at your 32."
     )
     assert (reach.respect, reach.nearest) == ("batch", "at batch 2")
-    assert reach.low == pytest.approx(clopper_pearson(10, 16)[0])
+    assert (reach.best, reach.low) == ("at batch 1", pytest.approx(clopper_pearson(16, 16)[0]))
 
 
 def test_the_sentence_where_nothing_works(folder):
