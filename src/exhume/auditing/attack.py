@@ -227,7 +227,7 @@ def confidences(answers: Sequence[Answer]) -> Tensor:
 def line_ups(
     case: Case, rows: Sequence[Row], store: Store, progress: Progress, *, tests: int
 ) -> dict[str, LineupRow]:
-    """Of each attack that applies, by its id: all that a control asks for.
+    """Line-ups of the attacks that apply, by id: all that a control asks for.
 
     A look that is no attack is left out: that something lies elsewhere says nothing of what lies here.
     """

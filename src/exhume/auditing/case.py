@@ -205,12 +205,12 @@ class Ladder:
 
     @property
     def seconds(self) -> float | None:
-        """Of that rung."""
+        """Seconds of that rung; None: there is none."""
         return self.rungs[self.first].seconds if self.rungs else None
 
 
 def another_seed(seed: int) -> int:
-    """Of the same system, drawn once more."""
+    """Seed of another draw of the same system."""
     return Key.from_seed(seed).fold("drawn once more").seed() % 1_000_000_007
 
 
@@ -351,7 +351,7 @@ class Case(Protocol):
         return ()
 
     def redealt(self) -> Self:
-        """The same system with new targets and new random numbers, to try fixes on.
+        """This system with new targets and new random numbers, to try fixes on.
 
         Where the records are those of a file, only the random numbers are new. Its releases are not made.
         """

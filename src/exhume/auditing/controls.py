@@ -134,7 +134,7 @@ def _climb(
 
 
 def _strongest(attacks: Mapping[str, str], rows: Sequence[ControlRow]) -> dict[str, str]:
-    """Of all attacks that are silent, those that find most where there is something to find."""
+    """The silent attacks that find most where there is something to find."""
     best = sorted(rows, key=lambda row: (row.works, row.identified), reverse=True)
     return {row.attack: attacks[row.attack] for row in best[:_CLIMBING]}
 

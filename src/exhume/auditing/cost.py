@@ -44,7 +44,7 @@ _FIT = 1 << 17  # bytes to fit one class, the allocator's fragments included: up
 
 
 def network_seconds(network: nn.Module, shape: tuple[int, ...], threads: int) -> float:
-    """Of one record's way through any network."""
+    """Seconds of one record's way through a network."""
     return seconds_of(2 * multiply_adds(network, shape), threads)
 
 
@@ -54,19 +54,19 @@ def seconds_of(operations: float, threads: int = 1) -> float:
 
 
 def search_seconds(architecture: Architecture, records: int) -> float:
-    """Of so many ways through the network and back, in a search for inputs."""
+    """Seconds of a search for inputs that goes through the network and back so many times."""
     speed = GENERAL if fully_connected(architecture) is None else _SEARCHED
     return 3 * records * forward_operations(architecture) / speed
 
 
 def language_seconds(net: LanguageModel, batch: int) -> float:
-    """Of one update of a language model: each token after each beginning, through its first layers."""
+    """Seconds of one update of a language model: each token after each beginning, through its first layers."""
     tried = (batch * net.length) ** 2 / 32
     return seconds_of(forward_operations(net) * (tried + 3 * batch)) + 2.0
 
 
 def text_seconds(net: TextModel, batch: int) -> float:
-    """Of one update of a text model: some sweeps over places and tokens, where it is searched."""
+    """Seconds of one update of a text model: some sweeps over places and tokens, where it is searched."""
     kind = pooling_of(net, net.initial(Key.from_seed(0))).kind if net.head else "other"
     if kind != "other":
         return 2.0 + 0.1 * batch
@@ -79,7 +79,7 @@ def text_seconds(net: TextModel, batch: int) -> float:
 def seconds_per_model(
     recipe: Recipe, fixed: Records, *, threads: int, initial: torch.Tensor, key: Key, store: Store
 ) -> float:
-    """Of training one model on so many records and one more, where so many are trained at once."""
+    """Seconds of training one model on so many records and one more, where so many are trained at once."""
     counted = seconds_per_model_of(recipe, len(fixed), threads)
     return _timed(recipe, fixed, initial, key, store) / threads if counted is None else counted
 

@@ -117,7 +117,7 @@ def _try(
 
 
 def strongest_of(found: Sequence[Findings]) -> Findings | None:
-    """Of the attacks that decide and apply, the one that found most."""
+    """The attack that found most, among those that decide and apply."""
     counted = [one for one in found if one.counts and one.section.leak is not None]
     return max(counted, key=lambda one: one.share, default=None)
 

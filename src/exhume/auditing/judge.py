@@ -197,7 +197,7 @@ def _left_out(plan: Sequence[PlannedAttack], release: str) -> str:
 
 
 def overall(verdicts: Mapping[str, Verdict], alarm: str) -> Verdict:
-    """Of one release its own; of several one word for the whole, and every sentence.
+    """A single release's verdict; of several releases one word for the whole, and every sentence.
 
     One release that leaks is enough; silence about all needs silence of each, so that one that was not
     audited leaves the whole not audited.

@@ -395,7 +395,7 @@ def _measured(
 def _of_answers(
     stated: ClaimedPrivacy, targets: Records, answers: Mapping[str, Tensor]
 ) -> CertificateTable:
-    """Of training that only its owner can do: the attacks that reconstruct, with their answers snapped."""
+    """Attacks that reconstruct, with their answers snapped, where only the owner can do the training."""
     why = "training that cannot be done without its noise cannot be reckoned with"
     return _certified(_snapped(targets, answers), stated, targets, answers, why)
 

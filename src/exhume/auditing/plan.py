@@ -95,13 +95,13 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Of all attacks that are run, estimated."""
+        """Seconds of all attacks that are run, estimated."""
         attacks = (attack for one in self.releases for attack in one.attacks)
         return sum((attack.estimated_seconds for attack in attacks if attack.run), 0.0)
 
     @property
     def cpu_seconds(self) -> float:
-        """Of all attacks that are run, estimated, over all threads."""
+        """Processor seconds of all attacks that are run, estimated, over all threads."""
         rows = ((one.inputs.threads, attack) for one in self.releases for attack in one.attacks)
         return sum((threads * a.estimated_seconds for threads, a in rows if a.run), 0.0)
 

@@ -332,7 +332,7 @@ def fix(
     folder: RunFolder,
     progress: Progress,
 ) -> list[FixRow]:
-    """Of everything that leaks; as much time again as the attacks had, so that the estimate decides."""
+    """Fixes of everything that leaks; as much time again as the attacks had, so that the estimate decides."""
     if not brief.budget.fixes:
         return []
     leaking = {one.name: one.case for one in released if judged.verdicts[one.name].word == "leaks"}

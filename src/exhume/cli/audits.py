@@ -407,7 +407,7 @@ def _stop_it(result: Result) -> str:
 
 
 def processor_seconds() -> float:
-    """Of this process and of those it started and saw end; other machines are not counted."""
+    """Processor seconds of this process and of those it started and saw end; not of other machines."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 

@@ -308,7 +308,7 @@ class Words:
 
 
 def _range(found: Any) -> Range:
-    """Of a number, of two ends, or of anything that has them."""
+    """The two ends of a number, of a pair, or of anything that has them."""
     if isinstance(found, tuple):
         return Range(*found)
     if isinstance(found, Real):

@@ -353,7 +353,7 @@ class CheckpointCase(Case):
     # Controls
 
     def ladders(self) -> list[Ladder]:
-        """The same network, trained here on fewer records in the way that the attack can read."""
+        """This network, trained here on fewer records in the way that the attack can read."""
         if self.refused or self.given is None:
             return []
         recipe, given = self.subject.approach.easier(self.subject.head), self.given

@@ -56,7 +56,7 @@ def recipe_like(network: DenseNetwork, head: Head, *, spans: bool) -> MarginDesc
 
 
 def decayed(network: Architecture) -> FullBatch:
-    """The same of any network: weight decay until the start is gone."""
+    """Training of any network with weight decay until the start is gone."""
     return FullBatch(network, _CONVOLVED)
 
 

@@ -54,7 +54,7 @@ class Preprocessing:
 
     @property
     def size(self) -> float:
-        """Of a record as it enters, as a root mean square; about 0."""
+        """Root mean square of a record as it enters, about 0."""
         if not self.images:
             return self.spread
         return self.contrast if self.std is None else self.contrast / float(self.std.mean())
@@ -298,7 +298,7 @@ def rows_given(text: str, count: int) -> Tensor:
 
 
 def shape_of(settings: CheckpointSettings, given: ScoringRecords | None) -> tuple[int, ...]:
-    """Of one record: that of the records, or as said."""
+    """Shape of one record: that of the records, or as said."""
     if given is not None:
         shape = given.trained.shape
         if settings.shape and settings.shape != shape:

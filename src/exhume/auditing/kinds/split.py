@@ -287,7 +287,7 @@ class SplitCase(Case):
         return replace(self, about=facts(self.settings, self.owned, self.defence))
 
     def at_depth(self, first: str) -> SplitCase:
-        """The same network cut elsewhere."""
+        """This network cut elsewhere."""
         return replace(self, cut=self._cut(f"after {first}", self.owned.pipeline(first)))
 
     def _seating(self) -> Places:

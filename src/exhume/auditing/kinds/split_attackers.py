@@ -155,7 +155,7 @@ def _searching(settings: SplitSettings, kernel: int = 3) -> Lookalike:
 
 
 def _steps(usual: int, settings: SplitSettings) -> int:
-    """Of a search; fewer where shadows are trained for few epochs, too."""
+    """Steps of a search; fewer where shadows are trained for few epochs, too."""
     return max(3, round(usual * min(1.0, settings.attack_epochs / _FULL)))
 
 
@@ -218,7 +218,7 @@ def lookalike_applies(pipeline: Pipeline, shape: tuple[int, ...]) -> bool:
 
 
 def lookalike_seconds(settings: SplitSettings, channels: int) -> float:
-    """Of its search for the first layer, which sorts projections of windows."""
+    """Seconds of the search for the first layer, which sorts projections of windows."""
     own = _searching(settings)
     starts = ((own.search, own.starts), (own.compare, _KEPT), (own.refine, _REFINED))
     sorted_ = sum(n * part.steps * part.windows * part.directions for part, n in starts)
@@ -418,14 +418,14 @@ class Seconds:
         return read + self._trained(whole, len(parts.shadow), settings.attack_epochs)
 
     def _searched(self, one: float) -> float:
-        """Of who knows the head, besides a decoder; one: of a record's way through it."""
+        """Seconds of whoever knows the head, besides a decoder; one: of a record's way through it."""
         usual, parts = _knowing(self.settings, Decoder(), Schedule()), self.owned.parts
         sought = len(parts.target) + StrongestInversion.judged_of(len(parts.shadow))
         steps = usual.steps * StrongestInversion.starts
         return steps * (sought * _BACK * one + _STEP) + self._ridge(len(parts.shadow))
 
     def _ridge(self, held: int) -> float:
-        """Of an eigendecomposition and a penalty's path."""
+        """Seconds of an eigendecomposition and a penalty's path."""
         return _EIGEN * min(held, MOST_PAIRS) ** 3
 
     def _trained(self, one: float, records: int, epochs: int, models: int = 1) -> float:

@@ -140,7 +140,7 @@ class LoadedSplit:
         return mixes(head, self.parts.shadow.inputs[:_PROBED])
 
     def fingerprint(self) -> str:
-        """Of the weights and of the function that they are used in."""
+        """Digest of the weights and of the function that they are used in."""
         probe = torch.rand(2, *self.shape, generator=Key.from_seed(0).generator())
         if self.text:
             rows = (64, self.shape[0])

@@ -54,7 +54,7 @@ class AttackedCut:
         return "no leak found" if sections and all(map(silent, sections)) else "not audited"
 
     def name_of(self, one: Findings) -> str:
-        """Of an attacker, without where it was met."""
+        """An attacker's name, without where it was met."""
         return one.section.spec.name.removesuffix(f", {self.where}")
 
 

@@ -365,7 +365,7 @@ class TrainingCase(Case):
         return self._places(self._targets)
 
     def places_of(self, count: int) -> Places:
-        """Of the first so many targets."""
+        """Places of the first so many targets."""
         return self.places if count == self._targets else self._places(count)
 
     def _places(self, count: int) -> Places:
@@ -427,7 +427,7 @@ class TrainingCase(Case):
     # Controls
 
     def ladders(self) -> list[Ladder]:
-        """The same with less of its noise; and with a record that counts more than once."""
+        """This training with less of its noise; and with a record that counts more than once."""
         return [*self._less_noise(), *self._counted()]
 
     def _less_noise(self) -> list[Ladder]:

@@ -78,7 +78,7 @@ class Game:
 
     @property
     def accuracy(self) -> float | None:
-        """Of the released models; None: no record was left to measure it with."""
+        """Accuracy of the released models; None: no record was left to measure it with."""
         share = self.facts.get("test_accuracy")
         return None if share is None else float(share)
 
@@ -209,7 +209,7 @@ def _privacy(recipe: Recipe) -> dict[str, float]:
 
 
 def _repeats(recipe: Recipe, initial: Tensor, fixed: Records, key: Key) -> dict[str, str | float]:
-    """Of the user's own training: whether it ends with the same bits when it is done again."""
+    """Whether the user's own training ends with the same bits when it is done again."""
     if not isinstance(recipe, OwnTraining):
         return {}
     same = recipe.repeats(initial, fixed, key.fold("repeats"))

@@ -165,7 +165,7 @@ def _slopes(
 
 
 def _slope(points: list[tuple[int, float]]) -> float:
-    """Of a straight line through log error against log size."""
+    """Slope of a straight line through log error against log size."""
     x, y = np.log([p for p, _ in points]), np.log([e for _, e in points])
     return float(np.polyfit(x, y, 1)[0])
 

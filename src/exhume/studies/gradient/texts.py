@@ -164,7 +164,7 @@ _DECOYS = 200
 
 @dataclass(frozen=True)
 class LanguageSetting:
-    """Of all language models of the study."""
+    """Sizes of all language models of the study."""
 
     vocabulary: int = 2000
     length: int = 16  # places

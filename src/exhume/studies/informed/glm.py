@@ -111,7 +111,7 @@ def _largest_errors(scores: TargetScores) -> Tensor:
 
 
 def _by_sklearn(run: Run[_Setting], parts: RecordsByRole) -> dict[str, float]:
-    """The same attack on scikit-learn's own optimum, at its default tolerance and iterations."""
+    """The attack on scikit-learn's own optimum, at its default tolerance and iterations."""
     count, key = run.setting.sklearn, run.key
     release, recipe, secret = release_one_sklearn_each(
         LogisticRegression(C=_C), parts.fixed, parts.target[:count], progress=run.progress

@@ -106,7 +106,7 @@ def _run_multiclass(run: Run[_MulticlassSetting]) -> Outcome:
 
 
 def _halves(records: Records) -> Records:
-    """The same records with two labels."""
+    """These records with two labels."""
     middle = len(records.classes) // 2
     return Records(records.inputs, (records.labels >= middle).long(), ("first half", "second half"))
 

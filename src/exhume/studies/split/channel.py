@@ -51,7 +51,7 @@ NAMED = {"lookalike": "lookalike", "true_head": "head known"}
 
 @dataclass(frozen=True)
 class Effort:
-    """Of the attackers: shadows, epochs, and the size of decoders."""
+    """The attackers' shadows, epochs, and size of decoders."""
 
     channels: int
     schedule: Schedule
@@ -328,7 +328,7 @@ def _metrics(setting: Setting, made: Mapping[str, Mapping[str, Tensor]]) -> dict
 def _certificates(
     setting: Setting, made: Mapping[str, Mapping[str, Tensor]]
 ) -> dict[tuple[int, int], Certificate]:
-    """Of every number of bits and of inputs: the best namer beside the bound."""
+    """The best namer beside the bound, for every number of bits and of inputs."""
     games = [(bits, count) for bits in setting.bits for count in setting.named]
     return {
         (bits, count): certify(

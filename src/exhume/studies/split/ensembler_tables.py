@@ -132,7 +132,7 @@ def meet_all(run: Run[Setting], trained: Trained) -> dict[str, Cells]:
 
 
 def _attackers(run: Run[Setting], network: Network) -> list[str]:
-    """Of a defence; all clients have the same."""
+    """A defence's attackers; all clients have the same."""
     setting, job = run.setting, defended(run, network).job
     held = setting.client.sizes.shadow
     return list(setting.attackers.against(network.defence, setting.ensembler, job, held))

@@ -70,7 +70,7 @@ def inversion(channels: int, epochs: int, batch: int, shadow_epochs: int = 0) ->
 
 
 def bound_of(attack: ShadowInversion) -> TrueHeadInversion:
-    """The same decoder with the client's head known."""
+    """The decoder with the client's head known."""
     return TrueHeadInversion(attack.decoder, attack.decoder_schedule)
 
 
@@ -150,7 +150,7 @@ class SplitGame:
         )
 
     def holding(self, records: Records) -> SplitGame:
-        """The same game with other records in the attacker's hands."""
+        """This game with other records in the attacker's hands."""
         return replace(self, parts=replace(self.parts, shadow=records))
 
     def mean_image(self) -> Row:

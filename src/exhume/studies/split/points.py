@@ -100,7 +100,7 @@ class _Grid:
         )
 
     def pictures(self) -> dict[str, Row]:
-        """Of every first point: the shadow's, that of the own form, the head known."""
+        """Pictures of every first point: the shadow's, those of the own form, of the head known."""
         kinds = {self.seconds[-1]: "shadow", "own_form": "own form", "head_known": "head known"}
         return {
             f"{first}, {who}": self.rows[f"{first}.{column}"]
