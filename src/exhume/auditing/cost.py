@@ -60,7 +60,7 @@ def search_seconds(architecture: Architecture, records: int) -> float:
 
 
 def language_seconds(net: LanguageModel, batch: int) -> float:
-    """Seconds of one update of a language model: each token after each beginning, through its first layers."""
+    """Seconds of a language model's update: each token after each beginning, through its first layers."""
     tried = (batch * net.length) ** 2 / 32
     return seconds_of(forward_operations(net) * (tried + 3 * batch)) + 2.0
 

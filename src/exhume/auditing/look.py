@@ -104,7 +104,7 @@ def _copied(similarity: Tensor, places: Places) -> Tensor:
 def seconds_of_looks(
     tensors: Mapping[str, tuple[int, ...]], size: int, releases: int, records: int
 ) -> float:
-    """Seconds of looking at tensors of these shapes for records of so many numbers; records: in the line-up."""
+    """Seconds of looks at tensors of these shapes for records of so many numbers; records: in the line-up."""
     windows = sum(
         min(3, max(1, len(shape))) * max(0, math.prod(shape) - size + 1)
         for shape in tensors.values()

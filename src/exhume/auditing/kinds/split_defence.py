@@ -91,7 +91,7 @@ def defended(
 
 
 def secret_key(folder: RunFolder) -> Key:
-    """Key of the system's randomness, drawn once a run folder: noise and selector must not be guessed."""
+    """Key of the system's randomness, drawn once a run folder: nobody may guess noise and selector."""
     path = folder.path / "secret.key"
     if not path.exists():
         write_atomically(path, secrets.token_hex(32).encode())
