@@ -123,3 +123,7 @@ def test_files_and_functions_can_be_read():
         if (lines := node.end_lineno - node.lineno + 1) > 100
     ]
     assert not wrong
+
+
+def test_the_engine_reads_top_to_bottom_in_one_file():
+    assert len((SRC / "auditing" / "run.py").read_text().splitlines()) <= 500
