@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from contextlib import chdir, contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from exhume import auditing, readers
 from exhume.auditing import Audit
 from exhume.cli import app
 from exhume.core.contract import ExhumeError, Outcome, Status
+from exhume.core.evidence import Extent
 from exhume.core.results import (
     AttackSpec,
     Rate,
@@ -222,7 +224,7 @@ def test_a_device_that_cannot_be_used_is_refused(door, invoke):
     assert "device: 'cuda' " in done.stderr
 
 
-def finished(folder, word, *, share, detectable):
+def finished(folder, word, *, share, detectable, strength=None):
     """An audit of one release that ended with this word."""
     folder.mkdir()
     leak = Rate(round(100 * share), 100, 0.0, 1.0, 0.01, detectable)
@@ -232,6 +234,7 @@ def finished(folder, word, *, share, detectable):
     verdict = Verdict(word, f"In short: {word}.", "In detail.")
     row = ReleaseRow("weights", "the weights", word, verdict.sentence, "", leak=leak)
     result = Result("Title", "digits", 0, verdict, leak, attacks=(section,), releases=(row,))
+    result = replace(result, extent=Extent(strength=strength))
     (folder / "result.json").write_text(json.dumps(result.to_json()))
     return Audit(result, folder, folder / "report.html")
 
@@ -270,6 +273,27 @@ def test_gates(door, gate, invoke, place, tmp_path, monkeypatch):
     assert ended.exit_code == code, ended.output
     suite = ET.parse(junit).getroot()
     assert (int(suite.get("failures")), int(suite.get("errors"))) == counts
+
+
+@pytest.mark.parametrize(
+    ("word", "strength", "refused", "code"),
+    [
+        ("leaks", "recognised", "recognised", 1),
+        ("leaks", "recognised", "reconstructed", 0),
+        ("leaks", "reconstructed", "reconstructed", 1),
+        ("leaks", "reconstructed", "recognised", 1),
+        ("at risk", None, "recognised", 0),
+        ("no leak found", None, "reconstructed", 0),
+    ],
+)
+def test_gates_on_strength(word, strength, refused, code, invoke, tmp_path, monkeypatch):
+    done = finished(tmp_path / "run", word, share=0.0, detectable=0.1, strength=strength)
+    monkeypatch.setattr(auditing, "audit", lambda *_, **__: done)
+    junit = tmp_path / "j.xml"
+    ended = invoke(*DOORS["audit"].split(), "--fail-on", refused, "--junit", junit)
+    assert ended.exit_code == code, ended.output
+    assert int(ET.parse(junit).getroot().get("failures")) == code
+    assert (f"--fail-on {refused}: records are {strength}" in ended.stderr) == bool(code)
 
 
 def test_gates_say_why(invoke, tmp_path, monkeypatch):

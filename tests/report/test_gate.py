@@ -133,7 +133,7 @@ def test_junit_of_what_is_at_risk_fails_where_that_is_asked_for(tmp_path):
     result = audited("at risk", ("at risk", 0.1))
     write_junit(result, tmp_path / "j.xml", fail_over=0.0)
     assert cases(tmp_path / "j.xml") == {}
-    write_junit(result, tmp_path / "j.xml", at_risk=True)
+    write_junit(result, tmp_path / "j.xml", fail_on="at-risk")
     assert cases(tmp_path / "j.xml") == {"verdict": ["failure"]}
     assert "It is at risk." in (tmp_path / "j.xml").read_text()
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from exhume.auditing.case import Seats
 from exhume.core.evidence import Epsilon, GroupRow, LineupRow
 from exhume.score.epsilon import epsilon_shown
-from exhume.score.groups import groups_of
+from exhume.score.groups import groups_of, sentence_on_groups
 from exhume.score.lineup import LEVEL, USUAL, Lineup
 from exhume.score.placebo import DIFFERENT, marked, placebo
 from exhume.score.places import (
@@ -49,11 +49,13 @@ class Lined:
 
     @property
     def notes(self) -> tuple[str, ...]:
+        notes = (sentence_on_groups(self.groups),) if self.groups else ()
         if not self.averages:
-            return ()
+            return notes
         some = "1 candidate is" if self.averages == 1 else f"{self.averages} candidates are"
         return (
             f"{some} nearer to a mean of the batch than to any record: an average, which counts for none.",
+            *notes,
         )
 
 

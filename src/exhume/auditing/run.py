@@ -312,11 +312,16 @@ def quoted_sections(judged: Judged) -> list[Section]:
 
 
 def extent_of(sections: Sequence[Section]) -> Extent:
-    """How far a verdict on these attacks goes: as the strongest says, and where it is silent another."""
+    """How far a verdict on these attacks goes: as the strongest says, and where it is silent another.
+
+    Records that one of them reconstructs are reconstructed.
+    """
     best = strongest(sections)
     extent = best.extent if best else Extent()
     for section in sections:
         extent = extent.with_missing(section.extent)
+    if any(section.extent.strength == "reconstructed" for section in sections):
+        return replace(extent, strength="reconstructed")
     return extent
 
 

@@ -120,7 +120,8 @@ def run_options() -> list[Parameter]:
     """What every audit command takes, whatever is released."""
     gate = typer.Option(help="Exit with 1 if a larger share of the records leaks.", min=0, max=1)
     also = typer.Option(
-        help="Exit with 1 also if the verdict is at risk.", click_type=Choice(["at-risk"])
+        help="Exit with 1 if the verdict is this or worse: at-risk, recognised (any leak), reconstructed.",
+        click_type=Choice(["at-risk", "recognised", "reconstructed"]),
     )
     power = typer.Option(
         help="Exit with 2 if nothing is found but a leak of this share could go unnoticed.",
@@ -285,7 +286,7 @@ def _run(brief: Brief, given: dict[str, Any], more: str) -> int:
     echo_loading()
 
     from exhume import auditing
-    from exhume.core.results import lacking_power
+    from exhume.core.results import lacking_power, refused
 
     with progress_shown() as progress, run_on(given["ray"], given["processes"]):
         if given["dry_run"]:
@@ -309,7 +310,7 @@ def _run(brief: Brief, given: dict[str, Any], more: str) -> int:
             done.result,
             given["junit"],
             fail_over=given["fail_over"],
-            at_risk=given["fail_on"] == "at-risk",
+            fail_on=given["fail_on"],
             power=given["require_power"],
         )
     took = duration_of(time.perf_counter() - began)
@@ -317,8 +318,8 @@ def _run(brief: Brief, given: dict[str, Any], more: str) -> int:
     if given["as_json"]:
         echo_out((done.folder / "result.json").read_text(encoding="utf-8").rstrip())
     code = report_verdict(done, given["fail_over"], more=more, quiet=given["as_json"])
-    if given["fail_on"] == "at-risk" and done.verdict.word in ("leaks", "at risk"):
-        echo_err(f"--fail-on at-risk: the verdict is {done.verdict.word!r}")
+    if why := refused(done.result, given["fail_on"]):
+        echo_err(f"--fail-on {given['fail_on']}: {why}")
         return LEAKS
     if code == AUDITED and (why := lacking_power(done.result, given["require_power"])):
         echo_err(f"--require-power: {why}")

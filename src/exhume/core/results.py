@@ -315,6 +315,21 @@ def strongest(sections: Sequence[Section]) -> Section | None:
     return max(scored, key=lambda s: s.leak.share if s.leak else -1.0, default=None)
 
 
+def refused(result: Result, fail_on: str | None) -> str:
+    """What of the verdict a gate refuses; empty: nothing.
+
+    fail_on: "at-risk", also any leak; "recognised", any leak; "reconstructed", a leak of whole records.
+    """
+    word = result.verdict.word
+    if fail_on == "at-risk" and word in ("leaks", "at risk"):
+        return f"the verdict is {word!r}"
+    if word != "leaks" or fail_on not in ("reconstructed", "recognised"):
+        return ""
+    strengths = [result.extent.strength, *(row.extent.strength for row in result.releases)]
+    strength = "reconstructed" if "reconstructed" in strengths or result.alarm else "recognised"
+    return f"records are {strength}" if fail_on in ("recognised", strength) else ""
+
+
 def lacking_power(result: Result, power: float | None) -> str:
     """Why "no leak found" is not enough for who asks that so small a leak be noticed; empty: it is.
 

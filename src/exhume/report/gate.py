@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from exhume.core.contract import ExhumeError
-from exhume.core.results import Rate, Result, Section, lacking_power, read_result
+from exhume.core.results import Rate, Result, Section, lacking_power, read_result, refused
 from exhume.store.shards import write_atomically
 
 _ILLEGAL = {code: None for code in range(32) if chr(code) not in "\t\n\r"}
@@ -20,12 +20,13 @@ def write_junit(
     path: Path,
     *,
     fail_over: float | None = None,
-    at_risk: bool = False,
+    fail_on: str | None = None,
     power: float | None = None,
 ) -> None:
     """Write one test case an attack. A failure: it leaks more than `fail_over`. Skipped: it could not be run.
 
-    at_risk: this verdict is a failure, too. power: an error if a leak of that share could go unnoticed.
+    fail_on: a verdict that is a failure, too (`refused`). power: an error if a leak of that share could go
+    unnoticed.
     """
     suite = ET.Element("testsuite", name="exhume")
     for attack in result.attacks:
@@ -35,7 +36,8 @@ def write_junit(
             _case(suite, planned.name, "skipped", planned.why)
     if result.verdict.word == "not audited":
         _case(suite, "verdict", "error", result.verdict.sentence)
-    if at_risk and result.verdict.word == "at risk":
+    failed = any(case.find("failure") is not None for case in suite)
+    if refused(result, fail_on) and not failed:
         _case(suite, "verdict", "failure", result.verdict.sentence)
     if why := lacking_power(result, power):
         _case(suite, "power", "error", why)
