@@ -115,7 +115,7 @@ def checkpoint_case(
     shape = shape_of(settings, given)
     preprocessing = preprocessing_given(settings.mean, settings.std, shape)
     tuned = against_of(settings)
-    tensors = _tensors_in(settings, tuned[1] if tuned else None)
+    tensors = _tensors_in(source, settings, tuned[1] if tuned else None)
     try:
         checkpoint = read_checkpoint(
             source,
@@ -142,11 +142,15 @@ def checkpoint_case(
     return CheckpointCase(settings, subject, preprocessing, given, tensors)
 
 
-def _tensors_in(settings: CheckpointSettings, against: Against | None) -> dict[str, Tensor]:
+def _tensors_in(
+    source: Path | Mapping[str, Tensor], settings: CheckpointSettings, against: Against | None
+) -> dict[str, Tensor]:
     """All that is released, whatever of it an attack reads."""
+    if not isinstance(source, Path):
+        return dict(source)
     if against is None:
-        return read_tensors(settings.file, trust=settings.trust)[0]
-    return dict(read_against(settings.file, against, trust=settings.trust).after)
+        return read_tensors(source, trust=settings.trust)[0]
+    return dict(read_against(source, against, trust=settings.trust).after)
 
 
 @dataclass(frozen=True, eq=False)
