@@ -247,6 +247,7 @@ def check_named_records(
         premise=_premise_of(list(agreements.values())),
         wrong=next(iter(wrong.values()), "").rstrip("."),
         strange=frozenset(wrong),
+        exact=frozenset(name for name, each in agreements.items() if each.exact),
         doubt="; ".join(doubts),
     )
     checked = list(updates)

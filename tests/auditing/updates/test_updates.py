@@ -170,9 +170,25 @@ def test_a_proof_stands_whatever_records_are_named(invoke, place):
     assert verdict["word"] == "leaks", done.output
     assert verdict["sentence"].startswith("The release leaks: 4 records were reconstructed")
     assert "They are not the records as they were named" in verdict["detail"]
+    assert "are flipped left to right" in verdict["detail"]
+    assert "sorted naturally" not in verdict["detail"]  # their order is not to blame
     proving = [attack for attack in result_of(out)["attacks"] if attack["proved"]]
     assert proving
     assert all(attack["lineup"] is None for attack in proving)  # of other records
+
+
+def test_a_proof_stands_where_nobody_knows_which_records_a_client_used(invoke, place):
+    """It mirrors four of the six images that are named for it: whether they give the update is not known."""
+    module = made("relu")
+    inputs, labels = batch()
+    F.cross_entropy(module(inputs.flip(-1)), labels).backward()
+    path, out = place / "some.safetensors", place / "some"
+    save_file({n: p.grad.clone() for n, p in module.named_parameters()}, path)
+    options = ["--data", "digits", "--records", "3,17,40-43", "--batch-size", "4"]
+    done = invoke(path, *options, "--out", out)
+    verdict = result_of(out)["verdict"]
+    assert verdict["word"] == "leaks", done.output
+    assert "are flipped left to right" in verdict["detail"]
 
 
 @pytest.mark.slow

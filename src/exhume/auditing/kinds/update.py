@@ -16,7 +16,6 @@ from torch import Tensor
 
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.two_last import decode
-from exhume.auditing.attack import confidences, pooled
 from exhume.auditing.case import (
     RUNG_TARGETS,
     Answer,
@@ -33,6 +32,18 @@ from exhume.auditing.case import (
     Scored,
     Seats,
     another_seed,
+)
+from exhume.auditing.kinds.update_answers import (
+    NOTHING_KNOWN,
+    by_client,
+    candidates_of,
+    keeps_order,
+    listed_words_verdict,
+    observed_metrics,
+    tokens_of,
+    unproved_verdict,
+    unscored_evidence,
+    wrong_records,
 )
 from exhume.auditing.kinds.update_files import (
     ClientUpdate,
@@ -66,11 +77,10 @@ from exhume.core.contract import (
     Records,
     ReleaseDefence,
     Shard,
-    Status,
     Store,
 )
 from exhume.core.evidence import Premise
-from exhume.core.results import NOT_JUDGED, Facts, Findings, Verdict
+from exhume.core.results import NOT_JUDGED, Facts, Findings
 from exhume.defences.release import NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.models.mlp import MLP
 from exhume.models.own_texts import TextModel
@@ -241,10 +251,10 @@ class UpdateCase(Case):
         if isinstance(self.net, TextModel):
             alike = alike_lists(self.net.padding)
             if row.whole:
-                alike = alike_texts(self.net.padding, ordered=_ordered(answers))
+                alike = alike_texts(self.net.padding, ordered=keeps_order(answers))
         found = [
-            _tokens(mine, records, row) if texts else _candidates(mine, records)
-            for mine, records in _by_client(answers, truth)
+            tokens_of(mine, records, row) if texts else candidates_of(mine, records)
+            for mine, records in by_client(answers, truth)
         ]
         known = alike if row.whole else None
         return Seats(
@@ -254,7 +264,7 @@ class UpdateCase(Case):
             alike,
             () if texts else tuple(truth.private.values()),
             (self.places, key.fold("placebo"), known) if truth.chosen else None,
-            truth.wrong,
+            wrong_records(answers, truth)[1],
             confidence=[] if texts else [one.sure() for one in found],
             groups=Records.joined(list(truth.private.values())).class_names(),
         )
@@ -271,7 +281,7 @@ class UpdateCase(Case):
 
     def score(self, row: Row, answers: Sequence[Answer], ranks: Tensor | None) -> Scored:
         proved = self._proved(answers)
-        metrics = _observed(answers, proved)
+        metrics = observed_metrics(answers, proved)
         evidence: dict[str, Tensor] = {}
         verdict, leak = NOT_JUDGED, None
         if self.truth is not None and ranks is not None:
@@ -279,13 +289,13 @@ class UpdateCase(Case):
             metrics |= scores.metrics
             evidence = scores.evidence | {"rank": ranks}
         elif row.whole:
-            evidence, verdict = _unscored(answers), _unknown(answers)
+            evidence, verdict = unscored_evidence(answers), unproved_verdict(answers)
         else:
             metrics["listed"] = float(sum(a.found.candidates.shape[1] for a in answers))
             words = torch.unique(torch.cat([answer.found.found() for answer in answers]))
-            evidence, verdict = {"listed": words}, _UNKNOWN
+            evidence, verdict = {"listed": words}, NOTHING_KNOWN
             if row.certain:
-                verdict = _listed_words(answers)
+                verdict = listed_words_verdict(answers)
                 leak = rate_of(len(answers), len(answers))  # of every update all words are known
         if isinstance(self.net, TextModel):
             evidence = self._with_words(evidence, row, answers)
@@ -307,27 +317,28 @@ class UpdateCase(Case):
         Where the records of some clients are wrong, only their proofs count: those of the others could have
         been compared with the truth, and were not.
         """
-        total = 0
+        total, truth = 0, self.truth
+        strange = frozenset() if truth is None else wrong_records(answers, truth)[0]
         for client in {answer.question.name for answer in answers}:
             counts = [a.proof.records for a in answers if a.question.name == client]
-            if self.truth is None or client in self.truth.strange:
+            if truth is None or client in strange:
                 total += max(counts)
-            elif not self.truth.strange:
-                total += min(sum(counts), len(self.truth.private[client]))
+            elif not strange:
+                total += min(sum(counts), len(truth.private[client]))
         return total
 
     def _scores(self, row: Row, answers: Sequence[Answer], truth: Truth) -> UpdateScores:
         others = truth.others if len(truth.others) else None
         texts, key = isinstance(self.net, TextModel), self.key.fold("score")
         pairs = [
-            (keep_secret(r), _tokens(mine, r, row) if texts else _candidates(mine, r))
-            for mine, r in _by_client(answers, truth)
+            (keep_secret(r), tokens_of(mine, r, row) if texts else candidates_of(mine, r))
+            for mine, r in by_client(answers, truth)
         ]
         if not isinstance(self.net, TextModel):
             return score_updates(pairs, others, key)
         padding = self.net.padding
         if row.whole:
-            return score_texts(pairs, others, key, padding=padding, ordered=_ordered(answers))
+            return score_texts(pairs, others, key, padding=padding, ordered=keeps_order(answers))
         return score_words(pairs, others, key, padding=padding)
 
     def _with_words(
@@ -342,7 +353,7 @@ class UpdateCase(Case):
         used = torch.unique(torch.cat(tokens)).tolist() if tokens else []
         lexicon = {
             "padding": self.net.padding,
-            "ordered": row.whole and _ordered(answers),
+            "ordered": row.whole and keeps_order(answers),
             "words": {str(n): names[n] for n in used if 0 <= n < len(names)},
         }
         return Shard(evidence, {"lexicon": lexicon})
@@ -505,95 +516,3 @@ def _count(update: ClientUpdate) -> int:
     """Local steps behind an update, as far as the number of records is known."""
     known = update.batch_size or max(1, update.steps.routine.local_batch)
     return len(update.steps.rates(known))
-
-
-# What came back
-
-_POOLED = Status(Outcome.CONVERGED)  # of what came back from several updates
-
-
-def _by_client(answers: Sequence[Answer], truth: Truth) -> list[tuple[list[Answer], Records]]:
-    """What was answered to each client's updates, and its records."""
-    return [
-        ([answer for answer in answers if answer.question.name == client], records)
-        for client, records in truth.private.items()
-    ]
-
-
-def _candidates(answers: Sequence[Answer], records: Records) -> Reconstruction:
-    """Everything found in any of a client's updates, as candidates for its records."""
-    whole = pooled(answers, records.shape)[None]
-    every = [torch.zeros(0, dtype=torch.int64)]
-    for found in (answer.found for answer in answers):
-        labels = torch.full(found.real.shape, -1) if found.labels is None else found.labels
-        every.append(labels[0][found.real[0]])
-    labels = torch.cat(every)[None]
-    return Reconstruction(whole, confidences(answers)[None], _POOLED, labels=labels)
-
-
-def _tokens(answers: Sequence[Answer], records: Records, row: Row) -> Reconstruction:
-    shape = records.shape if row.whole else (1,)
-    tokens = [answer.found.found().long() for answer in answers]
-    whole = torch.unique(torch.cat([torch.zeros(0, *shape).long(), *tokens]), dim=0)[None]
-    return Reconstruction(whole, torch.zeros(whole.shape[:2]), _POOLED)
-
-
-def _ordered(answers: Sequence[Answer]) -> bool:
-    return all(answer.found.observed.get("ordered", 1.0) > 0 for answer in answers)
-
-
-def _observed(answers: Sequence[Answer], proved: int) -> dict[str, float]:
-    """What the proofs and the attack itself say."""
-    metrics: dict[str, float] = {"certified": float(proved)}
-    residuals = [r for answer in answers if (r := answer.proof.residual) is not None]
-    if residuals:
-        metrics["update_residual"] = max(residuals)
-    for name in sorted({name for answer in answers for name in answer.found.observed}):
-        values = [a.found.observed[name] for a in answers if name in a.found.observed]
-        metrics[f"own_{name}"] = sum(values) / len(values)
-    metrics.pop("own_ordered", None)
-    return metrics
-
-
-def _unscored(answers: Sequence[Answer]) -> dict[str, Tensor]:
-    """What came back, with nothing to compare it with."""
-    records, confidence, labels = [], [], []
-    for answer in answers:
-        real = answer.found.real[0]
-        candidates = answer.found.candidates[0][real]
-        records.append(candidates.float() if candidates.is_floating_point() else candidates)
-        confidence.append(answer.found.confidence[0][real])
-        if answer.found.labels is not None:
-            labels.append(answer.found.labels[0][real])
-    evidence = {"reconstructions": torch.cat(records), "confidence": torch.cat(confidence)}
-    whole = len(labels) == len(answers) and all(bool((part >= 0).all()) for part in labels)
-    return evidence | ({"inferred": torch.cat(labels)} if whole else {})
-
-
-_UNKNOWN = Verdict(
-    "not audited",
-    "Not audited: there are no private records to compare the reconstructions with (--data, --records), and "
-    "no reconstruction proves itself.",
-    "The report shows what the attacks brought back; whether it is right is not known.",
-)
-
-
-def _unknown(answers: Sequence[Answer]) -> Verdict:
-    """With what speaks against what is said about the updates: that may be why nothing proves itself."""
-    doubts = dict.fromkeys(doubt for answer in answers for doubt in answer.question.source.doubts)
-    if not doubts:
-        return _UNKNOWN
-    return replace(_UNKNOWN, detail=f"{_UNKNOWN.detail} What was found: {'; '.join(doubts)}.")
-
-
-def _listed_words(answers: Sequence[Answer]) -> Verdict:
-    """Without texts to compare with. A row that is not zero was used: that needs no further proof."""
-    counts = [len(answer.found.found()) for answer in answers]
-    some = (
-        f"{counts[0]} words" if len(counts) == 1 else f"{min(counts)} to {max(counts)} words each"
-    )
-    return Verdict(
-        "leaks",
-        f"The update leaks words: it lists which {some} the client's texts are made of.",
-        "Only the rows of these words have changed. In which text each stands is not told by this.",
-    )

@@ -87,6 +87,7 @@ class Truth:
     doubt: str = ""  # why silence of any attack would say nothing
     wrong: str = ""  # that these records do not give the update: silence is not about them
     strange: frozenset[str] = frozenset()  # clients whose records do not give their update
+    exact: frozenset[str] = frozenset()  # clients whose records give it up to rounding
     premise: Premise | None = None
 
 
