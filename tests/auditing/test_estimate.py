@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exhume.auditing.cost import search_seconds
+from exhume.auditing.plan import search_seconds
 from exhume.core.contract import Key
 from exhume.models.mlp import MLP
 from exhume.models.own import architecture_named

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import exhume
-from exhume.auditing.cost import seconds_per_model
+from exhume.auditing.plan import seconds_per_model
 from exhume.choices import sized
 from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.cnn import CNN

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from exhume.cli import app
 from exhume.cli.audits import next_step
-from exhume.cli.frame import study_names
-from exhume.cli.progress import EVERY, ProgressLines
+from exhume.cli.frame import EVERY, ProgressLines, study_names
 from exhume.core.results import FixRow, ReleaseRow, Result, Verdict
 from exhume.models.activations import ACTIVATIONS
 from exhume.readers.named import SETS

@@ -7,7 +7,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from exhume.auditing.cost import Stage
+from exhume.auditing.plan import Stage
 from exhume.cli import app
 from exhume.core.contract import ExhumeError
 from exhume.studies import STUDIES, study_named

@@ -33,11 +33,11 @@ from exhume.cli.frame import (
     echo_err,
     echo_loading,
     echo_out,
+    progress_shown,
     refuse_two_places,
     run_on,
     with_exit_codes,
 )
-from exhume.cli.progress import progress_shown
 from exhume.core.notation import duration_of, numbers_in
 from exhume.settings import (
     AttackSettings,

@@ -22,6 +22,7 @@ from exhume.cli.frame import (
     data_app,
     echo_loading,
     echo_out,
+    progress_shown,
     refuse_two_places,
     refuse_unfinished,
     refuse_unknown_study,
@@ -29,7 +30,6 @@ from exhume.cli.frame import (
     study_app,
     with_exit_codes,
 )
-from exhume.cli.progress import progress_shown
 from exhume.core.errors import ExhumeError, unknown_name
 from exhume.settings.reference import HOLDS, KINDS, brief_file, kinds_to_release
 from exhume.settings.sources import IMAGE_SETS, PAIR_SETS, check_source, unknown_source

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from exhume import readers
-from exhume.auditing.cost import Stage
+from exhume.auditing.plan import Stage
 from exhume.choices import device_named, threads_for
 from exhume.core.contract import ExhumeError, Key, Progress, Records, Shard, silent
 from exhume.core.results import Chart, Claim, Findings, StudyResult

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from exhume import readers
-from exhume.auditing.cost import Stage
+from exhume.auditing.plan import Stage
 from exhume.choices import Trains, recipe_for
 from exhume.core.contract import ExhumeError, Records
 from exhume.core.notation import duration_of

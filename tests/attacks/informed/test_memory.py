@@ -15,7 +15,7 @@ from exhume.attacks.informed.closed_form import READINGS, ClosedForm, ReadRows
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.reconn import RecoNN, fit_features, refit_features
 from exhume.attacks.informed.shadows import room_for
-from exhume.auditing.cost import closed_form_bytes, reconn_bytes
+from exhume.auditing.plan import closed_form_bytes, reconn_bytes
 from exhume.core.contract import Key, Knowledge
 from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Dense
@@ -134,7 +134,7 @@ PEAK = """
 import threading, time, torch, sys
 from exhume.attacks.informed import shadows as memory
 from exhume.attacks.informed.shadows import LIMITS, room_for
-from exhume.auditing.cost import closed_form_bytes
+from exhume.auditing.plan import closed_form_bytes
 from exhume.attacks.informed.closed_form import _fit
 from exhume.attacks.informed.shadows import Shadows
 from exhume.core.contract import Records, Key

@@ -12,7 +12,7 @@ layer, its imprint (below) is tried as well, and whichever has the smaller such 
 What is read (the whole change, or neuron by neuron) is chosen by that error too; what the labels have in
 common is learned from all of them, see ridge.py.
 
-Memory: `closed_form_bytes` of auditing/cost.py. s shadows of p parameters and what is read off them are held
+Memory: `closed_form_bytes` of auditing/plan.py. s shadows of p parameters and what is read off them are held
 whole where they are few; otherwise they lie in a file and are read in blocks, and 8·s²/c bytes of kernels
 are the most.
 Cost: the shadow models; then s·p·n + n³ + 34·n²·q operations a label, for records of q values.

@@ -32,7 +32,6 @@ from exhume.auditing.case import (
     Seats,
     relevant,
 )
-from exhume.auditing.cost import search_seconds
 from exhume.auditing.kinds.checkpoint_approach import Approach, approach_to
 from exhume.auditing.kinds.checkpoint_conditions import FAR, Fit, doubt_of
 from exhume.auditing.kinds.checkpoint_findings import scored_images, scored_vectors, unscored
@@ -53,6 +52,7 @@ from exhume.auditing.look import (
     seats_of,
     seconds_of_looks,
 )
+from exhume.auditing.plan import search_seconds
 from exhume.core.contract import (
     ExhumeError,
     Key,

@@ -22,7 +22,7 @@ from torch import Tensor
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.auditing.case import Answer, Case, Inputs, Kind, Load, Question, Row, Scored, Seats
-from exhume.auditing.cost import seconds_of
+from exhume.auditing.plan import seconds_of
 from exhume.core.contract import (
     ExhumeError,
     Key,

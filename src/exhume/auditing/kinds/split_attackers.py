@@ -22,8 +22,8 @@ from exhume.attacks.split.shadow import LEARNED
 from exhume.attacks.split.strongest import MOST_PAIRS, StrongestInversion, StrongestReading
 from exhume.attacks.split.token_search import KnownHead, ShadowReading
 from exhume.auditing.case import Scored
-from exhume.auditing.cost import seconds_of
 from exhume.auditing.kinds.split_files import LoadedSplit, TextForm, positions_of
+from exhume.auditing.plan import seconds_of
 from exhume.choices import threads_for
 from exhume.core.contract import Attack, Key, NotApplicable, Reconstruction, Shard
 from exhume.models.probes import after, leaves

@@ -36,7 +36,6 @@ from exhume.auditing.case import (
     another_seed,
     relevant,
 )
-from exhume.auditing.cost import game_stages, network_seconds
 from exhume.auditing.kinds.training_game import (
     Game,
     informed_game,
@@ -56,6 +55,7 @@ from exhume.auditing.look import (
     seats_of,
     seconds_of_looks,
 )
+from exhume.auditing.plan import game_stages, network_seconds
 from exhume.choices import Trains, recipe_for, resolve, sized
 from exhume.core.contract import (
     Attack,

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from exhume import readers
-from exhume.auditing.cost import seconds_per_model
+from exhume.auditing.plan import seconds_per_model
 from exhume.choices import as_known, device_named, moved, recipe_for, sizes_for
 from exhume.core.contract import Key, Knowledge, Progress, Recipe, Records, Store, Weights, silent
 from exhume.core.evidence import Premise

@@ -24,8 +24,8 @@ from exhume.attacks.gradient.tensor import TensorAttack
 from exhume.attacks.gradient.text import TextAttack, WordRows
 from exhume.attacks.gradient.token_bag import TokenBag
 from exhume.auditing.case import Row
-from exhume.auditing.cost import language_seconds, seconds_of, text_seconds
 from exhume.auditing.kinds.update_files import ClientUpdate, updates_of_batches
+from exhume.auditing.plan import language_seconds, seconds_of, text_seconds
 from exhume.core.contract import Architecture, Attack, NotApplicable, QueryingAttack, Records
 from exhume.core.results import AttackSpec, Findings, Section
 from exhume.models.mlp import MLP

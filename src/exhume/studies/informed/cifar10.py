@@ -17,7 +17,7 @@ from torch import Tensor
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.reconn import RecoNN
-from exhume.auditing.cost import Stage, game_stages, reconn_stage
+from exhume.auditing.plan import Stage, game_stages, reconn_stage
 from exhume.core.contract import Attack, Key
 from exhume.models.lpips import LPIPS, perceptual
 from exhume.settings import DataSettings

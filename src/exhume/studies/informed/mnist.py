@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.reconn import RecoNN
 from exhume.auditing import DEVIATIONS
-from exhume.auditing.cost import Stage, game_stages, reconn_stage
+from exhume.auditing.plan import Stage, game_stages, reconn_stage
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, Bench, arm_metrics
 from exhume.studies.claims import mean_of
