@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy.stats import beta, norm
 
+from exhume.auditing.attack import line_up_row
 from exhume.auditing.case import Seats
-from exhume.auditing.lineups import line_up_row
 from exhume.core.contract import Key, Records
 from exhume.score.epsilon import epsilon_shown
 from exhume.score.groups import groups_of, sentence_on_groups
