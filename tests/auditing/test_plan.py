@@ -4,7 +4,9 @@ import json
 
 from exhume.auditing.case import Inputs, Row
 from exhume.auditing.plan import Plan, PlannedRelease, plan_rows
+from exhume.auditing.run import plan
 from exhume.core.results import AttackSpec
+from exhume.settings import Settings
 
 
 def option(name: str, seconds: float, release: str = "it", **more) -> tuple[str, Row]:
@@ -93,3 +95,23 @@ def test_a_plan_says_the_records_it_is_given_where_a_release_does_not_say_its_ro
         "plan: the checkpoint (seed 0, threads 1)",
         "plan: under 1 s in all, 1 CPU seconds (no limit)",
     ]
+
+
+def test_a_set_in_which_many_have_a_double_is_warned_of_beforehand():
+    inputs = Inputs("people.csv", 0, 1)
+    doubled = PlannedRelease("weights", "the model", inputs, (), given=50, copies=((10, 50),))
+    (warning,) = doubled.warnings
+    assert "10 of 50 records are near-duplicates" in warning
+    assert f"  {warning}" in Plan((doubled,), None).lines()
+    assert Plan((doubled,), None).to_json()["releases"][0]["warnings"] == [warning]
+    few = PlannedRelease("weights", "the model", inputs, (), given=50, copies=((9, 50), (0, 0)))
+    assert few.warnings == []
+
+
+def test_the_plan_of_a_table_counts_its_doubles(tmp_path):
+    rows = [f"{i % 40},{(7 * i) % 40},{'yes' if i % 40 < 20 else 'no'}" for i in range(80)]
+    (tmp_path / "twice.csv").write_text("\n".join(["age,hours,member", *rows]) + "\n")
+    made = plan(Settings.from_mapping({"data": {"source": str(tmp_path / "twice.csv")}}))
+    (release,) = made.releases
+    assert release.copies == ((40, 80),)
+    assert len(release.warnings) == 1

@@ -9,7 +9,7 @@ import torch
 from scipy.stats import rankdata
 
 from exhume.core.contract import ExhumeError, Key, Records, Vocabulary
-from exhume.score import places as places_module
+from exhume.score import copies as copies_module
 from exhume.score.lineup import LEVEL, likeness
 from exhume.score.placebo import marked, placebo
 from exhume.score.places import PEOPLE, Places, line_up, places_for
@@ -44,17 +44,19 @@ def test_copies_stand_there_once_and_what_is_held_not_at_all():
 
 
 def test_who_counts_as_a_copy(monkeypatch):
-    """Pair by pair: within 1% of the variance of what is held, or of an earlier record."""
-    monkeypatch.setattr(places_module, "_ROWS", 7)
+    """Pair by pair: as near as the pool says to what is held, or to an earlier record."""
+    monkeypatch.setattr(copies_module, "_ROWS", 7)
     generator = KEY.generator()
     vectors = torch.rand(40, 1, 3, generator=generator).repeat(1, 2, 1).reshape(80, 3)
-    vectors += 0.06 * torch.randn(80, 3, generator=generator)
+    vectors += 0.02 * torch.randn(80, 3, generator=generator)
     everyone = Records(vectors, torch.zeros(80).long(), ("a",))
-    held = Records(vectors[60:75] + 0.02, torch.zeros(15).long(), ("a",))
+    held = Records(vectors[60:75] + 0.002, torch.zeros(15).long(), ("a",))
     order = torch.randperm(80, generator=KEY.fold("copies").generator()).tolist()
-    squared = (vectors[:, None] - vectors).double().square().sum(2)
-    bar = 0.01 * vectors.double().var(0).mean() * 3
-    near = (vectors[:, None] - held.inputs).double().square().sum(2).amin(1) <= bar
+    scaled = vectors.double() / vectors.double().std(0, correction=0)
+    squared = (scaled[:, None] - scaled).square().sum(2)
+    bar = min(0.03, 0.01 * float(squared.sort(1).values[:, 3].median()))
+    apart = (vectors[:, None] - held.inputs).double() / vectors.double().std(0, correction=0)
+    near = apart.square().sum(2).amin(1) <= bar
     first = [all(squared[i, j] > bar for j in order[: order.index(i)]) for i in range(80)]
     kept = torch.tensor(first) & ~near
     places = places_for(everyone[:20], each(20), everyone[20:], KEY, held=held)

@@ -228,3 +228,34 @@ def test_less_effort_never_reassures(low, less, detectable, targets, doubt):
     assert noticed(worse.lineup, weak) >= noticed(better.lineup, strong)
     if word(worse, weak) == "no leak found":
         assert noticed(worse.lineup, weak) <= MOST_UNNOTICED
+
+
+@pytest.mark.parametrize(
+    ("causes", "words"),
+    [
+        (
+            {"left_out": 54, "copies": 54},
+            "6 of 6 records (100%; 54 of 60 left out: near-duplicates)",
+        ),
+        (
+            {"left_out": 9, "copies": 4, "held": 2},
+            "6 of 6 records (100%; 9 of 15 left out: 4 near-duplicates, 2 held by the adversary, "
+            "3 without enough strangers)",
+        ),
+        ({"left_out": 1, "copies": 1}, "6 of 6 records (100%)"),
+    ],
+)
+def test_a_headline_says_of_how_many_the_rest_is(causes, words):
+    few = replace(row(6, targets=6, adjusted=1e-4), **causes)
+    assert words in verdict_on(section(few)).sentence
+    silent_row = replace(row(0, targets=6, needed=2), **causes)
+    assert words.replace("6 of 6 records (100%", "0 of 6 records (0%") in (
+        verdict_on(section(silent_row), reach()).sentence
+    )
+
+
+def test_where_nobody_is_left_the_causes_are_said():
+    nobody = replace(row(0, targets=0), left_out=56, copies=48, held=8)
+    assert "56 left out: 48 near-duplicates, 8 held by the adversary" in (
+        verdict_on(section(nobody), reach()).sentence
+    )

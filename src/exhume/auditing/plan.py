@@ -32,6 +32,7 @@ from exhume.core.typed_json import to_json
 from exhume.models.own import fully_connected
 from exhume.models.own_texts import LanguageModel, TextModel
 from exhume.models.split.cost import multiply_adds
+from exhume.score.verdict import MANY_LEFT_OUT
 from exhume.settings import DataSettings
 from exhume.store.memory import size_of
 from exhume.store.shards import address, cached, digest
@@ -110,6 +111,17 @@ class PlannedRelease:
     attacks: tuple[PlannedAttack, ...]
     control_seconds: float | None = None  # of the easiest control, estimated; None: there is none
     given: int = 0  # records that were read for it
+    copies: tuple[tuple[int, int], ...] = ()  # near-duplicates, and records asked, of each set
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the line-up will leave out: sets in which a fifth of the records or more have a double."""
+        return [
+            f"warning: {copies:,} of {count:,} records are near-duplicates of others, and the line-up "
+            "keeps one of each; the result will be of the rest"
+            for copies, count in self.copies
+            if count and copies >= MANY_LEFT_OUT * count
+        ]
 
     @property
     def records(self) -> str:
@@ -148,6 +160,7 @@ class Plan:
         for one in self.releases:
             lines.append(f"plan: {one.name} (seed {one.inputs.seed}, threads {one.inputs.threads})")
             lines += [f"  {one.records}"] if one.given or one.inputs.uses else []
+            lines += [f"  {warning}" for warning in one.warnings]
             lines += [f"  {said}" for said in (one.inputs.size, one.inputs.takes) if said]
             lines += [f"  models are trained {one.inputs.place}"] if one.inputs.place else []
             lines += [f"  attack: {_line(attack)}" for attack in one.attacks if attack.run]
@@ -172,6 +185,7 @@ class Plan:
                     "size": one.inputs.size,
                     "takes": one.inputs.takes,
                     "given": one.given,
+                    "warnings": one.warnings,
                     "uses": {what: count for count, what in one.inputs.uses},
                     "attacks": to_json(one.attacks),
                     "control_seconds": one.control_seconds,

@@ -54,6 +54,7 @@ from exhume.report.folder import (
     resume_or_refuse,
 )
 from exhume.report.page import draw
+from exhume.score.copies import copies_among
 from exhume.settings import Brief, Settings
 from exhume.store.shards import NullStore
 
@@ -120,6 +121,7 @@ class Released:
     kind: Kind
     case: Case
     given: int = 0  # records that were read for it
+    sets: tuple[Records, ...] = ()  # they
 
     @property
     def name(self) -> str:
@@ -131,20 +133,21 @@ def read(
 ) -> list[Released]:
     """Everything that the brief names, before anything is written; each set of records once."""
     loaded: dict[tuple[str, readers.TextReading], Records] = {}
-    asked: dict[str, dict[tuple[str, readers.TextReading], int]] = {}  # by kind
+    asked: dict[str, dict[tuple[str, readers.TextReading], Records]] = {}  # by kind
 
     def load(kind: Kind, source: str, reading: readers.TextReading) -> Records:
         if (source, reading) not in loaded:
             loaded[source, reading] = readers.load(source, reading=reading, progress=progress)
         records = loaded[source, reading]
-        asked.setdefault(kind.name, {})[source, reading] = len(records)
+        asked.setdefault(kind.name, {})[source, reading] = records
         return records
 
     released = []
     for kind in kinds_of(brief):
         case = given.get(kind.name) or kind.read(brief, partial(load, kind))
         if case is not None:
-            released.append(Released(kind, case, sum(asked.get(kind.name, {}).values())))
+            sets = tuple(asked.get(kind.name, {}).values())
+            released.append(Released(kind, case, sum(map(len, sets)), sets))
     if not released:
         raise ExhumeError("brief: nothing is said to be released")
     return released
@@ -207,6 +210,7 @@ def plan_releases(brief: Brief, released: Sequence[Released]) -> Planned:
             tuple(planned for _, planned in rows if planned.release == one.name),
             controls[one.name],
             one.given,
+            tuple(map(copies_among, one.sets)),
         )
         for one in released
     )

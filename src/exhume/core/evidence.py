@@ -34,6 +34,8 @@ class LineupRow:
     tail: tuple[float, ...] = ()  # p of 0, 1, 2, … identified, up to the smallest that there is
     second: float | None = None  # p of a second draw of strangers; None: the first shows nothing
     surest: Literal["", "releases", "answers"] = ""  # only the tenth that the attacker is surest of
+    copies: int = 0  # of those left out: near-duplicates of other records
+    held: int = 0  # of those left out: what the adversary practically holds
 
     @property
     def share(self) -> float:

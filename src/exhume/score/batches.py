@@ -15,8 +15,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from exhume.core.contract import ExhumeError, Key, Reconstruction, Records, Secret
+from exhume.score.copies import practically_held
 from exhume.score.intervals import success_rates
-from exhume.score.measures import measure, mse, near_duplicates, nearest, psnr
+from exhume.score.measures import measure, mse, nearest, psnr
 
 RECOVERED = 0.99  # cosine from which a record counts as recovered
 FEWEST_OTHERS = 10  # records besides the private ones, below which there is no null
@@ -136,7 +137,7 @@ def score_updates(
         return UpdateScores(metrics, evidence)
     held, decoys = split_decoys(others, key)
     index, bar = nearest(truth, held)
-    known = near_duplicates(bar, held)
+    known = practically_held(truth, held, bar)
     won = ((errors.mse < bar) & (cosines != 0))[~known]
     metrics |= {
         "oracle_mse": float(bar.mean()),

@@ -20,7 +20,6 @@ from exhume.core.records import total_variation as variation_of
 _WINDOW, _SIGMA = 11, 1.5  # of SSIM
 _C1, _C2 = 0.01**2, 0.03**2
 _FRAME = 4  # pixels from the edge that count as background
-_SAME = 0.01  # share of the pool's variance below which two records count as the same
 
 
 def mse(found: Tensor, truth: Tensor) -> Tensor:
@@ -173,9 +172,3 @@ def nearest(records: Tensor, pool: Records, own: Tensor | None = None) -> tuple[
         parts.append(apart.argmin(1))
     index = torch.cat(parts)
     return index, (wanted - flat[index]).double().square().mean(1)
-
-
-def near_duplicates(oracle_mse: Tensor, pool: Records) -> Tensor:
-    """(t,) bool: targets that the pool practically contains already, so nothing is learned from them."""
-    variance = float(pool.inputs.flatten(1).double().var(0).mean())
-    return oracle_mse <= _SAME * variance

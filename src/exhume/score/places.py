@@ -17,6 +17,7 @@ from torch import Tensor
 from exhume.core.contract import ExhumeError, Key, Records
 from exhume.core.evidence import LineupRow
 from exhume.score.averages import Batches, batches_of
+from exhume.score.copies import sameness
 from exhume.score.intervals import clopper_pearson
 from exhume.score.lineup import (
     FEWEST,
@@ -31,9 +32,7 @@ from exhume.score.lineup import (
 )
 
 PEOPLE = "other people: the person is identified, not the photograph"
-_SAME = 0.01  # share of the pool's variance below which two records count as the same
 _LENGTHS = 3  # ranges of lengths of texts
-_ROWS = 512  # compared at once
 _SPARE, _TESTS = (
     400,
     10,
@@ -48,7 +47,9 @@ class Places:
     release: Tensor  # (n,) -1: a stranger's place
     stratum: Tensor  # (n,)
     target: Tensor  # (n,) which target sits there; -1: a stranger
-    left_out: int = 0  # targets that are copies of other records, or that the adversary holds
+    left_out: int = 0  # targets
+    copies: int = 0  # of these: near-duplicates of other records
+    held: int = 0  # of these: what the adversary practically holds
     among: str = "strangers of the same class"
 
     @property
@@ -74,16 +75,20 @@ def places_for(
     strangers = strangers[_enough(targets, strangers, key.fold("enough"))]
     labels = torch.cat([targets.labels.cpu(), _labels_as(strangers, targets)])
     inputs = torch.cat([targets.inputs, strangers.inputs.to(targets.inputs)])
-    alone = _distinct(inputs, held, key.fold("copies"))
+    known = _held_already(inputs, held)
+    copies = sameness(inputs).later(inputs, key.fold("copies")) & ~known
+    alone = ~(known | copies)
     release = torch.cat([release.cpu(), torch.full((len(strangers),), -1)])
     number = torch.cat([torch.arange(len(targets)), torch.full((len(strangers),), -1)])
-    every = Places(inputs, release, _strata(inputs, labels, padding), number)
+    targeted = number >= 0
+    causes = {"copies": int((copies & targeted).sum()), "held": int((known & targeted).sum())}
+    every = Places(inputs, release, _strata(inputs, labels, padding), number, **causes)
     kept = _at(every, alone)
     kept = replace(kept, left_out=len(targets) - kept.targets)
     if _rankable(kept) >= kept.targets / 2 or held is None:
         return kept
-    known = torch.isin(labels, _labels_as(held, targets))
-    people = _people(every, labels, alone & ~known, key.fold("people"))
+    familiar = torch.isin(labels, _labels_as(held, targets))
+    people = _people(every, labels, alone & ~familiar, key.fold("people"))
     people = replace(people, left_out=len(targets) - people.targets)
     return people if _rankable(people) > _rankable(kept) else kept
 
@@ -105,7 +110,7 @@ def line_up(
     """
     lineup = lineup_of(places, candidates, alike, batches)
     score = lineup.score(key, strangers=_wanted(places, lineup, tests))
-    row = score.row(left_out=places.left_out, among=places.among, tests=tests)
+    row = _with_causes(score.row(left_out=places.left_out, among=places.among, tests=tests), places)
     return row, ranks_of(places, score)
 
 
@@ -120,11 +125,16 @@ def line_up_twice(
     score = lineup.score(key, strangers=strangers, only=only)
     left_out = places.left_out if only is None else 0
     row = score.row(left_out=left_out, among=places.among, tests=tests)
+    row = _with_causes(row, places) if only is None else row
     if row.p <= LEVEL:
         again = key.fold("second draw")
         second = lineup.score(again, strangers=strangers, only=only, before=score.strangers)
         row = replace(row, second=second.p)
     return row, score
+
+
+def _with_causes(row: LineupRow, places: Places) -> LineupRow:
+    return replace(row, copies=places.copies, held=places.held)
 
 
 def lineup_of(
@@ -256,23 +266,8 @@ def _strata(inputs: Tensor, labels: Tensor, padding: int | None) -> Tensor:
     return labels.long() * _LENGTHS + longer
 
 
-def _distinct(inputs: Tensor, held: Records | None, key: Key) -> Tensor:
-    """(n,) bool: the first, in a random order, of records that are the same, and none that is held."""
-    keep = torch.ones(len(inputs), dtype=torch.bool)
-    if not len(inputs):
-        return keep
-    flat = inputs.flatten(1).double().cpu()
-    bar = _SAME * float(flat.var(0).mean()) * flat.shape[1] if inputs.is_floating_point() else 0.5
-    if held is not None and len(held):
-        theirs = held.inputs.flatten(1).double().cpu()
-        for start in range(0, len(flat), _ROWS):
-            near = torch.cdist(flat[start : start + _ROWS], theirs).square().amin(1)
-            keep[start : start + _ROWS] = near > bar
-    order = torch.randperm(len(flat), generator=key.generator())
-    rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order))
-    for start in range(0, len(flat), _ROWS):
-        alike = torch.cdist(flat[start : start + _ROWS], flat).square() <= bar
-        earlier = rank[None] < rank[start : start + _ROWS, None]
-        keep[start : start + _ROWS] &= ~(alike & earlier).any(1)
-    return keep
+def _held_already(inputs: Tensor, held: Records | None) -> Tensor:
+    """(n,) bool: what the adversary practically holds."""
+    if held is None or not len(held) or not len(inputs):
+        return torch.zeros(len(inputs), dtype=torch.bool)
+    return sameness(inputs).near(inputs, held.inputs)

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from exhume.core.contract import ExhumeError, Key, Reconstruction, Records, Secret
 from exhume.core.results import Rate
+from exhume.score.copies import practically_held
 from exhume.score.intervals import rate_of, success_rates
-from exhume.score.measures import Errors, measure, mse, near_duplicates, nearest
+from exhume.score.measures import Errors, measure, mse, nearest
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +88,7 @@ def score_targets(
     index, _ = nearest(truth.inputs, pool, own)
     oracle = measure(pool.inputs[index], truth.inputs)
     null_mse = mse(best[unrelated(truth.labels, key.fold("null")).to(best.device)], truth.inputs)
-    known = near_duplicates(oracle.mse, pool)
+    known = practically_held(truth.inputs, pool, oracle.mse, own)
     won, chance = (attack.mse < oracle.mse)[~known], (null_mse < oracle.mse)[~known]
     rates = success_rates(won, chance) if len(won) else {}
     metrics: dict[str, float] = {

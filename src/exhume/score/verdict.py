@@ -114,8 +114,7 @@ def _says_nothing(section: Section, row: LineupRow) -> str:
         return why
     if not row.targets:
         return (
-            f"no record could be lined up ({row.left_out} left out: copies, held by the adversary, or "
-            "without enough strangers of their class); give more records of the same kind"
+            f"no record could be lined up ({row.left_out} left out: {_causes(row)}); {_remedy(row)}"
         )
     if row.needed > row.targets:
         return (
@@ -139,12 +138,38 @@ def leak_of(row: LineupRow | None) -> Rate | None:
 
 # Words
 
+MANY_LEFT_OUT = 0.2  # share of the targets left out that the headline names
 OF_OTHERS = "They are not the records as they were named"
 _PROOFS = ("gives the update back", "gives the release back")
 
 
 def _share(row: LineupRow) -> str:
-    return f"{row.identified} of {row.targets} records ({row.share:.0%})"
+    every = row.targets + row.left_out
+    many = row.left_out >= MANY_LEFT_OUT * every and row.left_out > 0
+    absent = f"; {row.left_out} of {every} left out: {_causes(row)}" if many else ""
+    return f"{row.identified} of {row.targets} records ({row.share:.0%}{absent})"
+
+
+def _causes(row: LineupRow) -> str:
+    """Why targets were left out; with counts where there are several reasons."""
+    alone = row.left_out - row.copies - row.held
+    counts = {
+        "near-duplicates": row.copies,
+        "held by the adversary": row.held,
+        "without enough strangers": alone,
+    }
+    some = {why: count for why, count in counts.items() if count}
+    if not some:
+        return "without enough strangers"
+    return (
+        next(iter(some)) if len(some) == 1 else ", ".join(f"{n} {why}" for why, n in some.items())
+    )
+
+
+def _remedy(row: LineupRow) -> str:
+    if row.copies > row.left_out / 2:
+        return "give records that differ from each other"
+    return "give more records of the same kind"
 
 
 def _against_chance(row: LineupRow) -> str:
