@@ -81,8 +81,14 @@ def places_for(
     release = torch.cat([release.cpu(), torch.full((len(strangers),), -1)])
     number = torch.cat([torch.arange(len(targets)), torch.full((len(strangers),), -1)])
     targeted = number >= 0
-    causes = {"copies": int((copies & targeted).sum()), "held": int((known & targeted).sum())}
-    every = Places(inputs, release, _strata(inputs, labels, padding), number, **causes)
+    every = Places(
+        inputs,
+        release,
+        _strata(inputs, labels, padding),
+        number,
+        copies=int((copies & targeted).sum()),
+        held=int((known & targeted).sum()),
+    )
     kept = _at(every, alone)
     kept = replace(kept, left_out=len(targets) - kept.targets)
     if _rankable(kept) >= kept.targets / 2 or held is None:
