@@ -191,3 +191,72 @@ def test_two_packages_cannot_bring_the_same_kind(tmp_path):
         package(tmp_path, "exhume.kinds", "odd", "thing = 3")
     with importable(tmp_path), pytest.raises(ExhumeError, match=r"odd0 0\.0 and odd1 0\.1 both"):
         Brief.from_mapping({"odd": {}})
+
+
+@pytest.mark.parametrize("name", ["update", "weights", "victim", "budget"])
+def test_a_kind_with_a_name_of_ours_is_refused(tmp_path, name):
+    package(tmp_path, "exhume.kinds", name, "thing = 3")
+    with (
+        importable(tmp_path),
+        pytest.raises(ExhumeError, match=f"package odd0 0.0: exhume.kinds: {name} = .*own"),
+    ):
+        exhume.audit({"data": {"source": "digits"}}, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_kind_that_init_would_hide_is_refused(tmp_path):
+    package(tmp_path, "exhume.kinds", "updates", "thing = 3")
+    with importable(tmp_path):
+        done = CliRunner().invoke(app, ["init", str(tmp_path / "a.toml"), "--release", "updates"])
+    assert done.exit_code == 2
+    assert "package odd0 0.0: exhume.kinds: updates = " in done.stderr
+
+
+_CASE = """
+from exhume.auditing.case import Case, Kind
+from exhume.settings import ReleaseSettings
+
+class OddSettings(ReleaseSettings): ...
+
+class Odd(Case):
+    kind_name, title = "odd", "it"
+    def resolved(self, brief, store): return self
+    def inputs(self): ...
+    def rows(self): return []
+    def questions(self, row): return []
+    def seats(self, row, answers): ...
+    def score(self, row, answers, ranks): ...
+    def _mine(self): ...
+{more}
+
+thing = Kind({case}, "Odd", lambda brief, load: None, OddSettings)
+"""
+
+
+def odd(more="", case="Odd"):
+    return _CASE.format(more=more, case=case)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (odd("    def ladder(self): return []"), r"Odd.ladder \(did you mean 'ladders'\?\)"),
+        (odd("    @staticmethod\n    def zyx(): ..."), r"Odd.zyx \(known: as_records, charts"),
+        (odd("class Odder(Odd):\n    def fix(self): ...", "Odder"), "Odder.fix .*'fixes'"),
+        (odd("    rows = Case.rows"), "Odd does not define rows"),
+        (odd("class Strange: ...", "Strange"), "no class made from Case"),
+        (odd(case="3"), "no class made from Case"),
+    ],
+)
+def test_what_the_engine_would_pass_over_is_one_sentence_with_the_packages_name(
+    tmp_path, code, why
+):
+    package(tmp_path, "exhume.kinds", "odd", code)
+    with importable(tmp_path), pytest.raises(ExhumeError, match=f"package odd0 0.0: .*{why}"):
+        added_kind("odd")
+
+
+def test_a_case_with_methods_of_its_own_is_taken(tmp_path):
+    package(tmp_path, "exhume.kinds", "odd", odd())
+    with importable(tmp_path):
+        assert added_kind("odd").name == "odd"

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import getattr_static
+from types import FunctionType
 from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from torch import Tensor
@@ -29,7 +31,7 @@ from exhume.core.contract import (
     Release,
     Store,
 )
-from exhume.core.errors import ExhumeError
+from exhume.core.errors import ExhumeError, nearest
 from exhume.core.evidence import Condition, Premise
 from exhume.core.plugins import ATTACKS, kind_plugin, plugins
 from exhume.core.records import Column
@@ -413,9 +415,41 @@ def added_kind(name: str) -> Kind:
     kind = plugin.load()
     if not isinstance(kind, Kind):
         raise plugin.broken(f"it is a {type(kind).__name__}, not a Kind")
+    if why := _fault_of(kind.case):
+        raise plugin.broken(why)
     if kind.name != name:
         raise plugin.broken(f"its cases are called {kind.name!r}, and its entry point {name!r}")
     return kind
+
+
+_STATED = ("title", "resolved", "inputs", "rows", "questions", "seats", "score")  # by every kind
+
+
+def _fault_of(case: type) -> str:
+    """Why the engine cannot take cases of this class as they are meant; empty: it can.
+
+    A method under a name that the engine does not know would be passed over in silence.
+    """
+    if not (isinstance(case, type) and Case in case.__mro__):
+        return "its case is no class made from Case"
+    named = case.__name__
+    theirs = [
+        each
+        for each in case.__mro__
+        if Case in each.__mro__ and not each.__module__.startswith("exhume.")
+    ]
+    known = {name for each in case.__mro__ if each not in theirs for name in dir(each)}
+    for each in theirs:
+        for name, value in vars(each).items():
+            method = isinstance(value, FunctionType | staticmethod | classmethod)
+            if method and not name.startswith("_") and name not in known:
+                hooks = sorted(hook for hook in known if not hook.startswith("_"))
+                return (
+                    f"nothing calls {named}.{name} ({nearest(name, hooks)}); "
+                    "a method of its own begins with an underscore"
+                )
+    missing = [name for name in _STATED if getattr_static(case, name) is vars(Case)[name]]
+    return f"{named} does not define {', '.join(missing)}" if missing else ""
 
 
 def packages_used(case: Case) -> dict[str, str]:

@@ -34,6 +34,7 @@ from exhume.auditing.kinds import KINDS
 from exhume.auditing.plan import Plan, PlannedRelease, plan_rows
 from exhume.core.contract import ExhumeError, Progress, Records, Shard, Store, silent
 from exhume.core.evidence import Extent
+from exhume.core.plugins import refuse_kinds_called
 from exhume.core.records import Column
 from exhume.core.results import (
     Chart,
@@ -56,6 +57,7 @@ from exhume.report.folder import (
 from exhume.report.page import draw
 from exhume.score.copies import copies_among
 from exhume.settings import Brief, Settings
+from exhume.settings.brief import OUR_NAMES
 from exhume.store.shards import NullStore
 
 _KEPT_BACK = 0.3  # of a budget, at most, for controls
@@ -155,6 +157,7 @@ def read(
 
 def kinds_of(brief: Brief) -> list[Kind]:
     """What the brief says is released, in the order of the page; other packages' kinds come last."""
+    refuse_kinds_called(OUR_NAMES)
     named = {"weights"} if brief.weights else set()
     named |= set(brief.releases())
     return [*(kind for kind in KINDS if kind.name in named), *map(added_kind, brief.others)]

@@ -83,7 +83,7 @@ def init(
 
     if path.exists() and not force:
         raise ExhumeError(f"{path} exists; choose another name, or --force")
-    kinds = KINDS if release in KINDS else kinds_to_release()
+    kinds = kinds_to_release()
     release = release or _ask_choice("What do you release?", kinds)
     if release not in kinds:
         raise unknown_name("release", release, kinds)

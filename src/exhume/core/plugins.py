@@ -9,6 +9,7 @@ before something of that kind is audited.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
@@ -62,3 +63,12 @@ def kind_plugin(name: str) -> Plugin | None:
         packages = " and ".join(one.package for one in several)
         raise ExhumeError(f"{name}: {packages} both bring this kind of release; remove one of them")
     return several[0] if several else None
+
+
+def refuse_kinds_called(taken: Collection[str]) -> None:
+    """Refuse a package whose kind has one of these names, which are ours: nothing would ask it."""
+    for plugin in plugins(KINDS):
+        if plugin.name in taken:
+            raise plugin.broken(
+                f"{plugin.name!r} is a name of exhume's own; its kind needs another one"
+            )

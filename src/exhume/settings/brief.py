@@ -43,6 +43,10 @@ RELEASES: dict[str, type[ReleaseSettings]] = {
     "fitted": FittedSettings,
 }  # sections of their own; the others are those of `Settings`
 _DIGESTS = "digests"  # in a run folder's config.toml, of what the brief names; not a setting
+OUR_NAMES = frozenset(
+    {*RELEASES, *(f.name for f in fields(Settings)), "weights", "budget", _DIGESTS}
+)
+"""No kind of another package can be called so: these are kinds or sections of a brief."""
 
 
 @runtime_checkable

@@ -12,8 +12,8 @@ from typing import Any
 
 from exhume.core.errors import ExhumeError, unknown_name
 from exhume.core.plugins import KINDS as PLUGGED
-from exhume.core.plugins import plugins
-from exhume.settings.brief import RELEASES, Brief, release_section
+from exhume.core.plugins import plugins, refuse_kinds_called
+from exhume.settings.brief import OUR_NAMES, RELEASES, Brief, release_section
 from exhume.settings.schema import settings_of, toml_of, toml_value, types_of
 from exhume.settings.sections import BudgetSettings, Settings, VictimSettings
 
@@ -143,10 +143,10 @@ def brief_file(
 
 def kinds_to_release() -> dict[str, str]:
     """What `exhume init` offers, in words: ours, then what other packages bring."""
-    added = {
+    refuse_kinds_called(OUR_NAMES | set(KINDS))
+    return KINDS | {
         one.name: f"a kind of release of the package {one.package}" for one in plugins(PLUGGED)
     }
-    return KINDS | {name: words for name, words in added.items() if name not in KINDS}
 
 
 def _brief_of_added(release: str, *, data: str, budget: str) -> str:
