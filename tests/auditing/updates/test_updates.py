@@ -511,7 +511,7 @@ def test_records_by_the_names_of_their_files(tmp_path):
     ):
         rows("anna/3.png")
     Image.new("L", (4, 4)).save(tmp_path / "other.png")
-    with pytest.raises(ExhumeError, match=r"other.png is no text file, nor a record of the data"):
+    with pytest.raises(ExhumeError, match=r"other.png: not a text file"):
         rows(str(tmp_path / "other.png"))
 
 
@@ -537,8 +537,8 @@ def test_records_by_the_names_of_their_files(tmp_path):
             "is not a list of row numbers such as 3,17,40-43",
         ),
         (["g", "--data", "digits", "--records", "5000"], "different indices from 0 to 1796"),
-        (["g", "--data", "digits", "--records", "n.json"], "not readable as JSON"),
-        (["g", "--data", "digits", "--records", "l.json"], "an object with indices for client"),
+        (["g", "--data", "digits", "--records", "n.json"], "n.json: cannot be read"),
+        (["g", "--data", "digits", "--records", "l.json"], "must hold a JSON object, not list"),
         (["g", "--data", "digits", "--records", "w.json"], "must hold lists of whole numbers"),
         (["nothing", "--shape", "1,8,8"], "there is no file nothing"),
     ],

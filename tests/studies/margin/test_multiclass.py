@@ -20,7 +20,13 @@ def test_smoke(tmp_path):
     titles = [section["name"].split(",")[0] for section in result["attacks"]]
     assert titles == ["First layer", "Hidden span", "First layer"]
     assert result["charts"][0]["series"]["ours"][0]["y"] == metrics["i.good"]
-    assert {claim["id"] for claim in result["claims"]} == {"bar", "against-eq6", "classes", "decay"}
+    assert {claim["id"] for claim in result["claims"]} == {
+        "bar",
+        "threshold",
+        "against-eq6",
+        "classes",
+        "decay",
+    }
     json.dumps(result)
     again = run_study("margin-multiclass", "smoke", tmp_path / "run")
     assert again.metrics == metrics

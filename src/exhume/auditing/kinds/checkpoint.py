@@ -200,7 +200,7 @@ class CheckpointCase(Case):
         return subject.approach.fit(self.given.trained, self.preprocessing, subject.head)
 
     def premise(self) -> Premise | None:
-        if self.control or self.fit is None or self.fit.residual is None:
+        if self.control or self.refused or self.fit is None or self.fit.residual is None:
             return None
         left = self.fit.residual
         sentence = f"The training records explain {1 - left:.0%} of the layer that is read."
