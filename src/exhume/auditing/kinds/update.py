@@ -33,18 +33,6 @@ from exhume.auditing.case import (
     Seats,
     another_seed,
 )
-from exhume.auditing.kinds.update_answers import (
-    NOTHING_KNOWN,
-    by_client,
-    candidates_of,
-    keeps_order,
-    listed_words_verdict,
-    observed_metrics,
-    tokens_of,
-    unproved_verdict,
-    unscored_evidence,
-    wrong_records,
-)
 from exhume.auditing.kinds.update_files import (
     ClientUpdate,
     Truth,
@@ -56,12 +44,22 @@ from exhume.auditing.kinds.update_files import (
     updates_of_batches,
 )
 from exhume.auditing.kinds.update_rows import (
+    NOTHING_KNOWN,
     SERVERS,
     best_server,
+    by_client,
+    candidates_of,
+    keeps_order,
+    listed_words_verdict,
     matching_steps,
+    observed_metrics,
     rows_on,
     server_rows,
     steps_behind,
+    tokens_of,
+    unproved_verdict,
+    unscored_evidence,
+    wrong_records,
 )
 from exhume.auditing.premise import check_named_records
 from exhume.auditing.proof import proof_of

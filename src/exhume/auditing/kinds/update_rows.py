@@ -1,4 +1,4 @@
-"""The attacks on updates: cheap and exact ones first, each with what it takes.
+"""The attacks on updates: cheap and exact ones first, each with what it takes, and what comes back of them.
 
 The server that chooses the weights (Wang23) gets them from a client that does not check what it is sent. This
 adversary changes what is sent, so that what it gets stands beside the verdict and never in it.
@@ -12,6 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.features import FeatureDecoding
 from exhume.attacks.gradient.gates import GateAttack
@@ -23,11 +26,22 @@ from exhume.attacks.gradient.span import SpanAttack
 from exhume.attacks.gradient.tensor import TensorAttack
 from exhume.attacks.gradient.text import TextAttack, WordRows
 from exhume.attacks.gradient.token_bag import TokenBag
-from exhume.auditing.case import Row
-from exhume.auditing.kinds.update_files import ClientUpdate, updates_of_batches
+from exhume.auditing.attack import confidences, pooled
+from exhume.auditing.augmented import compare_with_named
+from exhume.auditing.case import Answer, Row
+from exhume.auditing.kinds.update_files import ClientUpdate, Truth, updates_of_batches
 from exhume.auditing.plan import language_seconds, seconds_of, text_seconds
-from exhume.core.contract import Architecture, Attack, NotApplicable, QueryingAttack, Records
-from exhume.core.results import AttackSpec, Findings, Section
+from exhume.core.contract import (
+    Architecture,
+    Attack,
+    NotApplicable,
+    Outcome,
+    QueryingAttack,
+    Reconstruction,
+    Records,
+    Status,
+)
+from exhume.core.results import AttackSpec, Findings, Section, Verdict
 from exhume.models.mlp import MLP
 from exhume.models.own_texts import LanguageModel, TextModel
 from exhume.models.two_layer import TwoLayer
@@ -94,6 +108,7 @@ _EXACT = 0.7  # seconds of an exact attack on one update
 _FEWEST, _MOST = 50, 2000  # steps of gradient matching
 _FEW = 100  # steps of a search that is asked to be short: decoding follows it
 _AFTER_STEPS = 0.1  # relative misfit of a text's vector after several local steps
+_POOLED = Status(Outcome.CONVERGED)  # of what came back from several updates
 
 
 def rows_on(settings: UpdateSettings, updates: Sequence[ClientUpdate]) -> list[Row]:
@@ -208,6 +223,118 @@ def _pass(updates: Sequence[ClientUpdate]) -> float:
     """Seconds of a pass forward and back of the largest batch."""
     batch = max(update.batch_size or 1 for update in updates)
     return seconds_of(3 * batch * forward_operations(updates[0].architecture)) + 2e-3
+
+
+# What came back: candidates, evidence, words
+
+
+def by_client(answers: Sequence[Answer], truth: Truth) -> list[tuple[list[Answer], Records]]:
+    """What was answered to each client's updates, and its records."""
+    return [
+        ([answer for answer in answers if answer.question.name == client], records)
+        for client, records in truth.private.items()
+    ]
+
+
+def wrong_records(answers: Sequence[Answer], truth: Truth) -> tuple[frozenset[str], str]:
+    """Clients whose named records are not those of their updates, and a sentence; empty: there are none.
+
+    What is proved is compared with the named records, unless these give the update themselves. A client
+    without a proof stands as its update was recomputed.
+    """
+    compared: dict[str, str] = {}
+    for mine, records in by_client(answers, truth) if truth.chosen else ():
+        proved = [a.found.found() for a in mine if a.proof.chosen is not None]
+        client = mine[0].question.name if mine else ""
+        if proved and client not in truth.exact and records.inputs.is_floating_point():
+            compared[client] = compare_with_named(torch.cat(proved), records.inputs).sentence
+    told = "; ".join(f"client {client}: {words}" for client, words in compared.items() if words)
+    strange = frozenset(client for client, words in compared.items() if words)
+    strange |= truth.strange - set(compared)
+    return strange, (told or truth.wrong) if strange else ""
+
+
+def candidates_of(answers: Sequence[Answer], records: Records) -> Reconstruction:
+    """Everything found in any of a client's updates, as candidates for its records."""
+    whole = pooled(answers, records.shape)[None]
+    every = [torch.zeros(0, dtype=torch.int64)]
+    for found in (answer.found for answer in answers):
+        labels = torch.full(found.real.shape, -1) if found.labels is None else found.labels
+        every.append(labels[0][found.real[0]])
+    labels = torch.cat(every)[None]
+    return Reconstruction(whole, confidences(answers)[None], _POOLED, labels=labels)
+
+
+def tokens_of(answers: Sequence[Answer], records: Records, row: Row) -> Reconstruction:
+    """Every different text found in any of a client's updates; of parts, every different token."""
+    shape = records.shape if row.whole else (1,)
+    tokens = [answer.found.found().long() for answer in answers]
+    whole = torch.unique(torch.cat([torch.zeros(0, *shape).long(), *tokens]), dim=0)[None]
+    return Reconstruction(whole, torch.zeros(whole.shape[:2]), _POOLED)
+
+
+def keeps_order(answers: Sequence[Answer]) -> bool:
+    """Whether what was found says at which place of a text each token stands."""
+    return all(answer.found.observed.get("ordered", 1.0) > 0 for answer in answers)
+
+
+def observed_metrics(answers: Sequence[Answer], proved: int) -> dict[str, float]:
+    """What the proofs and the attack itself say."""
+    metrics: dict[str, float] = {"certified": float(proved)}
+    residuals = [r for answer in answers if (r := answer.proof.residual) is not None]
+    if residuals:
+        metrics["update_residual"] = max(residuals)
+    for name in sorted({name for answer in answers for name in answer.found.observed}):
+        values = [a.found.observed[name] for a in answers if name in a.found.observed]
+        metrics[f"own_{name}"] = sum(values) / len(values)
+    metrics.pop("own_ordered", None)
+    return metrics
+
+
+def unscored_evidence(answers: Sequence[Answer]) -> dict[str, Tensor]:
+    """What came back, with nothing to compare it with."""
+    records, confidence, labels = [], [], []
+    for answer in answers:
+        real = answer.found.real[0]
+        candidates = answer.found.candidates[0][real]
+        records.append(candidates.float() if candidates.is_floating_point() else candidates)
+        confidence.append(answer.found.confidence[0][real])
+        if answer.found.labels is not None:
+            labels.append(answer.found.labels[0][real])
+    evidence = {"reconstructions": torch.cat(records), "confidence": torch.cat(confidence)}
+    whole = len(labels) == len(answers) and all(bool((part >= 0).all()) for part in labels)
+    return evidence | ({"inferred": torch.cat(labels)} if whole else {})
+
+
+NOTHING_KNOWN = Verdict(
+    "not audited",
+    "Not audited: there are no private records to compare the reconstructions with (--data, --records), and "
+    "no reconstruction proves itself.",
+    "The report shows what the attacks brought back; whether it is right is not known.",
+)
+
+
+def unproved_verdict(answers: Sequence[Answer]) -> Verdict:
+    """With what speaks against what is said about the updates: that may be why nothing proves itself."""
+    doubts = dict.fromkeys(doubt for answer in answers for doubt in answer.question.source.doubts)
+    if not doubts:
+        return NOTHING_KNOWN
+    return replace(
+        NOTHING_KNOWN, detail=f"{NOTHING_KNOWN.detail} What was found: {'; '.join(doubts)}."
+    )
+
+
+def listed_words_verdict(answers: Sequence[Answer]) -> Verdict:
+    """Without texts to compare with. A row that is not zero was used: that needs no further proof."""
+    counts = [len(answer.found.found()) for answer in answers]
+    some = (
+        f"{counts[0]} words" if len(counts) == 1 else f"{min(counts)} to {max(counts)} words each"
+    )
+    return Verdict(
+        "leaks",
+        f"The update leaks words: it lists which {some} the client's texts are made of.",
+        "Only the rows of these words have changed. In which text each stands is not told by this.",
+    )
 
 
 # The server that chooses the weights
