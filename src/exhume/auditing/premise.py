@@ -7,12 +7,15 @@ is not zero (a pruned update is zero elsewhere). What they leave over is
 - noise: what is drawn independently of the update is nearly orthogonal to it, so that the part of the update
   along the records' own is within four deviations of 1. It is everywhere, in what was zero, too. It prefers
   no other direction, while what other records would add does: gradients of a few records have a low rank;
+- noise of the size that a private client is said to add: it may hide the records' own part, which is
+  clipped here as it is there;
 - rounding to few levels: its error is not independent of the value, as values below half a level vanish and
   those above come out too large. Rounding the records' own update to these levels must then give the update;
 - something else: these are not its records.
 
-An update that was clipped record by record, or came from momentum or weight decay that nobody named, is
-something else, too.
+An update that came from clipping, momentum or weight decay that nobody named is something else, too. Clipping
+of each record's gradient is looked for then: the norm that explains the update is printed, and used for
+nothing.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from exhume.auditing.proof import labels_behind, order_behind, retrained
 from exhume.core.contract import ExhumeError, Key, Layout, Records
 from exhume.core.evidence import Premise
 from exhume.models.own_texts import TextModel
+from exhume.train.dp import NOT_PRIVATE, Privacy
+from exhume.victims.gradient import release_updates
 
 # batch norm of one record, unknown labels
 _CANNOT = (RuntimeError, ValueError, IndexError, ExhumeError)
@@ -41,6 +46,8 @@ _ROUNDED = 0.97  # share of the values that must come out at the same level
 _SMALL = 64  # values of a tensor, which may all differ even if they are rounded
 _BEYOND = 3.0  # deviations: how far the norm of a random matrix may be beyond its edge
 _TURNS = 30  # of the power iteration
+_NUMBERS = 5e7  # of the gradients of single records that are made at once
+_CLIPS, _FINER = 60, 6  # norms that are tried at once, and how often between the best two
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,9 @@ class Agreement:
     known: bool = False  # whether it could be compared
     noise_like: bool = False  # what is left over looks like noise, or like rounding
     renumbered: bool = False  # with other numbers of their classes than the data gives them
+    private: Privacy = NOT_PRIVATE  # as the client is said to train
+    hides: bool = False  # its noise would hide other records as well
+    clip: float | None = None  # that nobody named, and that explains the update
 
     @property
     def exact(self) -> bool:
@@ -88,15 +98,24 @@ class Agreement:
         return 1 - max(0.0, self.cosine) ** 2
 
     @property
+    def _why_wrong(self) -> str:
+        if self.clip is not None:
+            return (
+                f"give this update only if each record's gradient was clipped to {self.clip:.3g}: if the "
+                f"client does that, say --dp-clip {self.clip:.3g}"
+            )
+        return (
+            f"do not give this update ({self._left:.0%} of it stays unexplained): check their order; "
+            "folders are sorted naturally here, 2 before 10, torchvision sorts 10 before 2."
+        )
+
+    @property
     def sentence(self) -> str:
         named = f"The records named for client {self.client}"
         if not self.known:
             return f"Whether {named[0].lower()}{named[1:]} give this update is not known."
         if self.wrong:
-            return (
-                f"{named} do not give this update ({self._left:.0%} of it stays unexplained): check their "
-                "order; folders are sorted naturally here, 2 before 10, torchvision sorts 10 before 2."
-            )
+            return f"{named} {self._why_wrong}"
         some = f"the {self.nonzero:.1%} of this update that was sent"
         part = "this update" if self.nonzero > 0.1 else some
         part += " if their classes are numbered otherwise" * self.renumbered
@@ -104,6 +123,9 @@ class Agreement:
             return f"{named} give {part}."
         if self.scaled:
             return f"{named} give {part}, times {self.scale:.2g}."
+        if self.private.noise:
+            hidden = ". It would hide other records, too" * self.hides
+            return f"{named}, clipped, give {part} with noise of the size that is said{hidden}."
         return f"{named} give {part}, with noise of {self.noise:.2g} times its size."
 
 
@@ -133,7 +155,9 @@ def agreement_of(update: ClientUpdate, records: Records) -> Agreement:
     if not agreement.known or agreement.wrong:
         # a step may have seen a part of them only
         some_only = update.steps.several and update.batch_size is None
-        return unknown if some_only or not update.repeatable else first
+        if some_only or not update.repeatable:
+            return unknown
+        return replace(first, clip=_clip_behind(update, records)) if first.wrong else first
     return agreement if agreement is first else replace(agreement, renumbered=True)
 
 
@@ -159,9 +183,10 @@ def _made_update(update: ClientUpdate, records: Records) -> Tensor | None:
     """(p,) what training on these records gives; None where that cannot be computed."""
     batch = Records(records.inputs[None], records.labels[None], records.classes)
     reduction = "mean" if update.averaged else "sum"
-    local = update.steps.of(update.architecture, reduction)
+    steps = update.steps.still()
+    local = steps.of(update.architecture, reduction)
     try:
-        order = order_behind(update.gradient, update.architecture, batch, update.steps)
+        order = order_behind(update.gradient, update.architecture, batch, steps)
         return retrained(update.gradient, local, batch, order)
     except _CANNOT:
         return None
@@ -179,10 +204,71 @@ def _compared(update: ClientUpdate, records: Records) -> Agreement:
     scale = float((sent * made)[there].sum() / size)
     noise = float((sent - made)[there].norm() / size.sqrt())
     layout = update.gradient.layout
+    private = update.steps.privacy
     like = noise < _NEAR or _is_noise(layout, sent, made) or _is_rounded(layout, sent, made)
     hidden = like and abs(scale) < _DEVIATIONS * noise / math.sqrt(int(there.sum()))
-    nonzero = float(there.double().mean())
-    return Agreement(update.client, scale, noise, nonzero, known=not hidden, noise_like=like)
+    if private.noise and not update.steps.several:
+        left = (sent - made)[there]
+        like = like and _of_the_size(left, private.deviation / len(records))
+        known = like or not hidden
+    else:
+        known = not hidden
+    return Agreement(
+        update.client,
+        scale,
+        noise,
+        float(there.double().mean()),
+        known=known,
+        noise_like=like,
+        private=private,
+        hides=hidden,
+    )
+
+
+def _of_the_size(left: Tensor, deviation: float) -> bool:
+    """Whether so many independent draws of this deviation have the size of what is left over (p,)."""
+    off = float(left.norm()) / (deviation * math.sqrt(len(left))) - 1
+    return abs(off) < _DEVIATIONS / math.sqrt(2 * len(left)) + _EXACT
+
+
+def _clip_behind(update: ClientUpdate, records: Records) -> float | None:
+    """The norm to which each record's gradient was clipped, if that alone explains the update.
+
+    ||sent - mean_i min(1, C / ||g_i||) g_i|| is least at C; what is left over is rounding or noise.
+    """
+    steps, sent = update.steps, update.gradient.values[0].double()
+    plain = not (steps.several or steps.privacy.clips or isinstance(update.architecture, TextModel))
+    if not plain or not update.averaged or len(records) * len(sent) > _NUMBERS:
+        return None
+    start = update.start().double()
+    try:
+        each, _ = release_updates(steps.of(update.architecture), start, records.one_each())
+    except _CANNOT:
+        return None
+    slopes = each.values.double() / len(records)
+    norms, gram, along = len(records) * slopes.norm(dim=1), slopes @ slopes.T, slopes @ sent
+    if not float(norms.min()) > 0:
+        return None
+    tried = torch.logspace(-4, 0, _CLIPS, dtype=torch.float64) * norms.max()
+    for _ in range(_FINER):
+        weights = (tried[:, None] / norms).clamp(max=1)
+        misfit = (weights @ gram * weights).sum(1) - 2 * weights @ along
+        best = int(misfit.argmin())
+        low, high = tried[max(best - 1, 0)], tried[min(best + 1, len(tried) - 1)]
+        clip = float(tried[best])
+        tried = torch.linspace(float(low), float(high), _CLIPS, dtype=torch.float64)
+    made = (clip / norms).clamp(max=1) @ slopes
+    if clip >= 0.99 * float(norms.max()) or not _fits(update, sent, made):
+        return None
+    return clip
+
+
+def _fits(update: ClientUpdate, sent: Tensor, made: Tensor) -> bool:
+    """What is left over is rounding or noise, and does not hide what was made."""
+    noise = float((sent - made).norm() / made.norm())
+    along = abs(float(sent @ made / made.square().sum()))
+    seen = along > _DEVIATIONS * noise / math.sqrt(len(sent))
+    return seen and (noise < _EXACT or _is_noise(update.gradient.layout, sent, made))
 
 
 def _is_noise(layout: Layout, sent: Tensor, made: Tensor) -> bool:
@@ -242,6 +328,11 @@ def check_named_records(
     wrong = {name: each.sentence for name, each in agreements.items() if each.wrong}
     fits = {name for name, each in agreements.items() if each.exact or each.noise_like}
     doubts = dict.fromkeys(d for u in updates if u.client not in fits for d in u.doubts)
+    doubts |= dict.fromkeys(
+        f"whether the records of client {u.client} give this update with the noise that is said is not known"
+        for u in updates
+        if u.steps.privacy.noise and u.client not in fits and u.client not in wrong
+    )
     truth = replace(
         truth,
         premise=_premise_of(list(agreements.values())),

@@ -34,6 +34,8 @@ class Said:
     steps: int = 1  # local steps; what holds for one gradient only is not checked for an average
     rate: float | None = None  # of an update that is the difference of two states; None: a gradient
     loss: str = "cross-entropy"  # what is checked by the last bias holds for classes only
+    clipped: bool = False  # record by record, so that the last bias counts no records
+    noisy: bool = False  # noise was added, so that no identity holds
 
     def __post_init__(self) -> None:
         if self.reduction not in ("mean", "sum"):
@@ -141,10 +143,10 @@ def check_payload(
     for values in payload.values:
         parts = layout.split(values)
         answers = []
-        if said.steps == 1:
+        if said.steps == 1 and not said.noisy:
             answers.append(_batch_norm(module, parts, parameters, said))
             answers.append(_homogeneity(module, parts, parameters, said))
-        if said.loss in ("cross-entropy", "logistic"):
+        if said.loss in ("cross-entropy", "logistic") and not (said.clipped or said.noisy):
             answers.append(_reduction(module, parts, parameters, said, (input_shape, vocabulary)))
         checked += [name for answer in answers for name in answer.checked]
         doubts += [sentence for answer in answers for sentence in answer.doubts]

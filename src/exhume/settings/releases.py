@@ -183,6 +183,14 @@ class UpdateSettings(ReleaseSettings):
         "Learning-rate schedule over the local steps; step: a tenth after each third.",
         choices=("constant", "linear", "cosine", "step"),
     )
+    dp_clip: float = setting(
+        0.0, "The client clips each record's gradient to this norm; 0: it does not.", least=0
+    )
+    dp_noise: float = setting(
+        0.0,
+        "Standard deviation of the noise that the client adds, as a multiple of the clip.",
+        least=0,
+    )
     loss: str = setting(
         "cross-entropy",
         "cross-entropy (one output: logistic), logistic, mse; of language models next-token or masked.",
@@ -299,6 +307,12 @@ class UpdateSettings(ReleaseSettings):
             )
         if self.momentum and self.optimiser == "adam":
             raise ExhumeError("momentum: Adam has none besides its betas")
+        if self.dp_noise and not self.dp_clip:
+            raise ExhumeError("dp-noise: it is a multiple of --dp-clip; give both")
+        if self.dp_clip and (self.optimiser == "adam" or self.loss in ("next-token", "masked")):
+            raise ExhumeError(
+                "dp-clip: private updates are of SGD, and of models that do not write texts"
+            )
         if several and self.made and not self.rate:
             raise ExhumeError(f"rate: {several} of updates that are made here need it")
         if self.steps > 1 and not (of_states or self.made):

@@ -254,6 +254,11 @@ class Steps:
     rate: float = 1.0
     routine: Routine = PLAIN
     frozen: tuple[str, ...] = ()  # parameters that stay as they are
+    privacy: Privacy = NOT_PRIVATE
+
+    def still(self) -> Steps:
+        """The same with clipping alone: training that gives the same update whenever it is repeated."""
+        return replace(self, privacy=self.privacy.still())
 
     @property
     def several(self) -> bool:
@@ -270,6 +275,7 @@ class Steps:
             self.count,
             self.rate,
             reduction,
+            privacy=self.privacy,
             routine=self.routine,
             frozen=self.frozen,
         )
@@ -411,8 +417,10 @@ class LocalTraining:
         if not self.privacy.clips:
             return self._plain(module, at, inputs, labels, self.reduction)
         total = torch.zeros_like(at)
+        live = None if self.live is None else self.live.to(at)
         for record, label in zip(inputs, labels, strict=True):
             one = self._plain(module, at, record[None], label[None], "sum")
+            one = one if live is None else one * live  # what is frozen has no gradient to clip
             total += one * self.privacy.factors(one.square().sum())
         if noise is not None:
             total += self.privacy.deviation * noise.draw(at)[0]

@@ -7,6 +7,7 @@ the reconstructions gives the update back (`auditing.proof`).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -43,6 +44,7 @@ from exhume.auditing.kinds.update_files import (
     simulate_updates,
     updates_of_batches,
 )
+from exhume.auditing.kinds.update_private import NoiseBound, noise_bound, with_less_noise
 from exhume.auditing.kinds.update_rows import (
     NOTHING_KNOWN,
     SERVERS,
@@ -89,6 +91,7 @@ from exhume.score.texts import alike_lists, alike_texts, score_texts, score_word
 from exhume.settings import Brief
 from exhume.settings.releases import UpdateSettings
 from exhume.store.shards import address, digest
+from exhume.train.dp import NOT_PRIVATE
 from exhume.train.local import Steps
 from exhume.victims import keep_secret
 
@@ -184,8 +187,9 @@ class UpdateCase(Case):
     def _question(self, row: Row, update: ClientUpdate) -> Question:
         key, size = self.key.fold("update", update.client, update.round), update.batch_size
         net = update.architecture
-        local = update.steps.of(net) if update.steps != Steps() else None
-        what = (update.fingerprint(),) + ((repr(update.steps),) if local else ())
+        steps = replace(update.steps, privacy=NOT_PRIVATE)  # the noise is in the update
+        local = steps.of(net) if steps != Steps() else None
+        what = (update.fingerprint(),) + ((repr(steps),) if local else ())
         place = address(f"audit-update {row.id} 1", row.attack, what, key, size or 0)
         known = Knowledge(architecture=net, batch_size=size, local=local)
         return Question(update.gradient, known, key.fold(row.id), update.client, update, place)
@@ -227,7 +231,8 @@ class UpdateCase(Case):
         if not row.whole:
             return Answer(question, found)
         update: ClientUpdate = question.source
-        proof = proof_of(update.gradient, update.architecture, found, update.steps, row.id)
+        steps = update.steps.still()
+        proof = proof_of(update.gradient, update.architecture, found, steps, row.id)
         if proof.chosen is None or proof.labels is None:
             return Answer(question, found, proof)
         found = replace(
@@ -298,6 +303,9 @@ class UpdateCase(Case):
         if isinstance(self.net, TextModel):
             evidence = self._with_words(evidence, row, answers)
         notes = [answer.proof.sentence for answer in answers if answer.proof.sentence]
+        if (bound := self._bound) is not None:
+            notes.append(f"{bound.sentence[0].upper()}{bound.sentence[1:]}.")
+            metrics["bound"] = bound.most
         behind = {id(a.question.source): a.proof.records for a in answers}
         return Scored(
             {name: value for name, value in metrics.items() if math.isfinite(value)},
@@ -406,6 +414,8 @@ class UpdateCase(Case):
         }
         if how := str(steps_behind(updates).routine):
             facts["local_training"] = how
+        if updates[0].steps.privacy.clips:
+            facts["privacy"] = str(updates[0].steps.privacy)
         if updates[0].notes:
             facts["read_as"] = " ".join(updates[0].notes)
         return facts
@@ -418,28 +428,48 @@ class UpdateCase(Case):
             return []
         size = max(update.batch_size or 1 for update in self.updates)
         noise = max(update.noise for update in self.updates)
+        bound, steps = self._bound, self.updates[0].steps
+        if bound is not None:
+            private = [
+                self._rung(size, 0.0, easier, (value, words))
+                for easier, value, words in with_less_noise(steps)
+            ]
+            own = f"{steps.privacy.noise:.2g}"
+            words = f"with your noise of {own} times the clip; {bound.sentence}"
+            return [Ladder("noise multiplier", own, words, tuple(private))]
         if noise:
             yours = f"{noise:.2g}"
-            rungs = [self._rung(size, share * noise) for share in (0.0, 1 / 16, 1 / 4)]
+            rungs = [self._rung(size, share * noise, steps) for share in (0.0, 1 / 16, 1 / 4)]
             return [Ladder("noise beside the update", yours, f"with your {yours}", tuple(rungs))]
-        rungs = [self._rung(2**power, 0.0) for power in range(12) if 2**power < size]
+        rungs = [self._rung(2**power, 0.0, steps) for power in range(12) if 2**power < size]
         own = f"at your batch of {size}"
         return [Ladder("records in a batch", str(size), own, tuple(rungs))]
 
-    def _rung(self, size: int, noise: float) -> Rung:
-        value, words = str(size), f"at a batch of {size}"
-        if max(update.noise for update in self.updates):
+    @cached_property
+    def _bound(self) -> NoiseBound | None:
+        """What the noise of the client who adds least, for all that it sent, allows at most."""
+        sent = Counter(update.client for update in self.updates)
+        images = len(self.net.input_shape) == 3
+        return noise_bound(self.updates[0].steps, max(sent.values()), images=images)
+
+    def _rung(
+        self, size: int, noise: float, steps: Steps, said: tuple[str, str] | None = None
+    ) -> Rung:
+        """said: the rung's value and words, where it is not the batch or the measured noise that differs."""
+        value, words = said or (str(size), f"at a batch of {size}")
+        if said is None and max(update.noise for update in self.updates):
             value = f"{noise:.2g}"
             words = f"with noise of {value} times the update" if noise else "without the noise"
         count = max(1, RUNG_TARGETS // size)
         each = sum(row.seconds for row in rows_on(self.settings, self.updates)) / len(self.updates)
-        return Rung(value, words, each * count, lambda *_: self._easier(count, size, noise))
+        return Rung(value, words, each * count, lambda *_: self._easier(count, size, noise, steps))
 
-    def _easier(self, count: int, size: int, noise: float) -> UpdateCase:
+    def _easier(self, count: int, size: int, noise: float, steps: Steps) -> UpdateCase:
         """As many batches of so many records, at the weights that the client was sent."""
         assert self.truth is not None  # or there were no ladder
         others, update = self.truth.others, self.updates[0]
         key = self.key.fold("control", size, f"{noise:.6g}")
+        drawn = key.fold("private", str(steps.privacy)) if steps.privacy.noise else None
         needed = count * size
         if 2 * needed > len(others):
             raise ExhumeError(
@@ -448,7 +478,7 @@ class UpdateCase(Case):
         order = torch.randperm(len(others), generator=key.generator())
         batches = others[order[:needed]]
         updates, private = updates_of_batches(
-            update.architecture, update.start(), batches, size, steps=update.steps
+            update.architecture, update.start(), batches, size, steps=steps, key=drawn
         )
         for place, easier in enumerate(updates):
             sent = easier.gradient
@@ -457,7 +487,7 @@ class UpdateCase(Case):
             updates[place] = replace(
                 easier,
                 gradient=sent,
-                noise=noise,
+                noise=noise or easier.noise,
                 vocabulary=update.vocabulary,
                 averaged=update.averaged,
             )

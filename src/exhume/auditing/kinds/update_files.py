@@ -29,6 +29,7 @@ from exhume.readers.updates import (
 )
 from exhume.settings import CheckpointSettings, UpdateSettings
 from exhume.store.shards import digest
+from exhume.train.dp import NOT_PRIVATE, Privacy
 from exhume.train.functional import own_gradients
 from exhume.train.local import Routine, Steps
 from exhume.victims.gradient import release_updates
@@ -151,7 +152,14 @@ def steps_of(settings: UpdateSettings) -> Steps:
         schedule=settings.schedule,
         loss=settings.loss,
     )
-    return Steps(settings.steps, settings.rate or 1.0, routine)
+    return Steps(settings.steps, settings.rate or 1.0, routine, privacy=claimed_clipping(settings))
+
+
+def claimed_clipping(settings: UpdateSettings) -> Privacy:
+    """What the client does to the gradients of its records, as it is said."""
+    if not settings.dp_clip:
+        return NOT_PRIVATE
+    return Privacy(settings.dp_clip, settings.dp_noise)
 
 
 def _updates(settings: UpdateSettings, module: nn.Module) -> list[Update]:
@@ -228,6 +236,8 @@ def _checked(
         update.count,
         update.rate,
         update.steps.routine.loss,
+        clipped=settings.dp_clip > 0,
+        noisy=settings.dp_noise > 0,
     )
     update.module.train(settings.batch_norm == "train")
     return check_payload(update.payload, update.module, said, shape, vocabulary)
@@ -255,7 +265,7 @@ def _read(
         replace(gradient, values=values),
         architecture,
         size,
-        replace(steps, frozen=frozen),
+        replace(steps, frozen=frozen, privacy=claimed_clipping(settings)),
         averaged=not summed or bool(size),
         checked=checked.checked,
         notes=update.notes,
@@ -268,6 +278,10 @@ def _repeatable(update: Update, settings: UpdateSettings, architecture: Architec
     """An adapter's A is known as it ended, not as it began; dropout draws numbers that nobody knows."""
     if settings.adapter and update.count > 1:
         return False
+    if settings.dp_noise and update.steps.several:
+        return False  # the noise of one step moves the next
+    if settings.dp_clip and update.steps.routine.local_batch:
+        return False  # the order of batches is found out only where nothing is clipped
     kind = torch.long if isinstance(architecture, TextModel) else update.payload.at.dtype
     probes = torch.ones(3, *architecture.input_shape, dtype=kind)
     module = update.module
@@ -431,6 +445,10 @@ def updates_of_batches(
     )
     values = _gradients(architecture, start, batches, steps, key or Key.from_seed(0))
     simple = recognised(architecture)
+    still = values
+    if steps.privacy.noise:
+        still = _gradients(architecture, start, batches, steps.still(), key or Key.from_seed(0))
+    left = [noise_beside(*pair) for pair in zip(values, still, strict=True)]
     cases = [
         ClientUpdate(
             client=f"batch {place + 1}",
@@ -442,6 +460,8 @@ def updates_of_batches(
             averaged=True,
             checked=("made here",),
             vocabulary=private.vocabulary,
+            noise=left[place][0],
+            unexplained=left[place][1],
         )
         for place in range(len(values))
     ]
@@ -449,6 +469,14 @@ def updates_of_batches(
         case.client: private[place * size : (place + 1) * size] for place, case in enumerate(cases)
     }
     return cases, theirs
+
+
+def noise_beside(sent: Tensor, still: Tensor) -> tuple[float, float]:
+    """What was added to an update (p,), relative to it, and 1 - cosine of the two."""
+    if sent is still or torch.equal(sent, still):
+        return 0.0, 0.0
+    apart = float((sent - still).norm() / still.norm().clamp_min(1e-30))
+    return apart, 1 - float(torch.cosine_similarity(sent, still, dim=0))
 
 
 def _gradients(
