@@ -66,11 +66,14 @@ def test_other_marks_and_numbered_classes(written):
         ("", "a line of column names and one line a record are needed"),
         ("1,2\n3,4\n", "the first line holds numbers; it must name the columns"),
         ("a,a\n1,2\n", "column names must be there and differ, got a, a"),
-        ("a,b\n1,2\n3\n", "record 2 has 1 cells, the header has 2"),
-        ("a,b\n1,u\n,u\n", "column 'a' is of numbers, but record 2 has ''; fill it in"),
-        ("a,b\n1,u\nnan,u\n", "column 'a' is of numbers, but record 2 has 'nan'"),
-        ("a,b\n1,u\nx,u\n", "column 'a' is of numbers, but record 2 has 'x'"),
-        ("a,b\n1,u\n2,\n", "label column 'b': record 2 has none"),
+        ("a,b\n1,2\n3\n", "row 3 has 1 cells, the header has 2"),
+        ("a,b\n1,u\n,u\n", "1 number is missing: in column 'a' (row 3)"),
+        ("a,b\n1,u\nnan,u\n", "1 number is missing: in column 'a' (row 3)"),
+        ("a,b\n?,u\n1,u\n", "1 number is missing: in column 'a' (row 2)"),
+        ("a,b\n1,u\ninf,u\n", "column 'a' is of numbers, but row 3 has 'inf'"),
+        ("a,b\n1,u\nx,u\n", "column 'a' is of numbers, but row 3 has the text 'x'"),
+        ("a,b\n1,u\n\n\nx,u\n", "column 'a' is of numbers, but row 5 has the text 'x'"),
+        ("a,b\n1,u\n2,\n", "label column 'b': row 3 has none"),
         ("a,b\n1,0.5\n2,0.5\n2,1\n", "label column 'b': 0.5 is no class"),
         ("a,b\n1,u\n2,v\n3,w\n", "label column 'b': every record has a class of its own"),
         ("b\nu\nv\n", "the one column 'b' is the label; nothing is left as input"),
@@ -78,7 +81,7 @@ def test_other_marks_and_numbered_classes(written):
         ('a,b\n"1,2\n', "not a table in UTF-8"),
         (
             "a,b\n" + "".join(f"name{i},u\n" for i in range(65)),
-            "column 'a' holds more than 64 different texts; leave it out",
+            "column 'a' holds more than 64 different texts, the 65th in row 66; leave it out",
         ),
     ],
 )
@@ -102,7 +105,9 @@ def test_ten_gigabytes_are_refused_unread(written):
 
 def test_a_column_that_changes_its_mind_is_named_at_its_first_text(written):
     text = "a,b\nx,u\ny,u\n3,v\n"
-    assert "column 'a' is of numbers, but record 1 has 'x'" in says(lambda: load(written(text)))
+    assert "column 'a' is of numbers, but row 2 has the text 'x'" in says(
+        lambda: load(written(text))
+    )
 
 
 def test_blocks_do_not_show(written, monkeypatch):
@@ -112,7 +117,7 @@ def test_blocks_do_not_show(written, monkeypatch):
     cut = load(written(f"a,b,y\n{rows}"))
     assert torch.equal(whole.inputs, cut.inputs)
     assert torch.equal(whole.labels, cut.labels)
-    assert "record 51 has 1 cells" in says(lambda: load(written(f"a,b,y\n{rows}1\n")))
+    assert "row 52 has 1 cells" in says(lambda: load(written(f"a,b,y\n{rows}1\n")))
 
 
 def test_more_inputs_than_the_memory_holds_are_refused_before_they_are_made(written, monkeypatch):
@@ -153,3 +158,40 @@ def test_a_table_takes_little_more_than_its_inputs(written):
     )
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, check=True)
     assert int(done.stdout) < 60_000  # KiB; 7 MB of inputs, 10 of labels
+
+
+GAPS = """age,hours,job,member
+20,NA,clerk,no
+,40,?,yes
+60,30,clerk,no
+NaN,,cook,yes
+"""
+
+
+def test_missing_numbers_are_said_by_column_and_row(written):
+    text = says(lambda: load(written(GAPS)))
+    assert "4 numbers are missing: in column 'age' (rows 3, 5), 'hours' (rows 2, 5);" in text
+    many = "a,y\n" + "".join(f"{i if i % 2 else ''},{i % 2}\n" for i in range(40))
+    assert "(rows 2, 4, 6, 8, 10 and 15 more)" in says(lambda: load(written(many)))
+
+
+def test_missing_numbers_become_the_mean_only_if_asked(written):
+    path = written(GAPS)
+    records = load(path, missing="mean")
+    assert [column.filled for column in records.columns] == [2, 2, 0]
+    assert records.inputs[:, 0].tolist() == [0, 0.5, 1, 0.5]  # ages from 20 to 60, their mean 40
+    assert records.inputs[:, 1].tolist() == [0.5, 1, 0, 0.5]
+    assert records.columns[2].texts == ("?", "clerk", "cook")  # not known is an answer like others
+    assert "missing: given, but mnist is no table" in says(lambda: load("mnist", missing="mean"))
+
+
+def test_a_table_without_gaps_is_the_same_with_and_without_the_mean(written, monkeypatch):
+    path = written(PEOPLE)
+    assert torch.equal(load(path, missing="mean").inputs, load(path).inputs)
+    monkeypatch.setattr(sys.modules["exhume.readers.table"], "_CELLS", 5)
+    cut = load(written(GAPS), missing="mean")
+    assert torch.equal(cut.inputs[:, 1], torch.tensor([0.5, 1, 0, 0.5]))
+
+
+def test_a_column_of_nothing_but_gaps(written):
+    assert load(written("a,b,y\n,1,u\n,2,v\n,3,u\n")).columns[0].texts == ("",)

@@ -96,7 +96,7 @@ def _training(
     settings: Mapping[str, Any],
     progress: Progress,
 ) -> InMemory:
-    records, source = records_in(given, "records", progress)
+    records, source = records_in(given, "records", progress, _missing(settings))
     makes_model = partial(_drawn_anew, model) if isinstance(model, nn.Module) else model
     said: dict[str, Any] = dict(train) if isinstance(train, Mapping) else {}
     code: dict[str, Any] = {"model": makes_model}
@@ -124,8 +124,8 @@ def _checkpoint(
             "strangers: the weights of a model are attacked as they are (train= trains it here), and records "
             "like those that it was not trained on are needed to compare with"
         )
-    trained, source = records_in(given, "records", progress)
-    others, _ = records_in(strangers, "strangers", progress)
+    trained, source = records_in(given, "records", progress, _missing(settings))
+    others, _ = records_in(strangers, "strangers", progress, _missing(settings))
     state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     section = {"checkpoint": _MODEL, "trained_on": _RECORDS, "decoys": _STRANGERS}
     section["activation"] = _activation(model, trained)
@@ -145,7 +145,7 @@ def _fitted(
     if isinstance(given, tuple | list) and len(given) == 2:
         records = records_of_fitted(model, *given)
     else:
-        known, _ = records_in(given, "records", progress)
+        known, _ = records_in(given, "records", progress, _missing(settings))
         names = np.asarray([known.classes[label] for label in known.labels.tolist()])
         classes = np.asarray(getattr(model, "classes_", names))
         records = records_of_fitted(model, known.inputs.flatten(1), names.astype(classes.dtype))
@@ -173,10 +173,16 @@ def _folder(kind: str, brief: Brief, *digests: str) -> Path:
 # Records
 
 
-def records_in(given: Any, what: str, progress: Progress) -> tuple[Records, str]:
+def _missing(settings: Mapping[str, Any]) -> str:
+    """What missing numbers of a table become."""
+    data = settings.get("data", {})
+    return str(data.get("missing", "")) if isinstance(data, Mapping) else ""
+
+
+def records_in(given: Any, what: str, progress: Progress, missing: str = "") -> tuple[Records, str]:
     """The records, and what they are called. what: begins every complaint."""
     if isinstance(given, str | Path):
-        return readers.load(given, progress=progress), str(given)
+        return readers.load(given, missing=missing, progress=progress), str(given)
     if isinstance(given, Records):
         return given, _RECORDS
     if isinstance(given, tuple | list) and len(given) == 2:

@@ -27,6 +27,7 @@ from exhume.auditing.case import Inputs, Row
 from exhume.choices import Trains
 from exhume.core.contract import Architecture, Key, Recipe, Records, Store
 from exhume.core.notation import about, duration_of
+from exhume.core.records import filled_in
 from exhume.core.results import PlannedAttack
 from exhume.core.typed_json import to_json
 from exhume.models.own import fully_connected
@@ -115,13 +116,13 @@ class PlannedRelease:
 
     @property
     def warnings(self) -> list[str]:
-        """What the line-up will leave out: sets in which a fifth of the records or more have a double."""
+        """Sets in which a fifth of the records or more have a double, and what was filled in."""
         return [
             f"warning: {copies:,} of {count:,} records are near-duplicates of others, and the line-up "
             "keeps one of each; the result will be of the rest"
             for copies, count in self.copies
             if count and copies >= MANY_LEFT_OUT * count
-        ]
+        ] + [f"warning: {said}" for said in filled_in(self.inputs.columns)]
 
     @property
     def records(self) -> str:

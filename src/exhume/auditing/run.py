@@ -35,7 +35,7 @@ from exhume.auditing.plan import Plan, PlannedRelease, plan_rows
 from exhume.core.contract import ExhumeError, Progress, Records, Shard, Store, silent
 from exhume.core.evidence import Extent
 from exhume.core.plugins import refuse_kinds_called
-from exhume.core.records import Column
+from exhume.core.records import Column, filled_in
 from exhume.core.results import (
     Chart,
     Facts,
@@ -139,7 +139,9 @@ def read(
 
     def load(kind: Kind, source: str, reading: readers.TextReading) -> Records:
         if (source, reading) not in loaded:
-            loaded[source, reading] = readers.load(source, reading=reading, progress=progress)
+            loaded[source, reading] = readers.load(
+                source, reading=reading, missing=brief.settings.data.missing, progress=progress
+            )
         records = loaded[source, reading]
         asked.setdefault(kind.name, {})[source, reading] = records
         return records
@@ -397,9 +399,13 @@ def assemble(
         charts=(*judged.charts, *charts, *fix_charts(fixes)),
         victim=_facts(found),
         classes=next((one.classes for one in inputs if one.classes), ()),
-        deviations=tuple(dict.fromkeys(d for one in released for d in one.case.deviations)),
+        deviations=tuple(dict.fromkeys(d for one in released for d in _deviations(one))),
         extent=extent_of(quoted) if len(released) == 1 else best.extent if best else Extent(),
     )
+
+
+def _deviations(one: Released) -> list[str]:
+    return [*one.case.deviations, *filled_in(one.case.inputs().columns)]
 
 
 def _row(

@@ -204,7 +204,8 @@ def _brief_of(kind: type[ReleaseSettings]) -> Callable[[dict[str, Any]], Brief]:
         if kind is not CheckpointSettings:
             values.setdefault("model", "")  # no other section could say it
         machine = MachineSettings(**values_of(MachineSettings, given))
-        settings = Settings(given["seed"] or 0, DataSettings(source), machine=machine)
+        data = DataSettings(source, missing=given["missing"] or "")
+        settings = Settings(given["seed"] or 0, data, machine=machine)
         return Brief.of(kind(**values), settings)
 
     return brief
@@ -218,6 +219,7 @@ _CONFIG = Parameter(
         Path | None, typer.Argument(help="A TOML file of settings; options win over it.")
     ],
 )
+_TABLES = options_of(DataSettings, only=["missing"])
 _DOORS = (
     _Door(
         "audit",
@@ -237,14 +239,14 @@ A CONFIG file says what that is (`exhume init` writes one); without it, weights 
     _Door(
         "audit-update",
         "Attack a client's update of your model, and say which records it gives away.",
-        options_of(UpdateSettings),
+        [*options_of(UpdateSettings), *_TABLES],
         _brief_of(UpdateSettings),
         "records",
     ),
     _Door(
         "audit-weights",
         "Reconstruct training records from a checkpoint of yours, and say how many are real.",
-        options_of(CheckpointSettings),
+        [*options_of(CheckpointSettings), *_TABLES],
         _brief_of(CheckpointSettings),
         "records in --trained-on and --decoys",
     ),
@@ -252,7 +254,7 @@ A CONFIG file says what that is (`exhume init` writes one); without it, weights 
         "audit-split",
         """Cut your network at several depths, attack what the client would send, and say which depth is \
 enough.""",
-        options_of(SplitSettings),
+        [*options_of(SplitSettings), *_TABLES],
         _brief_of(SplitSettings),
         "--targets",
     ),

@@ -31,6 +31,7 @@ class Column:
     low: float = 0.0
     high: float = 1.0
     texts: tuple[str, ...] = ()
+    filled: int = 0  # missing numbers that became the mean of the others
 
     @property
     def width(self) -> int:
@@ -56,6 +57,12 @@ def cells_of(inputs: Tensor, columns: Sequence[Column]) -> dict[str, str]:
     """(d,) inputs of a table, reconstructed ones too, as cells by the name of their column."""
     parts = torch.split(inputs, [column.width for column in columns])
     return {column.name: column.decode(part) for column, part in zip(columns, parts, strict=True)}
+
+
+def filled_in(columns: Sequence[Column]) -> list[str]:
+    """What was missing, in a sentence; nothing where nothing was."""
+    gaps = [f"{column.filled:,} of {column.name}" for column in columns if column.filled]
+    return [f"Missing numbers became the mean of their column: {', '.join(gaps)}."] if gaps else []
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,6 +47,7 @@ def load(
     *,
     size: int | None = None,
     reading: TextReading = _AS_IT_IS,
+    missing: str = "",
     cache: Path | None = None,
     progress: Progress = silent,
 ) -> Records:
@@ -56,10 +57,18 @@ def load(
 
     size: for image folders, crop to the centre square and resize to size x size; None: as they are.
     reading: of texts and tokens: vocabulary, length, padding.
+    missing: what missing numbers of a table become: `mean`, that of their column; else they are refused.
     cache: folder for named sets; None: `EXHUME_CACHE`, else the user's cache folder.
     """
     try:
-        records = _load(source, size, reading, cache, progress)
+        named = _table_named(source)
+        if named is None and missing:
+            raise ExhumeError(f"missing: given, but {str(source)[:300]} is no table")
+        if named is None:
+            records = _load(source, size, reading, cache, progress)
+        else:
+            _refuse_size(size, str(named[0]))
+            records = table(*named, missing=missing).records
     except OSError as error:  # a folder that may not be listed, a file that vanished
         where = error.filename if error.filename not in (None, str(source)) else ""
         reason = f"{error.strerror or error}{f' ({where})' if where else ''}"
@@ -85,6 +94,22 @@ def file_names(source: str | Path) -> list[str]:
     return images.files_in(path)
 
 
+def _table_named(source: str | Path) -> tuple[Path, str | None] | None:
+    """A table's file and label, if that is what is named."""
+    text = str(source)
+    if isinstance(source, str) and text.partition(":")[0] in SETS:
+        return None
+    path = Path(text).expanduser()
+    if path.suffix == ".csv" and path.is_file():
+        return path, None
+    before, colon, after = text.rpartition(":")
+    file = Path(before).expanduser()
+    if not colon or file.suffix != ".csv" or path.exists():
+        return None
+    check_source(source)
+    return file, after
+
+
 def _load(
     source: str | Path,
     size: int | None,
@@ -106,9 +131,6 @@ def _load(
     if not path.exists():
         before, colon, after = text.rpartition(":")
         place = Path(before).expanduser()
-        if colon and place.suffix == ".csv":
-            _refuse_size(size, before)
-            return table(place, after).records
         if colon and place.is_dir() and is_hub_folder(place):
             return hub_folder(place, split=after, size=size, reading=reading, progress=progress)
         if is_spec(text):
@@ -155,8 +177,6 @@ def _folder(path: Path, size: int | None, reading: TextReading, progress: Progre
 
 def _file(path: Path, size: int | None, reading: TextReading) -> Records:
     _refuse_size(size, str(path))
-    if path.suffix == ".csv":
-        return table(path, None).records
     if path.suffix == ".txt":
         return text_file(path, reading)
     if kind := recognise_cifar(path):

@@ -35,6 +35,11 @@ class DataSettings(SettingsSection):
     )
     public: int = setting(0, "Further records that the adversary holds.", least=0)
     test: int = setting(0, "Records to measure the model's accuracy on.", least=0)
+    missing: str = setting(
+        "",
+        "What missing numbers of a table become: mean, that of their column; default: they are refused.",
+        choices=("mean",),
+    )
 
 
 @dataclass(frozen=True)
