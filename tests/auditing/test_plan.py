@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from exhume.auditing.case import Inputs, Row
 from exhume.auditing.plan import Plan, PlannedRelease, plan_rows
 from exhume.auditing.run import plan
+from exhume.core.errors import ExhumeError
 from exhume.core.results import AttackSpec
 from exhume.settings import Settings
 
@@ -115,3 +118,15 @@ def test_the_plan_of_a_table_counts_its_doubles(tmp_path):
     (release,) = made.releases
     assert release.copies == ((40, 80),)
     assert len(release.warnings) == 1
+
+
+def test_the_plan_says_what_was_filled_in(tmp_path):
+    rows = [
+        f"{i if i % 5 else ''},{(7 * i) % 40},{'yes' if i % 40 < 20 else 'no'}" for i in range(80)
+    ]
+    (tmp_path / "gaps.csv").write_text("\n".join(["age,hours,member", *rows]) + "\n")
+    data = {"source": str(tmp_path / "gaps.csv")}
+    with pytest.raises(ExhumeError, match="16 numbers are missing"):
+        plan(Settings.from_mapping({"data": data}))
+    (release,) = plan(Settings.from_mapping({"data": {**data, "missing": "mean"}})).releases
+    assert any("16 of age" in warning for warning in release.warnings)

@@ -57,8 +57,8 @@ class Table:
 def table(path: Path, label: str | None = None, *, missing: str = "") -> Table:
     """The records of a file, and how they were made.
 
-    missing: what missing numbers become: `mean`, that of their column; else they are refused. The file is read twice, a block of
-    lines at a time: once for what its columns hold, once for the inputs.
+    missing: what missing numbers become: `mean`, that of their column; else they are refused.
+    The file is read twice, a block of lines at a time: once for what its columns hold, once for the inputs.
     """
     with _lines_of(path) as lines:
         header = _header(next(lines, (1, []))[1], path)
