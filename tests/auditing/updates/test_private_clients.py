@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from exhume import readers
 from exhume.auditing.kinds.update import read_updates
 from exhume.auditing.kinds.update_files import ClientUpdate
-from exhume.auditing.kinds.update_private import noise_bound
+from exhume.auditing.kinds.update_rows import noise_bound
 from exhume.auditing.premise import agreement_of
 from exhume.cli import app
 from exhume.core.contract import ExhumeError

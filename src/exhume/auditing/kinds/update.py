@@ -44,16 +44,17 @@ from exhume.auditing.kinds.update_files import (
     simulate_updates,
     updates_of_batches,
 )
-from exhume.auditing.kinds.update_private import NoiseBound, noise_bound, with_less_noise
 from exhume.auditing.kinds.update_rows import (
     NOTHING_KNOWN,
     SERVERS,
+    NoiseBound,
     best_server,
     by_client,
     candidates_of,
     keeps_order,
     listed_words_verdict,
     matching_steps,
+    noise_bound,
     observed_metrics,
     rows_on,
     server_rows,
@@ -61,6 +62,7 @@ from exhume.auditing.kinds.update_rows import (
     tokens_of,
     unproved_verdict,
     unscored_evidence,
+    with_less_noise,
     wrong_records,
 )
 from exhume.auditing.premise import check_named_records

@@ -1,4 +1,4 @@
-"""The attacks on updates: cheap and exact ones first, each with what it takes, and what comes back of them.
+"""The attacks on updates: cheap and exact ones first, each with what it takes, and what comes back.
 
 The server that chooses the weights (Wang23) gets them from a client that does not check what it is sent. This
 adversary changes what is sent, so that what it gets stands beside the verdict and never in it.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ from exhume.auditing.augmented import compare_with_named
 from exhume.auditing.case import Answer, Row
 from exhume.auditing.kinds.update_files import ClientUpdate, Truth, updates_of_batches
 from exhume.auditing.plan import language_seconds, seconds_of, text_seconds
+from exhume.bounds.dp_sgd import gaussian
 from exhume.core.contract import (
     Architecture,
     Attack,
@@ -45,8 +46,10 @@ from exhume.core.results import AttackSpec, Findings, Section, Verdict
 from exhume.models.mlp import MLP
 from exhume.models.own_texts import LanguageModel, TextModel
 from exhume.models.two_layer import TwoLayer
+from exhume.score.lineup import USUAL
 from exhume.score.verdict import found_something
 from exhume.settings import UpdateSettings
+from exhume.train.dp import Privacy
 from exhume.train.fleet import forward_operations
 from exhume.train.local import Steps
 
@@ -109,6 +112,7 @@ _FEWEST, _MOST = 50, 2000  # steps of gradient matching
 _FEW = 100  # steps of a search that is asked to be short: decoding follows it
 _AFTER_STEPS = 0.1  # relative misfit of a text's vector after several local steps
 _POOLED = Status(Outcome.CONVERGED)  # of what came back from several updates
+_SHARES = (0.0, 1 / 16, 1 / 4)  # of the client's noise, on the rungs of the ladder
 
 
 def rows_on(settings: UpdateSettings, updates: Sequence[ClientUpdate]) -> list[Row]:
@@ -335,6 +339,49 @@ def listed_words_verdict(answers: Sequence[Answer]) -> Verdict:
         f"The update leaks words: it lists which {some} the client's texts are made of.",
         "Only the rows of these words have changed. In which text each stands is not told by this.",
     )
+
+
+# What the noise of a private client allows at most, and the same client with less of it
+
+
+@dataclass(frozen=True)
+class NoiseBound:
+    """What no attack on one client can exceed: naming its record among equally likely ones."""
+
+    chance: float  # of an attack that knows nothing
+    most: float  # Hayes et al. 2023
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"the noise that is said allows no attack to name more than {self.most:.1%} of the records among "
+            f"{USUAL} strangers each (by chance {self.chance:.1%})"
+        )
+
+
+def noise_bound(steps: Steps, updates: int, *, images: bool) -> NoiseBound | None:
+    """Of a client that sent so many updates of the same records; None: it adds no noise.
+
+    A record is in every step, or in one batch of every epoch. Images are lined up by two measures, which
+    doubles the chance.
+    """
+    if not steps.privacy.noise:
+        return None
+    seen = updates * (steps.routine.epochs or steps.count)
+    chance = (2 if images else 1) / (USUAL + 1)
+    return NoiseBound(chance, gaussian(chance, steps.privacy.noise, seen))
+
+
+def with_less_noise(steps: Steps) -> list[tuple[Steps, str, str]]:
+    """Easier versions of a private client, easiest first: how it trains, the noise, and words for it."""
+    private = steps.privacy
+    rungs = []
+    for share in _SHARES:
+        easier = Privacy(private.clip, share * private.noise)
+        value = f"{easier.noise:.2g}"
+        words = f"with noise of {value} times the clip" if share else "without the noise"
+        rungs.append((replace(steps, privacy=easier), value, words))
+    return rungs
 
 
 # The server that chooses the weights
