@@ -204,6 +204,16 @@ def test_a_kind_with_a_name_of_ours_is_refused(tmp_path, name):
     assert not (tmp_path / "run").exists()
 
 
+def test_rows_for_a_kind_whose_name_is_misspelt_are_refused(tmp_path):
+    package(tmp_path, "exhume.attacks", "updates", "thing = 3")
+    given = {"data": {"source": "digits"}}
+    with (
+        importable(tmp_path),
+        pytest.raises(ExhumeError, match="package odd0 0.0: exhume.attacks: .*mean 'update'"),
+    ):
+        exhume.audit(given, out=tmp_path / "run")
+
+
 def test_a_kind_that_init_would_hide_is_refused(tmp_path):
     package(tmp_path, "exhume.kinds", "updates", "thing = 3")
     with importable(tmp_path):

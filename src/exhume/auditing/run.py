@@ -34,7 +34,7 @@ from exhume.auditing.kinds import KINDS
 from exhume.auditing.plan import Plan, PlannedRelease, plan_rows
 from exhume.core.contract import ExhumeError, Progress, Records, Shard, Store, silent
 from exhume.core.evidence import Extent
-from exhume.core.plugins import refuse_kinds_called
+from exhume.core.plugins import refuse_attacks_on_misspelt, refuse_kinds_called
 from exhume.core.records import Column, filled_in
 from exhume.core.results import (
     Chart,
@@ -160,6 +160,7 @@ def read(
 def kinds_of(brief: Brief) -> list[Kind]:
     """What the brief says is released, in the order of the page; other packages' kinds come last."""
     refuse_kinds_called(OUR_NAMES)
+    refuse_attacks_on_misspelt([kind.name for kind in KINDS])
     named = {"weights"} if brief.weights else set()
     named |= set(brief.releases())
     return [*(kind for kind in KINDS if kind.name in named), *map(added_kind, brief.others)]

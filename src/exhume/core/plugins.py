@@ -9,6 +9,7 @@ before something of that kind is audited.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -72,3 +73,15 @@ def refuse_kinds_called(taken: Collection[str]) -> None:
             raise plugin.broken(
                 f"{plugin.name!r} is a name of exhume's own; its kind needs another one"
             )
+
+
+def refuse_attacks_on_misspelt(kinds: Collection[str]) -> None:
+    """Refuse rows for a kind whose name is nearly one of `kinds`, or of another package's.
+
+    Rows for a kind that is nothing like these wait for the package that brings it.
+    """
+    known = sorted({*kinds, *(plugin.name for plugin in plugins(KINDS))})
+    for plugin in plugins(ATTACKS):
+        close = difflib.get_close_matches(plugin.name, known, 1)
+        if plugin.name not in known and close:
+            raise plugin.broken(f"no kind is called {plugin.name!r}; did you mean {close[0]!r}?")
