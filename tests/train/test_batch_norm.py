@@ -10,15 +10,24 @@ from exhume.models.own import architecture_named
 from exhume.train.dp import Privacy
 from exhume.train.functional import mixes_batches
 from exhume.train.optimisers import Descent
+from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch, MiniBatch
 from exhume.train.stacked import Order
 
 CODE = """
+import torch
+import torch.nn.functional as F
 from torch import nn
 def dense(*middle):
     return nn.Sequential(nn.Flatten(), nn.Linear(36, 5), *middle, nn.Linear(5, 3))
 def normed(): return dense(nn.BatchNorm1d(5), nn.ReLU())
 def both(): return dense(nn.BatchNorm1d(5), nn.Dropout())
+def train(model, records, rng):
+    optimiser = torch.optim.AdamW(model.train().parameters(), lr=0.01)
+    for _ in range(3):
+        optimiser.zero_grad()
+        F.cross_entropy(model(records.inputs), records.labels).backward()
+        optimiser.step()
 def plain(): return dense(nn.ELU(), nn.Linear(5, 5), nn.Sigmoid())
 """
 SHAPE = (1, 6, 6)
@@ -76,8 +85,17 @@ def test_batch_norm_alone_is_trained_and_dropout_is_not(own, make_records, key):
     assert not mixes_batches(own("plain"))
     assert not mixes_batches(own("both"))
     fixed = make_records(9, SHAPE, 3, key)
-    with pytest.raises(ExhumeError, match="takes statistics over the batch, which models trained"):
+    with pytest.raises(ExhumeError, match=r"3 \(Dropout\) drops inputs at random.*own"):
         FullBatch(own("both")).fit(own("both").initial(key), fixed, fixed.none_for(1), key)
+
+
+def test_a_function_of_ones_own_trains_batch_norm_and_dropout(own, make_records, key, tmp_path):
+    training = OwnTraining.of(own("both"), "mine.py:train", root=tmp_path)
+    fixed = make_records(9, SHAPE, 3, key)
+    initial = training.architecture.initial(key)
+    trained = training.fit(initial, fixed, fixed.none_for(2), key)
+    assert not torch.equal(trained[0], trained[1])  # each model draws its own dropout
+    assert training.repeats(initial, fixed, key)
 
 
 def test_private_training_is_refused(own, make_records, key):

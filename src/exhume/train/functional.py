@@ -117,16 +117,16 @@ class SideBySideNetwork:
     def trained(architecture: Architecture, device: torch.device) -> SideBySideNetwork:
         """Refuses what a gradient does not tell: dropout, and statistics over batches."""
         if isinstance(architecture, OwnArchitecture):
-            module, why = architecture.trainable(), architecture.not_per_record
+            module, why = architecture.trainable(), _in_the_way(architecture)
         else:
             module = architecture.build()
             stateful = any(True for _ in module.buffers())
             why = not_per_record(module, architecture.input_shape) if stateful else ""
         if why:
             raise ExhumeError(
-                f"{architecture}: {why}, which models trained side by side do not: replace it "
-                "(nn.GroupNorm for batch norm, p=0 for dropout), put it into eval mode, or give a train "
-                "function of your own"
+                f"{architecture}: {why}, which models trained side by side do not: give a train function "
+                'of your own, which may (train = "file.py:train"), put the layer into eval mode, or replace '
+                "it (p=0 for dropout, nn.GroupNorm for batch norm)"
             )
         if isinstance(architecture, OwnArchitecture):
             _try(architecture)
@@ -297,11 +297,27 @@ def mixes_batches(architecture: Architecture) -> TypeGuard[OwnArchitecture]:
 
 @lru_cache(maxsize=8)
 def _only_batch_norm(architecture: OwnArchitecture) -> bool:
+    norms = [layer for layer in architecture.trainable().modules() if _normalises(layer)]
+    return bool(norms) and not _beside_batch_norm(architecture)
+
+
+def _normalises(layer: nn.Module) -> bool:
+    return isinstance(layer, _NORM) and layer.training
+
+
+def _beside_batch_norm(architecture: OwnArchitecture) -> str:
+    """What makes training more than a sum over records, were its batch norm in eval mode; empty: nothing."""
     module = architecture.trainable()
-    norms = [layer for layer in module.modules() if isinstance(layer, _NORM) and layer.training]
-    for layer in norms:
+    for layer in filter(_normalises, module.modules()):
         layer.eval()
-    return bool(norms) and not not_per_record(module, architecture.input_shape)
+    return not_per_record(module, architecture.input_shape)
+
+
+def _in_the_way(architecture: OwnArchitecture) -> str:
+    """What keeps models from being trained side by side: beside batch norm, which alone does not, if any is."""
+    return architecture.not_per_record and (
+        _beside_batch_norm(architecture) or architecture.not_per_record
+    )
 
 
 def without_memory(module: nn.Module) -> nn.Module:
