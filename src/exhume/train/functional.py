@@ -314,7 +314,7 @@ def _beside_batch_norm(architecture: OwnArchitecture) -> str:
 
 
 def _in_the_way(architecture: OwnArchitecture) -> str:
-    """What keeps models from being trained side by side: beside batch norm, which alone does not, if any is."""
+    """What keeps models from being trained side by side; batch norm only where there is nothing else."""
     return architecture.not_per_record and (
         _beside_batch_norm(architecture) or architecture.not_per_record
     )
