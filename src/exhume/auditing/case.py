@@ -63,6 +63,7 @@ class Inputs:
     place: str = ""  # where its models are trained
     size: str = ""  # of the sets that they are trained on, and why
     takes: str = ""  # operations, memory and disk
+    doubts: tuple[str, ...] = ()  # what speaks against what is said about it
 
 
 @dataclass(frozen=True, eq=False)

@@ -163,6 +163,7 @@ class Plan:
             lines += [f"  {one.records}"] if one.given or one.inputs.uses else []
             lines += [f"  {warning}" for warning in one.warnings]
             lines += [f"  {said}" for said in (one.inputs.size, one.inputs.takes) if said]
+            lines += [f"  doubt: {doubt}" for doubt in one.inputs.doubts]
             lines += [f"  models are trained {one.inputs.place}"] if one.inputs.place else []
             lines += [f"  attack: {_line(attack)}" for attack in one.attacks if attack.run]
             lines += [f"  left out: {a.name}: {a.why}" for a in one.attacks if not a.run]
@@ -185,6 +186,7 @@ class Plan:
                     "place": one.inputs.place,
                     "size": one.inputs.size,
                     "takes": one.inputs.takes,
+                    "doubts": list(one.inputs.doubts),
                     "given": one.given,
                     "warnings": one.warnings,
                     "uses": {what: count for count, what in one.inputs.uses},

@@ -304,7 +304,14 @@ class LastBias:
         absent = (sign * ratio)[sign * ratio > 0]
         factor = sign * float(absent.median())
         even = float(((absent / abs(factor)) - 1).abs().median()) <= _CONFIRMED
-        if 2 * len(absent) <= len(ratio) or not even or abs(factor) > _NOT_SCALED:
+        if 2 * len(absent) <= len(ratio) or not even:
+            return []
+        if abs(factor + 1) <= _CONFIRMED:
+            return [
+                f"payload: the sign of {self.name} is turned: it looks like after - before; give before - "
+                "after, divided by the learning rate"
+            ]
+        if abs(factor) > _NOT_SCALED:
             return []
         sent = "after - before" if factor < 0 else "before - after"
         return [

@@ -85,7 +85,7 @@ def test_right_and_wrong_records(net, defence, seeds):
             found = agreement_of(case, wrong)
             assert found.wrong, (seed, found)
             assert "client 3 do not give this update (" in found.sentence
-            assert "torchvision sorts 10 before 2" in found.sentence
+            assert found.cause is None  # neither their order nor anything else is to blame
 
 
 @pytest.mark.parametrize("net", NETS)

@@ -74,9 +74,10 @@ def test_clipping_that_nobody_named_is_found(noise, key):
     update = sent_by(NETS["mlp"], own, Privacy(0.7, noise), NOT_PRIVATE, key)
     right = agreement_of(update, own)
     assert right.wrong
-    assert right.clip == pytest.approx(0.7, rel=0.05)
+    assert right.cause.kind == "clip"
+    assert right.cause.value == pytest.approx(0.7, rel=0.05)
     assert "--dp-clip" in right.sentence
-    assert agreement_of(update, others).clip is None
+    assert agreement_of(update, others).cause is None
 
 
 SOURCE = """

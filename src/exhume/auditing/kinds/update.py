@@ -38,6 +38,7 @@ from exhume.auditing.kinds.update_files import (
     ClientUpdate,
     Truth,
     client_updates,
+    in_torchvision_order,
     model_for,
     private_records,
     reading_of,
@@ -124,7 +125,9 @@ def read_updates(brief: Brief, load: Load) -> UpdateCase | None:
     if records is None:
         return UpdateCase(settings, updates, None, classes)
     named, others = private_records(settings, records, [update.client for update in updates])
-    return UpdateCase(settings, *check_named_records(updates, Truth(named, others, True)), classes)
+    reordered = in_torchvision_order(settings, records, list(named))
+    checked = check_named_records(updates, Truth(named, others, True), reordered)
+    return UpdateCase(settings, *checked, classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +175,11 @@ class UpdateCase(Case):
 
     def inputs(self) -> Inputs:
         given = self.settings
-        return Inputs(given.data, given.seed, given.threads, self.classes)
+        doubts = dict.fromkeys(doubt for update in self.updates for doubt in update.doubts)
+        if self.truth is not None:
+            said = (self.truth.doubt, self.truth.wrong)
+            doubts |= dict.fromkeys(doubt for doubt in said if doubt and doubt not in doubts)
+        return Inputs(given.data, given.seed, given.threads, self.classes, doubts=tuple(doubts))
 
     def rows(self) -> list[Row]:
         rows = rows_on(self.settings, self.updates)

@@ -13,7 +13,13 @@ from torch.func import functional_call
 from exhume.core.contract import Architecture, ExhumeError, Gradient, Key, Records, Vocabulary
 from exhume.core.evidence import Premise
 from exhume.core.notation import rows_by_client
-from exhume.models.own import ModuleArchitecture, draws_numbers, model_named, recognised
+from exhume.models.own import (
+    ModuleArchitecture,
+    draws_numbers,
+    model_named,
+    module_named,
+    recognised,
+)
 from exhume.models.own_texts import LOSSES, LanguageModel, TextModel, takes_tokens, writes_text
 from exhume.readers import TextReading
 from exhume.readers.adapters import Against
@@ -108,8 +114,25 @@ def client_updates(settings: UpdateSettings, records: Records | None) -> list[Cl
         raise ExhumeError("before: an architecture has no weights of its own; give --before")
     if is_text(made, shape):
         updates = _updates(settings, module)
-        return [_text_case(update, settings, shape[0], records) for update in updates]
-    return [_case(update, settings, shape) for update in _updates(settings, module)]
+        cases = [_text_case(update, settings, shape[0], records) for update in updates]
+    else:
+        cases = [_case(update, settings, shape) for update in _updates(settings, module)]
+    doubts = _unseeded(settings, module)
+    return [replace(case, doubts=case.doubts + doubts) for case in cases]
+
+
+def _unseeded(settings: UpdateSettings, module: nn.Module) -> tuple[str, ...]:
+    """A doubt where the weights that the client was sent are those of a factory that draws new ones."""
+    if settings.before or settings.base or Path(settings.update).is_dir():
+        return ()
+    again = module_named(settings.model or "", Key.from_seed(settings.seed).fold("called again"))
+    other = again.state_dict()
+    if all(torch.equal(value, other[name]) for name, value in module.state_dict().items()):
+        return ()
+    return (
+        f"the factory {settings.model} draws new weights whenever it is called, so that those the client was "
+        "sent are not known: give --before, or seed the factory",
+    )
 
 
 def model_for(settings: UpdateSettings, records: Records) -> Architecture:
@@ -317,6 +340,20 @@ def private_records(
         used[torch.tensor(index)] = True
     private = {client: records[torch.tensor(index)] for client, index in named.items()}
     return private, records[~used]
+
+
+def in_torchvision_order(
+    settings: UpdateSettings, records: Records, clients: Sequence[str]
+) -> dict[str, Records]:
+    """Each client's records if its indices count the files of a folder of images as torchvision sorts them.
+
+    Nothing where that is the same order, or where the records are not those of such a folder.
+    """
+    names = file_names(settings.data) if settings.data and settings.records else []
+    rows = sorted(range(len(names)), key=lambda row: Path(names[row]).parts)
+    if len(names) != len(records) or rows == list(range(len(names))):
+        return {}
+    return private_records(settings, records[torch.tensor(rows)], clients)[0]
 
 
 # Texts
