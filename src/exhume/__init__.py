@@ -126,9 +126,9 @@ def audit_fitted(
     redact: bool = False,
     resume_anyway: bool = False,
 ) -> Audit:
-    """Audit a fitted scikit-learn `LogisticRegression` together with what it was fitted on.
+    """Audit a fitted scikit-learn `LogisticRegression`, `LinearRegression` or `Ridge` with what it was fitted on.
 
-    inputs: (n, d) numbers as the model saw them; labels: (n,) members of `model.classes_`.
+    inputs: (n, d) numbers as the model saw them; labels: (n,) members of `model.classes_`, or targets.
 
     >>> exhume.audit_fitted(LogisticRegression(tol=1e-8).fit(x, y), x, y, out="run")
     """

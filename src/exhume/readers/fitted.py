@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import zipfile
 from importlib import import_module
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
+from sklearn.base import is_regressor
+from sklearn.linear_model import LinearRegression, LogisticRegression, LogisticRegressionCV, Ridge
 from sklearn.pipeline import Pipeline
 
 from exhume.core.contract import (
@@ -27,15 +29,18 @@ from exhume.core.contract import (
     Weights,
 )
 from exhume.core.own_code import first_line
+from exhume.core.records import Column
 from exhume.models.mlp import MLP
 from exhume.train.glm import Optimum, Penalty
+from exhume.train.linear import LinearFit
 
+_PARTS = 10  # ranges of a regression's target
 _LARGEST = 1 << 30  # bytes that a .skops file may unpack to
 
 
 def release_of_fitted(
     source: object | Path, input_shape: tuple[int, ...]
-) -> tuple[Weights, Optimum]:
+) -> tuple[Weights, Optimum | LinearFit]:
     """One release (1, p) and how it was trained; says of any other model why it cannot be audited."""
     model = read_skops(source) if isinstance(source, Path) else source
     kind = type(model).__name__
@@ -43,16 +48,25 @@ def release_of_fitted(
         raise ExhumeError(
             "model: a Pipeline; pass its last step, and the records as that step sees them"
         )
+    if type(model) in (LinearRegression, Ridge):
+        return release_of_regression(model, input_shape)
     if not isinstance(model, LogisticRegression) or isinstance(model, LogisticRegressionCV):
         raise NotApplicable(
-            f"{kind}: only LogisticRegression is at the optimum of a known penalised likelihood",
+            f"{kind}: only LogisticRegression, LinearRegression and Ridge are at the optimum of a known "
+            "penalised likelihood",
             ever=True,
         )
     return release_of_sklearn(model, input_shape)
 
 
 def records_of_fitted(model: Any, inputs: Any, labels: Any) -> Records:
-    """What a model was fitted on: (n, d) numbers and (n,) labels, each among `model.classes_`."""
+    """What a model was fitted on: (n, d) numbers and (n,) labels, each among `model.classes_`.
+
+    A regression's are whole rows, (n, d) numbers and after them (n,) or (n, c) targets; a class is a tenth of
+    the first target.
+    """
+    if is_regressor(model):
+        return _rows_of_regression(model, inputs, labels)
     x, y = np.asarray(inputs, dtype=np.float64), np.asarray(labels)
     if x.ndim != 2 or y.shape != x.shape[:1] or not len(x):
         raise ExhumeError(
@@ -66,7 +80,37 @@ def records_of_fitted(model: Any, inputs: Any, labels: Any) -> Records:
     if strange:
         raise ExhumeError(f"labels: {strange[0]} is not one of the model's classes")
     rows = torch.tensor([place[name] for name in y.tolist()])
-    return Records(torch.from_numpy(x), rows, tuple(str(name) for name in classes))
+    return Records(
+        torch.from_numpy(x),
+        rows,
+        tuple(str(name) for name in classes),
+        columns=tuple(map(Column, _names_of(model))),
+    )
+
+
+def _names_of(model: Any) -> list[str]:
+    """Of the inputs, as the model knows them; empty: it was fitted without names."""
+    return [str(name) for name in getattr(model, "feature_names_in_", ())]
+
+
+def _rows_of_regression(model: Any, inputs: Any, targets: Any) -> Records:
+    x, y = np.asarray(inputs, dtype=np.float64), np.asarray(targets)
+    if y.dtype.kind not in "fiu" or x.ndim != 2 or y.ndim not in (1, 2) or len(x) != len(y):
+        raise ExhumeError(
+            f"inputs, targets: shapes {x.shape} and {y.shape} given, numbers (n, d) and (n,) or (n, c) needed"
+        )
+    rows = np.concatenate([x, y.reshape(len(y), -1).astype(np.float64)], 1)
+    if not len(rows) or not np.isfinite(rows).all():
+        raise ExhumeError("inputs, targets: none, or NaN or infinite values")
+    first = torch.from_numpy(rows[:, x.shape[1]].copy())
+    parts = torch.linspace(0, 1, _PARTS + 1, dtype=first.dtype)
+    cuts = torch.tensor(sorted(set(torch.quantile(first, parts).tolist())), dtype=first.dtype)
+    classes = tuple(f"{low:.6g} to {high:.6g}" for low, high in pairwise(cuts.tolist()))
+    labels = torch.bucketize(first, cuts[1:-1], right=True)
+    names, outputs = _names_of(model), rows.shape[1] - x.shape[1]
+    of_targets = ["target"] if outputs == 1 else [f"target {i}" for i in range(outputs)]
+    columns = tuple(map(Column, [*names, *of_targets])) if names else ()
+    return Records(torch.from_numpy(rows), labels, classes or ("target",), columns=columns)
 
 
 def read_skops(path: Path) -> Any:
@@ -131,6 +175,42 @@ def release_of_sklearn(
     architecture = MLP(input_shape, (), outputs)
     recipe = Optimum(architecture, _penalty(settings), tolerance=float(settings["tol"]))
     return Weights(torch.from_numpy(flat)[None], architecture.layout), recipe
+
+
+def release_of_regression(
+    model: LinearRegression | Ridge, input_shape: tuple[int, ...]
+) -> tuple[Weights, LinearFit]:
+    """One release (1, p) and how it was fitted. input_shape: of whole rows, inputs and targets."""
+    if not hasattr(model, "coef_"):
+        raise ExhumeError(f"model: this {type(model).__name__} is not fitted; call fit first")
+    if not model.fit_intercept:
+        raise NotApplicable(
+            "fit_intercept=False: without a bias the missing gradient gives the record's direction, "
+            "not its length",
+            ever=True,
+        )
+    if model.positive:
+        raise NotApplicable("positive=True: weights at 0 are not where gradients cancel", ever=True)
+    coefficients = np.atleast_2d(np.asarray(model.coef_))
+    intercept = np.asarray(model.intercept_).reshape(-1)
+    outputs, inputs = coefficients.shape
+    every = np.concatenate([coefficients.ravel(), intercept])
+    if every.dtype.kind not in "fiu" or not np.isfinite(every).all():
+        raise ExhumeError("model: coef_ and intercept_ must be finite numbers")
+    if intercept.shape != (outputs,):
+        raise ExhumeError(f"model: intercept_ has shape {intercept.shape}, {(outputs,)} is needed")
+    if prod(input_shape) != inputs + outputs:
+        raise ExhumeError(
+            f"records: {prod(input_shape)} numbers a row, the model has {inputs} inputs and {outputs} "
+            "targets; pass exhume.audit(model, (inputs, targets)) with the targets as numbers"
+        )
+    alphas = np.unique(np.asarray(getattr(model, "alpha", 0.0), dtype=np.float64))
+    if len(alphas) != 1:
+        raise NotApplicable("alpha: only one penalty for all targets is supported", ever=False)
+    architecture = MLP((inputs,), (), outputs)
+    recipe = LinearFit(architecture, Penalty(float(alphas[0]), averaged=False, bias=False))
+    flat = torch.from_numpy(every.astype(np.float64))[None]
+    return Weights(flat, architecture.layout), recipe
 
 
 def _settings_of(model: LogisticRegression) -> dict[str, Any]:

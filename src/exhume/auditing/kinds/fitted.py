@@ -3,6 +3,10 @@
 At the optimum the gradients of all records cancel, so whoever has all but one knows that one's gradient, and
 from it the record (Balle22). No model is trained for this: it is the owner's own release that is attacked.
 
+Of a regression the unknown record is a whole row, inputs and target. Its gradient has as many numbers as the
+row, so that it proves nothing by itself: there a row counts that is the true one to a millionth, where the
+owner has checked that the true rows, and not others in their places, are what the model was fitted on.
+
 There is no line-up: strangers must be in nothing that enters an answer, and every other record does, other
 targets included. Only a proof speaks, and silence never does: where the model is at its optimum the attack is
 exact, and where it is not, the attack is not about this model.
@@ -21,6 +25,7 @@ from torch import Tensor
 
 from exhume.attacks.baseline import MeanRecord
 from exhume.attacks.informed.glm import GlmClosedForm
+from exhume.attacks.informed.linear import LinearClosedForm
 from exhume.auditing.case import Answer, Case, Inputs, Kind, Load, Question, Row, Scored, Seats
 from exhume.auditing.plan import seconds_of
 from exhume.core.contract import (
@@ -38,11 +43,12 @@ from exhume.core.results import NOT_JUDGED, AttackSpec
 from exhume.models.glm import onehot, probabilities
 from exhume.readers import TextReading
 from exhume.readers.fitted import release_of_fitted
-from exhume.score.targets import score_targets
+from exhume.score.targets import TargetScores, score_targets
 from exhume.score.verdict import not_audited
 from exhume.settings import Brief, FittedSettings
 from exhume.store.shards import NullStore, digest
 from exhume.train.glm import Optimum, as_matrix, augmented
+from exhume.train.linear import LinearFit
 from exhume.victims import secret_of
 
 _EXPLAINED = 1e-3  # relative: an answer's own gradient against the missing one
@@ -52,6 +58,10 @@ _AT_OPTIMUM = 0.1  # of a record's own gradient: what all records may leave over
 _LINEAR = AttackSpec(
     "linear", "The missing record of a linear model", "Balle22", "the fitted coefficients"
 )
+_REGRESSION = AttackSpec(
+    "regression", "The missing row of a linear regression", "Balle22", "the fitted coefficients"
+)
+_EXACT = 1e-6  # of a column's deviation: a row of a regression that came back
 _FEW, _MANY = 200, 1000  # records that are tried
 _SECONDS = 60.0  # that they may take
 _SCALES = [1.05**power for power in range(-30, 31)]  # of the logits, from .23 to 4.3
@@ -80,7 +90,8 @@ def fitted_case(
         )
     released = model if model is not None else Path(settings.file)
     inputs = records.inputs.flatten(1).double()
-    records = Records(inputs, records.labels, records.classes)
+    columns = records.columns if sum(c.width for c in records.columns) == inputs.shape[1] else ()
+    records = Records(inputs, records.labels, records.classes, columns=columns)
     try:
         release, recipe = release_of_fitted(released, records.shape)
     except NotApplicable as why:
@@ -94,7 +105,7 @@ class FittedCase(Case):
 
     settings: FittedSettings
     records: Records  # what the model was fitted on, as it sees them
-    fitted: tuple[Weights, Optimum] | NotApplicable  # or why it cannot be attacked
+    fitted: tuple[Weights, Optimum | LinearFit] | NotApplicable  # or why it cannot be attacked
     seed: int
     source: str = ""
     threads: int = 0
@@ -108,11 +119,11 @@ class FittedCase(Case):
         return self._given[0]
 
     @property
-    def recipe(self) -> Optimum:
+    def recipe(self) -> Optimum | LinearFit:
         return self._given[1]
 
     @property
-    def _given(self) -> tuple[Weights, Optimum]:
+    def _given(self) -> tuple[Weights, Optimum | LinearFit]:
         if isinstance(self.fitted, NotApplicable):
             raise self.fitted
         return self.fitted
@@ -144,8 +155,10 @@ class FittedCase(Case):
         affordable = max(_FEW, min(_MANY, int(_SECONDS / each)))
         targets = min(self.settings.targets or affordable, len(self.records))
         why = self.fitted.why if isinstance(self.fitted, NotApplicable) else ""
-        row = Row(_LINEAR, GlmClosedForm(), _THREAT, targets * each, targets, why_not=why)
-        return [row]
+        seconds = targets * each
+        if not why and isinstance(self.recipe, LinearFit):
+            return [Row(_REGRESSION, LinearClosedForm(), _THREAT, seconds, targets)]
+        return [Row(_LINEAR, GlmClosedForm(), _THREAT, seconds, targets, why_not=why)]
 
     def questions(self, row: Row) -> list[Question]:
         """One for each target: the same release, and everything but its record."""
@@ -173,7 +186,7 @@ class FittedCase(Case):
             torch.cat([one.candidates for one in found]),
             -mismatch,
             found[0].status,
-            labels=torch.cat([one.labels for one in found if one.labels is not None]),
+            labels=_labels_of(found),
         )
         mean = MeanRecord().prepare(Knowledge(fixed=self.records), key=key, store=NullStore())
         many = Weights(self.release.parameters.expand(len(targets), -1), self.release.layout)
@@ -185,28 +198,21 @@ class FittedCase(Case):
             baselines={"mean record": mean.run(many)},
             own=targets,
         )
-        proved = _proved(mismatch[:, 0])
-        notes = [
-            "Exact only where fitting stopped at the optimum: lower `tol` to see what could leak; the "
-            "certificate says how far each answer is from explaining the missing gradient."
-        ]
-        if proved:
-            notes.append(
-                f"{proved} of {len(targets)} answers explain what the other records leave over of the "
-                f"gradient, up to {_EXPLAINED:g} of it: with them the fit gives the release back."
-            )
-        certificates = {
-            "certificate_median": float(mismatch.median()),
-            "certified": float(proved),
-        }
-        classes, inputs = len(self.records.classes), self.records.inputs[0].numel()
-        kind = "logistic" if classes == 2 else "softmax"
+        if isinstance(self.recipe, LinearFit):
+            proved, notes = self._exact_rows(every.candidates[:, 0], targets, scores)
+            certificates = {"certified": float(proved)}
+        else:
+            proved, notes = _certified(mismatch[:, 0])
+            certificates = {
+                "certificate_median": float(mismatch.median()),
+                "certified": float(proved),
+            }
         return Scored(
             scores.metrics | certificates,
             scores.evidence,
             tuple(notes),
             {
-                "model": f"{kind} regression, {inputs:,} inputs, {classes:,} classes",
+                "model": self._model,
                 "training": str(self.recipe),
                 "records": float(len(self.records)),
             },
@@ -215,6 +221,34 @@ class FittedCase(Case):
             proved=proved,
             members=len(targets),
         )
+
+    @property
+    def _model(self) -> str:
+        architecture = self.recipe.architecture
+        inputs = architecture.sizes[0]
+        if isinstance(self.recipe, LinearFit):
+            plural = "s" if architecture.outputs > 1 else ""
+            return f"linear regression, {inputs:,} inputs, {architecture.outputs} target{plural}"
+        kind = "softmax" if architecture.outputs > 1 else "logistic"
+        return f"{kind} regression, {inputs:,} inputs, {len(self.records.classes):,} classes"
+
+    def _exact_rows(
+        self, found: Tensor, targets: Tensor, scores: TargetScores
+    ) -> tuple[int, list[str]]:
+        """Rows (t, d) that are the true ones, and what is said of them; none unless the premise says so."""
+        spread = self.records.inputs.std(0).clamp_min(1e-12)
+        apart = ((found - self.records.inputs[targets]) / spread).abs().amax(1)
+        exact = (apart <= _EXACT) & (scores.attack.mse < scores.oracle.mse)
+        premise = self._at_optimum
+        informative = premise.stranger is not None and premise.stranger > premise.limit
+        count = int(exact.sum()) if premise.holds and informative else 0
+        if not count:
+            return 0, []
+        return count, [
+            f"{count} of {len(targets)} answers are the true row, inputs and target, to {_EXACT:g} of a "
+            "column's deviation, and closer than any other record: with them the fit gives the release back, "
+            "and not with another record in their place."
+        ]
 
     def doubt(self, row: Row, answers: Sequence[Answer], metrics: Mapping[str, float]) -> str:
         return "" if metrics["certified"] else self._at_optimum.why
@@ -226,23 +260,23 @@ class FittedCase(Case):
     def _at_optimum(self) -> Premise:
         """All gradients together, in units of one record's own; `why` is what silence would be worth."""
         penalty, records = self.recipe.penalty, self.records
-        inputs = augmented(records.inputs, 1)
-        wanted = onehot(records.labels, self.recipe.architecture.outputs)
+        inputs, wanted, means = self._equations()
         theta = as_matrix(self.recipe.architecture, self.release.parameters)[0]
         logits = (theta @ inputs.T)[None]  # (1, c, n)
         kappa = penalty.diagonal(len(records), inputs.shape[1] - 1)
 
         def left(scale: float) -> Tensor:
             """(c, d + 1) what the records leave over, were the released logits times so much."""
-            return (probabilities(scale * logits)[0] - wanted) @ inputs
+            return (means(scale * logits)[0] - wanted) @ inputs
 
-        errors = probabilities(logits)[0] - wanted
+        errors = means(logits)[0] - wanted
         own = max(float((errors.norm(dim=0) * inputs.norm(dim=1)).median()), 1e-300)
         data = left(1.0)
         ratio = float((data + kappa * theta).norm()) / own
-        swapped = errors[:, :1] * (
-            inputs[-1] - inputs[0]
-        )  # the last record in the place of the first
+        moved = inputs[-1] - inputs[0]  # the last record's inputs in the place of the first's
+        swapped = errors[:, :1] * moved
+        if isinstance(self.recipe, LinearFit):  # the target too
+            swapped = errors[:, -1:] * inputs[-1] - errors[:, :1] * inputs[0]
         stranger = float((data + swapped + kappa * theta).norm()) / own
         statistic = "what all gradients together leave over, in units of one record's own"
         if ratio <= _AT_OPTIMUM:
@@ -264,6 +298,15 @@ class FittedCase(Case):
         sentence = f"{why[0].upper()}{why[1:]}."
         return Premise(statistic, ratio, _AT_OPTIMUM, False, stranger, sentence, why)
 
+    def _equations(self) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+        """Inputs (n, d + 1), what outputs should be (c, n), and what the model makes of its logits."""
+        recipe, records = self.recipe, self.records
+        if isinstance(recipe, LinearFit):
+            inputs, targets = recipe.parts(records)
+            return inputs, targets.T, torch.clone
+        wanted = onehot(records.labels, recipe.architecture.outputs)
+        return augmented(records.inputs, 1), wanted, probabilities
+
     @staticmethod
     def _cause(
         left: Callable[[float], Tensor], data: Tensor, pull: Tensor, size: float, own: float
@@ -284,6 +327,26 @@ class FittedCase(Case):
 
 
 FITTED = Kind(FittedCase, "What a fitted linear model gives away", read_fitted)
+
+
+def _labels_of(found: Sequence[Reconstruction]) -> Tensor | None:
+    labels = [one.labels for one in found if one.labels is not None]
+    return torch.cat(labels) if labels else None
+
+
+def _certified(mismatch: Tensor) -> tuple[int, list[str]]:
+    """Answers (t,) that prove themselves, and what is said of them."""
+    proved = _proved(mismatch)
+    notes = [
+        "Exact only where fitting stopped at the optimum: lower `tol` to see what could leak; the "
+        "certificate says how far each answer is from explaining the missing gradient."
+    ]
+    if proved:
+        notes.append(
+            f"{proved} of {len(mismatch)} answers explain what the other records leave over of the "
+            f"gradient, up to {_EXPLAINED:g} of it: with them the fit gives the release back."
+        )
+    return proved, notes
 
 
 def _proved(mismatch: Tensor) -> int:
