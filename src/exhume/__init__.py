@@ -126,7 +126,7 @@ def audit_fitted(
     redact: bool = False,
     resume_anyway: bool = False,
 ) -> Audit:
-    """Audit a fitted scikit-learn `LogisticRegression`, `LinearRegression` or `Ridge` with what it was fitted on.
+    """Audit a fitted `LogisticRegression`, `LinearRegression` or `Ridge` with what it was fitted on.
 
     inputs: (n, d) numbers as the model saw them; labels: (n,) members of `model.classes_`, or targets.
 

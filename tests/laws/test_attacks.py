@@ -31,6 +31,7 @@ from exhume.attacks.gradient.text import TextAttack
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.glm import GlmClosedForm
 from exhume.attacks.informed.learner import Training
+from exhume.attacks.informed.linear import LinearClosedForm
 from exhume.attacks.informed.mnemonist import Mnemonist
 from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.prior_aware import PriorAware
@@ -89,6 +90,7 @@ from exhume.score.batches import score_batches
 from exhume.store.shards import NullStore
 from exhume.train.dp import Privacy
 from exhume.train.glm import Optimum, Penalty
+from exhume.train.linear import LinearFit
 from exhume.train.local import LocalTraining, Routine
 from exhume.train.margin import MarginDescent
 from exhume.train.optimisers import Descent
@@ -177,6 +179,19 @@ def linear_game(key: Key) -> tuple[Knowledge, Release, Secret]:
     """The same digits, and a softmax regression at its optimum."""
     parts = readers.split(readers.load("digits"), Sizes(100, 10, 0, 0, 0), key)
     recipe = Optimum(softmax_regression((1, 8, 8), 10), Penalty.of_sum(1.0))
+    initial = recipe.architecture.initial(key)
+    release, secret = release_one_each(
+        recipe, initial, parts.fixed, parts.target, key=key, store=NullStore(), chunk=32
+    )
+    return Knowledge(recipe=recipe, fixed=parts.fixed), release, secret
+
+
+def regression_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """The same digits as rows of 60 inputs and 4 targets, and a ridge regression of them."""
+    digits = readers.load("digits")
+    rows = replace(digits, inputs=digits.inputs.flatten(1).double())
+    parts = readers.split(rows, Sizes(100, 10, 0, 0, 0), key)
+    recipe = LinearFit(MLP((60,), (), 4), Penalty(1.0, averaged=False, bias=False))
     initial = recipe.architecture.initial(key)
     release, secret = release_one_each(
         recipe, initial, parts.fixed, parts.target, key=key, store=NullStore(), chunk=32
@@ -509,6 +524,7 @@ CASES = {
         ThroughAnyTraining(iterations=4, anchors=10, labels=2), short_game, 0.2
     ),
     "closed form of linear models": Case(GlmClosedForm(), linear_game, 1e-12),
+    "closed form of linear regressions": Case(LinearClosedForm(), regression_game, 1e-12),
     "reconn": Case(SMALL, informed_game, 0.75),
     "reconn delta span": Case(replace(SMALL, inputs="delta", span=True), informed_game, 0.8),
     "mnemonist": Case(Mnemonist(SMALL), informed_game, 0.8),
