@@ -79,6 +79,11 @@ class Batches:
     records: int  # at places, and besides
 
     @property
+    def groups(self) -> bool:
+        """Some batch has several records, so that it has an average."""
+        return any(answers.groups for answers in self.answers)
+
+    @property
     def dropped(self) -> int:
         """Candidates that are averages of the true batches."""
         return sum(int((~good).sum()) for good in self._good())

@@ -156,7 +156,8 @@ class Lineup:
         """meant: targets, those without enough strangers among them."""
         targets = torch.tensor(sorted(drawn), dtype=torch.long)
         ranks = torch.tensor([self._rank(i, drawn[i]) for i in targets.tolist()], dtype=torch.long)
-        permuted = self._permuted if self.batches is None else self._permuted_batches
+        has_averages = self.batches is not None and self.batches.groups
+        permuted = self._permuted_batches if has_averages else self._permuted
         counts = permuted(drawn, draws, key)
         at_least = (counts[:, None] >= torch.arange(len(targets) + 2)).sum(0)
         tail = (1 + at_least).double() / (1 + draws)  # p of every possible count
