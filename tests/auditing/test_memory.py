@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_wine
 from sklearn.linear_model import LogisticRegression
+from sklearn.neural_network import MLPClassifier
 from sklearn.svm import LinearSVC
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -16,6 +18,7 @@ from torch.utils.data import TensorDataset
 import exhume
 from exhume import readers
 from exhume.core.contract import ExhumeError
+from exhume.readers.fitted import network_of_mlp
 
 SIZES = {"fixed": 40, "targets": 12, "shadows": 100, "public": 20}
 SETTINGS = {"data": SIZES, "machine": {"threads": 1}}
@@ -119,6 +122,60 @@ def test_a_fitted_model_of_scikit_learn(tmp_path):
     assert {one.identified for one in done.records} == {None}  # only a proof speaks
     same = exhume.audit_fitted(model, inputs, labels, tmp_path / "same")
     assert same.leak == done.leak
+
+
+@pytest.fixture(scope="module")
+def wine():
+    inputs, labels = load_wine(return_X_y=True)
+    return (inputs - inputs.mean(0)) / inputs.std(0), np.array(["red", "rose", "white"])[labels]
+
+
+@pytest.mark.parametrize("activation", ["relu", "logistic", "tanh", "identity"])
+def test_the_layers_of_a_classifier_of_scikit_learn(wine, activation):
+    inputs, labels = wine
+    for wanted in (labels, labels == "red"):
+        model = MLPClassifier((9, 4), activation=activation, max_iter=5).fit(inputs, wanted)
+        outputs = network_of_mlp(model)(torch.from_numpy(inputs).float()).detach()
+        shares = model.predict_proba(inputs)
+        found = outputs.softmax(1) if outputs.shape[1] > 1 else outputs.sigmoid()
+        np.testing.assert_allclose(found, shares[:, -found.shape[1] :], atol=1e-5)
+
+
+def test_a_classifier_with_hidden_layers_is_a_checkpoint(wine, tmp_path):
+    inputs, labels = wine
+    order = np.random.default_rng(0).permutation(len(labels))
+    inputs, labels = inputs[order], labels[order]
+    model = MLPClassifier((30,), max_iter=20).fit(inputs[:30], labels[:30])
+    settings = {"checkpoint": {"restarts": 1, "steps": 3}, "machine": {"threads": 1}}
+    done = exhume.audit(
+        model,
+        (inputs[:30], labels[:30]),
+        strangers=(inputs[30:], labels[30:]),
+        out=tmp_path / "run",
+        settings=settings,
+    )
+    assert [row.kind for row in done.result.releases] == ["checkpoint"]
+    assert done.result.classes == ("red", "rose", "white")
+    with pytest.raises(ExhumeError, match="strangers: the weights"):
+        exhume.audit(model, (inputs[:30], labels[:30]), tmp_path / "other")
+    with pytest.raises(ExhumeError, match="is not fitted"):
+        network_of_mlp(MLPClassifier())
+
+
+def test_a_file_of_scikit_learn_is_a_checkpoint_too(wine, tmp_path):
+    skops = pytest.importorskip("skops.io")
+    inputs, labels = wine
+    model = MLPClassifier((30,), activation="tanh", max_iter=20).fit(inputs, labels)
+    skops.dump(model, tmp_path / "m.skops")
+    numbers = np.unique(labels, return_inverse=True)[1]
+    np.savez(tmp_path / "wine.npz", x=inputs.astype(np.float32), y=numbers)
+    section = {"file": str(tmp_path / "m.skops"), "rows": "0:30", "restarts": 1, "steps": 3}
+    brief = {"data": {"source": str(tmp_path / "wine.npz")}, "checkpoint": section}
+    done = exhume.audit(brief, tmp_path / "run")
+    assert "tanh" in str(done.result.victim["architecture"])
+    skops.dump(LogisticRegression().fit(inputs, labels), tmp_path / "m.skops")
+    with pytest.raises(ExhumeError, match="not an MLPClassifier"):
+        exhume.audit(brief, tmp_path / "other")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
     a module, no train               its weights are released: a checkpoint
     a module or what makes one, and train    a network that is trained so: the informed adversary
-    a fitted scikit-learn model      itself
+    a fitted scikit-learn model      itself; an MLPClassifier is a checkpoint
 
 Code goes by name everywhere else, so what is in memory is given one, made of what it does, under which this
 process finds it. No other process does: models are trained here, one after another.
@@ -14,7 +14,7 @@ import copy
 import hashlib
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
+from sklearn.neural_network import MLPClassifier
 from torch import nn
 
 from exhume import readers
@@ -36,7 +37,7 @@ from exhume.models.mlp import MLP
 from exhume.models.own import ModuleArchitecture, recognised
 from exhume.readers.arrays import from_arrays, is_dataset
 from exhume.readers.checkpoint import convolution_in
-from exhume.readers.fitted import records_of_fitted
+from exhume.readers.fitted import network_of_mlp, records_of_fitted
 from exhume.settings import Brief
 from exhume.store.shards import digest
 
@@ -68,6 +69,10 @@ def in_memory(
     progress: Progress,
 ) -> InMemory:
     """train: `train(model, inputs, labels)`, or keys of [victim]; settings: further sections of a brief."""
+    if isinstance(model, MLPClassifier):
+        _refuse("a fitted MLPClassifier", train=train)
+        trained, others = (_labelled(model, given) for given in (records, strangers))
+        return _checkpoint(network_of_mlp(model), trained, others, settings, progress)
     if isinstance(model, BaseEstimator):
         _refuse("a fitted model", train=train, strangers=strangers)
         return _fitted(model, records, settings, progress)
@@ -137,6 +142,14 @@ def _checkpoint(
     case = checkpoint_case(brief.checkpoint, state, lambda name, _: sets[name])
     folder = _folder("checkpoint", brief, *map(digest, (*state.values(), trained, others)))
     return InMemory(brief, {"checkpoint": case}, folder)
+
+
+def _labelled(model: MLPClassifier, given: Any) -> Any:
+    """A pair of arrays as records of the model's classes; anything else as it is."""
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        return given
+    records = records_of_fitted(model, *given)
+    return replace(records, inputs=records.inputs.float())
 
 
 def _fitted(

@@ -28,7 +28,13 @@ from exhume.readers.images import natural
 from exhume.readers.tensors import check_names, read_tensors
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-_SPELT = {"leakyrelu": "leaky-relu", "swish": "silu", "none": "identity", "linear": "identity"}
+_SPELT = {
+    "leakyrelu": "leaky-relu",
+    "swish": "silu",
+    "none": "identity",
+    "linear": "identity",
+    "logistic": "sigmoid",
+}
 TRAINING = "audit the way it is trained instead, as [victim] with `exhume audit`"
 _HEAD = (
     "of a head behind a frozen backbone give its name with --part, and what enters it as vectors with "

@@ -20,7 +20,9 @@ import numpy as np
 import torch
 from sklearn.base import is_regressor
 from sklearn.linear_model import LinearRegression, LogisticRegression, LogisticRegressionCV, Ridge
+from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import Pipeline
+from torch import nn
 
 from exhume.core.contract import (
     ExhumeError,
@@ -35,6 +37,8 @@ from exhume.train.glm import Optimum, Penalty
 from exhume.train.linear import LinearFit
 
 _PARTS = 10  # ranges of a regression's target
+_OPTIMISERS = "sklearn.neural_network._stochastic_optimizers"
+_PLAIN = frozenset(f"{_OPTIMISERS}.{name}Optimizer" for name in ("Adam", "SGD"))  # numbers alone
 _LARGEST = 1 << 30  # bytes that a .skops file may unpack to
 
 
@@ -44,6 +48,13 @@ def release_of_fitted(
     """One release (1, p) and how it was trained; says of any other model why it cannot be audited."""
     model = read_skops(source) if isinstance(source, Path) else source
     kind = type(model).__name__
+    if isinstance(model, MLPClassifier):
+        raise NotApplicable(
+            "MLPClassifier: it has hidden layers, so that it is a checkpoint: exhume audit-weights "
+            "model.skops --trained-on DATA, or exhume.audit(model, (inputs, labels), "
+            "strangers=(others, their_labels))",
+            ever=True,
+        )
     if isinstance(model, Pipeline):
         raise ExhumeError(
             "model: a Pipeline; pass its last step, and the records as that step sees them"
@@ -127,13 +138,14 @@ def read_skops(path: Path) -> Any:
             size = sum(member.file_size for member in archive.infolist())
         if size > _LARGEST:
             raise ExhumeError(f"model: {path} unpacks to {size:,} bytes, {_LARGEST:,} are allowed")
-        unknown = skops.get_untrusted_types(file=path)
+        named = set(skops.get_untrusted_types(file=path))
+        unknown = sorted(named - _PLAIN)
         if unknown:
             raise ExhumeError(
                 f"model: {path} holds types that are not scikit-learn's own and are not built: "
                 f"{', '.join(unknown[:3])}"
             )
-        return skops.load(path, trusted=[])
+        return skops.load(path, trusted=sorted(named))
     except ExhumeError:
         raise
     except Exception as error:
@@ -145,6 +157,31 @@ def _skops() -> Any:
         return import_module("skops.io")
     except ModuleNotFoundError:
         raise ExhumeError("a .skops file needs skops: pip install 'exhume[skops]'") from None
+
+
+_ACTIVATIONS = {"identity": nn.Identity, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "relu": nn.ReLU}
+
+
+def network_of_mlp(model: MLPClassifier) -> nn.Sequential:
+    """The layers of a fitted `MLPClassifier`, without the softmax (or sigmoid) at its end, in float32."""
+    weights = [np.asarray(weight) for weight in getattr(model, "coefs_", ())]
+    biases = [np.asarray(bias) for bias in getattr(model, "intercepts_", ())]
+    if not weights or len(weights) != len(biases):
+        raise ExhumeError("model: this MLPClassifier is not fitted; call fit first")
+    if model.activation not in _ACTIVATIONS:
+        raise ExhumeError(
+            f"model: activation {str(model.activation)[:80]!r} is not one of {', '.join(_ACTIVATIONS)}"
+        )
+    layers: list[nn.Module] = [nn.Flatten()]
+    for weight, bias in zip(weights, biases, strict=True):
+        if weight.dtype.kind != "f" or weight.ndim != 2 or bias.shape != weight.shape[1:]:
+            raise ExhumeError("model: coefs_ and intercepts_ do not fit each other")
+        layer = nn.Linear(*weight.shape)
+        with torch.no_grad():
+            layer.weight.copy_(torch.from_numpy(weight.T.copy()))
+            layer.bias.copy_(torch.from_numpy(bias.astype(weight.dtype)))
+        layers += [layer, _ACTIVATIONS[model.activation]()]
+    return nn.Sequential(*layers[:-1])
 
 
 _SAID = (

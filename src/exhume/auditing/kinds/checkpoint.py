@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from sklearn.neural_network import MLPClassifier
 from torch import Tensor
 
 from exhume.auditing.at_risk import factors_of_one
@@ -71,6 +72,7 @@ from exhume.models.heads import Head, check_head
 from exhume.models.own import Convolved
 from exhume.readers.adapters import Against, read_against
 from exhume.readers.checkpoint import Checkpoint, read_checkpoint
+from exhume.readers.fitted import network_of_mlp, read_skops
 from exhume.readers.tensors import read_tensors
 from exhume.report.folder import RunFolder
 from exhume.score.lineup import Alike
@@ -102,7 +104,21 @@ def read_released_checkpoint(brief: Brief, load: Load) -> CheckpointCase | None:
         return None
     if not settings.file.exists():
         raise ExhumeError(f"checkpoint: there is no file {settings.file}")
+    if settings.file.suffix == ".skops":
+        return _of_scikit_learn(settings, load)
     return checkpoint_case(settings, settings.file, load)
+
+
+def _of_scikit_learn(settings: CheckpointSettings, load: Load) -> CheckpointCase:
+    """A fitted MLPClassifier, which says its activation itself."""
+    model = read_skops(settings.file)
+    if not isinstance(model, MLPClassifier):
+        raise ExhumeError(
+            f"checkpoint: {settings.file} holds a {type(model).__name__}, not an MLPClassifier; a linear "
+            'model goes as file = "…" in [fitted]'
+        )
+    state = {n: tensor.detach() for n, tensor in network_of_mlp(model).state_dict().items()}
+    return checkpoint_case(replace(settings, activation=model.activation), state, load)
 
 
 def checkpoint_case(
