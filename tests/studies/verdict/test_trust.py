@@ -29,7 +29,7 @@ def test_a_cheap_system_of_every_kind_has_its_word(tmp_path):
         "others-of-the-class",
         "undefended",
         "linear",
-        "unfinished",
+        "few-shadows",
         "noisy-linear",
     )
     small = replace(trust.STUDY.scales["smoke"], cells=cells)
