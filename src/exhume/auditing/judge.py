@@ -144,6 +144,8 @@ def _attach_verdict(one: Findings, reach: Reach | None, *, counted: bool) -> Fin
     distance = reach.distance if reach is not None else None
     if counted and verdict.word == "leaks":
         distance = 1
+        detail = f"{verdict.detail} A record that is trained on once is enough (distance 1)."
+        verdict = replace(verdict, detail=detail)
     section = replace(section, extent=replace(section.extent, distance=distance))
     if (
         section.leak is not None

@@ -82,6 +82,7 @@ def test_how_far_the_verdict_goes(trained):
     """A record that counts once is enough; the weights come out again from the true records only."""
     extent = trained.result.extent
     assert extent.distance == 1
+    assert "(distance 1)" in trained.verdict.detail
     assert (extent.premise.value, extent.premise.holds) == (0.0, True)
     assert extent.premise.stranger > extent.premise.limit
     assert extent.premise.sentence in html.unescape(trained.report.read_text())
