@@ -34,6 +34,12 @@ def test_a_budget_takes_what_fits_in_order_and_says_what_was_left():
     assert rows[3].why == "it would take about 20 s, 10 s of the budget were left"
 
 
+def test_what_is_cheap_and_exact_runs_whatever_the_budget():
+    options = [option("a", 20, exact=True), option("search", 50), option("b", 20, exact=True)]
+    assert [row.run for row in planned(options, 30.0)] == [True, False, True]
+    assert [row.run for row in planned(options, 100.0)] == [True, True, True]
+
+
 def test_what_does_not_fit_is_tried_on_fewer_records():
     def fewer(seconds: float) -> Row | None:
         count = int(seconds / 10)

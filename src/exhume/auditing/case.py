@@ -81,6 +81,7 @@ class Row:
     knows: str = ""  # of a role that knows more: what, in words
     when: Literal["always", "if needed", "extra"] = "always"
     why_not: str = ""  # why it cannot be mounted
+    exact: bool = False  # cheap and exact, so that it runs whatever the budget
     needs: str = ""  # the row whose work it goes on from
     stream: str = ""  # of its random numbers; empty: its id
     whole: bool = True  # records come back, and not parts of them

@@ -54,12 +54,15 @@ _FIT = 1 << 17  # bytes to fit one class, the allocator's fragments included: up
 _MEMORY = 2 << 30  # of a process that trains models, as `machine.memory` has it by default
 
 
+KEPT_BACK = 0.3  # of a budget, at most, for controls
+
+
 def plan_rows(
     rows: Sequence[tuple[str, Row]], budget: float | None
 ) -> list[tuple[Row, PlannedAttack]]:
     """Rows by the name of their release, in the order given: what applies and fits.
 
-    Without a budget: all that was asked for.
+    Without a budget: all that was asked for. With one, what is cheap and exact runs all the same.
     """
     planned: list[tuple[Row, PlannedAttack]] = []
     left = budget
@@ -74,10 +77,10 @@ def plan_rows(
         elif left is None:
             extra = row.when == "extra"
             why = f"only with --budget; it would take {about(row.seconds)}" if extra else ""
-        elif row.seconds > left:
+        elif row.seconds > left and not row.exact:
             why = f"it would take {about(row.seconds)}, {duration_of(left)} of the budget were left"
         else:
-            left -= row.seconds
+            left = max(0.0, left - row.seconds)
         planned.append((row, _planned(row, release, why)))
     return planned
 

@@ -36,6 +36,7 @@ from exhume.core.contract import ExhumeError, Records
 from exhume.core.evidence import Premise
 from exhume.models.own_texts import TextModel
 from exhume.train.dp import NOT_PRIVATE, Privacy
+from exhume.train.order import search_seconds
 
 # batch norm of one record, unknown labels
 _CANNOT = (RuntimeError, ValueError, IndexError, ExhumeError)
@@ -130,6 +131,16 @@ class Agreement:
             hidden = ". It would hide other records, too" * self.hides
             return f"{named}, clipped, give {part} with noise of the size that is said{hidden}."
         return f"{named} give {part}, with noise of {self.noise:.2g} times its size."
+
+
+def order_seconds(updates: Sequence[ClientUpdate], private: Mapping[str, Records]) -> float:
+    """Seconds, estimated, of finding out which of the named records each step saw; 0: nobody has to."""
+    seconds, sent = 0.0, Counter(update.client for update in updates)
+    for update in updates:
+        records = len(private.get(update.client, ()))
+        if sent[update.client] == 1 and update.batch_size in (None, records):
+            seconds += search_seconds(update.steps.of(update.architecture), records)
+    return seconds
 
 
 def agreements_of(

@@ -31,7 +31,7 @@ from exhume.auditing.findings import Audit
 from exhume.auditing.fixes import fix_charts, try_fixes
 from exhume.auditing.judge import Judged, holm_adjust, judge_releases, overall
 from exhume.auditing.kinds import KINDS
-from exhume.auditing.plan import Plan, PlannedRelease, plan_rows
+from exhume.auditing.plan import KEPT_BACK, Plan, PlannedRelease, plan_rows
 from exhume.core.contract import ExhumeError, Progress, Records, Shard, Store, silent
 from exhume.core.evidence import Extent
 from exhume.core.plugins import refuse_attacks_on_misspelt, refuse_kinds_called
@@ -59,8 +59,6 @@ from exhume.score.copies import copies_among
 from exhume.settings import Brief, Settings
 from exhume.settings.brief import OUR_NAMES
 from exhume.store.shards import NullStore
-
-_KEPT_BACK = 0.3  # of a budget, at most, for controls
 
 
 def audit(
@@ -206,7 +204,7 @@ def plan_releases(brief: Brief, released: Sequence[Released]) -> Planned:
     controls = {one.name: _easiest(one.case.ladders()) for one in released}
     budget = brief.budget.seconds
     if budget is not None:  # what the controls take, should they be needed, is kept back
-        budget -= min(_KEPT_BACK * budget, sum(seconds or 0.0 for seconds in controls.values()))
+        budget -= min(KEPT_BACK * budget, sum(seconds or 0.0 for seconds in controls.values()))
     rows = plan_rows(every, budget)
     releases = tuple(
         PlannedRelease(

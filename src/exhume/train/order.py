@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, jvp, vmap
 
 from exhume.core.contract import Key, Layout
+from exhume.train.fleet import GENERAL, forward_operations
 from exhume.train.least_squares import damped_step
 from exhume.train.local import LocalTraining, Routine, record_losses
 
@@ -31,6 +32,8 @@ _BETTER = 0.999  # of the misfit before
 _NUMBERS = 5e7  # of a Jacobian; of a larger update some values do
 EXACT = 3e-6  # misfit at which rounding is all that is left
 _STEPS = 40  # of Levenberg and Marquardt, in each stage
+_USUAL = 40  # steps in all stages, as they were seen to be
+_DERIVATIVE, _OVERHEAD = 6, 1.0  # passes forward for a gradient and its change; seconds besides
 _STALLED, _PATIENCE = 1e-4, 3  # relative gain of a step that counts as none; how many end a stage
 
 
@@ -71,6 +74,17 @@ def rows_behind(
     weights = rounded((even + along @ directions).reshape(len(rates), count), routine)
     weights = _swapped(weights, routine, misfit)
     return [row.nonzero()[:, 0] for row in weights]
+
+
+def search_seconds(local: LocalTraining, records: int) -> float:
+    """Seconds, estimated, of `rows_behind`: derivatives along all free directions, again and again."""
+    if not records or not local.routine.hidden_order(records):
+        return 0.0
+    steps = len(local.rates(records))
+    each = -(-records // local.routine.local_batch)
+    directions = local.routine.epochs * (each - 1) * (records - 1)
+    gradient = _DERIVATIVE * records * forward_operations(local.architecture)
+    return _OVERHEAD + _USUAL * steps * directions * gradient / GENERAL
 
 
 def free_directions(routine: Routine, records: int) -> Tensor:

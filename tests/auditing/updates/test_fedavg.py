@@ -14,9 +14,14 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from exhume import readers
+from exhume.auditing.kinds import update
+from exhume.auditing.kinds.update import read_updates
+from exhume.auditing.run import plan
 from exhume.cli import app
+from exhume.core.contract import silent
 from exhume.readers.updates import Recording, from_recording, recorded_in
-from exhume.settings import UpdateSettings
+from exhume.settings import Brief, UpdateSettings
+from exhume.store.shards import NullStore
 from exhume.train.local import LOSSES, OPTIMISERS, SCHEDULES, Routine
 
 MODEL = """
@@ -185,3 +190,59 @@ def test_settings_and_training_have_the_same_choices():
     fields = UpdateSettings.__dataclass_fields__
     for name, legal in (("optimiser", OPTIMISERS), ("schedule", SCHEDULES), ("loss", LOSSES)):
         assert fields[name].metadata["setting"].choices == legal
+
+
+def federated(records, batch, seconds):
+    """A case of a client that trained two epochs, as it is read, and its brief with a budget."""
+    torch.save(made().state_dict(), "before.pt")
+    after = trained([[2, 0], [1, 3], [3, 2], [0, 1]])
+    torch.save(after.state_dict(), "after.pt")
+    settings = UpdateSettings(
+        model="net.py:make",
+        before="before.pt",
+        after="after.pt",
+        rate=0.05,
+        epochs=2,
+        local_batch=batch,
+        data="few.npz",
+        records=records,
+        batch_size=4 if batch == 2 else 24,
+        seed=0,
+    )
+    brief = Brief.of(settings).with_budget(time=seconds).resolved()
+    return brief, read_updates(brief, lambda source, _: readers.load(source))
+
+
+def test_the_order_of_many_records_is_looked_for_after_the_plan(place):
+    """By its price: reading takes a moment, and a small budget leaves it out with a doubt."""
+    brief, case = federated("0-23", 8, "1h")
+    assert case.unchecked > 2
+    assert case.truth.premise is None
+    resolved = case.resolved(case.resolve_settings(brief, NullStore()), NullStore())
+    assert resolved.unchecked == case.unchecked
+    assert "compared with the updates" in resolved.inputs().takes
+    assert not resolved.inputs().doubts
+    brief, case = federated("0-23", 8, "10s")
+    resolved = case.resolved(case.resolve_settings(brief, NullStore()), NullStore())
+    assert resolved.unchecked is None
+    assert resolved.inputs().doubts == (resolved.truth.doubt,)
+
+
+def test_the_order_of_few_records_is_known_before_the_plan(place, monkeypatch):
+    _, case = federated("3,17,40,41", 2, "1h")
+    assert case.unchecked is None
+    assert case.truth.premise.holds
+    monkeypatch.setattr(update, "_AT_ONCE", 0.0)
+    _, later = federated("3,17,40,41", 2, "1h")
+    assert later.truth.premise is None
+    assert later.made(None, silent).truth.premise == case.truth.premise
+
+
+@pytest.mark.parametrize("seconds", ["1s", "60s"])
+def test_a_budget_cuts_the_searches_and_never_what_is_cheap(place, seconds):
+    save_file(gradient(), "g.safetensors")
+    settings = UpdateSettings("net.py:make", "g.safetensors", shape=(1, 8, 8), batch_size=4)
+    (release,) = plan(Brief.of(settings).with_budget(time=seconds)).releases
+    run = {attack.id for attack in release.attacks if attack.run}
+    assert {"bias-ratio", "span", "gates", "patches", "tolerant-ratio", "tensor"} <= run
+    assert ("matching" in run) == (seconds == "60s")

@@ -58,6 +58,7 @@ from exhume.auditing.kinds.update_rows import (
     noise_bound,
     observed_metrics,
     rows_on,
+    seconds_to_search,
     server_rows,
     steps_behind,
     tokens_of,
@@ -66,7 +67,7 @@ from exhume.auditing.kinds.update_rows import (
     with_less_noise,
     wrong_records,
 )
-from exhume.auditing.premise import check_named_records
+from exhume.auditing.premise import check_named_records, order_seconds
 from exhume.auditing.proof import proof_of
 from exhume.choices import recipe_for, threads_for
 from exhume.core.contract import (
@@ -76,6 +77,7 @@ from exhume.core.contract import (
     Key,
     Knowledge,
     Outcome,
+    Progress,
     Reconstruction,
     Records,
     ReleaseDefence,
@@ -83,10 +85,12 @@ from exhume.core.contract import (
     Store,
 )
 from exhume.core.evidence import Premise
+from exhume.core.notation import about
 from exhume.core.results import NOT_JUDGED, Facts, Findings
 from exhume.defences.release import NoiseRelease, PruneRelease, QuantiseRelease
 from exhume.models.mlp import MLP
 from exhume.models.own_texts import TextModel
+from exhume.report.folder import RunFolder
 from exhume.score.batches import UpdateScores, score_updates
 from exhume.score.intervals import rate_of
 from exhume.score.places import Places, places_for
@@ -99,6 +103,8 @@ from exhume.train.local import Steps
 from exhume.victims import keep_secret
 
 _ENOUGH = 100  # steps of a search below which its silence is no evidence
+_AT_ONCE = 2.0  # seconds: what may be compared before the plan is shown
+_COMPARED = 0.2  # of a budget: what comparing the named records with the updates may take
 _AS_TRUTH = 1.05  # times what the records themselves leave unexplained
 _DEVIATIONS = (
     "Of several local steps most attacks see the average of their gradients; local-steps and gradient "
@@ -125,9 +131,9 @@ def read_updates(brief: Brief, load: Load) -> UpdateCase | None:
     if records is None:
         return UpdateCase(settings, updates, None, classes)
     named, others = private_records(settings, records, [update.client for update in updates])
-    reordered = in_torchvision_order(settings, records, list(named))
-    checked = check_named_records(updates, Truth(named, others, True), reordered)
-    return UpdateCase(settings, *checked, classes)
+    case = UpdateCase(settings, updates, Truth(named, others, True), classes)
+    seconds = order_seconds(updates, named)
+    return replace(case, unchecked=seconds) if seconds > _AT_ONCE else case.checked(records)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,8 +143,27 @@ class UpdateCase(Case):
     updates: list[ClientUpdate]
     truth: Truth | None
     classes: tuple[str, ...]
+    unchecked: float | None = None  # seconds of comparing the named records with the updates
 
     # Read and plan
+
+    def checked(self, records: Records | None = None) -> UpdateCase:
+        """With what the named records say of the updates. records: the whole set they are named in."""
+        assert self.truth is not None  # or there is nothing to compare
+        reordered: dict[str, Records] = {}
+        if records is not None:
+            reordered = in_torchvision_order(self.settings, records, list(self.truth.private))
+        updates, truth = check_named_records(self.updates, self.truth, reordered)
+        return replace(self, updates=updates, truth=truth, unchecked=None)
+
+    def made(self, folder: RunFolder, progress: Progress) -> UpdateCase:
+        """The named records are compared with the updates here where that takes long."""
+        if self.unchecked is None:
+            return self
+        progress("comparing the named records with the updates", 0, 1)
+        case = self.checked()
+        progress("comparing the named records with the updates", 1, 1)
+        return case
 
     @property
     def title(self) -> str:
@@ -161,17 +186,27 @@ class UpdateCase(Case):
         return {"update_digest": digest(sent)[:16]}
 
     def resolve_settings(self, brief: Brief, store: Store) -> Brief:
-        """The budget turned into steps of gradient matching, which may take half of it."""
+        """The budget turned into steps of the searches: they share what the exact attacks leave of it."""
         settings, budget = self.settings, brief.budget.seconds
         if budget is not None:
-            settings = replace(settings, search_seconds=min(settings.search_seconds, budget / 2))
+            most = min(settings.search_seconds, budget / 2, seconds_to_search(budget, self.updates))
+            settings = replace(settings, search_seconds=most)
         if not settings.search_steps and not isinstance(self.net, TextModel):
             settings = replace(settings, search_steps=matching_steps(settings, self.updates))
         return replace(brief, update=replace(settings, threads=threads_for(settings.threads)))
 
     def resolved(self, brief: Brief, store: Store) -> UpdateCase:
         assert brief.update is not None  # or it would not have been read
-        return replace(self, settings=brief.update)
+        case, budget, seconds = replace(self, settings=brief.update), brief.budget.seconds, None
+        if self.truth is not None and budget is not None and self.unchecked is not None:
+            seconds = self.unchecked if self.unchecked > _COMPARED * budget else None
+        if seconds is None or self.truth is None:
+            return case
+        doubt = (
+            f"the named records were not compared with the updates: finding the order of their batches takes "
+            f"{about(seconds)}, more than {_COMPARED:.0%} of the budget"
+        )
+        return replace(case, unchecked=None, truth=replace(self.truth, doubt=doubt))
 
     def inputs(self) -> Inputs:
         given = self.settings
@@ -179,7 +214,14 @@ class UpdateCase(Case):
         if self.truth is not None:
             said = (self.truth.doubt, self.truth.wrong)
             doubts |= dict.fromkeys(doubt for doubt in said if doubt and doubt not in doubts)
-        return Inputs(given.data, given.seed, given.threads, self.classes, doubts=tuple(doubts))
+        takes = ""
+        if self.unchecked is not None:
+            takes = (
+                f"the named records are compared with the updates first: {about(self.unchecked)}"
+            )
+        return Inputs(
+            given.data, given.seed, given.threads, self.classes, takes=takes, doubts=tuple(doubts)
+        )
 
     def rows(self) -> list[Row]:
         rows = rows_on(self.settings, self.updates)

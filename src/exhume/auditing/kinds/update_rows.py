@@ -30,7 +30,7 @@ from exhume.auditing.attack import confidences, pooled
 from exhume.auditing.augmented import compare_with_named
 from exhume.auditing.case import Answer, Row
 from exhume.auditing.kinds.update_files import ClientUpdate, Truth, updates_of_batches
-from exhume.auditing.plan import language_seconds, seconds_of, text_seconds
+from exhume.auditing.plan import KEPT_BACK, language_seconds, seconds_of, text_seconds
 from exhume.bounds.dp_sgd import gaussian
 from exhume.core.contract import (
     Architecture,
@@ -52,6 +52,7 @@ from exhume.settings import UpdateSettings
 from exhume.train.dp import Privacy
 from exhume.train.fleet import forward_operations
 from exhume.train.local import Steps
+from exhume.train.order import search_seconds
 
 _FIRST, _DENSE = "the gradient of the first layer", "the gradients of the fully connected layers"
 _LAST_TWO, _LAST = "the gradients of the last two layers", "the gradient of the last layer"
@@ -107,7 +108,9 @@ _SERVER = AttackSpec(
 )
 SERVERS = ("server-span", "server-tensor")
 _THREAT = "sees a client's update; knows the weights it was sent"
-_EXACT = 0.7  # seconds of an exact attack on one update
+_EXACT, _CHEAP = 0.7, 7  # seconds of an exact attack on one update, and how many there are
+_ORDERS = 8  # times what finding the order of known records takes, where the records are not known
+_LEAST = 1e-3  # seconds of a search, which then makes the fewest steps there are
 _FEWEST, _MOST = 50, 2000  # steps of gradient matching
 _FEW = 100  # steps of a search that is asked to be short: decoding follows it
 _AFTER_STEPS = 0.1  # relative misfit of a text's vector after several local steps
@@ -156,7 +159,7 @@ def _row(
     whole: bool = True,
     certain: bool = True,
 ) -> Row:
-    """seconds: on all updates; None: what an exact attack takes. needed: if the earlier left something."""
+    """seconds: on all updates; None: it is exact and cheap. needed: if the earlier left something."""
     return Row(
         _BY_ID[name],
         attack,
@@ -165,6 +168,7 @@ def _row(
         sum(update.batch_size or 0 for update in updates),
         steps=steps,
         when="if needed" if needed else "always",
+        exact=seconds is None,
         whole=whole,
         certain=certain,
     )
@@ -191,7 +195,7 @@ def _on_records(
         first("bias-ratio", BiasRatio()),
         first("span", SpanAttack(nonnegative=images, averaged=updates[0].averaged)),
         later("gates", GateAttack()),
-        later("local-steps", LocalStepsAttack()),
+        later("local-steps", LocalStepsAttack(), _local_seconds(updates)),
         later("patches", PatchAttack()),
         later("features", FeatureDecoding(steps=steps), decoding * len(updates), steps),
         later("tolerant-ratio", BiasRatio(tolerance=0.3)),
@@ -201,6 +205,19 @@ def _on_records(
 
 
 # What they take: counted, not timed
+
+
+def seconds_to_search(budget: float, updates: Sequence[ClientUpdate]) -> float:
+    """What decoding and matching may take each: half of what controls and exact attacks leave of a budget."""
+    left = (1 - KEPT_BACK) * budget - _CHEAP * _EXACT * len(updates)
+    return max(_LEAST, left / 2)
+
+
+def _local_seconds(updates: Sequence[ClientUpdate]) -> float | None:
+    """Of going back through local steps; None: as cheap as any exact attack, as the order is known."""
+    trained = [(u.steps.of(u.architecture), u.batch_size or 0) for u in updates]
+    searched = sum(search_seconds(local, records) for local, records in trained)
+    return _EXACT * len(updates) + _ORDERS * searched if searched else None
 
 
 def matching_steps(settings: UpdateSettings, updates: Sequence[ClientUpdate]) -> int:
