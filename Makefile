@@ -2,6 +2,7 @@
 # make test: set up and run the tests, a few minutes
 # make test-all: everything, some hours on two cores: long tests, hostile files, kills and load; says what was skipped
 # make mutants: plant mistakes, count those that the tests notice; an hour, goes on where it was stopped
+# make papers: rerun every study that docs/papers.toml needs and keep the results; hours, goes on where it was stopped
 # make docs: build the site into site/; a dead link is an error
 # make looks: pictures of the most important pages that make docs has built, at two widths, in .ci/output
 # make lock: write the hashes in lock/ anew, after a change to pyproject.toml or constraints.txt
@@ -9,7 +10,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all mutants check docs looks setup lock clean
+.PHONY: demo test test-all mutants papers check docs looks setup lock clean
 
 setup: $(VENV)/ready-test $(VENV)-serve/ready
 
@@ -66,6 +67,9 @@ test-all: setup
 
 mutants: setup
 	$(BIN)/python tests/mutants/run.py --out runs/mutants --keep
+
+papers: $(VENV)/ready-test
+	$(BIN)/exhume study run all --scale long --keep --out runs/papers
 
 check: setup
 	$(BIN)/ruff format --check src tests lock

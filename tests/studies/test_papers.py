@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from exhume.cli import app
 from exhume.core.contract import ExhumeError
 from exhume.core.results import Claim, StudyResult
 from exhume.studies import STUDIES
@@ -21,6 +23,7 @@ from exhume.studies.papers import (
     Row,
     deviations_in,
     deviations_of,
+    due,
     page_of,
     read_papers,
     summary_of,
@@ -172,3 +175,23 @@ def test_deviations_are_the_numbered_lists_below_their_headings():
 def test_the_summary_replaces_the_one_before(papers):
     once = with_summary((ROOT / "README.md").read_text(), papers)
     assert with_summary(once, papers) == once
+
+
+def test_all_that_the_page_needs_the_cheapest_first(papers):
+    """What was never kept takes a time that nobody knows."""
+    took = due(papers)
+    assert set(took) == {row.study for row in papers.rows}
+    known = [seconds for seconds in took.values() if seconds is not None]
+    assert known == sorted(known)
+    assert list(took.values())[: len(known)] == known
+    kept = {name for name, seconds in took.items() if seconds is not None}
+    assert kept == set(took) & set(papers.results)
+
+
+def test_the_plan_of_all_studies(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = ["study", "run", "all", "--scale", "long", "--dry-run"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "plan: " in done.stdout
+    assert "informed-mnist" in done.stdout

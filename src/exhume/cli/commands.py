@@ -20,6 +20,7 @@ from exhume.cli.frame import (
     Seed,
     app,
     data_app,
+    echo_err,
     echo_loading,
     echo_out,
     progress_shown,
@@ -240,7 +241,10 @@ def study_list() -> None:
 @study_app.command("run")
 @with_exit_codes
 def study_run(
-    name: Annotated[str, typer.Argument(help="A name from `exhume study list`.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="A name from `exhume study list`; all: what docs/papers.toml needs."),
+    ],
     scale: Annotated[
         Scale,
         typer.Option(
@@ -266,43 +270,79 @@ def study_run(
         int, typer.Option(help="With --dry-run: workers of one thread; default: the cores here.")
     ] = 0,
 ) -> None:
-    """Rerun one result of a paper and put our numbers beside its own."""
-    refuse_unknown_study(name)
+    """Rerun one result of a paper, or all that "Papers and us" needs, and put our numbers beside its own."""
+    if name != "all":
+        refuse_unknown_study(name)
     refuse_two_places(ray, processes)
     if data:
         check_source(data)
     echo_loading()
     from exhume.choices import threads_for
+    from exhume.core.contract import ExhumeError, NotApplicable
     from exhume.studies import run_study, study_named
 
+    cores = threads_for(0)
+    names = _studies_due(scale, dry_run=dry_run) if name == "all" else [name]
     if dry_run:
         from exhume.studies.plan import plan_lines
 
-        cores = threads_for(0)
-        for told in plan_lines(study_named(name), scale.value, workers or cores, cores):
-            echo_out(told)
+        if name != "all":
+            for told in plan_lines(study_named(name), scale.value, workers or cores, cores):
+                echo_out(told)
         return
-    folder = out or Path("runs") / f"{name}-{scale.value}-{seed or 0}"
-    if study_named(name).spreads and scale is not Scale.smoke and ray is None:
-        processes = processes or threads_for(0)
-    with progress_shown() as progress, run_on(ray, processes):
-        result = run_study(
-            name,
-            scale.value,
-            folder,
-            seed=seed or 0,
-            data=data,
-            device=device,
-            resume_anyway=resume_anyway,
-            progress=progress,
-            keep=Path("docs/results") if keep else None,
-        )
-    for claim in result.claims:
-        mark = claim.word.upper() if claim.holds is False else claim.word
-        echo_out(f"{mark}: {claim.statement} (measured {claim.measured})")
-    for metric, value in result.metrics.items():
-        echo_out(f"  {metric} = {value:.6g}")
-    echo_out(f"report: {folder / 'report.html'}")
+    failed = []
+    for one in names:
+        chosen = scale if scale.value in study_named(one).scales else Scale.cpu
+        folder = out or Path("runs") / f"{name}-{scale.value}-{seed or 0}"
+        folder = folder / one if name == "all" else folder
+        spreads = study_named(one).spreads and scale is not Scale.smoke and ray is None
+        try:
+            with (
+                progress_shown() as progress,
+                run_on(ray, processes or cores if spreads else processes),
+            ):
+                result = run_study(
+                    one,
+                    chosen.value,
+                    folder,
+                    seed=seed or 0,
+                    data=data,
+                    device=device,
+                    resume_anyway=resume_anyway,
+                    progress=progress,
+                    keep=Path("docs/results") if keep else None,
+                )
+        except (ExhumeError, NotApplicable) as why:
+            if name != "all":
+                raise
+            failed.append(one)
+            echo_err(f"{one}: {why}")
+            continue
+        for claim in result.claims:
+            mark = claim.word.upper() if claim.holds is False else claim.word
+            echo_out(f"{mark}: {claim.statement} (measured {claim.measured})")
+        for metric, value in result.metrics.items():
+            echo_out(f"  {metric} = {value:.6g}")
+        echo_out(f"report: {folder / 'report.html'}")
+    if failed:
+        raise ExhumeError(f"not run: {', '.join(failed)}; the same command tries them again")
+
+
+def _studies_due(scale: Scale, *, dry_run: bool) -> list[str]:
+    """The studies that a row of docs/papers.toml needs, the cheapest first; says what each took."""
+    from exhume.core.notation import duration_of
+    from exhume.studies.papers import due, read_papers
+
+    papers = read_papers(Path("docs"))
+    took = due(papers)
+    if dry_run:
+        for name, seconds in took.items():
+            about = "never kept" if seconds is None else f"{duration_of(seconds)} when last kept"
+            echo_out(f"{name:26} {about}")
+        known = [seconds for seconds in took.values() if seconds is not None]
+        some = f"{duration_of(sum(known))} for {len(known)} of them"
+        echo_out(f"plan: {len(took)} studies at scale {scale.value}, {some}")
+    return list(took)
 
 
 @study_app.command("figures")

@@ -197,6 +197,22 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *escaped)]
 
 
+# All of them
+
+
+def due(papers: Papers) -> dict[str, float | None]:
+    """Every study that a row needs, with the seconds that its kept result took; the cheapest first.
+
+    Those of which nothing is kept take a time that nobody knows, and come last.
+    """
+    names = dict.fromkeys(row.study for row in papers.rows)
+    took = {
+        name: papers.results[name].wall_seconds if name in papers.results else None
+        for name in names
+    }
+    return dict(sorted(took.items(), key=lambda item: (item[1] is None, item[1] or 0.0)))
+
+
 # The README
 
 
