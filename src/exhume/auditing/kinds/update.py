@@ -65,6 +65,7 @@ from exhume.auditing.kinds.update_rows import (
     unproved_verdict,
     unscored_evidence,
     with_less_noise,
+    with_words,
     wrong_records,
 )
 from exhume.auditing.premise import check_named_records, order_seconds
@@ -81,7 +82,6 @@ from exhume.core.contract import (
     Reconstruction,
     Records,
     ReleaseDefence,
-    Shard,
     Store,
 )
 from exhume.core.evidence import Premise
@@ -352,7 +352,9 @@ class UpdateCase(Case):
                 verdict = listed_words_verdict(answers)
                 leak = rate_of(len(answers), len(answers))  # of every update all words are known
         if isinstance(self.net, TextModel):
-            evidence = self._with_words(evidence, row, answers)
+            ordered = row.whole and keeps_order(answers)
+            vocabulary = self.updates[0].vocabulary
+            evidence = with_words(evidence, vocabulary, self.net.padding, ordered=ordered)
         notes = [answer.proof.sentence for answer in answers if answer.proof.sentence]
         if (bound := self._bound) is not None:
             notes.append(f"{bound.sentence[0].upper()}{bound.sentence[1:]}.")
@@ -397,23 +399,6 @@ class UpdateCase(Case):
         if row.whole:
             return score_texts(pairs, others, key, padding=padding, ordered=keeps_order(answers))
         return score_words(pairs, others, key, padding=padding)
-
-    def _with_words(
-        self, evidence: dict[str, Tensor], row: Row, answers: Sequence[Answer]
-    ) -> Shard:
-        """The evidence, and what its token numbers mean: for the page."""
-        assert isinstance(self.net, TextModel)  # asked before
-        vocabulary = self.updates[0].vocabulary
-        names = vocabulary.words if vocabulary is not None else ()
-        fields = ("targets", "reconstructions", "nearest", "listed")
-        tokens = [evidence[n].long().flatten() for n in fields if n in evidence]
-        used = torch.unique(torch.cat(tokens)).tolist() if tokens else []
-        lexicon = {
-            "padding": self.net.padding,
-            "ordered": row.whole and keeps_order(answers),
-            "words": {str(n): names[n] for n in used if 0 <= n < len(names)},
-        }
-        return Shard(evidence, {"lexicon": lexicon})
 
     def premise(self) -> Premise | None:
         return None if self.truth is None else self.truth.premise

@@ -40,7 +40,9 @@ from exhume.core.contract import (
     QueryingAttack,
     Reconstruction,
     Records,
+    Shard,
     Status,
+    Vocabulary,
 )
 from exhume.core.results import AttackSpec, Findings, Section, Verdict
 from exhume.models.mlp import MLP
@@ -325,6 +327,26 @@ def unscored_evidence(answers: Sequence[Answer]) -> dict[str, Tensor]:
     evidence = {"reconstructions": torch.cat(records), "confidence": torch.cat(confidence)}
     whole = len(labels) == len(answers) and all(bool((part >= 0).all()) for part in labels)
     return evidence | ({"inferred": torch.cat(labels)} if whole else {})
+
+
+def with_words(
+    evidence: dict[str, Tensor],
+    vocabulary: Vocabulary | None,
+    padding: int | None,
+    *,
+    ordered: bool,
+) -> Shard:
+    """The evidence, and what its token numbers mean: for the page."""
+    names = vocabulary.words if vocabulary is not None else ()
+    fields = ("targets", "reconstructions", "nearest", "listed")
+    tokens = [evidence[n].long().flatten() for n in fields if n in evidence]
+    used = torch.unique(torch.cat(tokens)).tolist() if tokens else []
+    lexicon = {
+        "padding": padding,
+        "ordered": ordered,
+        "words": {str(n): names[n] for n in used if 0 <= n < len(names)},
+    }
+    return Shard(evidence, {"lexicon": lexicon})
 
 
 NOTHING_KNOWN = Verdict(
