@@ -136,19 +136,19 @@ class Bench:
         return drawn.to(self.parts.fixed.inputs.device)
 
     def seeded(self, index: int, label: str = "") -> Bench:
-        """The same with one of the seeds that follow the run's own."""
+        """This arm with one of the seeds that follow the run's own."""
         own = self.settings.with_seed(self.run.seed + index)
         return replace(self, settings=own, run=self.run.part(label) if label else self.run)
 
     def seeds(self, count: int) -> list[Bench]:
-        """The same with each of so many seeds."""
+        """This arm with each of so many seeds."""
         return [self.seeded(index, f"seed {index + 1}") for index in range(count)]
 
     def of_victim(self, victim: VictimSettings) -> Bench:
         return replace(self, settings=replace(self.settings, victim=victim))
 
     def rechunked(self, sizes: DataSettings | None = None) -> Bench:
-        """The same, of other sizes if given, with as many models at once as then fit into memory."""
+        """This arm, of other sizes if given, with as many models at once as then fit into memory."""
         machine = replace(self.settings.machine, chunk=0)
         own = replace(self.settings, data=sizes or self.settings.data, machine=machine)
         return replace(self, settings=resolve(own, self.records))

@@ -130,7 +130,7 @@ class Run(Generic[S]):
         return self.folder.store()
 
     def part(self, label: str) -> Run[S]:
-        """The same run; the stages of its progress are marked with the piece they belong to."""
+        """This run; the stages of its progress are marked with the piece they belong to."""
 
         def marked(stage: str, done: int, total: int) -> None:
             self.progress(f"{stage} ({label})", done, total)
@@ -165,7 +165,7 @@ class Run(Generic[S]):
         return self.loaded[name]
 
     def placed(self, name: str, size: int = 0) -> Records:
-        """The same on the device that was asked for: what is trained on them goes there, too."""
+        """Records on the device that was asked for: what is trained on them goes there, too."""
         return self.records(name, size).to(device_named(self.asked.device))
 
     # Arms: pieces of work whose numbers are kept
@@ -192,7 +192,7 @@ class Run(Generic[S]):
         jobs: Mapping[str, J],
         setting: Callable[[J], object] | None = None,
     ) -> dict[str, dict[str, Tensor]]:
-        """The same for arms that are tensors: what the folder lacks is made here, or where jobs run.
+        """Arms that are tensors: what the folder lacks is made here, or where jobs run.
 
         setting: what the numbers of one job depend on, where that is less than the whole setting.
         """

@@ -196,7 +196,7 @@ def pool(
     accuracies: Sequence[float] = (),
     seen: Sequence[Mapping[str, Tensor]] = (),
 ) -> Pooled:
-    """The same variant on several seeds. accuracies: the released models', one a seed, or none."""
+    """One variant on several seeds. accuracies: the released models', one a seed, or none."""
     scores = [arm.scores.metrics for arm in arms]
     trials = [int(found["targets"] - found["duplicates"]) for found in scores]
 

@@ -201,7 +201,7 @@ def _watched(bench: Bench, *, with_target: bool = False) -> Untouched:
 
 
 def _by_rate(cnn: Bench, setting: _Setting) -> dict[str, float]:
-    """Of the ReLU network at each rate, the mean over starts and their range.
+    """Mean over starts, and their range, of the ReLU network at each rate.
 
     conv: the share of the convolutions' parameters without gradient, over the second half of training;
     dead: the share of targets for which every neuron before the logits is off at the end.
