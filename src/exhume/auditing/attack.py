@@ -261,7 +261,7 @@ def _most(sure: Tensor) -> float:
 
 
 def _epsilon(seats: Seats, lineup: Lineup, row: LineupRow, tests: int) -> Epsilon | None:
-    """Epsilon from strangers that no two targets share, where they suffice; else an estimate from the line-up."""
+    """Epsilon by strangers that no two targets share where they suffice; else a line-up's estimate."""
     if not seats.game:
         return None
     measures = len(lineup.similarity)
