@@ -124,6 +124,13 @@ def test_what_a_head_hides_stays_hidden(digits, key):
     assert max(seen.values()) < 0.3
 
 
+def test_a_head_that_sends_nothing_is_answered_by_numbers(digits, key):
+    private = digits.target.inputs
+    found, seen = met(ATTACK, Mapped(torch.zeros_like), digits.shadow, private, key)
+    assert torch.isfinite(found).all()
+    assert max(seen.values()) < 0.3
+
+
 def test_vectors_are_inverted_too(key):
     draw = key.generator()
     columns = torch.randn(240, 6, generator=draw) * torch.tensor([1, 10, 0.1, 1, 5, 2])

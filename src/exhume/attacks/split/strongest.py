@@ -210,7 +210,13 @@ def _ridge(pairs: _Pairs) -> Way:
     def error(held_out: Tensor) -> float:
         return float((held_out + mean - truth).square().mean())
 
-    fitted = _Linear.fit(pairs.sent(inputs, "ridge").flatten(1), truth - mean, error)
+    features = pairs.sent(inputs, "ridge").flatten(1)
+    if bool(
+        (features == features[:1]).all()
+    ):  # nothing is sent, so that nothing tells records apart
+        middle = mean.to(inputs.dtype).view(1, *inputs.shape[1:])
+        return lambda values: middle.expand(len(values), *inputs.shape[1:]).clone()
+    fitted = _Linear.fit(features, truth - mean, error)
 
     def answer(values: Tensor) -> Tensor:
         found = fitted.ridge.predict(fitted.weights(values.flatten(1))) + mean

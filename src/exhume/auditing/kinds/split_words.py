@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -129,8 +130,9 @@ def charts(
         rows[f"{next(iter(depths))}, defended"] = guarded
     for name, cut in rows.items():
         for attacker, one in cut.found.items():
-            if figure.value in one.metrics:
-                series.setdefault(attacker, []).append(Point(name, one.metrics[figure.value]))
+            alike = one.metrics.get(figure.value, math.nan)
+            if math.isfinite(alike):  # a head that tells nothing may be inverted to nothing
+                series.setdefault(attacker, []).append(Point(name, alike))
         null = next((m[figure.null] for m in cut.measured if figure.null in m), None)
         if null is not None:
             series.setdefault(figure.nobody, []).append(Point(name, null))

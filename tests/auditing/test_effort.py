@@ -1,0 +1,74 @@
+"""Less effort, or less that is known, never turns "not audited" into "no leak found": every kind of release."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+import exhume
+
+pytestmark = pytest.mark.slow
+NETS = "exhume.studies.verdict.nets"
+
+
+def words_of(brief, section, key, values, out):
+    """Of audits with less and less effort."""
+    words = []
+    for value in values:
+        changed = {**brief, section: {**brief[section], key: value}}
+        words.append(exhume.audit(changed, out / f"{key}-{value}").verdict.word)
+    return words
+
+
+def never_reassured_by_less(words):
+    unknown = words.index("not audited") if "not audited" in words else len(words)
+    return "no leak found" not in words[unknown:]
+
+
+@pytest.mark.parametrize("private", [{}, {"dp_clip": 1.0, "dp_noise": 50.0}])
+@pytest.mark.parametrize(("key", "values"), [("shadows", (200, 60, 20)), ("public", (80, 20, 1))])
+def test_weights(private, key, values, tmp_path):
+    sizes = {"fixed": 60, "targets": 40, "shadows": 200, "public": 10, "test": 600}
+    victim = {"hidden": [16], "steps": 15, "rate": 0.1, "momentum": 0.9, **private}
+    brief = {"data": {"source": "digits", **sizes}, "victim": victim, "machine": {"threads": 1}}
+    assert never_reassured_by_less(words_of(brief, "data", key, values, tmp_path))
+
+
+@pytest.mark.parametrize("steps", [(300, 60, 5)])
+def test_updates(steps, tmp_path):
+    brief = {
+        "data": {"source": "digits"},
+        "victim": {"released": False},
+        "machine": {"threads": 1},
+        "update": {"made": 4, "batch_size": 16, "model": f"{NETS}:mlp", "restarts": 1},
+    }
+    assert never_reassured_by_less(words_of(brief, "update", "search_steps", steps, tmp_path))
+
+
+@pytest.mark.parametrize("key", ["held", "attack_epochs"])
+def test_features(key, tmp_path):
+    brief = {
+        "data": {"source": "digits"},
+        "victim": {"released": False},
+        "machine": {"threads": 1},
+        "split": {
+            **{"model": f"{NETS}:class_head", "first": "head", "second": "body", "channels": 4},
+            **{"targets": 40, "attack_epochs": 4, "lpips": False},
+        },
+    }
+    values = {"held": (400, 100, 40), "attack_epochs": (8, 2, 1)}[key]
+    assert never_reassured_by_less(words_of(brief, "split", key, values, tmp_path))
+
+
+def test_fitted(tmp_path):
+    """Silence of a linear model is never evidence, however many are tried."""
+    x = np.random.default_rng(0).normal(size=(120, 30))
+    y = (x[:, 0] > 0).astype(int)
+    model = LogisticRegression(C=1e-3).fit(x, y)
+    words = [
+        exhume.audit_fitted(model, -x, y, tmp_path / f"{n}", targets=n).verdict.word
+        for n in (100, 20, 5)
+    ]
+    assert never_reassured_by_less(words)
+    assert "no leak found" not in words
