@@ -1,4 +1,4 @@
-"""Less effort, or less that is known, never turns "not audited" into "no leak found": every kind of release."""
+"""Less effort or knowledge never turns "not audited" into "no leak found", in any kind of release."""
 
 from __future__ import annotations
 
