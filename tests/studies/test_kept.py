@@ -11,19 +11,12 @@ from exhume.core.typed_json import to_json
 from exhume.studies import STUDIES
 from exhume.studies.claims import share_range
 from exhume.studies.margin import figures, ordinary
-from exhume.studies.split import repairs
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def kept(study):
     return read_result(RESULTS / f"{study}.json")
-
-
-def of_repairs(setting, m):
-    words = {(1, 0): "leaks", (0, 1): "at risk", (0, 0): "nothing found"}
-    said = {n: words[m[f"{n}.leaks"], m[f"{n}.at_risk"]] for n in setting.repairs}
-    return repairs.compared(setting, m, said)
 
 
 DECIDED = {  # (setting, metrics) to what else those claims ask for that follow from metrics alone
@@ -40,7 +33,6 @@ DECIDED = {  # (setting, metrics) to what else those claims ask for that follow 
     },
     "margin-ordinary": ordinary.decoys,
     "margin-weight-decay": lambda s, m: {"by_classes": [], **figures.with_errors(s, m)},
-    "split-repairs": of_repairs,
     "update-networks": lambda s, m: {},
     "verdict": lambda s, m: {},
 }

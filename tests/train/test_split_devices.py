@@ -17,11 +17,10 @@ from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
 from exhume.attacks.split.lookalike import LayerFit, Pass, Windows
 from exhume.attacks.split.queried import QueriedInversion
 from exhume.core.contract import Knowledge, Records
-from exhume.defences.split import dropout_ensemble, ensembler, hiding, single
+from exhume.defences.split import dropout_ensemble, ensembler, single
 from exhume.defences.split.channel import Channel
 from exhume.defences.split.dropout_ensemble import DropoutEnsemble
 from exhume.defences.split.ensembler import Ensembler
-from exhume.defences.split.hiding import Adversarial, Fresh, Rotated
 from exhume.defences.split.single import Dropout, ForeignHead, Noise, RandomHead, Shredder
 from exhume.models.drawing import he_normal
 from exhume.models.split.channel import FreshNoise
@@ -32,7 +31,7 @@ from exhume.store.shards import NullStore
 from exhume.train import single as training
 from exhume.train.single import SplitJob, augmented_images
 
-MODULES = (training, single, dropout_ensemble, ensembler, hiding, shadow, inversion, queried)
+MODULES = (training, single, dropout_ensemble, ensembler, shadow, inversion, queried)
 
 
 class Reached(Exception):
@@ -92,9 +91,6 @@ def reached(train):
         ForeignHead(),
         DropoutEnsemble(2, 0.3),
         Channel(0.3, 4),
-        Fresh(0.3),
-        Rotated(),
-        Adversarial(1.0, Decoder(4)),
     ],
     ids=str,
 )

@@ -32,7 +32,6 @@ from exhume.studies.split import (
     ensembler_tables,
     knowledge,
     points,
-    repairs,
     text,
 )
 from exhume.studies.verdict import trust
@@ -47,7 +46,7 @@ _INFORMED = (
 _SPLIT = (
     *(ensembler_tables.CIFAR10, points.STUDY, knowledge.STUDY, text.STUDY),
     *(ensembler_tables.CIFAR100, ensembler_tables.FACES, ensembler_selector.STUDY),
-    *(channel.STUDY, repairs.STUDY),
+    channel.STUDY,
 )
 _MARGIN = (
     *(figures.MULTICLASS, figures.CLASSES, figures.WEIGHT_DECAY, figures.LARGE),

@@ -14,7 +14,6 @@ from exhume.studies.split import (
     ensembler_tables,
     knowledge,
     points,
-    repairs,
     text,
 )
 from exhume.studies.split.ensembler import Network, Trained
@@ -172,35 +171,6 @@ def test_points(claims_turn, claimed, around, key):
         ("vgg16-second", {"conv1.pool": 0.311, "conv7.pool": 0.306}),
         ("vgg16-second", {"conv1.pool": 0.289, "conv7.pool": 0.284}),
         ("vgg16-bound", {"conv7.head_known": 0.4998}),
-    )
-
-
-def test_repairs(claims_turn, claimed):
-    """No repair counts where the same attackers find nothing without one."""
-    setting = study_named("split-repairs").scales["smoke"]
-    right = {f"word {name}": "leaks" for name in setting.repairs}
-    right |= {"word ensembler": "at risk", "word rotated": "nothing found"}
-    right |= {f"{name}.accuracy": 0.5 for name in setting.repairs}
-    right |= {f"{name}.own_form.identified": 0.0 for name in setting.repairs}
-    right |= {"none.accuracy": 0.8, "rotated.accuracy": 0.771, "fresh_1.accuracy": 0.79}
-    identified = {"none": 0.2, "rotated": 0.099, "fresh_1": 0.15}
-    right |= {f"{name}.own_form.identified": share for name, share in identified.items()}
-
-    def decide(numbers):
-        words = {name: numbers[f"word {name}"] for name in setting.repairs}
-        said = repairs.compared(setting, numbers, words)
-        said["ensembler.leaks"] = float(words["ensembler"] == "leaks")
-        return claimed("split-repairs", numbers | said)
-
-    claims_turn(
-        decide,
-        right,
-        ("published", {"word ensembler": "leaks"}),
-        ("repaired", {"word rotated": "at risk"}),
-        (("repaired", "hidden"), {"word rotated": "leaks"}),
-        (("repaired", "hidden"), {"word none": "at risk"}),
-        ("cheaply", {"rotated.own_form.identified": 0.1}),
-        ("cheaply", {"rotated.accuracy": 0.769}),
     )
 
 
