@@ -42,6 +42,13 @@ def test_a_difference_within_the_noise_proves_nothing():
     assert held(planted({**PAPER, "relu": 0.0098}, 0.01))["relu"] is None
 
 
+def test_reconn_is_judged_where_it_was_run_and_is_no_activation_of_its_own():
+    errors = {**PAPER, "relu.reconn": 0.02, "elu.reconn": 0.01, "leaky-relu.reconn": 0.012}
+    both = {"relu": True, "close": True}
+    assert held(planted(errors, 0.001)) == {**both, "reconn": True}
+    assert held(planted({**errors, "elu.reconn": 0.03}, 0.001)) == {**both, "reconn": False}
+
+
 @pytest.mark.network
 @pytest.mark.slow
 def test_smoke(tmp_path):

@@ -21,6 +21,7 @@ def test_smoke(tmp_path):
         "imprint",
         "perceptual",
         "private",
+        "private-most",
         "steps",
     }
     assert "Private record" in (tmp_path / "run" / "report.html").read_text()

@@ -8,6 +8,7 @@ the fresh arm every model draws its own start.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from exhume import readers
 from exhume.choices import moved
 from exhume.core.contract import Key, Records
+from exhume.core.results import Chart, Point
 from exhume.models.glm import losses
 from exhume.models.mlp import MLP
 from exhume.readers import Sizes
@@ -26,6 +28,8 @@ from exhume.train.fleet import train_fleet
 from exhume.train.optimisers import Descent
 from exhume.train.recipe import FullBatch
 from exhume.train.stacked import logits
+
+BINS = 30  # of a histogram of losses
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ class _Setting:
 _SCALES: dict[Scale, _Setting] = {
     "smoke": _Setting((200,), targets=5, models=6, rates=(0.2,)),
     "cpu": _Setting((10_000, 1000), targets=50, models=10, rates=(0.2, 0.1)),
-    "paper": _Setting((10_000, 1000), targets=50, models=1000, rates=(0.2, 0.1)),
+    "long": _Setting((10_000,), targets=1, models=1000, rates=(0.2,), jitters=(1e-5,)),
+    "paper": _Setting((10_000, 1000), targets=1, models=1000, rates=(0.2, 0.1)),
 }
 
 
@@ -79,8 +84,14 @@ def _run(run: Run[_Setting]) -> Outcome:
             jobs[f"{prefix}{{}}_shared.jitter_{jitter:g}"] = _Models(*size, "shared", jitter)
         jobs[f"{prefix}{{}}_fresh"] = _Models(*size, "fresh")
     arms = run.arms("starts", _separated, jobs)
-    metrics = {name.format(score): v for name, arm in arms.items() for score, v in arm.items()}
-    return Outcome(metrics, said={"jitter": first})
+    metrics = {_called(name, score): v for name, arm in arms.items() for score, v in arm.items()}
+    return Outcome(metrics, said={"jitter": first}, charts=_histograms(metrics))
+
+
+def _called(arm: str, score: str) -> str:
+    """`auc_shared`; a bin of a histogram comes last: `with_shared.3`."""
+    name, dot, index = score.partition(".")
+    return f"{arm.format(name)}{dot}{index}"
 
 
 def _separated(run: Run[_Setting], models: _Models) -> dict[str, float]:
@@ -104,7 +115,36 @@ def _separated(run: Run[_Setting], models: _Models) -> dict[str, float]:
         scores[name] = torch.cat(measured)
     own = scores["with"].view(t, m, t).diagonal(dim1=0, dim2=2)  # (m, t): each target's own models
     gap = gap_over_spread(own, scores["without"]).median()
-    return {"auc": mean_auc(own, scores["without"]), "gap_over_spread": float(gap)}
+    found = {"auc": mean_auc(own, scores["without"]), "gap_over_spread": float(gap)}
+    return found | (histogram(own[:, 0], scores["without"][:, 0]) if t == 1 else {})
+
+
+def histogram(members: Tensor, others: Tensor) -> dict[str, float]:
+    """How many models with and without a record have each loss on it, in bins over the range of both."""
+    both = torch.cat([members, others])
+    ends = torch.linspace(float(-both.max()), float(-both.min()), BINS + 1).double()
+    found = {f"loss.{index}": float(x) for index, x in enumerate((ends[1:] + ends[:-1]) / 2)}
+    for name, values in {"with": members, "without": others}.items():
+        counts = torch.histogram(-values.double(), ends).hist
+        found |= {f"{name}.{index}": float(count) for index, count in enumerate(counts)}
+    return found
+
+
+def _histograms(metrics: Mapping[str, float]) -> list[Chart]:
+    """Fig. 10 as it is drawn: the losses on one record of models with it and without it."""
+    charts = []
+    for arm, title in (("shared", "One start, up to a jitter"), ("fresh", "Fresh starts")):
+        names = {"with the record": f"with_{arm}", "without it": f"without_{arm}"}
+        if f"with_{arm}.0" in metrics:
+            series = {
+                label: [
+                    Point(metrics[f"loss_{arm}.{index}"], metrics[f"{name}.{index}"])
+                    for index in range(BINS)
+                ]
+                for label, name in names.items()
+            }
+            charts.append(Chart(title, "loss on the record", "models", series))
+    return charts
 
 
 def membership_scores(mlp: MLP, parameters: Tensor, records: Records) -> Tensor:

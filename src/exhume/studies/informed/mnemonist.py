@@ -58,6 +58,13 @@ _SCALES: dict[Scale, _Setting] = {
         seeds=4,
         watched=256,
     ),
+    "long": _Setting(
+        DataSettings("mnist", fixed=1000, targets=500, shadows=10_000, public=1, test=1),
+        widths=(10, 100),
+        reconn=RecoNN(training=Training(patience=10)),
+        seeds=2,
+        watched=1000,
+    ),
     "paper": _Setting(
         DataSettings("mnist", fixed=10_000, targets=999, shadows=58_999, public=1, test=1),
         widths=(10, 100),

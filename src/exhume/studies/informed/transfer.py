@@ -41,6 +41,13 @@ _DECONV = RecoNN(
     Training(optimiser="adam", rate=1e-3, weight_decay=1e-4, batch=16, epochs=1),
     span=True,
 )
+_CIFAR10 = _Setting(
+    DataSettings("cifar10", fixed=25, targets=100, shadows=1000, public=1, test=1),
+    few=(10, 30, 100, 300),
+    reconn=replace(_DECONV, training=replace(_DECONV.training, epochs=30)),
+    seeds=1,
+    victim=BALLE22_CNN,
+)
 _SCALES: dict[Scale, _Setting] = {
     "smoke": _Setting(
         DataSettings("mnist", fixed=30, targets=30, shadows=400, public=1, test=1),
@@ -60,13 +67,14 @@ _SCALES: dict[Scale, _Setting] = {
         few=(10, 30, 100, 300),
         reconn=RecoNN(Dense((300, 300)), Training(batch=64, epochs=40)),
         seeds=2,
-        second=_Setting(
-            DataSettings("cifar10", fixed=25, targets=100, shadows=1000, public=1, test=1),
-            few=(10, 30, 100, 300),
-            reconn=replace(_DECONV, training=replace(_DECONV.training, epochs=30)),
-            seeds=1,
-            victim=BALLE22_CNN,
-        ),
+        second=_CIFAR10,
+    ),
+    "long": _Setting(
+        DataSettings("mnist", fixed=1000, targets=500, shadows=10_000, public=1, test=1),
+        few=(10, 100, 1000, 4000),
+        reconn=RecoNN(),
+        seeds=2,
+        second=_CIFAR10,
     ),
     "paper": _Setting(
         DataSettings("mnist", fixed=10_000, targets=999, shadows=24_000, public=1, test=1),

@@ -13,6 +13,7 @@ from itertools import takewhile
 from torch import Tensor
 
 from exhume.attacks.informed.noise_aware import NoiseAware
+from exhume.attacks.informed.reconn import RecoNN
 from exhume.auditing import Game
 from exhume.core.contract import Attack, Key
 from exhume.core.results import Chart, Point
@@ -21,7 +22,6 @@ from exhume.studies.arms import BALLE22, BALLE22_CNN, Bench, arm_metrics
 from exhume.studies.claims import Range, said_of
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.informed.sweeps import (
-    MEAN_RECORD,
     Pooled,
     Sweep,
     Swept,
@@ -36,6 +36,9 @@ from exhume.train.dp import noise_for_epsilon
 from exhume.train.functional import accuracy
 
 PAPER: dict[str, float] = said_of("informed-activations")["published"]
+_RECONN = "reconn"
+_RECONN_ON = ("relu", "leaky-relu", "elu", "sigmoid", "floor")
+_RECONN_NEEDS = 10_000  # shadows
 
 _ACTIVATION_SCALES: dict[Scale, Sweep[str]] = {
     "smoke": Sweep(
@@ -45,6 +48,9 @@ _ACTIVATION_SCALES: dict[Scale, Sweep[str]] = {
     ),
     "cpu": Sweep(
         DataSettings("mnist", 200, 100, 800, 500, 1000), BALLE22, values=tuple(PAPER), seeds=2
+    ),
+    "long": Sweep(
+        DataSettings("mnist", 1000, 500, 10_000, 1000, 1000), BALLE22, values=tuple(PAPER)
     ),
     "paper": Sweep(
         DataSettings("mnist", 10_000, 999, 58_999, 1, 1),
@@ -58,7 +64,7 @@ def _run_activations(run: Run[Sweep[str]]) -> Outcome:
     setting = run.setting
     sizes, victim, seeds = setting.data, setting.victim, setting.seeds
     variants = {name: replace(victim, activation=name) for name in setting.values}
-    swept = sweep(Bench.of(run, sizes, victim), seeds, variants)
+    swept = sweep(Bench.of(run, sizes, victim), seeds, variants, further=_published)
     found, said = judge_activations(swept, run.key.fold("claims"))
     places = {name: name for name in sorted(variants, key=lambda name: -swept[name].mse)}
     paper = {"RecoNN in the paper": [Point(name, PAPER[name]) for name in places]}
@@ -70,11 +76,19 @@ def _run_activations(run: Run[Sweep[str]]) -> Outcome:
     )
 
 
+def _published(bench: Bench) -> dict[str, Attack]:
+    """RecoNN, the paper's attack, where there are shadows enough to train it."""
+    enough = bench.settings.data.shadows >= _RECONN_NEEDS
+    drawn = bench.settings.victim.activation in _RECONN_ON
+    return {_RECONN: RecoNN(chunk=bench.chunk)} if enough and drawn else {}
+
+
 def judge_activations(
     arms: Mapping[str, Pooled], key: Key
 ) -> tuple[dict[str, float], dict[str, object]]:
     """Comparisons target by target, as metrics and as the claims ask for them."""
-    relu, names = arms["relu"], [name for name in arms if name not in ("relu", MEAN_RECORD)]
+    reconn = {name: arms[f"{name}.{_RECONN}"] for name in PAPER if f"{name}.{_RECONN}" in arms}
+    relu, names = arms["relu"], [name for name in arms if name in PAPER and name != "relu"]
     others = sorted(names, key=lambda name: arms[name].mse)
     gaps = {name: difference(relu, arms[name], key.fold(name)) for name in others}
     excess = interval_of([relu, *(arms[n] for n in others)], _gap_less_spread, key.fold("spread"))
@@ -82,7 +96,17 @@ def judge_activations(
     found = {f"{name}.below_relu_by_low": gap[0] for name, gap in gaps.items()}
     found |= {f"{name}.below_relu_by_high": gap[1] for name, gap in gaps.items()}
     found |= {"gap_less_spread_low": excess[0], "gap_less_spread_high": excess[1]}
+    worse = {
+        name: difference(reconn["relu"], arm, key.fold(_RECONN, name))
+        for name, arm in reconn.items()
+        if name != "relu"
+    }
+    drawn = {
+        "reconn_gaps": list(worse.values()),
+        "reconn_said": [f"{name} {arm.mse:.4f}" for name, arm in reconn.items()],
+    }
     return found, {
+        **(drawn if reconn else {}),
         **{"relu": relu.mse, "low": low, "high": high, "best": others[0], "worst": others[-1]},
         **{"spread": high - low, "gap": relu.mse - high, "gaps": list(gaps.values())},
         **{"certain": sum(g[0] > 0 for g in gaps.values()), "compared": len(gaps)},
@@ -258,6 +282,11 @@ _LENGTH_SCALES: dict[Scale, Sweep[int]] = {  # values: steps
     "cpu": Sweep(
         DataSettings("mnist", 300, 100, 800, 500, 1000), BALLE22, (1, 3, 10, 30, 100, 200, 300), 2
     ),
+    "long": Sweep(
+        DataSettings("cifar10", 25, 100, 300, 500, 1000),
+        BALLE22_CNN,
+        (10, 60, 140, 200, _BEFORE, 240, 250, _AFTER),
+    ),
     "paper": Sweep(
         DataSettings("cifar10", 5000, 999, 53_999, 1, 1),
         BALLE22_CNN,
@@ -328,6 +357,11 @@ _START_SCALES: dict[Scale, Sweep[int]] = {
         DataSettings("mnist", 60, 50, 150, 300, 200), replace(BALLE22, steps=40), _STEPS[:3]
     ),
     "cpu": Sweep(DataSettings("mnist", 300, 100, 800, 10_000, 1000), BALLE22, _STEPS, seeds=2),
+    "long": Sweep(
+        DataSettings("mnist", 10_000, 500, 4000, 10_000, 1000),
+        replace(BALLE22, rate=0.2),
+        (0, 1000, 4000),
+    ),
     "paper": Sweep(
         DataSettings("mnist", 10_000, 1000, 48_000, 10_000, 1000),
         replace(BALLE22, rate=0.2),
