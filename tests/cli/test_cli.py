@@ -102,7 +102,7 @@ def test_the_folder_answers_machines_and_gates(run, invoke, quick, tmp_path):
         (["audit", "--data", "digits", "--threads", "1000"], "machine.threads: 1000 given"),
         (["audit", "--data", "digits", "--device", "meta"], "device: 'meta' cannot be used"),
         (["audit", "--data", "digits", "--network", "cnn"], "leave nothing of 8x8"),
-        (["bench", "nothing"], "bench: 'nothing' is not one of shadows"),
+        (["bench", "nothing"], "bench: 'nothing' is not known"),
     ],
 )
 def test_failures_are_one_sentence_and_exit_2(invoke, arguments, message, tmp_path, monkeypatch):

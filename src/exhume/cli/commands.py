@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 from click import Choice
@@ -34,9 +34,6 @@ from exhume.cli.frame import (
 from exhume.core.errors import ExhumeError, unknown_name
 from exhume.settings.reference import HOLDS, KINDS, brief_file, kinds_to_release
 from exhume.settings.sources import IMAGE_SETS, PAIR_SETS, check_source, unknown_source
-
-if TYPE_CHECKING:
-    from exhume.core.contract import Progress
 
 T = TypeVar("T")
 _OPTIMISERS = {
@@ -409,18 +406,12 @@ def bench(
     from exhume.bench import run_benches
 
     with progress_shown() as progress:
-        results = run_benches(name, progress=progress, more={"serve": _bench_serve})
+        results = run_benches(name, progress=progress)
     if as_json:
         echo_out(json.dumps(results))
         return
     for result in results:
         echo_out("  ".join(f"{key} {value}" for key, value in result.items()))
-
-
-def _bench_serve(progress: Progress) -> list[dict[str, Any]]:
-    from exhume.integrations.serve_bench import run
-
-    return run(progress)
 
 
 # A trained split defence as it is deployed
