@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
 import tomllib
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +25,8 @@ from exhume.studies.framework import (
     taken_up,
     to_toml,
 )
+
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -239,3 +243,15 @@ def test_any_setting_can_be_written(tmp_path):
     folder = RunFolder.create(tmp_path / "run")
     assert taken_up(folder, {"study": "x", "setting": plain(Sizes(1))}, 3) == 3
     assert taken_up(folder, {"study": "x", "setting": plain(Sizes(1))}, 1) == 3
+
+
+def test_a_result_names_the_commit_that_made_it(tmp_path):
+    head = subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    made_by = ran(tmp_path / "run")["environment"].get("commit", "")
+    assert made_by.removesuffix("-dirty") == head

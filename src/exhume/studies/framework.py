@@ -10,6 +10,8 @@ them), finished arms are kept under everything they depend on, and arms are mapp
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -272,7 +274,7 @@ def run_study(
         threads = taken_up(folder, asking, threads_for(study.threads.get(scale, 0)))
         with pinned(threads):
             outcome = outcome_of(Run(study, scale, asked, folder, threads, progress))
-            found_on = environment()
+            found_on = environment() | commit()
         result = StudyResult(
             study=study.name,
             scale=scale,
@@ -296,6 +298,16 @@ def run_study(
         keep.mkdir(parents=True, exist_ok=True)
         RunFolder(keep).write_json(f"{study.name}.json", result.to_json())
     return result
+
+
+def commit() -> dict[str, str]:
+    """The commit of the checkout that this code runs from, and "-dirty" if files differ; {}: of none."""
+    root, git = Path(__file__).parents[3], shutil.which("git")
+    if git is None or not (root / ".git").exists():
+        return {}
+    asking = [git, "-C", str(root), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
+    asked = subprocess.run(asking, capture_output=True, text=True, check=False)  # noqa: S603
+    return {"commit": asked.stdout.strip()} if asked.returncode == 0 else {}
 
 
 def _check(study: Study[S], scale: Scale, asked: Asked) -> None:
