@@ -27,7 +27,7 @@ The end.
 
 def test_the_pages_are_what_their_results_say():
     """`exhume study tables` fills them."""
-    for page in DOCS.glob("*.md"):
+    for page in DOCS.rglob("*.md"):
         text = page.read_text()
         assert filled(text, DOCS, page.name) == text, page.name
 
@@ -38,6 +38,12 @@ def test_a_row_for_each_name():
     assert "old" not in new
     assert "| [a link](x.md) |" in new
     assert filled(new, DOCS, "page.md") == new
+
+
+def test_a_number_in_running_text():
+    mark = "<!-- informed-epochs {steps_1.mse:.4f} -->"
+    text = f"An error of 0.5{mark}, and 0.5 elsewhere."
+    assert filled(text, DOCS, "page.md") == f"An error of 0.0109{mark}, and 0.5 elsewhere."
 
 
 @pytest.mark.parametrize(

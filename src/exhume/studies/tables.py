@@ -12,7 +12,8 @@ A page says what a table is made of, in a comment that no reader sees:
 `exhume study tables` writes what stands between the two comments. Braces hold a metric of the kept result
 (`docs/results/NAME.json`) and its format. A row with names in brackets stands for as many rows: `*` is the
 name, and what follows its "=" is shown in its place. `<!-- claims NAME -->` … `<!-- /claims -->` holds the
-claims of a study.
+claims of a study. A number in running text is followed by what it is: `0.0109<!-- informed-epochs
+{steps_1.mse:.4f} -->`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from exhume.core.results import Claim, StudyResult, read_result
 
 _TABLE = re.compile(r"(<!-- table ([a-z0-9-]+)\n(.*?)\n-->\n)(.*?)(<!-- /table -->)", re.DOTALL)
 _CLAIMS = re.compile(r"(<!-- claims ([a-z0-9-]+) -->\n)(.*?)(<!-- /claims -->)", re.DOTALL)
+_PROSE = re.compile(r"[^\s>]+(<!-- ([a-z0-9-]+)\s(\{[^{}]+\}) -->)")
 _NAMES = re.compile(r"\[([^]]*)\](?!\()")  # not a link
 _METRIC = re.compile(r"\{([^{}:]+):([^{}]+)\}")
 
@@ -33,7 +35,7 @@ _METRIC = re.compile(r"\{([^{}:]+):([^{}]+)\}")
 def write_tables(docs: Path) -> list[Path]:
     """Fill the tables of every page; returns the pages that changed."""
     changed = []
-    for page in sorted(docs.glob("*.md")):
+    for page in sorted(docs.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         new = filled(text, docs, page.name)
         if new != text:
@@ -59,7 +61,12 @@ def filled(text: str, docs: Path, page: str) -> str:
         begin, study, _, end = found.groups()
         return _between(begin, _claimed(_kept(docs, study, page).claims), end)
 
-    return _CLAIMS.sub(claims, _TABLE.sub(table, text))
+    def prose(found: re.Match[str]) -> str:
+        mark, study, template = found.groups()
+        metrics = _kept(docs, study, page).metrics
+        return _with_numbers(template, metrics, f"{page}: a number of {study}") + mark
+
+    return _PROSE.sub(prose, _CLAIMS.sub(claims, _TABLE.sub(table, text)))
 
 
 def _between(begin: str, rows: Iterable[str], end: str) -> str:
