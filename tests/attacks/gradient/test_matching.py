@@ -8,6 +8,8 @@ from planted_gradients import unit_batches
 from torch import nn
 
 from exhume.attacks.gradient.analytic import BiasRatio
+from exhume.attacks.gradient.colours import recoloured
+from exhume.attacks.gradient.features import FeatureDecoding
 from exhume.attacks.gradient.matching import GradientMatching, infer_labels
 from exhume.attacks.gradient.span import SpanAttack
 from exhume.core.contract import ExhumeError, Gradient, Knowledge, NotApplicable, Outcome, Weights
@@ -18,6 +20,7 @@ from exhume.models.two_layer import TwoLayer
 from exhume.readers.payload import batch_statistics
 from exhume.score.batches import score_batches
 from exhume.store.shards import NullStore
+from exhume.train.local import LocalTraining
 from exhume.victims.gradient import release_batches
 
 SMALL = MLP((1, 5, 5), (30,), 4, "tanh")
@@ -200,26 +203,57 @@ def test_restarts_can_be_held_together(key):
     assert not torch.allclose(apart, near)
 
 
-def test_batch_norm_statistics_are_used(key):
-    """Of two records in train mode: with the statistics that the client sends back the search ends nearer."""
+@pytest.fixture
+def normed(key):
+    """Two records behind batch norm in train mode: without and with what it saw of them."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = nn.Sequential(
             *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()),
-            nn.Linear(8 * 36, 4),
+            *(nn.Linear(8 * 36, 60), nn.ReLU(), nn.Linear(60, 4)),
         ).train()
     network = ModuleArchitecture.of(module, (1, 6, 6), "train")
-    batches = unit_batches(1, 2, (1, 6, 6), 4, key)
+    drawn = unit_batches(1, 2, (1, 6, 6), 4, key)
+    batches = replace(drawn, inputs=drawn.inputs / drawn.inputs.max())
     plain, secret = release_batches(network, network.initial(key), batches)
     before = {n: t.clone() for n, t in module.state_dict().items()}
     module(batches.inputs[0])
     seen = batch_statistics(before, module.state_dict(), module)
     assert set(seen) == {"1.mean", "1.var"}
     told = replace(plain, statistics={name: values[None] for name, values in seen.items()})
-    known = Knowledge(architecture=network, batch_size=2)
-    attack = GradientMatching(steps=40, restarts=1, rate=0.05, statistics=1.0)
+    return network, plain, told, secret
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        GradientMatching(steps=60, restarts=1, rate=0.05, statistics=1.0),
+        FeatureDecoding(steps=150),
+    ],
+)
+def test_batch_norm_statistics_are_used(attack, normed, key):
+    """With the statistics that the client sends back the search ends nearer, whatever its rate."""
+    network, plain, told, secret = normed
+    step = LocalTraining(network, rate=0.3)
     ends = [
-        score_batches(secret, attack.prepare(known, key=key, store=NullStore()).run(release))
-        for release in (plain, told)
+        score_batches(
+            secret,
+            attack.prepare(
+                Knowledge(architecture=network, batch_size=2, local=local),
+                key=key,
+                store=NullStore(),
+            ).run(release),
+        ).metrics()["psnr"]
+        for release, local in ((plain, None), (told, None), (told, step))
     ]
-    assert ends[1].metrics()["psnr"] > ends[0].metrics()["psnr"]
+    assert min(ends[1:]) > ends[0] + 2
+
+
+def test_colours_follow_from_what_batch_norm_saw(normed):
+    network, _, told, secret = normed
+    module, named = network.build(), network.layout.split(told.at)
+    wanted = {name: values[0] for name, values in told.statistics.items()}
+    truth = secret.open().inputs[0]
+    found = recoloured(module, named, 0.4 * truth + 0.2, wanted)
+    torch.testing.assert_close(found, truth, atol=1e-2, rtol=0)
+    assert recoloured(module, named, truth, {}) is truth

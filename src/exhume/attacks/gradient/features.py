@@ -22,6 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from exhume.attacks.gradient.chains import convolution_below, features_of
+from exhume.attacks.gradient.colours import (
+    gap,
+    outputs_and_moments,
+    recoloured,
+    statistics_of,
+)
 from exhume.attacks.gradient.gates import (
     ROUNDS,
     Layers,
@@ -40,9 +46,12 @@ from exhume.core.contract import (
     Knowledge,
     NotApplicable,
     Progress,
+    Reconstruction,
+    Release,
     Store,
     silent,
 )
+from exhume.models.probes import inputs_of
 from exhume.train.local import LocalTraining
 
 _FITS = 0.05  # relative misfit of the features, below which a record counts as decoded
@@ -57,6 +66,7 @@ class FeatureDecoding:
     Sees: `Gradient`, the fully connected layers at the end of the network.
     Assumes: the architecture; as `GateAttack`, or a batch of one; records within [low, high]. Of several
     local steps, how they were made and the batch size: features are those at the middle of the way.
+    Uses what batch norm saw in train mode, where the client sends it: it fixes the colours.
     Guarantees: the features are certified as by `GateAttack`; confidence is minus the misfit of a record's.
     Reference: Geiping et al. 2020 for total variation; features first is ours.
     """
@@ -71,17 +81,15 @@ class FeatureDecoding:
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
-    ) -> EachGradient:
+    ) -> PreparedDecoding:
         architecture = architecture_of(knowledge, "decoding features")
-        invert = _Decoding(
+        return PreparedDecoding(
             self, architecture, key, progress, knowledge.local, knowledge.batch_size
-        ).invert
-        shape = tuple(architecture.input_shape)
-        return EachGradient(shape, invert, "decoding features", "decoding features", progress)
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class _Decoding:
+class PreparedDecoding:
     attack: FeatureDecoding
     architecture: Architecture
     key: Key
@@ -89,8 +97,18 @@ class _Decoding:
     local: ClientTraining | None
     batch_size: int | None
 
-    def invert(self, gradient: Tensor, parameters: Tensor, index: int) -> BatchAnswer:
-        key = self.key.fold(index)
+    def run(self, releases: Release) -> Reconstruction:
+        def invert(gradient: Tensor, parameters: Tensor, index: int) -> BatchAnswer:
+            sent = statistics_of(releases, index, gradient)
+            return self._answer(gradient, parameters, sent, self.key.fold(index))
+
+        shape = tuple(self.architecture.input_shape)
+        who = "decoding features"
+        return EachGradient(shape, invert, who, who, self.progress).run(releases)
+
+    def _answer(
+        self, gradient: Tensor, parameters: Tensor, sent: dict[str, Tensor], key: Key
+    ) -> BatchAnswer:
         seen, search = Layers(self.architecture, gradient, parameters), records_behind
         local, count = self.local, self.batch_size
         if isinstance(local, LocalTraining) and count and len(local.rates(count)) > 1:
@@ -110,6 +128,7 @@ class _Decoding:
             layer.name,
             features.inputs.to(gradient.dtype),
             (features.deltas @ seen.weights(layer)[:, :width]).to(gradient.dtype),
+            sent if features.complete else {},  # of the whole batch
         )
         records = self._decoded(wanted, key)
         observed = {"batch_size": float(features.rank)}
@@ -131,9 +150,17 @@ class _Decoding:
         )
         middle, width = (attack.low + attack.high) / 2, attack.high - attack.low
         start = (middle + 0.05 * width * drawn).to(wanted.features.dtype)
-        return self._descended(
-            start, lambda records: wanted.misfits(records).sum(), attack.rate, attack.variation
-        )
+        records = self._descended(start, wanted.cost, attack.rate, attack.variation)
+        return self._recoloured(wanted, records)
+
+    def _recoloured(self, wanted: _Wanted, records: Tensor) -> Tensor:
+        """With the colours that batch norm saw, and descended from there, where these are sent."""
+        if not wanted.statistics:
+            return records
+        attack = self.attack
+        again = recoloured(wanted.module, wanted.named, records, wanted.statistics)
+        again = again.clamp(attack.low, attack.high)
+        return self._descended(again, wanted.cost, attack.rate / 2, 0.4 * attack.variation)
 
     def _polished(self, wanted: _Wanted, records: Tensor) -> tuple[Tensor, float]:
         """With the convolution below, unless it explains its gradient no better or the features less."""
@@ -181,6 +208,7 @@ class _Wanted:
     layer: str  # takes the features
     features: Tensor  # (n, f)
     back: Tensor  # (n, f) what comes back to them
+    statistics: dict[str, Tensor]  # what batch norm saw of these records
 
     @cached_property
     def module(self) -> nn.Module:
@@ -201,6 +229,14 @@ class _Wanted:
     def misfits(self, records: Tensor) -> Tensor:
         """(n,) relative, of the features."""
         return self._apart(features_of(self.module, self.named, self.layer, records))
+
+    def cost(self, records: Tensor) -> Tensor:
+        """() the misfits, and how far what batch norm sees is from what it saw."""
+        if not self.statistics:
+            return self.misfits(records).sum()
+        with inputs_of(self.module, self.layer) as entered:
+            seen = outputs_and_moments(self.module, self.named, records, self.statistics)[1]
+        return self._apart(entered[-1]).sum() + len(records) * gap(seen, self.statistics)
 
     def both(self, records: Tensor) -> tuple[Tensor, Tensor]:
         """The misfits, and () what is left over of the gradient of the convolution below, relative."""

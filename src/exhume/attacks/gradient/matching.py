@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -26,13 +26,18 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from exhume.attacks.gradient.colours import (
+    gap,
+    outputs_and_moments,
+    recoloured,
+    statistics_of,
+)
 from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient, architecture_of
 from exhume.core.contract import (
     Architecture,
     Attack,
     ClientTraining,
     ExhumeError,
-    Gradient,
     Key,
     Knowledge,
     Layout,
@@ -44,13 +49,13 @@ from exhume.core.contract import (
     Store,
     silent,
 )
-from exhume.models.probes import before
 
 _BETAS = (0.9, 0.999)
 _EXPLAINED = 0.05  # mismatch above which a search has not converged: 10% of the squared gradient
 _SETTLED = 1e-3  # mismatch below which it has, and need not stand still
 _LAST, _FALLING = 0.75, 0.9  # what it loses in the last quarter of its steps, if it still falls
 _LABELLING = 40  # steps for the labels of a start
+_RECOLOURED = (0.25, 0.5, 0.75)  # of the steps: when colours are fitted to what batch norm saw
 _EVERY = 10  # steps between two reports of progress
 _SLOW_TOGETHER = (nn.Conv2d, nn.Conv1d, nn.MultiheadAttention)  # under vmap: one after another
 _PROBES = 64
@@ -122,8 +127,7 @@ class PreparedMatching:
 
         def invert(values: Tensor, at: Tensor, index: int) -> BatchAnswer:
             guess = self._starts(index, before(), values)
-            assert isinstance(releases, Gradient)  # or it would not have come here
-            seen = {name: known[index].to(values) for name, known in releases.statistics.items()}
+            seen = statistics_of(releases, index, values)
             with sdpa_kernel(SDPBackend.MATH):  # the other kernels have no second derivative
                 return self._search(values, at, guess, seen)
 
@@ -213,12 +217,15 @@ class _Search:
             soft = self._labelled(guess, soft)
         state = [_Adam(guess, signed=attack.signed), _Adam(soft)]
         records, earlier = guess.clone(), self._mismatches(guess, soft)
+        recolourings = {int(share * attack.steps) for share in _RECOLOURED}
         for step in range(attack.steps):
             done = step / attack.steps
             if step % _EVERY == 0:
                 self.progress("searching", step, attack.steps)
             if step == int(_LAST * attack.steps):
                 earlier = self._mismatches(records, soft)
+            if step in recolourings:
+                records = self._recoloured(records)
             middle = records.mean(0).expand_as(records)
             along, across = self._slopes(records, soft, middle, attack.weights(done))
             rate = attack.rate * (
@@ -228,7 +235,16 @@ class _Search:
             if self.objective.searched:
                 soft = soft - rate * state[1].move(across)
         self.progress("searching", attack.steps, attack.steps)
-        return records, soft, earlier
+        return self._recoloured(records), soft, earlier
+
+    def _recoloured(self, records: Tensor) -> Tensor:
+        """All restarts with the colours that batch norm saw, where it is known."""
+        aim, attack = self.objective, self.attack
+        if not aim.statistics:
+            return records
+        named = aim.layout.split(aim.at)
+        each = [recoloured(aim.module, named, batch, aim.statistics) for batch in records]
+        return torch.stack(each).clamp(attack.low, attack.high)
 
     def _labelled(self, guess: Tensor, soft: Tensor) -> Tensor:
         """Labels that suit a good start: while they are wrong, other records fit better than the true."""
@@ -332,9 +348,8 @@ class Objective:
     ) -> Tensor:
         """() the mismatch and all else. middle: the mean of all restarts' records."""
         value, seen = self._compared(records, targets)
-        for name, wanted in (self.statistics if seen else {}).items():
-            gap = (seen[name] - wanted).square().sum() / wanted.square().sum().clamp_min(1e-30)
-            value = value + weights.statistics / len(self.statistics) * gap
+        if seen:
+            value = value + weights.statistics * gap(seen, self.statistics)
         if weights.group:
             value = value + weights.group * (records - middle).square().mean()
         if weights.variation:
@@ -342,11 +357,16 @@ class Objective:
         return value
 
     def _compared(self, records: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        if self.local is None:
-            made, seen = grad(self._loss, has_aux=True)(self.at, records, targets)
-        else:  # what batch norm saw is known of one plain step only
-            slope = grad(lambda *given: self._loss(*given)[0])
-            made, seen = self.local.simulated(slope, self.at, records, targets), {}
+        seen: dict[str, Tensor] = {}
+
+        def slope(*given: Tensor) -> Tensor:
+            change: Tensor
+            change, moments = grad(self._loss, has_aux=True)(*given)
+            seen.update(moments)  # statistics are known of one step only
+            return change
+
+        how = slope if self.local is None else partial(self.local.simulated, slope)
+        made = how(self.at, records, targets)
         size = self.values.norm().clamp_min(1e-30)
         if self.cosine:
             return 1 - (made @ self.values) / (made.norm() * size).clamp_min(1e-30), seen
@@ -355,15 +375,8 @@ class Objective:
     def _loss(
         self, flat: Tensor, records: Tensor, targets: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        seen: dict[str, Tensor] = {}  # mean and variance of every channel that enters a batch norm
-
-        def keep(layer: str, inputs: Tensor) -> None:
-            channels = inputs.transpose(0, 1).flatten(1)
-            seen[f"{layer}.mean"], seen[f"{layer}.var"] = channels.mean(1), channels.var(1)
-
-        norms = sorted({name.rpartition(".")[0] for name in self.statistics})
-        with before(self.module, norms, keep):
-            outputs = functional_call(self.module, self.layout.split(flat), (records,))
+        named = self.layout.split(flat)
+        outputs, seen = outputs_and_moments(self.module, named, records, self.statistics)
         if self.local is not None and self.local.squared:
             return F.mse_loss(outputs, targets), seen
         if outputs.shape[1] == 1:

@@ -514,7 +514,10 @@ class UpdateCase(Case):
         order = torch.randperm(len(others), generator=key.generator())
         batches = others[order[:needed]]
         updates, private = updates_of_batches(
-            update.architecture, update.start(), batches, size, steps=steps, key=drawn
+            *(update.architecture, update.start(), batches, size),
+            steps=steps,
+            key=drawn,
+            statistics=list(update.gradient.statistics),
         )
         for place, easier in enumerate(updates):
             sent = easier.gradient

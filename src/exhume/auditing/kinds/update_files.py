@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from exhume.attacks.gradient.colours import outputs_and_moments
 from exhume.core.contract import Architecture, ExhumeError, Gradient, Key, Records, Vocabulary
 from exhume.core.evidence import Premise
 from exhume.core.notation import rows_by_client
@@ -466,8 +467,12 @@ def updates_of_batches(
     *,
     steps: Steps = _ONE,
     key: Key | None = None,
+    statistics: Collection[str] = (),
 ) -> tuple[list[ClientUpdate], dict[str, Records]]:
-    """The updates of batches of so many records each, one after another, and whose records they are."""
+    """The updates of batches of so many records each, one after another, and whose records they are.
+
+    statistics: names of what batch norm saw that is sent beside the update.
+    """
     trained = private
     if isinstance(architecture, LanguageModel) and architecture.loss == "masked":
         hidden = architecture.masked(private.inputs, Key.from_seed(0).fold("masks"))
@@ -486,11 +491,14 @@ def updates_of_batches(
     if steps.privacy.noise:
         still = _gradients(architecture, start, batches, steps.still(), key or Key.from_seed(0))
     left = [noise_beside(*pair) for pair in zip(values, still, strict=True)]
+    seen = _moments(architecture, start, batches, statistics)
     cases = [
         ClientUpdate(
             client=f"batch {place + 1}",
             round=0,
-            gradient=Gradient(values[place : place + 1].detach(), simple.layout, start),
+            gradient=Gradient(
+                values[place : place + 1].detach(), simple.layout, start, seen[place]
+            ),
             architecture=simple,
             batch_size=size,
             steps=steps,
@@ -506,6 +514,17 @@ def updates_of_batches(
         case.client: private[place * size : (place + 1) * size] for place, case in enumerate(cases)
     }
     return cases, theirs
+
+
+def _moments(
+    architecture: Architecture, start: Tensor, batches: Records, statistics: Collection[str]
+) -> list[dict[str, Tensor]]:
+    """What batch norm sees of each batch, under these names."""
+    if not statistics:
+        return [{} for _ in batches.labels]
+    module, named = architecture.build(), architecture.layout.split(start.detach())
+    seen = [outputs_and_moments(module, named, batch, statistics)[1] for batch in batches.inputs]
+    return [{name: told.detach()[None] for name, told in one.items()} for one in seen]
 
 
 def noise_beside(sent: Tensor, still: Tensor) -> tuple[float, float]:

@@ -115,6 +115,7 @@ _ORDERS = 8  # times what finding the order of known records takes, where the re
 _LEAST = 1e-3  # seconds of a search, which then makes the fewest steps there are
 _FEWEST, _MOST = 50, 2000  # steps of gradient matching
 _FEW = 100  # steps of a search that is asked to be short: decoding follows it
+_TOLD = 3  # times what decoding takes where the statistics of batch norm are sent
 _AFTER_STEPS = 0.1  # relative misfit of a text's vector after several local steps
 _POOLED = Status(Outcome.CONVERGED)  # of what came back from several updates
 _SHARES = (0.0, 1 / 16, 1 / 4)  # of the client's noise, on the rungs of the ladder
@@ -191,7 +192,8 @@ def _on_records(
     searching = settings.search_steps * _step_seconds(settings, updates)
     steps = decoding_steps(settings, updates)
     behind = 0.0 if isinstance(updates[0].architecture, MLP | TwoLayer) else _pass(updates)
-    decoding = _EXACT + steps * behind
+    told = _TOLD if updates[0].gradient.statistics else 1
+    decoding = _EXACT + told * steps * behind
     first, later = partial(_row, updates), partial(_row, updates, needed=True)
     return [
         first("bias-ratio", BiasRatio()),
