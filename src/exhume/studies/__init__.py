@@ -27,7 +27,6 @@ from exhume.studies.informed import (
 )
 from exhume.studies.margin import figures, ordinary
 from exhume.studies.split import (
-    channel,
     ensembler_selector,
     ensembler_tables,
     knowledge,
@@ -46,7 +45,6 @@ _INFORMED = (
 _SPLIT = (
     *(ensembler_tables.CIFAR10, points.STUDY, knowledge.STUDY, text.STUDY),
     *(ensembler_tables.CIFAR100, ensembler_tables.FACES, ensembler_selector.STUDY),
-    channel.STUDY,
 )
 _MARGIN = (
     *(figures.MULTICLASS, figures.CLASSES, figures.WEIGHT_DECAY, figures.LARGE),

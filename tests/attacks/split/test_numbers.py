@@ -19,7 +19,7 @@ from exhume.core.contract import (
 )
 from exhume.models.split.channel import ChannelNetwork, FreshNoise, UnitLength, likeliest
 from exhume.models.split.inverter import Decoder, OwnForm, ShadowHead
-from exhume.models.split.networks import ThinClient
+from exhume.models.split.networks import ResNet18
 from exhume.store.shards import NullStore
 from exhume.train.single import Schedule
 
@@ -66,7 +66,7 @@ def test_shadows_and_decoders_of_numbers(shape, key):
 
 
 def test_a_shadow_of_the_client_s_own_form(key):
-    network = ChannelNetwork(ThinClient((3, 16, 16), 3, (2, 4), 8), "conv2", "pool", 5)
+    network = ChannelNetwork(ResNet18((3, 16, 16), 3, 2), "block1", "pool", 5)
     form = OwnForm(network, "encode", "body")
     one, other = (form.module((3, 16, 16), (5,), key.fold(i)) for i in range(2))
     x = torch.rand(4, 3, 16, 16)
@@ -122,11 +122,3 @@ def test_the_likeliest_word_is_the_nearest():
 def test_numbers_have_no_windows():
     with pytest.raises(NotApplicable, match="are no maps, so have no windows"):
         Windows.between((1, 8, 8), (4,), 3)
-
-
-def test_a_thin_client():
-    assert ThinClient().input_shape == (3, 32, 32)
-    with pytest.raises(ExhumeError, match="channels x height x width needed"):
-        ThinClient((64,))
-    with pytest.raises(ExhumeError, match="channels: 0 given, at least 1 needed"):
-        ThinClient(channels=())

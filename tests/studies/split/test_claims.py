@@ -9,7 +9,6 @@ import torch
 from exhume.studies import study_named
 from exhume.studies.claims import papers_of
 from exhume.studies.split import (
-    channel,
     ensembler_selector,
     ensembler_tables,
     knowledge,
@@ -18,39 +17,6 @@ from exhume.studies.split import (
 )
 from exhume.studies.split.ensembler import Network, Trained
 from exhume.studies.split.ensembler_tables import Cells
-
-
-def test_channel(claims_turn, claimed, around, key):
-    """At sigma 1 one of 3,000 inputs is named in 0.81% of the requests at most: of 4,000, 11 are a third."""
-    setting = study_named("split-channel").scales["cpu"]
-    right = {"free.accuracy": 0.7, "client.share": 0.1, "alone.accuracy": 0.63}
-    right |= {"bits24.accuracy": 0.64, "bits12.accuracy": 0.581}
-    right |= {"bits8.accuracy": 0.1, "bits4.accuracy": 0.1}
-    right |= {f"bits{b}.named.k{k}": 0 for b in setting.bits for k in setting.named}
-    right |= {"bits8.named.k3000": 11, "bits4.lookalike.ssim": 0.199, "class_mean.ssim": 0.2}
-
-    def decide(numbers):
-        found = {name: {"sigma": 1.0} for name in (f"bits{bits}" for bits in setting.bits)}
-        for name, own in found.items():
-            for count in setting.named:
-                own[f"named.k{count}"] = numbers[f"{name}.named.k{count}"]
-        found["bits4"]["lookalike.ssim"] = around(numbers["bits4.lookalike.ssim"])
-        null = SimpleNamespace(each={"ssim": around(numbers["class_mean.ssim"])})
-        said = channel.compared(setting, numbers, found, null, key)
-        return claimed("split-channel", numbers | said, setting)
-
-    claims_turn(
-        decide,
-        right,
-        ("network", {"free.accuracy": 0.69}),
-        ("network", {"client.share": 0.101}),
-        ("bits24", {"bits24.accuracy": 0.631}),
-        ("bits12", {"bits12.accuracy": 0.57}),
-        ("never-above", {"bits24.named.k50000": 40}),
-        ("near", {"bits8.named.k3000": 10}),
-        ("looks", {"bits4.lookalike.ssim": 0.203}),
-        ("server", {"alone.accuracy": 0.64}),
-    )
 
 
 def test_tables(claims_turn, claimed, around, key):

@@ -1,7 +1,4 @@
-"""Networks as chains of named stages, so that they can be cut anywhere between them.
-
-ResNet-18 and VGG-16 are Ensembler24's; a third network is for clients that can do little.
-"""
+"""Ensembler24's networks, as chains of named stages, so that they can be cut anywhere between them."""
 
 from __future__ import annotations
 
@@ -94,35 +91,6 @@ class VGG16:
         return _ended(stages, channels, self.outputs)
 
 
-@dataclass(frozen=True)
-class ThinClient:
-    """Stages conv1, conv2, … (3x3, each halves the side), wide (a residual block), pool and fc.
-
-    A client that keeps the first stages computes a small share of the multiply-adds: wide has most of them.
-    """
-
-    input_shape: tuple[int, ...] = (3, 32, 32)
-    outputs: int = 10
-    channels: tuple[int, ...] = (16, 32, 64)  # of the strided convolutions
-    wide: int = 136
-
-    def __post_init__(self) -> None:
-        least = min(self.channels, default=0)
-        sizes = {"outputs": self.outputs, "channels": least, "wide": self.wide}
-        _check_sizes(self.input_shape, sizes)
-
-    def module(self, key: Key) -> nn.Sequential:
-        return he_normal(self._stages, key)
-
-    def _stages(self) -> nn.Sequential:
-        stages: OrderedDict[str, nn.Module] = OrderedDict()
-        for inputs, outputs in pairwise((self.input_shape[0], *self.channels)):
-            stages[f"conv{len(stages) + 1}"] = _convolution(inputs, outputs, stride=2)
-        first = _convolution(self.channels[-1], self.wide)
-        stages["wide"] = nn.Sequential(first, ResidualBlock(self.wide, self.wide, 1))
-        return _ended(stages, self.wide, self.outputs)
-
-
 class ResidualBlock(nn.Module):
     """Two 3x3 convolutions around a shortcut."""
 
@@ -143,8 +111,8 @@ class ResidualBlock(nn.Module):
         return F.relu(self.norm2(self.conv2(inside)) + self.shortcut(x))
 
 
-def _convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
-    layer = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+def _convolution(inputs: int, outputs: int) -> nn.Sequential:
+    layer = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
     return nn.Sequential(layer, nn.BatchNorm2d(outputs), nn.ReLU())
 
 
