@@ -342,6 +342,21 @@ def _studies_due(scale: Scale, *, dry_run: bool) -> list[str]:
     return list(took)
 
 
+@study_app.command("keep")
+@with_exit_codes
+def study_keep(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of studies that ran at some commit.")],
+) -> None:
+    """Keep results of earlier commits: where the study's smoke metrics there and here agree."""
+    echo_loading()
+    from exhume.studies.keep import keep_result
+
+    for run in runs:
+        refuse_unfinished(run)
+        result = keep_result(run, Path("docs/results"))
+        echo_out(f"kept: {result.study} at scale {result.scale}, {result.environment['commit']}")
+
+
 @study_app.command("figures")
 @with_exit_codes
 def study_figures(
