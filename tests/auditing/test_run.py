@@ -100,7 +100,7 @@ def test_noise_as_large_as_the_update_stops_what_reads_it(whole):
 
 def test_the_page_tells_the_plan_and_the_fixes(whole):
     page = whole.report.read_text()
-    assert "What to do about it" in page
+    assert "What stops it" in page
     assert "What was tried, and what was left out" in page
     assert "initial weights that stay secret" in page
 

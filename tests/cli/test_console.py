@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from exhume.cli import app
-from exhume.cli.audits import next_step
 from exhume.cli.frame import EVERY, ProgressLines, study_names
 from exhume.core.results import FixRow, ReleaseRow, Result, Verdict
 from exhume.models.activations import ACTIVATIONS
 from exhume.readers.named import SETS
+from exhume.report.meaning import next_steps
 from exhume.settings.sections import ACTIVATIONS as NAMED_ACTIVATIONS
 from exhume.settings.sources import IMAGE_SETS, PAIR_SETS
 from exhume.studies import STUDIES
@@ -174,16 +174,20 @@ def finished(word, *fixes, kind="weights"):
     return Result("", "", 0, Verdict(word, "", ""), fixes=fixes, releases=(row,))
 
 
+def first_step(result):
+    return next_steps(result)[0]
+
+
 def test_every_verdict_has_a_next_step():
     fix = FixRow("dp", "it", "noise", "", "", "0 of 9", tried=True, verdict="leaks")
     stops = replace(fix, verdict="no leak found")
-    assert "--try-fixes shows what stops it" in next_step(finished("leaks"))
-    assert "none of the fixes" in next_step(finished("leaks", fix))
-    assert "apply a fix that stops it" in next_step(finished("leaks", fix, stops))
-    assert "do not release this file" in next_step(finished("leaks", kind="checkpoint"))
-    assert "keep secret" in next_step(finished("at risk"))
-    assert "exhume compare OLD NEW" in next_step(finished("no leak found"))
-    assert "nothing is known yet" in next_step(finished("not audited"))
+    assert "--try-fixes shows what stops it" in first_step(finished("leaks"))
+    assert "none of the fixes" in first_step(finished("leaks", fix))
+    assert "apply a fix that stops it" in first_step(finished("leaks", fix, stops))
+    assert "do not release this file" in first_step(finished("leaks", kind="checkpoint"))
+    assert "keep secret" in first_step(finished("at risk"))
+    assert "exhume compare OLD NEW" in first_step(finished("no leak found"))
+    assert "nothing is known yet" in first_step(finished("not audited"))
 
 
 def test_an_audit_says_its_plan_its_cost_and_what_comes_next(tmp_path):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import stat
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,10 +14,11 @@ from report_runs import NASTY, MakeRun, attack, audit, evidence, study
 from safetensors.torch import save_file
 
 from exhume.core.contract import ExhumeError, Shard
+from exhume.core.notation import duration_of
 from exhume.report.figures import png_data_uri
 from exhume.report.gallery import selection
 from exhume.report.page import draw
-from exhume.report.words import duration, metric_rows, number, percent, show
+from exhume.report.words import metric_rows, number, percent, show
 from exhume.store.shards import write_shard
 
 
@@ -59,12 +61,56 @@ def test_the_page_says_verdict_knowledge_and_key_figures(make_run: MakeRun) -> N
         "86 of 100",
         "86% (78% to 92%)",
         "by chance 0%",
-        "Showing 200 of 230 targets: the 100 with the lowest error",
+        "Showing 200 of 230 targets: the 100 with the largest gain over what was held",
         "fewer shadows",
         "data.path",
         "How to read this page",
     ):
         assert words in text
+
+
+def test_the_page_ends_with_what_it_means_and_what_to_do(make_run: MakeRun) -> None:
+    leak = {"successes": 86, "trials": 100, "low": 0.78, "high": 0.92, "chance": 0.01}
+    page = drawn(
+        make_run(audit(leak=leak, strength="recognised", expected_by_chance=1.0), evidence(9))
+    )
+    end = page[page.index("The run</h2>") :]
+    assert end.index("What this means</h2>") < end.index("What to do next</h2>")
+    assert "tell which records are behind it: 86 of the 100 that were tried, where chance" in end
+    assert "the same command with --try-fixes shows what stops it." in end
+
+
+def test_the_glossary_has_exactly_the_words_that_the_page_uses(make_run: MakeRun) -> None:
+    def terms(page: str) -> set[str]:
+        part = page[page.index('<details class="glossary">') :].split("</details>")[0]
+        return set(re.findall(r"<dt>(.*?)</dt>", part))
+
+    run = make_run(audit(), evidence(9))
+    page = drawn(run)
+    assert {"Target", "Oracle", "MSE"} <= terms(page)
+    assert not {"Distance", "Shadow model", "Epsilon", "p"} & terms(page)
+    lineup = {
+        "identified": 8,
+        "targets": 9,
+        "strangers": 99,
+        "chance": 0.01,
+        "p": 1e-4,
+        "needed": 2,
+    }
+    other = attack(lineup=lineup | {"detectable": 0.2}, notes=["Distance 4 of a shadow model."])
+    (run / "result.json").write_text(json.dumps(audit(attacks=[other])))
+    more = {"Line-up", "Stranger", "p", "Distance", "Shadow model"}
+    assert more <= terms(drawn(run))
+
+
+def test_cards_that_beat_what_was_held_come_first(make_run: MakeRun) -> None:
+    tensors = evidence(3) | {
+        "mse": torch.tensor([0.01, 0.03, 0.02]),
+        "oracle_mse": torch.tensor([0.01, 0.3, 0.04]),
+    }
+    page = drawn(make_run(audit(), tensors))
+    ratios = re.findall(r'<span class="ratio">(.*?)×</span>', page)
+    assert ratios == ["0.1", "0.5", "1"]
 
 
 def test_nothing_outside_the_file_is_named(make_run: MakeRun) -> None:
@@ -160,6 +206,23 @@ def test_the_redacted_page_names_no_place_and_no_person(make_run: MakeRun) -> No
     for stays in ("mnist.npz", "model.pt", "x.pt", "notes.txt", "x.csv", "and/or", "2.13.0"):
         assert stays in text
     assert "jane" in drawn(run)
+
+
+def test_the_redacted_page_names_no_group(make_run: MakeRun) -> None:
+    row = {"identified": 9, "targets": 9, "low": 0.6, "high": 1.0, "stands_out": True}
+    note = "More than of all comes back of Jane Doe (9 of 9, at least 60%)."
+    leak = {"successes": 9, "trials": 30, "low": 0.1, "high": 0.5}
+    groups = [row | {"name": "Jane Doe"}]
+    result = secrets() | {
+        "leak": leak,
+        "groups": groups,
+        "attacks": [attack(notes=[note], groups=groups)],
+    }
+    run = make_run(result, evidence(30))
+    text = drawn(run, redact=True)
+    assert "Jane" not in text
+    assert "More exposed than the others: group 1: 9 of 9." in text
+    assert "More exposed than the others: Jane Doe: 9 of 9." in drawn(run)
 
 
 def test_redaction_spares_the_text_around_bare_separators(make_run: MakeRun) -> None:
@@ -335,14 +398,19 @@ def test_numbers_read_well() -> None:
         "0.0163",
         "0.5",
         "19.2",
-        "2\u202f001",
-        "12\u202f346",
+        "2,001",
+        "12,346",
         "0",
         "–",
     ]
     assert (number(1e-7), number(2.5e-5), number(-3e7)) == ("10⁻⁷", "2.5 × 10⁻⁵", "-3 × 10⁷")
     assert [percent(v) for v in (0.86, 0.8612, 0.0, math.nan)] == ["86%", "86.1%", "0%", "–"]
-    assert [duration(v) for v in (0.5, 61.2, 930, 9000)] == ["0.5 s", "61 s", "16 min", "2.5 h"]
+    assert [duration_of(v) for v in (0.5, 61.2, 930, 9000)] == [
+        "under 1 s",
+        "61 s",
+        "16 min",
+        "2.5 h",
+    ]
     assert [show(v) for v in (None, True, [], [1, "a"], {"k": 2})] == [
         "–",
         "yes",

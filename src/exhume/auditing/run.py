@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -83,7 +84,9 @@ def audit(
     released = read(brief, progress, given)
     with RunFolder.claimed(out, resume_anyway=resume_anyway, progress=progress) as folder:
         brief, released = resolve(brief, released, folder.store(), folder)
-        folder.write_json("environment.json", environment())
+        folder.write_json(
+            "environment.json", environment() | {"date": str(datetime.now(UTC).date())}
+        )
         planned = plan_releases(brief, released)
         if on_plan is not None:
             on_plan(planned.plan)

@@ -57,9 +57,7 @@ from exhume.settings.sources import check_files
 
 if TYPE_CHECKING:
     from exhume.auditing import Audit
-    from exhume.core.results import Result
 
-_FILES = ("checkpoint", "fitted")  # releases that are attacked as they are: there is nothing to try
 _HERE = ("seed", "threads", "device")  # of a section; a command has them once, for all releases
 _CODES = """
 
@@ -366,6 +364,8 @@ def report_verdict(done: Audit, fail_over: float | None, *, more: str, quiet: bo
 
 
 def _echo_verdict(done: Audit) -> None:
+    from exhume.report.meaning import next_steps
+
     said = f"{done.verdict.sentence} {done.verdict.detail}"
     echo_out(done.verdict.sentence)
     echo_out(done.verdict.detail)
@@ -376,37 +376,10 @@ def _echo_verdict(done: Audit) -> None:
         echo_out(f"Beside the verdict: {line}")
     for line in done.advice:
         echo_out(f"  {line}")
-    echo_out(f"next: {next_step(done.result)}")
+    echo_out(f"next: {next_steps(done.result)[0]}")
     if done.redacted:
         echo_out(f"redacted report: {done.redacted}")
     echo_out(f"report: {done.report}")
-
-
-def next_step(result: Result) -> str:
-    """What a person does after this verdict."""
-    if result.verdict.word == "leaks":
-        return _stop_it(result)
-    return {
-        "at risk": "keep secret what the stronger adversary knows, or protect against it",
-        "no leak found": "keep this folder; after a change, audit again and run exhume compare OLD NEW",
-    }.get(
-        result.verdict.word, "nothing is known yet: the report says for each attack what it lacked"
-    )
-
-
-def _stop_it(result: Result) -> str:
-    tried = [row for row in result.fixes if row.tried]
-    if any(row.verdict == "no leak found" for row in tried):
-        return "apply a fix that stops it (above, best first), then audit again"
-    if tried:
-        return "none of the fixes above stops it: release less, or to fewer people"
-    leaking = [row.kind for row in result.releases if row.word == "leaks"]
-    if leaking and all(kind in _FILES for kind in leaking):
-        return (
-            "do not release this file; describe its training in [victim] of an audit.toml, and "
-            "--try-fixes shows which training would not leak"
-        )
-    return "the same command with --try-fixes shows what stops it"
 
 
 def processor_seconds() -> float:

@@ -175,9 +175,22 @@ def report(
         bool,
         typer.Option("--redact", help="Leave every record out, so that the page can be shared."),
     ] = False,
+    assessment: Annotated[
+        bool,
+        typer.Option(
+            "--assessment",
+            help="Write two pages for an impact assessment (HTML, Markdown) and a fragment of a model card.",
+        ),
+    ] = False,
 ) -> None:
     """Draw the page of a run again."""
     refuse_unfinished(run)
+    if assessment:
+        from exhume.report.assessment import write_assessment
+
+        for path in write_assessment(run):
+            echo_out(f"wrote: {path}")
+        return
     from exhume.report.page import draw
 
     echo_out(f"report: {draw(run, redact=redact)}")

@@ -320,14 +320,16 @@ class ProgressLines:
         self._stage = None
         if stage.total > 1 or now - stage.began >= EVERY:
             self.echo(
-                f"{stage.name}: {stage.done:,} of {stage.total:,} in {_took(now - stage.began)}"
+                f"{stage.name}: {stage.done:,} of {stage.total:,} in {duration_of(now - stage.began)}"
             )
 
     def _going(self, stage: _Stage, now: float) -> None:
         stage.said = now
         made, took = stage.done - stage.first, now - stage.began
         left = f"{about(_left(stage, now))} left" if made else "at work"
-        self.echo(f"{stage.name}: {stage.done:,} of {stage.total:,} after {_took(took)}, {left}")
+        self.echo(
+            f"{stage.name}: {stage.done:,} of {stage.total:,} after {duration_of(took)}, {left}"
+        )
 
 
 def _left(stage: _Stage, now: float) -> float:
@@ -335,10 +337,6 @@ def _left(stage: _Stage, now: float) -> float:
     each = (stage.moved - stage.since) / (stage.done - stage.first)
     rest = (stage.total - stage.done) * each
     return max(rest - (now - stage.moved), rest / 10)
-
-
-def _took(seconds: float) -> str:
-    return duration_of(seconds) if seconds >= 1 else "under 1 s"
 
 
 def _bars(console: Console) -> Iterator[Progress]:

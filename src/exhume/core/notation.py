@@ -53,6 +53,8 @@ def seconds_in(text: str) -> float | None:
 
 def duration_of(seconds: float) -> str:
     """As people say it."""
+    if seconds < 0.95:
+        return "under 1 s"
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -60,7 +62,7 @@ def duration_of(seconds: float) -> str:
 
 def about(seconds: float) -> str:
     """An estimate, as people say it."""
-    return f"about {duration_of(seconds)}" if seconds >= 0.95 else "under 1 s"
+    return f"about {duration_of(seconds)}" if seconds >= 0.95 else duration_of(seconds)
 
 
 def numbers_in(text: str, where: str) -> tuple[int, ...]:

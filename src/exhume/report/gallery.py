@@ -44,6 +44,7 @@ BESIDE = (  # drawn elsewhere
     *("target_pictures", "decoy_pictures", "rank"),
 )
 RANKED = {  # by which tensor cards are ranked: its sign, and the words for both ends
+    "ratio": (1, "largest gain over what was held", "smallest gain over what was held"),
     "mse": (1, "lowest error", "highest error"),
     "ssim": (-1, "most similar", "least similar"),
     "cosine": (-1, "most alike", "least alike"),
@@ -90,7 +91,7 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Card:
-    rank: int  # 1 = lowest error (or most similar, or surest) of all targets
+    rank: int  # 1 = largest gain (or most similar, or surest) of all targets
     pictures: tuple[Picture, ...]
     mse: float | None
     ssim: float | None
@@ -137,10 +138,6 @@ class Gallery:
     @property
     def tabular(self) -> bool:
         return any(card.cells for card in self.cards)
-
-    @property
-    def has_ratio(self) -> bool:
-        return any(card.ratio is not None for card in self.cards)
 
     @property
     def has_confidence(self) -> bool:
@@ -196,9 +193,13 @@ def make_gallery(
 ) -> Gallery | None:
     """As many cards as fit in `size` bytes, up to `CARDS`; None where there is nothing to draw.
 
-    Ranked by error, or by confidence where there is none, unless told otherwise.
+    Ranked by how much nearer than the nearest held record, else by error, or by confidence where there is
+    none, unless told otherwise.
     """
-    ranked_by = ranked_by or ("mse" if "mse" in evidence else "confidence")
+    if {"mse", "oracle_mse"} <= set(evidence):
+        ratio = evidence["mse"] / evidence["oracle_mse"].where(evidence["oracle_mse"] > 0, math.nan)
+        evidence = Shard({**evidence, "ratio": ratio}, evidence.notes)
+    ranked_by = ranked_by or next((n for n in ("ratio", "mse") if n in evidence), "confidence")
     if ranked_by not in RANKED:
         raise ExhumeError(f"ranked_by: {ranked_by!r} is not one of {', '.join(RANKED)}")
     if ranked_by not in evidence or not any(name in evidence for name in PICTURES):

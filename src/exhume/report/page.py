@@ -10,7 +10,7 @@ import base64
 import hashlib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from exhume.core.contract import ExhumeError, Shard
+from exhume.core.notation import duration_of
 from exhume.core.results import LimitRow, Rate, Result, Section, StudyResult, read_json, read_result
 from exhume.core.typed_json import from_json
 from exhume.report import words
@@ -36,7 +37,8 @@ from exhume.report.evidence import (
 )
 from exhume.report.figures import draw_chart, histogram, interval, scatter
 from exhume.report.gallery import Gallery, make_gallery, read_evidence
-from exhume.report.words import TableRow, duration, number, percent, show
+from exhume.report.meaning import meaning, next_steps
+from exhume.report.words import TableRow, number, percent, show
 from exhume.settings.schema import toml_at
 from exhume.store.shards import write_atomically
 
@@ -93,17 +95,8 @@ class AttackView:
 
 
 def _view(run: Path, *, redact: bool) -> dict[str, Any]:
-    result = read_result(run / "result.json")
+    result, config, environment = redacted_run(run) if redact else _read(run)
     evidence = [_evidence(run, attack) for attack in result.attacks]
-    settings = run / "config.toml"
-    config = toml_at(settings) if settings.exists() else {}
-    environment = read_json(run / "environment.json", needed=False)
-    if redact:
-        paths = [*paths_in(config), str(run), str(run.resolve())]
-        plain, config, environment = (
-            redacted(v, paths) for v in (result.to_json(), config, environment)
-        )
-        result = from_json(type(result), plain, str(run / "result.json"))
     share = RECORDS_SIZE // max(1, sum(e is not None for e in evidence))
     sections = [
         _attack(place, attack, tensors, list(result.classes), share=0 if redact else share)
@@ -128,7 +121,6 @@ def _view(run: Path, *, redact: bool) -> dict[str, Any]:
         "limits": limits,
         "limit_rows": [(row, _allowed(row)) for row in limits.rows] if limits else [],
         "config": [TableRow(k, show(v)) for k, v in _flat(config)],
-        "glossary": words.GLOSSARY,
         "spread_at": [f"{q:.0%}" for q in SPREAD],
         "tone": "unknown",
         "victim": [],
@@ -136,6 +128,28 @@ def _view(run: Path, *, redact: bool) -> dict[str, Any]:
         **_facts(result),
         "environment": [TableRow(k, show(v)) for k, v in _flat(environment)],
     }
+
+
+_Run = tuple[Result | StudyResult, dict[str, Any], dict[str, Any]]
+
+
+def _read(run: Path) -> _Run:
+    """The result of a run, its settings and its environment."""
+    result = read_result(run / "result.json")
+    settings = run / "config.toml"
+    config = toml_at(settings) if settings.exists() else {}
+    return result, config, read_json(run / "environment.json", needed=False)
+
+
+def redacted_run(run: Path) -> _Run:
+    """The result of a run, its settings and its environment, without paths, classes and names."""
+    result, config, environment = _read(run)
+    paths = [*paths_in(config), str(run), str(run.resolve())]
+    extents = [section.extent for section in result.attacks]
+    groups = sorted({row.name for extent in extents for row in extent.groups or ()})
+    plain = redacted(result.to_json(), paths, groups)
+    redacted_result = from_json(type(result), plain, str(run / "result.json"))
+    return redacted_result, redacted(config, paths), redacted(environment, paths)
 
 
 def _strength(section: AttackView) -> float:
@@ -166,6 +180,8 @@ def _facts(result: Result | StudyResult) -> dict[str, Any]:
         "victim": facts,
         "names": names,
         "beside": [attack.beside for attack in result.attacks if attack.beside],
+        "meaning": meaning(result),
+        "next_steps": next_steps(result),
     }
 
 
@@ -265,26 +281,30 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    templates.filters.update(number=number, percent=percent, show=show, duration=duration)
+    templates.filters.update(number=number, percent=percent, show=show, duration=duration_of)
     return templates
+
+
+def render_alone(name: str, **view: Any) -> str:
+    """A page with a style of its own and no script."""
+    style = (TEMPLATES / name).with_suffix(".css").read_text(encoding="utf-8")
+    policy = f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src {_hash(style)}"
+    return _templates().get_template(name).render(**view, style=style, policy=policy)
 
 
 def _render(view: dict[str, Any]) -> str:
     style, script = (
         (TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
     )
-    return (
-        _templates()
-        .get_template("page.html")
-        .render(
-            **view,
-            style=style,
-            script=script,
-            # Only these two texts may act: markup that slipped through escaping would stay inert.
-            policy="default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
-            f"style-src {_hash(style)}; script-src {_hash(script)}",
-        )
+    # Only these two texts may act: markup that slipped through escaping would stay inert.
+    policy = (
+        "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
+        f"style-src {_hash(style)}; script-src {_hash(script)}"
     )
+    page = _templates().get_template("page.html")
+    view |= {"style": style, "script": script, "policy": policy}
+    shown = words.without_tags(page.render(**view, glossary=[]))
+    return page.render(**view, glossary=words.glossary_of(shown))
 
 
 def _hash(text: str) -> str:
@@ -313,7 +333,7 @@ def key_figures(result: Result | StudyResult) -> list[Tile]:
     trained = (
         f"{number(best.cost.models)} models trained" if best.cost.models else "no models trained"
     )
-    effort = Tile("Effort of the best attack", duration(best.cost.seconds), trained)
+    effort = Tile("Effort of the best attack", duration_of(best.cost.seconds), trained)
     return [*leak, *_measured(finite, len(result.classes)), effort]
 
 
@@ -346,7 +366,7 @@ def _measured(m: dict[str, float], classes: int) -> Iterator[Tile]:
         likest = m.get("oracle_token_accuracy")
         beside = f"likest held text {percent(likest)}" if likest is not None else ""
         tokens = f"{percent(m['token_accuracy'])} of the tokens"
-        yield Tile("TextGallery whole", percent(m["whole_texts"]), tokens, beside)
+        yield Tile("Texts whole", percent(m["whole_texts"]), tokens, beside)
     if "label_accuracy" in m:
         low, high = m.get("label_accuracy_low"), m.get("label_accuracy_high")
         span = f"{percent(low)} to {percent(high)}" if low is not None and high is not None else ""
@@ -368,26 +388,29 @@ def paths_in(value: Any) -> Iterator[str]:
         yield value
 
 
-def redacted(value: Any, paths: list[str]) -> Any:
-    """A copy with paths cut to their last component, classes numbered, machine and user left out.
+def redacted(value: Any, paths: list[str], groups: Sequence[str] = ()) -> Any:
+    """A copy with paths cut to their last component, classes and groups numbered, machine and user left out.
 
     paths: those known from the configuration, found in running text even with spaces in them.
     """
     if isinstance(value, dict):
-        copied = {k: redacted(v, paths) for k, v in value.items() if str(k).lower() not in PERSONAL}
+        kept = {k: v for k, v in value.items() if str(k).lower() not in PERSONAL}
+        copied = {_text(str(k), paths, groups): redacted(v, paths, groups) for k, v in kept.items()}
         if "classes" in value:
             known = value["classes"]
             numbered = isinstance(known, list)
             copied["classes"] = (
                 [f"class {place + 1}" for place in range(len(known))] if numbered else "redacted"
             )
-        return {_text(str(key), paths): item for key, item in copied.items()}
+        return copied
     if isinstance(value, list):
-        return [redacted(item, paths) for item in value]
-    return _text(value, paths) if isinstance(value, str) else value
+        return [redacted(item, paths, groups) for item in value]
+    return _text(value, paths, groups) if isinstance(value, str) else value
 
 
-def _text(text: str, paths: list[str]) -> str:
+def _text(text: str, paths: list[str], groups: Sequence[str]) -> str:
+    for place, name in enumerate(groups, 1):  # alone, or as a sentence on groups names it
+        text = f"group {place}" if text == name else text.replace(f" {name} (", f" group {place} (")
     for path in sorted(paths, key=len, reverse=True):
         if _last(path).strip("."):  # not "/" or "..", which would eat half a sentence
             text = text.replace(path, _last(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -199,74 +200,64 @@ RATES = (
     "whole_texts",
 )
 
-GLOSSARY = (
-    (
-        "Target",
-        "A private record that was used to make the release, and that the attack tries to recover.",
-    ),
-    (
-        "Reconstruction",
-        "What the attack brought back, computed from the release without seeing the target.",
-    ),
-    (
-        "Nearest-record oracle",
-        "Of all records the adversary already held, the one nearest to the target. Only someone "
-        "who knows the target could choose it, which makes it a hard bar to clear.",
-    ),
-    (
-        "Success",
-        "The reconstruction is closer to its target than the oracle's record. The success rate "
-        "is the share of targets for which this happens, and the interval says how far chance "
-        "in the choice of targets could move it.",
-    ),
-    (
-        "Unrelated records, or the null",
-        "The same reconstructions scored against another target of the same label. A rate that "
-        "unrelated records reach too is no evidence of a leak.",
-    ),
-    (
-        "MSE",
-        "Mean squared error over all values of a record, which lie between 0 and 1. What counts as "
-        "small depends on the data: compare it with the oracle's and with the baselines.",
-    ),
-    (
-        "Oracle ratio",
-        "A reconstruction's error divided by its oracle's. Below 1 is a success; the smaller, "
-        "the more the release gave away about this record.",
-    ),
-    (
-        "Decoy",
-        "A record of the same kind that was not used for the release. Every decoy may choose its best "
-        "match among the reconstructions as well; what decoys reach is no evidence of a leak.",
-    ),
-    (
-        "Brought back",
-        "The best match of a training image has a structural similarity (SSIM) above 0.4. The pairs "
-        "around that value are shown, so that you can judge it yourself.",
-    ),
-    (
-        "Confidence",
-        "The attack's own certainty, known without the truth. Comparable within one attack only.",
-    ),
-    (
-        "No leak found",
-        "These attacks, with this knowledge and effort, did not succeed. A stronger attack may "
-        "still.",
-    ),
-)
+GLOSSARY = {
+    "Target": "A private record that was used to make the release, and that the attack tries to recover.",
+    "Reconstruction": "What the attack made of the release for a target, without seeing the target.",
+    "Line-up": "The private record among strangers, all compared with what came back.",
+    "Stranger": "A record of the same class that the adversary never held and that nothing released was "
+    "trained on.",
+    "Identified": "Strictly first in its line-up: more like what came back than every stranger.",
+    "By chance": "The share that would be identified if the release said nothing about the records.",
+    "p =": "How often chance alone does as well, found by shuffling records within their class. Below 0.01, "
+    "for all attacks of the audit together, is more than chance.",
+    "Reconstructed": "What came back is nearer to the record than anything that the adversary held, or "
+    "training on it gives the release back.",
+    "Recognised": "The line-up tells the record from strangers, but what came back is no copy of it.",
+    "At risk": "The assumed adversary gets nothing; one with the same release and more knowledge does.",
+    "No leak found": "These attacks, with this knowledge and effort, did not succeed here, and they do on an "
+    "easier version of the same system. A stronger attack may still succeed.",
+    "Not audited": "Nothing is known: no attack applied, or none was shown to work here.",
+    "Distance": "How many times a record must be trained on before the attack sees it; 1: once is enough.",
+    "Held": "Records that the adversary has anyway, besides the release.",
+    "Oracle": "The held record nearest to the target, chosen by someone who knows the target: a hard bar.",
+    "Gain": "How far the reconstruction's error lies below that of the nearest held record.",
+    "Unrelated record": "The same reconstructions, compared with others of the label: what chance gives.",
+    "Decoy": "A record of the same kind that was not trained on, matched like the trained ones.",
+    "Shadow model": "A model that the adversary trains itself, to learn what weights say about records.",
+    "MSE": "Mean squared error over all values of a record, which lie between 0 and 1. 0 is a perfect copy.",
+    "SSIM": "Structural similarity of two images, 1 for equal ones; above 0.4 most see the same picture.",
+    "Confidence": "The attack's own certainty, known without the truth; comparable within one attack only.",
+    "Epsilon": "How much differential privacy promises; smaller promises more.",
+}
+"""Words of the page and what they mean; a page explains those that it uses."""
+
+
+def without_tags(page: str) -> str:
+    """What a person reads of a page."""
+    return re.sub(r"<(style|script)>.*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL)
+
+
+def glossary_of(text: str) -> list[tuple[str, str]]:
+    """The words that occur in a text, with what they mean."""
+    return [
+        (term.removesuffix(" ="), meaning)
+        for term, meaning in GLOSSARY.items()
+        if re.search(rf"\b{re.escape(term)}", text, re.IGNORECASE)
+    ]
+
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def number(value: Number) -> str:
-    """Three significant digits, thousands apart, a power of ten instead of a row of zeros."""
+    """Three significant digits, commas between thousands, a power of ten instead of a row of zeros."""
     if isinstance(value, int):
-        return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+        return f"{value:,}"
     if not math.isfinite(value):
         return MISSING
     if value == 0:
         return "0"
-    if abs(value) >= 1e6 or abs(value) < 1e-3:
+    if abs(value) >= 1e6 or abs(value) < 1e-4:
         mantissa, exponent = f"{value:.2e}".split("e")
         mantissa = mantissa.rstrip("0").rstrip(".")
         power = "10" + str(int(exponent)).translate(SUPERSCRIPTS)
@@ -281,13 +272,6 @@ def number(value: Number) -> str:
 def percent(value: Number) -> str:
     """A rate in percent, to a tenth where that is not zero."""
     return f"{100 * value:.1f}".removesuffix(".0") + "%" if math.isfinite(value) else MISSING
-
-
-def duration(seconds: Number) -> str:
-    """Seconds, minutes or hours, whichever reads best."""
-    if seconds < 120:
-        return f"{number(seconds if seconds < 10 else round(seconds))} s"
-    return f"{round(seconds / 60)} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def show(value: Any) -> str:

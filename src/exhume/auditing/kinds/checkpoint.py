@@ -440,9 +440,7 @@ def _look(case: CheckpointCase, progress: Progress) -> list[Answer]:
     return [looked(seen, Question(nothing, Knowledge(), key))]
 
 
-CHECKPOINT = Kind(
-    CheckpointCase, "Training images from released weights alone", read_released_checkpoint
-)
+CHECKPOINT = Kind(CheckpointCase, "What the checkpoint gives away", read_released_checkpoint)
 
 
 def _head(given: str, outputs: int) -> Head:

@@ -326,7 +326,7 @@ class FittedCase(Case):
         return "lower `tol`, or see whether they are the records, columns and weights of the fit"
 
 
-FITTED = Kind(FittedCase, "What a fitted linear model gives away", read_fitted)
+FITTED = Kind(FittedCase, "What the fitted model gives away", read_fitted)
 
 
 def _labels_of(found: Sequence[Reconstruction]) -> Tensor | None:

@@ -543,7 +543,7 @@ class TrainingCase(Case):
         return self._safer(guarded, kept)
 
 
-TRAINING = Kind(TrainingCase, "An informed adversary against a released classifier", read_training)
+TRAINING = Kind(TrainingCase, "What the trained weights give away", read_training)
 
 
 # What is released holds more than an attack reads: a model that stores its records hides nothing

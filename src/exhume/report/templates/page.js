@@ -13,7 +13,7 @@
   const ORDERS = {
     "error": by("rank", 1),
     "error-falling": by("rank", -1),
-    "ratio": by("ratio", 1),
+    "mse": by("mse", 1),
     "label": by("label", 1),
     "confidence": by("confidence", -1),
   };
