@@ -214,7 +214,7 @@ def test_a_budget_that_is_too_small_runs_nothing_and_says_so(folder):
     assert found.controls == ()
     reach = found.reach["a"]
     assert (reach.nearest, reach.low) == ("", 0.0)
-    assert reach.sentence == "the easiest one takes about 40 s, more than half of the budget"
+    assert reach.sentence == "the easiest one takes about 40 s, 30 s were left"
 
 
 def test_as_far_as_the_time_goes(folder):

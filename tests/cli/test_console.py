@@ -187,7 +187,9 @@ def test_every_verdict_has_a_next_step():
     assert "do not release this file" in first_step(finished("leaks", kind="checkpoint"))
     assert "keep secret" in first_step(finished("at risk"))
     assert "exhume compare OLD NEW" in first_step(finished("no leak found"))
-    assert "nothing is known yet" in first_step(finished("not audited"))
+    assert "nothing is known" in first_step(finished("not audited"))
+    more = replace(finished("not audited"), next="the same command with --budget 9m")
+    assert first_step(more) == more.next
 
 
 def test_an_audit_says_its_plan_its_cost_and_what_comes_next(tmp_path):

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from exhume.auditing.case import Answer, Case, Question, Row, Scored, Seats
+from exhume.auditing.plan import BY_HAND, TOO_LATE, stopped
 from exhume.core.contract import (
     Cost,
     NotApplicable,
@@ -28,6 +29,7 @@ from exhume.core.contract import (
     Status,
     Store,
 )
+from exhume.core.errors import STOPPED
 from exhume.core.evidence import Epsilon, Extent, GroupRow, LineupRow, Premise
 from exhume.core.results import Findings, Section
 from exhume.score.epsilon import epsilon_shown
@@ -96,26 +98,34 @@ def attack_row(
     tests: int,
 ) -> Findings | None:
     """None: what was found before leaves nothing for it."""
-    if row.certify is not None:
-        return row.certify(case, found, store, progress)
     try:
+        if row.certify is not None:
+            return row.certify(case, found, store, progress)
         seen = case if row.view is None else row.view(case, store, progress)
+        if row.look is not None:
+            answers = row.look(seen, progress)
+        else:
+            answers = _ask(seen, row, {} if row.view else earlier, store, progress)
     except NotApplicable as why:
-        return Findings(Section.inapplicable(row.spec, why), not_audited(why.why))
-    if row.look is not None:
-        answers = row.look(seen, progress)
-    else:
-        answers = _ask(seen, row, {} if row.view else earlier, store, progress)
+        return inapplicable(row, why)
+    except STOPPED as why:
+        return inapplicable(row, NotApplicable(stopped(progress, why), ever=True))
     if not answers:
         return None
     return findings_of(seen, row, answers, tests=tests)
+
+
+def inapplicable(row: Row, why: NotApplicable) -> Findings:
+    """Of a row that could not be mounted, or had no time."""
+    section = _as_its_row(Section.inapplicable(row.spec, why), row)
+    return Findings(section, not_audited(why.why))
 
 
 # Ask
 
 
 def _ask(case: Case, row: Row, earlier: Earlier, store: Store, progress: Progress) -> list[Answer]:
-    """The row's attack on every question that is not settled."""
+    """The row's attack on every question that is not settled; what is finished in time counts."""
     own = earlier.setdefault(row.id, {})
     questions = case.questions(row)
     for place, question in enumerate(questions):
@@ -125,7 +135,14 @@ def _ask(case: Case, row: Row, earlier: Earlier, store: Store, progress: Progres
         asked = case.learnt(row, question, before)
         if row.when == "if needed" and case.settled(asked, list(before.values())):
             continue
-        found = _reconstruct(case, row, asked, store, progress)
+        try:
+            found = _reconstruct(case, row, asked, store, progress)
+        except STOPPED as why:
+            if not own:
+                raise
+            late = NotApplicable(stopped(progress, why), ever=True)
+            rest = [Answer(q, Reconstruction.none(1, (), late)) for q in questions[place:]]
+            return [*own.values(), *rest]
         answer = Answer(asked, found)
         own[place] = case.proved(row, asked, found) if answer.applies else answer
     if len(questions) > 1:
@@ -306,7 +323,7 @@ def findings_of(case: Case, row: Row, answers: Sequence[Answer], *, tests: int) 
         lineup=lineup,
         surest=lined.surest,
         proved=scored.proved,
-        doubt=lined.doubt or case.doubt(row, ran, metrics),
+        doubt=lined.doubt or case.doubt(row, ran, metrics) or _late(answers),
         baselines=scored.baselines,
         cost=Cost(
             sum(answer.found.cost.seconds for answer in answers),
@@ -341,6 +358,12 @@ def _as_its_row(section: Section, row: Row) -> Section:
 def _refused(answers: Sequence[Answer]) -> tuple[str, ...]:
     refused = [answer.found.status.reason for answer in answers if not answer.applies]
     return (f"Not applicable to {len(refused)}: {refused[0]}.",) if refused else ()
+
+
+def _late(answers: Sequence[Answer]) -> str:
+    """Why silence of those that were answered in time says nothing of all."""
+    late = [why for a in answers if (why := a.found.status.reason) in (TOO_LATE, BY_HAND)]
+    return f"{late[0]} for {len(late)} of {len(answers)} releases" if late else ""
 
 
 def status_of(answers: Sequence[Answer]) -> Status:

@@ -354,6 +354,10 @@ class Case(Protocol):
         """What could stop a leak; nothing for a file as it is, which cannot be trained again."""
         return ()
 
+    def with_more(self, times: int) -> tuple[Self, dict[str, int]] | None:
+        """This system with so many times the effort, and the command's options for it; None: it has none."""
+        return None
+
     def redealt(self) -> Self:
         """This system with new targets and new random numbers, to try fixes on.
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 
 from exhume.auditing.attack import line_ups
 from exhume.auditing.case import Ladder, Rung, rows_of
-from exhume.core.contract import ExhumeError, NotApplicable, Progress
+from exhume.auditing.plan import stopped
+from exhume.core.contract import ExhumeError, Progress
+from exhume.core.errors import STOPPED
 from exhume.core.evidence import ControlRow, LineupRow, Reach
 from exhume.core.notation import duration_of
 from exhume.core.results import Chart, Point
@@ -78,7 +80,7 @@ def climb(
             continue
         if left is not None and needed > left:
             if not climbed.controls:
-                why = f"the easiest one takes about {duration_of(needed)}, more than half of the budget"
+                why = f"the easiest one takes about {duration_of(needed)}, {duration_of(left)} were left"
                 climbed = LadderResult.nothing(release, attacks, why)
             continue
         more = _climb(
@@ -168,8 +170,8 @@ def _try(
         easier = rung.case(folder, progress)
         tried = [row for row in rows_of(easier) if row.id in attacks and not row.why_not]
         found = line_ups(easier, tried, folder.store(), progress, tests=tests)
-    except (ExhumeError, NotApplicable) as why:
-        note = str(why)
+    except (ExhumeError, *STOPPED) as why:
+        note = stopped(progress, why)
     rows = []
     for attack in attacks:
         row = found.get(attack)

@@ -21,7 +21,9 @@ from torch import Tensor
 from exhume.auditing.attack import attack_case
 from exhume.auditing.case import Case, Fix, Row, Safer, rows_of
 from exhume.auditing.judge import holm_adjust, judge_releases
+from exhume.auditing.plan import stopped
 from exhume.core.contract import ExhumeError, Progress
+from exhume.core.errors import STOPPED
 from exhume.core.notation import duration_of
 from exhume.core.results import Chart, Findings, FixRow, Point, Rate, Section, Word
 from exhume.report.folder import RunFolder
@@ -40,7 +42,12 @@ def try_fixes(
     """Best first. leaking: cases by name. left: seconds of the budget; None: no limit."""
     rows: list[FixRow] = []
     for name, case in leaking.items():
-        again = case.redealt().made(folder, progress)
+        try:
+            again = case.redealt().made(folder, progress)
+        except STOPPED as why:
+            said = stopped(progress, why)
+            rows += [_cut(replace(fix, release=name), said) for fix in case.fixes()]
+            continue
         fixes = [replace(fix, release=name) for fix in again.fixes()]
         asked = [row for row in rows_of(again) if any(_is_tried(fix, row) for fix in fixes)]
         needed = sum(row.seconds for row in asked)
@@ -48,19 +55,16 @@ def try_fixes(
         rows += [_untried(fix, needed, left or 0.0) for fix in fixes if fix not in fitting]
         if not fitting:
             continue
-        progress("trying fixes", 0, len(fitting) + 1)
         asked = [row for row in asked if any(_is_tried(fix, row) for fix in fitting)]
         found = attack_case(again, asked, folder.store(), progress, tests=tests)
         before = strongest_of(holm_adjust(found, 0))
         left = None if left is None else left - needed
-        for place, fix in enumerate(fitting, 1):
-            progress("trying fixes", place, len(fitting) + 1)
+        for fix in fitting:
             if left is not None and fix.seconds > left:
                 rows.append(_untried(fix, 0.0, left))
                 continue
             rows.append(_try(fix, before, left, folder, progress, tests=tests))
             left = None if left is None else left - fix.seconds
-        progress("trying fixes", len(fitting) + 1, len(fitting) + 1)
     return sorted(rows, key=_rank)
 
 
@@ -71,6 +75,10 @@ def _row(fix: Fix, outcome: str) -> FixRow:
 def _untried(fix: Fix, more: float, left: float) -> FixRow:
     takes, there = duration_of(fix.seconds + more), duration_of(max(left, 0))
     return _row(fix, f"not tried: about {takes}, {there} left")
+
+
+def _cut(fix: Fix, why: str) -> FixRow:
+    return _row(fix, f"not tried: it takes about {duration_of(fix.seconds)}, and {why}")
 
 
 def _try(
@@ -84,9 +92,12 @@ def _try(
 ) -> FixRow:
     started = time.perf_counter()
     try:
+        progress(f"fix: {fix.short or fix.words}", 0, 1)
         safer = fix.apply(folder, progress)
         tried = [row for row in rows_of(safer.case) if _is_tried(fix, row)]
         found = attack_case(safer.case, tried, folder.store(), progress, tests=tests)
+    except STOPPED as why:
+        return _cut(fix, stopped(progress, why))
     except ExhumeError as why:
         return _row(fix, f"not tried: {why}")
     found = [replace(f, section=replace(f.section, release=fix.release)) for f in found]

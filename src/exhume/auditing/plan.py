@@ -4,12 +4,14 @@ What is not run is named with its reason. Silence is never shown as safety.
 
 Costs come from operation counts and a nominal speed. Nothing is timed where it can be counted, so that the
 same settings give the same plan on every machine, busy or idle. The speeds are those of one core of a common
-server, on the slow side. Only the user's own training function has to be timed: once, in processor seconds,
-which are kept in the run folder.
+server, on the slow side. Only the user's own training function has to be timed, in processor seconds, which
+are kept in the user's cache folder.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +27,8 @@ from exhume.attacks.informed.reconn import RecoNN
 from exhume.attacks.informed.shadows import LIMITS
 from exhume.auditing.case import Inputs, Row
 from exhume.choices import Trains
-from exhume.core.contract import Architecture, Key, Recipe, Records, Store
+from exhume.core.contract import Architecture, ExhumeError, Key, Progress, Recipe, Records, Store
+from exhume.core.errors import OutOfTime
 from exhume.core.notation import about, duration_of
 from exhume.core.records import filled_in
 from exhume.core.results import PlannedAttack
@@ -35,8 +38,9 @@ from exhume.models.own_texts import LanguageModel, TextModel
 from exhume.models.split.cost import multiply_adds
 from exhume.score.verdict import MANY_LEFT_OUT
 from exhume.settings import DataSettings
+from exhume.store.cache import folder
 from exhume.store.memory import size_of
-from exhume.store.shards import address, cached, digest
+from exhume.store.shards import FolderStore, address, cached, digest
 from exhume.store.workers import pinned
 from exhume.train.fleet import (
     GENERAL,
@@ -53,6 +57,11 @@ _READING = 5  # copies of a block while it is read
 _FIT = 1 << 17  # bytes to fit one class, the allocator's fragments included: up to 85 KB were seen
 _MEMORY = 2 << 30  # of a process that trains models, as `machine.memory` has it by default
 
+
+_TIMED, _TIMING = (
+    3,
+    20.0,
+)  # trainings that are timed, at most; seconds after which no further one is
 
 KEPT_BACK = 0.3  # of a budget, at most, for controls
 
@@ -210,6 +219,45 @@ def _line(attack: PlannedAttack) -> str:
     return f"{attack.name}: {', '.join([*sizes, about(attack.estimated_seconds)])}"
 
 
+# What it may take
+
+
+@dataclass(eq=False)
+class Clock:
+    """Progress that ends the work behind it when the time is over, and all that follows after Ctrl-C."""
+
+    shown: Progress
+    ends: float = math.inf  # by `time.perf_counter`
+    interrupted: bool = False
+
+    def allow(self, seconds: float | None) -> None:
+        """So many from now on; None: no limit."""
+        self.ends = math.inf if seconds is None else time.perf_counter() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds, at least 0."""
+        return max(0.0, self.ends - time.perf_counter())
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        self.shown(stage, done, total)
+        if self.interrupted or time.perf_counter() >= self.ends:
+            raise OutOfTime(BY_HAND if self.interrupted else TOO_LATE)
+
+
+TOO_LATE, BY_HAND = "the budget ended before it was done", "it was stopped by Ctrl-C"
+
+
+def stopped(progress: Progress, why: BaseException) -> str:
+    """Why a piece of work has no result. After Ctrl-C nothing else begins; who has no clock just ends."""
+    if isinstance(why, KeyboardInterrupt):
+        if not isinstance(progress, Clock) or progress.interrupted:
+            raise why
+        progress.interrupted = True
+        return BY_HAND
+    return str(why)
+
+
 # What it costs: operations, at a nominal speed
 
 
@@ -255,15 +303,23 @@ def seconds_per_model(
 
 
 def _timed(recipe: Recipe, fixed: Records, initial: torch.Tensor, key: Key, store: Store) -> float:
-    """Processor seconds of one training in one thread: what else the machine does is not counted."""
+    """Processor seconds of one training in one thread: what else the machine does is not counted.
+
+    The least of three, since the first also loads what it needs; kept in the user's cache folder, so that the
+    same call plans the same.
+    """
     place = address("processor seconds per model", recipe, (digest(fixed), digest(initial)), key, 0)
+    with contextlib.suppress(ExhumeError):  # a folder that cannot be written
+        store = FolderStore(folder() / "timings")
 
     def timed() -> dict[str, torch.Tensor]:
+        spent: list[float] = []
         with pinned(1):
-            started = time.process_time()
-            recipe.fit(initial, fixed, fixed.none_for(1), key)
-            seconds = time.process_time() - started
-        return {"seconds": torch.tensor(seconds, dtype=torch.float64)}
+            while len(spent) < _TIMED and sum(spent) < _TIMING:
+                started = time.process_time()
+                recipe.fit(initial, fixed, fixed.none_for(1), key)
+                spent.append(time.process_time() - started)
+        return {"seconds": torch.tensor(min(spent), dtype=torch.float64)}
 
     return float(cached(store, place, timed)["seconds"])
 

@@ -18,7 +18,7 @@ import torch
 
 from exhume import readers
 from exhume.auditing.at_risk import with_risk
-from exhume.auditing.attack import attack_case
+from exhume.auditing.attack import attack_case, inapplicable
 from exhume.auditing.case import (
     Case,
     Kind,
@@ -32,8 +32,18 @@ from exhume.auditing.findings import Audit
 from exhume.auditing.fixes import fix_charts, try_fixes
 from exhume.auditing.judge import Judged, holm_adjust, judge_releases, overall
 from exhume.auditing.kinds import KINDS
-from exhume.auditing.plan import KEPT_BACK, Plan, PlannedRelease, plan_rows
-from exhume.core.contract import ExhumeError, Progress, Records, Shard, Store, silent
+from exhume.auditing.next_step import next_step
+from exhume.auditing.plan import KEPT_BACK, Clock, Plan, PlannedRelease, plan_rows, stopped
+from exhume.core.contract import (
+    ExhumeError,
+    NotApplicable,
+    Progress,
+    Records,
+    Shard,
+    Store,
+    silent,
+)
+from exhume.core.errors import STOPPED
 from exhume.core.evidence import Extent
 from exhume.core.plugins import refuse_attacks_on_misspelt, refuse_kinds_called
 from exhume.core.records import Column, filled_in
@@ -74,7 +84,8 @@ def audit(
 ) -> Audit:
     """Attack everything that the brief says is released; write the run folder; say the verdict.
 
-    The same brief and folder resume a stopped run and end with the same bits. on_plan: is shown what will
+    The same brief and folder resume a stopped run and end with the same bits. Where time is up, or after
+    Ctrl-C, what is finished is judged and written all the same. on_plan: is shown what will
     be done before it is. resume_anyway: go on with the work of another version; the result says so.
     given: cases that are in memory, by their kind, in the place of what the brief names.
     """
@@ -90,16 +101,24 @@ def audit(
         planned = plan_releases(brief, released)
         if on_plan is not None:
             on_plan(planned.plan)
-        released, found, rows = attack(planned, released, folder, progress)
-        judged = judge(brief, released, found, planned, rows=rows, folder=folder, progress=progress)
+        clock = Clock(progress)
+        clock.allow(brief.budget.seconds)
+        released, found, rows = attack(planned, released, folder, clock)
+        judged = judge(brief, released, found, planned, rows=rows, folder=folder, clock=clock)
         judged = keep_evidence(judged, released, folder)
         tests = planned.tests
-        fixes = fix(brief, released, judged, tests=tests, folder=folder, progress=progress)
+        fixes = fix(brief, released, judged, tests=tests, folder=folder, clock=clock)
         result = assemble(brief, released, judged, plan=rows, fixes=fixes)
         result = replace(
-            result, resumed_from=folder.resumed_from, wall_seconds=time.perf_counter() - started
+            result,
+            next=next_of(brief, released, judged, tests),
+            resumed_from=folder.resumed_from,
+            wall_seconds=time.perf_counter() - started,
         )
-        return write(result, folder, redact=redact, progress=progress)
+        done = write(result, folder, redact=redact, progress=progress)
+        if clock.interrupted:
+            raise KeyboardInterrupt
+        return done
 
 
 def plan(brief: Brief | Settings, *, progress: Progress = silent) -> Plan:
@@ -244,11 +263,16 @@ def attack(
         if chosen:
             torch.set_num_threads(case.inputs().threads)
             started = time.perf_counter()
-            case = case.made(folder, progress)
-            making = time.perf_counter() - started
-            now, store = made_rows(case, chosen), folder.store()
-            new = attack_case(case, now, store, progress, tests=planned.tests, took=took)
-            took[chosen[0].id] += making
+            try:
+                case = case.made(folder, progress)
+            except STOPPED as why:
+                late = NotApplicable(stopped(progress, why), ever=True)
+                new = [inapplicable(row, late) for row in chosen]
+            else:
+                making = time.perf_counter() - started
+                now, store = made_rows(case, chosen), folder.store()
+                new = attack_case(case, now, store, progress, tests=planned.tests, took=took)
+                took[chosen[0].id] += making
             found += [_marked(findings, one.name) for findings in new]
         made.append(replace(one, case=case))
         rows += [replace(plan, seconds=took.get(plan.id)) for _, plan in planned.of(one.name)]
@@ -277,21 +301,26 @@ def judge(
     *,
     rows: Sequence[PlannedAttack],
     folder: RunFolder,
-    progress: Progress,
+    clock: Clock,
 ) -> Judged:
-    """The verdict on each released thing; where nothing came back, after controls."""
+    """The verdict on each released thing; where nothing came back, after controls.
+
+    These may take half of the budget, and what is over of it, a quarter at least.
+    """
     judging = [one.section for one in found if one.section.counts or one.section.knows_more]
     refused = [1 + section.counts for section in judging if not section.applies]
     tests = planned.tests - sum(refused)  # by the release alone
     budget = brief.budget.seconds
+    seconds = None if budget is None else min(budget / 2, max(budget / 4, clock.left))
+    clock.allow(seconds)
     return judge_releases(
         holm_adjust(found, tests),
         {one.name: one.case.ladders() for one in released},
         rows,
         tests=planned.tests,
-        seconds=None if budget is None else budget / 2,
+        seconds=seconds,
         folder=folder,
-        progress=progress,
+        progress=clock,
     )
 
 
@@ -322,6 +351,14 @@ def quoted_sections(judged: Judged) -> list[Section]:
     return [s for s in counted if s.release not in earned or s.verdict == "no leak found"]
 
 
+def next_of(brief: Brief, released: Sequence[Released], judged: Judged, tests: int) -> str:
+    """What to run next, for the first release of which nothing is known."""
+    unknown = [one.case for one in released if judged.verdicts[one.name].word == "not audited"]
+    if not unknown:
+        return ""
+    return next_step(unknown[0], judged, budget=brief.budget.seconds, tests=tests)
+
+
 def extent_of(sections: Sequence[Section]) -> Extent:
     """How far a verdict on these attacks goes: as the strongest says, and where it is silent another.
 
@@ -346,13 +383,14 @@ def fix(
     *,
     tests: int,
     folder: RunFolder,
-    progress: Progress,
+    clock: Clock,
 ) -> list[FixRow]:
     """Fixes of everything that leaks; as much time again as the attacks had, so that the estimate decides."""
     if not brief.budget.fixes:
         return []
     leaking = {one.name: one.case for one in released if judged.verdicts[one.name].word == "leaks"}
-    return try_fixes(leaking, brief.budget.seconds, folder, progress, tests=tests)
+    clock.allow(brief.budget.seconds)
+    return try_fixes(leaking, brief.budget.seconds, folder, clock, tests=tests)
 
 
 # Write

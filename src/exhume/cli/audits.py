@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ from exhume.cli.frame import (
     run_on,
     with_exit_codes,
 )
-from exhume.core.notation import duration_of, numbers_in
+from exhume.core.notation import about, duration_of, numbers_in
 from exhume.settings import (
     AttackSettings,
     Brief,
@@ -282,11 +281,14 @@ def _open(door: _Door) -> None:
 def _run(brief: Brief, given: dict[str, Any], more: str) -> int:
     refuse_two_places(given["ray"], given["processes"])
     check_files(brief.resolved())  # before torch is imported, which takes seconds
-    began, used = time.perf_counter(), processor_seconds()
+    began = time.perf_counter()
     echo_loading()
 
     from exhume import auditing
     from exhume.core.results import lacking_power, refused
+    from exhume.store.workers import processor_seconds
+
+    used = processor_seconds()
 
     with progress_shown() as progress, run_on(given["ray"], given["processes"]):
         if given["dry_run"]:
@@ -313,6 +315,8 @@ def _run(brief: Brief, given: dict[str, Any], more: str) -> int:
             fail_on=given["fail_on"],
             power=given["require_power"],
         )
+    for line in _plan_and_actual(done.result):
+        echo_err(line)
     took = duration_of(time.perf_counter() - began)
     echo_err(f"took {took}, {processor_seconds() - used:,.0f} CPU seconds")
     if given["as_json"]:
@@ -325,6 +329,15 @@ def _run(brief: Brief, given: dict[str, Any], more: str) -> int:
         echo_err(f"--require-power: {why}")
         return FAILED
     return code
+
+
+def _plan_and_actual(result: Result) -> list[str]:
+    """How long each attack was meant to take, and how long it took."""
+    return [
+        f"{row.name}: planned {about(row.estimated_seconds)}, took {duration_of(row.seconds)}"
+        for row in result.plan
+        if row.run and row.seconds is not None
+    ]
 
 
 def _echo_plan(plan: Any) -> None:
@@ -380,12 +393,6 @@ def _echo_verdict(done: Audit) -> None:
     if done.redacted:
         echo_out(f"redacted report: {done.redacted}")
     echo_out(f"report: {done.report}")
-
-
-def processor_seconds() -> float:
-    """Processor seconds of this process and of those it started and saw end; not of other machines."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
 
 
 for _door in _DOORS:

@@ -37,6 +37,13 @@ class NotApplicable(ExhumeError):  # noqa: N818 - a result as much as an error
         self.ever = ever  # could it work with more knowledge or a later version, or never?
 
 
+class OutOfTime(ExhumeError):  # noqa: N818 - a result as much as an error
+    """The time of an audit is over: what is finished is kept, and judged."""
+
+
+STOPPED = (OutOfTime, KeyboardInterrupt)
+
+
 def unknown_name(what: str, given: str, names: Iterable[str]) -> ExhumeError:
     """The error for a name that is not there; it says the nearest one that is, or all of them."""
     return ExhumeError(f"{what}: {given!r} is not known; {nearest(given, names)}")

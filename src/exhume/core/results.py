@@ -292,6 +292,7 @@ class Result:
     deviations: tuple[str, ...] = ()
     resumed_from: str = ""  # the other version whose work was gone on with
     wall_seconds: float = 0.0
+    next: str = ""  # where nothing is known: what to run, and what it takes
     extent: Annotated[Extent, FLAT] = Extent()  # of the attack whose number `leak` is
 
     @property

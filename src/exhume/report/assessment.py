@@ -132,7 +132,14 @@ def _direct(result: Result) -> Iterator[Part]:
     yield Part(
         "Likelihood of extracting personal data directly from the release",
         said or (["Every attack that applies was run."] if rows else ["No attack was scored."]),
-        ("Attack", "What it sees and knows", "Brought back", "By chance", "Noticed if over", "Effort"),
+        (
+            "Attack",
+            "What it sees and knows",
+            "Brought back",
+            "By chance",
+            "Noticed if over",
+            "Effort",
+        ),
         rows,
     )
     groups = most_known(result)

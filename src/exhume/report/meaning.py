@@ -55,10 +55,7 @@ def next_steps(result: Result) -> list[str]:
             "keep this folder; after a change, audit again and run exhume compare OLD NEW",
             "exhume report RUN --assessment writes two pages for an impact assessment",
         ]
-    return [
-        "nothing is known yet: the report says for each attack what it lacked",
-        "give what it names (more records, a larger --budget, the training), and audit again",
-    ]
+    return [result.next or "nothing is known, and more effort would not change the reason above"]
 
 
 def most_known(result: Result) -> list[str]:
@@ -118,7 +115,10 @@ def _stop_it(result: Result) -> list[str]:
         names = "; ".join(row.words for row in stops)
         return [f"apply a fix that stops it, best first ({names}), then audit again"]
     if tried:
-        return ["none of the fixes that were tried stops it: release less, or to fewer people"]
+        return [
+            "none of the fixes that were tried is shown to stop it: train on more records, in fewer steps or "
+            "privately, or keep the release"
+        ]
     leaking = [row.kind for row in result.releases if row.word == "leaks"]
     if leaking and all(kind in _FILES for kind in leaking):
         return [

@@ -12,6 +12,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -38,6 +39,7 @@ class JobAnswer(Generic[R]):
 
     result: R | None
     refusal: str | None = None
+    spent: float = 0.0  # processor seconds
 
     def taken(self) -> R | None:
         """What a job refused to do is refused here, in the same words."""
@@ -50,9 +52,23 @@ def attempt(function: Callable[[S, J], R], shared: S, job: J, threads: int) -> J
     """One job with so many threads."""
     try:
         with pinned(threads):
-            return JobAnswer(function(shared, job))
+            began = time.process_time()
+            result = function(shared, job)
+            return JobAnswer(result, spent=time.process_time() - began)
     except ExhumeError as error:
         return JobAnswer(None, str(error))
+
+
+_spent = 0.0
+
+
+def processor_seconds() -> float:
+    """Of this process, of those that it saw end, and of what its workers finished, on this machine.
+
+    Workers are children of another process, which outlives them.
+    """
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system + _spent
 
 
 @contextmanager
@@ -128,6 +144,7 @@ class _Workers:
         self.running[self.pool.submit(_work, content)] = (index, content)
 
     def first(self) -> tuple[int, Any]:
+        global _spent  # noqa: PLW0603 - of this process, like its own processor time
         while True:
             finished = next(iter(wait(self.running, return_when=FIRST_COMPLETED).done))
             try:
@@ -137,6 +154,7 @@ class _Workers:
             else:
                 self.lost = 0
                 answer: JobAnswer[Any] = pickle.loads(content)  # noqa: S301  # our own worker's
+                _spent += answer.spent
                 return self.running.pop(finished)[0], answer.taken()
 
     def end(self) -> None:

@@ -97,6 +97,7 @@ DEVIATIONS = (
     "Initial weights are drawn from N(0, 1/fan_in) without truncation.",
 )
 
+ENOUGH = 50  # targets that notice a leak of a fifth
 _LOOKED_AT = 40  # targets of which what training stores is looked at
 _EXACT = 8  # targets that are differentiated through training, if there is room
 _FEWEST_EXACT = 2  # and at least, if there is not
@@ -467,6 +468,15 @@ class TrainingCase(Case):
         return Rung(value, words, seconds, easier.made)
 
     # Fixes
+
+    def with_more(self, times: int) -> tuple[TrainingCase, dict[str, int]]:
+        """More targets, where there were few, and more shadow models, as far as the records go."""
+        sizes = self.settings.data
+        targets = max(sizes.targets, min(ENOUGH, len(self.records) // 10))
+        left = len(self.records) - sizes.fixed - targets - sizes.public - sizes.test
+        options = {"targets": targets, "shadows": min(times * sizes.shadows, left)}
+        settings = self.settings.with_values("data", **options)
+        return replace(self, settings=settings, game=None), options
 
     def redealt(self) -> TrainingCase:
         settings = self.settings.with_seed(another_seed(self.settings.seed))
