@@ -56,6 +56,7 @@ from exhume.settings.sources import check_files
 
 if TYPE_CHECKING:
     from exhume.auditing import Audit
+    from exhume.core.results import Result
 
 _HERE = ("seed", "threads", "device")  # of a section; a command has them once, for all releases
 _CODES = """
