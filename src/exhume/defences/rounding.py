@@ -75,8 +75,10 @@ class RoundedRecipe:
     def fit(
         self, initial: Tensor, fixed: Records, extra: Records, key: Key, first: int = 0
     ) -> Tensor:
-        trained = self.trained_by.fit(initial, fixed, extra, key, first)
-        return _rounded(trained, self.architecture.layout, self.format)
+        return self.finished(self.trained_by.fit(initial, fixed, extra, key, first))
+
+    def finished(self, parameters: Tensor) -> Tensor:
+        return _rounded(parameters, self.architecture.layout, self.format)
 
     def __str__(self) -> str:
         return f"{self.trained_by}, rounded to {self.format}"

@@ -60,6 +60,15 @@ class _Sized(Protocol):
     def bytes_per_model(self, records: int) -> int: ...
 
 
+@runtime_checkable
+class _Finished(Protocol):
+    """A recipe that trains as another one does, and then changes the weights."""
+
+    trained_by: Recipe
+
+    def finished(self, parameters: Tensor) -> Tensor: ...
+
+
 def fleet_work(recipe: Recipe, known: int, models: int, chunk: int) -> Work:
     """What it takes to train so many models on so many records, and one each."""
     size = recipe.bytes_per_model(known + 1) if isinstance(recipe, _Sized) else 0
@@ -87,8 +96,21 @@ def train_fleet(
     """Yield (at most chunk, p) parameters in order; model i is trained on `fixed` and `extra[i]`.
 
     initial: (p,) or one row per model; extra: (s, e, *shape). Holds one chunk at a time; elsewhere
-    (`scale.spread_over`) two for each that can be trained at once, saved as they arrive.
+    (`scale.spread_over`) two for each that can be trained at once, saved as they arrive. What is only changed
+    after training is trained, and kept, as without the change.
     """
+    if isinstance(recipe, _Finished):
+        before = train_fleet(
+            recipe.trained_by,
+            *(initial, fixed, extra),
+            key=key,
+            store=store,
+            chunk=chunk,
+            stage=stage,
+            progress=progress,
+        )
+        yield from map(recipe.finished, before)
+        return
     device = fixed.inputs.device
     if device.type != "cpu" and isinstance(where_now(), Processes):
         raise ExhumeError(

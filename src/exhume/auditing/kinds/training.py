@@ -30,12 +30,12 @@ from exhume.auditing.case import (
     Question,
     Row,
     Rung,
-    Safer,
     Scored,
     Seats,
     another_seed,
     relevant,
 )
+from exhume.auditing.kinds.training_fixes import fixes_of
 from exhume.auditing.kinds.training_game import (
     Game,
     informed_game,
@@ -77,9 +77,8 @@ from exhume.settings import Brief, Settings
 from exhume.store.memory import size_of
 from exhume.store.scale import Cores, Here, where_now, workers_for
 from exhume.store.shards import NullStore
-from exhume.train.dp import ClaimedPrivacy, noise_for_epsilon
+from exhume.train.dp import ClaimedPrivacy
 from exhume.train.fleet import fleet_work
-from exhume.train.functional import accuracy, own_gradients
 from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch
 from exhume.victims.informed import first_of
@@ -107,8 +106,6 @@ _MEAN, _SNAPPED = "mean record", "held record nearest to the reconstruction"
 _SHARES = (1 / 64, 1 / 16, 1 / 4)  # of the user's noise, on its ladder
 _HARDLY = 1e-3  # noise multiplier that hides nothing
 _COPIES = (256, 64, 16, 8, 4, 2)  # times that a record counts
-_EPSILONS = (1e2, 1e4, 10.0)  # of private training; the first is tried first
-_SAMPLE = 64  # records whose gradients choose the clip
 
 
 def read_training(brief: Brief, load: Load) -> TrainingCase | None:
@@ -232,9 +229,14 @@ class TrainingCase(Case):
         """Trained by our engines, which can also leave the noise out."""
         return isinstance(self.recipe, FullBatch)
 
+    @property
+    def fitting(self) -> float:
+        """Seconds of fitting the closed form."""
+        return 5e-3 * self.settings.data.shadows
+
     def rows(self) -> list[Row]:
         sizes, chunk = self.settings.data, self.settings.machine.chunk
-        both, fitted = sizes.targets + sizes.shadows, 5e-3 * sizes.shadows
+        both, fitted = sizes.targets + sizes.shadows, self.fitting
         seconds = self.per_model * both + fitted
         rows = [self._fitted(CLOSED_FORM, ClosedForm(chunk=chunk), seconds, both)]
         if isinstance(self.recipe, OwnTraining):
@@ -483,74 +485,7 @@ class TrainingCase(Case):
         return replace(self, settings=settings, game=None)
 
     def fixes(self) -> list[Fix]:
-        sizes = self.settings.data
-        again = self.per_model * (sizes.targets + sizes.shadows)
-        shadows = self.per_model * sizes.shadows
-        only, kept = (CLOSED_FORM.id,), "accuracy"
-        words = "weights released as 8-bit integers"
-        fixes = [
-            Fix("int8", words, "none", kept, shadows, self._rounded, only, short="8-bit integers")
-        ]
-        if not self.settings.victim.start:  # a base that others have, too, is no secret
-            words = "initial weights that stay secret"
-            promise = "none; an adversary who guesses the start is not ruled out"
-            secret = self._secret_start
-            fixes.append(
-                Fix(
-                    *("secret-start", words, promise, kept, shadows, secret, only),
-                    short="secret start",
-                    secret=True,
-                )
-            )
-        if isinstance(self.recipe, FullBatch) and not self.recipe.privacy.noise:
-            clip, steps = self._clip(), self.recipe.descent.steps
-            fixes += [self._private(clip, epsilon, steps, 6 * again) for epsilon in _EPSILONS]
-        return fixes
-
-    def _safer(self, guarded: TrainingCase, kept: float | None = None) -> Safer:
-        """kept: accuracy under the fix; None: as the game says."""
-        after, before = (case.played.accuracy for case in (guarded, self))
-        return Safer(guarded, after if kept is None else kept, before)
-
-    def _private(self, clip: float, epsilon: float, steps: int, seconds: float) -> Fix:
-        noise = float(f"{noise_for_epsilon(epsilon, steps):.2g}")
-        settings = self.settings.with_values("victim", dp_clip=clip, dp_noise=noise)
-
-        def apply(folder: RunFolder, progress: Progress) -> Safer:
-            recipe = recipe_for(settings, self.records)
-            guarded = replace(self, settings=settings, recipe=recipe, game=None)
-            return self._safer(guarded.made(folder, progress))
-
-        return Fix(
-            f"private-{epsilon:g}",
-            f"private training, noise multiplier {noise:g}, clip {clip:g} (epsilon {epsilon:g})",
-            f"epsilon about {epsilon:g} at delta 1e-5",
-            "accuracy",
-            seconds,
-            apply,
-            (NOISE_AWARE.id,),
-            short=f"private, epsilon {epsilon:g}",
-        )
-
-    def _clip(self) -> float:
-        """The median norm of some records' gradients at the start, to two digits."""
-        architecture = self.recipe.architecture
-        start = start_of(self.settings, self.recipe, Key.from_seed(self.settings.seed))
-        some = self.records[:_SAMPLE]
-        each = own_gradients(architecture, start.expand(len(some), -1), some.one_each())
-        return float(f"{float(each.norm(dim=1).median()):.2g}")
-
-    def _secret_start(self, folder: RunFolder, progress: Progress) -> Safer:
-        hidden = replace(self, hides_start=True, game=None)
-        return self._safer(hidden.made(folder, progress))
-
-    def _rounded(self, folder: RunFolder, progress: Progress) -> Safer:
-        guarded = replace(self, rounding=Rounding("int8"), game=None).made(folder, progress)
-        test, kept = split_roles(self.settings, self.records).test, None
-        if len(test):
-            released = guarded.played.victim[0].parameters[:50]
-            kept = float(accuracy(self.recipe.architecture, released, test).mean())
-        return self._safer(guarded, kept)
+        return fixes_of(self)
 
 
 TRAINING = Kind(TrainingCase, "What the trained weights give away", read_training)
