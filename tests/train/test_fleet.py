@@ -8,7 +8,8 @@ import weakref
 import pytest
 import torch
 
-from exhume.core.contract import Key
+from exhume.core.contract import Key, Weights
+from exhume.defences.rounding import Rounding
 from exhume.models.mlp import MLP
 from exhume.store.shards import FolderStore, NullStore
 from exhume.train.fleet import chunk_for, train_fleet
@@ -125,3 +126,22 @@ def test_peak_memory_does_not_grow_with_the_number_of_models(tmp_path):
     few, many = peak(64), peak(640)
     written = 576 * MLP((784,), (100,), 10).layout.size * 4  # what the extra models come to: 183 MB
     assert many - few < 0.15 * written
+
+
+def test_what_is_only_rounded_after_training_is_trained_once(make_records, tmp_path, monkeypatch):
+    key, store = Key.from_seed(0), FolderStore(tmp_path)
+    plain = torch.cat(list(fleet(make_records, store)))
+    monkeypatch.setattr(FullBatch, "fit", None)  # nothing is trained any more
+    fixed = make_records(12, (6,), 3, key.fold("fixed"))
+    extra = make_records(10, (6,), 3, key.fold("extra")).one_each()
+    coarse = Rounding("int8")
+    rounded = train_fleet(
+        coarse.harden(RECIPE),
+        *(MLP_.initial(key), fixed, extra),
+        key=key,
+        store=store,
+        chunk=4,
+        stage="s",
+    )
+    protected = coarse.protect(Weights(plain, MLP_.layout), key).parameters
+    torch.testing.assert_close(torch.cat(list(rounded)), protected, rtol=0, atol=0)
