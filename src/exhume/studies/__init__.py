@@ -20,7 +20,6 @@ from exhume.studies.informed import (
     mnemonist,
     mnist,
     reconstructors,
-    through_training,
     transfer,
     varied,
     zero_gradients,
@@ -38,7 +37,7 @@ from exhume.studies.verdict import trust
 __all__ = ["STUDIES", "run_study", "study_named"]
 
 _INFORMED = (
-    *(mnist.STUDY, reconstructors.STUDY, through_training.STUDY, init.STUDY, glm.STUDY),
+    *(mnist.STUDY, reconstructors.STUDY, init.STUDY, glm.STUDY),
     *(mnemonist.STUDY, varied.ACTIVATIONS, varied.PRIVACY, varied.LENGTHS, varied.STARTS),
     *(zero_gradients.STUDY, transfer.STUDY, gallery.STUDY, cifar10.STUDY, certificates.STUDY),
 )

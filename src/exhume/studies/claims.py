@@ -7,8 +7,9 @@
     holds = "[late_minus_fresh] > 0"
 
 A claim that the paper does not make has no `paper`. `{name}` is a number, `[name]` its interval: where that
-contains both sides of the bar the claim is undecided. What rests on more than metrics (two arms compared
-target by target) the study says:
+contains both sides of the bar the claim is undecided. So is a paper's claim that fails on fewer than three
+draws of the victim (`draws` of the study: their number, or what its setting calls it). What rests on more
+than metrics (two arms compared target by target) the study says:
 
     ssim = Comparison(lambda row: rows[row].each["ssim"], "SSIM", key)
     Outcome(metrics, said={"query_free": ssim("paper", "mean_image")})
@@ -170,6 +171,7 @@ def ranged(name: str, metrics: Mapping[str, float], form: str = ".3f") -> str:
 
 # Claims as data: `claims.toml` of each family
 
+_DRAWS = 3  # with fewer, a paper's claim does not fail
 _NAME = re.compile(r"\{([^{}:]+)(?::([^{}]+))?\}")
 _PART = re.compile(r"<([^<> ]+)>")
 _VALUE = re.compile(r"\{([^{}]+)\}|\[([^\[\]]+)\]")
@@ -385,12 +387,17 @@ def claims_of(study: str, words: Words) -> Claims:
     claim of every name in a list of its own, or of one that the study or its setting has.
     """
     claims: Claims = {}
+    draws = said_of(study).get("draws", _DRAWS)
+    if isinstance(draws, str):
+        draws = words.value(draws) if words.has(draws) else _DRAWS
     for template, row in said_of(study).get("claims", {}).items():
         for name, more in _each(template, row, words):
             own = replace(words, values={**words.values, **more})
             if own.has(row.get("needs", "")):
                 said = own.text(row["claim"]), own.text(row.get("paper", ""))
-                claims[name] = (*said, own.text(row["measured"]), own.holds(row["holds"]))
+                holds = own.holds(row["holds"])
+                decided = None if draws < _DRAWS and said[1] and holds is False else holds
+                claims[name] = (*said, own.text(row["measured"]), decided)
     return claims
 
 

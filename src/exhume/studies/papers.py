@@ -167,7 +167,7 @@ def page_of(papers: Papers) -> str:
 
 def _cells(papers: Papers, row: Row) -> list[str]:
     kept = papers.results.get(row.study)
-    typed = "" if kept else " †"
+    typed = "" if kept or papers.word(row) == NOT_RUN else " †"
     scale = row.scale if kept is None else kept.scale
     return [
         f"[{row.item}]({row.page})",

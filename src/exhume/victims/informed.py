@@ -68,14 +68,6 @@ def release_one_each(
     return Weights(torch.cat(list(trained)), recipe.architecture.layout), Secret(targets)
 
 
-def release_together(
-    recipe: Recipe, initial: Tensor, fixed: Records, unknown: Records, *, key: Key
-) -> Victim:
-    """r models, each trained on `fixed` and its own e unknown records; unknown: (r, e, *shape)."""
-    trained = recipe.fit(initial, fixed, unknown, key.fold("victim"))
-    return Weights(trained, recipe.architecture.layout), Secret(unknown)
-
-
 def release_trails(
     recipe: FullBatch,
     initial: Tensor,

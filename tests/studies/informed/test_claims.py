@@ -53,23 +53,6 @@ def test_glm(claims_turn, claimed):
     )
 
 
-def test_through_training(claims_turn, claimed):
-    shares = {"cnn": 0.75, "paper_setting": 1.0, "two_records": 0.5}
-    shares |= dict.fromkeys(("mlp.relu", "mlp.minibatch", "finetune"), 0.875)
-    right = {f"{name}.exact": share for name, share in shares.items()}
-    right |= {
-        f"{name}.{number}": 1.0 for name in shares for number in ("targets", "mse", "bar", "fixed")
-    }
-    claims_turn(
-        lambda metrics: claimed("through-training", metrics),
-        right,
-        *(
-            (name.replace(".", "-").replace("_", "-"), {f"{name}.exact": share - 0.01})
-            for name, share in shares.items()
-        ),
-    )
-
-
 def test_reconstructors(claims_turn, claimed):
     """The correction's interval lies below the closed form's error, with ELU and with ReLU."""
     right = {

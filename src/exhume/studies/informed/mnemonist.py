@@ -21,6 +21,7 @@ from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.activations import Activation, activation
 from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Dense
+from exhume.score.intervals import bootstrap
 from exhume.settings import DataSettings
 from exhume.studies.arms import BALLE22, Bench, scored
 from exhume.studies.claims import flattened, mean_of, prefixed
@@ -90,7 +91,7 @@ def _run(run: Run[_Setting]) -> Outcome:
         runs = [found[name] for name, job in jobs.items() if job[0] == width]
         seeds = flattened({f"seed_{i}": one for i, one in enumerate(runs)})
         metrics |= prefixed(f"width_{width}", mean_of(runs, runs[0]) | seeds)
-        by_width.append(compared(width, runs))
+        by_width.append(compared(width, runs, run.key.fold("claims", width)))
     classes = list(run.records(setting.data.source).classes)
     return Outcome(metrics, classes=classes, said={"by_width": by_width})
 
@@ -202,16 +203,19 @@ def _rank_correlation(left: Tensor, right: Tensor) -> float:
     return float(spearmanr(left.numpy(), right.numpy()).statistic)
 
 
-def compared(width: int, runs: list[dict[str, float]]) -> dict[str, object]:
+def compared(width: int, runs: list[dict[str, float]], key: Key) -> dict[str, object]:
     """The selection against each other arm, and how active the rows are that it keeps, run by run."""
     said: dict[str, object] = {"width": width, "runs": len(runs)}
     for arm in ("all", "random"):
         pairs = [(run["mnemonist.mae_plus_mse"], run[f"{arm}.mae_plus_mse"]) for run in runs]
-        wins = sum(ours < theirs for ours, theirs in pairs)
-        said[arm] = {"wins": wins, "gain": 1 - fmean(ours / theirs for ours, theirs in pairs)}
+        gains = torch.tensor([1 - ours / theirs for ours, theirs in pairs], dtype=torch.float64)
+        low, high = bootstrap(gains, key.fold(arm))
+        wins, gain = int((gains > 0).sum()), float(gains.mean())
+        said[arm] = {"wins": wins, "gain": gain, "low": low, "high": high}
+        said[f"{arm}_gain"] = (low, high)
     said |= {end: fmean(run[f"active_{end}"] for run in runs) for end in ("kept", "dropped")}
-    more_active = [run["active_kept"] - run["active_dropped"] for run in runs]
-    return said | {"more_active": more_active}
+    more = torch.tensor([run["active_kept"] - run["active_dropped"] for run in runs])
+    return said | {"more_active": bootstrap(more.double(), key.fold("active"))}
 
 
 STUDY = Study("mnemonist", _SCALES, _run, on_device=True)
