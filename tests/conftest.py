@@ -21,7 +21,7 @@ from beartype.claw import beartype_packages
 
 CHECKED = "core.contract store.shards score bounds victims"
 if os.environ.get("EXHUME_TYPES") == "all":
-    CHECKED += " store naming data models train defences attacks report bench settings auditing"
+    CHECKED += " core settings store models train defences readers attacks report bench auditing"
     CHECKED += " integrations"
 CONF = BeartypeConf(
     claw_is_pep526=False,

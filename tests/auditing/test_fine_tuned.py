@@ -17,7 +17,7 @@ import exhume
 from exhume import readers
 from exhume.cli import app
 from exhume.core.contract import ExhumeError
-from exhume.readers.adapters import Against, adapted
+from exhume.readers.adapters import BaseReference, adapted
 from exhume.readers.updates import from_fine_tuning
 from exhume.settings import Brief, CheckpointSettings, UpdateSettings
 
@@ -115,7 +115,7 @@ def test_an_adapter_that_adds_nothing_is_the_base(key):
 
 def test_one_step_of_an_adapter_is_the_gradient_of_b(place):
     slopes = fine_tuned(network(), place)
-    against = Against(place / "base.safetensors", "adapter")
+    against = BaseReference(place / "base.safetensors", "adapter")
     update = from_fine_tuning(place / "adapter.safetensors", against, network(), rate=RATE)
     parts = update.payload.layout.split(update.payload.values[0])
     wanted = {"1.second": slopes[2], "3.second": slopes[3], "3.bias": slopes[4]}

@@ -14,9 +14,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from exhume.models.mlp import MLP
-from exhume.readers.adapters import Against, weights_in
+from exhume.readers.adapters import BaseReference, weights_in
 from exhume.readers.checkpoint import read_checkpoint
-from exhume.readers.payload import Said, check_payload, payload_from_named
+from exhume.readers.payload import DeclaredTraining, check_payload, payload_from_named
 from exhume.readers.tensors import read_tensors
 from exhume.readers.updates import from_gradient, from_states
 
@@ -79,13 +79,13 @@ def run_all(path: Path, other: Path) -> list:
 
     def checked() -> None:
         payload = payload_from_named(read_tensors(path, "payload")[0], module)
-        check_payload(payload, module, Said(batch_size=4), SHAPE)
+        check_payload(payload, module, DeclaredTraining(batch_size=4), SHAPE)
 
     def updated() -> None:
         update = from_gradient(path, module)
-        check_payload(update.payload, update.module, Said(batch_size=4), SHAPE)
+        check_payload(update.payload, update.module, DeclaredTraining(batch_size=4), SHAPE)
 
-    def against(base: Against) -> None:
+    def against(base: BaseReference) -> None:
         read_checkpoint(path, activation="relu", shape=SHAPE, against=base)
 
     return [
@@ -95,8 +95,8 @@ def run_all(path: Path, other: Path) -> list:
         updated,
         lambda: from_states(other, path, module, rate=0.1),
         lambda: weights_in(path, MLP(SHAPE, (5,), 3)),
-        lambda: against(Against(other, "delta")),
-        lambda: against(Against(other, scaling=1.0)),
+        lambda: against(BaseReference(other, "delta")),
+        lambda: against(BaseReference(other, scaling=1.0)),
     ]
 
 

@@ -12,7 +12,7 @@ from exhume import readers
 from exhume.core.contract import ExhumeError
 from exhume.models.mlp import MLP
 from exhume.readers.payload import (
-    Said,
+    DeclaredTraining,
     check_payload,
     payload_from_named,
     payload_from_states,
@@ -51,14 +51,18 @@ def check(tmp_path, module, said, **options):
 
 
 def test_an_honest_payload_passes(tmp_path):
-    found = check(tmp_path, network(), Said("mean", batch_size=8))
+    found = check(tmp_path, network(), DeclaredTraining("mean", batch_size=8))
     assert "taken at these weights" in found.checked
     assert not found.doubts
-    assert not check(tmp_path, network(), Said("sum", batch_size=8), reduction="sum").doubts
-    train = check(tmp_path, network(norm=True).train(), Said())
+    assert not check(
+        tmp_path, network(), DeclaredTraining("sum", batch_size=8), reduction="sum"
+    ).doubts
+    train = check(tmp_path, network(norm=True).train(), DeclaredTraining())
     assert "batch-norm mode" in train.checked
     assert not train.doubts
-    assert not check(tmp_path, network(norm=True).eval(), Said(batch_norm="eval")).doubts
+    assert not check(
+        tmp_path, network(norm=True).eval(), DeclaredTraining(batch_norm="eval")
+    ).doubts
 
 
 def doubt(found, words):
@@ -98,7 +102,9 @@ def digits_update(net, seed, size, *, steps=0, reduction="mean", kind=torch.floa
 
 
 def doubts_about(module, named, **said):
-    return check_payload(payload_from_named(named, module), module, Said(**said), (1, 8, 8)).doubts
+    return check_payload(
+        payload_from_named(named, module), module, DeclaredTraining(**said), (1, 8, 8)
+    ).doubts
 
 
 @pytest.mark.parametrize("steps", [0, 30])
@@ -138,7 +144,7 @@ def test_states_whose_weights_were_rounded_are_not_doubted():
         before = module.state_dict()
         after = {n: t - 1e-4 * named[n] for n, t in before.items()}
         payload = payload_from_states(before, after, module, rate=1e-4)
-        said = Said(batch_size=4, rate=1e-4)
+        said = DeclaredTraining(batch_size=4, rate=1e-4)
         assert check_payload(payload, module, said, (1, 8, 8)).doubts == ()
 
 
@@ -152,18 +158,20 @@ def test_counts_are_checked_on_an_untrained_network(tmp_path):
         return lambda named: named | {"3.bias": torch.tensor(values).double()}
 
     some = {"change": bias(0.25, 0.25, 0.25, -0.75)}  # all of one class
-    found = check(tmp_path, flat, Said(batch_size=8), **some)
+    found = check(tmp_path, flat, DeclaredTraining(batch_size=8), **some)
     assert "reduction and batch size" in found.checked
     assert not found.doubts
-    odd = check(tmp_path, flat, Said(batch_size=7), change=bias(0.25, 0.25, 0.25, -0.65))
+    odd = check(
+        tmp_path, flat, DeclaredTraining(batch_size=7), change=bias(0.25, 0.25, 0.25, -0.65)
+    )
     doubt(odd, "does not sum to zero")
-    many = check(tmp_path, flat, Said(batch_size=3))  # two of each class
+    many = check(tmp_path, flat, DeclaredTraining(batch_size=3))  # two of each class
     assert not many.doubts  # the bias has no gradient: it cannot tell
-    four = check(tmp_path, flat, Said(batch_size=3), change=bias(-0.1, -0.1, -0.1, 0.3))
+    four = check(tmp_path, flat, DeclaredTraining(batch_size=3), change=bias(-0.1, -0.1, -0.1, 0.3))
     assert not four.doubts
-    few = check(tmp_path, flat, Said(batch_size=2), change=bias(-0.1, -0.1, -0.1, 0.3))
+    few = check(tmp_path, flat, DeclaredTraining(batch_size=2), change=bias(-0.1, -0.1, -0.1, 0.3))
     doubt(few, "3.bias has a gradient of at least 3 records, 2 are said")
-    sum_said = check(tmp_path, flat, Said("sum", batch_size=8), **some)
+    sum_said = check(tmp_path, flat, DeclaredTraining("sum", batch_size=8), **some)
     doubt(sum_said, "said to be a sum, but 3.bias counts whole records only as a mean")
 
 
@@ -171,7 +179,7 @@ def test_wrong_reduction(tmp_path):
     def lopsided(named):
         return named | {"3.bias": torch.tensor([3.0, -1.0, -1.0, -1.0]).double()}
 
-    found = check(tmp_path, network(), Said("mean"), reduction="sum", change=lopsided)
+    found = check(tmp_path, network(), DeclaredTraining("mean"), reduction="sum", change=lopsided)
     doubt(found, "said to be a mean, but 3.bias has a gradient larger than a mean's can be")
 
 
@@ -179,14 +187,14 @@ def test_wrong_loss(tmp_path):
     def shifted(named):
         return named | {"3.bias": named["3.bias"].abs() + 0.01}
 
-    found = check(tmp_path, network(), Said(), change=shifted)
+    found = check(tmp_path, network(), DeclaredTraining(), change=shifted)
     doubt(found, "does not sum to zero: the loss is not a cross-entropy")
 
 
 @pytest.mark.parametrize(("was", "said"), [("train", "eval"), ("eval", "train")])
 def test_wrong_batch_norm_mode(tmp_path, was, said):
     module = network(norm=True).train(was == "train")
-    found = check(tmp_path, module, Said(batch_norm=said))
+    found = check(tmp_path, module, DeclaredTraining(batch_norm=said))
     doubt(found, f"in {said} mode, but the gradient of 1.weight is that of {was} mode")
 
 
@@ -197,7 +205,7 @@ def test_nothing_but_zeros_is_refused(tmp_path):
         check(
             tmp_path,
             network(),
-            Said(),
+            DeclaredTraining(),
             change=lambda n: {k: torch.zeros_like(v) for k, v in n.items()},
         )
 
@@ -206,24 +214,34 @@ def test_missing_and_nan_and_other_models(tmp_path):
     module = network()
     with pytest.raises(ExhumeError, match="1.weight holds NaN"):
         check(
-            tmp_path, module, Said(), change=lambda n: n | {"1.weight": n["1.weight"] * torch.nan}
+            tmp_path,
+            module,
+            DeclaredTraining(),
+            change=lambda n: n | {"1.weight": n["1.weight"] * torch.nan},
         )
     with pytest.raises(ExhumeError, match=r"has 1.bias \(3,\), the model wants 1.bias \(12,\)"):
-        check(tmp_path, module, Said(), change=lambda n: n | {"1.bias": n["1.bias"][:3].clone()})
+        check(
+            tmp_path,
+            module,
+            DeclaredTraining(),
+            change=lambda n: n | {"1.bias": n["1.bias"][:3].clone()},
+        )
     path = file_of(tmp_path, module)
     other = MLP(SHAPE, (12,), 4).build()
     with pytest.raises(ExhumeError, match="it comes from another model"):
-        check_payload(payload_from_named(load_file(path), module), other, Said(), SHAPE)
+        check_payload(payload_from_named(load_file(path), module), other, DeclaredTraining(), SHAPE)
     other = network(seed=5)
-    found = check_payload(payload_from_named(load_file(path), other), other, Said(), SHAPE)
+    found = check_payload(
+        payload_from_named(load_file(path), other), other, DeclaredTraining(), SHAPE
+    )
     doubt(found, "it was not taken at these weights")
 
 
 def test_settings_that_cannot_be():
     with pytest.raises(ExhumeError, match="'max' is not one of mean, sum"):
-        Said("max")
+        DeclaredTraining("max")
     with pytest.raises(ExhumeError, match="'test' is not one of train, eval"):
-        Said(batch_norm="test")
+        DeclaredTraining(batch_norm="test")
 
 
 def test_state_dict_difference():

@@ -16,7 +16,7 @@ from torch import nn
 from exhume.core.contract import ExhumeError, NotApplicable
 from exhume.models.mlp import MLP
 from exhume.models.own import architecture_named
-from exhume.readers.adapters import Against, read_against, weights_in
+from exhume.readers.adapters import BaseReference, read_against, weights_in
 from exhume.readers.checkpoint import read_checkpoint
 from exhume.readers.tensors import read_tensors
 
@@ -84,12 +84,12 @@ def test_a_lora_adapter_is_its_merged_network(tmp_path, key):
     for scaling, text in ((4.0, None), (None, {"lora_alpha": 8, "r": 2})):
         if text:
             config.write_text(json.dumps(text))
-        states = read_against(path, Against(before, scaling=scaling))
+        states = read_against(path, BaseReference(before, scaling=scaling))
         torch.testing.assert_close(MLP_.layout.join(states.after), want)
         assert torch.equal(MLP_.layout.join(states.before), MLP_.layout.join(base))
         assert states.notes[-1] == "A LoRA adapter of fc1, scaled by 4."
     config.write_text(json.dumps({"lora_alpha": 8, "use_rslora": True}))
-    change = read_against(path, Against(before)).after["fc1.weight"] - base["fc1.weight"]
+    change = read_against(path, BaseReference(before)).after["fc1.weight"] - base["fc1.weight"]
     torch.testing.assert_close(change, 8 / 2**0.5 * b @ a)
     with pytest.raises(
         ExhumeError, match="base: a LoRA adapter needs the state that it is added to"
@@ -97,10 +97,10 @@ def test_a_lora_adapter_is_its_merged_network(tmp_path, key):
         weights_in(path, MLP_)
     config.write_text(json.dumps({"lora_alpha": 8, "use_dora": True}))
     with pytest.raises(NotApplicable, match="use_dora is not read so far"):
-        read_against(path, Against(before))
+        read_against(path, BaseReference(before))
     config.unlink()
     with pytest.raises(ExhumeError, match="adapter_config.json, or the number itself"):
-        read_against(path, Against(before))
+        read_against(path, BaseReference(before))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_adapters_that_do_not_fit(tmp_path, key, adapter, message):
     base = saved(tmp_path, MLP_.layout.split(MLP_.initial(key)), "base.pt")
     path = saved(tmp_path, {name: torch.rand(shape) for name, shape in adapter.items()})
     with pytest.raises(ExhumeError, match=message):
-        read_against(path, Against(base, scaling=1.0))
+        read_against(path, BaseReference(base, scaling=1.0))
 
 
 def test_two_ranks_need_a_scaling(tmp_path, key):
@@ -140,7 +140,7 @@ def test_two_ranks_need_a_scaling(tmp_path, key):
     path = saved(tmp_path, {f"{n}.weight": torch.rand(shape) for n, shape in shapes.items()})
     (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 8}')
     with pytest.raises(ExhumeError, match=r"adapters of ranks \[1, 2\], one is needed"):
-        read_against(path, Against(base))
+        read_against(path, BaseReference(base))
 
 
 def test_differences_and_parts_of_a_state(tmp_path, key):
@@ -148,8 +148,8 @@ def test_differences_and_parts_of_a_state(tmp_path, key):
     before = saved(tmp_path, base, "base.pt")
     change = {"fc2.weight": torch.ones(3, 4)}
     path = saved(tmp_path, change)
-    added = read_against(path, Against(before, "delta"))
-    replaced = read_against(path, Against(before))
+    added = read_against(path, BaseReference(before, "delta"))
+    replaced = read_against(path, BaseReference(before))
     for states, want in ((added, base["fc2.weight"] + 1), (replaced, torch.ones(3, 4))):
         assert torch.equal(states.after["fc2.weight"], want)
         assert torch.equal(states.after["fc1.weight"], base["fc1.weight"])
@@ -158,11 +158,11 @@ def test_differences_and_parts_of_a_state(tmp_path, key):
     with pytest.raises(ExhumeError, match="it lacks fc1.weight, fc1.bias, fc2.bias of 4 tensors"):
         weights_in(path, MLP_)
     with pytest.raises(ExhumeError, match="the base has no fc7.weight"):
-        read_against(saved(tmp_path, {"fc7.weight": torch.ones(2)}), Against(before, "delta"))
+        read_against(saved(tmp_path, {"fc7.weight": torch.ones(2)}), BaseReference(before, "delta"))
     with pytest.raises(
         ExhumeError, match=r"fc2.weight has shape \(2,\), that of the base \(3, 4\)"
     ):
-        read_against(saved(tmp_path, {"fc2.weight": torch.ones(2)}), Against(before, "delta"))
+        read_against(saved(tmp_path, {"fc2.weight": torch.ones(2)}), BaseReference(before, "delta"))
 
 
 def test_what_does_not_fit_the_factory(net, state, tmp_path):

@@ -13,7 +13,7 @@ from exhume.core.contract import Key
 from exhume.report.folder import RunFolder
 from exhume.studies import STUDIES
 from exhume.studies.claims import Words, claims_of
-from exhume.studies.framework import Asked, Run, outcome_of
+from exhume.studies.framework import Run, RunOptions, outcome_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ def canned(tmp_path):
 
     def outcome(name, metrics, scale="smoke"):
         folder = RunFolder.create(tmp_path / name)
-        run = Canned(STUDIES[name], scale, Asked(), folder, 1, metrics=metrics)
+        run = Canned(STUDIES[name], scale, RunOptions(), folder, 1, metrics=metrics)
         return outcome_of(run)
 
     return outcome

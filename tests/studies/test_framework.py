@@ -15,9 +15,9 @@ from exhume.report.folder import RunFolder
 from exhume.settings import DataSettings
 from exhume.store.scale import Processes, spread_over
 from exhume.studies.framework import (
-    Asked,
     Outcome,
     Run,
+    RunOptions,
     Study,
     plain,
     run_study,
@@ -53,7 +53,7 @@ STUDY = Study("an-example", {"smoke": Sizes(3), "cpu": Sizes(5)}, experiment)
 
 
 def ran(out, study=STUDY, scale="smoke", **asked):
-    return run_study(study, scale, out, Asked(**asked)).to_json()
+    return run_study(study, scale, out, RunOptions(**asked)).to_json()
 
 
 def test_the_real_setting_is_saved_and_shown(tmp_path):
@@ -90,7 +90,7 @@ def test_a_folder_of_another_setting_is_refused(tmp_path):
 
 def test_an_arm_may_depend_on_less_than_the_whole_setting(tmp_path):
     """A study that grows keeps what it had."""
-    run = Run(STUDY, "smoke", Asked(), RunFolder.create(tmp_path / "run"), 1)
+    run = Run(STUDY, "smoke", RunOptions(), RunFolder.create(tmp_path / "run"), 1)
     made = []
 
     def make(run, job):
@@ -107,7 +107,7 @@ def test_an_arm_may_depend_on_less_than_the_whole_setting(tmp_path):
 
 def test_arms_are_kept_under_the_whole_setting(tmp_path):
     folder = RunFolder.create(tmp_path / "run")
-    run = Run(STUDY, "smoke", Asked(), folder, 1)
+    run = Run(STUDY, "smoke", RunOptions(), folder, 1)
     made = []
 
     def make(run, job):
@@ -119,8 +119,8 @@ def test_arms_are_kept_under_the_whole_setting(tmp_path):
     assert len(made) == 1
     others = (
         replace(run, scale="cpu"),
-        replace(run, asked=Asked(seed=1)),
-        replace(run, asked=Asked(data="elsewhere")),
+        replace(run, asked=RunOptions(seed=1)),
+        replace(run, asked=RunOptions(data="elsewhere")),
         replace(run, study=replace(STUDY, name="another")),
         replace(run, study=replace(STUDY, scales={"smoke": Sizes(3, kinds={"a b": 0.6})})),
     )
@@ -148,21 +148,21 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
             raise KeyboardInterrupt
 
     study = replace(STUDY, run=counting)
-    whole = run_study(study, "smoke", tmp_path / "whole", Asked())
+    whole = run_study(study, "smoke", tmp_path / "whole", RunOptions())
     with pytest.raises(KeyboardInterrupt):
-        run_study(study, "smoke", tmp_path / "killed", Asked(), progress=dying)
+        run_study(study, "smoke", tmp_path / "killed", RunOptions(), progress=dying)
     assert not (tmp_path / "killed" / "result.json").exists()
-    again = run_study(study, "smoke", tmp_path / "killed", Asked())
+    again = run_study(study, "smoke", tmp_path / "killed", RunOptions())
     assert again.metrics == whole.metrics
     assert made == [1, 2, 1, 2]
-    assert run_study(study, "smoke", tmp_path / "killed", Asked()).metrics == whole.metrics
+    assert run_study(study, "smoke", tmp_path / "killed", RunOptions()).metrics == whole.metrics
     assert len(made) == 4
 
 
 def test_arms_of_several_processes_are_those_of_one(tmp_path):
     told = []
     alone = run_study(
-        STUDY, "smoke", tmp_path / "one", Asked(), progress=lambda *what: told.append(what)
+        STUDY, "smoke", tmp_path / "one", RunOptions(), progress=lambda *what: told.append(what)
     )
     with spread_over(Processes(2)):
         spread = ran(tmp_path / "two")
@@ -172,7 +172,7 @@ def test_arms_of_several_processes_are_those_of_one(tmp_path):
 
 
 def test_tensors_come_back_as_they_were(tmp_path):
-    run = Run(STUDY, "smoke", Asked(), RunFolder.create(tmp_path / "run"), 1)
+    run = Run(STUDY, "smoke", RunOptions(), RunFolder.create(tmp_path / "run"), 1)
     made = run.tensors("drawing", lambda run, n: {"row": torch.arange(n)}, {"a": 2, "b": 3})
     again = run.tensors("drawing", lambda run, n: {"row": None}, {"a": 2, "b": 3})
     assert [len(made["a"]["row"]), len(made["b"]["row"])] == [2, 3]
@@ -186,7 +186,7 @@ def test_another_copy_serves_where_one_set_is_read(tmp_path, make_records, key):
     import numpy as np
 
     np.savez(copy, x=digits.inputs.numpy(), y=digits.labels.numpy())
-    run = Run(STUDY, "smoke", Asked(data=str(copy)), RunFolder.create(tmp_path / "run"), 1)
+    run = Run(STUDY, "smoke", RunOptions(data=str(copy)), RunFolder.create(tmp_path / "run"), 1)
     assert torch.allclose(run.records("digits").inputs, digits.inputs)
     with pytest.raises(ExhumeError, match=r"has records of shape \(1, 8, 8\); a copy of mnist"):
         run.records("mnist")
@@ -216,7 +216,7 @@ def test_a_study_of_the_cpu_refuses_another_device(tmp_path, monkeypatch):
 
 def test_a_kept_result_is_the_result(tmp_path):
     result = run_study(
-        STUDY, "smoke", tmp_path / "run", Asked(), keep=tmp_path / "docs" / "results"
+        STUDY, "smoke", tmp_path / "run", RunOptions(), keep=tmp_path / "docs" / "results"
     )
     kept = json.loads((tmp_path / "docs" / "results" / "an-example.json").read_text())
     assert kept == json.loads(json.dumps(result.to_json()))

@@ -31,7 +31,7 @@ _FIRST, _SECOND = ".lora_A.weight", ".lora_B.weight"
 
 
 @dataclass(frozen=True)
-class Against:
+class BaseReference:
     """What a file is read against, and what it is said to hold."""
 
     base: Path
@@ -59,7 +59,7 @@ class States:
     adapter: Adapter | None = None
 
 
-def read_against(path: Path, against: Against, *, trust: bool = False) -> States:
+def read_against(path: Path, against: BaseReference, *, trust: bool = False) -> States:
     """trust: see `read_tensors`."""
     kind = against.kind
     what = kind if kind in ("adapter", "delta") else "checkpoint"

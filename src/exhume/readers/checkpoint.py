@@ -23,7 +23,7 @@ from exhume.models.cnn import CNN
 from exhume.models.matrices import DenseNetwork, Matrices
 from exhume.models.mlp import MLP, HomogeneousMLP
 from exhume.models.own import Convolved, ModuleArchitecture, model_named, not_per_record
-from exhume.readers.adapters import Against, check_finite, read_against
+from exhume.readers.adapters import BaseReference, check_finite, read_against
 from exhume.readers.images import natural
 from exhume.readers.tensors import check_names, read_tensors
 
@@ -58,7 +58,7 @@ def read_checkpoint(
     shape: tuple[int, ...],
     part: str = "",
     trust: bool = False,
-    against: Against | None = None,
+    against: BaseReference | None = None,
     model: str = "",
 ) -> Checkpoint:
     """The network in a safetensors file or a saved state dict; with `trust`, in a file that runs code.

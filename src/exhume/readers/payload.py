@@ -25,7 +25,7 @@ _ZERO = 1e-3  # relative: what should vanish does, up to rounding and batch norm
 
 
 @dataclass(frozen=True)
-class Said:
+class DeclaredTraining:
     """What the owner of the update says about it."""
 
     reduction: str = "mean"  # or "sum"
@@ -118,7 +118,7 @@ class Checked:
 def check_payload(
     payload: Gradient,
     module: nn.Module,
-    said: Said,
+    said: DeclaredTraining,
     input_shape: tuple[int, ...],
     vocabulary: int = 0,
 ) -> Checked:
@@ -159,7 +159,7 @@ def _leaves(module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _batch_norm(
-    module: nn.Module, parts: dict[str, Tensor], at: dict[str, Tensor], said: Said
+    module: nn.Module, parts: dict[str, Tensor], at: dict[str, Tensor], said: DeclaredTraining
 ) -> Checked:
     """Batch norm in train mode: the scale of the layer before it changes nothing, so w_c · dL/dw_c = 0."""
     for (name, layer), (_, above) in pairwise(_leaves(module)):
@@ -182,7 +182,7 @@ def _batch_norm(
 
 
 def _homogeneity(
-    module: nn.Module, parts: dict[str, Tensor], at: dict[str, Tensor], said: Said
+    module: nn.Module, parts: dict[str, Tensor], at: dict[str, Tensor], said: DeclaredTraining
 ) -> Checked:
     """ReLU between two linear layers: w · dL/dw + b · dL/db of the first is w · dL/dw of the second."""
     leaves = [(n, m) for n, m in _leaves(module) if not isinstance(m, nn.Flatten)]
@@ -223,7 +223,7 @@ def _reduction(
     module: nn.Module,
     parts: dict[str, Tensor],
     at: dict[str, Tensor],
-    said: Said,
+    said: DeclaredTraining,
     inputs: tuple[tuple[int, ...], int],
 ) -> Checked:
     """The gradient of the last bias: of a cross-entropy, reduced as said, of as many records as said."""

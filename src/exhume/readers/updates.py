@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from exhume.core.contract import ExhumeError, Gradient
 from exhume.core.files import object_at
 from exhume.core.typed_json import from_json
-from exhume.readers.adapters import Adapter, Against, adapted, read_against
+from exhume.readers.adapters import Adapter, BaseReference, adapted, read_against
 from exhume.readers.payload import frozen_in, payload_from_named, payload_from_states
 from exhume.readers.tensors import bare_name, check_names, read_tensors
 from exhume.store.shards import write_atomically
@@ -92,7 +92,7 @@ def _between(
 
 def from_fine_tuning(
     path: Path,
-    against: Against,
+    against: BaseReference,
     module: nn.Module,
     *,
     rate: float,

@@ -9,7 +9,7 @@ from exhume.core.contract import Progress, silent
 from exhume.core.errors import unknown_name
 from exhume.core.results import StudyResult
 from exhume.studies import framework
-from exhume.studies.framework import Asked, Scale, Study
+from exhume.studies.framework import RunOptions, Scale, Study
 from exhume.studies.gradient import batch, networks, tensor, texts
 from exhume.studies.informed import (
     certificates,
@@ -77,5 +77,5 @@ def run_study(
     keep: Path | None = None,
 ) -> StudyResult:
     """Run a study by name, write its result and report, return the result."""
-    asked = Asked(seed, data, device, resume_anyway)
+    asked = RunOptions(seed, data, device, resume_anyway)
     return framework.run_study(study_named(name), scale, out, asked, progress=progress, keep=keep)

@@ -79,7 +79,7 @@ class Study(Generic[S]):
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunOptions:
     """What the user asks for besides the scale."""
 
     seed: int = 0
@@ -105,7 +105,7 @@ class Run(Generic[S]):
 
     study: Study[S]
     scale: Scale
-    asked: Asked
+    asked: RunOptions
     folder: RunFolder
     threads: int
     progress: Progress = silent
@@ -260,7 +260,7 @@ def run_study(
     study: Study[S],
     scale: Scale,
     out: Path,
-    asked: Asked,
+    asked: RunOptions,
     *,
     progress: Progress = silent,
     keep: Path | None = None,
@@ -310,7 +310,7 @@ def commit() -> dict[str, str]:
     return {"commit": asked.stdout.strip()} if asked.returncode == 0 else {}
 
 
-def _check(study: Study[S], scale: Scale, asked: Asked) -> None:
+def _check(study: Study[S], scale: Scale, asked: RunOptions) -> None:
     """Refuse what this study cannot honour before anything is written."""
     if scale not in study.scales:
         raise ExhumeError(f"--scale: {study.name} has {', '.join(study.scales)}, {scale!r} given")

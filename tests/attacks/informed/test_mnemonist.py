@@ -12,7 +12,7 @@ from exhume.attacks.informed.mnemonist import (
     rows_of,
     select,
 )
-from exhume.attacks.informed.reconn import Experience, FittedRecoNN, ReadParameters, RecoNN
+from exhume.attacks.informed.reconn import ErrorCalibration, FittedRecoNN, ReadParameters, RecoNN
 from exhume.attacks.informed.shadows import Shadows
 from exhume.core.contract import ExhumeError, Key, Layout, Records, Weights
 from exhume.models.mlp import MLP
@@ -78,7 +78,7 @@ def linear_reader(key: Key) -> tuple[FittedRecoNN, torch.Tensor]:
         torch.zeros(size),
         torch.ones(size),
     )
-    experience = Experience(torch.zeros(1, 3), torch.zeros(1))
+    experience = ErrorCalibration(torch.zeros(1, 3), torch.zeros(1))
     return FittedRecoNN(RecoNN(), features, network, (3,), experience), weight
 
 

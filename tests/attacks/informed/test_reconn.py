@@ -9,7 +9,7 @@ from exhume import readers
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.attacks.informed.learner import Pairs, Training, fit
 from exhume.attacks.informed.reconn import (
-    Experience,
+    ErrorCalibration,
     RecoNN,
     fit_features,
     fit_reconstructor,
@@ -102,7 +102,7 @@ def test_it_tells_its_own_error_without_the_truth(game):
 def test_it_expects_the_error_of_what_looked_alike():
     drawn = torch.cat([torch.zeros(8, 1, 2), torch.ones(8, 1, 2)])
     truth = drawn + torch.cat([torch.full((8, 1, 2), 0.1), torch.full((8, 1, 2), 0.5)])
-    experience = Experience.of(drawn, truth)
+    experience = ErrorCalibration.of(drawn, truth)
     found = torch.tensor([[[0.1, 0.0]], [[0.9, 0.8]]])
     assert experience.expected(found).tolist() == pytest.approx([0.01, 0.25])
 

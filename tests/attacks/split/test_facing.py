@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from exhume import readers
-from exhume.attacks.split.shadow import faced
+from exhume.attacks.split.shadow import resolve_contrast_sign
 
 
 class Linear(nn.Module):
@@ -28,7 +28,9 @@ def images():
 @pytest.mark.parametrize(("brightness", "contrast"), [(0.0, 1.0), (0.3, 0.2)])
 def test_what_is_upright_stays(images, brightness, contrast):
     own, sent = images
-    decoder, head, observed = faced(Linear(brightness, contrast), nn.Identity(), sent, own)
+    decoder, head, observed = resolve_contrast_sign(
+        Linear(brightness, contrast), nn.Identity(), sent, own
+    )
     assert torch.equal(decoder(sent), brightness + contrast * sent)
     assert isinstance(head, nn.Identity)
     assert observed["unlike_own"] < observed["unlike_own_mirrored"]
@@ -38,7 +40,9 @@ def test_what_is_upright_stays(images, brightness, contrast):
 def test_negatives_are_mirrored_and_so_is_the_head(images, brightness, contrast):
     own, sent = images
     head = Linear(-brightness / contrast, 1 / contrast)  # undoes the decoder
-    decoder, mirrored, observed = faced(Linear(brightness, contrast), head, sent, own)
+    decoder, mirrored, observed = resolve_contrast_sign(
+        Linear(brightness, contrast), head, sent, own
+    )
     found = decoder(sent)
     apart = (found - found.mean(0)).flatten() @ (sent - sent.mean(0)).flatten()
     assert apart > 0

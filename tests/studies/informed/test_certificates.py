@@ -13,7 +13,7 @@ from exhume.settings import DataSettings, VictimSettings
 from exhume.studies import run_study
 from exhume.studies.arms import Bench
 from exhume.studies.claims import Words, claims_of
-from exhume.studies.framework import Asked, Run
+from exhume.studies.framework import Run, RunOptions
 from exhume.studies.informed.certificates import (
     DRAWS,
     NAMES,
@@ -42,7 +42,7 @@ def played(tmp_path):
         )
         setting = Setting(sizes, victim, (), trials, (), eta=0.01)
         study = replace(STUDY, scales={"smoke": setting})
-        run = Run(study, "smoke", Asked(), RunFolder.create(tmp_path / "run"), 1)
+        run = Run(study, "smoke", RunOptions(), RunFolder.create(tmp_path / "run"), 1)
         stated = replace(victim, dp_noise=sigma, dp_sampling=rate)
         bench = Bench.of(run, sizes, stated)
         recipe = bench.recipe

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from exhume.core.contract import ExhumeError, Records
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
-from exhume.studies.informed.zero_gradients import untouched
+from exhume.studies.informed.zero_gradients import zero_gradient_share
 from exhume.train.optimisers import Descent
 
 CONV = CNN((2, 7, 7), (6, 8), (3, 2), (2, 1), (5,), 3, "relu")
@@ -38,7 +38,9 @@ def test_against_one_module_with_autograd(make_records, key, network, own):
     fixed, seen = make_records(8, (2, 7, 7), 3, key), make_records(3, (2, 7, 7), 3, key.fold("z"))
     initial = network.initial(key.fold(2))
     extra = seen.one_each() if own else fixed.none_for(1)
-    found = untouched(network, descent, initial, fixed, extra, seen=seen.one_each(), every=2)
+    found = zero_gradient_share(
+        network, descent, initial, fixed, extra, seen=seen.one_each(), every=2
+    )
     assert found.steps == (0, 2, 4)
     shares = torch.stack([found.shares[name] for name in network.layout.names], dim=2)
     for i in range(3):
@@ -53,7 +55,7 @@ def test_black_pixels_and_neurons_that_are_off(make_records, key):
     fixed, seen = make_records(8, (20,), 3, key), make_records(4, (20,), 3, key.fold("z"))
     seen = Records(seen.inputs * (torch.arange(20) % 4 > 0), seen.labels, seen.classes)
     each = seen.one_each()
-    found = untouched(mlp, Descent(steps=3), mlp.initial(key), fixed, each, seen=each)
+    found = zero_gradient_share(mlp, Descent(steps=3), mlp.initial(key), fixed, each, seen=each)
     off, black = found.shares["fc1.bias"], (seen.inputs == 0).double().mean(1)
     assert 0 < off.mean() < 1
     torch.testing.assert_close(found.shares["fc1.weight"], 1 - (1 - off) * (1 - black))
@@ -63,7 +65,7 @@ def test_black_pixels_and_neurons_that_are_off(make_records, key):
 def test_smooth_activations_leave_nothing_untouched(make_records, key):
     smooth = CNN((2, 7, 7), (6, 8), (3, 2), (2, 1), (5,), 3, "tanh")
     fixed, seen = make_records(8, (2, 7, 7), 3, key), make_records(3, (2, 7, 7), 3, key.fold("z"))
-    found = untouched(
+    found = zero_gradient_share(
         smooth,
         Descent(steps=2),
         smooth.initial(key),
@@ -76,7 +78,7 @@ def test_smooth_activations_leave_nothing_untouched(make_records, key):
 
 def test_over_weighs_by_size(make_records, key):
     fixed, seen = make_records(8, (2, 7, 7), 3, key), make_records(3, (2, 7, 7), 3, key.fold("z"))
-    found = untouched(
+    found = zero_gradient_share(
         CONV, Descent(steps=1), CONV.initial(key), fixed, fixed.none_for(1), seen=seen.one_each()
     )
     weight, bias = found.shares["conv1.weight"], found.shares["conv1.bias"]
@@ -87,9 +89,9 @@ def test_errors(make_records, key):
     mlp, fixed = MLP((5,), (4,), 2), make_records(6, (5,), 2, key)
     start, one = mlp.initial(key), fixed.one_each()
     with pytest.raises(ExhumeError, match="seen: 6 records given for 2 models"):
-        untouched(mlp, Descent(steps=1), start, fixed, fixed.none_for(2), seen=one)
+        zero_gradient_share(mlp, Descent(steps=1), start, fixed, fixed.none_for(2), seen=one)
     with pytest.raises(ExhumeError, match="every: 0 given, at least 1 needed"):
-        untouched(mlp, Descent(steps=1), start, fixed, one, seen=one, every=0)
-    found = untouched(mlp, Descent(steps=1), start, fixed, one, seen=one)
+        zero_gradient_share(mlp, Descent(steps=1), start, fixed, one, seen=one, every=0)
+    found = zero_gradient_share(mlp, Descent(steps=1), start, fixed, one, seen=one)
     with pytest.raises(ExhumeError, match="prefix: 'conv' begins none of fc1.weight"):
         found.over("conv")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from exhume.studies import study_named
-from exhume.studies.framework import Asked, run_study
+from exhume.studies.framework import RunOptions, run_study
 from exhume.studies.split.knowledge import as_pictures
 
 
@@ -26,7 +26,7 @@ def test_smoke(source, tmp_path):
     smoke = study.scales["smoke"]
     setting = replace(smoke, client=replace(smoke.client, source=source))
     study = replace(study, scales={"smoke": setting})
-    result = run_study(study, "smoke", tmp_path / "run", Asked()).to_json()
+    result = run_study(study, "smoke", tmp_path / "run", RunOptions()).to_json()
     metrics = result["metrics"]
     rows = {
         *(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from exhume.studies.claims import Words, claims_of
-from exhume.studies.framework import Asked, run_study
+from exhume.studies.framework import RunOptions, run_study
 from exhume.studies.verdict import trust
 
 CLAIMED = ("no-miss", "no-false-reassurance", "says-something", "no-average")
@@ -34,7 +34,7 @@ def test_a_cheap_system_of_every_kind_has_its_word(tmp_path):
     )
     small = replace(trust.STUDY.scales["smoke"], cells=cells)
     study = replace(trust.STUDY, scales={"smoke": small})
-    done = run_study(study, "smoke", tmp_path, Asked())
+    done = run_study(study, "smoke", tmp_path, RunOptions())
     result = judged(done, [name for name in CLAIMED if name != "says-something"])  # of no defence
     audits = {group: result.metrics[f"{group}.audits"] for group in small.audits}
     there = {group: count for group, count in audits.items() if count}
@@ -45,7 +45,7 @@ def test_a_cheap_system_of_every_kind_has_its_word(tmp_path):
 @pytest.mark.slow
 @pytest.mark.network
 def test_every_quick_system_has_its_word(tmp_path):
-    result = judged(run_study(trust.STUDY, "smoke", tmp_path, Asked()))
+    result = judged(run_study(trust.STUDY, "smoke", tmp_path, RunOptions()))
     assert result.metrics["average.audits"] == 1
     assert not any((tmp_path / "audits").iterdir())
 

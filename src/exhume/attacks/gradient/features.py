@@ -37,7 +37,7 @@ from exhume.attacks.gradient.gates import (
     records_behind,
 )
 from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient, architecture_of
-from exhume.attacks.gradient.local_steps import halfway
+from exhume.attacks.gradient.local_steps import at_path_midpoint
 from exhume.attacks.gradient.matching import total_variation
 from exhume.core.contract import (
     Architecture,
@@ -112,7 +112,7 @@ class PreparedDecoding:
         seen, search = Layers(self.architecture, gradient, parameters), records_behind
         local, count = self.local, self.batch_size
         if isinstance(local, LocalTraining) and count and len(local.rates(count)) > 1:
-            seen, search = halfway(seen, local, count), likely_records
+            seen, search = at_path_midpoint(seen, local, count), likely_records
         chain = chain_for(seen, key)
         if chain.whole:
             raise NotApplicable(

@@ -93,7 +93,7 @@ class LocalStepsAttack:
         chain = _whole_chain(seen)
         basis = seen.span(chain.layers[0], key)
         count = basis.shape[1]
-        middle = halfway(seen, local, count)
+        middle = at_path_midpoint(seen, local, count)
         fits: list[tuple[ThroughSteps, Trial]] = []
         refused = NotApplicable("no record's gates were found", ever=True)
         for attempt in range(self.attempts):
@@ -153,7 +153,7 @@ def _whole_chain(seen: Layers) -> Chain:
     return chain
 
 
-def halfway(seen: Layers, local: LocalTraining, records: int) -> Layers:
+def at_path_midpoint(seen: Layers, local: LocalTraining, records: int) -> Layers:
     """The average step of so many records, taken for a gradient at the middle of the weights' way."""
     end = local.routine.ended(seen.parameters, seen.gradient, local.rates(records))
     return Layers(seen.architecture, seen.gradient, (seen.parameters + end) / 2, records)

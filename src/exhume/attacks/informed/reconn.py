@@ -176,7 +176,7 @@ def fit_reconstructor(
     )
     aside = pairs(torch.cat([parts.choose, parts.report]))
     with torch.no_grad():
-        experience = Experience.of(fitted.network(aside.features), aside.records)
+        experience = ErrorCalibration.of(fitted.network(aside.features), aside.records)
     observed = {
         "mae_plus_mse_on_shadows": error_on(fitted.network, pairs(parts.report)),
         "epoch": float(fitted.epoch),
@@ -197,7 +197,7 @@ class FittedRecoNN:
     features: ReadParameters
     network: nn.Module
     shape: tuple[int, ...]
-    experience: Experience
+    experience: ErrorCalibration
     observed: dict[str, float] = field(default_factory=dict)
     cost: Cost = Cost()
 
@@ -376,15 +376,15 @@ def _basis(rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Experience:
+class ErrorCalibration:
     """Reconstructions of shadows that no training has seen, and their errors."""
 
     drawn: Tensor  # (h, *record)
     errors: Tensor  # (h,) squared error per value
 
     @staticmethod
-    def of(drawn: Tensor, truth: Tensor) -> Experience:
-        return Experience(drawn, (drawn - truth).square().flatten(1).mean(1))
+    def of(drawn: Tensor, truth: Tensor) -> ErrorCalibration:
+        return ErrorCalibration(drawn, (drawn - truth).square().flatten(1).mean(1))
 
     def expected(self, drawn: Tensor) -> Tensor:
         """(m, *record) to (m,): the mean error of the sqrt(h) most similar reconstructions."""

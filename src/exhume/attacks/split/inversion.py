@@ -36,7 +36,7 @@ from exhume.attacks.split.shadow import (
     Reads,
     ServerSide,
     Shadow,
-    faced,
+    resolve_contrast_sign,
     server_of,
     train_shadow,
 )
@@ -141,7 +141,9 @@ class ShadowInversion:
         head = shadow.head
         observed = {"shadow_accuracy": shadow.accuracy, "mse_on_own_features": left}
         if self.upright and server.seen is not None:
-            decoder, head, facing = faced(decoder, head, server.seen, server.records.inputs)
+            decoder, head, facing = resolve_contrast_sign(
+                decoder, head, server.seen, server.records.inputs
+            )
             observed |= facing
         return FittedInversion(decoder, head, server, observed, Cost())
 

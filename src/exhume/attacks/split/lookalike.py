@@ -15,7 +15,8 @@ The server knows the form of the head: a convolution, ReLU, perhaps max-pool, pl
    negatives, so the best three and their mirror images go on with more windows, and the best of either
    side twice more, each time with the noise that its own means leave. Of the two, that counts whose means
    agree with the noise of 1 at more places, or which is nearer.
-3. A decoder of that layer, as in the paper, or its mirror image where it decodes to negatives (`faced`).
+3. A decoder of that layer, as in the paper, or its mirror image where it decodes to negatives
+   (`resolve_contrast_sign`).
 
 No body and no label is used, so that a secret choice of bodies is none of its concern.
 
@@ -40,7 +41,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exhume.attacks.split.inversion import FittedInversion, fit_decoder
-from exhume.attacks.split.shadow import ServerSide, faced
+from exhume.attacks.split.shadow import ServerSide, resolve_contrast_sign
 from exhume.core.contract import (
     Cost,
     ExhumeError,
@@ -124,7 +125,9 @@ class Lookalike:
             progress=progress,
         )
         whole: nn.Module = nn.Sequential(_Without(noise), decoder).eval()
-        whole, head, facing = faced(whole, layer, knowledge.seen, server.records.inputs)
+        whole, head, facing = resolve_contrast_sign(
+            whole, layer, knowledge.seen, server.records.inputs
+        )
         observed |= {"mse_on_own_features": left, **facing}
         cost = Cost(time.perf_counter() - started, models=self.starts + 1)
         return FittedInversion(whole, head, server, observed, cost)

@@ -248,7 +248,7 @@ def moment_distance(ours: list[Tensor], wanted: list[Tensor]) -> Tensor:
     return torch.stack(parts).sum()
 
 
-def faced(
+def resolve_contrast_sign(
     decoder: nn.Module, head: nn.Module, seen: Tensor, held: Tensor
 ) -> tuple[nn.Module, nn.Module, dict[str, float]]:
     """Decoder and head, or their mirror images if those turn features seen into records more like one's own.

@@ -70,7 +70,7 @@ from exhume.core.evidence import Condition, Premise
 from exhume.core.results import AttackSpec, Facts
 from exhume.models.heads import Head, check_head
 from exhume.models.own import Convolved
-from exhume.readers.adapters import Against, read_against
+from exhume.readers.adapters import BaseReference, read_against
 from exhume.readers.checkpoint import Checkpoint, read_checkpoint
 from exhume.readers.fitted import network_of_mlp, read_skops
 from exhume.readers.tensors import read_tensors
@@ -154,12 +154,12 @@ def checkpoint_case(
     if given is not None:
         given = given.numbered(max(2, outputs))
         preprocessing = preprocessing.scaled_by(given.strangers.inputs)
-    subject = Subject(checkpoint, approach, head, preprocessing.centre)
+    subject = AttackedCheckpoint(checkpoint, approach, head, preprocessing.centre)
     return CheckpointCase(settings, subject, preprocessing, given, tensors)
 
 
 def _tensors_in(
-    source: Path | Mapping[str, Tensor], settings: CheckpointSettings, against: Against | None
+    source: Path | Mapping[str, Tensor], settings: CheckpointSettings, against: BaseReference | None
 ) -> dict[str, Tensor]:
     """All that is released, whatever of it an attack reads."""
     if not isinstance(source, Path):
@@ -170,7 +170,7 @@ def _tensors_in(
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class AttackedCheckpoint:
     """A checkpoint that can be attacked, or a network that was trained here."""
 
     checkpoint: Checkpoint
@@ -184,7 +184,7 @@ class CheckpointCase(Case):
     kind_name = "checkpoint"
 
     settings: CheckpointSettings
-    released: Subject | NotApplicable  # as the attack takes it, or why it cannot
+    released: AttackedCheckpoint | NotApplicable  # as the attack takes it, or why it cannot
     preprocessing: Preprocessing
     given: ScoringRecords | None  # what the owner gave to score with
     tensors: Mapping[str, Tensor] = field(default_factory=dict)  # all that is in the file
@@ -198,7 +198,7 @@ class CheckpointCase(Case):
         return "the checkpoint"
 
     @property
-    def subject(self) -> Subject:
+    def subject(self) -> AttackedCheckpoint:
         if isinstance(self.released, NotApplicable):
             raise self.released
         return self.released

@@ -23,9 +23,9 @@ from exhume.models.own import (
 )
 from exhume.models.own_texts import LOSSES, LanguageModel, TextModel, takes_tokens, writes_text
 from exhume.readers import TextReading
-from exhume.readers.adapters import Against
+from exhume.readers.adapters import BaseReference
 from exhume.readers.loading import file_names
-from exhume.readers.payload import Checked, Said, check_payload
+from exhume.readers.payload import Checked, DeclaredTraining, check_payload
 from exhume.readers.tokens import dictionary_at
 from exhume.readers.updates import (
     Update,
@@ -219,12 +219,12 @@ def _updates(settings: UpdateSettings, module: nn.Module) -> list[Update]:
     return [from_gradient(path, module, before, loss=settings.loss)]
 
 
-def against_of(said: CheckpointSettings | UpdateSettings) -> tuple[Path, Against] | None:
+def against_of(said: CheckpointSettings | UpdateSettings) -> tuple[Path, BaseReference] | None:
     """The file of fine-tuning and what it is read against; None: neither adapter nor difference is given."""
     if said.adapter:
-        return Path(said.adapter), Against(Path(said.base), "adapter", said.scaling or None)
+        return Path(said.adapter), BaseReference(Path(said.base), "adapter", said.scaling or None)
     if said.delta:
-        return Path(said.delta), Against(Path(said.base), "delta")
+        return Path(said.delta), BaseReference(Path(said.base), "delta")
     return None
 
 
@@ -253,7 +253,7 @@ def _checked(
 ) -> Checked:
     """Its module is left in the mode that it was trained in."""
     size = settings.batch_size or update.batch_size
-    said = Said(
+    said = DeclaredTraining(
         settings.reduction,
         settings.batch_norm,
         size,

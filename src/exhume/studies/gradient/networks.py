@@ -192,7 +192,7 @@ def _one(run: Run[_Setting], job: tuple[str, int, int]) -> Mapping[str, Tensor]:
     name, size, index = job
     network, key = _NETWORKS[name], run.key.fold("networks", name.split(".")[0], size, index)
     attack, records = network.attack_on(size), run.records(network.source)
-    private, others = _dealt(records, size, key)
+    private, others = _split_decoys(records, size, key)
     with seeded_globals(key.fold("weights")):
         module = network.build()
     if network.trained:
@@ -213,7 +213,7 @@ def _one(run: Run[_Setting], job: tuple[str, int, int]) -> Mapping[str, Tensor]:
     }
 
 
-def _dealt(records: Records, size: int, key: Key) -> tuple[Records, Records]:
+def _split_decoys(records: Records, size: int, key: Key) -> tuple[Records, Records]:
     """A client's own records, and those that strangers come from."""
     order = torch.randperm(len(records), generator=key.fold("records").generator())
     return records[order[:size]], records[order[size : size + _POOL]]
@@ -330,7 +330,7 @@ def _one_client(run: Run[Any], job: tuple[str, int]) -> Mapping[str, Tensor]:
     name, index = job
     row, key = _CLIENTS[name], run.key.fold("fedavg", name, index)
     records = run.records(row.source)
-    private, others = _dealt(records, row.records, key)
+    private, others = _split_decoys(records, row.records, key)
     with seeded_globals(key.fold("weights")):
         architecture = ModuleArchitecture.of(row.build(), records.shape)
     local = LocalTraining(architecture, rate=row.rate, routine=row.routine)

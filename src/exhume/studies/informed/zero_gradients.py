@@ -134,7 +134,7 @@ class Untouched:
         return zeros / sum(self.sizes[name] for name in names)
 
 
-def untouched(
+def zero_gradient_share(
     architecture: Architecture,
     descent: Descent,
     initial: Tensor,
@@ -189,7 +189,7 @@ def _watched(bench: Bench, *, with_target: bool = False) -> Untouched:
     assert isinstance(recipe, FullBatch)
     assert isinstance(recipe.descent, Descent)
     targets = parts.target.one_each()
-    return untouched(
+    return zero_gradient_share(
         recipe.architecture,
         recipe.descent,
         bench.initial,

@@ -123,7 +123,7 @@ def meet_all(run: Run[Setting], trained: Trained) -> dict[str, Cells]:
     cells.sort(
         key=lambda cell: _ORDER.index(cell.attacker) if cell.attacker in _ORDER else len(_ORDER)
     )
-    made = run.tensors("attacking", _meet, {str(cell): cell for cell in cells})
+    made = run.tensors("attacking", _run_attacker, {str(cell): cell for cell in cells})
     rows: dict[str, list[Cell]] = {}
     for cell in cells:
         rows.setdefault(f"{cell.network.defence}.{cell.attacker}", []).append(cell)
@@ -142,7 +142,7 @@ def _shadows(setting: Setting, attacker: str) -> int:
     return setting.shadows if attacker in (*_SHADOWED, "own_form") else 1
 
 
-def _meet(run: Run[Any], cell: Cell) -> dict[str, Tensor]:
+def _run_attacker(run: Run[Any], cell: Cell) -> dict[str, Tensor]:
     """One attacker with one shadow against one client."""
     game, name = defended(run, cell.network), cell.network.defence
     setting = run.setting

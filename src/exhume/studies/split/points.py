@@ -131,7 +131,7 @@ def _run(run: Run[_Setting]) -> Outcome:
         for column in (*seconds, "own_form", "matched", "head_known")
         for shadow in range(1 if column in _ALONE else setting.shadows)
     ]
-    made = run.tensors("attacking", _meet, {str(cell): cell for cell in cells})
+    made = run.tensors("attacking", _run_attacker, {str(cell): cell for cell in cells})
     grids = [
         _Grid(
             name,
@@ -172,7 +172,7 @@ def _train(run: Run[Any], name: str) -> dict[str, float]:
     return {"accuracy": game.accuracy(_alone(trained, game.parts.fixed.shape))}
 
 
-def _meet(run: Run[Any], cell: _Cell) -> dict[str, Tensor]:
+def _run_attacker(run: Run[Any], cell: _Cell) -> dict[str, Tensor]:
     """One attacker with one shadow against one cut."""
     game, trained = _game(run, cell.network)
     seconds = getattr(run.setting, cell.network)[1]
