@@ -17,7 +17,7 @@ import exhume
 from exhume import readers
 from exhume.cli import app
 from exhume.core.contract import ExhumeError
-from exhume.readers.adapters import BaseReference, adapted
+from exhume.readers.adapters import BaseReference, adapted, read_against
 from exhume.readers.updates import from_fine_tuning
 from exhume.settings import Brief, CheckpointSettings, UpdateSettings
 
@@ -106,9 +106,9 @@ def test_an_adapter_that_adds_nothing_is_the_base(key):
     own = adapted(net, {"1": a}, 3.0, ["3.bias"])
     inputs = torch.rand(5, 64, generator=key.generator())
     assert torch.equal(own(inputs), net(inputs))
-    assert [n for n, _ in own.named_parameters()] == ["1.second", "3.bias"]
+    assert [n for n, _ in own.named_parameters()] == ["1.second.weight", "3.bias"]
     with torch.no_grad():
-        own[1].second.fill_(0.1)
+        own[1].second.weight.fill_(0.1)
         net[1].weight += 3.0 * torch.full((40, 2), 0.1) @ a
     torch.testing.assert_close(own(inputs), net(inputs))
 
@@ -118,7 +118,7 @@ def test_one_step_of_an_adapter_is_the_gradient_of_b(place):
     against = BaseReference(place / "base.safetensors", "adapter")
     update = from_fine_tuning(place / "adapter.safetensors", against, network(), rate=RATE)
     parts = update.payload.layout.split(update.payload.values[0])
-    wanted = {"1.second": slopes[2], "3.second": slopes[3], "3.bias": slopes[4]}
+    wanted = {"1.second.weight": slopes[2], "3.second.weight": slopes[3], "3.bias": slopes[4]}
     assert set(parts) == set(wanted)
     for name, slope in wanted.items():
         torch.testing.assert_close(parts[name], slope, rtol=1e-4, atol=1e-6)
@@ -237,9 +237,44 @@ def test_files_of_another_kind(place):
         audited(place, base="short.safetensors")
 
 
+class Conv1D(nn.Module):
+    """As transformers has it: the weight is (in, out)."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weight, self.bias = (
+            nn.Parameter(torch.rand(inputs, outputs)),
+            nn.Parameter(torch.ones(outputs)),
+        )
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+@pytest.mark.parametrize("outputs", [3, 5])  # other than the inputs, or as many
+def test_an_adapter_of_a_turned_weight(tmp_path, key, outputs):
+    net, a, b = nn.Sequential(Conv1D(5, outputs)), torch.rand(2, 5), torch.rand(outputs, 2)
+    save_file(dict(net.state_dict()), tmp_path / "base.safetensors")
+    named = {"base_model.model.0.lora_A.weight": a, "base_model.model.0.lora_B.weight": b}
+    save_file(named, tmp_path / "adapter.safetensors")
+    (tmp_path / "adapter_config.json").write_text(
+        '{"lora_alpha": 6, "r": 2, "fan_in_fan_out": true}'
+    )
+    against = BaseReference(tmp_path / "base.safetensors", "adapter")
+    states = read_against(tmp_path / "adapter.safetensors", against)
+    assert states.adapter is not None
+    own = adapted(net, {"0": a}, 3.0, (), states.adapter.turned)
+    inputs = torch.rand(4, 5, generator=key.generator())
+    torch.testing.assert_close(own(inputs), net(inputs))
+    with torch.no_grad():
+        own[0].second.weight.copy_(b)
+    net.load_state_dict(states.after)
+    torch.testing.assert_close(own(inputs), net(inputs))
+
+
 def test_an_adapter_of_another_kind_of_layer():
     net = nn.Sequential(nn.Conv2d(1, 2, 3))
-    with pytest.raises(ExhumeError, match="0 is a Conv2d; adapters of nn.Linear are read so far"):
+    with pytest.raises(ExhumeError, match="0 is a Conv2d; adapters of nn.Linear and Conv1D are"):
         adapted(net, {"0": torch.ones(1, 9)}, 1.0)
     with pytest.raises(ExhumeError, match="it adapts no layer of this model"):
         adapted(net, {}, 1.0)

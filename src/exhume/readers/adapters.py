@@ -28,6 +28,7 @@ from exhume.readers.tensors import bare_name, read_tensors
 
 Kind = Literal["adapter", "delta", "part"]
 _FIRST, _SECOND = ".lora_A.weight", ".lora_B.weight"
+_TURNED = "Conv1D"  # of transformers, whose weight is (in, out)
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Adapter:
     second: Mapping[str, Tensor]  # B (out, r), by layer
     saved: Mapping[str, Tensor]  # trained whole, by name
     scaling: float
+    turned: Collection[str] = ()  # layers whose weights are (in, out): `Conv1D` of transformers
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,21 +137,32 @@ def _adapter(
             raise NotApplicable(f"{name}: only lora_A and lora_B are read so far", ever=True)
         else:
             saved[name] = tensor
-    for layer in [*first, *second]:
-        _check_fits(layer, first, second, start, what)
+    config = path.with_name("adapter_config.json")
+    said = object_at(config) if config.exists() else {}
+    turned = {
+        layer
+        for layer in [*first, *second]
+        if _turned(layer, first, second, start, what, said=bool(said.get("fan_in_fan_out")))
+    }
     _check_known({n: t for n, t in saved.items() if n in start}, start, what)  # or a new head
     if scaling is None:
         scaling = _scaling(path, first, what)
-    return Adapter(first, second, saved, scaling)
+    return Adapter(first, second, saved, scaling, turned)
 
 
-def _check_fits(
+def _turned(
     layer: str,
     first: Mapping[str, Tensor],
     second: Mapping[str, Tensor],
     start: Mapping[str, Tensor],
     what: str,
-) -> None:
+    *,
+    said: bool,
+) -> bool:
+    """Whether the layer's weight is (in, out): by its shape, or as is said where it is square.
+
+    Raises `ExhumeError` where the adapter does not fit.
+    """
     weight = f"{layer}.weight"
     if layer not in first or layer not in second or weight not in start:
         there = f"{layer}{_FIRST if layer in first else _SECOND}"
@@ -157,20 +170,22 @@ def _check_fits(
         lost = lost or f"{layer}{_SECOND if layer in first else _FIRST}"
         raise ExhumeError(f"{what}: {there} is there, but there is no {lost}")
     a, b = first[layer], second[layer]
-    fits = a.ndim == b.ndim == 2 and len(a) == b.shape[1]
-    if not fits or (len(b), a.shape[1]) != tuple(start[weight].shape):
+    fits, added = a.ndim == b.ndim == 2 and len(a) == b.shape[1], (len(b), a.shape[-1])
+    if not fits or tuple(start[weight].shape) not in (added, added[::-1]):
         raise ExhumeError(
             f"{what}: {layer} adds {tuple(b.shape)} times {tuple(a.shape)} to a weight "
             f"of {tuple(start[weight].shape)}"
         )
     if not (a.is_floating_point() and b.is_floating_point()):
         raise ExhumeError(f"{what}: {layer} holds {a.dtype} and {b.dtype}, not floating-point")
+    return said if added[0] == added[1] else tuple(start[weight].shape) != added
 
 
 def _with_adapter(adapter: Adapter, start: Mapping[str, Tensor]) -> dict[str, Tensor]:
     whole = dict(start) | dict(adapter.saved)
     for layer, first in adapter.first.items():
         change = adapter.scaling * (adapter.second[layer].float() @ first.float())
+        change = change.T if layer in adapter.turned else change
         whole[f"{layer}.weight"] = start[f"{layer}.weight"].float() + change
     return whole
 
@@ -182,7 +197,7 @@ def _scaling(path: Path, first: Mapping[str, Tensor], what: str) -> float:
     alpha = content.get("lora_alpha")
     if not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise ExhumeError(f"{config}: lora_alpha is {alpha!r}, a finite number is needed")
-    for option in ("alpha_pattern", "rank_pattern", "use_dora", "fan_in_fan_out"):
+    for option in ("alpha_pattern", "rank_pattern", "use_dora"):
         if content.get(option):
             raise NotApplicable(f"{config}: {option} is not read so far; merge it first", ever=True)
     ranks = {len(tensor) for tensor in first.values()}
@@ -247,42 +262,52 @@ def _check_constants(named: Mapping[str, Tensor], architecture: Architecture) ->
 
 
 class AdaptedLinear(nn.Module):
-    """x (W_0 + s B A)^T + b, of which A is no parameter."""
+    """x (W_0 + s B A)^T + b, of which A is no parameter; B is a layer that sees s A x."""
 
     first: Tensor
 
-    def __init__(self, layer: nn.Linear, first: Tensor, scaling: float) -> None:
+    def __init__(self, layer: nn.Module, first: Tensor, scaling: float, *, turned: bool) -> None:
         super().__init__()
-        self.register_buffer("first", first.detach().to(layer.weight.dtype).clone())
-        self.second = nn.Parameter(layer.weight.new_zeros(len(layer.weight), len(first)))
-        self.weight, self.bias = layer.weight, layer.bias
-        self.scaling = scaling
+        weight, bias = layer.get_parameter("weight"), getattr(layer, "bias", None)
+        self.register_buffer("first", scaling * first.detach().to(weight.dtype))
+        self.weight = nn.Parameter(weight.T) if turned else weight
+        self.bias = bias
+        self.second = nn.Linear(len(first), len(self.weight), bias=False, dtype=weight.dtype)
+        nn.init.zeros_(self.second.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        low = F.linear(F.linear(x, self.first), self.second)
-        return F.linear(x, self.weight, self.bias) + self.scaling * low
+        added: Tensor = self.second(F.linear(x, self.first))
+        return F.linear(x, self.weight, self.bias) + added
 
 
 def adapted(
-    module: nn.Module, first: Mapping[str, Tensor], scaling: float, whole: Collection[str] = ()
+    module: nn.Module,
+    first: Mapping[str, Tensor],
+    scaling: float,
+    whole: Collection[str] = (),
+    turned: Collection[str] = (),
 ) -> nn.Module:
     """A copy of the module at its present weights, with adapters that add nothing yet.
 
-    first: A (r, in) by the layer's name; whole: names of parameters that are trained as they are.
+    first: A (r, in) by the layer's name; whole: names of parameters that are trained as they are; turned: see
+    `Adapter`.
     """
     network = copy.deepcopy(module)
     for name, a in first.items():
         layer = network.get_submodule(name)
-        if not isinstance(layer, nn.Linear):
+        if not isinstance(layer, nn.Linear) and type(layer).__name__ != _TURNED:
+            kind = type(layer).__name__
             raise ExhumeError(
-                f"adapter: {name} is a {type(layer).__name__}; adapters of nn.Linear are read so far"
+                f"adapter: {name} is a {kind}; adapters of nn.Linear and Conv1D are read so far"
             )
         holder, _, last = name.rpartition(".")
-        setattr(network.get_submodule(holder), last, AdaptedLinear(layer, a, scaling))
+        own = AdaptedLinear(layer, a, scaling, turned=name in turned)
+        setattr(network.get_submodule(holder), last, own)
+    trained = {f"{name}.second.weight" for name in first} | set(whole)
     for name, part in network.named_modules():
         for short, parameter in list(part.named_parameters(recurse=False)):
             full = f"{name}.{short}" if name else short
-            if short != "second" and full not in whole:
+            if full not in trained:
                 delattr(part, short)
                 part.register_buffer(short, parameter.detach().clone())
     if not any(True for _ in network.parameters()):

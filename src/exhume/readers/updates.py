@@ -129,8 +129,9 @@ def _adapted(
     parameters = dict(module.named_parameters())
     saved = {names[n]: t for n, t in adapter.saved.items() if names[n] in parameters}
     first = {layers[layer]: tensor for layer, tensor in adapter.first.items()}
-    own = adapted(module, first, adapter.scaling, saved)
-    second = {f"{layers[n]}.second": t.float() for n, t in adapter.second.items()}
+    turned = [layers[layer] for layer in adapter.turned]
+    own = adapted(module, first, adapter.scaling, saved, turned)
+    second = {f"{layers[n]}.second.weight": t.float() for n, t in adapter.second.items()}
     return own, {**second, **saved}
 
 

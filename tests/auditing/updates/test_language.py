@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from exhume import readers
 from exhume.cli import app
+from exhume.readers.adapters import adapted
 
 MODEL = """
 import torch
@@ -118,6 +119,37 @@ def test_without_texts_the_proof_decides(invoke):
     assert "The release leaks" in done.stdout
     assert attacks(invoke.folder)["language"]["metrics"]["certified"] == 2
     assert "leak" not in attacks(invoke.folder)["bag"] or not attacks(invoke.folder)["bag"]["leak"]
+
+
+def adapter(place, rank):
+    """One step of LoRA on what mixes the places, as PEFT writes it; nothing else is trained."""
+    names = {}
+    exec(MODEL, names)
+    net, drawn = names["writer"](), torch.Generator().manual_seed(2)
+    save_file(dict(net.state_dict()), place / "base.safetensors")
+    layers = {f"mix.{i}": torch.randn(rank, 48, generator=drawn) / 7 for i in range(3)}
+    own = adapted(net, layers, 2.0)
+    rows = readers.load("notes.txt", reading=readers.TextReading("words.txt", 8)).inputs[INDEX]
+    F.cross_entropy(
+        own(rows)[:, :-1].flatten(0, 1), rows[:, 1:].flatten(), ignore_index=0
+    ).backward()
+    named = {f"base_model.model.{n}.lora_A.weight": a for n, a in layers.items()}
+    for name, b in own.named_parameters():
+        named[f"base_model.model.{name}".replace("second", "lora_B")] = -0.1 * b.grad
+    save_file(named, place / f"adapter{rank}.safetensors")
+    return f"--adapter adapter{rank}.safetensors --base base.safetensors --scaling 2 --rate 0.1".split()
+
+
+def test_an_adapter_gives_texts_away_as_far_as_its_rank_goes(invoke, place):
+    where = ["--records", ",".join(map(str, INDEX)), "--loss", "next-token", "--batch-size", "2"]
+    done = invoke(*adapter(place, 24), *where, *TEXTS)
+    assert done.exit_code == 0, done.output
+    found = attacks(invoke.folder)["language"]["metrics"]
+    assert found["whole_texts"] == 1  # with the last token, although no output weight is trained
+    assert found["certified"] == 2
+    done = invoke(*adapter(place, 8), *where, *TEXTS, "--out", str(invoke.folder / "again"))
+    assert done.exit_code == 2
+    assert "as its layers are wide (8; adapters are as wide as their rank)" in done.stdout
 
 
 @pytest.mark.parametrize(("model", "loss"), [("writer", "next-token"), ("encoder", "masked")])

@@ -11,6 +11,8 @@ Every row is a sum of the vectors x_t, so that these span the rows while they ar
 width. What lies outside was not seen. The rank is read off the spectrum: of the gradient, every row at norm
 1, since rounding is relative to a row.
 
+Of an adapter W + s B A the gradient of B shows the span of s A x, of its rank at most.
+
 Where the texts do not say which tokens the model was asked for, its outputs do: the loss
 
     L = 1/N sum_i log sum_v exp z_iv - z_iy(i)
@@ -18,6 +20,7 @@ Where the texts do not say which tokens the model was asked for, its outputs do:
 is linear in what each place i is asked for. Of a place whose target is open, the row y of the output weight
 has the gradient -h_i/N, h_i being what that weight is multiplied with. Where the weight is the embedding too,
 the tokens that were fed have another gradient there; so the answer is put in, and what is left is read again.
+Where no output weight is trained, what is left is compared with what each token would leave in all layers.
 """
 
 from __future__ import annotations
@@ -28,9 +31,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call
+from torch.func import functional_call, grad, jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from exhume.core.contract import NotApplicable
+from exhume.core.contract import Key, NotApplicable
 from exhume.models.own_texts import NO_TARGET, LanguageModel, Site
 from exhume.train.local import half_precision
 
@@ -44,6 +48,7 @@ _WIDEST = 0.1  # of the tolerance, with such noise
 _LEAST, _MOST = 3e-5, 3e-3  # of the tolerance, in single precision
 _COARSE = (5.0, 20.0)  # the same in roundings, where values are coarser
 _ROUNDS = 8  # of putting targets in and reading what is left
+_DRAWN = 16  # directions by which the sizes of rows are measured
 _ENOUGH = 1e-3  # relative: what may be left of the output weight's gradient
 _LIKELY = 8  # tokens of a place that are tried last
 _SURE = 0.8  # weight of a token, 1 where it was asked for
@@ -114,8 +119,9 @@ def traces_of(net: LanguageModel, values: Tensor, at: Tensor) -> Traces:
     if not mixed:
         width = min(site.slopes(parts)[0].shape[1] for site in net.sites)
         raise NotApplicable(
-            f"the batch has as many places as its layers are wide ({width}), or more: their vectors fill "
-            "the span, so that no text can be told from another; which tokens occur is told by their rows",
+            f"the batch has as many places as its layers are wide ({width}; adapters are as wide as their "
+            "rank), or more: their vectors fill the span, so that no text can be told from another; which "
+            "tokens occur is told by the embedding's rows, where it is trained",
             ever=False,
         )
     most = max(span.rank for _, span in mixed)
@@ -204,10 +210,13 @@ def asked_for(
     places = opened.nonzero()
     sure = ~opened.any(1)
     if len(places):
-        if wanted is None or len(places) > wanted.shape[1]:
+        if wanted is None:
+            tokens, certain = _through_layers(net, values, named, (fed, targets, opened))
+        elif len(places) > wanted.shape[1]:
             return TokenTargets(targets, sure, float("inf"))
-        known = _Known(net, fed, targets, opened, outputs, named[net.output], wanted, count)
-        tokens, certain = known.solved()
+        else:
+            known = _Known(net, fed, targets, opened, outputs, named[net.output], wanted, count)
+            tokens, certain = known.solved()
         targets = _filled(targets, places, tokens)
         sure = torch.ones(len(fed), dtype=torch.bool)
         sure[places[~certain, 0]] = False
@@ -288,6 +297,59 @@ class _Known:
                 if apart < left:
                     answers, left = tried, apart
         return answers
+
+
+def _through_layers(
+    net: LanguageModel,
+    values: Tensor,
+    named: dict[str, Tensor],
+    texts: tuple[Tensor, Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """(u,) what open places were asked for, and whether each stands out, where no output weight is trained.
+
+    What is left of the gradient is -1/N sum_i J_i^T e_y(i), J_i the Jacobian of the outputs of place i. Each
+    place takes the token whose row of J_i points most along it, once what the others took is out of it.
+    texts: as fed, their targets, and which places are open.
+    """
+    fed, targets, opened = texts
+    places = opened.nonzero()
+    count = int((targets != NO_TARGET).sum()) + len(places)
+    at = {name: tensor.detach() for name, tensor in named.items()}
+    never = torch.tensor([n for n in (net.mask, net.padding) if n is not None]).long()
+
+    def outputs(parameters: dict[str, Tensor]) -> Tensor:
+        given: Tensor = functional_call(net.module, parameters, (fed,))
+        return given
+
+    def left(answers: Tensor) -> Tensor:
+        """(p,) of the gradient, times N, with these answers; -1: none yet."""
+        goals = _filled(targets, places, answers)
+        slopes = grad(lambda here: _summed(outputs(here), goals, opened))(at)
+        rest: Tensor = net.layout.join(slopes) - count * values
+        return rest
+
+    def along(direction: Tensor) -> Tensor:
+        """(u, v) every row of every J_i, times a direction (p,)."""
+        moved = jvp(outputs, (at,), (net.layout.split(direction),))[1]
+        rows: Tensor = moved[places[:, 0], places[:, 1], : net.vocabulary]
+        return rows
+
+    generator = Key.from_seed(0).fold("directions").generator()
+    with sdpa_kernel(SDPBackend.MATH):  # the other kernels have no derivative forward
+        drawn = [torch.randn(values.shape, generator=generator).to(values) for _ in range(_DRAWN)]
+        sizes = torch.stack([along(one).square() for one in drawn]).mean(0).sqrt()
+        sizes = sizes.clamp_min(1e-30).index_fill(1, never, torch.inf)
+        answers, score = torch.full((len(places),), -1), values.new_zeros(len(places))
+        for _ in range(_ROUNDS):
+            before = answers.clone()
+            for place in range(len(places)):
+                answers[place] = -1
+                rest = left(answers)
+                fits = along(rest)[place] / sizes[place] / rest.norm().clamp_min(1e-30)
+                score[place], answers[place] = fits.max(), fits.argmax()
+            if torch.equal(before, answers):
+                break
+    return answers, score > _SURE
 
 
 def as_trained(net: LanguageModel, values: Tensor, at: Tensor, fed: Tensor) -> Tensor:
