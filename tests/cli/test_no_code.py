@@ -71,3 +71,12 @@ def test_the_environment_says_so_too(place, monkeypatch):
     monkeypatch.setenv(NO_CODE, "1")
     with chdir(place), pytest.raises(ExhumeError, match="would run code"):
         named("spy.py:make", "model")
+
+
+def test_our_own_networks_are_no_code(tmp_path):
+    brief = tmp_path / "ours.toml"
+    brief.write_text('[data]\nsource = "digits"\n[victim]\nnetwork = "mlp"\n')
+    done = CliRunner().invoke(
+        app, ["--no-code", "audit", str(brief), "--threads", "1", "--dry-run"]
+    )
+    assert done.exit_code == 0, done.output

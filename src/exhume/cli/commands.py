@@ -62,7 +62,13 @@ def init(
         str | None, typer.Option(help="mlp, cnn, or your own: file.py:factory.")
     ] = None,
     optimiser: Annotated[
-        str | None, typer.Option(help="Optimiser of your training.", click_type=Choice(_OPTIMISERS))
+        str | None,
+        typer.Option(
+            "--optimiser",
+            "--optimizer",
+            help="Optimiser of your training.",
+            click_type=Choice(_OPTIMISERS),
+        ),
     ] = None,
     momentum: Annotated[float | None, typer.Option(help="Momentum of your training.")] = None,
     batch: Annotated[int | None, typer.Option(help="Records that a step sees.")] = None,

@@ -82,10 +82,8 @@ app = typer.Typer(
 )
 
 
-NoCode = Annotated[
-    bool,
-    typer.Option("--no-code", help="Refuse every brief, model and file that would run code."),
-]
+_NO_CODE = "Refuse every brief, model and file that would run code."
+NO_CODE_HERE = typer.Option("--no-code", help=_NO_CODE, rich_help_panel="Gates, for a pipeline")
 
 
 @app.callback()
@@ -97,7 +95,7 @@ def _any_command(
             "--version", help="Print the version and exit.", callback=_say_version, is_eager=True
         ),
     ] = False,
-    no_code: NoCode = False,
+    no_code: Annotated[bool, typer.Option("--no-code", help=_NO_CODE)] = False,
 ) -> None:
     ctx.with_resource(code_refused(no_code))
 
@@ -178,28 +176,28 @@ def echo_loading() -> None:
         echo_err("loading torch …")
 
 
-Out = Annotated[
-    Path | None, typer.Option(help="Run folder; the same folder resumes a stopped run.")
-]
+_PLACE = {"rich_help_panel": "Where it runs"}
+OUT = typer.Option(
+    help="Run folder; the same folder resumes a stopped run.", rich_help_panel="Output"
+)
+Out = Annotated[Path | None, OUT]
 Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
-Ray = Annotated[
-    str | None,
-    typer.Option(help="Train on a Ray cluster: auto, or HOST:PORT. The result stays the same."),
-]
-Processes = Annotated[
-    int | None,
-    typer.Option(
-        help="Train in this many processes on this machine; default: as many as threads, where it pays. "
-        "The result stays the same."
-    ),
-]
-
-ResumeAnyway = Annotated[
-    bool,
-    typer.Option(
-        "--resume-anyway", help="Continue work that another version of exhume or torch began."
-    ),
-]
+RAY = typer.Option(
+    help="Train on a Ray cluster: auto, or HOST:PORT. The result stays the same.", **_PLACE
+)
+Ray = Annotated[str | None, RAY]
+PROCESSES = typer.Option(
+    help="Train in this many processes on this machine; default: as many as threads, where it pays. "
+    "The result stays the same.",
+    **_PLACE,
+)
+Processes = Annotated[int | None, PROCESSES]
+RESUME_ANYWAY = typer.Option(
+    "--resume-anyway",
+    help="Continue work that another version of exhume or torch began.",
+    **_PLACE,
+)
+ResumeAnyway = Annotated[bool, RESUME_ANYWAY]
 
 
 def refuse_two_places(address: str | None, processes: int | None) -> None:

@@ -26,6 +26,7 @@ else:
     SharedText = str | None
 
 
+_SPELT = {"optimizer": "optimiser"}  # keys that may also be written so
 _LARGEST_FILE = 1 << 20  # bytes of a brief
 _LARGEST_NUMBER = 10**9  # of steps, records, threads: more is a slip, and no machine could do it
 _LONGEST = 80  # characters of a value in a sentence
@@ -156,7 +157,8 @@ def made_of(kind: type[Any], content: Mapping[str, Any], where: str, **said: Any
     }
     hints = types_of(kind)
     values = {}
-    for name, value in content.items():
+    for written, value in content.items():
+        name = _SPELT.get(written, written)
         if name not in usual:
             raise ExhumeError(f"{where}: {_unknown(name, kind, list(usual))}")
         if is_dataclass(hints[name]):

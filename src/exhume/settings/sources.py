@@ -43,7 +43,7 @@ def _check(name: str, value: Any, known: Setting) -> None:
     if known.file and not _there(value):
         raise ExhumeError(f"{name}: there is no file {value}")
     file, _, function = str(value).rpartition(":")
-    if name in _CODE and function:
+    if name in _CODE and file and function:
         refuse_code(value, name)
         if file.endswith(".py") and not _there(file):
             raise ExhumeError(f"{name}: {value}: there is no file {file}")
