@@ -21,12 +21,15 @@ from click import Choice
 from exhume.cli.frame import (
     AUDITED,
     FAILED,
+    GATES,
     LEAKS,
     NO_CODE_HERE,
     OUT,
+    OUTPUT,
     PROCESSES,
     RAY,
     RESUME_ANYWAY,
+    WHERE,
     app,
     code_refused,
     echo_err,
@@ -74,7 +77,7 @@ _PANELS: dict[type[Any], dict[str, str]] = {  # of the help, by the first settin
     DataSettings: {"source": "Your records"},
     VictimSettings: {"network": "The model", "optimiser": "Its training"},
     AttackSettings: {"exact": "The attacks"},
-    MachineSettings: {"memory": "Where it runs"},
+    MachineSettings: {"memory": WHERE},
     BudgetSettings: {"time": "Budget and fixes"},
     UpdateSettings: {
         "update": "What the client sends",
@@ -147,32 +150,40 @@ def values_of(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 def run_options() -> list[Parameter]:
     """What every audit command takes, whatever is released."""
-    gates, output = {"rich_help_panel": "Gates, for a pipeline"}, {"rich_help_panel": "Output"}
     gate = typer.Option(
-        help="Exit with 1 if a larger share of the records leaks.", min=0, max=1, **gates
+        help="Exit with 1 if a larger share of the records leaks.",
+        min=0,
+        max=1,
+        rich_help_panel=GATES,
     )
     also = typer.Option(
         help="Exit with 1 if the verdict is this or worse: at-risk, recognised (any leak), reconstructed.",
         click_type=Choice(["at-risk", "recognised", "reconstructed"]),
-        **gates,
+        rich_help_panel=GATES,
     )
     power = typer.Option(
         help="Exit with 2 if nothing is found but a leak of this share could go unnoticed.",
         min=0,
         max=1,
-        **gates,
+        rich_help_panel=GATES,
     )
-    sarif = typer.Option(help="Also write SARIF 2.1.0, for code scanning.", **output)
-    redact = typer.Option("--redact", help="Also write a report without any record.", **output)
+    sarif = typer.Option(help="Also write SARIF 2.1.0, for code scanning.", rich_help_panel=OUTPUT)
+    redact = typer.Option(
+        "--redact", help="Also write a report without any record.", rich_help_panel=OUTPUT
+    )
     as_json = typer.Option(
-        "--json", help="Print result.json (or the plan) instead of words.", **output
+        "--json", help="Print result.json (or the plan) instead of words.", rich_help_panel=OUTPUT
     )
-    dry_run = typer.Option("--dry-run", help="Print the plan, and attack nothing.", **output)
+    dry_run = typer.Option(
+        "--dry-run", help="Print the plan, and attack nothing.", rich_help_panel=OUTPUT
+    )
     return [
         _parameter("ray", str | None, RAY),
         _parameter("processes", int | None, PROCESSES),
         _parameter("out", Path | None, OUT),
-        _parameter("junit", Path | None, typer.Option(help="Also write JUnit XML.", **output)),
+        _parameter(
+            "junit", Path | None, typer.Option(help="Also write JUnit XML.", rich_help_panel=OUTPUT)
+        ),
         _parameter("sarif", Path | None, sarif),
         _parameter("fail_over", float | None, gate),
         _parameter("fail_on", str | None, also),

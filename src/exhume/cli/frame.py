@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from exhume.core.contract import Progress
 
 AUDITED, LEAKS, FAILED, INTERRUPTED = 0, 1, 2, 130
+WHERE, OUTPUT, GATES = "Where it runs", "Output", "Gates, for a pipeline"  # parts of the help
 
 
 class _Group(TyperGroup):
@@ -83,7 +84,7 @@ app = typer.Typer(
 
 
 _NO_CODE = "Refuse every brief, model and file that would run code."
-NO_CODE_HERE = typer.Option("--no-code", help=_NO_CODE, rich_help_panel="Gates, for a pipeline")
+NO_CODE_HERE = typer.Option("--no-code", help=_NO_CODE, rich_help_panel=GATES)
 
 
 @app.callback()
@@ -176,26 +177,26 @@ def echo_loading() -> None:
         echo_err("loading torch …")
 
 
-_PLACE = {"rich_help_panel": "Where it runs"}
 OUT = typer.Option(
-    help="Run folder; the same folder resumes a stopped run.", rich_help_panel="Output"
+    help="Run folder; the same folder resumes a stopped run.", rich_help_panel=OUTPUT
 )
 Out = Annotated[Path | None, OUT]
 Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
 RAY = typer.Option(
-    help="Train on a Ray cluster: auto, or HOST:PORT. The result stays the same.", **_PLACE
+    help="Train on a Ray cluster: auto, or HOST:PORT. The result stays the same.",
+    rich_help_panel=WHERE,
 )
 Ray = Annotated[str | None, RAY]
 PROCESSES = typer.Option(
     help="Train in this many processes on this machine; default: as many as threads, where it pays. "
     "The result stays the same.",
-    **_PLACE,
+    rich_help_panel=WHERE,
 )
 Processes = Annotated[int | None, PROCESSES]
 RESUME_ANYWAY = typer.Option(
     "--resume-anyway",
     help="Continue work that another version of exhume or torch began.",
-    **_PLACE,
+    rich_help_panel=WHERE,
 )
 ResumeAnyway = Annotated[bool, RESUME_ANYWAY]
 
