@@ -1,7 +1,8 @@
 """Two hospitals, a Flower server, one round: what does the server learn about the images?
 
 Each client holds four digits and takes one step of SGD on them. The server records what it is sent, and
-`exhume audit-update` digs the digits out again.
+`exhume audit-update` digs the digits out again. With `guarded`, every client asks a guard before it sends; the
+second one has noise on its update, and only that update leaves.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import nn
 
 CLIENTS = {"0": [3, 17, 40, 41], "1": [60, 61, 62, 63]}  # indices into MNIST
 RATE = 0.1
+NOISE = 10.0  # of the second client where there is a guard, over its update's root mean square
 
 
 def make() -> nn.Module:
@@ -22,11 +24,15 @@ def make() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
 
 
-def client_app():
+def client_app(guarded: bool = False):
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
 
-    app = ClientApp()
+    from exhume.guard import Guard, GuardPolicy, noisy
+    from exhume.integrations.flower import guard_mod
+
+    policy = GuardPolicy(shape=(1, 28, 28), seconds=120.0)
+    app = ClientApp(mods=[guard_mod(Guard(policy), make)] if guarded else [])
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -41,8 +47,11 @@ def client_app():
         optimiser = torch.optim.SGD(model.parameters(), lr=message.content["config"]["lr"])
         F.cross_entropy(model(private.inputs), private.labels).backward()
         optimiser.step()
+        state = model.state_dict()
+        if guarded and client == "1":
+            state = noisy(message.content["arrays"].to_torch_state_dict(), state, NOISE)
         metrics = {"num-examples": len(private), "partition-id": int(client)}
-        content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord(metrics)}
+        content = {"arrays": ArrayRecord(state), "metrics": MetricRecord(metrics)}
         return Message(content=RecordDict(content), reply_to=message)
 
     return app
@@ -73,7 +82,7 @@ def server_app(folder):
     return app
 
 
-def simulate(folder) -> None:
+def simulate(folder, guarded: bool = False) -> None:
     """One process serves both clients in turn."""
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -81,7 +90,7 @@ def simulate(folder) -> None:
 
     run_simulation(
         server_app=server_app(folder),
-        client_app=client_app(),
+        client_app=client_app(guarded),
         num_supernodes=len(CLIENTS),
         backend_config={
             "client_resources": {"num_cpus": 1},

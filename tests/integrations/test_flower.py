@@ -25,7 +25,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore.task_identity import TaskIdentity
 
-from exhume.integrations.flower import FactNames, RecordingStrategy, recording_mod
+from exhume.guard import Guard, GuardPolicy
+from exhume.integrations.flower import FactNames, RecordingStrategy, guard_mod, recording_mod
 
 ASKED = (ArrayRecord(), ConfigRecord(), Mock(spec=Grid))
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_two_clients"
@@ -211,3 +212,35 @@ def test_two_clients_in_flowers_simulation_are_recorded_and_audited(way, tmp_pat
     assert ratio["metrics"]["recovered"] == 1
     assert ratio["metrics"]["certified"] == 8
     assert (run / "recorded").stat().st_mode & 0o777 == 0o700
+
+
+GUARDED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from federation import simulate
+simulate(Path(sys.argv[2]), guarded=True)
+"""
+
+
+@pytest.mark.flower
+@pytest.mark.network  # MNIST, where it is not cached
+@pytest.mark.xdist_group("ray")  # its simulation runs on Ray
+def test_a_guard_stops_a_batch_of_four_and_lets_a_defended_update_leave(tmp_path):
+    pytest.importorskip("ray", reason="Flower's simulation needs Ray: pip install 'exhume[flower]'")
+    run_python("-c", GUARDED, EXAMPLE, tmp_path / "recorded", cwd=tmp_path)
+    (told,) = recorded_in(tmp_path / "recorded")  # of two clients that trained
+    assert told.client == "1"
+
+
+def test_a_guard_that_cannot_read_a_reply_stops_it():
+    context = Context(1, 5, {}, RecordDict(), {})
+    guard = Guard(GuardPolicy(shape=(2,), seconds=60.0))
+    mod = guard_mod(guard, lambda: nn.Linear(2, 1), FactNames(rate="eta"))
+    for kind, stopped in (("evaluate", False), ("train", True)):
+        message = request(9, kind=kind)
+        reply = mod(message, context, lambda asked, _: answer(asked, 0.0))
+        assert reply.has_error() == stopped
+    assert reply.error.reason == "exhume guard: it could not be checked: ExhumeError"
+    message = request(9)
+    assert mod(message, context, lambda asked, _: failed(asked)).error.reason == "lost"

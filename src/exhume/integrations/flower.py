@@ -1,10 +1,11 @@
 """Flower: record the updates of a real federated run, for `exhume audit-update` to read.
 
 At the server a strategy is wrapped, and all that its clients return is recorded: what the server sees. At
-a client a mod records what that client sends.
+a client a mod records what that client sends, and another lets only that leave which gives no record away.
 
     strategy = RecordingStrategy(FedAvg(), Recording(Path("recorded")), FactNames(rate="lr"))
     app = ClientApp(mods=[recording_mod(Recording(Path("recorded")), FactNames(rate="lr"))])
+    app = ClientApp(mods=[guard_mod(Guard(GuardPolicy.from_toml(Path("guard.toml"))), make_model)])
 """
 
 from __future__ import annotations
@@ -12,20 +13,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from exhume.core.contract import ExhumeError
+from exhume.guard import Guard
 from exhume.readers.updates import Recording
 from exhume.train.local import PLAIN, Routine
 
 try:
-    from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.app import (
+        ArrayRecord,
+        ConfigRecord,
+        Context,
+        Error,
+        Message,
+        MetricRecord,
+        RecordDict,
+    )
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import Strategy
 except ImportError as missing:
     raise ExhumeError(
         f"Flower is not installed ({missing}): pip install 'exhume[flower]'"
     ) from missing
+
+_REFUSED = 6  # Flower: a mod whose condition does not hold
 
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
 
@@ -123,15 +135,57 @@ def recording_mod(recording: Recording, facts: FactNames = USUAL) -> Mod:
     return mod
 
 
-def _write(
-    recording: Recording,
-    facts: FactNames,
-    before: RecordDict,
-    after: RecordDict,
-    *,
-    round: int,  # noqa: A002 - the word of federated learning
-    node: str,
-) -> None:
+def guard_mod(guard: Guard, model: Callable[[], nn.Module], facts: FactNames = USUAL) -> Mod:
+    """A mod of a `ClientApp`: an update that the guard stops becomes an error, which holds no record.
+
+    model: makes the network whose state the messages hold. Put it first among the mods: the update then is
+    checked as it leaves, after all that other mods add to it.
+    """
+
+    def mod(
+        message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+    ) -> Message:
+        before = message.content
+        reply = call_next(message, context)
+        if message.metadata.message_type.split(".")[0] != "train" or reply.has_error():
+            return reply
+        try:
+            said = _training(facts, before, reply.content)
+            sent, name = _state(reply.content), f"client {context.node_id}"
+            answer = guard.check(
+                _state(before),
+                sent,
+                model(),
+                rate=said.rate,
+                steps=said.steps,
+                records=said.records or None,
+                routine=said.routine,
+                name=name,
+            )
+            state, why = answer.state, answer.why
+        except Exception as error:  # noqa: BLE001 - what cannot be checked does not leave
+            state, why = None, f"it could not be checked: {type(error).__name__}"
+        if state is None:
+            return Message(error=Error(_REFUSED, f"exhume guard: {why}"), reply_to=message)
+        (place,) = reply.content.array_records
+        reply.content[place] = ArrayRecord(dict(state))
+        return reply
+
+    return mod
+
+
+@dataclass(frozen=True)
+class _Training:
+    """How a client made its update, as the messages say it."""
+
+    rate: float
+    steps: int
+    records: int
+    routine: Routine
+    client: float | None
+
+
+def _training(facts: FactNames, before: RecordDict, after: RecordDict) -> _Training:
     def fact(name: str, value: int | float | str) -> float:
         found = _found(value, before, after) if isinstance(value, str) else float(value)
         if found is None:
@@ -141,22 +195,39 @@ def _write(
             )
         return found
 
-    client = fact("client", facts.client) if facts.client else None
-    routine = Routine(
-        int(fact("epochs", facts.epochs)),
-        int(fact("local_batch", facts.local_batch)),
-        momentum=fact("momentum", facts.momentum),
-        weight_decay=fact("weight_decay", facts.weight_decay),
+    return _Training(
+        fact("rate", facts.rate),
+        int(fact("steps", facts.steps)),
+        int(fact("batch_size", facts.batch_size)),
+        Routine(
+            int(fact("epochs", facts.epochs)),
+            int(fact("local_batch", facts.local_batch)),
+            momentum=fact("momentum", facts.momentum),
+            weight_decay=fact("weight_decay", facts.weight_decay),
+        ),
+        fact("client", facts.client) if facts.client else None,
     )
+
+
+def _write(
+    recording: Recording,
+    facts: FactNames,
+    before: RecordDict,
+    after: RecordDict,
+    *,
+    round: int,  # noqa: A002 - the word of federated learning
+    node: str,
+) -> None:
+    said = _training(facts, before, after)
     recording.write(
         _state(before),
         _state(after),
         round=round,
-        client=node if client is None else f"{client:g}",
-        rate=fact("rate", facts.rate),
-        steps=int(fact("steps", facts.steps)),
-        batch_size=int(fact("batch_size", facts.batch_size)),
-        routine=None if routine == PLAIN else routine,
+        client=node if said.client is None else f"{said.client:g}",
+        rate=said.rate,
+        steps=said.steps,
+        batch_size=said.records,
+        routine=None if said.routine == PLAIN else said.routine,
     )
 
 

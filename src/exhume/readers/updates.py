@@ -69,16 +69,17 @@ def from_states(
     """The states before and after a client's training. records: that it has; None: not said."""
     start = read_state(before)
     here = with_state(module, start)
-    return _between(start, read_state(after), here, Steps(steps, rate, routine), records)
+    return between_states(start, read_state(after), here, Steps(steps, rate, routine), records)
 
 
-def _between(
+def between_states(
     start: Mapping[str, Tensor],
     end: Mapping[str, Tensor],
     module: nn.Module,
     steps: Steps,
     records: int | None,
 ) -> Update:
+    """What a client's training made of `start`, which the module is at."""
     payload = payload_from_states(
         start, end, module, steps.rate, steps.count, routine=steps.routine, records=records
     )
@@ -117,7 +118,7 @@ def from_fine_tuning(
     else:
         here, end = _adapted(here, states.adapter, names)
         start = {name: tensor.detach() for name, tensor in here.named_parameters()}
-    made = _between(start, end, here, Steps(steps, rate, routine), records)
+    made = between_states(start, end, here, Steps(steps, rate, routine), records)
     return replace(made, notes=(*states.notes, *made.notes))
 
 
@@ -143,7 +144,7 @@ def from_recording(folder: Path, module: nn.Module, usual: Routine = PLAIN) -> l
         here = with_state(module, start)
         size = record.batch_size or None
         steps = Steps(record.steps, record.rate, record.routine(usual))
-        update = _between(start, end, here, steps, size)
+        update = between_states(start, end, here, steps, size)
         updates.append(replace(update, client=record.client, round=record.round, batch_size=size))
     return updates
 

@@ -113,11 +113,7 @@ def client_updates(settings: UpdateSettings, records: Records | None) -> list[Cl
         module = made.build()
     else:
         raise ExhumeError("before: an architecture has no weights of its own; give --before")
-    if is_text(made, shape):
-        updates = _updates(settings, module)
-        cases = [_text_case(update, settings, shape[0], records) for update in updates]
-    else:
-        cases = [_case(update, settings, shape) for update in _updates(settings, module)]
+    cases = [client_update(u, settings, shape, records) for u in _updates(settings, module)]
     doubts = _unseeded(settings, module)
     return [replace(case, doubts=case.doubts + doubts) for case in cases]
 
@@ -228,7 +224,12 @@ def against_of(said: CheckpointSettings | UpdateSettings) -> tuple[Path, BaseRef
     return None
 
 
-def _case(update: Update, settings: UpdateSettings, shape: tuple[int, ...]) -> ClientUpdate:
+def client_update(
+    update: Update, settings: UpdateSettings, shape: tuple[int, ...], records: Records | None = None
+) -> ClientUpdate:
+    """One update, ready to be attacked. records: the set that holds the private ones."""
+    if is_text(update.module, shape):
+        return _text_case(update, settings, shape[0], records)
     network = ModuleArchitecture.of(update.module, shape, settings.batch_norm)
     checked = _checked(update, settings, shape)
     architecture = recognised(network)
