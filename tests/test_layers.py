@@ -22,9 +22,9 @@ ORDER = (
     "report",
     "choices",
     "auditing",
+    "studies",
     "guard",
     "bench",
-    "studies",
     "integrations",
     "cli",
 )

@@ -4,10 +4,14 @@
     answer = guard.check(before, after, model, rate=0.1, records=4)
     answer.passes, answer.state, answer.why
 
-Silence counts only where the same attacks find a record that is made up, in an update of the same model
-that holds nothing else. Whatever cannot be checked in time does not leave: an error, an attack that does
-not apply, a clock that runs out. Nothing is fetched, and a log line holds no record. For Flower,
-`integrations.flower.guard_mod`.
+Silence of these attacks counts only where
+
+1. they find a record that is made up, in an update of the same model that holds nothing else;
+2. noise covers the update: an update of b records is of rank b in every layer, and no singular value of a
+   layer may stand out of those that noise alone has. Slower attacks than these would follow what does.
+
+Whatever cannot be checked in time does not leave: an error, an attack that does not apply, a clock that runs
+out. Nothing is fetched, and a log line holds no record. For Flower, `integrations.flower.guard_mod`.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,6 +40,8 @@ from exhume.train.local import LOSSES, PLAIN, Routine, Steps
 
 _LOG = logging.getLogger("exhume.guard")
 _DECODING = 50  # steps: enough to see that there is something to decode
+_LEAST = 4  # rows and columns of a layer whose singular values tell anything
+_DRAWN, _ABOVE = 5, 1.1  # matrices of noise to compare with, and times the largest of their ratios
 _SEARCHES = ("tensor", "matching")  # these answer whatever the update: nothing follows from it
 
 
@@ -50,9 +56,11 @@ class GuardPolicy(SettingsSection):
     )
     seconds: float = setting(10.0, "That the check may take; more is refused.", above=0)
     noise: float = setting(
-        1.0, "First noise, as a multiple of the update's root mean square; then twice that.", above=0
+        1.0,
+        "First noise, as a multiple of the update's root mean square; then twice that.",
+        above=0,
     )
-    tries: int = setting(4, "How often noise is added before the update is refused.", least=1)
+    tries: int = setting(6, "How often noise is added before the update is refused.", least=1)
     shape: tuple[int, ...] = setting((), "Shape of one record; of texts their length.")
     loss: str = setting(PLAIN.loss, "The client's loss.", choices=LOSSES)
     reduction: str = setting("mean", "Of the loss over the batch.", choices=("mean", "sum"))
@@ -109,7 +117,13 @@ class Guard:
                 noise = policy.noise * 2 ** (attempt - 1)
                 state = noisy(before, after, noise)
             left = policy.seconds - (time.perf_counter() - started)
-            why = self._in_time(left, before, state, model, training, records)
+
+            def work(progress: Progress, state: Mapping[str, Tensor] = state) -> str:
+                module = with_state(model, before)
+                update = between_states(before, state, module, training, records)
+                return self.leak_in(self._read(update, records), progress)
+
+            why = _in_time(left, work)
             if not why:
                 break
         passes = not why or policy.action == "warn"
@@ -117,43 +131,14 @@ class Guard:
         said = why or ("nothing was found" if not noise else f"passes with noise of {noise:g}")
         word = "passed" if not why else "WARNING" if passes else "refused"
         _LOG.log(
-            logging.WARNING if why else logging.INFO, "%s: %s: %s, %.2f s", name, word, said, seconds
+            logging.WARNING if why else logging.INFO,
+            "%s: %s: %s, %.2f s",
+            name,
+            word,
+            said,
+            seconds,
         )
         return GuardAnswer(passes, said, state if passes else None, seconds, noise)
-
-    def _in_time(
-        self,
-        seconds: float,
-        before: Mapping[str, Tensor],
-        after: Mapping[str, Tensor],
-        model: nn.Module,
-        training: Steps,
-        records: int | None,
-    ) -> str:
-        """Why this may not leave; empty: it may. The check goes on beside us if it is late, and is not heard."""
-        late = "it could not be checked in time"
-        said, over = [late], threading.Event()
-
-        def progress(stage: str, done: int, total: int) -> None:
-            if over.is_set():
-                raise ExhumeError(late)
-
-        def work() -> None:
-            try:
-                update = between_states(
-                    before, after, with_state(model, before), training, records
-                )
-                said[0] = self.leak_in(self._read(update, records), progress)
-            except Exception as error:  # noqa: BLE001 - whatever goes wrong, nothing leaves
-                why = str(error) if isinstance(error, ExhumeError) else type(error).__name__
-                said[0] = f"it could not be checked: {why}"
-
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        thread.join(max(0.0, seconds))
-        answer = late if thread.is_alive() else said[0]
-        over.set()
-        return answer
 
     def _read(self, update: Update, records: int | None) -> ClientUpdate:
         policy = self.policy
@@ -168,12 +153,31 @@ class Guard:
         return client_update(update, settings, policy.shape)
 
     def leak_in(self, update: ClientUpdate, progress: Progress) -> str:
-        """What comes back of it; empty: nothing, by attacks that find a made-up record in this model's update."""
+        """Why it is not safe to send; empty: it is, as far as the exact attacks and its own noise tell."""
         if found := self._found_in(update, progress):
             return found
+        if bare := self._above_noise(update):
+            return bare
         if not self._found_in(self._probe(update), progress):
             return "nothing can be said: the exact attacks do not read updates of this model"
         return ""
+
+    def _above_noise(self, update: ClientUpdate) -> str:
+        """A layer that noise does not cover; empty: it covers all.
+
+        s_1 / median(s) of a layer (m, k), beside that of normal matrices (m, k).
+        """
+        parts = update.gradient.layout.split(update.gradient.values[0])
+        told = False
+        for name, part in parts.items():
+            layer = part.flatten(1) if part.ndim > 1 else part[None]
+            if min(layer.shape) < _LEAST or not bool(layer.any()):
+                continue
+            told, generator = True, self.key.fold("noise alone", name).generator()
+            alone = max(_peak(torch.randn(layer.shape, generator=generator)) for _ in range(_DRAWN))
+            if not _peak(layer) <= _ABOVE * alone:
+                return "no noise covers it: a layer stands out of what noise alone would be"
+        return "" if told else "nothing can be said: no layer is large enough to tell noise"
 
     def _probe(self, update: ClientUpdate) -> ClientUpdate:
         """The update that one made-up record gives at the same weights."""
@@ -201,6 +205,35 @@ class Guard:
                     count = answer.proof.records or len(answer.found.found())
                     return f"{row.spec.name} ({row.id}) {sure} {count} {kind}"
         return ""
+
+
+def _in_time(seconds: float, work: Callable[[Progress], str]) -> str:
+    """What the work says, or that it is late: then it goes on until its next report, and is not heard."""
+    late = "it could not be checked in time"
+    said, over = [late], threading.Event()
+
+    def progress(*_: object) -> None:
+        if over.is_set():
+            raise ExhumeError(late)
+
+    def worked() -> None:
+        try:
+            said[0] = work(progress)
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong, nothing leaves
+            why = str(error) if isinstance(error, ExhumeError) else type(error).__name__
+            said[0] = f"it could not be checked: {why}"
+
+    thread = threading.Thread(target=worked, daemon=True)
+    thread.start()
+    thread.join(max(0.0, seconds))
+    answer = late if thread.is_alive() else said[0]
+    over.set()
+    return answer
+
+
+def _peak(matrix: Tensor) -> float:
+    values = torch.linalg.svdvals(matrix.double())
+    return float(values[0] / values.median())
 
 
 def noisy(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from exhume.bench import glm, shadows, updates
+from exhume.bench import glm, guard, shadows, updates
 from exhume.core.contract import ExhumeError, Progress, silent
 from exhume.core.errors import unknown_name
 
@@ -16,6 +16,7 @@ BENCHES: dict[str, Bench] = {
     "glm": glm.run,
     "gradient": updates.run_span,
     "update": updates.run_decoding,
+    "guard": guard.run,
 }
 
 
