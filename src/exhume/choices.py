@@ -17,7 +17,8 @@ from exhume.readers import RecordsByRole, Sizes, check_classes
 from exhume.settings import Settings
 from exhume.store.scale import Processes, where_now
 from exhume.train.fleet import chunk_for
-from exhume.train.functional import check_side_by_side, mixes_batches
+from exhume.train.functional import check_side_by_side, drops, trained_alone
+from exhume.train.objective import Objective
 from exhume.train.optimisers import Adam, Descent, Optimiser
 from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch, MiniBatch
@@ -100,7 +101,7 @@ def resolve(settings: Settings, records: Records) -> Settings:
 def _chunk(recipe: Trains, size: int, memory: int) -> int:
     """What a process trains at once in its share of the memory; few where it trains one after another."""
     by_memory = chunk_for(size, memory)
-    alone = isinstance(recipe, OwnTraining) or mixes_batches(recipe.architecture)
+    alone = isinstance(recipe, OwnTraining) or trained_alone(recipe.architecture)
     return min(_ALONE, by_memory) if alone else by_memory
 
 
@@ -152,17 +153,26 @@ def recipe_for(settings: Settings, records: Records) -> Trains:
         raise ExhumeError(f"dp_sampling: {chosen.dp_sampling} given without a dp_clip")
     if chosen.train:
         _check_stated(settings)
-        return OwnTraining.of(network, chosen.train)
+        return OwnTraining.of(network, chosen.train, objective=_objective(settings))
     if chosen.dp_steps:
         raise ExhumeError(
             f"dp_steps: {chosen.dp_steps} given; without a train of your own, say steps"
         )
     of_users = isinstance(network, OwnArchitecture) and fully_connected(network) is None
-    if of_users and not mixes_batches(network):
+    if of_users and not trained_alone(network):
         check_side_by_side(network)  # before anything is written
-    if of_users and mixes_batches(network) and chosen.dp_clip:
+    if of_users and trained_alone(network) and chosen.dp_clip:
+        layer = "dropout" if drops(network) else "batch norm"
         raise ExhumeError(
-            "dp_clip: with batch norm no record has a gradient of its own to clip; replace it by nn.GroupNorm"
+            f"dp_clip: with {layer} no record has a gradient of its own to clip; take it out, or replace "
+            "batch norm by nn.GroupNorm"
+        )
+    if chosen.dp_clip and not (
+        chosen.schedule == "constant" and _objective(settings) == Objective()
+    ):
+        raise ExhumeError(
+            "dp_clip: private training is there for a constant rate and plain cross-entropy; for others give "
+            "a train function of your own"
         )
     recipe = _plain_recipe(network, settings)
     defence = DPTraining(chosen.dp_clip or math.inf, chosen.dp_noise, chosen.dp_sampling)
@@ -189,15 +199,15 @@ _NETWORKS: dict[str, type[MLP] | type[CNN]] = {"mlp": MLP, "cnn": CNN}
 
 
 def _network(settings: Settings, records: Records) -> Architecture:
-    chosen = settings.victim
+    chosen, shape, outputs = settings.victim, records.shape, len(records.classes)
+    if chosen.loss == "mse":  # a record is a row, with its target last
+        shape, outputs = (shape[0] - 1,), 1
     if ":" in chosen.network:
-        return architecture_named(
-            chosen.network, input_shape=records.shape, classes=len(records.classes)
-        )
+        return architecture_named(chosen.network, input_shape=shape, classes=outputs)
     return _NETWORKS[chosen.network](
-        input_shape=records.shape,
+        input_shape=shape,
         hidden=chosen.hidden,
-        outputs=len(records.classes),
+        outputs=outputs,
         activation=chosen.activation,
         init=chosen.init,
     )
@@ -205,18 +215,26 @@ def _network(settings: Settings, records: Records) -> Architecture:
 
 def _plain_recipe(network: Architecture, settings: Settings) -> FullBatch | MiniBatch:
     chosen = settings.victim
-    descent: Optimiser = Descent(chosen.steps, chosen.rate, chosen.momentum, chosen.weight_decay)
+    steps, rate, decay = chosen.steps, chosen.rate, chosen.weight_decay
+    descent: Optimiser = Descent(steps, rate, chosen.momentum, decay, chosen.schedule)
     if chosen.optimiser in ("adam", "adamw"):
-        decay, decoupled = chosen.weight_decay, chosen.optimiser == "adamw"
-        descent = Adam(chosen.steps, chosen.rate, weight_decay=decay, decoupled=decoupled)
+        decoupled, schedule = chosen.optimiser == "adamw", chosen.schedule
+        descent = Adam(steps, rate, weight_decay=decay, decoupled=decoupled, schedule=schedule)
     if chosen.optimiser == "gd" and chosen.batch:
         raise ExhumeError(f"batch: {chosen.batch} given, but gd sees all records; choose sgd")
     if chosen.optimiser == "sgd" and not chosen.batch:
         raise ExhumeError("batch: sgd needs the number of records a step sees")
+    key = Key.from_seed(settings.seed)
+    dropout = key.fold("dropout") if chosen.dropout == "known" and drops(network) else None
+    objective = _objective(settings)
     if not chosen.batch:
-        return FullBatch(network, descent)
-    key = Key.from_seed(settings.seed).fold("batch order")
-    return MiniBatch(network, descent, Order(chosen.batch, key))
+        return FullBatch(network, descent, objective=objective, dropout=dropout)
+    order = Order(chosen.batch, key.fold("batch order"))
+    return MiniBatch(network, descent, order, objective, dropout)
+
+
+def _objective(settings: Settings) -> Objective:
+    return Objective(settings.victim.loss, settings.victim.label_smoothing)
 
 
 def as_known(recipe: Trains, settings: Settings) -> Trains:

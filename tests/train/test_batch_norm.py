@@ -8,7 +8,7 @@ from torch import nn
 from exhume.core.contract import ExhumeError
 from exhume.models.own import architecture_named
 from exhume.train.dp import Privacy
-from exhume.train.functional import mixes_batches
+from exhume.train.functional import drops, mixes_batches, trained_alone
 from exhume.train.optimisers import Descent
 from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch, MiniBatch
@@ -80,13 +80,15 @@ def _rows(batch):
     return torch.cat([batch.fixed, 9 + batch.extra])
 
 
-def test_batch_norm_alone_is_trained_and_dropout_is_not(own, make_records, key):
-    assert mixes_batches(own("normed"))
-    assert not mixes_batches(own("plain"))
-    assert not mixes_batches(own("both"))
-    fixed = make_records(9, SHAPE, 3, key)
-    with pytest.raises(ExhumeError, match=r"3 \(Dropout\) drops inputs at random.*own"):
-        FullBatch(own("both")).fit(own("both").initial(key), fixed, fixed.none_for(1), key)
+def test_batch_norm_and_dropout_are_trained_alone(own):
+    """Only dropout is noise, and only batch norm can be differentiated through."""
+    assert [trained_alone(own(name)) for name in ("normed", "plain", "both")] == [True, False, True]
+    assert [mixes_batches(own(name)) for name in ("normed", "plain", "both")] == [
+        True,
+        False,
+        False,
+    ]
+    assert [drops(own(name)) for name in ("normed", "plain", "both")] == [False, False, True]
 
 
 def test_a_function_of_ones_own_trains_batch_norm_and_dropout(own, make_records, key, tmp_path):

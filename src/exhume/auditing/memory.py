@@ -35,7 +35,7 @@ from exhume.core.contract import ExhumeError, Progress, Records
 from exhume.core.own_code import digest_of_code
 from exhume.models.mlp import MLP
 from exhume.models.own import ModuleArchitecture, recognised
-from exhume.readers.arrays import from_arrays, is_dataset
+from exhume.readers.arrays import from_arrays, is_dataset, rows_in_arrays
 from exhume.readers.checkpoint import convolution_in
 from exhume.readers.fitted import network_of_mlp, records_of_fitted
 from exhume.settings import Brief
@@ -101,9 +101,12 @@ def _training(
     settings: Mapping[str, Any],
     progress: Progress,
 ) -> InMemory:
-    records, source = records_in(given, "records", progress, _missing(settings))
-    makes_model = partial(_drawn_anew, model) if isinstance(model, nn.Module) else model
     said: dict[str, Any] = dict(train) if isinstance(train, Mapping) else {}
+    if {**settings.get("victim", {}), **said}.get("loss") == "mse":
+        records, source = rows_in_arrays(*_pair(given), "records"), _RECORDS
+    else:
+        records, source = records_in(given, "records", progress, _missing(settings))
+    makes_model = partial(_drawn_anew, model) if isinstance(model, nn.Module) else model
     code: dict[str, Any] = {"model": makes_model}
     if not isinstance(train, Mapping):
         code["train"] = partial(_train_with_arrays, train)
@@ -190,6 +193,12 @@ def _missing(settings: Mapping[str, Any]) -> str:
     """What missing numbers of a table become."""
     data = settings.get("data", {})
     return str(data.get("missing", "")) if isinstance(data, Mapping) else ""
+
+
+def _pair(given: Any) -> tuple[Any, Any]:
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise ExhumeError("records: of a regression a pair (inputs, targets) is needed")
+    return given[0], given[1]
 
 
 def records_in(given: Any, what: str, progress: Progress, missing: str = "") -> tuple[Records, str]:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+TENTHS = 10  # ranges of a regression's target
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,22 @@ class Records:
             self.labels.new_zeros((models, 0)),
             self.classes,
         )
+
+
+def rows_of_regression(rows: Tensor, first: int, columns: Sequence[Column] = ()) -> Records:
+    """Whole rows (n, d) as records: what a model sees, and from column `first` on its targets.
+
+    A class is a tenth of the first target.
+    """
+    target = rows[:, first].clone()
+    parts = torch.linspace(0, 1, TENTHS + 1, dtype=rows.dtype)
+    cuts = torch.tensor(sorted(set(torch.quantile(target, parts).tolist())), dtype=rows.dtype)
+    named = cuts.tolist()
+    if columns:
+        named = [float(columns[-1].decode(cut[None])) for cut in cuts]
+    classes = tuple(f"{low:.6g} to {high:.6g}" for low, high in pairwise(named))
+    labels = torch.bucketize(target, cuts[1:-1], right=True)
+    return Records(rows, labels, classes or ("target",), columns=tuple(columns))
 
 
 def total_variation(records: Tensor) -> Tensor:

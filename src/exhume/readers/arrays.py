@@ -27,7 +27,7 @@ from torch import Tensor
 from exhume.core.contract import ExhumeError, Key, Progress, Records, silent
 from exhume.core.notation import BROKEN_ARRAYS
 from exhume.core.own_code import called, first_line, named, seeded_globals
-from exhume.core.records import Column
+from exhume.core.records import Column, rows_of_regression
 from exhume.readers.tokens import TextReading, tokens_of
 from exhume.store.memory import check_memory
 
@@ -58,6 +58,8 @@ def npz(path: Path, reading: TextReading = TextReading()) -> Records:  # noqa: B
         raise ExhumeError(f"{path}: {len(inputs)} inputs but {len(labels)} labels")
     if inputs.size == 0:
         raise ExhumeError(f"{path}: {x[0]} has shape {inputs.shape}, which holds no records")
+    if reading.targets:
+        return rows_in_arrays(inputs, labels, str(path))
     numbers = _checked_labels(labels, f"{path}: {y[0]}")
     classes = columns = None
     if "classes" in given:
@@ -207,6 +209,18 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 # Arrays in memory
+
+
+def rows_in_arrays(inputs: Any, targets: Any, where: str) -> Records:
+    """Vectors (n, d) and numbers (n,) as the rows of a regression."""
+    x, y = _array(inputs), _array(targets)
+    if x.ndim != 2 or y.shape not in (x.shape[:1], (len(x), 1)) or y.dtype.kind not in "fiu":
+        raise ExhumeError(
+            f"{where}: inputs of shape {x.shape} and targets of shape {y.shape} given; a regression needs "
+            "numbers of shapes (n, d) and (n,)"
+        )
+    rows = np.concatenate([x, y.reshape(-1, 1)], 1)
+    return rows_of_regression(torch.from_numpy(checked_inputs(rows, where)), x.shape[1])
 
 
 def from_arrays(inputs: Any, labels: Any, where: str) -> Records:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import zipfile
 from importlib import import_module
-from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -31,12 +30,11 @@ from exhume.core.contract import (
     Weights,
 )
 from exhume.core.own_code import first_line
-from exhume.core.records import Column
+from exhume.core.records import Column, rows_of_regression
 from exhume.models.mlp import MLP
 from exhume.train.glm import Optimum, Penalty
 from exhume.train.linear import LinearFit
 
-_PARTS = 10  # ranges of a regression's target
 _OPTIMISERS = "sklearn.neural_network._stochastic_optimizers"
 _PLAIN = frozenset(f"{_OPTIMISERS}.{name}Optimizer" for name in ("Adam", "SGD"))  # numbers alone
 _LARGEST = 1 << 30  # bytes that a .skops file may unpack to
@@ -113,15 +111,10 @@ def _rows_of_regression(model: Any, inputs: Any, targets: Any) -> Records:
     rows = np.concatenate([x, y.reshape(len(y), -1).astype(np.float64)], 1)
     if not len(rows) or not np.isfinite(rows).all():
         raise ExhumeError("inputs, targets: none, or NaN or infinite values")
-    first = torch.from_numpy(rows[:, x.shape[1]].copy())
-    parts = torch.linspace(0, 1, _PARTS + 1, dtype=first.dtype)
-    cuts = torch.tensor(sorted(set(torch.quantile(first, parts).tolist())), dtype=first.dtype)
-    classes = tuple(f"{low:.6g} to {high:.6g}" for low, high in pairwise(cuts.tolist()))
-    labels = torch.bucketize(first, cuts[1:-1], right=True)
     names, outputs = _names_of(model), rows.shape[1] - x.shape[1]
     of_targets = ["target"] if outputs == 1 else [f"target {i}" for i in range(outputs)]
     columns = tuple(map(Column, [*names, *of_targets])) if names else ()
-    return Records(torch.from_numpy(rows), labels, classes or ("target",), columns=columns)
+    return rows_of_regression(torch.from_numpy(rows), x.shape[1], columns)
 
 
 def read_skops(path: Path) -> Any:

@@ -11,7 +11,7 @@ mine.py:dataset           a torch Dataset, or a function that returns one; packa
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -56,7 +56,7 @@ def load(
     A `Path` is always a path; a text that is also a name is the name (write `./mnist` otherwise).
 
     size: for image folders, crop to the centre square and resize to size x size; None: as they are.
-    reading: of texts and tokens: vocabulary, length, padding.
+    reading: of texts and tokens: vocabulary, length, padding; and whether a table's label is a number.
     missing: what missing numbers of a table become: `mean`, that of their column; else they are refused.
     cache: folder for named sets; None: `EXHUME_CACHE`, else the user's cache folder.
     """
@@ -64,16 +64,20 @@ def load(
         named = _table_named(source)
         if named is None and missing:
             raise ExhumeError(f"missing: given, but {str(source)[:300]} is no table")
+        if named is None and reading.targets and Path(source).suffix != ".npz":
+            raise ExhumeError(
+                f"loss: mse needs numbers to predict: a .csv or .npz file, not {str(source)[:300]}"
+            )
         if named is None:
             records = _load(source, size, reading, cache, progress)
         else:
             _refuse_size(size, str(named[0]))
-            records = table(*named, missing=missing).records
+            records = table(*named, missing=missing, targets=reading.targets).records
     except OSError as error:  # a folder that may not be listed, a file that vanished
         where = error.filename if error.filename not in (None, str(source)) else ""
         reason = f"{error.strerror or error}{f' ({where})' if where else ''}"
         raise ExhumeError(f"data: {str(source)[:300]}: {reason[:500]}") from error
-    if reading != _AS_IT_IS and records.vocabulary is None:
+    if replace(reading, targets=False) != _AS_IT_IS and records.vocabulary is None:
         raise ExhumeError(
             f"vocabulary, length, padding: given, but {str(source)[:300]} holds no texts and no tokens"
         )

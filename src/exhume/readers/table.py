@@ -3,7 +3,8 @@
 The rule, column by column:
 - a column of numbers becomes one input, brought to [0, 1] by its smallest and largest number
 - any other column becomes one input for each text that occurs in it, 1 where it is that text and 0 else
-- the label is the column named (`people.csv:income`), else the last one
+- the label is the column named (`people.csv:income`), else the last one; of a regression its numbers become
+  the last input
 - a missing number (an empty cell, NA, nan, null, None, ?) is refused by its row, or becomes the mean of its
   column where that is asked for; among texts "not known" is a text like others
 
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor
 
 from exhume.core.contract import ExhumeError, Records
-from exhume.core.records import Column, cells_of
+from exhume.core.records import Column, cells_of, rows_of_regression
 from exhume.readers.arrays import MOST_CLASSES
 from exhume.store.memory import check_memory
 
@@ -54,10 +55,13 @@ class Table:
         return [cells_of(row, self.columns) for row in inputs]
 
 
-def table(path: Path, label: str | None = None, *, missing: str = "") -> Table:
+def table(
+    path: Path, label: str | None = None, *, missing: str = "", targets: bool = False
+) -> Table:
     """The records of a file, and how they were made.
 
-    missing: what missing numbers become: `mean`, that of their column; else they are refused.
+    missing: what missing numbers become: `mean`, that of their column; else they are refused. targets: the
+    label is what a regression predicts.
     The file is read twice, a block of lines at a time: once for what its columns hold, once for the inputs.
     """
     with _lines_of(path) as lines:
@@ -66,23 +70,28 @@ def table(path: Path, label: str | None = None, *, missing: str = "") -> Table:
             raise ExhumeError(f"{path}: no column {label!r}; there are {', '.join(header)[:300]}")
         chosen = header[-1] if label is None else label
         kinds = {name: _Cells(name, str(path)) for name in header if name != chosen}
-        labels = _Labels(f"{path}: label column {chosen!r}")
+        labels, count = _Labels(f"{path}: label column {chosen!r}"), 0
+        if targets:
+            kinds[chosen] = _Cells(chosen, str(path))
         for rows, block in _blocks(lines, header, path):
-            labels.take(block.pop(chosen), rows)
+            count += len(rows)
+            if not targets:
+                labels.take(block.pop(chosen), rows)
             for name, cells in block.items():
                 kinds[name].take(cells, rows)
-    numbers, classes = labels.found()
     columns = tuple(kind.column() for kind in kinds.values())
+    if targets and columns[-1].texts:
+        raise ExhumeError(f"{path}: column {chosen!r} holds texts; mse predicts numbers")
     gaps = [kind for kind in kinds.values() if kind.gaps]
     if gaps and missing != "mean":
         raise _gaps_refused(gaps, path)
-    if not columns:
+    if len(columns) <= targets:
         raise ExhumeError(
             f"{path}: the one column {chosen!r} is the label; nothing is left as input"
         )
     width = sum(column.width for column in columns)
-    check_memory(8 * len(numbers) * width, f"{path}: {len(numbers):,} records of {width:,} inputs")
-    inputs = torch.empty(len(numbers), width)
+    check_memory(8 * count * width, f"{path}: {count:,} records of {width:,} inputs")
+    inputs = torch.empty(count, width)
     done = 0
     with _lines_of(path) as lines:
         next(lines)
@@ -97,6 +106,9 @@ def table(path: Path, label: str | None = None, *, missing: str = "") -> Table:
             except (LookupError, ValueError, RuntimeError):
                 raise ExhumeError(f"{path}: was changed while it was read") from None
             done += len(encoded_rows)
+    if targets:
+        return Table(rows_of_regression(inputs, width - 1, columns), columns, chosen)
+    numbers, classes = labels.found()
     return Table(Records(inputs, numbers, classes, columns=columns), columns, chosen)
 
 

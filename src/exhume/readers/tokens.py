@@ -33,11 +33,14 @@ _MOST = 1 << 24  # token numbers: beyond, float32 gradients could not carry them
 
 @dataclass(frozen=True)
 class TextReading:
-    """How texts and token numbers become records."""
+    """How texts and token numbers become records; and the rows of a regression."""
 
     vocabulary: str = ""  # a file
     length: int = 0  # tokens of a record: longer ones are cut, shorter filled up; 0: the longest
     padding: int = -1  # number that fills up; -1: the vocabulary's, if it has one
+    targets: bool = (
+        False  # of a table or vectors: the label is a number, and becomes the row's last
+    )
 
     def __post_init__(self) -> None:
         if self.length < 0 or self.padding < -1:

@@ -83,6 +83,24 @@ class VictimSettings(SettingsSection):
     rate: float = setting(0.1, "Learning rate of training.", above=0)
     momentum: float = setting(0.0, "Momentum of training.", least=0, below=1, example=0.9)
     weight_decay: float = setting(0.0, "Weight decay of training.", least=0)
+    schedule: str = setting(
+        "constant",
+        "Learning-rate schedule over the steps; step: a tenth after each third.",
+        choices=("constant", "linear", "cosine", "step"),
+    )
+    loss: str = setting(
+        "cross-entropy",
+        "cross-entropy, or mse: a regression of the table's last column.",
+        choices=("cross-entropy", "mse"),
+    )
+    label_smoothing: float = setting(
+        0.0, "Label smoothing of cross-entropy.", least=0, below=1, example=0.1
+    )
+    dropout: str = setting(
+        "known",
+        "Whether the adversary knows what dropout drops in which step.",
+        choices=("known", "unknown"),
+    )
     dp_clip: float = setting(  # Balle22: 10
         0.0,
         "Private training: clip each record's gradient to this norm; 0: not private.",

@@ -36,7 +36,7 @@ from exhume.models.split.cost import multiply_adds
 from exhume.store.memory import memory_free
 from exhume.store.scale import Cluster, Cores, Processes, Work, run_jobs, where_now
 from exhume.store.shards import address, digest
-from exhume.train.functional import mixes_batches
+from exhume.train.functional import trained_alone
 from exhume.train.recipe import FullBatch, MiniBatch
 from exhume.train.stacked import LARGEST_CHUNK
 
@@ -229,7 +229,7 @@ def seconds_per_model_of(recipe: Recipe, known: int, threads: int) -> float | No
     net, steps, rows = recipe.architecture, recipe.descent.steps, _rows(recipe, known)
     clipped = isinstance(recipe, FullBatch) and recipe.privacy.clips
     seconds = stacked_seconds(net, rows * steps) / threads * (_PRIVATE if clipped else 1)
-    if mixes_batches(net):
+    if trained_alone(net):
         layers = [m for m in net.build().modules() if any(True for _ in m.parameters(False))]
         seconds += _LAYER * len(layers) * steps
     return seconds

@@ -4,7 +4,8 @@ What `train/stacked.py` does by hand for MLPs, by `vmap(grad)` for whatever an `
 Records come in blocks, so that memory stays bounded; with clipping, per-record gradients are formed
 for one block at a time.
 
-Networks with batch norm are trained one model after another: a step's records are normalised together.
+Networks with batch norm or dropout are trained one model after another: a step's records are normalised
+together, and what is dropped is drawn step by step.
 The module itself is trained, in the modes in which its factory returns it, so that its running
 statistics move as they do for whoever wrote it. They are part of the layout: what is released holds
 them. Every step sees all records, or its batch of a known order; the unknown record is wherever the
@@ -17,13 +18,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import repeat
 from typing import TypeGuard
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
@@ -33,28 +33,33 @@ from exhume.models.own import OwnArchitecture, fully_connected, not_per_record
 from exhume.models.probes import after, leaves
 from exhume.train import stacked
 from exhume.train.dp import NOT_PRIVATE, Privacy, Sampler
-from exhume.train.local import batch_loss
+from exhume.train.objective import CROSS_ENTROPY, Objective
 from exhume.train.optimisers import Adam, Optimiser
 from exhume.train.stacked import Order, StepPlan
 
 _NORM = nn.modules.batchnorm._BatchNorm
+_DROPOUT = nn.modules.dropout._DropoutNd
 _BLOCK = 64  # records whose activations are held at once, a model
 _PRIVATE_BLOCK = 8  # records whose gradients are held at once, a model
 
 
 @dataclass(frozen=True, eq=False)
 class SideBySide:
-    """s models of any architecture without batch norm, each on the fixed records and its own extra ones."""
+    """s models of any other architecture, each on the fixed records and its own extra ones."""
 
     network: SideBySideNetwork
     fixed: Records
     extra: Records
 
     @staticmethod
-    def of(architecture: Architecture, fixed: Records, extra: Records) -> SideBySide:
-        return SideBySide(
-            SideBySideNetwork.trained(architecture, fixed.inputs.device), fixed, extra
-        )
+    def of(
+        architecture: Architecture,
+        fixed: Records,
+        extra: Records,
+        objective: Objective = CROSS_ENTROPY,
+    ) -> SideBySide:
+        network = SideBySideNetwork.trained(architecture, fixed.inputs.device)
+        return SideBySide(replace(network, objective=objective), fixed, extra)
 
     def unpack(self, flat: Tensor) -> list[Tensor]:
         return [flat.clone()]
@@ -108,6 +113,7 @@ def _steps(
 class SideBySideNetwork:
     module: nn.Module
     layout: Layout
+    objective: Objective = CROSS_ENTROPY
 
     @staticmethod
     def released(architecture: Architecture, device: torch.device) -> SideBySideNetwork:
@@ -145,7 +151,8 @@ class SideBySideNetwork:
 
     def loss(self, flat: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """Summed over the records."""
-        return F.cross_entropy(self.outputs(flat, inputs), labels, reduction="sum")
+        outputs = self.outputs(flat, self.objective.seen(inputs))
+        return self.objective.value(outputs, Records(inputs, labels, ()))
 
     def gradient(self, flat: Tensor, one: Tensor, label: Tensor) -> Tensor:
         """(p,), one record and its label: (p,)."""
@@ -288,35 +295,37 @@ def accuracy(architecture: Architecture, parameters: Tensor, records: Records) -
     return right.double().mean(1)
 
 
-def mixes_batches(architecture: Architecture) -> TypeGuard[OwnArchitecture]:
-    """Whether batch norm, and nothing else, makes training more than a sum over records."""
+def trained_alone(architecture: Architecture) -> TypeGuard[OwnArchitecture]:
+    """Whether batch norm or dropout, and nothing else, makes training more than a sum over records."""
     if not isinstance(architecture, OwnArchitecture) or not architecture.not_per_record:
         return False
-    return _only_batch_norm(architecture)
+    return not _beside(architecture, _NORM, _DROPOUT)
+
+
+def mixes_batches(architecture: Architecture) -> TypeGuard[OwnArchitecture]:
+    """Whether that is batch norm alone."""
+    return trained_alone(architecture) and not _beside(architecture, _NORM)
+
+
+def drops(architecture: Architecture) -> TypeGuard[OwnArchitecture]:
+    """Whether it is dropout, too."""
+    return trained_alone(architecture) and bool(_beside(architecture, _NORM))
 
 
 @lru_cache(maxsize=8)
-def _only_batch_norm(architecture: OwnArchitecture) -> bool:
-    norms = [layer for layer in architecture.trainable().modules() if _normalises(layer)]
-    return bool(norms) and not _beside_batch_norm(architecture)
-
-
-def _normalises(layer: nn.Module) -> bool:
-    return isinstance(layer, _NORM) and layer.training
-
-
-def _beside_batch_norm(architecture: OwnArchitecture) -> str:
-    """What makes training more than a sum over records, were its batch norm in eval mode; empty: nothing."""
+def _beside(architecture: OwnArchitecture, *kinds: type[nn.Module]) -> str:
+    """What makes training more than a sum over records, were these layers in eval mode; empty: nothing."""
     module = architecture.trainable()
-    for layer in filter(_normalises, module.modules()):
-        layer.eval()
+    for layer in module.modules():
+        if isinstance(layer, kinds):
+            layer.eval()
     return not_per_record(module, architecture.input_shape)
 
 
 def _in_the_way(architecture: OwnArchitecture) -> str:
     """What keeps models from being trained side by side; batch norm only where there is nothing else."""
     return architecture.not_per_record and (
-        _beside_batch_norm(architecture) or architecture.not_per_record
+        _beside(architecture, _NORM) or architecture.not_per_record
     )
 
 
@@ -331,22 +340,31 @@ def without_memory(module: nn.Module) -> nn.Module:
 
 
 @dataclass(frozen=True, eq=False)
-class BatchNormed:
-    """One model with batch norm: the module itself is trained, and moves its running statistics."""
+class Alone:
+    """One model with batch norm or dropout: the module itself is trained, and moves its statistics.
+
+    What dropout drops comes from torch's global generator, which the caller seeds.
+    """
 
     module: nn.Module
     layout: Layout  # all that is released
     followed: Layout  # what has gradients
     fixed: Records
     extra: Records  # (1, e, *shape)
+    objective: Objective = CROSS_ENTROPY
 
     @staticmethod
-    def of(architecture: OwnArchitecture, fixed: Records, extra: Records) -> BatchNormed:
+    def of(
+        architecture: OwnArchitecture,
+        fixed: Records,
+        extra: Records,
+        objective: Objective = CROSS_ENTROPY,
+    ) -> Alone:
         module, layout = architecture.trainable().to(fixed.inputs.device), architecture.layout
         names = {name for name, _ in module.named_parameters()}
         known = zip(layout.names, layout.shapes, strict=True)
         followed = Layout(*zip(*((n, shape) for n, shape in known if n in names), strict=True))
-        return BatchNormed(module, layout, followed, fixed, extra)
+        return Alone(module, layout, followed, fixed, extra, objective)
 
     def _statistics(self) -> dict[str, Tensor]:
         names = set(self.layout.names) - set(self.followed.names)
@@ -368,7 +386,16 @@ class BatchNormed:
         everything = self.fixed.with_extra(self.extra, 0)
         for rows in _batch_rows(len(self.fixed), self.extra.labels.shape[1], plan.order):
             seen = everything if rows is None else everything[rows.to(weights[0].device)]
-            yield [_mean_gradient(self.module, self.followed, weights[0], seen)], 1
+            yield [self._mean_gradient(weights[0], seen)], 1
+
+    def _mean_gradient(self, flat: Tensor, seen: Records) -> Tensor:
+        """(p,) of the mean loss."""
+        with torch.enable_grad():
+            weights = flat.detach().clone().requires_grad_()
+            inputs = self.objective.seen(seen.inputs)
+            outputs = functional_call(self.module, self.followed.split(weights), (inputs,))
+            (slope,) = torch.autograd.grad(self.objective.value(outputs, seen, "mean"), weights)
+        return slope
 
 
 def _batch_rows(n: int, e: int, order: Order | None) -> Iterator[Tensor | None]:
@@ -376,12 +403,3 @@ def _batch_rows(n: int, e: int, order: Order | None) -> Iterator[Tensor | None]:
     if order is None:
         return repeat(None)
     return (torch.cat([batch.fixed, n + batch.extra]) for batch in order.batches(n, e))
-
-
-def _mean_gradient(module: nn.Module, layout: Layout, flat: Tensor, seen: Records) -> Tensor:
-    """(p,) of the mean loss."""
-    with torch.enable_grad():
-        weights = flat.detach().clone().requires_grad_()
-        outputs = functional_call(module, layout.split(weights), (seen.inputs,))
-        (slope,) = torch.autograd.grad(batch_loss(outputs, seen.labels), weights)
-    return slope

@@ -26,7 +26,7 @@ from torch import Tensor
 from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.glm import onehot, probabilities
 from exhume.models.mlp import MLP
-from exhume.train.recipe import check_fits
+from exhume.train.objective import CROSS_ENTROPY
 
 _WARM = 1e-6  # gradient norm to which the shared start is fitted
 _STEPS = 60  # of Newton; a dozen is usual
@@ -99,7 +99,7 @@ class Optimum:
     def fit(
         self, initial: Tensor, fixed: Records, extra: Records, key: Key, first: int = 0
     ) -> Tensor:
-        check_fits(self.architecture, fixed)
+        CROSS_ENTROPY.check_fits(self.architecture, fixed)
         if not self.penalty.strength > 0:
             raise ExhumeError(
                 "penalty: strength 0 leaves separable records without an optimum; it must be positive"

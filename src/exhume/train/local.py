@@ -33,12 +33,10 @@ from torch.func import functional_call, grad
 from exhume.core.contract import Architecture, ExhumeError, GradientOf, Key, Records
 from exhume.models.own_texts import LanguageModel
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy
-from exhume.train.optimisers import AdamRule, HeavyBall, Rule
+from exhume.train.optimisers import SCHEDULES, AdamRule, HeavyBall, Rule, rates_of
 
 OPTIMISERS = ("sgd", "adam")
-SCHEDULES = ("constant", "linear", "cosine", "step")
 LOSSES = ("cross-entropy", "logistic", "mse", "next-token", "masked")  # the last two: of texts
-_TENTHS = 3  # parts of a schedule by steps, each with a tenth of the rate of the one before
 _LOST = 0.01  # share of Adam's values that may have lost their size
 _CLEAR = 8.0  # times the rounding of the weights: what a size must leave of Adam's step
 
@@ -120,14 +118,7 @@ class Routine:
 
     def rates(self, rate: float, steps: int) -> list[float]:
         """One for each step, from `rate` on."""
-        done = [k / steps for k in range(steps)]
-        if self.schedule == "linear":
-            return [rate * (1 - share) for share in done]
-        if self.schedule == "cosine":
-            return [rate * (1 + math.cos(math.pi * share)) / 2 for share in done]
-        if self.schedule == "step":
-            return [rate * 0.1 ** int(_TENTHS * share) for share in done]
-        return [rate] * steps
+        return rates_of(self.schedule, rate, steps)
 
     # Training
 

@@ -35,6 +35,20 @@ from exhume.core.contract import ExhumeError
 Update = Callable[[Sequence[Tensor], int | float], None]
 """(sums of gradients, count): one step on the parameters given at the start."""
 _TINY = 1e-38  # under a root, which has no slope at 0
+SCHEDULES = ("constant", "linear", "cosine", "step")
+_THIRDS = 3  # parts of a schedule by steps, each with a tenth of the rate of the one before
+
+
+def rates_of(schedule: str, rate: float, steps: int) -> list[float]:
+    """One for each step, from `rate` on."""
+    done = [k / steps for k in range(steps)]
+    if schedule == "linear":
+        return [rate * (1 - share) for share in done]
+    if schedule == "cosine":
+        return [rate * (1 + math.cos(math.pi * share)) / 2 for share in done]
+    if schedule == "step":
+        return [rate * 0.1 ** int(_THIRDS * share) for share in done]
+    return [rate] * steps
 
 
 @dataclass(frozen=True)
@@ -45,20 +59,26 @@ class Descent:
     rate: float = 0.1
     momentum: float = 0.0  # Balle22: 0.9
     weight_decay: float = 0.0  # added to the gradient
+    schedule: str = "constant"
 
     def __post_init__(self) -> None:
         _check_steps(self.steps)
+
+    @property
+    def rates(self) -> list[float]:
+        return rates_of(self.schedule, self.rate, self.steps)
 
     @property
     def rule(self) -> HeavyBall:
         return HeavyBall(self.momentum, self.weight_decay)
 
     def start(self, parameters: Sequence[Tensor]) -> Update:
-        return _updating(self.rule, parameters, self.rate)
+        return _updating(self.rule, parameters, self.rates)
 
     def __str__(self) -> str:
         decay = f", weight decay {self.weight_decay:g}" if self.weight_decay else ""
-        return f"{self.steps} steps, rate {self.rate:g}, momentum {self.momentum:g}{decay}"
+        rate = _rate_in_words(self.rate, self.schedule)
+        return f"{self.steps} steps, {rate}, momentum {self.momentum:g}{decay}"
 
 
 @dataclass(frozen=True)
@@ -72,6 +92,7 @@ class Adam:
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     decoupled: bool = False  # the decay shrinks the weights by themselves, past the moments
+    schedule: str = "constant"
 
     def __post_init__(self) -> None:
         _check_steps(self.steps)
@@ -80,22 +101,29 @@ class Adam:
                 raise ExhumeError(f"{name}: {value} given, needed in [0, 1)")
 
     @property
+    def rates(self) -> list[float]:
+        return rates_of(self.schedule, self.rate, self.steps)
+
+    @property
     def rule(self) -> AdamRule:
         decay, decoupled = self.weight_decay, self.decoupled
         return AdamRule(self.beta1, self.beta2, self.epsilon, decay, decoupled=decoupled)
 
     def start(self, parameters: Sequence[Tensor]) -> Update:
-        return _updating(self.rule, parameters, self.rate)
+        return _updating(self.rule, parameters, self.rates)
 
     def __str__(self) -> str:
         kind = "decoupled weight decay" if self.decoupled else "weight decay"
         decay = f", {kind} {self.weight_decay:g}" if self.weight_decay else ""
-        return (
-            f"{self.steps} steps, rate {self.rate:g}, Adam ({self.beta1:g}, {self.beta2:g}){decay}"
-        )
+        rate = _rate_in_words(self.rate, self.schedule)
+        return f"{self.steps} steps, {rate}, Adam ({self.beta1:g}, {self.beta2:g}){decay}"
 
 
 Optimiser = Descent | Adam
+
+
+def _rate_in_words(rate: float, schedule: str) -> str:
+    return f"rate {rate:g}{'' if schedule == 'constant' else f' ({schedule})'}"
 
 
 def _check_steps(steps: int) -> None:
@@ -103,7 +131,7 @@ def _check_steps(steps: int) -> None:
         raise ExhumeError(f"steps: {steps} given, at least 0 needed")
 
 
-def _updating(rule: Rule, parameters: Sequence[Tensor], rate: float) -> Update:
+def _updating(rule: Rule, parameters: Sequence[Tensor], rates: Sequence[float]) -> Update:
     """Steps in place on a stack of models, tensor by tensor."""
     remembered = [rule.start(tensor)[1:] for tensor in parameters]
     done = 0
@@ -112,7 +140,7 @@ def _updating(rule: Rule, parameters: Sequence[Tensor], rate: float) -> Update:
         nonlocal done
         for place, (tensor, total) in enumerate(zip(parameters, sums, strict=True)):
             state = (tensor, *remembered[place])
-            moved, *remembered[place] = rule.next(state, total, done, rate, count)
+            moved, *remembered[place] = rule.next(state, total, done, rates[done], count)
             tensor.copy_(moved)
         done += 1
 

@@ -2,8 +2,9 @@
 
 - `model`: the network at its initial parameters, in the modes in which its factory returns it. It is
   trained in place, or another module with the same parameters is returned.
-- `records`: `records.inputs` (n, *shape) float32 and `records.labels` (n,) int64. The record that
-  differs from model to model is at a place that its key draws; whichever was there is the last one.
+- `records`: `records.inputs` (n, *shape) float32 and `records.labels` (n,) int64, or float32 targets of a
+  regression. The record that differs from model to model is at a place that its key draws; whichever was
+  there is the last one.
 - `rng`: a `torch.Generator` of this model's own. The global generators of torch, numpy and Python are
   seeded for the call as well, and put back after it, so that dropout and shuffling repeat too.
 """
@@ -25,8 +26,8 @@ from exhume.core.contract import Architecture, ExhumeError, Key, Layout, Records
 from exhume.core.own_code import digest_of_code, first_line, named, seeded_globals
 from exhume.models.own import OwnArchitecture
 from exhume.train import functional
+from exhume.train.objective import CROSS_ENTROPY, Objective
 from exhume.train.optimisers import Descent
-from exhume.train.recipe import check_fits
 
 _WRAPPERS = ("module.", "_orig_mod.", "_module.")  # of data parallelism, torch.compile and Opacus
 _COUNTER = "num_batches_tracked"
@@ -40,13 +41,20 @@ class OwnTraining:
     spec: str
     fingerprint: str  # of the function's code
     root: str = field(compare=False, repr=False)
+    objective: Objective = CROSS_ENTROPY  # of a regression the labels are the targets
 
     @staticmethod
-    def of(architecture: Architecture, spec: str, *, root: Path | None = None) -> OwnTraining:
+    def of(
+        architecture: Architecture,
+        spec: str,
+        *,
+        root: Path | None = None,
+        objective: Objective = CROSS_ENTROPY,
+    ) -> OwnTraining:
         """spec: `package.module:train` or `file.py:train`; root: the folder that it counts from."""
         place = (root or Path()).resolve()
         function = _function(spec, place)
-        training = OwnTraining(architecture, spec, digest_of_code(function), str(place))
+        training = OwnTraining(architecture, spec, digest_of_code(function), str(place), objective)
         training.__dict__["_function"] = function
         return training
 
@@ -64,7 +72,7 @@ class OwnTraining:
         self, initial: Tensor, fixed: Records, extra: Records, key: Key, first: int = 0
     ) -> Tensor:
         """One call after another; initial: (p,) or (s, p); returns (s, p)."""
-        check_fits(self.architecture, fixed)
+        self.objective.check_fits(self.architecture, fixed)
         models = extra.labels.shape[0]
         starts = initial.expand(models, -1)
         keys = [key.fold("own", first + i) for i in range(models)]
@@ -86,7 +94,7 @@ class OwnTraining:
         initial: (p,) or (1, p). Buffers, and parameters that require no gradient: whoever releases the
         state dict releases them too, but attacks do not read them. Counters of batch norm do not count.
         """
-        check_fits(self.architecture, fixed)
+        self.objective.check_fits(self.architecture, fixed)
         return tuple(self.outside(initial.reshape(-1), fixed, key.fold("own", 0)))
 
     def outside(self, start: Tensor, records: Records, key: Key) -> dict[str, Tensor]:
@@ -120,6 +128,9 @@ class OwnTraining:
         return module
 
     def _run(self, module: nn.Module, records: Records, key: Key) -> nn.Module:
+        if self.objective.of_numbers:
+            seen, targets = self.objective.seen(records.inputs), records.inputs[..., -1]
+            records = Records(seen, targets, ())
         with seeded_globals(key.fold("global")), torch.enable_grad():
             try:
                 answer = self._function(module, records, key.fold("rng").generator())

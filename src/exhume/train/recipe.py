@@ -1,14 +1,15 @@
 """Recipes: a way of training as a value that can be named, hashed and handed to an adversary.
 
 There is one descent (`descend`) on three engines: MLPs, whoever wrote them, take the hand-derived one
-(train/stacked.py), networks with batch norm theirs and every other architecture the general one (both
-train/functional.py). Starting from a pre-trained model, or from a fresh draw per model, is
-a matter of `initial`.
+(train/stacked.py), networks with batch norm or dropout theirs and every other architecture the general one
+(both train/functional.py). Starting from a pre-trained model, or from a fresh draw per model, is a matter of
+`initial`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol
@@ -17,10 +18,12 @@ import torch
 from torch import Tensor
 
 from exhume.core.contract import Architecture, ExhumeError, Key, Records
+from exhume.core.own_code import seeded_globals
 from exhume.models.own import fully_connected
 from exhume.train import functional, stacked
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy, Sampler, SampleStream
-from exhume.train.functional import BatchNormed, SideBySide, mixes_batches
+from exhume.train.functional import Alone, SideBySide, drops, trained_alone
+from exhume.train.objective import CROSS_ENTROPY, Objective
 from exhume.train.optimisers import Descent, Optimiser
 from exhume.train.stacked import EVERY_RECORD, Order, Stack, StepPlan
 
@@ -29,12 +32,19 @@ from exhume.train.stacked import EVERY_RECORD, Order, Stack, StepPlan
 class FullBatch:
     """Every step sees every record (Balle22), or draws each with `privacy.sampling` by itself.
 
-    The key is used for the noise and the draws of private training only.
+    The key is used for the noise and the draws of private training, and where `dropout` is None for dropout.
     """
 
     architecture: Architecture
     descent: Optimiser = Descent()
     privacy: Privacy = NOT_PRIVATE
+    objective: Objective = CROSS_ENTROPY
+    dropout: Key | None = None  # draws what is dropped, alike in all models; None: each by itself
+
+    @property
+    def random(self) -> bool:
+        """Whether models differ by more than their records."""
+        return self.privacy.random or (self.dropout is None and drops(self.architecture))
 
     def fit(
         self,
@@ -53,7 +63,8 @@ class FullBatch:
         size, models = self.architecture.layout.size, extra.labels.shape[0]
         noise = NoiseStream(key, first, models, size) if self.privacy.noise else None
         sampler = sampler or self._sampler(key, first, models)
-        plan = StepPlan(privacy=self.privacy, noise=noise, sampler=sampler)
+        dropout = _dropout_keys(self, key, first, models)
+        plan = StepPlan(privacy=self.privacy, noise=noise, sampler=sampler, dropout=dropout)
         return _train(self, initial, fixed, extra, plan, watch)
 
     def _sampler(self, key: Key, first: int, models: int) -> SampleStream | None:
@@ -81,7 +92,7 @@ class FullBatch:
             if self.privacy.samples
             else "full-batch gradient descent"
         )
-        return f"{kind}, {self.descent}, cross-entropy{private}"
+        return f"{kind}, {self.descent}, {self.objective}{_dropout_in_words(self)}{private}"
 
 
 @dataclass(frozen=True)
@@ -94,11 +105,19 @@ class MiniBatch:
     architecture: Architecture
     descent: Optimiser
     order: Order
+    objective: Objective = CROSS_ENTROPY
+    dropout: Key | None = None  # as in `FullBatch`
+
+    @property
+    def random(self) -> bool:
+        """Whether models differ by more than their records."""
+        return self.dropout is None and drops(self.architecture)
 
     def fit(
         self, initial: Tensor, fixed: Records, extra: Records, key: Key, first: int = 0
     ) -> Tensor:
-        return _train(self, initial, fixed, extra, StepPlan(self.order))
+        dropout = _dropout_keys(self, key, first, extra.labels.shape[0])
+        return _train(self, initial, fixed, extra, StepPlan(self.order, dropout=dropout))
 
     def with_order(self, key: Key) -> MiniBatch:
         return replace(self, order=replace(self.order, key=key))
@@ -110,7 +129,23 @@ class MiniBatch:
         return functional.bytes_per_model(self.architecture, rows, self.descent)
 
     def __str__(self) -> str:
-        return f"batches of {self.order.size} in random order, {self.descent}, cross-entropy"
+        how = f"{self.descent}, {self.objective}{_dropout_in_words(self)}"
+        return f"batches of {self.order.size} in random order, {how}"
+
+
+def _dropout_keys(
+    recipe: FullBatch | MiniBatch, key: Key, first: int, models: int
+) -> tuple[Key, ...]:
+    """One for each model, where something is dropped."""
+    if not drops(recipe.architecture):
+        return ()
+    return tuple(recipe.dropout or key.fold("dropout", first + i) for i in range(models))
+
+
+def _dropout_in_words(recipe: FullBatch | MiniBatch) -> str:
+    if not drops(recipe.architecture):
+        return ""
+    return f", dropout {'drawn for each model' if recipe.dropout is None else 'known'}"
 
 
 class Engine(Protocol):
@@ -139,28 +174,33 @@ def descend(  # noqa: PLR0917
     extra: Records,
     plan: StepPlan = EVERY_RECORD,
     watch: Callable[[Tensor], None] | None = None,
+    objective: Objective = CROSS_ENTROPY,
 ) -> Tensor:
-    """Train s models; model i minimises the mean cross-entropy of `fixed` and `extra[i]`.
+    """Train s models; model i minimises the mean loss of `fixed` and `extra[i]`.
 
     initial: (p,) or (s, p); extra: (s, e, *shape), e may be 0; returns (s, p). Every step sees all
     records, or what the plan says. `watch` is shown the parameters (s, p) before each step.
     """
     start = initial.expand(extra.labels.shape[0], -1)
-    if not mixes_batches(architecture):
+    if not trained_alone(architecture):
         mlp = fully_connected(architecture)
-        engine = Stack.of(mlp, fixed, extra) if mlp else SideBySide.of(architecture, fixed, extra)
+        engine = (
+            Stack.of(mlp, fixed, extra, objective)
+            if mlp
+            else SideBySide.of(architecture, fixed, extra, objective)
+        )
         return follow(engine, optimiser, start, plan, watch)
     if plan.privacy.clips or plan.noise or plan.sampler or watch is not None:
         raise ExhumeError(
             f"{architecture}: {architecture.not_per_record}, so that no record has a gradient of its own to "
             "clip: replace it (nn.GroupNorm for batch norm)"
         )
-    alone = [slice(i, i + 1) for i in range(len(start))]
-    engines = [BatchNormed.of(architecture, fixed, extra[one]) for one in alone]
-    trained = [
-        follow(engine, optimiser, start[one], plan)
-        for engine, one in zip(engines, alone, strict=True)
-    ]
+    trained = []
+    for i in range(len(start)):
+        one = slice(i, i + 1)
+        model = Alone.of(architecture, fixed, extra[one], objective)
+        with seeded_globals(plan.dropout[i]) if plan.dropout else nullcontext():
+            trained.append(follow(model, optimiser, start[one], plan))
     return torch.cat(trained)
 
 
@@ -195,20 +235,12 @@ def _train(  # noqa: PLR0917
     watch: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     architecture, optimiser = recipe.architecture, recipe.descent
-    check_fits(architecture, fixed)
-    trained = descend(architecture, optimiser, initial, fixed, extra, plan, watch)
+    objective = recipe.objective
+    objective.check_fits(architecture, fixed)
+    trained = descend(architecture, optimiser, initial, fixed, extra, plan, watch, objective)
     if not bool(torch.isfinite(trained).all()):
         raise ExhumeError(
             f"training diverged ({optimiser}): the weights are not finite; "
             "lower the rate, or scale the records"
         )
     return trained
-
-
-def check_fits(architecture: Architecture, records: Records) -> None:
-    """Refuse records of another shape than the network takes."""
-    if records.shape != architecture.input_shape:
-        raise ExhumeError(
-            f"records of shape {records.shape} do not fit {architecture}, "
-            f"which takes {architecture.input_shape}"
-        )

@@ -24,7 +24,7 @@ same order.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 
 import torch
@@ -35,6 +35,7 @@ from exhume.core.contract import ExhumeError, Key, Records
 from exhume.models.activations import Activation, activation
 from exhume.models.mlp import MLP
 from exhume.train.dp import NOT_PRIVATE, NoiseStream, Privacy, Sampler
+from exhume.train.objective import CROSS_ENTROPY, Objective
 from exhume.train.optimisers import Adam, Optimiser
 
 _BLOCK_BYTES = 1 << 22  # of one layer's activations in a block: a few of these fit a shared cache
@@ -67,6 +68,7 @@ def _add_gradients(
     block: Block,
     act: Activation,
     *,
+    objective: Objective,
     privacy: Privacy,
     taken: Tensor | None,
 ) -> None:
@@ -80,11 +82,13 @@ def _add_gradients(
         hidden.append(signal.new_ones(s, k + 1, w))
         hidden[-1][:, :k] = act.apply(signal)
         signal = torch.bmm(weight, hidden[-1])
-    error = torch.softmax(signal, 1)  # cross-entropy: d loss / d logits = softmax - onehot
-    b = len(block.fixed)
-    error[:, :, :b].sub_(block.onehot)
-    error[:, :, b : block.width].sub_(block.extra_onehot)
+    error = signal if objective.of_numbers else torch.softmax(signal, 1)
+    b = len(block.fixed)  # d loss / d outputs: what they are, less what is wanted
+    error[:, :, :b].sub_(block.wanted)
+    error[:, :, b : block.width].sub_(block.extra_wanted)
     error[:, :, block.width :] = 0
+    if objective.of_numbers:
+        error.mul_(2)
     errors = [error]
     for layer in range(len(weights) - 1, 0, -1):
         slope = act.slope(inputs[layer - 1], hidden[layer - 1][:, :-1])
@@ -164,8 +168,8 @@ class Block:
 
     fixed: Tensor  # (b, live + 1), the last input is 1
     extra: Tensor  # (s, f, aligned)
-    onehot: Tensor  # (c, b)
-    extra_onehot: Tensor  # (s, c, f)
+    wanted: Tensor  # (c, b) of the outputs, or of their softmax
+    extra_wanted: Tensor  # (s, c, f)
 
     @property
     def width(self) -> int:
@@ -195,10 +199,11 @@ class Stack:
     act: Activation
     order: Tensor  # (d,) permutation of the inputs, live ones first
     records: Block  # all of them
+    objective: Objective = CROSS_ENTROPY
 
     @staticmethod
-    def of(mlp: MLP, fixed: Records, extra: Records) -> Stack:
-        flat = fixed.inputs.flatten(1)
+    def of(mlp: MLP, fixed: Records, extra: Records, objective: Objective = CROSS_ENTROPY) -> Stack:
+        flat = objective.seen(fixed.inputs).flatten(1)
         (n, d), (s, e) = flat.shape, extra.labels.shape
         dead = (flat == 0).all(0)
         order = torch.argsort(dead.to(torch.uint8), stable=True)
@@ -206,17 +211,16 @@ class Stack:
         shared = flat.new_ones(n, live + 1)
         shared[:, :live] = flat[:, order[:live]]
         padded = flat.new_zeros(s, e, aligned(d + 1))
-        permuted = extra.inputs.reshape(s, e, d)[:, :, order]
+        permuted = objective.seen(extra.inputs).reshape(s, e, d)[:, :, order]
         padded[:, :, :live], padded[:, :, live + 1 : d + 1] = (
             permuted[:, :, :live],
             permuted[:, :, live:],
         )
         padded[:, :, live] = 1
-        onehot = F.one_hot(fixed.labels, mlp.outputs).T.to(flat.dtype).contiguous()
-        own_onehot = F.one_hot(extra.labels, mlp.outputs).transpose(1, 2).to(flat.dtype)
-        return Stack(
-            mlp, activation(mlp.activation), order, Block(shared, padded, onehot, own_onehot)
-        )
+        wanted = objective.wanted(fixed, mlp.outputs).T.contiguous()
+        own_wanted = objective.wanted(extra, mlp.outputs).transpose(1, 2)
+        block = Block(shared, padded, wanted, own_wanted)
+        return Stack(mlp, activation(mlp.activation), order, block, objective)
 
     @property
     def live(self) -> int:
@@ -229,13 +233,13 @@ class Stack:
         count = max(1, -(-n // block_records(self.mlp)))
         size = aligned(max(1, -(-n // count)))
         cuts = zip(
-            torch.split(whole.fixed, size), torch.split(whole.onehot, size, dim=1), strict=True
+            torch.split(whole.fixed, size), torch.split(whole.wanted, size, dim=1), strict=True
         )
-        shared = [(rows, onehot.contiguous()) for rows, onehot in cuts]
-        none, none_hot = whole.extra[:, :0], whole.extra_onehot[:, :, :0]
+        shared = [(rows, wanted.contiguous()) for rows, wanted in cuts]
+        none, none_wanted = whole.extra[:, :0], whole.extra_wanted[:, :, :0]
         return [
-            *(Block(rows, none, onehot, none_hot) for rows, onehot in shared[:-1]),
-            Block(shared[-1][0], whole.extra, shared[-1][1], whole.extra_onehot),
+            *(Block(rows, none, wanted, none_wanted) for rows, wanted in shared[:-1]),
+            Block(shared[-1][0], whole.extra, shared[-1][1], whole.extra_wanted),
         ]
 
     def batches(self, order: Order) -> Iterator[list[Block]]:
@@ -245,10 +249,10 @@ class Stack:
             part = Block(
                 whole.fixed[rows],
                 whole.extra[:, columns],
-                whole.onehot[:, rows],
-                whole.extra_onehot[:, :, columns],
+                whole.wanted[:, rows],
+                whole.extra_wanted[:, :, columns],
             )
-            yield Stack(self.mlp, self.act, self.order, part).blocks()
+            yield replace(self, records=part).blocks()
 
     def gradients(
         self, weights: list[Tensor], plan: StepPlan
@@ -263,7 +267,15 @@ class Stack:
                 total.zero_()
             taken = _taken(plan.sampler, blocks, extra, weights[0])
             for block, mask in zip(blocks, taken, strict=True):
-                _add_gradients(sums, weights, block, self.act, privacy=plan.privacy, taken=mask)
+                _add_gradients(
+                    sums,
+                    weights,
+                    block,
+                    self.act,
+                    objective=self.objective,
+                    privacy=plan.privacy,
+                    taken=mask,
+                )
             yield sums, sum(block.width for block in blocks)
 
     def unpack(self, flat: Tensor) -> list[Tensor]:
@@ -345,6 +357,7 @@ class StepPlan:
     privacy: Privacy = NOT_PRIVATE
     noise: NoiseStream | None = None  # on the sum of gradients
     sampler: Sampler | None = None  # each model's own draw of all records; None: all are drawn
+    dropout: tuple[Key, ...] = ()  # of each model, where something is dropped
 
 
 EVERY_RECORD = StepPlan()

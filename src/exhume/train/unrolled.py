@@ -61,6 +61,7 @@ from exhume.models.own import OwnArchitecture, not_per_record
 from exhume.models.own_texts import LanguageModel
 from exhume.train.functional import activations, mixes_batches, without_memory
 from exhume.train.local import batch_loss
+from exhume.train.objective import CROSS_ENTROPY
 from exhume.train.optimisers import Rule
 from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch, MiniBatch
@@ -130,7 +131,7 @@ class Unrolled:
     steps: tuple[Seen, ...]
     initial: Tensor
     fixed: Records
-    rate: float
+    rates: list[float]
     mixes: bool = False  # batch norm: a step's records must be seen together
     activations: int = 0  # numbers a record leaves behind in a forward pass; 0: keep no graph
     memory: int = 1024  # MiB for the states and graphs of a training
@@ -189,7 +190,7 @@ class Unrolled:
     def _moved(self, state: Tensor, t: int, slopes: list[_Slope]) -> tuple[Tensor, Tensor]:
         gradient = torch.stack([slope.by_weights.detach() for slope in slopes]).sum(0)
         row = self.rule.kept(state, gradient)
-        return torch.stack(self.rule.next(state, gradient, t, self.rate)), row
+        return torch.stack(self.rule.next(state, gradient, t, self.rates[t])), row
 
     def _stretches(self, path: Path, *, back: bool = False) -> Iterator[tuple[int, Tensor]]:
         """(t, kept) for every step, forwards or backwards."""
@@ -220,7 +221,7 @@ class Unrolled:
                 bent += _pulled(outputs, (slope.weights,), cotangents)[0]
                 if pushes is not None:
                     bent += slope.pushed(pushes[t][block])
-            change = self.rule.push(kept, change, bent, t, self.rate)
+            change = self.rule.push(kept, change, bent, t, self.rates[t])
         return change[0]
 
     def adjoint(self, path: Path, cotangent: Tensor, pushes: Pushes | None = None) -> Tensor:
@@ -229,7 +230,7 @@ class Unrolled:
         towards[0] = cotangent
         by_inputs = torch.zeros_like(path.guess.inputs)
         for t, kept in self._stretches(path, back=True):
-            towards, gradient = self.rule.pull(kept, towards, t, self.rate)
+            towards, gradient = self.rule.pull(kept, towards, t, self.rates[t])
             here: list[tuple[Tensor, ...]] = []
             for slope in self._at(path, t, kept):
                 gates = () if pushes is None else slope.pushes
@@ -326,6 +327,10 @@ def check_differentiable(recipe: object) -> None:
         )
     if not isinstance(recipe, FullBatch | MiniBatch):
         raise NotApplicable(f"no way to differentiate through {recipe} is known", ever=True)
+    if recipe.objective != CROSS_ENTROPY:
+        raise NotApplicable(
+            f"differentiating is written for plain cross-entropy, not {recipe}", ever=True
+        )
     if isinstance(recipe, FullBatch) and (recipe.privacy.clips or recipe.privacy.noise):
         raise NotApplicable("private training adds noise the adversary cannot redo", ever=False)
     _differentiable(recipe.architecture)
@@ -351,7 +356,7 @@ def unroll(
         steps,
         initial,
         fixed,
-        recipe.descent.rate,
+        recipe.descent.rates,
         mixes,
         activations(recipe.architecture),
         memory,

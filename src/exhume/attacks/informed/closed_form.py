@@ -180,10 +180,11 @@ class ClosedForm:
 
 def _accuracy(knowledge: Knowledge, trained: Shadows) -> dict[str, float]:
     """How well some shadow models are trained, by records that are held besides."""
-    if knowledge.public is None or knowledge.architecture is None or not len(knowledge.public):
-        return {}
+    network, held = knowledge.architecture, knowledge.public
+    if network is None or held is None or not len(held) or held.shape != network.input_shape:
+        return {}  # nothing to measure it with, or a regression
     some = trained.parameters[:_SAMPLE]
-    shares = accuracy(knowledge.architecture, some, knowledge.public)
+    shares = accuracy(network, some, held)
     return {"shadow_accuracy": float(shares.mean())}
 
 
@@ -193,6 +194,8 @@ def _imprint(knowledge: Knowledge, trained: Shadows, reader: LabelReader) -> Imp
     assert recipe is not None  # there are shadows, so these three are known
     assert initial is not None
     assert fixed is not None
+    if fixed.shape != recipe.architecture.input_shape:
+        return None  # a regression's records hold the target, too
     imprint = find_imprint(recipe.architecture, initial, trained.base, fixed)
     if imprint is None:
         return None

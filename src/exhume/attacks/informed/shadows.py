@@ -35,6 +35,7 @@ from exhume.core.contract import (
     Layout,
     NotApplicable,
     Progress,
+    Recipe,
     Records,
     Store,
     silent,
@@ -42,7 +43,8 @@ from exhume.core.contract import (
 from exhume.models.hidden_units import HiddenUnits
 from exhume.models.own import fully_connected
 from exhume.train.fleet import train_fleet
-from exhume.train.recipe import FullBatch
+from exhume.train.own import OwnTraining
+from exhume.train.recipe import FullBatch, MiniBatch
 
 _COMPARED = 50  # shadows by which it is decided whether units are aligned
 _SAYS_NOTHING = 0.5  # of the shadows' differences: units are aligned where less than that is left
@@ -92,12 +94,22 @@ def train_shadows(
         progress=progress,
     )
     parameters = _gathered(fleet, len(shadow), initial)
-    if isinstance(recipe, FullBatch) and recipe.privacy.random:
-        base = parameters.mean(0)
-    else:
-        base = recipe.fit(initial, fixed, fixed.none_for(1), key.fold("base"))[0]
+    base = _base(recipe, initial, fixed, parameters, key)
     layout = recipe.architecture.layout
     return Shadows(parameters, base, shadow, layout, time.perf_counter() - started)
+
+
+def _base(recipe: Recipe, initial: Tensor, fixed: Records, parameters: Tensor, key: Key) -> Tensor:
+    """(p,) that the change of the weights counts from; somebody's own training is asked how random it is."""
+    if isinstance(recipe, FullBatch | MiniBatch) and recipe.random:
+        return parameters.mean(0)
+    alone = recipe.fit(initial, fixed, fixed.none_for(1), key.fold("base"))[0]
+    if not isinstance(recipe, OwnTraining):
+        return alone
+    again = recipe.fit(initial, fixed, fixed.none_for(1), key.fold("base again"))[0]
+    mean = parameters.mean(0)
+    spread = float((parameters[:_COMPARED] - mean).square().sum(1).mean())
+    return mean if float((alone - again).square().sum()) > spread else alone
 
 
 def align_shadows(trained: Shadows, architecture: Architecture) -> HiddenUnits | None:

@@ -143,7 +143,7 @@ class ThroughTraining:
             raise NotApplicable(
                 f"differentiating is written for full-batch MLPs, not {recipe}", ever=True
             )
-        if not isinstance(recipe.descent, Descent):
+        if not isinstance(recipe.descent, Descent) or recipe.descent.schedule != "constant":
             raise NotApplicable(
                 f"differentiating is written for plain descent, not {recipe}", ever=True
             )

@@ -111,7 +111,8 @@ _COPIES = (256, 64, 16, 8, 4, 2)  # times that a record counts
 def read_training(brief: Brief, load: Load) -> TrainingCase | None:
     if not brief.weights:
         return None
-    records = load(brief.settings.data.source, TextReading())
+    of_numbers = brief.settings.victim.loss == "mse"
+    records = load(brief.settings.data.source, TextReading(targets=of_numbers))
     settings = resolve(brief.settings, records)  # refuses what cannot be
     return TrainingCase(settings, records, recipe_for(settings, records))
 

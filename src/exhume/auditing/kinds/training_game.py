@@ -10,7 +10,7 @@ from torch import Tensor
 
 from exhume import readers
 from exhume.auditing.plan import seconds_per_model
-from exhume.choices import as_known, device_named, moved, recipe_for, sizes_for
+from exhume.choices import Trains, as_known, device_named, moved, recipe_for, sizes_for
 from exhume.core.contract import Key, Knowledge, Progress, Recipe, Records, Store, Weights, silent
 from exhume.core.evidence import Premise
 from exhume.core.results import Facts
@@ -18,7 +18,7 @@ from exhume.defences.rounding import Rounding
 from exhume.readers.adapters import weights_in
 from exhume.settings import Settings
 from exhume.train.dp import epsilon
-from exhume.train.functional import accuracy
+from exhume.train.functional import accuracy, logits
 from exhume.train.own import OwnTraining
 from exhume.train.recipe import FullBatch
 from exhume.victims.informed import Victim, first_of, release_one_each
@@ -78,8 +78,8 @@ class Game:
 
     @property
     def accuracy(self) -> float | None:
-        """Accuracy of the released models; None: no record was left to measure it with."""
-        share = self.facts.get("test_accuracy")
+        """Of the released models; None: no record was left to measure it with."""
+        share = self.facts.get("test_accuracy", self.facts.get("test_variance_explained"))
         return None if share is None else float(share)
 
 
@@ -129,7 +129,7 @@ def informed_game(
         "released_models": len(parts.target),
         **private,
         **_repeats(recipe, initial, parts.fixed, key),
-        **_accuracy("test_accuracy", recipe, victim[0].parameters, parts.test),
+        **_accuracy(recipe, victim[0].parameters, parts.test),
     }
     knowledge = Knowledge(
         architecture=recipe.architecture,
@@ -216,10 +216,17 @@ def _repeats(recipe: Recipe, initial: Tensor, fixed: Records, key: Key) -> dict[
     return {"deterministic": "yes" if same else "no: the adversary's shadows differ by chance, too"}
 
 
-def _accuracy(name: str, recipe: Recipe, parameters: Tensor, records: Records) -> dict[str, float]:
+def _accuracy(recipe: Trains, parameters: Tensor, records: Records) -> dict[str, float]:
+    """How good the released models are; of a regression the share of the target's variance."""
     if not len(records):
         return {}
-    return {name: float(accuracy(recipe.architecture, parameters[:50], records).mean())}
+    network, some = recipe.architecture, parameters[:50]
+    if not recipe.objective.of_numbers:
+        return {"test_accuracy": float(accuracy(network, some, records).mean())}
+    wanted = records.inputs[:, -1]
+    answers = logits(network, some, recipe.objective.seen(records.inputs))[:, :, 0]
+    lost = (answers - wanted).square().mean(1) / wanted.var(unbiased=False).clamp_min(1e-12)
+    return {"test_variance_explained": float(1 - lost.mean())}
 
 
 def model_seconds(settings: Settings, records: Records, store: Store) -> float:
