@@ -30,7 +30,7 @@ from exhume.core.results import Chart, Claim, Findings, StudyResult
 from exhume.report.folder import RunFolder, environment
 from exhume.report.page import draw
 from exhume.settings.schema import toml_at, toml_of
-from exhume.store.scale import Cores, Here, Processes, run_jobs, where_now
+from exhume.store.scale import Cores, Here, run_jobs, where_now
 from exhume.store.shards import FolderStore, address, describe
 from exhume.store.workers import pinned
 from exhume.studies.claims import Claims, Words, charts_of, claims_of, said_of
@@ -212,14 +212,6 @@ class Run(Generic[S]):
                 found[names[index]] = Shard(values)
             self.progress(stage, done, len(jobs))
         return {name: kept for name, kept in found.items() if kept is not None}
-
-    def fill(self, stage: str, make: Callable[[Run[S], J], None], jobs: Sequence[J]) -> None:
-        """Several processes make beforehand what `make` leaves in the store; one process does not."""
-        if not isinstance(where_now(), Processes):
-            return
-        self.progress(stage, 0, len(jobs))
-        for done, _ in enumerate(run_jobs(make, jobs, shared=self.to_send()), 1):
-            self.progress(stage, done, len(jobs))
 
     def to_send(self) -> Run[S]:
         """This run as other processes get it: silent, its records not yet loaded."""

@@ -20,6 +20,7 @@ from exhume.attacks.gradient.text import TextAttack
 from exhume.attacks.gradient.token_bag import TokenBag
 from exhume.core.contract import Attack, Key, Knowledge, Reconstruction, Records
 from exhume.core.own_code import seeded_globals
+from exhume.models.ordinary import LanguageTransformer
 from exhume.models.own_texts import LanguageModel, TextModel
 from exhume.readers.sentences import synthetic_pairs
 from exhume.readers.tokens import TextReading, tokenised
@@ -153,7 +154,7 @@ STUDY = Study("gradient-tokens", _SCALES, _run)
 
 # Texts from the updates of language models: rows of `update-networks`.
 #
-# Shapes of GPT-2, BERT and Llama as plain modules with GPT-2's start. Texts are sentences end to end, cut
+# Shapes of GPT-2, BERT and Llama. Texts are sentences end to end, cut
 # into blocks, as in pre-training; the rarest words have one number in common. *Exact*: the share of texts
 # that come back whole; *false*: texts claimed that were in no batch; *tokens*: the share of the tokens
 # asked for that a list of tokens has, each as often; its null has every word as often as other texts do.
@@ -190,85 +191,16 @@ LANGUAGE: dict[Scale, LanguageSetting] = {
 }
 
 
-# Networks
-
-
-class _Block(nn.Module):
-    def __init__(self, own: LanguageSetting, kind: str) -> None:
-        super().__init__()
-        self.heads, self.kind, width = own.heads, kind, own.width
-        norm: Any = nn.RMSNorm if kind == "llama" else nn.LayerNorm
-        bias = kind != "llama"
-        self.first, self.second = norm(width), norm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias), nn.Linear(width, width, bias)
-        self.up, self.down = nn.Linear(width, 4 * width, bias), nn.Linear(4 * width, width, bias)
-        self.gate = nn.Linear(width, 4 * width, bias) if kind == "llama" else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.kind == "bert":  # norms behind
-            x = self.first(x + self._mixed(x))
-            normed: Tensor = self.second(x + self._fed_forward(x))
-            return normed
-        x = x + self._mixed(self.first(x))
-        return x + self._fed_forward(self.second(x))
-
-    def _mixed(self, x: Tensor) -> Tensor:
-        n, length, width = x.shape
-        q, k, v = (
-            part.view(n, length, self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, 2)
-        )
-        if self.kind == "llama":
-            q, k = _rotated(q), _rotated(k)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.kind != "bert")
-        out: Tensor = self.out(mixed.transpose(1, 2).reshape(n, length, width))
-        return out
-
-    def _fed_forward(self, x: Tensor) -> Tensor:
-        inner = F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
-        out: Tensor = self.down(inner)
-        return out
-
-
-def _rotated(x: Tensor) -> Tensor:
-    """Rotary positions."""
-    half = x.shape[3] // 2
-    angles = torch.arange(x.shape[2])[:, None] / 10_000 ** (torch.arange(half) / half)
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], 3)
-
-
-class _Transformer(nn.Module):
-    """GPT-2 and BERT tie their outputs to the embedding; Llama does not, and rotates instead of adding."""
-
-    def __init__(self, own: LanguageSetting, kind: str) -> None:
-        super().__init__()
-        self.kind = kind
-        self.token = nn.Embedding(own.vocabulary, own.width)
-        self.place = None if kind == "llama" else nn.Embedding(own.length + 1, own.width)
-        self.blocks = nn.ModuleList(_Block(own, kind) for _ in range(own.layers))
-        self.norm: nn.Module = nn.RMSNorm(own.width) if kind == "llama" else nn.LayerNorm(own.width)
-        self.outputs = nn.Linear(own.width, own.vocabulary, bias=False)
-        for layer in self.modules():
-            if isinstance(layer, nn.Linear | nn.Embedding):
-                nn.init.normal_(layer.weight, std=0.02)
-        if kind != "llama":
-            self.outputs.weight = self.token.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.token(tokens)
-        if self.place is not None:
-            x = x + self.place(torch.arange(tokens.shape[1]))
-        if self.kind == "bert":
-            x = self.norm(x)
-        for block in self.blocks:
-            x = block(x)
-        logits: Tensor = self.outputs(x if self.kind == "bert" else self.norm(x))
-        return logits
-
-
 def _language_model(own: LanguageSetting, kind: str, key: Key) -> LanguageModel:
     with seeded_globals(key.fold("weights")):
-        module = _Transformer(own, kind)
+        module = LanguageTransformer(
+            kind,
+            vocabulary=own.vocabulary,
+            length=own.length,
+            width=own.width,
+            layers=own.layers,
+            heads=own.heads,
+        )
     if kind == "bert":
         return LanguageModel.of(module, own.length, None, "masked", own.vocabulary - 1)
     return LanguageModel.of(module, own.length + 1)

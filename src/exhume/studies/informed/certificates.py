@@ -23,7 +23,6 @@ from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.auditing.limits import allowed_by, named_by_steps
 from exhume.bounds.prior import Certificate, certify
 from exhume.core.contract import Attack, Knowledge
-from exhume.core.results import Chart, Point
 from exhume.score.measures import measure
 from exhume.score.targets import named_rightly
 from exhume.settings import DataSettings, VictimSettings
@@ -92,7 +91,7 @@ def _run(run: Run[Setting]) -> Outcome:
     jobs = {f"noise {noise:g}": (1.0, noise) for noise in setting.noises}
     jobs |= {f"rate {rate:g}, noise {noise:g}": (rate, noise) for rate, noise in setting.sampled}
     found = run.arms("rates and noises", _level, jobs).values()
-    return concluded(found, _accuracy_without_privacy(run), setting.eta)
+    return concluded(found, _accuracy_without_privacy(run))
 
 
 def _accuracy_without_privacy(run: Run[Setting]) -> float:
@@ -176,6 +175,11 @@ class Level:
         noise = f"noise {self.noise:g}"
         return f"rate {self.numbers['rate']:g}, {noise}" if self.sampled else noise
 
+    @property
+    def arm(self) -> str:
+        """As its metrics call it."""
+        return self.name.replace(", ", ".").replace(" ", "_")
+
     @cached_property
     def made(self) -> dict[tuple[str, str], Certificate]:
         """Every attack's certificate, by its name and the loss."""
@@ -203,7 +207,7 @@ class Level:
             named |= {f"bound{end}": one.bound, **one.metrics(f"{attack}{end}")}
             if not self.sampled:
                 named[f"kappa{end}"] = one.kappa
-        return prefixed(self.name.replace(", ", ".").replace(" ", "_"), named)
+        return prefixed(self.arm, named)
 
 
 def levels_of(found: Iterable[Mapping[str, float]]) -> list[Level]:
@@ -213,8 +217,8 @@ def levels_of(found: Iterable[Mapping[str, float]]) -> list[Level]:
     return [replace(level, compared=compared) for level in alone]
 
 
-def concluded(found: Iterable[Mapping[str, float]], plain: float, eta: float) -> Outcome:
-    """plain: accuracy without privacy; eta: the mean squared error that counts as reconstructed."""
+def concluded(found: Iterable[Mapping[str, float]], plain: float) -> Outcome:
+    """plain: accuracy without privacy."""
     levels = levels_of(found)
     full = [level for level in levels if not level.sampled]
     sampled = [level for level in levels if level.sampled]
@@ -224,7 +228,15 @@ def concluded(found: Iterable[Mapping[str, float]], plain: float, eta: float) ->
         metrics[f"alarms{end}"] = group["alarms"]
         metrics[f"smallest_share_of_bound{end}"] = group["share"]
     metrics["accuracy_without_privacy"] = plain
-    return Outcome(metrics, said=said, charts=_charts(full, sampled, plain, eta))
+    rates = dict.fromkeys(level.numbers["rate"] for level in sampled)
+    places: dict[str, object] = {
+        "noises": {level.noise: level.arm for level in full},
+        "rates": [
+            {"rate": q, "drawn": {s.noise: s.arm for s in sampled if s.numbers["rate"] == q}}
+            for q in rates
+        ],
+    }
+    return Outcome(metrics, said={**said, **places})
 
 
 def judge(levels: Sequence[Level]) -> dict[str, Any]:
@@ -272,41 +284,6 @@ def _apart(levels: Sequence[Level], more: str, less: str) -> dict[str, Any]:
     }
     apart = (below.low - above.high, below.high - above.low)
     return {"widest": widest.name, "apart": apart, **spoken}
-
-
-def _charts(
-    full: Sequence[Level], sampled: Sequence[Level], plain: float, eta: float
-) -> list[Chart]:
-    def curve(levels: Sequence[Level], attack: str, loss: str = "naming") -> list[Point]:
-        made = [(level.noise, level.made[attack, loss]) for level in levels]
-        return [Point(noise, one.rate, one.low, one.high) for noise, one in made]
-
-    def bounds(levels: Sequence[Level], loss: str = "naming") -> list[Point]:
-        return [Point(level.noise, level.numbers[f"bound.{loss}"]) for level in levels]
-
-    def series(loss: str) -> dict[str, list[Point]]:
-        curves = {NAMES[attack]: curve(full, attack, loss) for attack in _LOSSES[loss]}
-        return {"bound": bounds(full, loss), **curves}
-
-    accuracies = {
-        "private": [Point(level.noise, level.numbers["test_accuracy"]) for level in full],
-        "not private": [Point(level.noise, plain) for level in full],
-    }
-    by_rate = {}
-    for rate in dict.fromkeys(level.numbers["rate"] for level in sampled):
-        some = [level for level in sampled if level.numbers["rate"] == rate]
-        by_rate[f"bound, q = {rate:g}"] = bounds(some)
-        by_rate |= {
-            f"{NAMES[attack]}, q = {rate:g}": curve(some, attack) for attack in (DRAWS, END)
-        }
-    x, share = "noise multiplier", "share of the trainings"
-    drawn = "The record is named, where each step draws its records"
-    return [
-        Chart("The record is named", x, share, series("naming"), x_scale="log"),
-        Chart(f"Mean squared error of at most {eta:g}", x, share, series("within"), x_scale="log"),
-        Chart("Accuracy", x, "test accuracy", accuracies, x_scale="log"),
-        Chart(drawn, x, share, by_rate, x_scale="log"),
-    ]
 
 
 STUDY = Study("certificates", _SCALES, _run, on_device=True)

@@ -22,7 +22,7 @@ from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, ERROR, Bench
 from exhume.studies.claims import spread
 from exhume.studies.framework import Outcome, Run, Scale, Study
-from exhume.studies.informed.sweeps import NO_NETWORK, binned
+from exhume.studies.informed.sweeps import binned
 
 _BINS = 6
 
@@ -63,18 +63,6 @@ def _run(run: Run[_Setting]) -> Outcome:
         metrics=metrics,
         attacks=[found],
         classes=list(bench.records.classes),
-        deviations=[
-            NO_NETWORK,
-            *(
-                []
-                if setting.victim.network == BALLE22_CNN.network
-                else [f"The released model is {game.recipe.architecture}, not the CNN of Table V."]
-            ),
-            f"|D-| = {setting.data.fixed:,}, {setting.data.shadows:,} shadows, "
-            f"{setting.data.targets} targets, one seed.",
-            "Background is the frame of 4 pixels along the edge; colourfulness is that of Hasler and "
-            "Süsstrunk (2003).",
-        ],
         charts=[
             _correlations(links, distance),
             *(_against(name, values, error, key) for name, values in busy.items()),

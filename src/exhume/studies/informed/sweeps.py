@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,20 +18,16 @@ from torch import Tensor
 from exhume.attacks.baseline import MeanRecord
 from exhume.auditing import Game
 from exhume.core.contract import Attack, ExhumeError, Key
-from exhume.core.results import Chart, Point
+from exhume.core.results import Point
 from exhume.score.intervals import bootstrap, clopper_pearson
 from exhume.settings import DataSettings, VictimSettings
-from exhume.studies.arms import ERROR, Arm, Bench
+from exhume.studies.arms import Arm, Bench
 from exhume.studies.claims import prefixed
 
 MEAN_RECORD = "mean_record"  # the arm of the average record, which reads no release
 
 DETAILS = {"mae", "null_mse", "seconds", "success_low", "success_high", "null_success_high"}
 """Metrics of an arm that a study with more to say leaves out."""
-
-# Deviations that several studies share
-RIDGE = "The reconstructor is a ridge regression per label in closed form instead of a network."
-NO_NETWORK = "The closed form attacks instead of the published network."
 
 V = TypeVar("V")
 
@@ -53,12 +49,6 @@ class Sweep(Generic[V]):
     victim: VictimSettings
     values: tuple[V, ...]  # of what is varied
     seeds: int = 1
-
-
-def ridge_on(sizes: DataSettings, more: str = "") -> list[str]:
-    """Deviations of a study of CIFAR-10; more: what else there is to say where it runs on MNIST."""
-    mnist = f"MNIST and the MLP, |D-| = {sizes.fixed:,}; the paper: CIFAR-10 and a CNN, 5,000."
-    return [mnist + more, RIDGE] if sizes.source == "mnist" else [RIDGE]
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,28 +118,6 @@ class Pooled:
 
 Swept = Mapping[str, Pooled]
 """Every variant over all seeds, and the mean record beside them."""
-
-
-def error_chart(
-    swept: Swept,
-    title: str,
-    x: str,
-    places: Mapping[str, float | str],
-    *,
-    beside: Mapping[str, Sequence[Point]] | None = None,
-    x_scale: Literal["log", "linear"] = "linear",
-) -> Chart:
-    """The error of each variant at its place, beside what needs no release and further series."""
-    at = {name: (swept[name], place) for name, place in places.items()}
-    series: dict[str, Sequence[Point]] = {
-        "closed form": [arm.point(place) for arm, place in at.values()],
-        "mean record": [swept[MEAN_RECORD].point(place) for place in places.values()],
-        "oracle (knows the truth)": [
-            Point(p, arm.measured["oracle_mse"]) for arm, p in at.values()
-        ],
-        **(beside or {}),
-    }
-    return Chart(title, x, ERROR, series, x_scale, y_scale="log")
 
 
 def sweep(

@@ -16,7 +16,6 @@ from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.reconn import RecoNN
 from exhume.auditing import Game
 from exhume.core.contract import Attack, Key
-from exhume.core.results import Chart, Point
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, Bench, arm_metrics
 from exhume.studies.claims import Range, said_of
@@ -24,12 +23,9 @@ from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.informed.sweeps import (
     Pooled,
     Sweep,
-    Swept,
     difference,
-    error_chart,
     increases,
     interval_of,
-    ridge_on,
     sweep,
 )
 from exhume.train.dp import noise_for_epsilon
@@ -66,14 +62,8 @@ def _run_activations(run: Run[Sweep[str]]) -> Outcome:
     variants = {name: replace(victim, activation=name) for name in setting.values}
     swept = sweep(Bench.of(run, sizes, victim), seeds, variants, further=_published)
     found, said = judge_activations(swept, run.key.fold("claims"))
-    places = {name: name for name in sorted(variants, key=lambda name: -swept[name].mse)}
-    paper = {"RecoNN in the paper": [Point(name, PAPER[name]) for name in places]}
-    title = "Error by activation of the released model"
-    return Outcome(
-        said=said,
-        metrics=arm_metrics(swept) | found,
-        charts=[error_chart(swept, title, "activation", places, beside=paper)],
-    )
+    said["sorted"] = sorted(variants, key=lambda name: -swept[name].mse)
+    return Outcome(arm_metrics(swept) | found, said=said)
 
 
 def _published(bench: Bench) -> dict[str, Attack]:
@@ -153,12 +143,10 @@ def _run_privacy(run: Run[Sweep[float]]) -> Outcome:
     found, said = judge_privacy(swept, setting.values)
     found |= {f"{name}.larger_test_accuracy": value for name, value in larger.items()}
     found |= {f"{name}.noise_multiplier": victim.dp_noise for name, victim in variants.items()}
-    return Outcome(
-        said=said,
-        metrics=arm_metrics(swept) | found,
-        deviations=_privacy_deviations(setting),
-        charts=_charts(swept, larger, setting),
-    )
+    private = {f"epsilon {epsilon:,.0f}": _name(epsilon) for epsilon in setting.values}
+    by_privacy = private | {"clip only": _CLIPPED, "no defence": _NONE}
+    said |= {"private": private, "by_privacy": by_privacy}
+    return Outcome(arm_metrics(swept) | found, said=said)
 
 
 def _name(epsilon: float) -> str:
@@ -226,44 +214,6 @@ def _where(plain: Mapping[float, Pooled], aware: Mapping[float, Pooled], safe: f
     return "; ".join(parts)
 
 
-def _privacy_deviations(setting: Sweep[float]) -> list[str]:
-    sizes = setting.data
-    return [
-        *ridge_on(sizes),
-        f"{sizes.shadows:,} shadow models for each epsilon; under noise the change is taken from "
-        "the shadows' mean. Beside them an attack of ours, from as many shadows without noise.",
-        f"{sizes.targets} targets on {setting.seeds} seed; every released model has its own noise.",
-    ]
-
-
-def _charts(swept: Swept, larger: Mapping[str, float], setting: Sweep[float]) -> list[Chart]:
-    epsilons = {_name(epsilon): f"epsilon {epsilon:,.0f}" for epsilon in setting.values}
-    places = {**epsilons, _CLIPPED: "clip only", _NONE: "no defence"}
-    plain = {x: swept[name] for name, x in places.items()}
-    aware = {x: swept[f"{name}.{_AWARE}"] for name, x in epsilons.items()}
-    errors = {"noise-aware": [arm.point(x) for x, arm in aware.items()]}
-    shares = {
-        "closed form": [Point(x, arm.rate, *arm.success) for x, arm in plain.items()],
-        "noise-aware": [Point(x, arm.rate, *arm.success) for x, arm in aware.items()],
-        "closed form, unrelated records": [
-            Point(x, arm.null_rate, *arm.chance) for x, arm in plain.items()
-        ],
-    }
-    accuracies = {
-        f"|D-| = {setting.data.fixed:,} (attacked)": [
-            Point(x, arm.measured["test_accuracy"]) for x, arm in plain.items()
-        ],
-        f"|D-| = {setting.data.public:,} (not attacked)": [
-            Point(places[name], value) for name, value in larger.items()
-        ],
-    }
-    return [
-        error_chart(swept, "Error by privacy", "epsilon", places, beside=errors),
-        Chart("Records better than the oracle", "epsilon", "share of the targets", shares),
-        Chart("Accuracy by privacy", "epsilon", "test accuracy", accuracies),
-    ]
-
-
 PRIVACY = Study("informed-dp", _PRIVACY_SCALES, _run_privacy, on_device=True)
 
 
@@ -302,18 +252,8 @@ def _run_lengths(run: Run[Sweep[int]]) -> Outcome:
     swept = sweep(Bench.of(run, setting.data, setting.victim), setting.seeds, variants)
     by_steps = {count: swept[name] for name, count in steps.items()}
     found, said = judge_lengths(by_steps, run.key.fold("claims"))
-    title, axis = "Error against the released model's steps", "steps of full-batch training"
-    points = [Point(count, arm.measured["test_accuracy"]) for count, arm in by_steps.items()]
-    accuracies = {"released models": points}
-    return Outcome(
-        said=said,
-        metrics=arm_metrics(swept) | found,
-        deviations=_length_deviations(setting),
-        charts=[
-            error_chart(swept, title, axis, steps, x_scale="log"),
-            Chart("The released model's accuracy", axis, "test accuracy", accuracies, "log"),
-        ],
-    )
+    said["by_steps"] = {count: name for name, count in steps.items()}
+    return Outcome(arm_metrics(swept) | found, said=said)
 
 
 def judge_lengths(
@@ -330,15 +270,6 @@ def judge_lengths(
     if {_BEFORE, _AFTER} <= set(arms):
         said["jump"] = arms[_AFTER].mse / arms[_BEFORE].mse
     return found, said
-
-
-def _length_deviations(setting: Sweep[int]) -> list[str]:
-    sizes = setting.data
-    return [
-        *ridge_on(sizes, " Its jump near 240 epochs is not tested here (--scale paper does)."),
-        f"{sizes.targets} targets on each of {setting.seeds} seeds, {sizes.shadows:,} shadow models "
-        "for each number of steps.",
-    ]
 
 
 LENGTHS = Study("informed-epochs", _LENGTH_SCALES, _run_lengths, on_device=True)
@@ -384,13 +315,8 @@ def _run_starts(run: Run[Sweep[int]]) -> Outcome:
     by_steps = {count: swept[name] for name, count in steps.items()}
     found, said = judge_starts(by_steps, run.key.fold("claims"))
     found |= {f"{name}.start_accuracy": value for name, value in reached.items()}
-    title = "Error against where the attacked training starts"
-    axis = "test accuracy of the model at the start"
-    return Outcome(
-        said=said,
-        metrics=arm_metrics(swept) | found,
-        charts=[error_chart(swept, title, axis, reached)],
-    )
+    said["by_accuracy"] = {value: name for name, value in reached.items()}
+    return Outcome(arm_metrics(swept) | found, said=said)
 
 
 def trained_before(bench: Bench, steps: int) -> Tensor:

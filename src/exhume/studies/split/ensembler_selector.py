@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import linear_regression
 from typing import Any
+
+from torch import Tensor
 
 from exhume.attacks.split.inversion import ShadowInversion, SubsetSearch
 from exhume.attacks.split.lookalike import Lookalike
@@ -23,7 +25,7 @@ from exhume.defences.split.single import Noise
 from exhume.models.split.pipeline import Pipeline
 from exhume.readers import Sizes
 from exhume.store.shards import NullStore
-from exhume.studies.claims import Comparison, prefixed
+from exhume.studies.claims import Comparison, flattened, prefixed
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.split.ensembler import QUICK, Attackers
 from exhume.studies.split.game import PAPER, ClientSetting, Row, SplitGame, inversion
@@ -42,6 +44,8 @@ class _Setting:
 
     def attacks(self, name: str) -> dict[str, Attack]:
         """The paper's adaptive one, the one who looks; of the plain one also every subset."""
+        if name == "none":
+            return {}
         shadow, lookalike = self.attackers.shadow, self.attackers.lookalike
         subsets = {"subsets": SubsetSearch(inversion=shadow)} if name == _PLAIN else {}
         return {"adaptive": self.attackers.adaptive, "lookalike": lookalike, **subsets}
@@ -88,26 +92,24 @@ _SCALES: dict[Scale, _Setting] = {
 
 
 def _run(run: Run[_Setting]) -> Outcome:
-    setting, game, rows = run.setting, _game(run), dict[str, Row]()
-    attacks = {name: setting.attacks(name) for name in setting.variants}
-    _fill(run, attacks, setting.variants[_PLAIN].bodies)
+    setting, game = run.setting, _game(run)
+    first = ("none", _PLAIN)  # whose bodies serve most variants
+    facts = run.arms("training the first networks", _train, {name: name for name in first})
+    others = {name: name for name in setting.variants if name != _PLAIN}
+    facts |= run.arms("training the networks", _train, others)
+    cells = {f"{name}.{who}": (name, who) for name in facts for who in setting.attacks(name)}
+    made = run.tensors("attacking", _meet, cells)
+    rows = {cell: Row.of(kept) for cell, kept in made.items()}
     metrics = prefixed("mean_image", game.mean_image().metrics)
-    metrics["none.accuracy"] = game.accuracy(game.pipeline("none"))
+    metrics["none.accuracy"] = facts["none"]["accuracy"]
     for name in setting.variants:
-        pipeline = game.pipeline(name)
-        metrics[f"{name}.delta_accuracy"] = game.accuracy(pipeline) - metrics["none.accuracy"]
-        metrics[f"{name}.likeness"] = game.likeness(name, pipeline)
-        for attacker, attack in attacks[name].items():
-            row = f"{name}.{attacker}"
-            rows[row] = game.meet(pipeline, attack, name, f"{name} {attacker}")
-            metrics |= prefixed(row, rows[row].metrics)
-        if name == _PLAIN:
-            metrics |= _guessed(pipeline, rows["plain.subsets"].observed)
-            metrics |= _enumeration(pipeline, game, setting.attackers.shadow)
-    return Outcome(
-        said=compared(setting, rows, metrics, game.key),
-        metrics=metrics,
-    )
+        metrics[f"{name}.delta_accuracy"] = facts[name]["accuracy"] - metrics["none.accuracy"]
+        metrics[f"{name}.likeness"] = facts[name]["likeness"]
+    metrics |= flattened({cell: row.metrics for cell, row in rows.items()})
+    plain = game.pipeline(_PLAIN)
+    metrics |= _guessed(plain, rows["plain.subsets"].observed)
+    metrics |= _enumeration(plain, game, setting.attackers.shadow)
+    return Outcome(said=compared(setting, rows, metrics, game.key), metrics=metrics)
 
 
 @lru_cache(maxsize=1)  # one in each process
@@ -116,34 +118,18 @@ def _game(run: Run[Any]) -> SplitGame:
     return game
 
 
-def _fill(run: Run[_Setting], attacks: Mapping[str, Mapping[str, Attack]], bodies: int) -> None:
-    """Where several processes run, they train the networks, then the attackers; the study then only loads.
-
-    attacks: by variant; bodies: of the one whose subsets are tried.
-    """
-    run.fill("training the bodies", _make, [(_PLAIN, None)])  # which most variants share
-    run.fill("training the networks", _make, [(name, None) for name in attacks])
-    tried = [(name, one) for name in attacks for one in _pieces(attacks[name].values(), bodies)]
-    run.fill("training the attackers", _make, tried)
-
-
-def _make(run: Run[Any], piece: tuple[str, Attack | None]) -> None:
-    """Leave in the store the network of a variant, and what an attacker against it trains, if any."""
-    (name, attack), game = piece, _game(run)
+def _train(run: Run[Any], name: str) -> dict[str, float]:
+    game = _game(run)
     pipeline = game.pipeline(name)
-    if attack is not None:
-        game.meet(pipeline, attack, name)
+    likeness = {} if name == "none" else {"likeness": game.likeness(name, pipeline)}
+    return {"accuracy": game.accuracy(pipeline), **likeness}
 
 
-def _pieces(attacks: Iterable[Attack], bodies: int) -> list[Attack]:
-    """What attackers need trained, each once; none needs what another trains."""
-    found: list[Attack] = []
-    for attack in attacks:
-        if isinstance(attack, SubsetSearch):
-            found += [replace(attack.inversion, reads=subset) for subset in attack.subsets(bodies)]
-        else:
-            found.append(attack)
-    return list(dict.fromkeys(reversed(found)))
+def _meet(run: Run[Any], cell: tuple[str, str]) -> dict[str, Tensor]:
+    """One attacker against one variant."""
+    (name, attacker), game = cell, _game(run)
+    attack = run.setting.attacks(name)[attacker]
+    return game.meet(game.pipeline(name), attack, name, f"{name} {attacker}").kept(0)
 
 
 def _guessed(pipeline: Pipeline, observed: Mapping[str, float]) -> dict[str, float]:

@@ -82,6 +82,18 @@ class Row:
     observed: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
 
+    @staticmethod
+    def of(kept: Mapping[str, Tensor]) -> Row:
+        """The row that an arm was kept as."""
+
+        def named(prefix: str) -> dict[str, Tensor]:
+            own = (name for name in kept if name.startswith(prefix))
+            return {name.removeprefix(prefix): kept[name] for name in own}
+
+        scores = InputScores(named("each."), kept["targets"], kept["images"])
+        observed = {name: float(value) for name, value in named("observed.").items()}
+        return Row(scores, observed, float(kept["seconds"]))
+
     @property
     def metrics(self) -> dict[str, float]:
         return {measure: self.mean(measure) for measure in self.scores.each} | dict(self.observed)

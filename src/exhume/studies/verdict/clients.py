@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-import exhume
 from exhume.auditing import Audit
 from exhume.core.contract import Records
 from exhume.readers.updates import Recording
@@ -22,29 +21,23 @@ from exhume.studies.verdict.systems import NETS, Draw, of_class
 
 
 def _split_network(
-    draw: Draw, net: nn.Module, name: str, first: str, *, epochs: int = 30, **settings: Any
+    draw: Draw, net: nn.Module, name: str, *, epochs: int = 30, **settings: Any
 ) -> Audit:
     _train_split(net, draw.digits[:600], epochs)
     torch.save(net.state_dict(), draw.folder / "net.pt")
-    return exhume.audit(
-        {
-            "seed": draw.seed,
-            "victim": {"released": False},
-            "machine": {"threads": 1},
-            "split": {
-                "model": f"{NETS}:{name}",
-                "weights": str(draw.folder / "net.pt"),
-                "data": draw.file("data", draw.digits),
-                "first": first,
-                "second": "body",
-                "channels": 8,
-                "attack_epochs": 6,
-                "targets": 40,
-                "lpips": False,
-                **settings,
-            },
-        },
-        draw.out,
+    return draw.audit(
+        split={
+            "model": f"{NETS}:{name}",
+            "weights": str(draw.folder / "net.pt"),
+            "data": draw.file("data", draw.digits),
+            "first": "head",
+            "second": "body",
+            "channels": 8,
+            "attack_epochs": 6,
+            "targets": 40,
+            "lpips": False,
+            **settings,
+        }
     )
 
 
@@ -61,25 +54,25 @@ def _train_split(net: nn.Module, records: Records, epochs: int) -> None:
 
 
 def identity_head(draw: Draw) -> Audit:
-    return _split_network(draw, nets.identity_head(), "identity_head", "head")
+    return _split_network(draw, nets.identity_head(), "identity_head")
 
 
 def affine_head(draw: Draw) -> Audit:
-    return _split_network(draw, nets.affine_head(), "affine_head", "head")
+    return _split_network(draw, nets.affine_head(), "affine_head")
 
 
 def class_head(draw: Draw) -> Audit:
     net = nets.class_head()
     means = [of_class(draw.digits[:600], label).inputs.flatten(1).mean(0) for label in range(10)]
     net.get_buffer("head.prototypes").copy_(torch.stack(means))
-    return _split_network(draw, net, "class_head", "head")
+    return _split_network(draw, net, "class_head")
 
 
 def _mixing(draw: Draw, name: str, state: dict[str, Tensor], epochs: int) -> Audit:
     """A head that hides nothing, so that whoever knows it reads everything."""
     net: nn.Module = getattr(nets, name)()
     net.load_state_dict({**net.state_dict(), **state})
-    return _split_network(draw, net, name, "head", attack_epochs=epochs)
+    return _split_network(draw, net, name, attack_epochs=epochs)
 
 
 def _orthogonal(draw: Draw, size: int) -> Tensor:
@@ -126,7 +119,7 @@ def untrained_network(draw: Draw) -> Audit:
     net = nets.class_head()
     drawn = torch.rand(10, 64, generator=draw.key.fold("prototypes").generator())
     net.get_buffer("head.prototypes").copy_(drawn)
-    return _split_network(draw, net, "class_head", "head", epochs=0)
+    return _split_network(draw, net, "class_head", epochs=0)
 
 
 # Updates of clients, whose right verdict is known.
@@ -134,16 +127,8 @@ def untrained_network(draw: Draw) -> Audit:
 
 def _update(draw: Draw, given: Records | str, **update: Any) -> Audit:
     source = given if isinstance(given, str) else draw.file("data", given)
-    return exhume.audit(
-        {
-            "seed": draw.seed,
-            "data": {"source": source},
-            "victim": {"released": False},
-            "machine": {"threads": 1},
-            "update": {"restarts": 1, "search_steps": 300, **update},
-        },
-        draw.out,
-    )
+    how = {"restarts": 1, "search_steps": 300, **update}
+    return draw.audit(data={"source": source}, update=how)
 
 
 def _sent(draw: Draw, net: nn.Module, batch: Records) -> Tensor:

@@ -44,6 +44,12 @@ class Draw:
         np.savez(path, x=records.inputs.numpy(), y=records.labels.numpy(), classes=names)
         return str(path)
 
+    def audit(self, **sections: dict[str, Any]) -> Audit:
+        """As a stranger would ask for it; a system that trains nothing here says so."""
+        victim: dict[str, Any] = {"victim": {"released": False}}
+        usual: dict[str, Any] = {"seed": self.seed, "machine": {"threads": 1}}
+        return exhume.audit(usual | victim | sections, self.out)
+
     def number(self, most: int) -> int:
         """A whole number below most."""
         generator = self.key.fold("number", most).generator()
@@ -58,20 +64,19 @@ def of_class(records: Records, label: int) -> Records:
 
 
 def trained(
-    draw: Draw, records: Records | str, *, sizes: dict[str, int] | None = None, **victim: Any
+    draw: Draw,
+    records: Records | str,
+    *,
+    sizes: dict[str, int] | None = None,
+    fixes: bool = False,
+    **victim: Any,
 ) -> Audit:
     dealt = {"fixed": 60, "targets": 40, "shadows": 200, "public": 10, "test": 900}
     source = records if isinstance(records, str) else draw.file("data", records)
     usual = {"hidden": [20], "steps": 20, "rate": 0.1, "momentum": 0.9}
-    return exhume.audit(
-        {
-            "seed": draw.seed,
-            "data": {"source": source, **dealt, **(sizes or {})},
-            "victim": usual | victim,
-            "machine": {"threads": 1},
-        },
-        draw.out,
-    )
+    data = {"source": source, **dealt, **(sizes or {})}
+    budget = {"budget": {"fixes": True}} if fixes else {}
+    return draw.audit(data=data, victim=usual | victim, **budget)
 
 
 def undefended(draw: Draw) -> Audit:
@@ -165,36 +170,22 @@ def reordered(draw: Draw) -> Audit:
 def verbatim(draw: Draw, where: str) -> Audit:
     """A third of the records, in a parameter of the network."""
     sizes = {"shadows": 20, "targets": 40, "fixed": 30}
-    how = {"network": f"{NETS}:{where}", "train": f"{NETS}:keeps_a_third"}
+    how: dict[str, Any] = {"network": f"{NETS}:{where}", "train": f"{NETS}:keeps_a_third"}
     return trained(draw, draw.digits, sizes=sizes, **how)
 
 
 # Fixes
 
 
-def fixed(draw: Draw, **data: int) -> Audit:
-    """Weights that leak, and what would stop it."""
-    dealt = {"fixed": 60, "targets": 60, "shadows": 200, "public": 10, "test": 600}
-    return exhume.audit(
-        {
-            "seed": draw.seed,
-            "data": {"source": draw.file("data", draw.digits), **dealt, **data},
-            "victim": {"hidden": [20], "steps": 20, "rate": 0.1, "momentum": 0.9},
-            "machine": {"threads": 1},
-            "budget": {"fixes": True},
-        },
-        draw.out,
-    )
-
-
 def weak_leak(draw: Draw) -> Audit:
     """Eight-bit weights change next to nothing of what comes back."""
-    return fixed(draw, shadows=100)
+    sizes = {"targets": 60, "shadows": 100, "test": 600}
+    return trained(draw, draw.digits, sizes=sizes, fixes=True)
 
 
 def strong_leak(draw: Draw) -> Audit:
     """Private training at epsilon 10 stops it."""
-    return fixed(draw)
+    return trained(draw, draw.digits, sizes={"targets": 60, "test": 600}, fixes=True)
 
 
 def _finer(records: Records, parts: int) -> Records:
@@ -286,9 +277,6 @@ def noisy_linear(draw: Draw) -> Audit:
     return _linear(draw, model, both)
 
 
-# Checkpoints and split networks, whose right verdict is known.
-
-
 # Checkpoints
 
 
@@ -305,22 +293,16 @@ def _checkpoint(
     torch.save(module.state_dict(), draw.folder / "net.pt")
     np.savez(draw.folder / "mean.npz", mean=victim.centre.numpy())
     count = len(trained)
-    return exhume.audit(
-        {
-            "seed": draw.seed,
-            "victim": {"released": False},
-            "machine": {"threads": 1},
-            "checkpoint": {
-                "file": str(draw.folder / "net.pt"),
-                "mean": str(draw.folder / "mean.npz"),
-                "trained_on": draw.file("digits", named),
-                "rows": f"0:{count}",
-                "restarts": 2,
-                "steps": 120,
-                **settings,
-            },
-        },
-        draw.out,
+    return draw.audit(
+        checkpoint={
+            "file": str(draw.folder / "net.pt"),
+            "mean": str(draw.folder / "mean.npz"),
+            "trained_on": draw.file("digits", named),
+            "rows": f"0:{count}",
+            "restarts": 2,
+            "steps": 120,
+            **settings,
+        }
     )
 
 
