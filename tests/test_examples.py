@@ -228,6 +228,7 @@ def test_from_a_clean_environment_to_the_report(tmp_path):
 @pytest.mark.slow
 def test_a_channel_through_what_a_server_hears(tmp_path, monkeypatch):
     """The core of examples/split_resnet without servers: what they would hear is what the client sends."""
+    service_pb2 = pytest.importorskip("tritonclient.grpc.service_pb2")
     monkeypatch.setenv("NET", "1,10,4")
     folder = EXAMPLES / "split_resnet"
     listen = runpy.run_path(str(folder / "listen.py"))
@@ -240,7 +241,10 @@ def test_a_channel_through_what_a_server_hears(tmp_path, monkeypatch):
     private, held, strangers = records[300:330], records[400:600], records[700:1100]
     heard = listen["Listener"]("nowhere")
     sent = pipeline.client.send(private.inputs)
-    heard.keep(json.dumps({"inputs": [{"shape": [30, 6], "data": sent.tolist()}]}).encode())
+    asked = service_pb2.ModelInferRequest(
+        inputs=[{"shape": [30, 6]}], raw_input_contents=[sent.numpy().tobytes()]
+    )
+    heard.keep(asked.SerializeToString())
     (kept,) = heard.heard
     assert torch.equal(kept, sent)
     found = listen["attack"](pipeline, kept, private, held, strangers, epochs=2, channels=4)

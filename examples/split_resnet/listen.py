@@ -1,8 +1,8 @@
 """A server that is curious: it answers as it should, keeps what it is sent, and tries to see the inputs.
 
-    python listen.py WORK SOURCE URL [COUNT]
+    python listen.py WORK SOURCE PLACE [COUNT]
 
-WORK holds the run and the client of `README.md`; URL is where `exhume serve` answers over REST. Between the
+WORK holds the run and the client of `README.md`; PLACE is where `exhume serve` answers over gRPC. Between the
 client and that server stands a listener, which passes everything on and keeps the features. The attackers get
 these features, what the server holds (its body), records like the client's, and, the last of them, the head.
 """
@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-import urllib.error
-import urllib.request
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import torch
 from torch import Tensor
+from tritonclient.grpc import service_pb2
 
 from exhume import readers
 from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
@@ -34,59 +32,40 @@ from exhume.train.single import Schedule
 from exhume.victims.split import server_knowledge
 
 
-@dataclass
-class Listener:
-    """Passes requests on to a server, and keeps the features that are in them."""
+class Listener(grpc.GenericRpcHandler):
+    """Passes calls on to a server, and keeps the features that are in them."""
 
-    behind: str  # the server's address
-    heard: list[Tensor] = field(default_factory=list)
-    size: int = 0  # bytes of the messages
+    def __init__(self, behind: str) -> None:
+        """behind: HOST:PORT of the server."""
+        self.channel = grpc.insecure_channel(behind)
+        self.heard: list[Tensor] = []
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        def pass_on(message: bytes, context: grpc.ServicerContext) -> bytes:
+            if details.method.endswith("/ModelInfer"):
+                self.keep(message)
+            try:
+                return self.channel.unary_unary(details.method)(message, timeout=60)
+            except grpc.RpcError as refused:
+                context.abort(refused.code(), refused.details())
+
+        return grpc.unary_unary_rpc_method_handler(pass_on)
 
     def __enter__(self) -> str:
         """Where it listens."""
-        listener = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                self._pass_on(None)
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                listener.keep(body)
-                self._pass_on(body)
-
-            def _pass_on(self, body: bytes | None) -> None:
-                kind = {"Content-Type": self.headers.get("Content-Type", "application/json")}
-                asked = urllib.request.Request(f"{listener.behind}{self.path}", body, kind)
-                try:
-                    with urllib.request.urlopen(asked, timeout=60) as answer:
-                        status, said = answer.status, answer.read()
-                except urllib.error.HTTPError as refused:
-                    status, said = refused.code, refused.read()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(said)))
-                self.end_headers()
-                self.wfile.write(said)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._door = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._door.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{self._door.server_port}"
+        self.door = grpc.server(ThreadPoolExecutor(4), [self])
+        port = self.door.add_insecure_port("127.0.0.1:0")
+        self.door.start()
+        return f"grpc://127.0.0.1:{port}"
 
     def __exit__(self, *_: object) -> None:
-        self._door.shutdown()
-        self._door.server_close()
+        self.door.stop(None).wait()
 
-    def keep(self, body: bytes) -> None:
-        self.size += len(body)
-        for given in json.loads(body).get("inputs", ()):
-            values = torch.tensor(given["data"], dtype=torch.float32)
-            self.heard.append(values.reshape(given["shape"]))
+    def keep(self, message: bytes) -> None:
+        asked = service_pb2.ModelInferRequest.FromString(message)
+        for given, content in zip(asked.inputs, asked.raw_input_contents, strict=True):
+            values = torch.frombuffer(bytearray(content), dtype=torch.float32)
+            self.heard.append(values.reshape(tuple(given.shape)))
 
 
 def attack(
@@ -128,7 +107,7 @@ def attack(
     return found
 
 
-def main(work: Path, source: str, url: str, count: int = 60) -> None:
+def main(work: Path, source: str, place: str, count: int = 60) -> None:
     from exhume.integrations.serve import Client
 
     every = readers.load(source)
@@ -143,7 +122,7 @@ def main(work: Path, source: str, url: str, count: int = 60) -> None:
     manifest = json.loads((kept / "client" / "manifest.json").read_text())
     factory = manifest["network"]["network"]["factory"]
     pipeline = load_pipeline(kept / "client", kept / "server", factory=factory)
-    listener = Listener(url)
+    listener = Listener(place)
     with listener as door, Client(work / "client", [door], factory=factory) as client:
         named = client(private.inputs).argmax(1)
     heard = torch.cat(listener.heard)

@@ -32,10 +32,7 @@ def running(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("deployed")
     export_parts(served.planted(), served.PLAN, folder / "client", folder / "server")
-    (folder / "token").write_text(served.TOKEN)
-    (folder / "token").chmod(0o600)
-    token = ("--token-file", str(folder / "token"), "--max-megabytes", "2", "--seconds", "3")
-    servers = [served.Running(folder, only, token) for only in ("0-1", "2,3")]
+    servers = [served.Running(folder, only) for only in ("0-1", "2,3")]
     for server in servers:
         server.start()
     try:

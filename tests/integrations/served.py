@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import functools
-import http.client
 import importlib.util
-import json
 import os
 import random
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -99,7 +96,6 @@ class Running:
 
     folder: Path
     only: str
-    more: tuple[str, ...] = ()
     port: int = field(default_factory=free_ports)
     process: subprocess.Popen | None = None
 
@@ -113,11 +109,11 @@ class Running:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        return self.grpc, self.rest
+        return (self.grpc,)
 
     def start(self) -> None:
         command = [server_python(), "-m", "exhume", "serve", str(self.folder / "server")]
-        command += ["--only", self.only, "--port", str(self.port), *self.more]
+        command += ["--only", self.only, "--port", str(self.port)]
         with (self.folder / f"log-{self.port}").open("a") as log:
             self.process = subprocess.Popen(
                 command,
@@ -151,11 +147,6 @@ class Running:
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
-    def processor(self) -> float:
-        """Seconds of processor time used so far."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
     def kill(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
@@ -170,80 +161,41 @@ def bomb(megabytes):
 
 
 class StandIn:
-    """The bodies of a folder behind REST, in a thread of this process."""
+    """The bodies of a folder behind gRPC, in threads of this process."""
 
     def __init__(self, folder: Path) -> None:
-        bodies = {f"/v2/models/body{body.index}": body for body in load_bodies(folder / "server")}
+        import grpc
+        from tritonclient.grpc import service_pb2 as pb
 
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_: object) -> None:
-                """Say nothing."""
+        bodies = {f"body{body.index}": body for body in load_bodies(folder / "server")}
 
-            def do_GET(self) -> None:
-                self.reply({"versions": [version_of(bodies[self.path].sha256)]})
+        @torch.inference_mode()
+        def infer(raw: bytes, _: object) -> bytes:
+            asked = pb.ModelInferRequest.FromString(raw)
+            (given,), (content,) = asked.inputs, asked.raw_input_contents
+            features = np.frombuffer(content, np.float32).reshape(tuple(given.shape)).copy()
+            answer = bodies[asked.model_name].module(torch.from_numpy(features)).numpy()
+            about = {"name": "answer", "shape": answer.shape, "datatype": "FP32"}
+            said = {"id": asked.id, "outputs": [about], "raw_output_contents": [answer.tobytes()]}
+            return pb.ModelInferResponse(**said).SerializeToString()
 
-            @torch.inference_mode()
-            def do_POST(self) -> None:
-                asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                (given,) = asked["inputs"]
-                features = np.array(given["data"], np.float32).reshape(given["shape"])
-                body = bodies[self.path.partition("/versions/")[0]]
-                answer = body.module(torch.from_numpy(features))
-                said = {"name": "answer", "shape": list(answer.shape), "datatype": "FP32"}
-                self.reply(
-                    {"id": asked["id"], "outputs": [{**said, "data": answer.ravel().tolist()}]}
-                )
+        def metadata(raw: bytes, _: object) -> bytes:
+            body = bodies[pb.ModelMetadataRequest.FromString(raw).name]
+            return pb.ModelMetadataResponse(versions=[version_of(body.sha256)]).SerializeToString()
 
-            def reply(self, message: dict) -> None:
-                content = json.dumps(message).encode()
-                self.send_response(200)
-                self.send_header("content-length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
+        class Handler(grpc.GenericRpcHandler):
+            def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+                answer = infer if details.method.endswith("/ModelInfer") else metadata
+                return grpc.unary_unary_rpc_method_handler(answer)
 
-        self.listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.urls = (f"http://127.0.0.1:{self.listener.server_port}",)
+        self.server = grpc.server(ThreadPoolExecutor(4), [Handler()])
+        self.urls = (f"grpc://127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}",)
 
     def start(self) -> None:
-        forever = {"poll_interval": 0.01}
-        threading.Thread(target=self.listener.serve_forever, kwargs=forever, daemon=True).start()
+        self.server.start()
 
     def wait(self) -> None:
         """It listens from its making on."""
 
     def kill(self) -> None:
-        self.listener.shutdown()
-        self.listener.server_close()
-
-
-class Health:
-    """Asks for health all the time; how long it took at most."""
-
-    def __init__(self, server):
-        self.server, self.slowest, self.times = server, 0.0, 0
-        self.failed, self.stop = None, threading.Event()
-        self.thread = threading.Thread(target=self._ask, daemon=True)
-
-    def _ask(self):
-        while not self.stop.is_set():
-            started = time.monotonic()
-            connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=20)
-            try:
-                connection.request("GET", "/v2/health/ready")
-                if connection.getresponse().status != 200:
-                    self.failed = "not ready"
-            except OSError as error:
-                self.failed = str(error)
-            finally:
-                connection.close()
-            self.slowest = max(self.slowest, time.monotonic() - started)
-            self.times += 1
-            self.stop.wait(0.05)
-
-    def __enter__(self):
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.stop.set()
-        self.thread.join()
+        self.server.stop(None).wait()

@@ -25,7 +25,7 @@ from exhume.models.split.parts import (
 from exhume.models.split.pipeline import Pipeline
 from exhume.store.shards import write_atomically
 
-_MOST = 256  # records of one request to Triton, as for MLServer
+MOST = 256  # records of one request
 RUNTIME = "exhume.integrations.mlserver_body.Body"
 
 
@@ -121,7 +121,7 @@ def _write(body: KeptBody, path: Path) -> None:
             (sample,),
             input_names=["features"],
             output_names=["answer"],
-            dynamic_shapes=({0: torch.export.Dim("n", min=1, max=_MOST)},),
+            dynamic_shapes=({0: torch.export.Dim("n", min=1, max=MOST)},),
             dynamo=True,
             verbose=False,
         )
@@ -145,7 +145,7 @@ def _triton_settings(body: KeptBody) -> str:
     return (
         f'name: "body{body.index}"\n'
         'platform: "onnxruntime_onnx"\n'
-        f"max_batch_size: {_MOST}\n"
+        f"max_batch_size: {MOST}\n"
         f"input {tensor('features', body.feature)}\n"
         f"output {tensor('answer', body.answer)}\n"
         "version_policy: { all { } }\n"

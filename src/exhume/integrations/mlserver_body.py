@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from exhume.core.contract import ExhumeError
-from exhume.integrations.raw_requests import BadRequest, checked_shape
+from exhume.integrations.exporting import MOST
 from exhume.models.split.parts import KeptBody, load_body
 
 try:
@@ -62,20 +62,24 @@ def features_of(
     payload: InferenceRequest, shape: tuple[int, ...]
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
     """(n, *shape) of a request, or an error that names what is wrong with it."""
-    if len(payload.inputs) != 1:
+    if len(payload.inputs) != 1 or payload.inputs[0].name != "features":
         raise InferenceError("one input named features is needed")
     given = payload.inputs[0]
+    if given.datatype != "FP32":
+        raise InferenceError(f"features: datatype FP32 is needed, {str(given.datatype)[:20]} given")
+    stated = tuple(given.shape)
+    if stated[1:] != shape or not 1 <= stated[0] <= MOST:
+        raise InferenceError(
+            f"features: shape (n, {', '.join(map(str, shape))}) with n from 1 to {MOST} is needed, "
+            f"{str(stated)[:60]} given"
+        )
     try:
-        said = checked_shape(given.name, given.datatype, list(given.shape), shape)
-    except BadRequest as error:
-        raise InferenceError(str(error)) from error
-    data = getattr(given.data, "root", given.data)
-    try:
-        values = np.asarray(data, dtype=np.float32).reshape(-1)
-    except (ValueError, TypeError) as error:
+        with np.errstate(over="ignore"):  # infinite then, which is refused below
+            values = np.asarray(given.data.root, dtype=np.float32).reshape(-1)
+    except (ValueError, TypeError, OverflowError) as error:
         raise InferenceError("features: the data are no numbers in one array") from error
-    if values.size != math.prod(said):
-        raise InferenceError(f"features: {values.size} numbers given for shape {said}")
+    if values.size != math.prod(stated):
+        raise InferenceError(f"features: {values.size} numbers given for shape {stated}")
     if not bool(np.isfinite(values).all()):
         raise InferenceError("features: NaN or infinite values")
-    return values.reshape(said)
+    return values.reshape(stated)

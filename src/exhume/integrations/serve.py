@@ -6,6 +6,9 @@
 What the servers see does not depend on the selector: for every request all bodies are asked, in the same
 order, with the same bytes; the client waits for all answers before it reads any, and fails if one is missing,
 whether it would have read that one or not.
+
+Servers speak the Open Inference Protocol over gRPC, as MLServer, Triton and KServe do. What comes back is not
+trusted: nothing is unpacked, nothing larger than the expected answer is read, and it must have its shape.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 import numpy as np
 import torch
@@ -27,20 +31,31 @@ from torch import Tensor
 
 from exhume.core.contract import ExhumeError
 from exhume.integrations.exporting import version_of
-from exhume.integrations.wire import (
-    Access,
-    Array,
-    BodyQuestion,
-    Refused,
-    Unreachable,
-    Wire,
-    wire_to,
-)
 from exhume.models.split.parts import KeptClient, load_client
 
+try:
+    import grpc
+    from google.protobuf.message import DecodeError
+    from tritonclient.grpc import service_pb2
+except (ImportError, TypeError) as missing:  # TypeError: MLServer is imported in this process too
+    raise ExhumeError(
+        f"tritonclient cannot be used here ({str(missing)[:80]}): pip install 'exhume[serve]', in a "
+        "process that does not run MLServer"
+    ) from missing
+
+Array = np.ndarray[Any, np.dtype[np.float32]]
 _BYTES = 2 * 1024 * 1024  # of features in one message; as text 13 MB, below the 16 of a server
 _ROWS = 256
 _PAUSE = 0.05  # seconds before the first repetition; doubled each time
+_AROUND = 16 * 1024  # bytes of an answer besides its numbers
+_RECONNECT = [
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.per_message_decompression", 0),
+]
 T = TypeVar("T")
 
 
@@ -82,9 +97,8 @@ class Client:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        access = Access(token, authorities)
         try:
-            self._wires: dict[str, Wire] = self._wait(self._connect(access))
+            self._wires: dict[str, _Wire] = self._wait(self._connect(token, authorities))
         except BaseException:
             self.close()
             raise
@@ -120,9 +134,9 @@ class Client:
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return self._begin(work).result()
 
-    async def _connect(self, access: Access) -> dict[str, Wire]:
+    async def _connect(self, token: str, authorities: Path | None) -> dict[str, _Wire]:
         numbers = _ROWS * math.prod(self._kept.answer)
-        return {server.url: wire_to(server.url, access, numbers) for server in self._servers}
+        return {s.url: _Wire(s.url, token, authorities, numbers) for s in self._servers}
 
     async def _predict(self, inputs: Tensor) -> Tensor:
         until = time.monotonic() + self._deadline
@@ -237,3 +251,119 @@ def _short(error: Exception) -> str:
     """The first line, without what a terminal would obey."""
     line = (str(error).splitlines() or [""])[0][:160]
     return "".join(one if one.isprintable() else "?" for one in line)
+
+
+# One server, over gRPC
+
+
+class Unreachable(Exception):  # noqa: N818 - a state of the server
+    """Nobody answers there now, or it has too much to do."""
+
+
+class Refused(Exception):  # noqa: N818
+    """It answers that it will not; asking again does not help. Its status is in the text."""
+
+
+class _Missing(Refused):
+    """There is no such model."""
+
+
+@dataclass(frozen=True, eq=False)
+class BodyQuestion:
+    """Features for one body, and the shape of the answer that they must get."""
+
+    body: int
+    version: str
+    features: Array  # (n, *shape)
+    request: str  # a name of its own
+    shape: tuple[int, ...]
+
+
+class _Wire:
+    """A connection to one server. Bytes there and back: what is no message is ours to say, not the log's."""
+
+    def __init__(self, url: str, token: str, authorities: Path | None, numbers: int) -> None:
+        """url: grpc://HOST:PORT or grpcs://; numbers: of the largest answer that will be asked for."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("grpc", "grpcs") or not parts.hostname:
+            raise ExhumeError(f"servers: {url!r} is not of the form grpc://HOST:PORT (or grpcs)")
+        secure, here = parts.scheme == "grpcs", ("localhost", "127.0.0.1", "::1")
+        if token and not secure and parts.hostname not in here:
+            raise ExhumeError(f"servers: a token must not go to {url} in the clear; use grpcs")
+        options = [*_RECONNECT, ("grpc.max_receive_message_length", _AROUND + 4 * numbers)]
+        self.headers = (("authorization", f"Bearer {token}"),) if token else ()
+        if secure:
+            trusted = authorities.read_bytes() if authorities else None
+            credentials = grpc.ssl_channel_credentials(trusted)
+            self.channel = grpc.aio.secure_channel(parts.netloc, credentials, options)
+        else:
+            self.channel = grpc.aio.insecure_channel(parts.netloc, options)
+
+    async def version(self, body: int, seconds: float) -> str | None:
+        """The version of the body's weights on this server; None if it is not there."""
+        asked = service_pb2.ModelMetadataRequest(name=f"body{body}")
+        try:
+            raw = await self._call("ModelMetadata", asked, seconds)
+        except _Missing:
+            return None
+        versions = _message(service_pb2.ModelMetadataResponse, raw).versions
+        return str(versions[0]) if versions else ""
+
+    async def answer(self, asked: BodyQuestion, seconds: float) -> Array:
+        given = {"name": "features", "datatype": "FP32", "shape": asked.features.shape}
+        message = service_pb2.ModelInferRequest(
+            model_name=f"body{asked.body}",
+            model_version=asked.version,
+            id=asked.request,
+            inputs=[given],
+            raw_input_contents=[asked.features.astype("<f4").tobytes()],
+        )
+        content = await self._call("ModelInfer", message, seconds)
+        return _answer_in(_message(service_pb2.ModelInferResponse, content), asked)
+
+    async def _call(self, method: str, message: Any, seconds: float) -> bytes:
+        call = self.channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+        try:
+            return bytes(
+                await call(message.SerializeToString(), timeout=seconds, metadata=self.headers)
+            )
+        except grpc.aio.AioRpcError as error:
+            raise _grpc_state(error.code().name, str(error.details())) from error
+
+    async def close(self) -> None:
+        await self.channel.close()
+
+
+def _answer_in(message: Any, asked: BodyQuestion) -> Array:
+    """The numbers of a `ModelInferResponse`, if they are an answer to this question."""
+    if len(message.outputs) == 1 and message.id != asked.request:
+        raise Refused("the answer belongs to another request")
+    if len(message.outputs) != 1 or message.outputs[0].name != "answer":
+        raise Refused("the answer holds no output named answer")
+    output, count, raw = message.outputs[0], math.prod(asked.shape), message.raw_output_contents
+    if output.datatype != "FP32" or list(output.shape) != list(asked.shape):
+        raise Refused(
+            f"the answer is {output.datatype[:20]} of shape {str(list(output.shape))[:60]}, and "
+            f"FP32 of {list(asked.shape)} was expected"
+        )
+    if len(raw) == 1 and len(raw[0]) == 4 * count:
+        return np.frombuffer(raw[0], "<f4").astype(np.float32).reshape(asked.shape)
+    if not raw and len(output.contents.fp32_contents) == count:
+        return np.fromiter(output.contents.fp32_contents, np.float32, count).reshape(asked.shape)
+    raise Refused(f"the answer does not hold the {count} numbers of its shape")
+
+
+def _message(kind: Any, raw: bytes) -> Any:
+    try:
+        return kind.FromString(raw)
+    except DecodeError as error:
+        raise Refused("the answer cannot be read") from error
+
+
+def _grpc_state(code: str, why: str) -> Exception:
+    busy = code == "RESOURCE_EXHAUSTED" and "larger than max" not in why
+    if busy or code in ("UNAVAILABLE", "CANCELLED"):
+        return Unreachable(why)
+    if code == "DEADLINE_EXCEEDED":
+        return TimeoutError()
+    return (_Missing if code == "NOT_FOUND" else Refused)(f"{code}: {why}")
