@@ -83,11 +83,7 @@ def refile(path, change):
     state = load_file(path)
     state = change(state) or state
     save_file(state, path)
-    tensors = {
-        n: {"shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch.")}
-        for n, t in state.items()
-    }
-    rewrite(path.parent, sha256=hashlib.sha256(path.read_bytes()).hexdigest(), tensors=tensors)
+    rewrite(path.parent, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 def tree(folder):
@@ -205,13 +201,6 @@ def test_missing_and_altered_parts(kept):
         load_client(server / "nowhere", factory=FACTORY)
 
 
-def test_another_set_of_tensors_than_the_manifest_says(kept):
-    client, _ = kept
-    rewrite(client, tensors={})
-    with pytest.raises(ExhumeError, match="holds other tensors than the manifest says"):
-        load_client(client, factory=FACTORY)
-
-
 def test_a_body_of_another_training(job, kept, tmp_path, key):
     client, _ = kept
     other = Ensembler(3, 2).train(job, key=key.fold("other"), store=NullStore())
@@ -251,7 +240,7 @@ def test_a_body_that_was_cut_elsewhere(job, kept, key, tmp_path):
     for i in (1, 2):
         shutil.copytree(tmp_path / "elsewhere" / "body0", tmp_path / "elsewhere" / f"body{i}")
     with pytest.raises(
-        ExhumeError, match="body0 was cut at '1' and '2', the client at '0' and '2'"
+        ExhumeError, match="body0 is a piece of .* cut at '1' and '2', .* cut at '0' and '2'"
     ):
         load_pipeline(client, tmp_path / "elsewhere", factory=FACTORY)
     with pytest.raises(ExhumeError, match="cut after '0', the blueprint says '1'"):

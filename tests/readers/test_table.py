@@ -9,6 +9,7 @@ import pytest
 import torch
 from planted_data import says
 
+from exhume.core.records import cells_of
 from exhume.readers import load, table
 
 PEOPLE = """age,job,income,default
@@ -42,10 +43,13 @@ def test_the_label_by_name_and_back_again(written):
     path = written(PEOPLE)
     assert load(f"{path}:job").classes == ("clerk", "cook, chef", "nurse")
     made = table(path)
-    assert made.label == "default"
-    assert made.rows(made.records.inputs)[1] == {"age": "60", "job": "cook, chef", "income": "3000"}
-    guess = torch.tensor([[0.1, 0.2, 0.1, 0.6, -0.5]])
-    assert made.rows(guess) == [{"age": "24", "job": "nurse", "income": "0"}]
+    assert cells_of(made.inputs[1], made.columns) == {
+        "age": "60",
+        "job": "cook, chef",
+        "income": "3000",
+    }
+    guess = torch.tensor([0.1, 0.2, 0.1, 0.6, -0.5])
+    assert cells_of(guess, made.columns) == {"age": "24", "job": "nurse", "income": "0"}
 
 
 def test_other_marks_and_numbered_classes(written):
@@ -153,7 +157,7 @@ def test_a_table_takes_little_more_than_its_inputs(written):
         "import resource, sys\n"
         "from exhume.readers.table import table\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "assert len(table(__import__('pathlib').Path(sys.argv[1])).records.labels) == 600_000\n"
+        "assert len(table(__import__('pathlib').Path(sys.argv[1])).labels) == 600_000\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, check=True)

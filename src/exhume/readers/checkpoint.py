@@ -8,10 +8,9 @@ file, so the owner says it. What was inferred is said.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 
 from exhume.core.contract import ExhumeError, Key, NotApplicable, Weights
 from exhume.models.activations import activation as known_activation
-from exhume.models.cnn import CNN
 from exhume.models.matrices import DenseNetwork, Matrices
 from exhume.models.mlp import MLP, HomogeneousMLP
 from exhume.models.own import Convolved, ModuleArchitecture, model_named, not_per_record
@@ -85,14 +83,15 @@ def read_checkpoint(
     check_finite(named, "checkpoint")
     if not (model and convolution_in(named)):
         _check_norms(named)
-    if convolution_in(named):
-        release, convolved, how = read_convolved(
-            named,
-            model=model,
-            activation=activation_named(activation),
-            shape=shape,
-            instead=f"{TRAINING}; {_HEAD}",
-        )
+    if first := convolution_in(named):
+        if not model:
+            raise NotApplicable(
+                f"{first}: a convolution (shape {tuple(named[first].shape)}), whose stride and padding are "
+                f"not in the file; name your nn.Module with --model net.py:make, or {TRAINING}; {_HEAD}",
+                ever=True,
+            )
+        release, convolved = _read_convolved(named, model, shape)
+        how = f"The network is {_short(model)}."
         return Checkpoint(release, convolved, (*notes, how))
     _check_kinds(named)
     layers, order = _in_order(named, math.prod(shape), sorted_names=sorted_names)
@@ -104,8 +103,11 @@ def read_checkpoint(
         *notes,
         f"Layers: {', '.join(layers)}, {order}; {network}.",
         *about_biases,
-        *_about_type(named[layers[0]]),
     )
+    kind = named[layers[0]].dtype
+    if kind not in (torch.float32, torch.float64):
+        about = f"The weights are {str(kind).removeprefix('torch.')}, read as float32."
+        inferred = (*inferred, about)
     flat = network.join(matrices)
     return Checkpoint(Weights(flat[None], network.layout), network, inferred)
 
@@ -200,7 +202,8 @@ def _in_order(
     by_name = sorted(layers, key=natural)
     stored = by_name if sorted_names else layers  # safetensors files do not keep an order
     for order, how in ((stored, "in the order of the file"), (by_name, "in the order of names")):
-        if _chains(order, named, inputs):
+        fits = all(len(named[a]) == named[b].shape[1] for a, b in pairwise(order))
+        if fits and named[order[0]].shape[1] == inputs:
             return order, "in the order of names" if sorted_names else how
     chains = _all_chains(layers, named, inputs)
     if len(chains) == 1:
@@ -232,11 +235,6 @@ def _no_chain(order: list[str], named: Mapping[str, Tensor], inputs: int) -> Exh
         f"{order[0]}: the layers form no single chain from {inputs} inputs; {TRAINING}; {_HEAD}",
         ever=True,
     )
-
-
-def _chains(order: list[str], named: Mapping[str, Tensor], inputs: int) -> bool:
-    fits = all(len(named[a]) == named[b].shape[1] for a, b in pairwise(order))
-    return named[order[0]].shape[1] == inputs and fits
 
 
 def _all_chains(layers: list[str], named: Mapping[str, Tensor], inputs: int) -> list[list[str]]:
@@ -285,22 +283,12 @@ def _floating(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
-def _about_type(tensor: Tensor) -> list[str]:
-    if tensor.dtype in (torch.float32, torch.float64):
-        return []
-    return [f"The weights are {str(tensor.dtype).removeprefix('torch.')}, read as float32."]
-
-
 # With convolutions
 #
-# Their strides, padding and pools are not in a file of tensors. So the network comes by name, as a factory
-# of the user's, or is the built-in `CNN`, whose strides are the only ones with which the shapes of its
-# tensors fit together.
+# Their strides, padding and pools are not in a file of tensors, so the network comes by name.
 
 
 _TEMPLATE = Key.from_seed(0).fold("checkpoint")
-_STRIDES = (1, 2, 3, 4)
-_OURS = re.compile(r"(conv|fc)\d+\.(weight|bias)")
 
 
 def convolution_in(named: Mapping[str, Tensor]) -> str | None:
@@ -308,24 +296,11 @@ def convolution_in(named: Mapping[str, Tensor]) -> str | None:
     return next((name for name, tensor in named.items() if tensor.ndim > 2), None)
 
 
-def read_convolved(
-    named: Mapping[str, Tensor],
-    *,
-    model: str,
-    activation: str,
-    shape: tuple[int, ...],
-    instead: str,
-) -> tuple[Weights, Convolved, str]:
-    """The release, the network, and a sentence on how it was read.
-
-    instead: what to use for a network that no attack reads, the end of a refusal.
-    """
-    if model:
-        made = model_named(model, _TEMPLATE)
-        how = f"The network is {_short(model)}."
-    else:
-        made = _built_in(named, activation, shape, instead)
-        how = f"{made}: its strides are the only ones that fit the shapes."
+def _read_convolved(
+    named: Mapping[str, Tensor], model: str, shape: tuple[int, ...]
+) -> tuple[Weights, Convolved]:
+    """The release, and the network of that name."""
+    made = model_named(model, _TEMPLATE)
     if not isinstance(made, nn.Module) and tuple(made.input_shape) != shape:
         raise ExhumeError(
             f"model: {model} takes records of shape {made.input_shape}, these have {shape}"
@@ -337,7 +312,7 @@ def read_convolved(
     if why := not_per_record(module, shape):
         raise NotApplicable(
             f"{why}, so that no layer is a sum over the records as the released network sees them; "
-            f"{instead}",
+            f"{TRAINING}; {_HEAD}",
             ever=True,
         )
     with torch.no_grad():
@@ -353,7 +328,7 @@ def read_convolved(
     own = f"{_short(model)} with {plain.layout.size:,} parameters"
     name = own if isinstance(made, nn.Module) else str(made)
     network = Convolved(plain.module, shape, outputs, name, start)
-    return Weights(plain.initial(_TEMPLATE)[None], plain.layout), network, how
+    return Weights(plain.initial(_TEMPLATE)[None], plain.layout), network
 
 
 def _short(model: str) -> str:
@@ -367,51 +342,3 @@ def _loaded(module: nn.Module, named: Mapping[str, Tensor]) -> nn.Module:
     wanted = {n: t.to(torch.float32) if t.is_floating_point() else t for n, t in named.items()}
     module.load_state_dict(wanted, strict=False)
     return module
-
-
-def _built_in(
-    named: Mapping[str, Tensor], activation: str, shape: tuple[int, ...], instead: str
-) -> CNN:
-    """The `CNN` of ours that has these tensors."""
-    first = convolution_in(named)
-    assert first is not None  # asked before
-    refusal = NotApplicable(
-        f"{first}: a convolution (shape {tuple(named[first].shape)}), whose stride and padding are not in "
-        f"the file; name your nn.Module with --model net.py:make, or {instead}",
-        ever=True,
-    )
-    if len(shape) != 3 or not all(_OURS.fullmatch(name) for name in named):
-        raise refusal
-    filters = [named[f"conv{i}.weight"] for i in range(1, 1 + _count(named, "conv"))]
-    layers = [named[f"fc{i}.weight"] for i in range(1, 1 + _count(named, "fc"))]
-    if any(f.ndim != 4 for f in filters) or any(m.ndim != 2 for m in layers) or not layers:
-        raise refusal
-    fits = []
-    for strides in product(_STRIDES, repeat=len(filters)):
-        try:
-            network = CNN(
-                shape,
-                tuple(len(f) for f in filters),
-                tuple(f.shape[2] for f in filters),
-                strides,
-                tuple(len(m) for m in layers[:-1]),
-                len(layers[-1]),
-                activation,
-                "torch",
-            )
-        except ExhumeError:  # nothing is left of the image
-            continue
-        shapes = dict(zip(network.layout.names, network.layout.shapes, strict=True))
-        if shapes == {name: tuple(tensor.shape) for name, tensor in named.items()}:
-            fits.append(network)
-    if len(fits) != 1:
-        raise refusal
-    return fits[0]
-
-
-def _count(named: Mapping[str, Tensor], kind: str) -> int:
-    """How many layers of a kind are numbered in a row."""
-    count = 0
-    while f"{kind}{count + 1}.weight" in named:
-        count += 1
-    return count

@@ -21,14 +21,9 @@ from sklearn.base import is_regressor
 from sklearn.linear_model import LinearRegression, LogisticRegression, LogisticRegressionCV, Ridge
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import Pipeline
-from torch import nn
+from torch import Tensor, nn
 
-from exhume.core.contract import (
-    ExhumeError,
-    NotApplicable,
-    Records,
-    Weights,
-)
+from exhume.core.contract import ExhumeError, NotApplicable, Records, Weights
 from exhume.core.own_code import first_line
 from exhume.core.records import Column, rows_of_regression
 from exhume.models.mlp import MLP
@@ -98,7 +93,7 @@ def records_of_fitted(model: Any, inputs: Any, labels: Any) -> Records:
 
 
 def _names_of(model: Any) -> list[str]:
-    """Of the inputs, as the model knows them; empty: it was fitted without names."""
+    """Names of the inputs, as the model knows them; empty: it was fitted without names."""
     return [str(name) for name in getattr(model, "feature_names_in_", ())]
 
 
@@ -125,7 +120,10 @@ def read_skops(path: Path) -> Any:
         raise ExhumeError(
             f"model: {path} is not a .skops file; pickles and joblib files run code and are not read"
         )
-    skops = _skops()
+    try:
+        skops = import_module("skops.io")
+    except ModuleNotFoundError:
+        raise ExhumeError("a .skops file needs skops: pip install 'exhume[skops]'") from None
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
@@ -143,13 +141,6 @@ def read_skops(path: Path) -> Any:
         raise
     except Exception as error:
         raise ExhumeError(f"model: {path} is truncated or damaged ({first_line(error)})") from error
-
-
-def _skops() -> Any:
-    try:
-        return import_module("skops.io")
-    except ModuleNotFoundError:
-        raise ExhumeError("a .skops file needs skops: pip install 'exhume[skops]'") from None
 
 
 _ACTIVATIONS = {"identity": nn.Identity, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "relu": nn.ReLU}
@@ -188,47 +179,22 @@ def release_of_sklearn(
 ) -> tuple[Weights, Optimum]:
     """One release (1, p) and how it was trained. Label i of any records stands for `model.classes_[i]`."""
     settings = _settings_of(model)
-    if not hasattr(model, "coef_"):
-        raise ExhumeError("model: this LogisticRegression is not fitted; call fit first")
-    if not settings["fit_intercept"]:
-        raise NotApplicable(
-            "fit_intercept=False: without a bias the missing gradient gives the record's direction, "
-            "not its length",
-            ever=True,
-        )
-    _check_numbers(model)
-    outputs, inputs = model.coef_.shape
+    flat, outputs, inputs = _fitted_numbers(model)
     if inputs != prod(input_shape):
         raise ExhumeError(f"input_shape: {input_shape} does not hold the model's {inputs} inputs")
     _one_softmax(settings, outputs)
-    flat = np.concatenate([model.coef_.ravel(), model.intercept_]).astype(np.float64)
     architecture = MLP(input_shape, (), outputs)
     recipe = Optimum(architecture, _penalty(settings), tolerance=float(settings["tol"]))
-    return Weights(torch.from_numpy(flat)[None], architecture.layout), recipe
+    return Weights(flat, architecture.layout), recipe
 
 
 def release_of_regression(
     model: LinearRegression | Ridge, input_shape: tuple[int, ...]
 ) -> tuple[Weights, LinearFit]:
     """One release (1, p) and how it was fitted. input_shape: of whole rows, inputs and targets."""
-    if not hasattr(model, "coef_"):
-        raise ExhumeError(f"model: this {type(model).__name__} is not fitted; call fit first")
-    if not model.fit_intercept:
-        raise NotApplicable(
-            "fit_intercept=False: without a bias the missing gradient gives the record's direction, "
-            "not its length",
-            ever=True,
-        )
     if model.positive:
         raise NotApplicable("positive=True: weights at 0 are not where gradients cancel", ever=True)
-    coefficients = np.atleast_2d(np.asarray(model.coef_))
-    intercept = np.asarray(model.intercept_).reshape(-1)
-    outputs, inputs = coefficients.shape
-    every = np.concatenate([coefficients.ravel(), intercept])
-    if every.dtype.kind not in "fiu" or not np.isfinite(every).all():
-        raise ExhumeError("model: coef_ and intercept_ must be finite numbers")
-    if intercept.shape != (outputs,):
-        raise ExhumeError(f"model: intercept_ has shape {intercept.shape}, {(outputs,)} is needed")
+    flat, outputs, inputs = _fitted_numbers(model)
     if prod(input_shape) != inputs + outputs:
         raise ExhumeError(
             f"records: {prod(input_shape)} numbers a row, the model has {inputs} inputs and {outputs} "
@@ -239,7 +205,6 @@ def release_of_regression(
         raise NotApplicable("alpha: only one penalty for all targets is supported", ever=False)
     architecture = MLP((inputs,), (), outputs)
     recipe = LinearFit(architecture, Penalty(float(alphas[0]), averaged=False, bias=False))
-    flat = torch.from_numpy(every.astype(np.float64))[None]
     return Weights(flat, architecture.layout), recipe
 
 
@@ -261,19 +226,31 @@ def _settings_of(model: LogisticRegression) -> dict[str, Any]:
     return settings
 
 
-def _check_numbers(model: LogisticRegression) -> None:
-    """A model that came in a file may never have been fitted."""
-    for name in ("coef_", "intercept_"):
-        values = np.asarray(getattr(model, name, None))
+def _fitted_numbers(
+    model: LogisticRegression | LinearRegression | Ridge,
+) -> tuple[Tensor, int, int]:
+    """Weights and biases (1, p), outputs and inputs; a model that came in a file may hold anything."""
+    if not hasattr(model, "coef_"):
+        raise ExhumeError(f"model: this {type(model).__name__} is not fitted; call fit first")
+    if not model.fit_intercept:
+        raise NotApplicable(
+            "fit_intercept=False: without a bias the missing gradient gives the record's direction, "
+            "not its length",
+            ever=True,
+        )
+    weights, biases = np.atleast_2d(model.coef_), np.atleast_1d(getattr(model, "intercept_", ()))
+    for name, values in (("coef_", weights), ("intercept_", biases)):
         if values.dtype.kind not in "fiu":
             raise ExhumeError(f"model: {name} is no array of numbers")
         if not np.isfinite(values).all():
             raise ExhumeError(f"model: {name} holds NaN or infinite values")
-    weights, biases = np.shape(model.coef_), np.shape(model.intercept_)
-    if len(weights) != 2:
-        raise ExhumeError(f"model: coef_ has shape {weights}, (outputs, inputs) is needed")
-    if biases != weights[:1]:
-        raise ExhumeError(f"model: intercept_ has shape {biases}, {weights[:1]} is needed")
+    if weights.ndim != 2 or biases.shape != weights.shape[:1]:
+        raise ExhumeError(
+            f"model: coef_ and intercept_ have shapes {weights.shape} and {biases.shape}, (outputs, inputs) "
+            "and (outputs,) are needed"
+        )
+    flat = np.concatenate([weights.ravel(), biases]).astype(np.float64)
+    return torch.from_numpy(flat)[None], *weights.shape
 
 
 def _one_softmax(settings: dict[str, object], outputs: int) -> None:

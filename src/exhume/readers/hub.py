@@ -7,7 +7,6 @@ sentence; else all columns of single numbers together. input_ids are tokens, and
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -164,10 +163,8 @@ def _table(part: Path, state: Mapping[str, Any], names: list[str]) -> Any:
     if not table.num_rows:
         raise ExhumeError(f"{part}: holds no records")
     kinds = arrow.types
-    needed = (
-        0  # as Python's values, numbers take up to sixteen times as much; files of images do not
-    )
-    for column in table.columns:
+    needed = 0
+    for column in table.columns:  # as Python's values, numbers take up to sixteen times as much
         whole = kinds.is_struct(column.type) or kinds.is_string(column.type)
         needed += (3 if whole else 16) * column.nbytes
     check_memory(needed, f"{part}: {table.num_rows:,} records")
@@ -179,11 +176,6 @@ def _piece(file: Path, names: list[str]) -> Any:
     arrow = _pyarrow()
     try:
         room = 8 * file.stat().st_size  # a record of a bit at least
-        with arrow.memory_map(str(file)) as source:
-            if any_compressed(arrow.ipc.MessageReader.open_stream(source)):
-                raise ExhumeError(
-                    f"{file}: its data are compressed, which save_to_disk does not do"
-                )
         with arrow.memory_map(str(file)) as source, arrow.ipc.open_stream(source) as stream:
             batches, rows = [], 0
             for batch in stream:
@@ -234,51 +226,3 @@ def _blob(cell: Any, index: int, where: Path) -> Blob:
             f"{where}: image {index} is kept outside the folder; save the dataset with its images inside"
         )
     return Blob(f"{where}: image {index}", data)
-
-
-# Whether the data of an Arrow stream are compressed, read off the heads of its messages.
-#
-# A few bytes can promise any size once unpacked, and pyarrow unpacks a batch before anybody can look at it. A
-# message's head is a flatbuffer; of it only the one field is followed that names a compression.
-
-
-_KIND, _HEADER = 1, 2  # fields of a message
-_DICTIONARY, _BATCH = 2, 3  # kinds of message that carry data
-_DATA, _COMPRESSION = 1, 3  # the batch in a dictionary; what compresses a batch
-
-
-def any_compressed(messages: Any) -> bool:
-    """Whether a `pyarrow.ipc.MessageReader` has compressed data; nothing is unpacked."""
-    return any(_compressed(message.metadata.to_pybytes()) for message in messages)
-
-
-def _compressed(head: bytes) -> bool:
-    message = _follow(head, 0)
-    place = _field(head, message, _KIND)
-    kind = head[place] if place else 0
-    if kind not in (_DICTIONARY, _BATCH):
-        return False
-    batch = _follow(head, _field(head, message, _HEADER))
-    if kind == _DICTIONARY:
-        batch = _follow(head, _field(head, batch, _DATA))
-    return bool(_field(head, batch, _COMPRESSION))
-
-
-def _follow(head: bytes, at: int) -> int:
-    """Where the table begins that is pointed at from here."""
-    return at + _number_at(head, "<I", at)
-
-
-def _field(head: bytes, table: int, number: int) -> int:
-    """Where a field of a table is; 0 if it is not given."""
-    layout = table - _number_at(head, "<i", table)
-    if 4 + 2 * number >= _number_at(head, "<H", layout):
-        return 0
-    offset = _number_at(head, "<H", layout + 4 + 2 * number)
-    return table + offset if offset else 0
-
-
-def _number_at(head: bytes, form: str, at: int) -> int:
-    if not 0 <= at <= len(head) - struct.calcsize(form):
-        raise ValueError("a message points outside of itself")
-    return int(struct.unpack_from(form, head, at)[0])

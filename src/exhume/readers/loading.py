@@ -72,7 +72,7 @@ def load(
             records = _load(source, size, reading, cache, progress)
         else:
             _refuse_size(size, str(named[0]))
-            records = table(*named, missing=missing, targets=reading.targets).records
+            records = table(*named, missing=missing, targets=reading.targets)
     except OSError as error:  # a folder that may not be listed, a file that vanished
         where = error.filename if error.filename not in (None, str(source)) else ""
         reason = f"{error.strerror or error}{f' ({where})' if where else ''}"
@@ -208,37 +208,27 @@ _PAIR_FORMATS = (
 def pairs(
     source: str | Path,
     *,
-    part: str = "train",
-    languages: tuple[str, str] | None = None,
     cache: Path | None = None,
     progress: Progress = silent,
 ) -> TextPairs:
-    """Sentence pairs of a named set (`en-fr`) or of a path.
-
-    part: which pair of parallel files, by their stem; other sources have one part only.
-    languages: source and target; None takes those of the file names, English first.
-    """
+    """Sentence pairs of a named set (`en-fr`) or of a path; of a folder, English to the other language."""
     text = str(source)
     if isinstance(source, str) and text in PAIR_SETS:
         return TextPairs.of(content_of(text, cache=cache, progress=progress))
     path = Path(text).expanduser()
     if path.is_dir():
-        return parallel(path, part, languages)
+        return parallel(path)
     if not path.exists():
         raise unknown_source(text, PAIR_SETS, _PAIR_FORMATS)
-    columns = languages or ("en", path.stem.split("-")[0])
+    columns = ("en", path.stem.split("-")[0])
     if path.suffix == ".zip":
         return tabbed_zip(path, str(path), columns)
     if path.suffix in (".txt", ".tsv"):
-        return tabbed(_bytes(path), str(path), columns)
+        try:
+            return tabbed(path.read_bytes(), str(path), columns)
+        except OSError as error:
+            raise ExhumeError(f"{path}: cannot be read ({error})") from error
     raise ExhumeError(f"{path}: not a file of sentence pairs; legal are {_PAIR_FORMATS}")
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ExhumeError(f"{path}: cannot be read ({error})") from error
 
 
 # Who holds which records: the training set but one, the targets, the adversary's own, the rest.

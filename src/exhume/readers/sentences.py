@@ -10,7 +10,6 @@ import io
 import re
 import zlib
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -84,32 +83,22 @@ def tabbed_zip(file: Path | io.BytesIO, name: str, languages: tuple[str, str]) -
     return tabbed(data, f"{name}: {member}", languages)
 
 
-def parallel(folder: Path, part: str, languages: tuple[str, str] | None) -> TextPairs:
-    """`train.en` and `train.de`, with or without .gz; `en` is the source where it is one of two."""
-    pattern = re.compile(rf"{re.escape(part)}\.([a-z]{{2,3}})(\.gz)?")
+def parallel(folder: Path) -> TextPairs:
+    """`train.en` and one such as `train.de`, with or without .gz."""
+    pattern = re.compile(r"train\.([a-z]{2,3})(\.gz)?")
     matches = (pattern.fullmatch(file.name) for file in sorted(folder.iterdir(), reverse=True))
     files = {match[1]: folder / match[0] for match in matches if match}
-    chosen = languages or _two(folder, part, sorted(files))
-    missing = [language for language in chosen if language not in files]
-    if missing:
-        raise ExhumeError(f"{folder}: {part}.{missing[0]} is missing, with or without .gz")
-    first, second = (_side(files[language]) for language in chosen)
+    languages = sorted(files, key=lambda language: (language != "en", language))
+    if len(languages) != 2:
+        names = ", ".join(f"train.{language}" for language in languages) or "none"
+        raise ExhumeError(
+            f"{folder}: two files such as train.en and train.de are needed, found {names}"
+        )
+    first, second = (_side(files[language]) for language in languages)
     if len(first) != len(second):
-        raise ExhumeError(
-            f"{folder}: {files[chosen[0]].name} has {len(first)} lines, "
-            f"{files[chosen[1]].name} has {len(second)}"
-        )
-    return TextPairs(first, second, chosen)
-
-
-def _two(folder: Path, part: str, found: Sequence[str]) -> tuple[str, str]:
-    if len(found) != 2:
-        names = ", ".join(f"{part}.{language}" for language in found) or "none"
-        raise ExhumeError(
-            f"{folder}: two files such as {part}.en and {part}.de are needed, found {names}"
-        )
-    first, second = sorted(found, key=lambda language: language != "en")
-    return first, second
+        counts = (f"{files[languages[i]].name} has {len(s)}" for i, s in enumerate((first, second)))
+        raise ExhumeError(f"{folder}: {' lines, '.join(counts)}")
+    return TextPairs(first, second, (languages[0], languages[1]))
 
 
 def _side(path: Path) -> tuple[str, ...]:

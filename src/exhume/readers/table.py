@@ -9,8 +9,6 @@ The rule, column by column:
   column where that is asked for; among texts "not known" is a text like others
 
 Rows are counted as in the file: the header is row 1.
-
-`Table.rows` goes back from inputs to what a person can read.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ import math
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TextIO
@@ -29,7 +26,7 @@ import torch
 from torch import Tensor
 
 from exhume.core.contract import ExhumeError, Records
-from exhume.core.records import Column, cells_of, rows_of_regression
+from exhume.core.records import Column, rows_of_regression
 from exhume.readers.arrays import MOST_CLASSES
 from exhume.store.memory import check_memory
 
@@ -44,21 +41,10 @@ _Line = tuple[int, list[str]]
 """The row that it is in the file, and its cells."""
 
 
-@dataclass(frozen=True, eq=False)
-class Table:
-    records: Records  # (n, d)
-    columns: tuple[Column, ...]  # in the order of the inputs
-    label: str
-
-    def rows(self, inputs: Tensor) -> list[dict[str, str]]:
-        """(n, d) inputs, reconstructed ones too, as cells by column."""
-        return [cells_of(row, self.columns) for row in inputs]
-
-
 def table(
     path: Path, label: str | None = None, *, missing: str = "", targets: bool = False
-) -> Table:
-    """The records of a file, and how they were made.
+) -> Records:
+    """The records of a file, with how their columns were made.
 
     missing: what missing numbers become: `mean`, that of their column; else they are refused. targets: the
     label is what a regression predicts.
@@ -107,9 +93,9 @@ def table(
                 raise ExhumeError(f"{path}: was changed while it was read") from None
             done += len(encoded_rows)
     if targets:
-        return Table(rows_of_regression(inputs, width - 1, columns), columns, chosen)
+        return rows_of_regression(inputs, width - 1, columns)
     numbers, classes = labels.found()
-    return Table(Records(inputs, numbers, classes, columns=columns), columns, chosen)
+    return Records(inputs, numbers, classes, columns=columns)
 
 
 @contextmanager

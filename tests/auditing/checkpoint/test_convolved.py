@@ -32,6 +32,11 @@ NET = CNN((1, 8, 8), (12,), (3,), (1,), (40,), 3, "relu", "torch")
 OWN = """
 from torch import nn
 
+from exhume.models.cnn import CNN
+
+def ours():
+    return CNN((1, 8, 8), (12,), (3,), (1,), (40,), 3, "relu", "torch")
+
 def make():
     return nn.Sequential(
         nn.Conv2d(1, 12, 3), nn.ReLU(), nn.Flatten(), nn.Linear(432, 40), nn.ReLU(), nn.Linear(40, 3)
@@ -85,6 +90,7 @@ def folder(tmp_path_factory):
 def settings(folder):
     return CheckpointSettings(
         str(folder / "decayed.pt"),
+        model=f"{folder}/nets.py:ours",
         mean=str(folder / "mean.npz"),
         trained_on=str(folder / "images.npz"),
         rows=f"0:{TRAINED}",
@@ -107,11 +113,13 @@ def test_images_behind_convolutions_leak_and_every_condition_holds(settings, fol
     assert "5 of 5 conditions hold" in done.report.read_text()
 
 
-def test_the_built_in_network_is_known_by_its_tensors(settings, folder):
-    read = read_checkpoint(folder / "decayed.pt", activation="relu", shape=(1, 8, 8))
+def test_a_network_of_ours_is_named_too(folder):
+    read = read_checkpoint(
+        folder / "decayed.pt", activation="relu", shape=(1, 8, 8), model=f"{folder}/nets.py:ours"
+    )
     assert str(read.architecture) == str(NET)
     assert read.architecture.outputs == 3
-    assert "its strides are the only ones that fit the shapes" in read.inferred[-1]
+    assert read.inferred[-1] == "The network is nets.py:ours."
     assert approach_to(read).records == TRAINED
     own = read_checkpoint(
         folder / "own.pt", activation="relu", shape=(1, 8, 8), model=f"{folder}/nets.py:make"
@@ -194,7 +202,9 @@ def test_preprocessing_goes_into_the_network():
 
 
 def test_a_scaled_network_is_the_same_function(folder):
-    read = read_checkpoint(folder / "decayed.pt", activation="relu", shape=(1, 8, 8))
+    read = read_checkpoint(
+        folder / "decayed.pt", activation="relu", shape=(1, 8, 8), model=f"{folder}/nets.py:ours"
+    )
     plain, records = read.architecture, torch.rand(2, 1, 8, 8)
     scaled = replace(plain, shift=torch.full((1, 8, 8), 0.5), scale=torch.full((1, 8, 8), 2.0))
     torch.testing.assert_close(scaled.build()(records), plain.build()((records + 0.5) / 2))

@@ -34,16 +34,11 @@ from exhume.store.shards import write_atomically
 CLIENT, BODY = "client.safetensors", "body.safetensors"
 MANIFEST = "manifest.json"
 _SCHEMA = 1
-_NEEDED = {
-    "network": dict,
-    "first": str,
-    "second": str,
-    "feature": list,
-    "answer": list,
-    "sha256": str,
-    "tensors": dict,
-}
-_KINDS = {"bodies": list, "index": int}
+_NEEDED = {"network": dict, "first": str, "second": str, "sha256": str}
+_MORE: dict[str, dict[str, type]] = {
+    "split client": {"bodies": list},
+    "split body": {"index": int},
+}  # by kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,15 +74,12 @@ def save_server(pipeline: Pipeline, blueprint: Blueprint, folder: Path) -> None:
     """The bodies, each in a folder of its own. Nothing here depends on the selector."""
     _fits(pipeline, blueprint)
     empty_folder(folder, mode=0o755)
-    common = _common(blueprint)
     for index, body in enumerate(pipeline.bodies):
         place = folder / f"body{index}"
         place.mkdir()
-        state = _plain(body.state_dict())
-        content = save(state)
+        content = save(_plain(body.state_dict()))
         write_atomically(place / BODY, content, mode=0o644)
-        manifest = {"kind": "split body", "index": index, **common}
-        write_manifest(place, {**manifest, **about_file(content, state)}, mode=0o644)
+        _write_manifest(place, "split body", {"index": index}, blueprint, content, mode=0o644)
 
 
 def save_client(pipeline: Pipeline, blueprint: Blueprint, folder: Path) -> None:
@@ -104,8 +96,7 @@ def save_client(pipeline: Pipeline, blueprint: Blueprint, folder: Path) -> None:
     content = save(state)
     write_atomically(folder / CLIENT, content)
     sums = [checksum(save(_plain(body.state_dict()))) for body in pipeline.bodies]
-    manifest = {"kind": "split client", "bodies": sums, **_common(blueprint)}
-    write_manifest(folder, {**manifest, **about_file(content, state)}, mode=0o600)
+    _write_manifest(folder, "split client", {"bodies": sums}, blueprint, content, mode=0o600)
 
 
 def load_client(folder: Path, *, factory: str = "") -> KeptClient:
@@ -114,9 +105,9 @@ def load_client(folder: Path, *, factory: str = "") -> KeptClient:
     factory: allows a network of the user's own, by the name that the manifest gives.
     """
     owned(folder, (CLIENT,))
-    manifest = read_manifest(folder, "split client", ("bodies",))
+    manifest = _read_manifest(folder, "split client")
     blueprint = Blueprint.read(manifest, str(folder), factory=factory)
-    state, _ = read_part(folder / CLIENT, manifest)
+    state, _ = _read_part(folder / CLIENT, manifest)
     sums = manifest["bodies"]
     selected = tuple(int(i) for i in state.pop("selected", torch.zeros(0)).tolist())
     _selectable(selected, len(sums), folder)
@@ -138,9 +129,9 @@ def load_client(folder: Path, *, factory: str = "") -> KeptClient:
 
 def load_body(folder: Path, *, factory: str = "") -> KeptBody:
     """One body from its folder."""
-    manifest = read_manifest(folder, "split body", ("index",))
+    manifest = _read_manifest(folder, "split body")
     blueprint = Blueprint.read(manifest, str(folder), factory=factory)
-    state, sha256 = read_part(folder / BODY, manifest)
+    state, sha256 = _read_part(folder / BODY, manifest)
     parts = blueprint.split()
     _put(parts.body, state, folder, blueprint)
     feature, answer = blueprint.shapes(parts)
@@ -175,7 +166,13 @@ def load_pipeline(client: Path, server: Path, *, factory: str = "") -> Pipeline:
     kept = load_client(client, factory=factory)
     bodies = load_bodies(server, only=range(len(kept.bodies)), factory=factory)
     for body, wanted in zip(bodies, kept.bodies, strict=True):
-        check_same(body.blueprint, kept.blueprint, f"body{body.index}")
+        theirs, ours = body.blueprint, kept.blueprint
+        if theirs != ours:
+            raise ExhumeError(
+                f"server: body{body.index} is a piece of {theirs.network} cut at {theirs.first!r} and "
+                f"{theirs.second!r}, the client's network is {ours.network} cut at {ours.first!r} and "
+                f"{ours.second!r}"
+            )
         if body.sha256 != wanted:
             raise ExhumeError(
                 f"server: body{body.index} is not the one that this client was trained with"
@@ -183,26 +180,7 @@ def load_pipeline(client: Path, server: Path, *, factory: str = "") -> Pipeline:
     return Pipeline(kept.client, tuple(body.module for body in bodies), kept.blueprint.first)
 
 
-def check_same(theirs: Blueprint, ours: Blueprint, name: str) -> None:
-    """A body of another network, or cut elsewhere, is refused."""
-    if theirs.network != ours.network:
-        raise ExhumeError(
-            f"server: {name} is a piece of {theirs.network}, the client's network is {ours.network}"
-        )
-    if (theirs.first, theirs.second) != (ours.first, ours.second):
-        raise ExhumeError(
-            f"server: {name} was cut at {theirs.first!r} and {theirs.second!r}, the client at "
-            f"{ours.first!r} and {ours.second!r}"
-        )
-
-
 # Pieces
-
-
-def _common(blueprint: Blueprint) -> dict[str, Any]:
-    feature, answer = blueprint.shapes()
-    shapes = {"feature": list(feature), "answer": list(answer), "dtype": "float32"}
-    return {**blueprint.written(), **shapes}
 
 
 def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -286,21 +264,21 @@ def checksum(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def about_file(content: bytes, state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The file's checksum, and what is in it."""
-    tensors = {
-        name: {"shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch.")}
-        for name, t in sorted(state.items())
-    }
-    return {"sha256": checksum(content), "tensors": tensors}
-
-
-def write_manifest(folder: Path, content: Mapping[str, Any], *, mode: int) -> None:
-    text = json.dumps({"schema": _SCHEMA, **content}, indent=2, sort_keys=True)
+def _write_manifest(
+    folder: Path,
+    kind: str,
+    more: Mapping[str, Any],
+    blueprint: Blueprint,
+    content: bytes,
+    *,
+    mode: int,
+) -> None:
+    about = {"schema": _SCHEMA, "kind": kind, **more, **blueprint.written()}
+    text = json.dumps({**about, "sha256": checksum(content)}, indent=2, sort_keys=True)
     write_atomically(folder / MANIFEST, f"{text}\n".encode(), mode=mode)
 
 
-def read_manifest(folder: Path, kind: str, more: Sequence[str]) -> dict[str, Any]:
+def _read_manifest(folder: Path, kind: str) -> dict[str, Any]:
     """The manifest of a folder, of this kind, with all fields that it needs."""
     path = folder / MANIFEST
     if not path.is_file():
@@ -313,14 +291,14 @@ def read_manifest(folder: Path, kind: str, more: Sequence[str]) -> dict[str, Any
         raise ExhumeError(f"{path}: this version reads manifests of schema {_SCHEMA}")
     if content.get("kind") != kind:
         raise ExhumeError(f"{path}: describes a {content.get('kind')!r}, a {kind!r} is needed")
-    for name, wanted in {**_NEEDED, **{n: _KINDS[n] for n in more}}.items():
+    for name, wanted in {**_NEEDED, **_MORE[kind]}.items():
         if not isinstance(content.get(name), wanted):
             raise ExhumeError(f"{path}: {name!r} is missing or no {wanted.__name__}")
     return content
 
 
-def read_part(path: Path, manifest: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
-    """The tensors of a part and its checksum, if both are what the manifest says."""
+def _read_part(path: Path, manifest: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
+    """The tensors of a part and its checksum, if that is the manifest's."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -331,13 +309,9 @@ def read_part(path: Path, manifest: Mapping[str, Any]) -> tuple[dict[str, Tensor
     if found != manifest["sha256"]:
         raise ExhumeError(f"{path}: was altered or damaged; its checksum is not the manifest's")
     try:
-        state: dict[str, Tensor] = load(content)
+        return load(content), found
     except (SafetensorError, ValueError) as error:
         raise ExhumeError(f"{path}: is no safetensors file ({error})") from error
-    said = {name: tuple(t["shape"]) for name, t in manifest["tensors"].items()}
-    if said != {name: tuple(tensor.shape) for name, tensor in state.items()}:
-        raise ExhumeError(f"{path}: holds other tensors than the manifest says")
-    return state, found
 
 
 def owned(folder: Path, names: Sequence[str]) -> None:
