@@ -46,8 +46,29 @@ from exhume.score.places import (
     ranks_of,
 )
 from exhume.score.verdict import leak_of, not_audited
+from exhume.store.workers import processor_seconds
 
 _SUREST = 0.1  # share of the answers
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Time on the wall, and that of all processors of this machine."""
+
+    seconds: float
+    cpu: float
+
+    @staticmethod
+    def now() -> Spent:
+        return Spent(time.perf_counter(), processor_seconds())
+
+    def ago(self) -> Spent:
+        now = Spent.now()
+        return Spent(now.seconds - self.seconds, now.cpu - self.cpu)
+
+    def more(self, other: Spent) -> Spent:
+        return Spent(self.seconds + other.seconds, self.cpu + other.cpu)
+
 
 Earlier = dict[str, dict[int, Answer]]
 """Answers so far, by row and by the place of their question."""
@@ -60,20 +81,20 @@ def attack_case(
     progress: Progress,
     *,
     tests: int,
-    took: dict[str, float] | None = None,
+    took: dict[str, Spent] | None = None,
 ) -> list[Findings]:
     """Every row on a case whose releases are made. tests: line-ups of the audit that decide something.
 
-    took: is told the seconds of each row.
+    took: is told what each row took.
     """
     earlier: Earlier = {}
     found: list[Findings] = []
     for row in rows:
-        started = time.perf_counter()
+        since = Spent.now()
         new = attack_row(case, row, store, progress, earlier=earlier, found=found, tests=tests)
         found += [new] if new is not None else []
         if took is not None:
-            took[row.id] = time.perf_counter() - started
+            took[row.id] = since.ago()
     return [_on_premise(one, case.premise()) for one in case.together(found)]
 
 

@@ -18,7 +18,7 @@ import torch
 
 from exhume import readers
 from exhume.auditing.at_risk import with_risk
-from exhume.auditing.attack import attack_case, inapplicable
+from exhume.auditing.attack import Spent, attack_case, inapplicable
 from exhume.auditing.case import (
     Case,
     Kind,
@@ -258,25 +258,31 @@ def attack(
     made, found, rows = list[Released](), list[Findings](), list[PlannedAttack]()
     for one in released:
         chosen = [row for row, plan in planned.of(one.name) if plan.run]
-        took: dict[str, float] = {}
+        took: dict[str, Spent] = {}
         case = one.case
         if chosen:
             torch.set_num_threads(case.inputs().threads)
-            started = time.perf_counter()
+            since = Spent.now()
             try:
                 case = case.made(folder, progress)
             except STOPPED as why:
                 late = NotApplicable(stopped(progress, why), ever=True)
                 new = [inapplicable(row, late) for row in chosen]
             else:
-                making = time.perf_counter() - started
+                making = since.ago()
                 now, store = made_rows(case, chosen), folder.store()
                 new = attack_case(case, now, store, progress, tests=planned.tests, took=took)
-                took[chosen[0].id] += making
+                took[chosen[0].id] = took[chosen[0].id].more(making)
             found += [_marked(findings, one.name) for findings in new]
         made.append(replace(one, case=case))
-        rows += [replace(plan, seconds=took.get(plan.id)) for _, plan in planned.of(one.name)]
+        rows += [_with_cost(plan, took.get(plan.id)) for _, plan in planned.of(one.name)]
     return made, found, rows
+
+
+def _with_cost(planned: PlannedAttack, spent: Spent | None) -> PlannedAttack:
+    if spent is None:
+        return planned
+    return replace(planned, seconds=spent.seconds, cpu_seconds=spent.cpu)
 
 
 def made_rows(case: Case, planned: Sequence[Row]) -> list[Row]:

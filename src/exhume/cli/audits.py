@@ -374,7 +374,8 @@ def _run(brief: Brief, given: dict[str, Any], more: str) -> int:
 def _plan_and_actual(result: Result) -> list[str]:
     """How long each attack was meant to take, and how long it took."""
     return [
-        f"{row.name}: planned {about(row.estimated_seconds)}, took {duration_of(row.seconds)}"
+        f"{row.name}: planned {about(row.estimated_seconds)}, took {duration_of(row.seconds)} "
+        f"({row.cpu_seconds or 0.0:,.0f} CPU seconds)"
         for row in result.plan
         if row.run and row.seconds is not None
     ]

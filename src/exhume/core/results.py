@@ -226,6 +226,7 @@ class PlannedAttack:
     models: int = 0  # that are trained for it
     steps: int = 0  # of its search
     seconds: float | None = None  # what it really took
+    cpu_seconds: float | None = None  # of all its processes
 
 
 @dataclass(frozen=True)

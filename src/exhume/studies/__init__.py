@@ -32,7 +32,7 @@ from exhume.studies.split import (
     points,
     text,
 )
-from exhume.studies.verdict import trust
+from exhume.studies.verdict import estimates, trust
 
 __all__ = ["STUDIES", "run_study", "study_named"]
 
@@ -54,7 +54,8 @@ _GRADIENT = (
     *(tensor.NOISE, batch.DEEP, texts.STUDY, networks.STUDY),
 )
 STUDIES: dict[str, Study[Any]] = {
-    study.name: study for study in (*_INFORMED, *_SPLIT, *_MARGIN, *_GRADIENT, trust.STUDY)
+    study.name: study
+    for study in (*_INFORMED, *_SPLIT, *_MARGIN, *_GRADIENT, trust.STUDY, estimates.STUDY)
 }
 
 
