@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ _FACTOR = 2.0  # that an estimate may be off by
 _LEAST = 1.0  # second: below it nothing is promised
 
 
-def _own_network(draw: Draw, **victim: object) -> Audit:
+def _own_network(draw: Draw, **victim: Any) -> Audit:
     sizes = {"shadows": 60, "targets": 20}
     return trained(draw, draw.digits, sizes=sizes, network=f"{NETS}:dropping", **victim)
 
