@@ -7,14 +7,27 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from exhume.attacks.baseline import holdings
 from exhume.attacks.informed.closed_form import ClosedForm
 from exhume.auditing import Findings, Game, attack_targets, informed_game, split_roles
 from exhume.choices import Trains, recipe_for, resolve
-from exhume.core.contract import Attack, Key, Knowledge, Reconstruction, Records, Release
+from exhume.core.contract import (
+    Attack,
+    Key,
+    Knowledge,
+    Outcome,
+    Reconstruction,
+    Records,
+    Release,
+    Status,
+)
+from exhume.core.results import AttackSpec, Section
 from exhume.readers import RecordsByRole
+from exhume.score.features import InputScores
 from exhume.score.intervals import bootstrap
 from exhume.score.targets import TargetScores, score_targets
 from exhume.settings import DataSettings, MachineSettings, Settings, VictimSettings
@@ -182,3 +195,39 @@ class Bench:
         chosen = self.closed_form if attack is None else attack
         found = mounted(chosen, knowledge, victim[0], key.fold("attack"), self.run)
         return scored(game, found, victim)
+
+
+# Galleries: a card for each row of a result
+
+
+_ACROSS = 4
+_SHOWN = _ACROSS**2
+_NOTE = "Every card is one row of the result, under its label: up to sixteen records, and what came back."
+
+
+def pictured(
+    sections: Mapping[str, Mapping[str, InputScores]], paper: str, sees: str
+) -> tuple[list[Findings], list[str]]:
+    """Sections of the page by name, and the names of all rows: the cards' labels."""
+    found, names = list[Findings](), list[str]()
+    for name, rows in sections.items():
+        evidence = {
+            "targets": torch.stack([mosaic(row.targets) for row in rows.values()]),
+            "reconstructions": torch.stack([mosaic(row.reconstructions) for row in rows.values()]),
+            "mse": torch.stack([row.each["mse"].mean() for row in rows.values()]),
+            "labels": torch.arange(len(rows)) + len(names),
+        }
+        names += rows
+        spec = AttackSpec(name.lower().replace(" ", "-"), name, paper, sees)
+        section = Section(spec, Status(Outcome.CONVERGED), notes=(_NOTE,))
+        found.append(Findings(section, evidence=evidence))
+    return found, names
+
+
+def mosaic(images: Tensor) -> Tensor:
+    """(n, c, h, w): the first sixteen as one image, four in a row, with a pixel between; black if fewer."""
+    shown = images[:_SHOWN].float()
+    shown = F.pad(shown, [0, 1, 0, 1, 0, 0, 0, _SHOWN - len(shown)])
+    _, c, h, w = shown.shape
+    rows = shown.reshape(_ACROSS, _ACROSS, c, h, w).permute(2, 0, 3, 1, 4)
+    return rows.reshape(c, _ACROSS * h, _ACROSS * w).contiguous()

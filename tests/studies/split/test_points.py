@@ -7,7 +7,7 @@ from exhume.core.contract import Key
 from exhume.models.split.cut import cut
 from exhume.models.split.networks import VGG16
 from exhume.studies import run_study
-from exhume.studies.split.game import mosaic
+from exhume.studies.arms import mosaic
 from exhume.studies.split.points import _Trend, chained, slope
 
 

@@ -22,10 +22,9 @@ from exhume.attacks.gradient.gates import GateAttack
 from exhume.attacks.gradient.local_steps import LocalStepsAttack
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.patches import PatchAttack
-from exhume.core.contract import Attack, Gradient, Key, Knowledge, Records, Status
-from exhume.core.contract import Outcome as Ended
+from exhume.core.contract import Attack, Gradient, Key, Knowledge, Records
 from exhume.core.own_code import seeded_globals
-from exhume.core.results import AttackSpec, Chart, Findings, Point, Section
+from exhume.core.results import Chart, Findings, Point
 from exhume.models.ordinary import (
     ResNet,
     VisionTransformer,
@@ -36,7 +35,8 @@ from exhume.models.ordinary import (
 from exhume.models.own import ModuleArchitecture
 from exhume.readers.payload import batch_statistics
 from exhume.score.batches import score_batches
-from exhume.studies.arms import mounted
+from exhume.score.features import InputScores
+from exhume.studies.arms import mounted, pictured
 from exhume.studies.claims import by_row, row_means
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.gradient.batches import attacked, came_back
@@ -49,10 +49,8 @@ from exhume.train.local import LocalTraining, Routine
 from exhume.victims.gradient import cut_batches, release_batches, release_updates
 
 _POOL = 4000  # records that strangers come from
-_SHOWN = 8  # records of a row
 _TRAINING = 60  # steps of Adam on other records, for the trained network
 _NUMBERS = ("recovered", "identified", "psnr", "seconds", "counted")
-_NOTE = "Every card is one row of the result, under its label: one client's records, and what came back."
 
 
 @dataclass(frozen=True)
@@ -239,31 +237,14 @@ def _with_statistics(release: Gradient, module: nn.Module, inputs: Tensor) -> Gr
 
 def _pictured(rows: Mapping[str, list[dict[str, Tensor]]]) -> tuple[list[Findings], list[str]]:
     """One section for each data set, a card a row."""
-    shown: list[Findings] = []
-    names: list[str] = []
+    sections: dict[str, dict[str, InputScores]] = {}
     for source in dict.fromkeys(network.source for network in _NETWORKS.values()):
-        own = {row: kept[0] for row, kept in rows.items() if _source(row) == source}
-        if not own:
-            continue
-        errors = [(kept["back"] - kept["private"]).square().mean() for kept in own.values()]
-        evidence = {
-            "targets": torch.stack([_strip(kept["private"]) for kept in own.values()]),
-            "reconstructions": torch.stack([_strip(kept["back"]) for kept in own.values()]),
-            "mse": torch.stack(errors).double(),
-            "labels": torch.arange(len(own)) + len(names),
-        }
-        names += own
-        spec = AttackSpec(source, f"Records of {source}", "ours", "a client's update")
-        section = Section(spec, Status(Ended.CONVERGED), notes=(_NOTE,))
-        shown.append(Findings(section, evidence=evidence))
-    return shown, names
-
-
-def _strip(images: Tensor) -> Tensor:
-    """(b, c, h, w): the first eight side by side, white if fewer, with a pixel between."""
-    shown = F.pad(images[:_SHOWN].float(), [0, 1], value=1.0)
-    shown = F.pad(shown, [0, 0, 0, 0, 0, 0, 0, _SHOWN - len(shown)], value=1.0)
-    return torch.cat(list(shown), dim=2)
+        for row, (first, *_) in rows.items():
+            if _source(row) == source:
+                apart = (first["back"] - first["private"]).square().double().flatten(1).mean(1)
+                scores = InputScores({"mse": apart}, first["private"], first["back"])
+                sections.setdefault(source, {})[row] = scores
+    return pictured(sections, "ours", "a client's update")
 
 
 def _source(row: str) -> str:

@@ -20,6 +20,7 @@ from exhume.core.results import Chart, Point
 from exhume.defences.split.single import Noise
 from exhume.models.split.inverter import ShadowHead
 from exhume.readers import Sizes
+from exhume.studies.arms import pictured
 from exhume.studies.claims import Comparison, flattened, point_of
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.split.game import (
@@ -29,7 +30,6 @@ from exhume.studies.split.game import (
     SplitGame,
     bound_of,
     inversion,
-    pictured,
 )
 from exhume.train.single import Schedule
 
@@ -92,8 +92,8 @@ def _run(run: Run[_Setting]) -> Outcome:
     rows = {"mean_image": game.mean_image()}
     for name, (attack, held) in _cases(run, game).items():
         rows[name] = game.holding(held).meet(pipeline, attack, name)
-    shown = {_SHOWN.get(n, f"{n.removeprefix('queries_')} queries"): rows[n] for n in rows}
-    pictures, labels = pictured({"Pictures": shown})
+    shown = {_SHOWN.get(n, f"{n.removeprefix('queries_')} queries"): rows[n].scores for n in rows}
+    pictures, labels = pictured({"Pictures": shown}, "Ensembler24", "what the client sends")
     return Outcome(
         said=compared(rows, setting.queries, key.fold("claims")),
         metrics={"accuracy": game.accuracy(pipeline)}

@@ -26,6 +26,7 @@ from exhume.models.split.pipeline import Pipeline, SplitClient
 from exhume.readers import Sizes
 from exhume.score.features import InputScores
 from exhume.score.intervals import clustered
+from exhume.studies.arms import pictured
 from exhume.studies.claims import flattened
 from exhume.studies.framework import Outcome, Run, Scale, Study
 from exhume.studies.split.game import (
@@ -35,7 +36,6 @@ from exhume.studies.split.game import (
     SplitGame,
     bound_of,
     inversion,
-    pictured,
 )
 from exhume.train.single import Schedule, train_split
 
@@ -99,11 +99,11 @@ class _Grid:
             [self.shadows[f"{first}.{column}"] for first in firsts for column in columns]
         )
 
-    def pictures(self) -> dict[str, Row]:
+    def pictures(self) -> dict[str, InputScores]:
         """Pictures of every first point: the shadow's, those of the own form, of the head known."""
         kinds = {self.seconds[-1]: "shadow", "own_form": "own form", "head_known": "head known"}
         return {
-            f"{first}, {who}": self.rows[f"{first}.{column}"]
+            f"{first}, {who}": self.rows[f"{first}.{column}"].scores
             for first in self.firsts
             for column, who in kinds.items()
         }
@@ -145,7 +145,8 @@ def _run(run: Run[_Setting]) -> Outcome:
     metrics = {f"{grid.name}.accuracy": grid.accuracy for grid in grids}
     for grid in grids:
         metrics |= flattened({f"{grid.name}.{n}": row.metrics for n, row in grid.rows.items()})
-    pictures, labels = pictured({grid.shown: grid.pictures() for grid in grids})
+    drawn = {grid.shown: grid.pictures() for grid in grids}
+    pictures, labels = pictured(drawn, "Ensembler24", "what the client sends")
     return Outcome(
         said={"grids": [trends(grid, key.fold("claims")) for grid in grids]},
         metrics=metrics,
