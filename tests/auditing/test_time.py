@@ -32,11 +32,12 @@ def test_a_clock_ends_work_where_it_says_how_far_it_is():
     clock("stage", 0, 1)
     clock.allow(0.0)
     with pytest.raises(OutOfTime, match=TOO_LATE):
-        clock("stage", 1, 1)
+        clock("stage", 0, 1)
+    clock("stage", 1, 1)  # is done: nothing is gained by ending it
     clock.allow(None)
     assert stopped(clock, KeyboardInterrupt()) == BY_HAND
     with pytest.raises(OutOfTime, match="Ctrl-C"):
-        clock("stage", 1, 1)
+        clock("stage", 0, 1)
 
 
 def test_who_has_no_clock_just_ends():

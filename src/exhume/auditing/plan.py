@@ -224,7 +224,10 @@ def _line(attack: PlannedAttack) -> str:
 
 @dataclass(eq=False)
 class Clock:
-    """Progress that ends the work behind it when the time is over, and all that follows after Ctrl-C."""
+    """Progress that ends the work behind it when the time is over, and all that follows after Ctrl-C.
+
+    What is finished is never ended: its result is there.
+    """
 
     shown: Progress
     ends: float = math.inf  # by `time.perf_counter`
@@ -241,7 +244,7 @@ class Clock:
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         self.shown(stage, done, total)
-        if self.interrupted or time.perf_counter() >= self.ends:
+        if done < total and (self.interrupted or time.perf_counter() >= self.ends):
             raise OutOfTime(BY_HAND if self.interrupted else TOO_LATE)
 
 

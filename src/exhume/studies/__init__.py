@@ -10,7 +10,7 @@ from exhume.core.errors import unknown_name
 from exhume.core.results import StudyResult
 from exhume.studies import framework
 from exhume.studies.framework import RunOptions, Scale, Study
-from exhume.studies.gradient import batch, networks, tensor, texts
+from exhume.studies.gradient import batch, clients, networks, tensor, texts
 from exhume.studies.informed import (
     certificates,
     cifar10,
@@ -51,7 +51,7 @@ _MARGIN = (
 )
 _GRADIENT = (
     *(tensor.STUDY, batch.STUDY, batch.START, batch.QUERY, batch.DEFENCES),
-    *(tensor.NOISE, batch.DEEP, texts.STUDY, networks.STUDY),
+    *(tensor.NOISE, batch.DEEP, texts.STUDY, networks.STUDY, clients.STUDY),
 )
 STUDIES: dict[str, Study[Any]] = {
     study.name: study

@@ -13,6 +13,7 @@ from exhume.attacks.gradient.features import FeatureDecoding
 from exhume.attacks.gradient.matching import GradientMatching, infer_labels
 from exhume.attacks.gradient.span import SpanAttack
 from exhume.core.contract import ExhumeError, Gradient, Knowledge, NotApplicable, Outcome, Weights
+from exhume.core.errors import OutOfTime
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.models.own import ModuleArchitecture
@@ -257,3 +258,21 @@ def test_colours_follow_from_what_batch_norm_saw(normed):
     found = recoloured(module, named, 0.4 * truth + 0.2, wanted)
     torch.testing.assert_close(found, truth, atol=1e-2, rtol=0)
     assert recoloured(module, named, truth, {}) is truth
+
+
+@pytest.mark.parametrize("attack", [GradientMatching(steps=400, restarts=1), FeatureDecoding()])
+def test_a_search_whose_time_is_over_ends_with_what_it_has(attack, normed, key):
+    network, plain, _, _ = normed
+    done = []
+
+    def progress(stage, step, total):
+        done.append(step)
+        if stage in {"searching", "decoding features"} and total > 1 and 30 <= step < total:
+            raise OutOfTime("the budget ended")
+
+    known = Knowledge(architecture=network, batch_size=2)
+    prepared = attack.prepare(known, key=key, store=NullStore(), progress=progress)
+    found = prepared.run(plain)
+    assert len(found.found()) == 2
+    assert found.status.outcome is Outcome.STOPPED_EARLY
+    assert len(done) < 20

@@ -145,3 +145,26 @@ def test_networks(claims_turn, claimed):
     assert set(claimed("update-networks", {"mlp.b16.recovered": 1.0})) == {
         "batch"
     }  # of what was run
+
+
+def test_clients(claimed):
+    """A row that was not run claims nothing."""
+    least = {
+        **dict.fromkeys(("augmented", "augmented.own", "private.noise_off"), ("leaks", 1)),
+        **dict.fromkeys(("private.strong", "private.strong.own"), ("no_leak", 0.8)),
+        **dict.fromkeys(("fedavg.mlp", "fedavg.own"), ("recovered", 0.8)),
+        **dict.fromkeys(("bn_train.convnet.b4", "bn_train.own.b4"), ("identified", 0.75)),
+        **dict.fromkeys(("lora.gpt", "lora.gpt.own"), ("exact", 0.9)),
+        **dict.fromkeys(("lora.gpt.rank8", "lora.gpt.rank16"), ("reported", 1)),
+        **{"private.noise_off.own": ("leaks", 1), "resnet.b2": ("ratio", 1)},
+    }
+    right = {f"{row}.{number}": bar for row, (number, bar) in least.items()}
+    right |= {"augmented.said": 1.0, "fedavg.mlp.overrun": 2.0}
+    claims = claimed("update-clients", right)
+    assert all(stated[3] for stated in claims.values())
+    assert len(claims) == len(right)
+    for metric, bar in right.items():
+        worse = bar + 0.1 if metric.endswith("overrun") else bar - 0.1
+        changed = claimed("update-clients", right | {metric: worse}).values()
+        assert [stated[3] for stated in changed].count(False) == 1, metric
+    assert set(claimed("update-clients", {"augmented.leaks": 1.0})) == {"augmented"}

@@ -100,3 +100,10 @@ def test_networks(tmp_path):
     assert metrics["small_conv.b3.psnr"] > 20
     assert metrics["fedavg.small.rate0.01.recovered"] == 1
     assert run("update-networks", tmp_path)[0] == metrics
+
+
+@pytest.mark.slow
+def test_clients(tmp_path):
+    metrics, holds = run("update-clients", tmp_path)
+    assert holds == {"augmented": True, "augmented-said": True, "adapter-own": True}
+    assert metrics["small.b2.published_steps"] > 1

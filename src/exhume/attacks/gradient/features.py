@@ -36,7 +36,12 @@ from exhume.attacks.gradient.gates import (
     likely_records,
     records_behind,
 )
-from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient, architecture_of
+from exhume.attacks.gradient.gathering import (
+    BatchAnswer,
+    EachGradient,
+    architecture_of,
+    goes_on,
+)
 from exhume.attacks.gradient.local_steps import at_path_midpoint
 from exhume.attacks.gradient.matching import total_variation
 from exhume.core.contract import (
@@ -185,8 +190,9 @@ class PreparedDecoding:
         adam = torch.optim.Adam([records], lr=rate * width)
         for step in range(attack.steps):
             done = step / attack.steps
-            if step % _EVERY == 0:
-                self.progress("decoding features", step, attack.steps)
+            stage = "decoding features"
+            if step % _EVERY == 0 and not goes_on(self.progress, stage, step, attack.steps):
+                break
             for group in adam.param_groups:
                 group["lr"] = rate * width * (1 + math.cos(math.pi * done)) / 2
             weight = variation * attack.falls**done / width

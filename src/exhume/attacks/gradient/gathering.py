@@ -24,6 +24,7 @@ from exhume.core.contract import (
     Status,
     silent,
 )
+from exhume.core.errors import OutOfTime
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +74,15 @@ class EachGradient:
                 batches.append(BatchAnswer(nothing, torch.zeros(0), refused=why))
         self.progress(self.stage, len(batches), len(batches))
         return _gathered(batches, self.shape, time.perf_counter() - started)
+
+
+def goes_on(progress: Progress, stage: str, done: int, total: int) -> bool:
+    """Reports progress; False where the time is over, so that a search ends with what it has."""
+    try:
+        progress(stage, done, total)
+    except OutOfTime:
+        return False
+    return True
 
 
 def architecture_of(knowledge: Knowledge, who: str) -> Architecture:

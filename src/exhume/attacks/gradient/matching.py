@@ -32,7 +32,12 @@ from exhume.attacks.gradient.colours import (
     recoloured,
     statistics_of,
 )
-from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient, architecture_of
+from exhume.attacks.gradient.gathering import (
+    BatchAnswer,
+    EachGradient,
+    architecture_of,
+    goes_on,
+)
 from exhume.core.contract import (
     Architecture,
     Attack,
@@ -220,8 +225,8 @@ class _Search:
         recolourings = {int(share * attack.steps) for share in _RECOLOURED}
         for step in range(attack.steps):
             done = step / attack.steps
-            if step % _EVERY == 0:
-                self.progress("searching", step, attack.steps)
+            if step % _EVERY == 0 and not goes_on(self.progress, "searching", step, attack.steps):
+                break
             if step == int(_LAST * attack.steps):
                 earlier = self._mismatches(records, soft)
             if step in recolourings:

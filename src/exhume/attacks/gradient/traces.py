@@ -48,6 +48,7 @@ _WIDEST = 0.1  # of the tolerance, with such noise
 _LEAST, _MOST = 3e-5, 3e-3  # of the tolerance, in single precision
 _COARSE = (5.0, 20.0)  # the same in roundings, where values are coarser
 _ROUNDS = 8  # of putting targets in and reading what is left
+_NUMBERS = 1e8  # of slopes that are solved for at once
 _DRAWN = 16  # directions by which the sizes of rows are measured
 _ENOUGH = 1e-3  # relative: what may be left of the output weight's gradient
 _LIKELY = 8  # tokens of a place that are tried last
@@ -308,7 +309,8 @@ def _through_layers(
     """(u,) what open places were asked for, and whether each stands out, where no output weight is trained.
 
     What is left of the gradient is -1/N sum_i J_i^T e_y(i), J_i the Jacobian of the outputs of place i. Each
-    place takes the token whose row of J_i points most along it, once what the others took is out of it.
+    place takes the token whose row of J_i points most along it, once what the others took is out of it; then
+    all places share these tokens out by least squares.
     texts: as fed, their targets, and which places are open.
     """
     fed, targets, opened = texts
@@ -339,17 +341,24 @@ def _through_layers(
         drawn = [torch.randn(values.shape, generator=generator).to(values) for _ in range(_DRAWN)]
         sizes = torch.stack([along(one).square() for one in drawn]).mean(0).sqrt()
         sizes = sizes.clamp_min(1e-30).index_fill(1, never, torch.inf)
-        answers, score = torch.full((len(places),), -1), values.new_zeros(len(places))
+        answers = torch.full((len(places),), -1)
         for _ in range(_ROUNDS):
             before = answers.clone()
             for place in range(len(places)):
                 answers[place] = -1
-                rest = left(answers)
-                fits = along(rest)[place] / sizes[place] / rest.norm().clamp_min(1e-30)
-                score[place], answers[place] = fits.max(), fits.argmax()
+                answers[place] = (along(left(answers))[place] / sizes[place]).argmax()
             if torch.equal(before, answers):
                 break
-    return answers, score > _SURE
+        tokens = torch.unique(answers)
+        if len(places) * len(tokens) * len(values) > _NUMBERS:
+            return answers, torch.zeros_like(answers).bool()
+        # the same tokens, each where it belongs: places of like texts are alike
+        each = [(text, place, token) for text, place in places.tolist() for token in tokens]
+        rows = [net.layout.join(grad(lambda here, i=i: outputs(here)[i])(at)) for i in each]
+        wanted = left(torch.full_like(answers, -1)).double()
+    weights = torch.linalg.lstsq(torch.stack(rows, 1).double(), wanted[:, None]).solution
+    weights = weights.reshape(len(places), len(tokens))
+    return tokens[weights.argmax(1)], weights.amax(1) > _SURE
 
 
 def as_trained(net: LanguageModel, values: Tensor, at: Tensor, fed: Tensor) -> Tensor:
