@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from exhume.choices import as_known, recipe_for
+from exhume.choices import as_known, ignored_beside_own, recipe_for
 from exhume.core.contract import ExhumeError
 from exhume.settings import Settings
 from exhume.train.dp import Privacy
@@ -77,3 +77,9 @@ def test_what_does_not_go_together_is_said(make_records, key, victim, message):
 def test_another_word_for_the_order_is_refused(make_records, key):
     with pytest.raises(ExhumeError, match="batch_order: 'secret' is not one of known, unknown"):
         recipe(make_records, key, batch_order="secret")
+
+
+def test_what_a_function_of_ones_own_ignores_is_said():
+    settings = Settings.from_mapping({"victim": {"train": "fit.py:train", "momentum": 0.9}})
+    assert ignored_beside_own(settings).endswith("momentum in [victim] change nothing")
+    assert not ignored_beside_own(Settings.from_mapping({"victim": {"momentum": 0.9}}))

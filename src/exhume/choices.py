@@ -14,7 +14,7 @@ from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.models.own import OwnArchitecture, architecture_named, fully_connected
 from exhume.readers import RecordsByRole, Sizes, check_classes
-from exhume.settings import Settings
+from exhume.settings import Settings, VictimSettings
 from exhume.store.scale import Processes, where_now
 from exhume.train.fleet import chunk_for
 from exhume.train.functional import check_side_by_side, drops, trained_alone
@@ -141,6 +141,10 @@ def _check(sizes: Sizes, records: Records, settings: Settings) -> None:
 
 
 Trains = FullBatch | MiniBatch | OwnTraining
+_OF_RECIPES = (
+    *("optimiser", "batch", "steps", "rate", "momentum", "weight_decay", "schedule"),
+    *("label_smoothing", "dropout"),
+)
 
 
 def recipe_for(settings: Settings, records: Records) -> Trains:
@@ -179,6 +183,15 @@ def recipe_for(settings: Settings, records: Records) -> Trains:
     hardened = defence.harden(recipe)
     assert isinstance(hardened, FullBatch | MiniBatch)  # hardening keeps the kind of recipe
     return hardened
+
+
+def ignored_beside_own(settings: Settings) -> str:
+    """What is said of training that a function does its own way, in a sentence; empty: nothing."""
+    usual, chosen = VictimSettings(), settings.victim
+    given = [n for n in _OF_RECIPES if getattr(chosen, n) != getattr(usual, n)]
+    if not (chosen.train and given):
+        return ""
+    return f"{chosen.train} trains its own way: {', '.join(given)} in [victim] change nothing"
 
 
 def _check_stated(settings: Settings) -> None:

@@ -295,6 +295,21 @@ def test_init_without_questions(invoke, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_init_takes_a_function_of_ones_own_or_an_optimiser(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answers = "training\ndigits\nnet.py:build\nown\nfit.py:train\n5m\n"
+    assert CliRunner().invoke(app, ["init"], input=answers).exit_code == 0
+    text = (tmp_path / "audit.toml").read_text()
+    assert 'train = "fit.py:train"' in text
+    assert "\noptimiser" not in text
+    given = ["init", "two.toml", "--train", "fit.py:train", "--optimiser", "adamw"]
+    both = CliRunner().invoke(
+        app, [*given, "--release", "training", "--data", "digits"], input="mlp\n"
+    )
+    assert both.exit_code == 2
+    assert "give one of the two" in both.stderr
+
+
 def test_compare_says_better_worse_or_within_noise(run, invoke, tmp_path):
     out, _ = run
     same = invoke("compare", out, out)

@@ -39,8 +39,10 @@ T = TypeVar("T")
 _OPTIMISERS = {
     "gd": "gradient descent: every step sees all records",
     "sgd": "stochastic gradient descent",
-    "adam": "Adam",
+    "adam": "Adam; its weight decay is added to the gradient",
+    "adamw": "AdamW: the decay is decoupled",
 }
+_OWN = {"own": "your own function: file.py:train(model, records, rng)"}
 
 
 # A brief, and two runs side by side
@@ -70,6 +72,9 @@ def init(
             click_type=Choice(_OPTIMISERS),
         ),
     ] = None,
+    train: Annotated[
+        str | None, typer.Option(help="Your own training instead: file.py:train.")
+    ] = None,
     momentum: Annotated[float | None, typer.Option(help="Momentum of your training.")] = None,
     batch: Annotated[int | None, typer.Option(help="Records that a step sees.")] = None,
     rate: Annotated[float | None, typer.Option(help="Learning rate of your training.")] = None,
@@ -97,9 +102,16 @@ def init(
     if not filed and release in KINDS:
         known = "file.py:factory" if release == "features" else "mlp"
         model = _ask(model, "Your model (mlp, cnn, or file.py:factory)", known)
-    training = _ask_training(optimiser, momentum, batch) if release == "training" else {}
-    if training:
-        training["rate"] = _ask(rate, "Its learning rate", 0.1)
+    if train is not None and optimiser is not None:
+        raise ExhumeError(
+            "--train, --optimiser: your function decides how it trains; give one of the two"
+        )
+    training = {}
+    if release == "training":
+        training = _ask_training(train, optimiser, momentum, batch)
+    if training and "train" not in training:
+        usual = 0.001 if training["optimiser"] in ("adam", "adamw") else 0.1
+        training["rate"] = _ask(rate, "Its learning rate", usual)
         training["steps"] = _ask(steps, "How many steps it takes", 100)
     if holds is None and checkpoint is None and release in ("checkpoint", "updates"):
         holds = _ask_choice("What is in the file, or does a client send?", HOLDS)
@@ -124,14 +136,16 @@ def init(
 
 
 def _ask_training(
-    optimiser: str | None, momentum: float | None, batch: int | None
+    train: str | None, optimiser: str | None, momentum: float | None, batch: int | None
 ) -> dict[str, str | float]:
     """How the model is trained; a step of gradient descent sees all records, Adam has no momentum."""
-    by = optimiser or _ask_choice("How is it trained?", _OPTIMISERS)
+    by = train or optimiser or _ask_choice("How is it trained?", _OPTIMISERS | _OWN)
+    if train or by in _OWN:
+        return {"train": _ask(train, "Your function", "train.py:train")}
     said: dict[str, str | float] = {"optimiser": by}
     if by != "gd":
         said["batch"] = _ask(batch, "Records that a step sees", 32)
-    if by != "adam":
+    if by not in ("adam", "adamw"):
         said["momentum"] = _ask(momentum, "Its momentum", 0.0)
     return said
 

@@ -229,7 +229,8 @@ _TUNED = {"rate": 0.1, "steps": 1, "batch_size": 8, "records": "0-7"}
 _SHOWN = {
     "training": (
         *("hidden", "activation", "optimiser", "batch", "momentum", "steps", "rate"),
-        *("weight_decay", "train", "dp_clip", "dp_noise", "dp_sampling"),
+        *("weight_decay", "schedule", "label_smoothing", "loss", "train"),
+        *("dp_clip", "dp_noise", "dp_sampling"),
     ),
     "checkpoint": ("rows", "activation", "mean", "scaling"),
     "updates": ("update", "records", "vocabulary", "length", "padding", "scaling"),

@@ -56,7 +56,7 @@ from exhume.auditing.look import (
     seconds_of_looks,
 )
 from exhume.auditing.plan import game_stages, network_seconds
-from exhume.choices import Trains, recipe_for, resolve, sized
+from exhume.choices import Trains, ignored_beside_own, recipe_for, resolve, sized
 from exhume.core.contract import (
     Attack,
     Key,
@@ -193,6 +193,7 @@ class TrainingCase(Case):
             self._place(),
             self._size(),
             self._takes(),
+            tuple(filter(None, [ignored_beside_own(given)])),
         )
 
     def _size(self) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from exhume.auditing.case import Fix, Safer
 from exhume.auditing.kinds.training_game import split_roles, start_of
 from exhume.choices import recipe_for
-from exhume.core.contract import Key, Progress
+from exhume.core.contract import ExhumeError, Key, Progress
 from exhume.defences.rounding import Rounding
 from exhume.report.folder import RunFolder
 from exhume.train.dp import noise_for_epsilon
@@ -54,7 +54,18 @@ def fixes_of(case: TrainingCase) -> list[Fix]:
         clip, steps = _clip(case), case.recipe.descent.steps
         seconds = 6 * case.per_model * (sizes.targets + sizes.shadows)
         fixes += [_private(case, clip, epsilon, steps, seconds) for epsilon in _EPSILONS]
+    elif not isinstance(case.recipe, FullBatch):
+        words, promise = "private training", "epsilon, by its noise"
+        fixes.append(Fix("private", words, promise, _KEPT, 0.0, _not_here, _ONLY, short=words))
     return fixes
+
+
+def _not_here(_folder: RunFolder, _progress: Progress) -> Safer:
+    raise ExhumeError(
+        "here it is there for gradient descent on all records or on Poisson samples (optimiser gd, dp_clip, "
+        "dp_noise, dp_sampling); for Adam and batches train with Opacus in a train function, whose guarantee "
+        "exhume reads"
+    )
 
 
 def _safer(case: TrainingCase, guarded: TrainingCase, kept: float | None = None) -> Safer:
