@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from exhume.core.contract import ExhumeError, Key, Records
+from exhume.core.contract import Key, Records
 from exhume.models.mlp import MLP
 from exhume.studies.informed.mnemonist import active_share
 from exhume.train.optimisers import Descent, FusedRMSProp
@@ -60,14 +60,6 @@ def test_an_inactive_neuron_learns_nothing_from_the_record(make_records, key):
     assert 0 < share.mean() < 1
     moved = (mlp.layout.split(trained - other)["fc1.weight"] != 0).any(2)
     assert torch.equal(moved, share == 1)
-
-
-def test_errors(make_records, key):
-    mlp, fixed = MLP((5,), (4,), 2), make_records(6, (5,), 2, key)
-    with pytest.raises(ExhumeError, match="extra: 0 records a model given, 1 expected"):
-        active_share(mlp, Descent(), mlp.initial(key), fixed, fixed.none_for(2))
-    with pytest.raises(ExhumeError, match="steps: 0 given, at least 1 needed"):
-        active_share(mlp, Descent(steps=0), mlp.initial(key), fixed, fixed.one_each())
 
 
 def test_fused_rmsprop_is_rmsprop(key):

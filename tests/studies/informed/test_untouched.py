@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from exhume.core.contract import ExhumeError, Records
+from exhume.core.contract import Records
 from exhume.models.cnn import CNN
 from exhume.models.mlp import MLP
 from exhume.studies.informed.zero_gradients import zero_gradient_share
@@ -83,15 +83,3 @@ def test_over_weighs_by_size(make_records, key):
     )
     weight, bias = found.shares["conv1.weight"], found.shares["conv1.bias"]
     torch.testing.assert_close(found.over("conv1"), (108 * weight + 6 * bias) / 114)
-
-
-def test_errors(make_records, key):
-    mlp, fixed = MLP((5,), (4,), 2), make_records(6, (5,), 2, key)
-    start, one = mlp.initial(key), fixed.one_each()
-    with pytest.raises(ExhumeError, match="seen: 6 records given for 2 models"):
-        zero_gradient_share(mlp, Descent(steps=1), start, fixed, fixed.none_for(2), seen=one)
-    with pytest.raises(ExhumeError, match="every: 0 given, at least 1 needed"):
-        zero_gradient_share(mlp, Descent(steps=1), start, fixed, one, seen=one, every=0)
-    found = zero_gradient_share(mlp, Descent(steps=1), start, fixed, one, seen=one)
-    with pytest.raises(ExhumeError, match="prefix: 'conv' begins none of fc1.weight"):
-        found.over("conv")

@@ -7,7 +7,6 @@ image far from the mean has more to get wrong, so the error relative to the mean
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,8 +14,8 @@ from torch import Tensor
 
 from exhume.attacks.baseline import MeanRecord
 from exhume.core.contract import Key
-from exhume.core.results import Chart, Point
-from exhume.score.intervals import Correlation, rank_correlation
+from exhume.core.results import Chart
+from exhume.score.intervals import rank_correlation
 from exhume.score.measures import STATISTICS
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, ERROR, Bench
@@ -55,6 +54,7 @@ def _run(run: Run[_Setting]) -> Outcome:
     distance = rank_correlation(mean, error, key.fold("distance"))
     metrics = dict(found.metrics) | distance.metrics("distance_from_mean")
     metrics |= spread("mse", error, key)
+    named = {name: _named(name) for name in busy}
     for name, (plain, relative) in links.items():
         metrics |= plain.metrics(_named(name))
         metrics |= relative.metrics(f"{_named(name)}.relative")
@@ -63,10 +63,8 @@ def _run(run: Run[_Setting]) -> Outcome:
         metrics=metrics,
         attacks=[found],
         classes=list(bench.records.classes),
-        charts=[
-            _correlations(links, distance),
-            *(_against(name, values, error, key) for name, values in busy.items()),
-        ],
+        charts=[_against(name, values, error, key) for name, values in busy.items()],
+        said={"relative": named, "plain": named | {"distance from the mean": "distance_from_mean"}},
     )
 
 
@@ -81,18 +79,6 @@ def _extremes(name: str, values: Tensor, error: Tensor) -> dict[str, float]:
         f"{name}.easiest": float(values[order[:tenth]].mean()),
         f"{name}.hardest": float(values[order[-tenth:]].mean()),
     }
-
-
-def _correlations(links: Mapping[str, tuple[Correlation, ...]], distance: Correlation) -> Chart:
-    def row(name: str, found: Correlation) -> Point:
-        return Point(name, found.rho, found.low, found.high)
-
-    rows = {
-        "error": [row(name, plain) for name, (plain, _) in links.items()],
-        "error over the mean record's": [row(name, other) for name, (_, other) in links.items()],
-    }
-    rows["error"].append(row("distance from the mean", distance))
-    return Chart("What goes with the error", "of the target", "rank correlation", rows)
 
 
 def _against(name: str, values: Tensor, error: Tensor, key: Key) -> Chart:

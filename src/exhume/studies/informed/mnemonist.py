@@ -17,7 +17,7 @@ from exhume.attacks.informed.learner import Training
 from exhume.attacks.informed.mnemonist import FittedMnemonist, Mnemonist, permutation_importance
 from exhume.attacks.informed.reconn import FEWEST, RecoNN, split_shadows
 from exhume.attacks.informed.shadows import Shadows, train_shadows
-from exhume.core.contract import ExhumeError, Key, Records
+from exhume.core.contract import Key, Records
 from exhume.models.activations import Activation, activation
 from exhume.models.mlp import MLP
 from exhume.models.reconstructors import Dense
@@ -141,10 +141,6 @@ def active_share(
     initial: (p,) or (s, p); extra: (s, 1, *shape). Returns one (s, k) per hidden layer, and the (s, p)
     trained parameters, which are those of `descend`.
     """
-    if extra.labels.shape[1] != 1:
-        raise ExhumeError(f"extra: {extra.labels.shape[1]} records a model given, 1 expected")
-    if descent.steps < 1:
-        raise ExhumeError(f"steps: {descent.steps} given, at least 1 needed")
     act = activation(mlp.activation)
     records = extra.inputs[:, 0].flatten(1)
     counts = [records.new_zeros(len(records), width) for width in mlp.hidden]

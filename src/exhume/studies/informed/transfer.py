@@ -101,22 +101,11 @@ def _moved(source: FittedRecoNN, base: Tensor) -> FittedRecoNN:
 
 
 def _run(run: Run[_Setting]) -> Outcome:
-    first = _part(run, run.setting, "")
-    if run.setting.second is None:
-        return replace(first, said={"sets": [first.said], "mnist": [first.said], "others": []})
-    second = _part(run, run.setting.second, f"{run.setting.second.data.source}.")
-    return replace(
-        first,
-        said={
-            **{"sets": [first.said, second.said], "mnist": [first.said]},
-            "others": [second.said],
-        },
-        metrics=first.metrics | second.metrics,
-        deviations=[
-            *first.deviations,
-            *(d for d in second.deviations if d not in first.deviations),
-        ],
-    )
+    other = run.setting.second
+    assert other is not None  # every scale has both figures
+    first, second = _part(run, run.setting, ""), _part(run, other, f"{other.data.source}.")
+    sets = {"sets": [first.said, second.said], "mnist": [first.said], "others": [second.said]}
+    return replace(first, said=sets, metrics=first.metrics | second.metrics)
 
 
 def _part(run: Run[_Setting], setting: _Setting, prefix: str) -> Outcome:
@@ -129,7 +118,7 @@ def _part(run: Run[_Setting], setting: _Setting, prefix: str) -> Outcome:
     metrics: dict[str, float] = {"targets": len(errors["mean_record"])}
     for name, values in errors.items():
         metrics |= spread(f"{name}.mse", values, key)
-    training, where = setting.reconn.training, {"mnist": "MNIST"}.get(source, "CIFAR-10")
+    where = {"mnist": "MNIST"}.get(source, "CIFAR-10")
     return Outcome(
         said={
             **{"set": prefix.replace(".", "-"), "prefix": prefix, "shadows": setting.few},
@@ -137,15 +126,6 @@ def _part(run: Run[_Setting], setting: _Setting, prefix: str) -> Outcome:
         },
         metrics=prefixed(prefix.rstrip("."), metrics) if prefix else metrics,
         classes=list(records.classes),
-        deviations=[
-            f"{where}: |D-| = |D'-| = {setting.data.fixed:,}; the first reconstructor has "
-            f"{setting.data.shadows:,} shadows and {training.epochs} epochs, its network is "
-            f"{setting.reconn.network}.",
-            f"Fine-tuning: as many epochs, at rate {setting.tuning_rate:g} instead of "
-            f"{training.rate:g}; the paper does not state its own.",
-            "The epoch is chosen on held-out shadows, for both ways of training; the paper takes the last.",
-            "Fine-tuning fits the scaler on the k shadows of D'-; the zero-shot arms use none of them.",
-        ],
     )
 
 

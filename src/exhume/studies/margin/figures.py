@@ -30,7 +30,6 @@ from exhume.studies.margin.game import (
     ONE_THREAD,
     MarginGame,
     Played,
-    counts,
     crowded,
     decayed,
     from_small_start,
@@ -101,7 +100,6 @@ def _run_multiclass(run: Run[_MulticlassSetting]) -> Outcome:
         metrics=metrics,
         attacks=[one.findings for one in played.values()],
         classes=list(records.classes[: setting.classes]),
-        charts=[counts({f"victim {name}": name for name in played}, metrics)],
     )
 
 
@@ -455,9 +453,8 @@ def _run_large(run: Run[_LargeSetting]) -> Outcome:
         classes=[str(label) for label in range(largest.classes)],
         said={
             **{"victims": victims, "longer": longer, "largest": largest},
-            "images": largest.classes * largest.each,
+            **{"images": largest.classes * largest.each, "victims_by_name": list(setting.victims)},
         },
-        charts=[counts({name: name for name in setting.victims}, metrics)],
     )
 
 

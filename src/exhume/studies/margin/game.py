@@ -25,13 +25,12 @@ from exhume.attacks.margin.strongest import Strongest
 from exhume.auditing import margin_findings
 from exhume.choices import device_named
 from exhume.core.contract import Attack, Key, Knowledge, Reconstruction, Records
-from exhume.core.results import AttackSpec, Chart, Findings
+from exhume.core.results import AttackSpec, Findings
 from exhume.models.heads import Head
 from exhume.models.mlp import HomogeneousMLP
 from exhume.score.intervals import bootstrap
 from exhume.score.margin import MarginScores, above_bar, score_margin
 from exhume.studies.arms import mounted
-from exhume.studies.claims import line
 from exhume.studies.framework import Run, Scale
 from exhume.train.functional import accuracy
 from exhume.train.margin import MarginDescent
@@ -241,15 +240,6 @@ def margin_and_likeness(victim: MarginVictim, scores: MarginScores) -> float:
     """Correlation, over training images, of the margin with the SSIM of what came back."""
     both = torch.stack([victim.margins.double(), scores.members.ssim.double()])
     return float(torch.corrcoef(both)[0, 1])
-
-
-def counts(victims: Mapping[str, str], metrics: Mapping[str, float]) -> Chart:
-    """How many images come back of each victim, by its name on the page."""
-    series = {"ours": line(victims, "good", metrics)}
-    theirs = {x: name for x, name in victims.items() if f"{name}.good_eq6" in metrics}
-    if theirs:
-        series["eq. (6), as many seconds"] = line(theirs, "good_eq6", metrics)
-    return Chart("Good reconstructions", "victim", GOOD, series)
 
 
 _NAMED = ("good", "decoy_rate", "tpr_at_1pct", "ssim_at_1pct", "auc", "ssim_median")
