@@ -126,3 +126,14 @@ def test_what_is_held_is_judged_by_scaled_columns_too():
     assert (places.left_out, places.copies, places.held) == (10, 0, 10)
     row, _ = line_up(places, [x[None] for x in wanted.inputs], KEY)
     assert (row.targets, row.left_out, row.copies, row.held) == (90, 10, 0, 10)
+
+
+@pytest.mark.parametrize("distinct", [1, 2, 3])
+def test_a_table_of_few_distinct_rows_has_fewer_neighbours(distinct):
+    """Every row many times: only rows that are equal are the same, however far the next one is."""
+    rows = torch.arange(distinct).float()[:, None].repeat(20, 2)
+    same = sameness(rows)
+    assert same.bar > 0
+    scaled = (rows - same.middle) / same.scale
+    apart = torch.cdist(scaled, scaled).square()
+    assert torch.equal(apart < same.bar, (rows[:, None] == rows[None]).all(2))
