@@ -12,8 +12,7 @@ from scipy.stats import beta, norm
 from exhume.auditing.attack import line_up_row
 from exhume.auditing.case import Seats
 from exhume.core.contract import Key, Records
-from exhume.score.epsilon import epsilon_shown
-from exhume.score.groups import groups_of, sentence_on_groups
+from exhume.score.extent import epsilon_shown, groups_of, sentence_on_groups
 from exhume.score.intervals import clopper_pearson
 from exhume.score.lineup import Lineup
 from exhume.score.places import places_for

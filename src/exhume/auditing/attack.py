@@ -32,8 +32,7 @@ from exhume.core.contract import (
 from exhume.core.errors import STOPPED
 from exhume.core.evidence import Epsilon, Extent, GroupRow, LineupRow, Premise
 from exhume.core.results import Findings, Section
-from exhume.score.epsilon import epsilon_shown
-from exhume.score.groups import groups_of, sentence_on_groups
+from exhume.score.extent import epsilon_shown, groups_of, sentence_on_groups
 from exhume.score.intervals import rate_of
 from exhume.score.lineup import LEVEL, USUAL, Lineup
 from exhume.score.placebo import DIFFERENT, marked, placebo

@@ -153,7 +153,7 @@ class OwnArchitecture:
 
     @cached_property
     def _loaded(self) -> _Loaded:
-        """Imported anew where this value has arrived."""
+        """The module and its factory, imported anew where this value has arrived."""
         loaded = _Loaded.of(self.spec, Path(self.root))
         if loaded.fingerprint != self.fingerprint:
             raise ExhumeError(

@@ -113,9 +113,9 @@ def _says_nothing(section: Section, row: LineupRow) -> str:
     if why := unsettled(section):
         return why
     if not row.targets:
-        return (
-            f"no record could be lined up ({row.left_out} left out: {_causes(row)}); {_remedy(row)}"
-        )
+        alike = row.copies > row.left_out / 2
+        remedy = f"give {'records that differ from each other' if alike else 'more records of the same kind'}"
+        return f"no record could be lined up ({row.left_out} left out: {_causes(row)}); {remedy}"
     if row.needed > row.targets:
         return (
             f"the test has no power: {row.targets} records, each among {row.strangers} strangers, would "
@@ -166,24 +166,15 @@ def _causes(row: LineupRow) -> str:
     )
 
 
-def _remedy(row: LineupRow) -> str:
-    if row.copies > row.left_out / 2:
-        return "give records that differ from each other"
-    return "give more records of the same kind"
-
-
 def _against_chance(row: LineupRow) -> str:
     rate = rate_of(row.identified, row.targets)
-    again = f" Drawn again with new strangers: p = {row.second:.2g}." if _borderline(row) else ""
+    borderline = BORDERLINE < row.adjusted <= LEVEL and row.second is not None
+    again = f" Drawn again with new strangers: p = {row.second:.2g}." if borderline else ""
     return (
         f"By chance {row.chance:.1%} would be identified (p = {row.p:.2g}, {row.adjusted:.2g} for all "
         f"tests of this audit).{again} 95% interval of the share, over these targets alone: "
         f"{rate.low:.1%} to {rate.high:.1%}."
     )
-
-
-def _borderline(row: LineupRow) -> bool:
-    return BORDERLINE < row.adjusted <= LEVEL and row.second is not None
 
 
 def _leaks(section: Section) -> Verdict:

@@ -73,7 +73,7 @@ class Privacy:
         return self.noise > 0 or self.samples
 
     def still(self) -> Privacy:
-        """Clipping alone, without chance: nearly what such training does on average."""
+        """This privacy without chance, clipping alone: nearly what such training does on average."""
         return Privacy(self.clip)
 
     @property

@@ -123,7 +123,8 @@ class SideBySideNetwork:
     def trained(architecture: Architecture, device: torch.device) -> SideBySideNetwork:
         """Refuses what a gradient does not tell: dropout, and statistics over batches."""
         if isinstance(architecture, OwnArchitecture):
-            module, why = architecture.trainable(), _in_the_way(architecture)
+            module, why = architecture.trainable(), architecture.not_per_record
+            why = why and (_beside(architecture, _NORM) or why)  # batch norm only by itself
         else:
             module = architecture.build()
             stateful = any(True for _ in module.buffers())
@@ -150,7 +151,7 @@ class SideBySideNetwork:
         return torch.cat([self.outputs(flat, part) for part in torch.split(inputs, _BLOCK)])
 
     def loss(self, flat: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Summed over the records."""
+        """() the loss, summed over the records."""
         outputs = self.outputs(flat, self.objective.seen(inputs))
         return self.objective.value(outputs, Records(inputs, labels, ()))
 
@@ -262,17 +263,12 @@ def own_answers(
     return outputs.detach(), network.gradients(parameters, own, NOT_PRIVATE).detach()
 
 
-def record_gradients(
-    architecture: Architecture, parameters: Tensor, records: Records, privacy: Privacy = NOT_PRIVATE
-) -> Tensor:
-    """(s, p) models on (n, *shape) shared records: (s, n, p), each record's gradient, clipped."""
+def record_gradients(architecture: Architecture, parameters: Tensor, records: Records) -> Tensor:
+    """(s, p) models on (n, *shape) shared records: (s, n, p), each record's gradient."""
     network = SideBySideNetwork.trained(architecture, parameters.device)
     one = vmap(network.gradient, in_dims=(None, 0, 0))
     each: Tensor = vmap(one, in_dims=(0, None, None))(parameters, records.inputs, records.labels)
-    each = each.detach()
-    if privacy.clips:
-        each.mul_(privacy.factors(each.square().sum(2))[:, :, None])
-    return each
+    return each.detach()
 
 
 def logits(architecture: Architecture, parameters: Tensor, inputs: Tensor) -> Tensor:
@@ -320,13 +316,6 @@ def _beside(architecture: OwnArchitecture, *kinds: type[nn.Module]) -> str:
         if isinstance(layer, kinds):
             layer.eval()
     return not_per_record(module, architecture.input_shape)
-
-
-def _in_the_way(architecture: OwnArchitecture) -> str:
-    """What keeps models from being trained side by side; batch norm only where there is nothing else."""
-    return architecture.not_per_record and (
-        _beside(architecture, _NORM) or architecture.not_per_record
-    )
 
 
 def without_memory(module: nn.Module) -> nn.Module:

@@ -248,7 +248,7 @@ class Steps:
     privacy: Privacy = NOT_PRIVATE
 
     def still(self) -> Steps:
-        """The same with clipping alone: training that gives the same update whenever it is repeated."""
+        """This training with clipping alone, which gives one update however often it is repeated."""
         return replace(self, privacy=self.privacy.still())
 
     @property

@@ -65,7 +65,9 @@ def rows_behind(
 
     directions = free_directions(routine, count)
     groups = _rows(layout)
-    some = _sample(len(at), int(_NUMBERS / len(directions)))
+    some = torch.arange(len(at))  # values of the update: all, or as many as are affordable
+    if len(at) > (most := int(_NUMBERS / len(directions))):
+        some = torch.randperm(len(at), generator=Key.from_seed(0).fold("sample").generator())[:most]
     size = wanted[some].norm().clamp_min(1e-300)
     even, along = at.new_full((len(rates) * count,), 1 / count), at.new_zeros(len(directions))
     for pull in _PULLS:
@@ -131,13 +133,6 @@ def _swapped(weights: Tensor, routine: Routine, misfit: Callable[[Tensor], Tenso
                 if size < _BETTER * best:
                     weights, best, improved = tried, size, True
     return weights
-
-
-def _sample(size: int, most: int) -> Tensor:
-    """Places of an update: all, or as many as are affordable."""
-    if size <= most:
-        return torch.arange(size)
-    return torch.randperm(size, generator=Key.from_seed(0).fold("sample").generator())[:most]
 
 
 def rounded(weights: Tensor, routine: Routine) -> Tensor:

@@ -60,7 +60,7 @@ class OwnTraining:
 
     @cached_property
     def _function(self) -> Callable[..., Any]:
-        """Imported anew where this value has arrived."""
+        """The owner's function, imported anew where this value has arrived."""
         function = _function(self.spec, Path(self.root))
         if digest_of_code(function) != self.fingerprint:
             raise ExhumeError(
@@ -121,7 +121,9 @@ class OwnTraining:
 
     def _begun(self, start: Tensor) -> nn.Module:
         """The module at the start (p,) of its training."""
-        layout, module = self.architecture.layout, _trainable(self.architecture).to(start.device)
+        net, layout = self.architecture, self.architecture.layout
+        module = net.trainable() if isinstance(net, OwnArchitecture) else net.build().train()
+        module = module.to(start.device)
         with torch.no_grad():
             for name, tensor in layout.split(start).items():
                 _tensors(module)[name].copy_(tensor)
@@ -174,12 +176,6 @@ def _function(spec: str, root: Path) -> Callable[..., Any]:
     if not callable(function):
         raise ExhumeError(f"train: {spec} is a {type(function).__name__}, which cannot be called")
     return function
-
-
-def _trainable(architecture: Architecture) -> nn.Module:
-    if isinstance(architecture, OwnArchitecture):
-        return architecture.trainable()
-    return architecture.build().train()
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

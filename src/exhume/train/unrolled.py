@@ -82,7 +82,7 @@ class Unknown:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class StepRows:
     """What one step sees: rows of the known records (None: all), and of the unknown ones."""
 
     fixed: Tensor | None
@@ -128,7 +128,7 @@ class Unrolled:
     module: nn.Module
     layout: Layout
     rule: Rule
-    steps: tuple[Seen, ...]
+    steps: tuple[StepRows, ...]
     initial: Tensor
     fixed: Records
     rates: list[float]
@@ -157,10 +157,14 @@ class Unrolled:
     # Training
 
     def train(self, guess: Unknown) -> Path:
-        state, whole = self._start, self._states_fit
+        state = self._start
+        rows = self.rule.kept(state, self.initial)
+        whole = len(self.steps) * rows.numel() * rows.element_size() <= (self.memory << 20) // 4
         every = max(1, math.isqrt(max(0, len(self.steps) - 1)) + 1)
         path = Path(guess, self.initial, [], [], every)
-        room, each = (self.memory << 20) * 3 // 4, self._graph_bytes
+        most = max((self._count(seen) for seen in self.steps), default=0)
+        each = most * self.activations * _COPIES * self.initial.element_size()
+        room = (self.memory << 20) * 3 // 4
         for t in range(len(self.steps)):
             if t % every == 0 and not whole:
                 path.states.append(state)
@@ -176,16 +180,6 @@ class Unrolled:
     def _start(self) -> Tensor:
         """(k, p) the state before the first step."""
         return torch.stack(self.rule.start(self.initial))
-
-    @property
-    def _states_fit(self) -> bool:
-        rows = self.rule.kept(self._start, self.initial)
-        return len(self.steps) * rows.numel() * rows.element_size() <= (self.memory << 20) // 4
-
-    @property
-    def _graph_bytes(self) -> int:
-        most = max((self._count(seen) for seen in self.steps), default=0)
-        return most * self.activations * _COPIES * self.initial.element_size()
 
     def _moved(self, state: Tensor, t: int, slopes: list[_Slope]) -> tuple[Tensor, Tensor]:
         gradient = torch.stack([slope.by_weights.detach() for slope in slopes]).sum(0)
@@ -258,7 +252,7 @@ class Unrolled:
     # One step of the network
 
     @torch.enable_grad()
-    def _slopes(self, at: Tensor, seen: Seen, guess: Unknown) -> list[_Slope]:
+    def _slopes(self, at: Tensor, seen: StepRows, guess: Unknown) -> list[_Slope]:
         """Gradients of the step's mean loss, block by block."""
         weights, count, blocks = at.detach().requires_grad_(), self._count(seen), []
         named = self._named(weights)
@@ -294,7 +288,7 @@ class Unrolled:
         known = dict(self.module.named_parameters())
         return {n: t for n, t in self.layout.split(weights).items() if n in known}
 
-    def _blocks(self, seen: Seen) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    def _blocks(self, seen: StepRows) -> Iterator[tuple[Tensor, Tensor, bool]]:
         """Blocks of a step's known records; the unknown ones come with the last."""
         fixed = self.fixed if seen.fixed is None else self.fixed[seen.fixed]
         size = len(fixed) if self.mixes else _BLOCK
@@ -304,7 +298,7 @@ class Unrolled:
             last = start == starts[-1] and len(seen.unknown) > 0
             yield fixed.inputs[cut], fixed.labels[cut], last
 
-    def _count(self, seen: Seen) -> int:
+    def _count(self, seen: StepRows) -> int:
         known = len(self.fixed) if seen.fixed is None else len(seen.fixed)
         return known + len(seen.unknown)
 
@@ -345,10 +339,10 @@ def unroll(
     module, mixes = _differentiable(recipe.architecture)
     count, every = recipe.descent.steps, torch.arange(unknown)
     if isinstance(recipe, FullBatch):
-        steps = (Seen(None, every),) * count
+        steps = (StepRows(None, every),) * count
     else:
         batches = islice(recipe.order.batches(len(fixed), unknown), count)
-        steps = tuple(Seen(batch.fixed, batch.extra) for batch in batches)
+        steps = tuple(StepRows(batch.fixed, batch.extra) for batch in batches)
     return Unrolled(
         module.to(initial.device),
         recipe.architecture.layout,
