@@ -26,27 +26,25 @@ from exhume.train.stacked import Order
 
 
 def sizes_for(records: int, settings: Settings) -> Sizes:
-    """Sizes as given; those left at 0 are shares of the records, capped at the notebook's setting."""
+    """Sizes as given; those left at 0 are shares of the records, capped at the notebook's setting.
+
+    Of few records a fifth are targets, so that a leak of a fifth of them is noticed from 250 on.
+    """
     given = settings.data
+    few = records < 10 * ENOUGH
     return Sizes(
         fixed=given.fixed or min(1000, records // 4),
-        target=given.targets or min(200, records // 10),
-        shadow=given.shadows or min(2000, records // 2),
+        target=given.targets or (min(ENOUGH, records // 5) if few else min(200, records // 10)),
+        shadow=given.shadows or (2 * records // 5 if few else min(2000, records // 2)),
         public=given.public or min(1000, records // 20),
         test=given.test or min(1000, records // 20),
     )
 
 
+ENOUGH = 50  # targets that notice a leak of a fifth
 _LADDER = (
-    (200, 2000),
-    (150, 1500),
-    (100, 1000),
-    (75, 750),
-    (50, 500),
-    (45, 350),
-    (40, 200),
-    (25, 100),
-    (20, 50),
+    *((200, 2000), (150, 1500), (100, 1000), (75, 750), (ENOUGH, 500), (ENOUGH, 350)),
+    *((ENOUGH, 200), (ENOUGH, 100), (40, 60), (20, 50)),
 )  # targets and shadows
 _ALONE = 4  # models in a chunk whose models gain nothing by being trained together: less is lost
 _SHARE = (

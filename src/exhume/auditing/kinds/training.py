@@ -56,7 +56,7 @@ from exhume.auditing.look import (
     seconds_of_looks,
 )
 from exhume.auditing.plan import game_stages, network_seconds
-from exhume.choices import Trains, ignored_beside_own, recipe_for, resolve, sized
+from exhume.choices import ENOUGH, Trains, ignored_beside_own, recipe_for, resolve, sized
 from exhume.core.contract import (
     Attack,
     Key,
@@ -96,7 +96,6 @@ DEVIATIONS = (
     "Initial weights are drawn from N(0, 1/fan_in) without truncation.",
 )
 
-ENOUGH = 50  # targets that notice a leak of a fifth
 _LOOKED_AT = 40  # targets of which what training stores is looked at
 _EXACT = 8  # targets that are differentiated through training, if there is room
 _FEWEST_EXACT = 2  # and at least, if there is not
@@ -476,7 +475,7 @@ class TrainingCase(Case):
     def with_more(self, times: int) -> tuple[TrainingCase, dict[str, int]]:
         """More targets, where there were few, and more shadow models, as far as the records go."""
         sizes = self.settings.data
-        targets = max(sizes.targets, min(ENOUGH, len(self.records) // 10))
+        targets = max(sizes.targets, min(ENOUGH, len(self.records) // 5))
         left = len(self.records) - sizes.fixed - targets - sizes.public - sizes.test
         options = {"targets": targets, "shadows": min(times * sizes.shadows, left)}
         settings = self.settings.with_values("data", **options)
