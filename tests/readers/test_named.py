@@ -83,10 +83,12 @@ def test_second_time_from_the_cache(plant: Plant, no_user_cache: Path) -> None:
     assert origin.asked == 1
 
 
-def test_own_cache_folder(plant: Plant, tmp_path: Path) -> None:
+def test_own_cache_folder(plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant((Planted(), TINY))
-    assert fetch("mnist", cache=tmp_path / "mine") == tmp_path / "mine" / "mnist.safetensors"
-    assert [named.name for named in catalogue(cache=tmp_path / "mine") if named.cached] == ["mnist"]
+    monkeypatch.setenv("EXHUME_CACHE", str(tmp_path / "mine"))
+    assert fetch("mnist") == tmp_path / "mine" / "mnist.safetensors"
+    assert [named.name for named in catalogue() if named.cached] == ["mnist"]
+    monkeypatch.setenv("EXHUME_CACHE", str(tmp_path / "other"))
     assert not any(named.cached for named in catalogue())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,7 +77,14 @@ def host(server: Path, hosting: Hosting, *, only: Sequence[int] | None = None) -
 
 
 async def _run(settings: Settings, models: list[ModelSettings]) -> None:
+    logging.getLogger("mlserver.grpc").addFilter(_in_one_line)
     await MLServer(settings).start(models)
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """MLServer logs a traceback for every request that is refused; its sentence is enough."""
+    record.exc_info = None
+    return True
 
 
 def _numbers(model: ModelSettings) -> int:

@@ -148,8 +148,8 @@ class Client:
         features = await asyncio.to_thread(self._send, inputs)
         await self._survey(until)
         rows = max(1, min(_ROWS, _BYTES // max(1, features[0].nbytes)))
-        found = [await self._ask_all(part, until) for part in torch.split(features, rows)]
-        answers = [torch.from_numpy(np.concatenate(one)) for one in zip(*found, strict=True)]
+        pieces = [await self._ask_all(part, until) for part in torch.split(features, rows)]
+        answers = [torch.from_numpy(np.concatenate(body)) for body in zip(*pieces, strict=True)]
         return await asyncio.to_thread(self._finish, answers)
 
     @torch.inference_mode()
@@ -250,7 +250,7 @@ class Client:
 def _short(error: Exception) -> str:
     """The first line, without what a terminal would obey."""
     line = (str(error).splitlines() or [""])[0][:160]
-    return "".join(one if one.isprintable() else "?" for one in line)
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
 # One server, over gRPC

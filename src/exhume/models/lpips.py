@@ -107,13 +107,11 @@ def _unit(feature: Tensor) -> Tensor:
     return feature / (length + _EPSILON)
 
 
-def perceptual(
-    net: str = "alexnet", *, cache: Path | None = None, progress: Progress = silent
-) -> LPIPS:
+def perceptual(net: str = "alexnet", *, progress: Progress = silent) -> LPIPS:
     """LPIPS on "alexnet" (fast) or "vgg16", its weights from the cache or brought there."""
     if net not in _STEPS:
         raise ExhumeError(f"net: {net!r} is not one of {', '.join(_STEPS)}")
-    path = shelf.folder(cache) / f"lpips-{net}.safetensors"
+    path = shelf.folder() / f"lpips-{net}.safetensors"
     try:
         content = shelf.read(path, _DIGESTS[net]) if path.is_file() else None
     except Damaged:

@@ -48,7 +48,6 @@ def load(
     size: int | None = None,
     reading: TextReading = _AS_IT_IS,
     missing: str = "",
-    cache: Path | None = None,
     progress: Progress = silent,
 ) -> Records:
     """Records of a named set (`mnist`), of the user's copy of one (`mnist:folder`), or of a path.
@@ -58,7 +57,6 @@ def load(
     size: for image folders, crop to the centre square and resize to size x size; None: as they are.
     reading: of texts and tokens: vocabulary, length, padding; and whether a table's label is a number.
     missing: what missing numbers of a table become: `mean`, that of their column; else they are refused.
-    cache: folder for named sets; None: `EXHUME_CACHE`, else the user's cache folder.
     """
     try:
         named = _table_named(source)
@@ -69,7 +67,7 @@ def load(
                 f"loss: mse needs numbers to predict: a .csv or .npz file, not {str(source)[:300]}"
             )
         if named is None:
-            records = _load(source, size, reading, cache, progress)
+            records = _load(source, size, reading, progress)
         else:
             _refuse_size(size, str(named[0]))
             records = table(*named, missing=missing, targets=reading.targets)
@@ -118,7 +116,6 @@ def _load(
     source: str | Path,
     size: int | None,
     reading: TextReading,
-    cache: Path | None,
     progress: Progress,
 ) -> Records:
     check_source(source)
@@ -129,7 +126,7 @@ def _load(
             raise ExhumeError(f"{name}: a set of {SETS[name].kind}, which `pairs` loads")
         if not colon:
             _refuse_size(size, text)
-            return Pixels.of(content_of(name, cache=cache, progress=progress)).records()
+            return Pixels.of(content_of(name, progress=progress)).records()
         return _copy_of(name, Path(rest).expanduser(), size, progress)
     path = Path(text).expanduser()
     if not path.exists():
@@ -208,13 +205,12 @@ _PAIR_FORMATS = (
 def pairs(
     source: str | Path,
     *,
-    cache: Path | None = None,
     progress: Progress = silent,
 ) -> TextPairs:
     """Sentence pairs of a named set (`en-fr`) or of a path; of a folder, English to the other language."""
     text = str(source)
     if isinstance(source, str) and text in PAIR_SETS:
-        return TextPairs.of(content_of(text, cache=cache, progress=progress))
+        return TextPairs.of(content_of(text, progress=progress))
     path = Path(text).expanduser()
     if path.is_dir():
         return parallel(path)

@@ -108,30 +108,30 @@ SETS = {name: _named(name) for name in NAMED_SETS}
 # Fetching
 
 
-def catalogue(*, cache: Path | None = None) -> tuple[Named, ...]:
+def catalogue() -> tuple[Named, ...]:
     """Every named set."""
-    return tuple(replace(known, cached=_place(known, cache).is_file()) for known in SETS.values())
+    return tuple(replace(known, cached=_place(known).is_file()) for known in SETS.values())
 
 
-def fetch(name: str, *, cache: Path | None = None, progress: Progress = silent) -> Path:
+def fetch(name: str, *, progress: Progress = silent) -> Path:
     """The cache file of a named set, brought there if it is absent, replaced if it is damaged."""
     try:
-        content_of(name, cache=cache, progress=progress)
+        content_of(name, progress=progress)
     except Damaged:  # what is brought now takes its place
-        _bring(SETS[name], _place(SETS[name], cache), progress)
-    return _place(SETS[name], cache)
+        _bring(SETS[name], _place(SETS[name]), progress)
+    return _place(SETS[name])
 
 
-def content_of(name: str, *, cache: Path | None, progress: Progress) -> Content:
+def content_of(name: str, *, progress: Progress) -> Content:
     """What a named set holds; a damaged cache file is refused."""
     if name not in SETS:
         raise unknown_source(name, SETS, "no other name")
-    known, path = SETS[name], _place(SETS[name], cache)
+    known, path = SETS[name], _place(SETS[name])
     return shelf.read(path, known.digest) if path.is_file() else _bring(known, path, progress)
 
 
-def _place(known: Named, cache: Path | None) -> Path:
-    return shelf.folder(cache) / f"{known.name}.safetensors"
+def _place(known: Named) -> Path:
+    return shelf.folder() / f"{known.name}.safetensors"
 
 
 def _bring(known: Named, path: Path, progress: Progress) -> Content:

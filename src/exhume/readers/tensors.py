@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from exhume.core.contract import ExhumeError
 from exhume.core.notation import refuse_code
+from exhume.core.own_code import first_line
 from exhume.store.memory import check_memory
 
 _PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
@@ -113,7 +114,11 @@ def _trusted(path: Path, what: str) -> Any:
                 return torch.jit.load(str(path), map_location="cpu").state_dict()  # type: ignore[no-untyped-call]
             loaded = torch.load(path, map_location="cpu", weights_only=False)
     except (ImportError, AttributeError) as error:
-        raise _missing(path, error, what) from error
+        raise ExhumeError(
+            f"{what}: {path} needs code that is not here ({first_line(error)}); run the command in the "
+            "folder of its classes or install them (a class of the script that saved it has to move into a "
+            "module first), or save model.state_dict(), which needs no code"
+        ) from error
     except Exception as error:
         raise _damaged(path, error, what) from error
     return loaded.state_dict() if isinstance(loaded, torch.nn.Module) else loaded
@@ -128,40 +133,6 @@ def _importable(folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.path[:] = before
-
-
-def _missing(path: Path, error: ImportError | AttributeError, what: str) -> ExhumeError:
-    """A class that the pickle names and that is not here: which, and what to do."""
-    instead = "or save model.state_dict() where the class is, which needs no code"
-    if isinstance(error, ImportError):
-        module = error.name or "?"
-        classes = [name for name in _globals_of(path) if name.split(".")[0] == module.split(".")[0]]
-        named = f"the class {classes[0]}" if classes else f"the module {module}"
-        return ExhumeError(
-            f"{what}: {path} needs {named}, and there is no module {module} here; run the command in the "
-            f"folder of {module.split('.')[0]}.py or install it, {instead}"
-        )
-    named_class = re.search(r"attribute '(\w+)' on <module '([\w.]+)'", str(error))
-    if named_class is None:
-        return _damaged(path, error, what)
-    name, module = named_class.groups()
-    if module.rpartition(".")[2] == "__main__":
-        return ExhumeError(
-            f"{what}: {path} needs the class {name}, which was defined in the script that saved it; move it "
-            f"into a module and save again, {instead}"
-        )
-    return ExhumeError(
-        f"{what}: {path} needs the class {name} of {module}, and the {module} here has none (another "
-        f"version?); {instead.removeprefix('or ')}"
-    )
-
-
-def _globals_of(path: Path) -> list[str]:
-    """What a pickle names, without running it; nothing for files that torch cannot look into."""
-    try:
-        return list(torch.serialization.get_unsafe_globals_in_checkpoint(path))
-    except (*_BROKEN_ARCHIVE, *_ODD_TENSORS, pickle.UnpicklingError):
-        return []
 
 
 def _pickled(path: Path, what: str) -> Any:

@@ -44,10 +44,8 @@ class Content:
         return total.hexdigest()
 
 
-def folder(chosen: Path | None = None) -> Path:
-    """The chosen folder, else `EXHUME_CACHE`, else `exhume` in the user's cache folder."""
-    if chosen is not None:
-        return chosen.expanduser()
+def folder() -> Path:
+    """`EXHUME_CACHE`, else `exhume` in the user's cache folder."""
     if own := os.environ.get("EXHUME_CACHE"):
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

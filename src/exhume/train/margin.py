@@ -26,7 +26,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 import torch
@@ -305,36 +304,25 @@ def _pulls_on(
         signals.insert(0, (signals[0] @ matrix).mul_(network.act.slope(before, given)))
     first, *later = signals
 
-    matrices = [
-        partial(_add_products, signal, fed) for signal, fed in zip(later, active, strict=True)
-    ]
-    biases = [partial(_add_sum, signal) for signal in later] if network.later_biases else []
-    return [
-        partial(_add_rows, first, rows),
-        _add_nothing,
-        partial(_add_sum, first),
-        *matrices,
-        *biases,
-    ]
+    def on_coefficients(to: Tensor, times: float) -> None:
+        if rows is None:
+            to.add_(first, alpha=times)
+        else:
+            to.index_add_(0, rows, first, alpha=times)
+
+    def on_matrix(signal: Tensor, fed: Tensor) -> _Add:
+        return lambda to, times: to.addmm_(signal.T, fed, alpha=times)
+
+    def on_bias(signal: Tensor) -> _Add:
+        return lambda to, times: to.add_(signal.sum(0), alpha=times)
+
+    matrices = [on_matrix(signal, fed) for signal, fed in zip(later, active, strict=True)]
+    biases = [on_bias(signal) for signal in later] if network.later_biases else []
+    return [on_coefficients, _pull_nothing, on_bias(first), *matrices, *biases]
 
 
-def _add_rows(signal: Tensor, rows: Tensor | None, to: Tensor, times: float) -> None:
-    if rows is None:
-        to.add_(signal, alpha=times)
-    else:
-        to.index_add_(0, rows, signal, alpha=times)
-
-
-def _add_nothing(to: Tensor, times: float) -> None:
+def _pull_nothing(to: Tensor, times: float) -> None:
     """No record pulls on what is left of the start."""
-
-
-def _add_products(signal: Tensor, fed: Tensor, to: Tensor, times: float) -> None:
-    to.addmm_(signal.T, fed, alpha=times)
-
-
-def _add_sum(signal: Tensor, to: Tensor, times: float) -> None:
-    to.add_(signal.sum(0), alpha=times)
 
 
 def competitors(outputs: Tensor, labels: Tensor, others: Others) -> Tensor:

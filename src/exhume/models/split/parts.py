@@ -142,13 +142,14 @@ def load_bodies(
     server: Path, *, only: Sequence[int] | None = None, factory: str = ""
 ) -> tuple[KeptBody, ...]:
     """The bodies in a server's folder, in order; only: some of them."""
-    found = bodies_in(server)
-    wanted = found if only is None else list(only)
+    indices = bodies_in(server)
+    wanted = indices if only is None else list(only)
     if not wanted:
         raise ExhumeError(f"server: {server} holds no body; export one there first")
     for index in wanted:
-        if index not in found:
-            raise ExhumeError(f"server: {server} has no body{index}; there are {_said(found)}")
+        if index not in indices:
+            held = ", ".join(f"body{n}" for n in indices)
+            raise ExhumeError(f"server: {server} has no body{index}; there are {held or 'none'}")
     return tuple(load_body(server / f"body{index}", factory=factory) for index in wanted)
 
 
@@ -242,10 +243,6 @@ def _still(module: nn.Module) -> nn.Module:
     return module.requires_grad_(False).eval()
 
 
-def _said(numbers: Sequence[int]) -> str:
-    return ", ".join(f"body{n}" for n in numbers) or "none"
-
-
 # Manifests
 
 
@@ -305,11 +302,11 @@ def _read_part(path: Path, manifest: Mapping[str, Any]) -> tuple[dict[str, Tenso
         raise ExhumeError(f"{path}: is missing, though the manifest names it") from None
     except OSError as error:
         raise ExhumeError(f"{path}: cannot be read ({error.strerror or error})") from error
-    found = checksum(content)
-    if found != manifest["sha256"]:
+    sha256 = checksum(content)
+    if sha256 != manifest["sha256"]:
         raise ExhumeError(f"{path}: was altered or damaged; its checksum is not the manifest's")
     try:
-        return load(content), found
+        return load(content), sha256
     except (SafetensorError, ValueError) as error:
         raise ExhumeError(f"{path}: is no safetensors file ({error})") from error
 
