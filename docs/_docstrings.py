@@ -2,8 +2,7 @@
 
 A line `::: attacks/informed/closed_form.py ClosedForm` becomes the class's docstring, as a table of what
 it sees, assumes and guarantees, and its settings with their defaults; a function's becomes its signature and words. Nothing of exhume is imported.
-The README of every example becomes a page of the site, and pages that the navigation does not name are
-put under its last heading, Results.
+The README of every example becomes a page of the site.
 """
 
 from __future__ import annotations
@@ -18,29 +17,12 @@ PARTS = ("Sees", "Assumes", "Guarantees", "Reference")
 EXAMPLE = re.compile(r"\((?:\.\./)+examples/([\w-]+)/README\.md")
 
 
-def on_config(config):
-    """Called by mkdocs first."""
-    config["nav"][-1] = {"Results": unnamed(str(config["nav"]))}
-    return config
-
-
-def unnamed(nav: str) -> list[dict[str, str]]:
-    """Pages at the top of docs/ that the navigation does not mention, by their headings."""
-    pages = [page for page in sorted((ROOT / "docs").glob("*.md")) if f"'{page.name}'" not in nav]
-    return [{_heading(page): page.name} for page in pages]
-
-
-def _heading(page: Path) -> str:
-    first = page.read_text(encoding="utf-8").split("\n", 1)[0]
-    return first.removeprefix("# ").replace("`", "").strip()
-
-
 def on_files(files, config):
     """Called by mkdocs once all pages are known."""
     from mkdocs.structure.files import File
 
     for readme in sorted((ROOT / "examples").glob("*/README.md")):
-        text = readme.read_text(encoding="utf-8").replace("](../../docs/", "](../")
+        text = readme.read_text(encoding="utf-8").replace("](../../docs/", "](../").replace(".ipynb)", ".md)")
         place = f"examples/{readme.parent.name}.md"
         files.append(File.generated(config, place, content=text))
     return files
@@ -60,9 +42,11 @@ def described(file: str, name: str) -> str:
     """Markdown for one class of the package."""
     path = ROOT / "src" / "exhume" / file
     source = path.read_text(encoding="utf-8")
-    for node in ast.parse(source).body:
+    body = ast.parse(source).body
+    for node in body:
         if isinstance(node, ast.ClassDef) and node.name == name:
-            return _words(node) + _usage(file, name) + _settings(node, source.splitlines())
+            settings = _settings(node, source.splitlines(), constants_of(body))
+            return _words(node) + _usage(file, name) + settings
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return _signature(node) + _said(ast.get_docstring(node) or "")
     raise ValueError(f"{file} has no class {name}")
@@ -141,11 +125,32 @@ def _usage(file: str, name: str) -> str:
     return f"\n```python\nfrom {module} import {name}\n```\n"
 
 
-def _settings(node: ast.ClassDef, lines: list[str]) -> str:
+def constants_of(body: list[ast.stmt]) -> dict[str, str]:
+    """What a file's constants are, its own and those that it takes from others of ours, as they are written."""
+    found = {}
+    for node in body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name):
+            found[target.id] = ast.unparse(node.value) if node.value else ""
+        elif isinstance(node, ast.Assign) and isinstance(target, ast.Tuple):  # also of range(4)
+            values = [ast.unparse(e) for e in getattr(node.value, "elts", [])]
+            numbered = zip(target.elts, values or map(str, range(len(target.elts))), strict=True)
+            found |= {name.id: value for name, value in numbered}
+        elif isinstance(node, ast.ImportFrom) and any(one.name.isupper() for one in node.names):
+            file = ROOT / "src" / f"{node.module.replace('.', '/')}.py"
+            if file.exists():
+                theirs = constants_of(ast.parse(file.read_text(encoding="utf-8")).body)
+                found |= {one.name: theirs[one.name] for one in node.names if one.name in theirs}
+    return found
+
+
+def _settings(node: ast.ClassDef, lines: list[str], constants: dict[str, str]) -> str:
+    """A row for each setting; a default that is a constant is shown as what it is."""
     rows = []
     for item in node.body:
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
-            default = f"`{ast.unparse(item.value)}`" if item.value else "given"
+            written = ast.unparse(item.value) if item.value else ""
+            default = f"`{constants.get(written, written)}`" if written else "given"
             rows.append(
                 f"| `{item.target.id}` | {_cell(default)} | {_cell(_remark(item, lines))} |"
             )

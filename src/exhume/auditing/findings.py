@@ -26,7 +26,7 @@ class TargetRecord:
     similarity: Mapping[str, float] = field(default_factory=dict)  # by measure
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Audit:
     """A finished audit: its result, and where everything lies. In a notebook it shows its report.
 
@@ -115,6 +115,9 @@ class Audit:
         width = max((len(name) for name, _ in rows), default=0)
         table = [f"  {name:{width}}  {came_back}" for name, came_back in rows]
         return "\n".join([self.verdict.sentence, *self.beside, *table, f"report: {self.report}"])
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         page = html.escape(self.report.read_text(encoding="utf-8"), quote=True)
