@@ -96,7 +96,7 @@ def init(
     release = release or _ask_choice("What do you release?", kinds)
     if release not in kinds:
         raise unknown_name("release", release, kinds)
-    records = "Your records (a named set, a folder, an .npz file, texts in a .txt file)"
+    records = "Your records (a named set, a folder, a .csv or .npz file, texts in a .txt file)"
     data = _ask(data, records, "mnist")
     filed = release in ("checkpoint", "fitted")
     if not filed and release in KINDS:

@@ -61,13 +61,14 @@ from exhume.models.mlp import MLP
 from exhume.models.own import fully_connected
 from exhume.store.shards import address, cached, digest
 from exhume.train.optimisers import Descent
-from exhume.train.recipe import FullBatch
+from exhume.train.recipe import FullBatch, MiniBatch
 from exhume.train.unrolled import check_differentiable, free_gates, unroll
 
 Linearisation = SharedAdjoint | MatrixFree
 _CONVERGED = 1e-2  # relative residual below which the records explain the release
 _ASKED = 1.4  # trainings that an answer of the shared adjoint takes
 _READ = 1e8  # bytes of the adjoint that take a release a second: it reads them some hundred times
+_STEP = 2e-3  # seconds of a step at least, with its derivative
 _USUAL = 300  # trainings of a release, matrix-free and without kinks
 _TRIAL = 2  # steps for each label that may be right
 _PROMISING = 0.75  # relative residual after them below which no other label is tried
@@ -175,7 +176,9 @@ class ThroughTraining:
         if activation(mlp.activation).curve is None:
             each += ThroughAnyTraining.trainings
         before = per_model * (_ASKED * self.questions * mlp.sizes[0] + anchors)
-        return before, per_model * each + self.bytes_of(mlp, descent) / _READ
+        alone = each - self.trainings  # one after another, so that a step takes its least
+        more = _STEP * descent.steps * alone + self.bytes_of(mlp, descent) / _READ
+        return before, per_model * each + more
 
 
 @dataclass(frozen=True)
@@ -236,10 +239,18 @@ class ThroughAnyTraining:
 
     def seconds(self, recipe: Recipe, classes: int, per_model: float) -> tuple[float, float]:
         """Before any release, and for each, where a training takes `per_model`."""
-        network = recipe.architecture
+        network, steps = recipe.architecture, len(_rates_of(recipe))
         before = 1 + classes * self.anchors_of(classes, network.layout.size)
         kinks = free_gates(network.build())[1]
-        return per_model * before, per_model * (self.trainings if kinks else _USUAL)
+        each = self.trainings if kinks else _USUAL
+        return per_model * before, each * (per_model + _STEP * steps)
+
+
+def _rates_of(recipe: Recipe) -> list[float]:
+    """Of each step of a training that can be differentiated."""
+    check_differentiable(recipe)
+    assert isinstance(recipe, FullBatch | MiniBatch)  # nothing else passes
+    return recipe.descent.rates
 
 
 def through_training_of(recipe: object) -> ThroughTraining | ThroughAnyTraining:

@@ -110,7 +110,8 @@ _SERVER = AttackSpec(
 )
 SERVERS = ("server-span", "server-tensor")
 _THREAT = "sees a client's update; knows the weights it was sent"
-_EXACT, _CHEAP = 0.7, 7  # seconds of an exact attack on one update, and how many there are
+_EXACT, _CHEAP = 0.7, 7  # seconds of an exact attack on one update at most, and how many there are
+_LITTLE, _EACH_NUMBER = 0.03, 2e-6  # seconds of it on a small one, and for each number sent
 _ORDERS = 8  # times what finding the order of known records takes, where the records are not known
 _LEAST = 1e-3  # seconds of a search, which then makes the fewest steps there are
 _FEWEST, _MOST = 50, 2000  # steps of gradient matching
@@ -167,7 +168,7 @@ def _row(
         _BY_ID[name],
         attack,
         _THREAT,
-        _EXACT * len(updates) if seconds is None else seconds,
+        exact_seconds(updates) if seconds is None else seconds,
         sum(update.batch_size or 0 for update in updates),
         steps=steps,
         when="if needed" if needed else "always",
@@ -193,7 +194,7 @@ def _on_records(
     steps = decoding_steps(settings, updates)
     behind = 0.0 if isinstance(updates[0].architecture, MLP | TwoLayer) else _pass(updates)
     told = _TOLD if updates[0].gradient.statistics else 1
-    decoding = _EXACT + told * steps * behind
+    decoding = exact_seconds(updates[:1]) + told * steps * behind
     first, later = partial(_row, updates), partial(_row, updates, needed=True)
     return [
         first("bias-ratio", BiasRatio()),
@@ -217,11 +218,17 @@ def seconds_to_search(budget: float, updates: Sequence[ClientUpdate]) -> float:
     return max(_LEAST, left / 2)
 
 
+def exact_seconds(updates: Sequence[ClientUpdate]) -> float:
+    """Of an exact attack on all updates: by the numbers that it decomposes, up to what large ones take."""
+    numbers = updates[0].architecture.layout.size
+    return min(_EXACT, _LITTLE + _EACH_NUMBER * numbers) * len(updates)
+
+
 def _local_seconds(updates: Sequence[ClientUpdate]) -> float | None:
     """Of going back through local steps; None: as cheap as any exact attack, as the order is known."""
     trained = [(u.steps.of(u.architecture), u.batch_size or 0) for u in updates]
     searched = sum(search_seconds(local, records) for local, records in trained)
-    return _EXACT * len(updates) + _ORDERS * searched if searched else None
+    return exact_seconds(updates) + _ORDERS * searched if searched else None
 
 
 def matching_steps(settings: UpdateSettings, updates: Sequence[ClientUpdate]) -> int:
