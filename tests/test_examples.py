@@ -144,6 +144,15 @@ def test_a_published_credit_model(follow):
     assert main(Path("loose"), tolerance=1e-4) == 0  # scikit-learn's default
 
 
+def test_an_erased_customer(follow):
+    follow("credit_model")  # puts the example's files here
+    result = runpy.run_path("erasure.py")["main"](Path("erased")).result
+    assert result.verdict.word == "leaks"
+    attacks = {attack.spec.id: attack.metrics for attack in result.attacks}
+    assert attacks["remaining"]["exact"] == 1
+    assert attacks["difference"]["mse"] < 0.1 * attacks["difference"]["never_saw_mse"]
+
+
 @pytest.mark.slow
 def test_a_client_that_trains_on_notes(follow):
     said = follow("text_client")

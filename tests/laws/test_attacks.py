@@ -38,6 +38,7 @@ from exhume.attacks.informed.prior_aware import PriorAware
 from exhume.attacks.informed.reconn import RecoNN
 from exhume.attacks.informed.residual import Residual
 from exhume.attacks.informed.through_training import ThroughAnyTraining, ThroughTraining
+from exhume.attacks.informed.versions import VersionDifference
 from exhume.attacks.margin.descent import SearchDescent
 from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.feature_span import FeatureSpan
@@ -197,6 +198,15 @@ def regression_game(key: Key) -> tuple[Knowledge, Release, Secret]:
         recipe, initial, parts.fixed, parts.target, key=key, store=NullStore(), chunk=32
     )
     return Knowledge(recipe=recipe, fixed=parts.fixed), release, secret
+
+
+def versions_game(key: Key) -> tuple[Knowledge, Release, Secret]:
+    """Fits of that regression with a record, and the fit without; the release is their difference."""
+    knowledge, within, secret = regression_game(key)
+    recipe, fixed = knowledge.recipe, knowledge.fixed
+    at = recipe.fit(within.parameters[0], fixed, fixed.none_for(1), key)[0]
+    private = Secret(secret.open().one_each())
+    return knowledge, contract.Gradient(within.parameters - at, within.layout, at), private
 
 
 def margin_game(key: Key) -> tuple[Knowledge, Release, Secret]:
@@ -525,6 +535,7 @@ CASES = {
     ),
     "closed form of linear models": Case(GlmClosedForm(), linear_game, 1e-12),
     "closed form of linear regressions": Case(LinearClosedForm(), regression_game, 1e-12),
+    "difference of versions": Case(VersionDifference(), versions_game, 1e-12),
     "reconn": Case(SMALL, informed_game, 0.75),
     "reconn delta span": Case(replace(SMALL, inputs="delta", span=True), informed_game, 0.8),
     "mnemonist": Case(Mnemonist(SMALL), informed_game, 0.8),

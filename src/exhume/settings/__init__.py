@@ -6,6 +6,7 @@ from exhume.settings.releases import FittedSettings as FittedSettings
 from exhume.settings.releases import ReleaseSettings as ReleaseSettings
 from exhume.settings.releases import SplitSettings as SplitSettings
 from exhume.settings.releases import UpdateSettings as UpdateSettings
+from exhume.settings.releases import VersionsSettings as VersionsSettings
 from exhume.settings.schema import SettingsSection as SettingsSection
 from exhume.settings.schema import SharedNumber as SharedNumber
 from exhume.settings.schema import SharedText as SharedText

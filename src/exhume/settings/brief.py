@@ -9,6 +9,7 @@ follow says what leaves the house:
                     an adapter or a difference of few steps, and its base
     [split]         features that the client of a split network sends to a server
     [fitted]        a fitted linear model of scikit-learn's, in a .skops file
+    [versions]      two versions of a model, before and after a person was erased or added
     [...]           a kind of release that another installed package brings (`core.plugins`)
 
 A section need not repeat the seed, the threads, the records and the model: what it leaves open is the
@@ -31,6 +32,7 @@ from exhume.settings.releases import (
     ReleaseSettings,
     SplitSettings,
     UpdateSettings,
+    VersionsSettings,
 )
 from exhume.settings.schema import filled, in_short, made_of, settings_of, toml_at, toml_of
 from exhume.settings.sections import BudgetSettings, DataSettings, Settings
@@ -41,6 +43,7 @@ RELEASES: dict[str, type[ReleaseSettings]] = {
     "update": UpdateSettings,
     "split": SplitSettings,
     "fitted": FittedSettings,
+    "versions": VersionsSettings,
 }  # sections of their own; the others are those of `Settings`
 _DIGESTS = "digests"  # in a run folder's config.toml, of what the brief names; not a setting
 OUR_NAMES = frozenset(
@@ -79,6 +82,7 @@ class Brief:
     update: UpdateSettings | None = None
     split: SplitSettings | None = None
     fitted: FittedSettings | None = None
+    versions: VersionsSettings | None = None
     budget: BudgetSettings = BudgetSettings()
     others: Mapping[str, ReleaseSettings] = field(default_factory=dict)  # of other packages' kinds
 

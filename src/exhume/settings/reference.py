@@ -35,6 +35,7 @@ _SECTION_WORDS = {
     "update": "What clients send in federated learning.",
     "split": "Features that the client of a split network sends to a server.",
     "fitted": "A fitted linear model of scikit-learn's.",
+    "versions": "Two versions of a model, before and after a person was erased or added.",
     "budget": "What all attacks together may take.",
 }
 
@@ -96,6 +97,7 @@ KINDS = {
     "updates": "updates of clients in federated learning",
     "features": "what the client of a split network sends to a server",
     "fitted": "a fitted linear model of scikit-learn's",
+    "versions": "two versions of a linear model, before and after a person was erased or added",
 }
 HOLDS = {
     "whole": "all weights, or of an update the gradient",
@@ -134,6 +136,7 @@ def brief_file(
         "updates": named | ({"made": 4, "batch_size": 8} if holds == "whole" else filed | _TUNED),
         "features": {"model": model},
         "fitted": {"file": checkpoint},
+        "versions": {"before": checkpoint, "after": checkpoint, "person": "0", "others": "1"},
     }
     name, tuned = _SECTIONS.get(release, release), release == "updates" and holds != "whole"
     known = settings_of(RELEASES.get(name, VictimSettings))
@@ -224,6 +227,10 @@ _RELEASED = {
     "fitted": """
 # Released: a fitted LogisticRegression in a .skops file, to someone who has all of [data] but one record.
 """,
+    "versions": """
+# Released: a fitted linear model before and after an erasure request, .skops files, to anyone. Name the
+# later file, the person's row of [data], and the rows that neither model was fitted on.
+""",
 }
 _TUNED = {"rate": 0.1, "steps": 1, "batch_size": 8, "records": "0-7"}
 _SHOWN = {
@@ -236,4 +243,5 @@ _SHOWN = {
     "updates": ("update", "records", "vocabulary", "length", "padding", "scaling"),
     "features": ("weights", "first", "second", "defend"),
     "fitted": ("targets",),
+    "versions": ("change",),
 }

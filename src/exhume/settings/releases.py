@@ -407,6 +407,40 @@ class FittedSettings(ReleaseSettings):
         return Path(self.file or "fitted").stem
 
 
+@dataclass(frozen=True)
+class VersionsSettings(ReleaseSettings):
+    """Two versions of a model that one person separates."""
+
+    before: str = setting(
+        "", "The earlier version: a fitted linear model, .skops.", file=True, example="before.skops"
+    )
+    after: str = setting("", "The later version.", file=True, example="after.skops")
+    change: str = setting(
+        "erased", "What happened to the person in between.", choices=("erased", "added")
+    )
+    person: str = setting("", "Its row of the data.", example="17")
+    others: str = setting(
+        "", "Rows of the data that neither version was fitted on.", example="1000:3000"
+    )
+    made: int = setting(
+        0, "Instead of files: make versions of [victim] for this many persons.", least=0
+    )
+    steps: int = setting(5, "Versions made here: steps of training on without the person.", least=1)
+    search_steps: int = setting(300, "Steps of gradient matching on the difference.", least=1)
+
+    @property
+    def label(self) -> str:
+        return f"versions-{Path(self.before or 'made').stem}"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        files = (self.before, self.after, self.person, self.others)
+        if (self.made and any(files)) or not (self.made or all(files)):
+            raise ExhumeError(
+                "versions: give before, after, person and others, or say with made how many to make here"
+            )
+
+
 def _check_fine_tuned(said: CheckpointSettings | UpdateSettings) -> None:
     """An adapter or a difference, with its base; nothing else."""
     if said.adapter and said.delta:

@@ -22,6 +22,7 @@ from exhume.studies.informed import (
     reconstructors,
     transfer,
     varied,
+    versions,
     zero_gradients,
 )
 from exhume.studies.margin import figures, ordinary
@@ -40,6 +41,7 @@ _INFORMED = (
     *(mnist.STUDY, reconstructors.STUDY, init.STUDY, glm.STUDY),
     *(mnemonist.STUDY, varied.ACTIVATIONS, varied.PRIVACY, varied.LENGTHS, varied.STARTS),
     *(zero_gradients.STUDY, transfer.STUDY, gallery.STUDY, cifar10.STUDY, certificates.STUDY),
+    versions.STUDY,
 )
 _SPLIT = (
     *(ensembler_tables.CIFAR10, points.STUDY, knowledge.STUDY, text.STUDY),

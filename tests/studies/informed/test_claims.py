@@ -53,6 +53,21 @@ def test_glm(claims_turn, claimed):
     )
 
 
+def test_versions(claims_turn, claimed):
+    smoke = study_named("versions").scales["smoke"]
+    claims_turn(
+        lambda metrics: claimed("versions", metrics, smoke),
+        {"ridge.remaining.largest_error_worst": 1e-6, "ridge.difference.identified": 0.51}
+        | {"softmax.difference.identified": 0.51, "network.through-training.identified": 0.5}
+        | {"network.through-training.identified_low": 0.02, "network.ratio.p": 0.01}
+        | {"network.through-training.chance": 0.019, "network.ratio.identified": 0.5},
+        ("exact", {"ridge.remaining.largest_error_worst": 1.1e-6}),
+        ("public", {"softmax.difference.identified": 0.5}),
+        ("network", {"network.through-training.identified_low": 0.018}),
+        ("difference", {"network.ratio.p": 0.011}),
+    )
+
+
 def test_reconstructors(claims_turn, claimed):
     """The correction's interval lies below the closed form's error, with ELU and with ReLU."""
     right = {
