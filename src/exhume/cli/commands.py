@@ -508,8 +508,8 @@ def serve(
 ) -> None:
     """Serve bodies with MLServer until stopped, behind nginx (docs/serve.md). Needs the extra `serve`."""
     from exhume.core.notation import rows_in
-    from exhume.integrations.hosting import Hosting
-    from exhume.integrations.hosting import host as run
+    from exhume.integrations.mlserver_body import Hosting
+    from exhume.integrations.mlserver_body import host as run
 
     bodies = None if only is None else tuple(rows_in(only, "--only", what="bodies"))
     run(server, Hosting(port, host, threads, insecure), only=bodies)

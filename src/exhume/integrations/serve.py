@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from exhume.core.contract import ExhumeError
-from exhume.integrations.exporting import version_of
+from exhume.integrations.exporting import MOST, version_of
 from exhume.models.split.parts import KeptClient, load_client
 
 try:
@@ -45,7 +45,7 @@ except (ImportError, TypeError) as missing:  # TypeError: MLServer is imported i
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 _BYTES = 2 * 1024 * 1024  # of features in one message; as text 13 MB, below the 16 of a server
-_ROWS = 256
+_ROWS = MOST
 _PAUSE = 0.05  # seconds before the first repetition; doubled each time
 _AROUND = 16 * 1024  # bytes of an answer besides its numbers
 _RECONNECT = [

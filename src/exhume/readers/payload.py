@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from exhume.core.contract import ExhumeError, Gradient, Key, Layout
-from exhume.models.probes import after
+from exhume.models.probes import after, leaves
 from exhume.readers.tensors import check_names
 from exhume.train.local import PLAIN, Routine, half_precision
 
@@ -155,7 +155,7 @@ def check_payload(
 
 def _leaves(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """Modules without children, in the order of definition, taken as the order of use."""
-    return [(n, m) for n, m in module.named_modules() if not list(m.children())]
+    return [(name, module.get_submodule(name)) for name in leaves(module)]
 
 
 def _batch_norm(
