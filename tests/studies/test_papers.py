@@ -194,5 +194,8 @@ def test_the_plan_of_all_studies(monkeypatch):
     words = ["study", "run", "all", "--scale", "long", "--dry-run"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    assert "plan: " in done.stdout
-    assert "informed-mnist" in done.stdout
+    *rows, total = done.stdout.splitlines()
+    assert "30 studies at scale long" in total
+    counted = [row.split()[0] for row in rows if "nobody has counted" not in row]
+    assert {"informed-mnist", "informed-epochs", "gradient-deep"} <= set(counted)
+    assert [row.split()[0] for row in rows[: len(counted)]] == counted

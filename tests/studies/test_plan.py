@@ -57,6 +57,8 @@ def test_the_command_states_operations_memory_disk_and_hours_and_runs_nothing(
 def test_what_is_not_counted_is_said():
     with pytest.raises(ExhumeError, match="^--dry-run: informed-init does not count its work"):
         plan_lines(study_named("informed-init"), "paper", 1, 1)
+    with pytest.raises(ExhumeError, match="^--scale: informed-dp has smoke, cpu, paper, 'long'"):
+        plan_lines(study_named("informed-dp"), "long", 1, 1)
     with pytest.raises(ExhumeError, match="^--workers: at least 1 needed, got -1$"):
         plan_lines(study_named("informed-mnist"), "paper", -1, 1)
 

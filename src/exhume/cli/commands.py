@@ -359,20 +359,34 @@ def study_run(
 
 
 def _studies_due(scale: Scale, *, dry_run: bool) -> list[str]:
-    """The studies that a row of docs/papers.toml needs, the cheapest first; says what each took."""
-    from exhume.core.notation import duration_of
-    from exhume.studies.papers import due, read_papers
+    """The studies that a row of docs/papers.toml needs, the cheapest first; says what each will take.
 
-    papers = read_papers(Path("docs"))
-    took = due(papers)
+    That is what the study counts, or else what its kept result took, at the same scale.
+    """
+    from exhume.choices import threads_for
+    from exhume.core.notation import duration_of
+    from exhume.studies import study_named
+    from exhume.studies.papers import due, read_papers
+    from exhume.studies.plan import planned_seconds
+
+    papers, cores = read_papers(Path("docs")), threads_for(0)
+    kept, known = due(papers), dict[str, float]()
+    for name, seconds in kept.items():
+        study = study_named(name)
+        chosen = scale if scale.value in study.scales else Scale.cpu
+        counted = planned_seconds(study, chosen.value, cores, cores)
+        if counted is not None:
+            known[name] = counted
+        elif seconds is not None and papers.results[name].scale == chosen.value:
+            known[name] = seconds
+    names = sorted(kept, key=lambda name: known.get(name, float("inf")))
     if dry_run:
-        for name, seconds in took.items():
-            about = "never kept" if seconds is None else f"{duration_of(seconds)} when last kept"
+        for name in names:
+            about = f"some {duration_of(known[name])}" if name in known else "nobody has counted"
             echo_out(f"{name:26} {about}")
-        known = [seconds for seconds in took.values() if seconds is not None]
-        some = f"{duration_of(sum(known))} for {len(known)} of them"
-        echo_out(f"plan: {len(took)} studies at scale {scale.value}, {some}")
-    return list(took)
+        some = f"some {duration_of(sum(known.values()))} for {len(known)} of them"
+        echo_out(f"plan: {len(names)} studies at scale {scale.value}, {some}")
+    return names
 
 
 @study_app.command("keep")

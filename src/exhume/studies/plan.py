@@ -28,8 +28,18 @@ def stand_in(sizes: DataSettings, victim: VictimSettings) -> tuple[Trains, tuple
     return recipe_for(Settings(0, sizes, victim), one), shape, classes
 
 
+def planned_seconds(study: Study[object], scale: Scale, workers: int, threads: int) -> float | None:
+    """By what the study counts of its work; None: it does not."""
+    if study.stages is None:
+        return None
+    stages = study.stages(study.scales[scale])
+    return 3600 * sum(stage.hours(workers, threads) for stage in stages)
+
+
 def plan_lines(study: Study[object], scale: Scale, workers: int, threads: int) -> list[str]:
     """For the console. workers: of one thread each; threads: of the process that starts them."""
+    if scale not in study.scales:
+        raise ExhumeError(f"--scale: {study.name} has {', '.join(study.scales)}, {scale!r} given")
     if study.stages is None:
         raise ExhumeError(f"--dry-run: {study.name} does not count its work; run it at scale smoke")
     if workers < 1:

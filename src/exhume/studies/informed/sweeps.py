@@ -17,12 +17,14 @@ from torch import Tensor
 
 from exhume.attacks.baseline import MeanRecord
 from exhume.auditing import Game
+from exhume.auditing.plan import Stage, game_stages
 from exhume.core.contract import Attack, ExhumeError, Key
 from exhume.core.results import Point
 from exhume.score.intervals import bootstrap, clopper_pearson
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import Arm, Bench
 from exhume.studies.claims import prefixed
+from exhume.studies.plan import stand_in
 
 MEAN_RECORD = "mean_record"  # the arm of the average record, which reads no release
 
@@ -49,6 +51,14 @@ class Sweep(Generic[V]):
     victim: VictimSettings
     values: tuple[V, ...]  # of what is varied
     seeds: int = 1
+
+    def stages(self, variants: Mapping[str, VictimSettings]) -> list[Stage]:
+        """The game of every variant on every seed, by the closed form."""
+        stages = list[Stage]()
+        for name, victim in variants.items():
+            recipe, shape, classes = stand_in(self.data, victim)
+            stages += game_stages(recipe, self.data, shape, classes, f" ({name})") * self.seeds
+        return stages
 
 
 @dataclass(frozen=True, eq=False)

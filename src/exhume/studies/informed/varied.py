@@ -15,6 +15,7 @@ from torch import Tensor
 from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.reconn import RecoNN
 from exhume.auditing import Game
+from exhume.auditing.plan import Stage, reconn_stage
 from exhume.core.contract import Attack, Key
 from exhume.settings import DataSettings, VictimSettings
 from exhume.studies.arms import BALLE22, BALLE22_CNN, Bench, arm_metrics
@@ -28,6 +29,7 @@ from exhume.studies.informed.sweeps import (
     interval_of,
     sweep,
 )
+from exhume.studies.plan import stand_in
 from exhume.train.dp import noise_for_epsilon
 from exhume.train.functional import accuracy
 
@@ -56,11 +58,14 @@ _ACTIVATION_SCALES: dict[Scale, Sweep[str]] = {
 }
 
 
+def _activated(setting: Sweep[str]) -> dict[str, VictimSettings]:
+    return {name: replace(setting.victim, activation=name) for name in setting.values}
+
+
 def _run_activations(run: Run[Sweep[str]]) -> Outcome:
-    setting = run.setting
-    sizes, victim, seeds = setting.data, setting.victim, setting.seeds
-    variants = {name: replace(victim, activation=name) for name in setting.values}
-    swept = sweep(Bench.of(run, sizes, victim), seeds, variants, further=_published)
+    setting, variants = run.setting, _activated(run.setting)
+    bench = Bench.of(run, setting.data, setting.victim)
+    swept = sweep(bench, setting.seeds, variants, further=_published)
     found, said = judge_activations(swept, run.key.fold("claims"))
     said["sorted"] = sorted(variants, key=lambda name: -swept[name].mse)
     return Outcome(arm_metrics(swept) | found, said=said)
@@ -110,7 +115,21 @@ def _gap_less_spread(means: Tensor) -> Tensor:
     return (relu - worst) - (worst - best)
 
 
-ACTIVATIONS = Study("informed-activations", _ACTIVATION_SCALES, _run_activations, on_device=True)
+def _activation_stages(setting: Sweep[str]) -> list[Stage]:
+    stages, variants = setting.stages(_activated(setting)), _activated(setting)
+    for name in _RECONN_ON if setting.data.shadows >= _RECONN_NEEDS else ():
+        recipe, shape, _ = stand_in(setting.data, variants[name])
+        stages.append(reconn_stage(RecoNN(), recipe, setting.data, shape, f" ({name})"))
+    return stages
+
+
+ACTIVATIONS = Study(
+    "informed-activations",
+    _ACTIVATION_SCALES,
+    _run_activations,
+    on_device=True,
+    stages=_activation_stages,
+)
 
 
 # Balle22, Fig. 14: how much privacy does it take to stop reconstruction, and what does it cost?
@@ -214,7 +233,13 @@ def _where(plain: Mapping[float, Pooled], aware: Mapping[float, Pooled], safe: f
     return "; ".join(parts)
 
 
-PRIVACY = Study("informed-dp", _PRIVACY_SCALES, _run_privacy, on_device=True)
+PRIVACY = Study(
+    "informed-dp",
+    _PRIVACY_SCALES,
+    _run_privacy,
+    on_device=True,
+    stages=lambda setting: setting.stages(_variants(setting)),
+)
 
 
 # Balle22, Fig. 15: does it help to train the released model longer?
@@ -245,14 +270,17 @@ _LENGTH_SCALES: dict[Scale, Sweep[int]] = {  # values: steps
 }
 
 
+def _lengthened(setting: Sweep[int]) -> dict[str, VictimSettings]:
+    return {f"steps_{count}": replace(setting.victim, steps=count) for count in setting.values}
+
+
 def _run_lengths(run: Run[Sweep[int]]) -> Outcome:
-    setting = run.setting
-    steps = {f"steps_{count}": count for count in setting.values}
-    variants = {name: replace(setting.victim, steps=count) for name, count in steps.items()}
+    setting, variants = run.setting, _lengthened(run.setting)
     swept = sweep(Bench.of(run, setting.data, setting.victim), setting.seeds, variants)
-    by_steps = {count: swept[name] for name, count in steps.items()}
-    found, said = judge_lengths(by_steps, run.key.fold("claims"))
-    said["by_steps"] = {count: name for name, count in steps.items()}
+    by_steps = {count: f"steps_{count}" for count in setting.values}
+    arms = {count: swept[name] for count, name in by_steps.items()}
+    found, said = judge_lengths(arms, run.key.fold("claims"))
+    said["by_steps"] = by_steps
     return Outcome(arm_metrics(swept) | found, said=said)
 
 
@@ -272,7 +300,13 @@ def judge_lengths(
     return found, said
 
 
-LENGTHS = Study("informed-epochs", _LENGTH_SCALES, _run_lengths, on_device=True)
+LENGTHS = Study(
+    "informed-epochs",
+    _LENGTH_SCALES,
+    _run_lengths,
+    on_device=True,
+    stages=lambda setting: setting.stages(_lengthened(setting)),
+)
 
 
 # Balle22, Fig. 12: does it matter when the adversary first sees the model?
@@ -347,4 +381,10 @@ def judge_starts(
     return found, said | {"chance": arms[late].chance[1], "above_chance": arms[late].above_chance}
 
 
-STARTS = Study("informed-start", _START_SCALES, _run_starts, on_device=True)
+STARTS = Study(
+    "informed-start",
+    _START_SCALES,
+    _run_starts,
+    on_device=True,
+    stages=lambda s: s.stages({f"before_{count}": s.victim for count in s.values}),
+)
