@@ -1,4 +1,4 @@
-"""A small convolutional network with batch norm, as anybody would write it; nothing of exhume in it."""
+"""A small convolutional network with batch norm, as anybody would write it: it needs no exhume code."""
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""Which private records can be dug back out of what you release, how well, by whom, what stops it."""
+"""Find out which training records an attacker can reconstruct from what you release, and what stops it."""
 
 from __future__ import annotations
 

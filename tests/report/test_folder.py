@@ -111,3 +111,13 @@ def test_leftovers_go_once_the_folder_is_ours(tmp_path):
         assert not list((tmp_path / "run").rglob("*.part"))
         for path in (tmp_path / "run").iterdir():
             assert path.is_dir() or path.stat().st_mode & 0o777 == 0o600, path
+
+
+def test_a_link_is_no_run_folder_and_its_target_is_left_as_it_is(tmp_path):
+    target = tmp_path / "shared"
+    target.mkdir(mode=0o755)
+    (tmp_path / "run").symlink_to(target)
+    with pytest.raises(ExhumeError, match="it is a link"):
+        RunFolder.create(tmp_path / "run")
+    assert target.stat().st_mode & 0o777 == 0o755
+    assert not list(target.iterdir())

@@ -189,7 +189,8 @@ def test_the_redacted_page_names_no_place_and_no_person(make_run: MakeRun) -> No
         "hostname": "janes-laptop",
         "executable": "/home/jane/bin/python",
     }
-    run = make_run(secrets(), evidence(30), environment=environment)
+    config = 'source = "patients.csv:income"\n[data]\npath = "/home/jane/my data/mnist.npz"\n'
+    run = make_run(secrets(), evidence(30), environment=environment, config=config)
     text = drawn(run, redact=True)
     for gone in (
         "jane",
@@ -203,7 +204,9 @@ def test_the_redacted_page_names_no_place_and_no_person(make_run: MakeRun) -> No
         str(run.parent),
     ):
         assert gone not in text
-    for stays in ("mnist.npz", "model.pt", "x.pt", "notes.txt", "x.csv", "and/or", "2.13.0"):
+    for gone in ("mnist.npz", "model.pt", "x.pt", "notes.txt", "x.csv", "patients"):
+        assert gone not in text
+    for stays in ("redacted.npz", "redacted.pt", "redacted.csv:income", "and/or", "2.13.0"):
         assert stays in text
     assert "jane" in drawn(run)
 

@@ -54,7 +54,7 @@ def test_what_leaking_is():
     leak = 0.08 / evidence["mse"].double()
     torch.testing.assert_close(risk_of(evidence).leak, leak)
     assert risk_of(evidence).order == leak.argsort(descending=True).tolist()
-    assert risk_of(evidence).measure.startswith("how many times closer the answer is")
+    assert risk_of(evidence).measure.startswith("error of another record's answer")
     exact = {**evidence, "mse": torch.zeros(12)}
     assert risk_of(exact).leak.tolist() == pytest.approx([0.08e12] * 12)
     cosine = torch.linspace(-1, 1, 12)

@@ -76,7 +76,8 @@ def _say_version(asked: bool) -> None:
 app = typer.Typer(
     name="exhume",
     cls=_Group,
-    help="Which private records can be dug back out of what you release, how well, and what stops it.",
+    help="Find out which training records an attacker can reconstruct from what you release, and what "
+    "stops it.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

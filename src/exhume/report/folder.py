@@ -113,6 +113,10 @@ class RunFolder:
 
 def _make(path: Path) -> bool:
     """Make the folder, for its owner alone; whether an earlier run is in it. Other folders are refused."""
+    if path.is_symlink():  # what it leads to is not ours to close to others
+        raise ExhumeError(
+            f"cannot use {path} as run folder: it is a link; name the folder that it leads to"
+        )
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         ours = (path / MARKER).exists()

@@ -46,6 +46,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 RECORDS_SIZE = 7_000_000  # bytes of record drawings on one page, over all attacks
 SPREAD = (0.05, 0.25, 0.5, 0.75, 0.95)
 STARTS_AS_PATH = re.compile(r"(?:~\w*|\.{1,2}|[A-Za-z]:|file://)?[/\\]")
+FILE_ALONE = re.compile(r"[^\s/\\]+\.[A-Za-z]\w{0,11}(:\w+)?$")
 PATH_IN_TEXT = re.compile(
     r"""(?<![\w/\\])(?:~\w*|\.{1,2}|[A-Za-z]:|file://)?[/\\](?:[^\s/\\"'<>|,;()]+[/\\])+[^\s/\\"'<>|,;()]*"""
 )
@@ -383,13 +384,15 @@ def paths_in(value: Any) -> Iterator[str]:
         for item in value.values() if isinstance(value, dict) else value:
             yield from paths_in(item)
     elif isinstance(value, str) and (
-        STARTS_AS_PATH.match(value) or (re.search(r"[/\\]", value) and not re.search(r"\s", value))
+        STARTS_AS_PATH.match(value)
+        or FILE_ALONE.match(value)
+        or (re.search(r"[/\\]", value) and not re.search(r"\s", value))
     ):
         yield value
 
 
 def redacted(value: Any, paths: list[str], groups: Sequence[str] = ()) -> Any:
-    """A copy with paths cut to their last component, classes and groups numbered, machine and user left out.
+    """A copy without paths and names of files, classes and groups numbered, machine and user left out.
 
     paths: those known from the configuration, found in running text even with spaces in them.
     """
@@ -413,10 +416,16 @@ def _text(text: str, paths: list[str], groups: Sequence[str]) -> str:
         text = f"group {place}" if text == name else text.replace(f" {name} (", f" group {place} (")
     for path in sorted(paths, key=len, reverse=True):
         if _last(path).strip("."):  # not "/" or "..", which would eat half a sentence
-            text = text.replace(path, _last(path))
+            text = text.replace(path, _hidden(path))
     if STARTS_AS_PATH.match(text):
-        return _last(text)
-    return PATH_IN_TEXT.sub(lambda found: _last(found.group()), text)
+        return _hidden(text)
+    return PATH_IN_TEXT.sub(lambda found: _hidden(found.group()), text)
+
+
+def _hidden(path: str) -> str:
+    """Of a file only what kind it is; what is named in it, such as a function, stays."""
+    kind = re.search(r"\.[A-Za-z]\w{0,11}(:\w+)?$", _last(path))
+    return f"redacted{kind[0]}" if kind else "redacted"
 
 
 def _last(path: str) -> str:

@@ -20,7 +20,7 @@ from exhume.score.margin import GOOD
 FACTORS = {  # the tensor in the evidence: its name, and the words for much and little of it
     "margins": ("margin", "a larger margin", "a smaller margin"),
     "gradient_norms": ("gradient norm", "a larger gradient", "a smaller gradient"),
-    "outliers": ("outlier score", "more unlike the others", "less unlike the others"),
+    "outliers": ("outlier score", "more unlike the others", "more typical than the others"),
 }
 _RISKY = 0.8  # share of the records that a reason must exceed
 _NEAREST = 5
@@ -77,8 +77,8 @@ class Risk:
 def risk_of(evidence: Mapping[str, Tensor]) -> Risk | None:
     """Who leaks, by a scored attack's evidence; None where that does not say which records it is about.
 
-    Leaking is measured by how many times closer the answer is than one that was meant for another record
-    of the label, or by structural similarity. Not against the nearest held record, as the verdict does:
+    Leaking is the error of another record's answer (of the label) ÷ this one's, or structural similarity. Not
+    measured against the nearest held record, as the verdict does:
     that one is far from whatever is unlike the others, so unlike records would seem to leak by definition.
     """
     if "rows" not in evidence:
@@ -86,7 +86,7 @@ def risk_of(evidence: Mapping[str, Tensor]) -> Risk | None:
     if "oracle_mse" in evidence:
         leak = evidence["null_mse"].double() / evidence["mse"].double().clamp_min(1e-12)
         back = evidence["mse"] < evidence["oracle_mse"]
-        measure = "how many times closer the answer is than one that was meant for another record"
+        measure = "error of another record's answer ÷ this one's"
     elif "cosine" in evidence:
         leak, back = evidence["cosine"].double(), evidence["rank"] == 1
         measure = "cosine with what came back, columns scaled alike"

@@ -104,7 +104,7 @@ class CheckpointSettings(ReleaseSettings):
         "", "For vectors: the images behind --trained-on, in its order, to show on the page."
     )
     restarts: int = setting(  # as `FirstLayer` has it
-        6, "Restarts of the attack; more find more, and take longer.", least=1
+        6, "Restarts of the attack. More restarts find more records, and take longer.", least=1
     )
     steps: int = setting(300, "Steps of each restart.", least=1)  # as the attack's `Descent` has it
     trust: bool = setting(

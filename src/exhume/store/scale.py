@@ -18,6 +18,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -34,6 +37,7 @@ from exhume.store.workers import RETRIES, JobAnswer, attempt, drive, pinned, run
 
 _WORTH = 20.0  # estimated seconds of one thread from which on starting processes (2 to 3 s) pays
 _CONNECT = 5.0  # seconds for a cluster's address to answer
+_KNOCKING = 15.0  # seconds to wait for a cluster that says nothing about our token; it takes 1 or 2
 _GLANCE = 2.0  # seconds between two looks at the nodes while nothing finishes
 
 
@@ -307,9 +311,10 @@ def _connect(where: Cluster) -> bool:
     address = os.environ.get("RAY_ADDRESS", "auto") if where.address == "auto" else where.address
     if address != "auto":
         _probe(Cluster(address).address)  # Ray itself would try for minutes
+    _knock(address)
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ExhumeError(
             f"cannot join a Ray cluster at {address}: {' '.join(str(error).split())}"
         ) from error
@@ -324,6 +329,36 @@ def _probe(address: str) -> None:
         raise ExhumeError(
             f"no Ray cluster answers at {address}: {error.strerror or error}"
         ) from error
+
+
+_KNOCK = """
+import sys
+from ray._private.services import canonicalize_bootstrap_address_or_die as found
+from ray._raylet import GcsClient
+GcsClient(address=found(sys.argv[1]))
+"""
+
+
+def _knock(address: str) -> None:
+    """Say at once that the cluster refuses our token: Ray tries for 20 s, and says why in its log alone."""
+    command = [sys.executable, "-c", _KNOCK, address]
+    child = subprocess.Popen(  # noqa: S603 - our own words, and an address that was checked
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
+    )
+    limit = threading.Timer(_KNOCKING, child.kill)
+    limit.start()
+    try:
+        assert child.stderr is not None
+        if any("nauthenticated" in line or "AuthToken" in line for line in child.stderr):
+            raise ExhumeError(
+                f"the Ray cluster at {address} refuses this process: it asks for a token. Set "
+                "RAY_AUTH_MODE=token and give the head's token to every node and to exhume "
+                "(RAY_AUTH_TOKEN_PATH; docs/scale-out.md)"
+            )
+    finally:
+        limit.cancel()
+        child.kill()
+        child.communicate()
 
 
 def _alive_cores() -> list[int]:

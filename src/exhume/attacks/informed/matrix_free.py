@@ -150,7 +150,7 @@ def _gates_fit(unrolled: Unrolled) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class GatesInDoubt:
-    """A training, and which of its gates may stand otherwise in the release."""
+    """A training, and which of its ReLUs near zero may be on here and off in the victim's run."""
 
     unrolled: Unrolled  # with free gates, if any is in doubt
     path: Path

@@ -196,23 +196,21 @@ class TrainingCase(Case):
         )
 
     def _size(self) -> str:
-        """How many records a model sees, and what the others are for."""
+        """How many records a model sees; shadow models, targets and strangers need others."""
         fixed, every = self.settings.data.fixed, len(self.records)
-        if fixed == min(1000, every // 4):
-            cap = "at most 1,000" if fixed == 1000 else "a quarter"
-            why = f"by default {cap}: shadow models, targets and strangers need others; --fixed says more"
-        else:
-            why = "--fixed says so, besides the one that is attacked"
-        return f"{every:,} records; models are trained on {fixed + 1:,} each ({why})"
+        share = " (a quarter)" if fixed == every // 4 else ""
+        return (
+            f"{every:,} records; each model sees {fixed:,} known records{share} and 1 target; change with "
+            "--fixed"
+        )
 
     def _takes(self) -> str:
-        """In words, what training and fitting take."""
+        """In words, what training and fitting take, where that is much."""
         shape, classes = self.records.shape, len(self.records.classes)
         stages = game_stages(self.recipe, self.settings.data, shape, classes)
-        counted = [one.operations for one in stages if one.operations is not None]
-        known = "" if len(counted) < len(stages) else f"{sum(counted):.1e} operations, "
-        memory = size_of(max(one.memory for one in stages))
-        return f"takes {known}{memory} of memory at most, {size_of(sum(one.disk for one in stages))} on disk"
+        memory, disk = max(one.memory for one in stages), sum(one.disk for one in stages)
+        much = max(memory, disk) > _MUCH
+        return f"takes {size_of(memory)} of memory at most, {size_of(disk)} on disk" if much else ""
 
     def _place(self) -> str:
         """In words, where the shadow models are trained; the released ones are fewer."""
@@ -488,6 +486,8 @@ class TrainingCase(Case):
     def fixes(self) -> list[Fix]:
         return fixes_of(self)
 
+
+_MUCH = 1e9  # bytes of memory or disk that a plan speaks of
 
 TRAINING = Kind(TrainingCase, "What the trained weights give away", read_training)
 
