@@ -134,7 +134,7 @@ def test_what_a_docstring_becomes(hook):
     assert summary == "Do it at once."
     assert parts == {"Sees": "a \\| b, and c.", "Guarantees": "nothing."}
     assert rest == "More words."
-    table = hook.described("attacks/margin/first_layer.py", "FirstLayer")
+    table = hook.described("attacks/margin/stationarity.py", "FirstLayer")
     assert "| `restarts` | `6` |" in table
     for family in (DOCS / "attacks").glob("*.md"):  # a constant's name says nothing
         assert not re.findall(r"\| `_?[A-Z][A-Z_]+` \|", hook.rendered(family.read_text()))

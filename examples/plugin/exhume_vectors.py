@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient
+from exhume.attacks.releases import BatchAnswer, EachGradient
 from exhume.auditing import case as auditing
 from exhume.auditing.case import Case, Row
 from exhume.auditing.kinds.update import UpdateCase

@@ -68,7 +68,6 @@ def test_help_loads_the_settings_and_no_library_that_computes():
         "safetensors",
         "jinja2",
         "opacus",
-        "tensorly",
         "ray",
     }
     assert not heavy & set(loaded)

@@ -29,9 +29,8 @@ from exhume.attacks.gradient.span import SpanAttack
 from exhume.attacks.gradient.tensor import TensorAttack
 from exhume.attacks.gradient.text import TextAttack
 from exhume.attacks.informed.closed_form import ClosedForm
-from exhume.attacks.informed.glm import GlmClosedForm
+from exhume.attacks.informed.glm import GlmClosedForm, LinearClosedForm
 from exhume.attacks.informed.learner import Training
-from exhume.attacks.informed.linear import LinearClosedForm
 from exhume.attacks.informed.mnemonist import Mnemonist
 from exhume.attacks.informed.noise_aware import NoiseAware
 from exhume.attacks.informed.prior_aware import PriorAware
@@ -40,22 +39,20 @@ from exhume.attacks.informed.residual import Residual
 from exhume.attacks.informed.through_training import ThroughAnyTraining, ThroughTraining
 from exhume.attacks.informed.versions import VersionDifference
 from exhume.attacks.margin.descent import SearchDescent
-from exhume.attacks.margin.eq6 import Equation6
 from exhume.attacks.margin.feature_span import FeatureSpan
-from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.attacks.margin.hidden_span import HiddenSpan
-from exhume.attacks.margin.strongest import Strongest
+from exhume.attacks.margin.hidden_span import HiddenSpan, Strongest
+from exhume.attacks.margin.stationarity import Equation6, FirstLayer
 from exhume.attacks.split.as_sent import AsSent, WordsAsSent
-from exhume.attacks.split.cipher import KnownTable, SubstitutionCipher
+from exhume.attacks.split.cipher import SubstitutionCipher
 from exhume.attacks.split.inversion import (
     Committee,
     Likelihood,
+    QueriedInversion,
     ShadowInversion,
     SubsetSearch,
     TrueHeadInversion,
 )
 from exhume.attacks.split.lookalike import Lookalike, Pass
-from exhume.attacks.split.queried import QueriedInversion
 from exhume.attacks.split.strongest import StrongestInversion, StrongestReading
 from exhume.attacks.split.token_search import KnownHead, ShadowReading, ShadowTranslation
 from exhume.core import contract
@@ -564,7 +561,7 @@ CASES = {
         ShadowTranslation(TRANSLATOR, 16, QUICK, QUICK), sentence_game, None
     ),
     "split, cipher": Case(SubstitutionCipher(), sentence_game, 0.1),
-    "split, table known": Case(KnownTable(), sentence_game, 1e-12),
+    "split, table known": Case(KnownHead(24), sentence_game, 1e-12),
     "split, unplaced cipher": Case(
         SubstitutionCipher(tolerance=0.0, positions="none", padding=None, unknown=-1),
         token_game,

@@ -26,7 +26,7 @@ ROOMS = {  # how many mistakes each gets, and where
             "attacks/gradient/moments.py",
             "attacks/gradient/piecewise.py",
             "attacks/gradient/span.py",
-            "attacks/margin/first_layer.py",
+            "attacks/margin/stationarity.py",
             "attacks/split/inversion.py",
         ),
     ),

@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from exhume.attacks.split import inversion, queried, shadow
-from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
+from exhume.attacks.split.inversion import QueriedInversion, ShadowInversion, TrueHeadInversion
 from exhume.attacks.split.lookalike import LayerFit, Pass, Windows
-from exhume.attacks.split.queried import QueriedInversion
 from exhume.core.contract import Knowledge, Records
 from exhume.defences.split import dropout_ensemble, ensembler, single
 from exhume.defences.split.channel import Channel

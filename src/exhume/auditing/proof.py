@@ -19,7 +19,6 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from exhume.attacks.gradient.least_squares import least_squares
 from exhume.attacks.gradient.local_steps import labels_of
 from exhume.attacks.gradient.span import odd
 from exhume.attacks.gradient.traces import as_trained
@@ -29,6 +28,7 @@ from exhume.models.mlp import MLP
 from exhume.models.own_texts import LanguageModel, TextModel
 from exhume.models.probes import before
 from exhume.models.two_layer import TwoLayer
+from exhume.train.least_squares import least_norm
 from exhume.train.local import LocalTraining, Steps
 from exhume.train.order import rows_behind
 from exhume.victims.gradient import release_updates
@@ -228,7 +228,7 @@ def labels_behind(
     slope = layout.split(gradient.values[0])[name].double()
     if len(slope) != outputs.shape[1] or heights.ndim != 2 or heights.shape[1] < len(records):
         return None
-    residuals = len(records) * least_squares(heights.T, slope.T)
+    residuals = len(records) * least_norm(heights.T, slope.T)
     if loss == "mse":
         numbers: Tensor = outputs - outputs.shape[1] / 2 * residuals
         return numbers.to(records.dtype)

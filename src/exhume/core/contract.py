@@ -247,10 +247,11 @@ class Knowledge:
         """Those of the names that are not set."""
         return tuple(name for name in names if name not in self.known())
 
-    def require(self, who: str, *names: str) -> None:
-        """Raise `NotApplicable` where some of the names are not set. who: the attack, in words."""
+    def require(self, who: str, *names: str) -> tuple[Any, ...]:
+        """What these names hold; `NotApplicable` where some are not set. who: the attack, in words."""
         if lacking := self.lacking(*names):
             raise NotApplicable(f"{who} needs to know: {', '.join(lacking)}", ever=True)
+        return tuple(getattr(self, name) for name in names)
 
 
 # Storage and progress

@@ -8,16 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.core.contract import (
-    ExhumeError,
-    Key,
-    Progress,
-    Records,
-    Secret,
-    Store,
-    Weights,
-    silent,
-)
+from exhume.core.contract import ExhumeError, Key, Progress, Records, Secret, Store, Weights, silent
 from exhume.models.heads import Head, pulls
 from exhume.models.matrices import DenseNetwork
 from exhume.store.shards import address, cached, digest

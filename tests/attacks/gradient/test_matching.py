@@ -34,10 +34,9 @@ def run(attack, architecture, batches, key, parameters=None, **known):
     return attack.prepare(knowledge, key=key, store=NullStore()).run(release), secret
 
 
-@pytest.mark.parametrize("mismatch", ["cosine", "l2"])
-def test_matching_finds_a_small_batch(mismatch, key):
+def test_matching_finds_a_small_batch(key):
     batches = unit_batches(1, 2, (1, 5, 5), 4, key)
-    attack = GradientMatching(mismatch, steps=150, rate=0.05, restarts=2)
+    attack = GradientMatching(steps=150, rate=0.05, restarts=2)
     found, secret = run(attack, SMALL, batches, key, batch_size=2)
     metrics = score_batches(secret, found).metrics()
     assert metrics["min_cosine"] > 0.95
@@ -103,8 +102,6 @@ def test_labels_are_counted(key):
 
 
 def test_matching_refusals(key):
-    with pytest.raises(ExhumeError, match="'l1' is not one of cosine, l2"):
-        GradientMatching("l1")
     with pytest.raises(ExhumeError, match="steps, restarts: must be at least 1, got 0, 4"):
         GradientMatching(steps=0)
     with pytest.raises(NotApplicable, match="needs the batch size"):
@@ -187,21 +184,6 @@ def test_a_polish_never_makes_the_mismatch_larger(key):
         for n in (0, 30)
     )
     assert fine.observed["mismatch"] < 0.5 * rough.observed["mismatch"]
-
-
-def test_restarts_can_be_held_together(key):
-    batches = unit_batches(1, 1, (1, 5, 5), 4, key)
-    apart, near = (
-        run(
-            GradientMatching(steps=15, restarts=2, group=weight, rate=0.05),
-            SMALL,
-            batches,
-            key,
-            batch_size=1,
-        )[0].candidates
-        for weight in (0.0, 100.0)
-    )
-    assert not torch.allclose(apart, near)
 
 
 @pytest.fixture

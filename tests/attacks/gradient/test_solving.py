@@ -3,16 +3,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exhume.attacks.gradient.decompose import METHODS, decompose, have_tensorly
+from exhume.attacks.gradient.decompose import decompose
 from exhume.attacks.gradient.moments import Samples, polish
 from exhume.attacks.gradient.piecewise import CERTAIN, recurring_gates
 from exhume.attacks.gradient.span import EXACT, solve_gates, solve_smooth, span_of_slopes
 from exhume.attacks.gradient.tensor import deflate
-from exhume.core.contract import ExhumeError, Key, NotApplicable
+from exhume.core.contract import Key, NotApplicable
 from exhume.models.activations import activation
 
 KEY = Key.from_seed(3)
-INSTALLED = [method for method in METHODS if method != "cp" or have_tensorly()]
 
 
 def planted(q, m, name, *, key=KEY, alike=0.3):
@@ -35,67 +34,35 @@ def worst_cosine(found, truth, *, signed):
     return float(table.max(0).values.min())
 
 
-@pytest.mark.parametrize(
-    ("method", "order"),
-    [
-        pytest.param(
-            method, order, marks=[pytest.mark.slow] if (method, order) == ("cp", 4) else []
-        )
-        for method in INSTALLED
-        for order in (3, 4)
-    ],
-)
-def test_decomposition_of_planted_terms(method, order):
-    """Orthogonal terms of one sign for the textbook way; the others take any independent terms."""
+@pytest.mark.parametrize("refined", [False, True])
+@pytest.mark.parametrize("order", [3, 4])
+def test_decomposition_of_planted_terms(refined, order):
     g = KEY.generator()
     directions = torch.randn(4, 4, dtype=torch.float64, generator=g)
-    if method == "power":
-        directions = torch.linalg.qr(directions)[0]
     directions = torch.nn.functional.normalize(directions)
     weights = torch.tensor([1.0, -2.0, 0.5, 1.5], dtype=torch.float64)
     rule = "i,ia,ib,ic->abc" if order == 3 else "i,ia,ib,ic,id->abcd"
     tensor = torch.einsum(rule, weights, *[directions] * order)
-    terms = decompose(tensor, method=method, key=KEY)
-    bar = 0.05 if method == "cp" else 1e-6  # untied factors converge slowly
-    assert worst_cosine(terms.directions, directions, signed=False) > 1 - bar
-    assert terms.misfit < max(bar, 1e-4)
+    terms = decompose(tensor, refined=refined, key=KEY)
+    assert worst_cosine(terms.directions, directions, signed=False) > 1 - 1e-6
+    assert terms.misfit < 1e-4
 
 
-@pytest.mark.parametrize(
-    "methods",
-    [
-        [method for method in INSTALLED if method != "cp"],
-        pytest.param(INSTALLED, marks=pytest.mark.slow),
-    ],
-    ids=["own", "all"],
-)
-def test_newton_bears_noise_best(methods):
+def test_a_refined_decomposition_bears_noise_better():
     g = KEY.generator()
     directions = torch.nn.functional.normalize(torch.randn(5, 5, dtype=torch.float64, generator=g))
     tensor = torch.einsum("ia,ib,ic->abc", *[directions] * 3)
     noise = 0.003 * torch.randn(5, 5, 5, dtype=torch.float64, generator=g)
     noisy = tensor + sum(noise.permute(p) for p in ((0, 1, 2), (1, 2, 0), (2, 0, 1)))
-    misfits = {name: decompose(noisy, method=name, key=KEY).misfit for name in methods}
-    assert misfits["newton"] == min(misfits.values()) < 0.05
-
-
-def test_tensorly_is_asked_for_by_name(monkeypatch):
-    monkeypatch.setattr("exhume.attacks.gradient.decompose.find_spec", lambda name: None)
-    with pytest.raises(
-        ExhumeError, match="'cp' needs TensorLy: pip install 'exhume\\[tensorly\\]'"
-    ):
-        decompose(torch.zeros(2, 2, 2), method="cp", key=KEY)
-
-
-def test_a_method_that_is_not_known():
-    with pytest.raises(ExhumeError, match="'svd' is not one of joint, newton, jennrich, power, cp"):
-        decompose(torch.zeros(2, 2, 2), method="svd", key=KEY)
+    plain, refined = (decompose(noisy, refined=each, key=KEY).misfit for each in (False, True))
+    assert refined <= plain
+    assert refined < 0.05
 
 
 @pytest.mark.parametrize(("name", "order"), [("tanh", 3), ("elu", 3), ("gelu", 4)])
 def test_smooth_activations_are_solved_exactly(name, order):
     records, _, samples = planted(4, 1500, name)
-    fit = solve_smooth(activation(name), samples, order, 1.0, KEY)
+    fit = solve_smooth(activation(name), samples, order, KEY)
     assert fit.misfit < EXACT
     assert worst_cosine(fit.records, records, signed=name != "tanh") > 1 - 1e-8
     norms = fit.records.norm(dim=1).sort().values

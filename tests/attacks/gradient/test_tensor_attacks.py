@@ -4,9 +4,8 @@ import pytest
 import torch
 from planted_gradients import attacked, unit_batches
 
-from exhume.attacks.gradient.span import SpanAttack
+from exhume.attacks.gradient.span import SpanAttack, decode, features_below
 from exhume.attacks.gradient.tensor import DrawnRows, TensorAttack, blocks
-from exhume.attacks.gradient.two_last import decode, features_below
 from exhume.core.contract import (
     ExhumeError,
     Gradient,
@@ -128,7 +127,7 @@ def test_features_of_a_deeper_network_and_the_records_behind_them(key):
     release, _ = release_batches(network, parameters, batches)
     prepared = attack.prepare(Knowledge(architecture=network), key=key, store=NullStore())
     found = prepared.run(release).candidates[0].double()
-    wanted = features_below(network, parameters.double(), batches.inputs[0].double())
+    wanted = features_below(network, parameters.double())(batches.inputs[0].double())
     near = torch.cdist(wanted, found).argmin(1)
     torch.testing.assert_close(found[near], wanted, rtol=1e-3, atol=1e-4)
     records = decode(network, parameters, found[near], key)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from exhume import readers
-from exhume.attacks.informed.shared_adjoint import without_gradient
+from exhume.attacks.informed.linearisations import without_gradient
 from exhume.attacks.informed.through_training import ThroughTraining
 from exhume.core.contract import Key, Knowledge, Weights
 from exhume.models.mlp import MLP
@@ -58,7 +58,7 @@ def test_records_and_labels_are_found_without_training_a_model(game, monkeypatch
     def trained(*_given, **_more):
         raise AssertionError("a model was trained")
 
-    monkeypatch.setattr("exhume.attacks.informed.shared_adjoint.trajectories", trained)
+    monkeypatch.setattr("exhume.attacks.informed.linearisations.trajectories", trained)
     for i, one in enumerate(released[:2]):
         begun = fitted.linearisations[0].begin(one, ranked[i], 10)
         assert begun.left < 0.1

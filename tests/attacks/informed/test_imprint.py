@@ -94,7 +94,7 @@ def test_the_closed_form_takes_the_reading_with_the_smaller_error_on_the_shadows
     release = Weights(models, NETWORK.layout)
     found, other = both.run(release), per_label.run(release)
     if reads_imprint:
-        assert found.observed["mse_on_shadows"] == both.imprint.held_out_error
+        assert found.observed["mse_on_shadows"] == both.imprint.regression.held_out_error
         error = (found.candidates[:, 0] - target.inputs).square().mean()
         mean = (knowledge.shadow.inputs.mean(0) - target.inputs).square().mean()
         assert error < 0.5 * mean
@@ -109,7 +109,7 @@ def test_wrong_labels_count_in_its_error(trained):
     right = F.one_hot(knowledge.shadow.labels, 3).double()
     coin = F.one_hot((knowledge.shadow.labels + torch.arange(60)) % 3, 3).double()
     sure, unsure = (
-        fit_imprint(imprint, shadows, scores, knowledge.shadow, None).held_out_error
+        fit_imprint(imprint, shadows, scores, knowledge.shadow, None).regression.held_out_error
         for scores in (right, coin)
     )
     assert sure < 0.9 * unsure

@@ -7,7 +7,7 @@ import torch
 from sklearn.datasets import load_diabetes
 from sklearn.linear_model import LinearRegression, Ridge
 
-from exhume.attacks.informed.linear import LinearClosedForm
+from exhume.attacks.informed.glm import LinearClosedForm
 from exhume.core.contract import Knowledge, NotApplicable
 from exhume.readers.fitted import records_of_fitted, release_of_fitted
 from exhume.store.shards import NullStore

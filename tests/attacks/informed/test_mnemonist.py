@@ -78,8 +78,8 @@ def linear_reader(key: Key) -> tuple[FittedRecoNN, torch.Tensor]:
         torch.zeros(size),
         torch.ones(size),
     )
-    experience = ErrorCalibration(torch.zeros(1, 3), torch.zeros(1))
-    return FittedRecoNN(RecoNN(), features, network, (3,), experience), weight
+    calibration = ErrorCalibration(torch.zeros(1, 3), torch.zeros(1))
+    return FittedRecoNN(RecoNN(), features, network, (3,), calibration), weight
 
 
 def test_gradient_times_input_against_the_formula(key):

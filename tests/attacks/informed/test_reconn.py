@@ -102,9 +102,9 @@ def test_it_tells_its_own_error_without_the_truth(game):
 def test_it_expects_the_error_of_what_looked_alike():
     drawn = torch.cat([torch.zeros(8, 1, 2), torch.ones(8, 1, 2)])
     truth = drawn + torch.cat([torch.full((8, 1, 2), 0.1), torch.full((8, 1, 2), 0.5)])
-    experience = ErrorCalibration.of(drawn, truth)
+    calibration = ErrorCalibration.of(drawn, truth)
     found = torch.tensor([[[0.1, 0.0]], [[0.9, 0.8]]])
-    assert experience.expected(found).tolist() == pytest.approx([0.01, 0.25])
+    assert calibration.expected(found).tolist() == pytest.approx([0.01, 0.25])
 
 
 def test_its_confidence_knows_the_shadows_kept_aside_only(game, key):
@@ -112,9 +112,9 @@ def test_its_confidence_knows_the_shadows_kept_aside_only(game, key):
     aside = split_shadows(300, 0.1, key)
     rows = torch.cat([aside.choose, aside.report])
     again = fitted.run(Weights(shadows.parameters[rows], release.layout)).candidates[:, 0]
-    torch.testing.assert_close(fitted.experience.drawn, again)
+    torch.testing.assert_close(fitted.calibration.drawn, again)
     errors = (again - shadows.records.inputs[rows]).square().flatten(1).mean(1)
-    torch.testing.assert_close(fitted.experience.errors, errors)
+    torch.testing.assert_close(fitted.calibration.errors, errors)
     confidence = fitted.run(release).confidence
     assert -float(confidence.mean()) == pytest.approx(float(errors.mean()), rel=0.5)
 

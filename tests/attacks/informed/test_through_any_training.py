@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import avg_pool2d
 
 from exhume import readers
-from exhume.attacks.informed.matrix_free import MatrixFree
-from exhume.attacks.informed.starts import Metric, Starts
+from exhume.attacks.informed.linearisations import MatrixFree
+from exhume.attacks.informed.starts import Metric, Starts, anchors_within
 from exhume.attacks.informed.through_training import (
     ThroughAnyTraining,
     ThroughTraining,
@@ -200,10 +200,12 @@ def test_an_anchor_is_its_own_start(key):
 
 def test_anchors_stay_within_time_and_memory():
     attack = ThroughAnyTraining(memory=64)
-    assert attack.anchors_of(10, 1000) == 30
-    assert attack.anchors_of(100, 1000) == 6
-    assert attack.anchors_of(600, 1000) == 2
-    assert attack.anchors_of(10, 100_000) == 8  # 64 MiB for them and for the metric
+    assert anchors_within(attack.anchors, attack.memory, 10, 1000) == 30
+    assert anchors_within(attack.anchors, attack.memory, 100, 1000) == 6
+    assert anchors_within(attack.anchors, attack.memory, 600, 1000) == 2
+    assert (
+        anchors_within(attack.anchors, attack.memory, 10, 100_000) == 8
+    )  # 64 MiB for them and for the metric
     smooth = attack.seconds(FullBatch(SMALL, Descent(8)), 10, 2.0)
     kinked = attack.seconds(FullBatch(MLP((1, 4, 4), (8,), 10, "relu"), Descent(8)), 10, 2.0)
     assert smooth[0] == kinked[0] == 2 * (1 + 10 * 30)

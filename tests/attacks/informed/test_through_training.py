@@ -110,11 +110,11 @@ def test_other_releases(game, key):
 
 def test_a_stopped_run_does_not_ask_again(game, key, tmp_path, monkeypatch):
     """Questions that were answered before the process ended are read from the store, to the bit."""
-    from exhume.attacks.informed import shared_adjoint
+    from exhume.attacks.informed import linearisations
 
     knowledge, attack = game[0], replace(ATTACK, questions=1.0, chunk=4)  # 16 questions, 4 chunks
     whole = attack.prepare(knowledge, key=key, store=NullStore()).linearisations[0].answers
-    asked, real = [], shared_adjoint.answer
+    asked, real = [], linearisations.answer
 
     def counted(*given, **more):
         if len(asked) == 2:
@@ -122,7 +122,7 @@ def test_a_stopped_run_does_not_ask_again(game, key, tmp_path, monkeypatch):
         asked.append(1)
         return real(*given, **more)
 
-    monkeypatch.setattr(shared_adjoint, "answer", counted)
+    monkeypatch.setattr(linearisations, "answer", counted)
     with pytest.raises(KeyboardInterrupt):
         attack.prepare(knowledge, key=key, store=FolderStore(tmp_path))
     asked.clear()

@@ -15,9 +15,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from exhume.attacks.margin.descent import SearchDescent
-from exhume.attacks.margin.eq6 import Equation6
-from exhume.attacks.margin.first_layer import FirstLayer
 from exhume.attacks.margin.hidden_span import HiddenSpan
+from exhume.attacks.margin.stationarity import Equation6, FirstLayer
 from exhume.core.contract import Key, Knowledge, Records
 from exhume.models.mlp import HomogeneousMLP
 from exhume.store.shards import NullStore

@@ -10,11 +10,10 @@ import torch
 from torch.nn.functional import normalize
 
 from exhume.attacks.margin.descent import RowSpan, SearchDescent
-from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.attacks.margin.hidden_span import HiddenSpan, _Problem, second_layer
+from exhume.attacks.margin.hidden_span import HiddenSpan, Strongest, _Problem, met, second_layer
 from exhume.attacks.margin.reading import RowSpace, scale_of
 from exhume.attacks.margin.restarts import distinct
-from exhume.attacks.margin.strongest import Strongest, met
+from exhume.attacks.margin.stationarity import FirstLayer
 from exhume.core.contract import Gradient, Key, Knowledge, NotApplicable, Outcome, Records, Weights
 from exhume.models.activations import ACTIVATIONS
 from exhume.models.matrices import Matrices

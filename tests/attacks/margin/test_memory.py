@@ -14,7 +14,7 @@ from exhume.attacks.margin.restarts import _agreement
 PEAK = """
 import resource, torch
 from exhume.attacks.margin.descent import SearchDescent
-from exhume.attacks.margin.first_layer import FirstLayer
+from exhume.attacks.margin.stationarity import FirstLayer
 from exhume.core.contract import Key, Knowledge, Weights
 from exhume.models.mlp import HomogeneousMLP
 from exhume.store.shards import NullStore
@@ -24,10 +24,10 @@ mlp, key = HomogeneousMLP((1, 10, 10), (200, 200), 2), Key.from_seed(0)
 weights = Weights(mlp.initial(key)[None], mlp.layout)
 def peak(restarts):
     attack = FirstLayer(
-        restarts=restarts, fresh=9, rank=99, candidates=5.0, descent=SearchDescent(steps=1)
+        restarts=restarts, fresh=9, candidates=5.0, descent=SearchDescent(steps=1)
     )
     found = attack.prepare(Knowledge(architecture=mlp), key=key, store=NullStore()).run(weights)
-    assert found.candidates.shape[1] == 500 * restarts
+    assert found.candidates.shape[1] == 505 * restarts
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 print(peak(2), peak(2), peak(9))
 """

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from exhume.attacks.margin.descent import SearchDescent
-from exhume.attacks.margin.first_layer import FirstLayer
+from exhume.attacks.margin.stationarity import FirstLayer
 from exhume.core.contract import ExhumeError, Knowledge, Records, Weights
 from exhume.models.mlp import HomogeneousMLP
 from exhume.store.shards import NullStore

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from exhume.attacks.margin.descent import SearchDescent
-from exhume.attacks.margin.first_layer import FirstLayer
+from exhume.attacks.margin.stationarity import FirstLayer
 from exhume.core.contract import Knowledge, Weights
 from exhume.models.heads import pulls
 from exhume.models.matrices import Matrices

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from exhume import readers
-from exhume.attacks.split.queried import QueriedInversion
+from exhume.attacks.split.inversion import QueriedInversion
 from exhume.core.contract import (
     Activations,
     ExhumeError,

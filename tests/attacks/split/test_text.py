@@ -6,13 +6,11 @@ import pytest
 import torch
 
 from exhume.attacks.split.cipher import (
-    KnownTable,
     SubstitutionCipher,
-    by_frequency,
     decipher,
     numbered,
 )
-from exhume.attacks.split.token_search import ShadowTranslation
+from exhume.attacks.split.token_search import KnownHead, ShadowTranslation
 from exhume.core.contract import Activations, ExhumeError, Key, NotApplicable, Outcome, Weights
 from exhume.models.mlp import MLP
 from exhume.models.split.seq2seq import UNKNOWN, Translator
@@ -72,7 +70,7 @@ def test_the_shadow_reads_itself_and_not_the_client(game, key):
 
 
 def test_with_the_table_every_word_is_read(game, key):
-    assert right(run(KnownTable(), game, key), game[2]) == 1
+    assert right(run(KnownHead(NET.source), game, key), game[2]) == 1
 
 
 def test_words_that_were_never_sent_are_unknown(game, key):
@@ -80,7 +78,7 @@ def test_words_that_were_never_sent_are_unknown(game, key):
     few = replace(knowledge, seen=knowledge.seen[:1])
     prepared = SubstitutionCipher().prepare(few, key=key, store=NullStore())
     tokens = prepared.run(release).candidates[:, 0]
-    assert len(prepared.words) <= 6
+    assert prepared.observed["symbols"] <= 6
     assert (tokens[truth != 0] == UNKNOWN).double().mean() > 0.3
 
 
@@ -109,7 +107,7 @@ def test_a_planted_permutation_is_undone(key):
     secret = torch.cat([torch.zeros(1, dtype=torch.long), 1 + order])
     found = decipher(secret[text[:2000]], text[2000:], (31, 31))
     assert torch.equal(found[secret], torch.arange(31))
-    rough = by_frequency(secret[text[:2000]], text[2000:], (31, 31))
+    rough = decipher(secret[text[:2000]], text[2000:], (31, 31), 0)
     assert sorted(rough.tolist()) == list(range(31))
     assert not torch.equal(rough[secret], torch.arange(31))
     fewer = decipher(secret[text[:2000]], text[2000:].clamp_max(20), (31, 21))
@@ -134,7 +132,7 @@ def test_what_does_not_fit_is_said(game, key):
     for attack, said in (
         (SHADOW, "needs to know: shadow, answers, parts"),
         (SubstitutionCipher(), "needs to know: shadow, seen"),
-        (KnownTable(), "needs the embeddings as the part named head"),
+        (KnownHead(NET.source), "needs to know: shadow"),
     ):
         with pytest.raises(NotApplicable, match=said):
             attack.prepare(nothing, key=key, store=NullStore())

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient, architecture_of
+from exhume.attacks.releases import BatchAnswer, EachGradient, architecture_of
 from exhume.core.contract import (
     Architecture,
     Key,

@@ -42,25 +42,17 @@ class Chain:
 
 
 def chain_of(
-    architecture: Architecture, parameters: Tensor, frozen: Collection[str] = ()
+    architecture: Architecture,
+    parameters: Tensor,
+    frozen: Collection[str] = (),
+    *,
+    lowest_alone: bool = False,
 ) -> Chain | None:
     """The longest chain that ends with the last fully connected layer; None: there is no such layer.
 
-    frozen: parameters without a gradient; a layer with such weights is passed over.
+    frozen: parameters without a gradient; a layer with such weights is passed over. lowest_alone: in its
+    place the first such layer that takes one vector a record, whatever comes behind it.
     """
-    return _chain(architecture, parameters, frozen, alone=False)
-
-
-def lowest_of(
-    architecture: Architecture, parameters: Tensor, frozen: Collection[str] = ()
-) -> Chain | None:
-    """The first fully connected layer that takes one vector a record, whatever comes behind it."""
-    return _chain(architecture, parameters, frozen, alone=True)
-
-
-def _chain(
-    architecture: Architecture, parameters: Tensor, frozen: Collection[str], *, alone: bool
-) -> Chain | None:
     generator = Key.from_seed(0).fold("chain").generator()
     shape = (_PROBES, *architecture.input_shape)
     probes = (4 * torch.rand(shape, generator=generator) - 2).to(parameters.dtype)
@@ -74,9 +66,9 @@ def _chain(
     ]
     if not seen:
         return None
-    lowest = seen[0] if alone else seen[-1]
+    lowest = seen[0] if lowest_alone else seen[-1]
     layers = [_layer(lowest, norms, known)[0]]
-    for lower in [] if alone else reversed(seen[:-1]):
+    for lower in [] if lowest_alone else reversed(seen[:-1]):
         layer, outputs = _layer(lower, norms, known)
         leak = _leak(outputs, lowest.inputs)
         if leak is None:

@@ -1,52 +1,32 @@
 """Rank-one terms of a symmetric tensor: sum_i lambda_i u_i^{(p)}, p = 3 or 4, B terms in B variables.
 
-The u_i are linearly independent and not orthogonal, the lambda_i have both signs: no whitening by a
-definite matrix is to be had. Five ways, compared in tests and in the study `gradient-tensor`:
-
-- joint      simultaneous eigenvectors of many contractions (Kuleshov et al. 2015, as Wang23 cites), then
-             alternating least squares on the tensor itself; several draws, the best fit kept
-- newton     the same starts, then Levenberg-Marquardt on all factors (`_refined`)
-- jennrich   one pair of contractions, nothing after it
-- power      whitening by |a contraction|, then power iterations with deflation
-- cp         TensorLy's alternating least squares from random starts (extra `tensorly`)
-
-"newton" looks for the best fit:
+The u_i are linearly independent and not orthogonal, the lambda_i have both signs: no whitening by a definite
+matrix is to be had. Simultaneous eigenvectors of many contractions (Kuleshov et al. 2015, as Wang23 cites),
+then alternating least squares on the tensor itself; several draws, the best fit kept. `refined` goes on from
+the best draws with Levenberg-Marquardt on all factors:
 
     min_A || T - sum_i s_i a_i^{(p)} ||^2,     s_i = ±1 (p = 4; a sign is absorbed by a_i for p = 3)
 
 The normal matrix has the closed form p s_i s_j [(a_i · a_j)^(p-1) I + (p-1) (a_i · a_j)^(p-2) a_j a_i^T]. A
 step costs one contraction of T and a solve of B^2 unknowns. Alternating least squares with tied factors need
 not decrease the misfit and can end beside its minimum.
-
-TensorLy's CP decomposition (untied factors) does not know that the tensor is symmetric, so the first of its
-factors is taken. NumPy backend: the tensors have B^3 or B^4 numbers.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-from exhume.attacks.gradient.least_squares import least_squares
-from exhume.core.contract import ExhumeError, Key
-from exhume.train.least_squares import damped_step
+from exhume.core.contract import Key
+from exhume.train.least_squares import damped_step, least_norm
 
-METHODS = ("joint", "newton", "jennrich", "power", "cp")
-_DRAWS = 12  # of random contractions, for "joint"
-_REFINED = 4  # best of them that "newton" goes on with
+_DRAWS = 12  # of random contractions
+_REFINED = 4  # best of them that are refined
 _SWEEPS = 40  # of alternating least squares
-_POWER_STARTS = 20
-_POWER_STEPS = 60
 _STEPS = 40  # of Levenberg-Marquardt
 _STALLED = 1e-6  # relative gain of a step that counts as none
-_CP_STARTS = 12  # as many as the joint method has draws
-_CP_SWEEPS = 200  # untied factors converge slowly
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,20 +36,12 @@ class Terms:
     misfit: float  # norm of what is left, over the tensor's
 
 
-def decompose(tensor: Tensor, *, method: str = "joint", key: Key) -> Terms:
+def decompose(tensor: Tensor, *, refined: bool = False, key: Key) -> Terms:
     """Decompose into as many terms as there are variables. The sign of a direction is free for order 4."""
-    if method not in METHODS:
-        raise ExhumeError(f"method: {method!r} is not one of {', '.join(METHODS)}")
-    if method == "power":
-        return _fitted(tensor, _power(tensor, key))
-    if method == "cp":
-        return _fitted(tensor, _cp(tensor, key))
-    if method == "jennrich":
-        return _fitted(tensor, _eigenvectors(tensor, key))
     starts = (_eigenvectors(tensor, key.fold("draw", i)) for i in range(_DRAWS))
     draws = [_fitted(tensor, _alternate(tensor, start)) for start in starts]
     draws.sort(key=lambda terms: terms.misfit)
-    if method == "newton":
+    if refined:
         draws = [
             _fitted(tensor, _refined(tensor, terms.directions, terms.weights))
             for terms in draws[:_REFINED]
@@ -99,7 +71,7 @@ def decompose_jointly(tensors: Tensor, *, key: Key) -> Terms:
 
 def _half_step(tensors: Tensor, directions: Tensor) -> Tensor:
     gram = (directions @ directions.T) ** (tensors.ndim - 2)
-    rows = [least_squares(gram, _apply(tensor, directions)) for tensor in tensors]
+    rows = [least_norm(gram, _apply(tensor, directions)) for tensor in tensors]
     fresh: Tensor = torch.linalg.svd(torch.stack(rows, 1), full_matrices=False)[2][:, 0]
     return fresh
 
@@ -108,7 +80,7 @@ def _fitted(tensor: Tensor, directions: Tensor) -> Terms:
     """The weights by least squares: the Gram matrix of the rank-one tensors is (U U^T)^p."""
     p = tensor.ndim
     gram = (directions @ directions.T) ** p
-    weights = least_squares(gram, _evaluate(tensor, directions)[:, None])[:, 0]
+    weights = least_norm(gram, _evaluate(tensor, directions)[:, None])[:, 0]
     left = tensor - _compose(weights, directions, p)
     return Terms(directions, weights, float(left.norm() / tensor.norm().clamp_min(1e-300)))
 
@@ -174,7 +146,7 @@ def _alternate(tensor: Tensor, directions: Tensor) -> Tensor:
     for _ in range(_SWEEPS):
         gram = (directions @ directions.T) ** (p - 1)
         image = _apply(tensor, directions)
-        fresh = least_squares(gram, image)
+        fresh = least_norm(gram, image)
         norms = fresh.norm(dim=1, keepdim=True)
         if not bool(torch.isfinite(fresh).all()) or float(norms.min()) < 1e-9 * size:
             break
@@ -182,33 +154,6 @@ def _alternate(tensor: Tensor, directions: Tensor) -> Tensor:
         signs = (fresh * directions).sum(1, keepdim=True).sign()
         directions = fresh * torch.where(signs == 0, torch.ones_like(signs), signs)
     return directions
-
-
-def _power(tensor: Tensor, key: Key) -> Tensor:
-    """Whiten by a contraction, iterate u <- T(., u, ..), deflate; the textbook way."""
-    p, q = tensor.ndim, len(tensor)
-    generator = key.generator()
-    vectors = torch.randn(1, q, dtype=tensor.dtype, generator=generator)
-    metric = _contract(tensor, vectors)[0]
-    eigenvalues, axes = torch.linalg.eigh(metric)
-    size = eigenvalues.abs().clamp_min(1e-9 * float(eigenvalues.abs().max())).sqrt()
-    whiten, restore = axes / size, axes * size  # (q, q)
-    left = tensor
-    for _ in range(p):  # one axis after the other, each moved to the end
-        left = torch.tensordot(left, whiten, dims=([0], [0]))
-    peaks = []
-    for _ in range(q):
-        starts = torch.randn(_POWER_STARTS, q, dtype=tensor.dtype, generator=generator)
-        starts = starts / starts.norm(dim=1, keepdim=True)
-        for _ in range(_POWER_STEPS):
-            moved = _apply(left, starts)
-            starts = moved / moved.norm(dim=1, keepdim=True).clamp_min(1e-300)
-        sizes = _evaluate(left, starts)
-        best = starts[int(sizes.abs().argmax())][None]
-        left = left - _compose(_evaluate(left, best), best, p)
-        peaks.append(best[0])
-    rows = torch.stack(peaks) @ restore.T
-    return _unit(rows)
 
 
 def _unit(rows: Tensor) -> Tensor:
@@ -252,32 +197,3 @@ def _refined(tensor: Tensor, directions: Tensor, weights: Tensor) -> Tensor:
         if gain <= _STALLED * abs(here) or here <= 1e-14 * size:
             break
     return _unit(factors)
-
-
-def have_tensorly() -> bool:
-    return find_spec("tensorly") is not None
-
-
-def _cp(tensor: Tensor, key: Key) -> Tensor:
-    """(q, q) unit rows, those of the start that fits best."""
-    if not have_tensorly():
-        raise ExhumeError("method: 'cp' needs TensorLy: pip install 'exhume[tensorly]'")
-    parafac = import_module("tensorly.decomposition").parafac
-    seeds = torch.randint(2**31, (_CP_STARTS,), generator=key.generator()).tolist()
-    best: tuple[float, Tensor] | None = None
-    for seed in seeds:
-        with contextlib.redirect_stdout(io.StringIO()):
-            (_, factors), errors = parafac(
-                tensor.numpy(),
-                rank=len(tensor),
-                n_iter_max=_CP_SWEEPS,
-                init="random",
-                tol=1e-10,
-                random_state=seed,
-                return_errors=True,
-            )
-        rows = _unit(torch.from_numpy(factors[0]).T)
-        if best is None or errors[-1] < best[0]:
-            best = float(errors[-1]), rows
-    assert best is not None  # there is at least one start
-    return best[1]

@@ -2,13 +2,11 @@
 
     min_x  |phi(x) - phi_i|_1 / |phi_i|_1 + w TV(x),   w falling
 
-phi_i, what entered the first fully connected layer, is exact (`gates.py`), so that every record is decoded
-on its own and nothing of the batch gets mixed up. Absolute differences: with ReLU and max pooling most
-numbers can be met exactly, and squares would spread the error of those that are not yet.
-
-What comes back to phi_i is exact too. So the gradient of the convolution just below is a function of the
-records alone, linear in what enters it while gates and maxima stay; where it has several equations for every
-pixel of the batch, all records are polished together against it.
+phi_i, what entered the first fully connected layer, is exact (`gates.py`), so that every record is decoded on
+its own. Absolute differences: with ReLU and max pooling most numbers can be met exactly, and squares would
+spread the error of those that are not yet. What comes back to phi_i is exact too, so that the gradient of the
+convolution just below is a function of the records alone; where it has several equations for every pixel of
+the batch, all records are polished together against it.
 """
 
 from __future__ import annotations
@@ -36,17 +34,10 @@ from exhume.attacks.gradient.gates import (
     likely_records,
     records_behind,
 )
-from exhume.attacks.gradient.gathering import (
-    BatchAnswer,
-    EachGradient,
-    architecture_of,
-    goes_on,
-)
 from exhume.attacks.gradient.local_steps import at_path_midpoint
-from exhume.attacks.gradient.matching import total_variation
+from exhume.attacks.releases import BatchAnswer, EachGradient, architecture_of, goes_on
 from exhume.core.contract import (
     Architecture,
-    ClientTraining,
     Key,
     Knowledge,
     NotApplicable,
@@ -56,10 +47,12 @@ from exhume.core.contract import (
     Store,
     silent,
 )
+from exhume.core.records import total_variation
 from exhume.models.probes import inputs_of
 from exhume.train.local import LocalTraining
 
 _FITS = 0.05  # relative misfit of the features, below which a record counts as decoded
+_FALLS = 0.05  # what is left of the weight of the total variation at the end
 _EVERY = 25  # steps between two reports of progress
 _EQUATIONS = 4  # of the convolution below, for every pixel, or polishing leads astray
 
@@ -69,7 +62,7 @@ class FeatureDecoding:
     """Decode what entered the first fully connected layer, record by record.
 
     Sees: `Gradient`, the fully connected layers at the end of the network.
-    Assumes: the architecture; as `GateAttack`, or a batch of one; records within [low, high]. Of several
+    Assumes: the architecture; as `GateAttack`, or a batch of one; records within [0, 1]. Of several
     local steps, how they were made and the batch size: features are those at the middle of the way.
     Uses what batch norm saw in train mode, where the client sends it: it fixes the colours.
     Guarantees: the features are certified as by `GateAttack`; confidence is minus the misfit of a record's.
@@ -79,28 +72,21 @@ class FeatureDecoding:
     steps: int = 1000
     rate: float = 0.1  # of Adam, falling to nothing
     variation: float = 0.5  # weight of the total variation at the start
-    falls: float = 0.05  # and what is left of it at the end
-    rounds: int = ROUNDS
-    low: float = 0.0
-    high: float = 1.0
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> PreparedDecoding:
         architecture = architecture_of(knowledge, "decoding features")
-        return PreparedDecoding(
-            self, architecture, key, progress, knowledge.local, knowledge.batch_size
-        )
+        return PreparedDecoding(self, architecture, knowledge, key, progress)
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedDecoding:
     attack: FeatureDecoding
     architecture: Architecture
+    knowledge: Knowledge
     key: Key
     progress: Progress
-    local: ClientTraining | None
-    batch_size: int | None
 
     def run(self, releases: Release) -> Reconstruction:
         def invert(gradient: Tensor, parameters: Tensor, index: int) -> BatchAnswer:
@@ -115,7 +101,7 @@ class PreparedDecoding:
         self, gradient: Tensor, parameters: Tensor, sent: dict[str, Tensor], key: Key
     ) -> BatchAnswer:
         seen, search = Layers(self.architecture, gradient, parameters), records_behind
-        local, count = self.local, self.batch_size
+        local, count = self.knowledge.local, self.knowledge.batch_size
         if isinstance(local, LocalTraining) and count and len(local.rates(count)) > 1:
             seen, search = at_path_midpoint(seen, local, count), likely_records
         chain = chain_for(seen, key)
@@ -123,7 +109,7 @@ class PreparedDecoding:
             raise NotApplicable(
                 "what enters the first fully connected layer is the record", ever=False
             )
-        features = features_behind(seen, chain, self.attack.rounds, key, search)
+        features = features_behind(seen, chain, ROUNDS, key, search)
         layer = chain.layers[0]
         width = features.inputs.shape[1]
         wanted = _Wanted(
@@ -153,8 +139,7 @@ class PreparedDecoding:
             *self.architecture.input_shape,
             generator=key.fold("start").generator(),
         )
-        middle, width = (attack.low + attack.high) / 2, attack.high - attack.low
-        start = (middle + 0.05 * width * drawn).to(wanted.features.dtype)
+        start = (0.5 + 0.05 * drawn).to(wanted.features.dtype)
         records = self._descended(start, wanted.cost, attack.rate, attack.variation)
         return self._recoloured(wanted, records)
 
@@ -163,8 +148,7 @@ class PreparedDecoding:
         if not wanted.statistics:
             return records
         attack = self.attack
-        again = recoloured(wanted.module, wanted.named, records, wanted.statistics)
-        again = again.clamp(attack.low, attack.high)
+        again = recoloured(wanted.module, wanted.named, records, wanted.statistics).clamp(0, 1)
         return self._descended(again, wanted.cost, attack.rate / 2, 0.4 * attack.variation)
 
     def _polished(self, wanted: _Wanted, records: Tensor) -> tuple[Tensor, float]:
@@ -185,22 +169,22 @@ class PreparedDecoding:
         self, start: Tensor, cost: Callable[[Tensor], Tensor], rate: float, variation: float
     ) -> Tensor:
         """Adam with falling rate and total variation, within the range of records."""
-        attack, width = self.attack, self.attack.high - self.attack.low
+        attack = self.attack
         records = start.clone().requires_grad_(True)
-        adam = torch.optim.Adam([records], lr=rate * width)
+        adam = torch.optim.Adam([records], lr=rate)
         for step in range(attack.steps):
             done = step / attack.steps
             stage = "decoding features"
             if step % _EVERY == 0 and not goes_on(self.progress, stage, step, attack.steps):
                 break
             for group in adam.param_groups:
-                group["lr"] = rate * width * (1 + math.cos(math.pi * done)) / 2
-            weight = variation * attack.falls**done / width
+                group["lr"] = rate * (1 + math.cos(math.pi * done)) / 2
+            weight = variation * _FALLS**done
             adam.zero_grad()
-            (cost(records) + weight * len(records) * total_variation(records)).backward()
+            (cost(records) + weight * total_variation(records).sum()).backward()
             adam.step()
             with torch.no_grad():
-                records.clamp_(attack.low, attack.high)
+                records.clamp_(0, 1)
         return records.detach()
 
 

@@ -16,13 +16,6 @@ delta_i = L q_i for some q_i, and every neuron obeys one of two linear equations
 b + k unknowns, m equations, and nobody says which. Reweighted least squares from many random starts: each
 neuron leans to the equation that it nearly fulfils, more and more firmly. A wrong answer explains few more
 neurons than it has unknowns, a right one all of them: the truth is not needed to tell them apart.
-
-The size of a record that a layer without biases leaves open is told by the loss's own slopes.
-
-    dL/dW = sum_i delta_i x_i^T gives x_i only up to a factor: a_i = x_i / alpha and R_i = alpha delta_i.
-    Behind the last layer delta_i = (softmax(alpha f_i + b) - e_y) / B, and f_i, of a_i, is known.
-
-With three outputs or more that is more than one equation for alpha, so that what is left over certifies it.
 """
 
 from __future__ import annotations
@@ -33,10 +26,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from exhume.attacks.gradient.chains import Chain, Layer, chain_of, lowest_of
-from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient, architecture_of
-from exhume.attacks.gradient.least_squares import least_squares
+from exhume.attacks.gradient.chains import Chain, Layer, chain_of
 from exhume.attacks.gradient.span import span_of_slopes
+from exhume.attacks.releases import BatchAnswer, EachGradient, architecture_of
 from exhume.core.contract import (
     Architecture,
     ExhumeError,
@@ -47,6 +39,7 @@ from exhume.core.contract import (
     Store,
     silent,
 )
+from exhume.train.least_squares import least_norm
 
 ROUNDS = 100  # of 256 starts, at most
 _NOTHING = 1e-6  # relative: singular values of rounding
@@ -206,7 +199,8 @@ def _with_bias(layer: Layer, named: Mapping[str, Tensor]) -> Tensor:
 
 def chain_for(seen: Layers, key: Key) -> Chain:
     """The layers to read: for a batch of one the lowest, whatever is behind it; else those with gates."""
-    lowest = lowest_of(seen.architecture, seen.parameters, seen.frozen)
+    known = (seen.architecture, seen.parameters, seen.frozen)
+    lowest = chain_of(*known, lowest_alone=True)
     if lowest is None:
         raise NotApplicable(
             f"{seen.architecture}: no fully connected layer takes one vector a record", ever=False
@@ -214,7 +208,7 @@ def chain_for(seen: Layers, key: Key) -> Chain:
     first = lowest.layers[0]
     if first.biased and seen.span(first, key).shape[1] == 1:
         return lowest
-    gated = chain_of(seen.architecture, seen.parameters, seen.frozen)
+    gated = chain_of(*known)
     assert gated is not None  # there is a layer
     return gated
 
@@ -297,7 +291,7 @@ def _below(seen: Layers, layer: Layer, above: Layer, given: LayerInputs) -> Laye
     deltas = torch.where(given.inputs > error, 1.0, layer.leak) * back
     weight = torch.ones(len(slopes), 1, dtype=slopes.dtype)
     for _ in range(_BELOW):
-        inputs = least_squares(weight * deltas.T, weight * slopes)
+        inputs = least_norm(weight * deltas.T, weight * slopes)
         misfit = (slopes - deltas.T @ inputs).norm(dim=1, keepdim=True)
         weight = 1 / (misfit + misfit.median() + 1e-30)
         weight = weight / weight.max()
@@ -361,7 +355,13 @@ def records_behind(neurons: Neurons, key: Key, rounds: int) -> GateAnswers:
             break
         before = len(answers)
         starts = torch.randn(_STARTS, b, generator=generator, dtype=torch.float64)
-        suited = _by_gates(neurons, answers, starts[1::2])
+        # what best suits the gates of drawn records. A missing record is V^T c with c orthogonal to every
+        # q that was found: the fewer are missing, the better the draw
+        drawn = starts[1::2]
+        if len(answers):
+            basis = torch.linalg.qr(answers.duals.T)[0]
+            drawn = drawn - (drawn @ basis) @ basis.T
+        suited = _solutions(neurons, drawn @ neurons.before.T > 0)
         answers = _joined(answers, _exact(neurons, *suited))
         starts = torch.cat([starts[::2], suited[0]])
         answers = _joined(answers, _exact(neurons, *_descended(neurons, starts)))
@@ -387,19 +387,6 @@ def likely_records(neurons: Neurons, key: Key, rounds: int) -> GateAnswers:
         if not picked or float((q[picked] @ q[place]).abs().max()) <= _APART:
             picked.append(place)
     return GateAnswers(q[picked], r[picked], share[picked])
-
-
-def _by_gates(neurons: Neurons, known: GateAnswers, drawn: Tensor) -> tuple[Tensor, Tensor]:
-    """(s, b), (s, k) the answers that best suit the gates of drawn records.
-
-    A missing record is V^T c with c orthogonal to every q that was found: the fewer are missing, the better
-    the draw.
-    """
-    if len(known):
-        basis = torch.linalg.qr(known.duals.T)[0]
-        drawn = drawn - (drawn @ basis) @ basis.T
-    opened = drawn @ neurons.before.T > 0
-    return _solutions(neurons, opened)
 
 
 def _solutions(neurons: Neurons, opened: Tensor) -> tuple[Tensor, Tensor]:
@@ -499,6 +486,10 @@ def sizes_of(
     hidden: Tensor, first: Layer, second: Layer, weights: Tensor, slopes: Tensor
 ) -> Tensor:
     """(n, 1) factors, with their signs, of directions whose (n, m) layer outputs are `hidden`.
+
+    dL/dW = sum_i delta_i x_i^T gives x_i only up to a factor: a_i = x_i / alpha and R_i = alpha delta_i.
+    Behind the last layer delta_i = (softmax(alpha f_i + b) - e_y) / B, and f_i, of a_i, is known. With three
+    outputs or more that is more than one equation for alpha, so that what is left over certifies it.
 
     weights: (c, m), or (c, m + 1) with a bias, of the second layer. slopes: (n, c) R_i.
     """

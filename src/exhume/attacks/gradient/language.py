@@ -1,4 +1,4 @@
-"""Whole texts from the gradient of a language model: by the spans of its layers.
+"""Texts from the gradient of a language model: whole, by the spans of its layers, or as a list of tokens.
 
 1. *Tokens.* The first attention layer sees one vector a token and place; those of the batch span the rows of
    its gradient (queries, keys and values: the first place of a causal model leaves nothing in the queries).
@@ -16,6 +16,14 @@ are then found without it, from many starts. That gives the tokens of a text, ha
 belongs to which place is told by what the layers behind the attention see there. Where this ends near a
 text, single tokens are changed and exchanged. Each answer is a text that lies in the spans of all sites, at
 every place.
+
+`TokenBag` is content with the tokens, of batches of any size, by the rows of the outputs:
+
+    dL/dw_v = 1/N (sum_i p_iv h_i - sum_{i: y(i) = v} h_i)
+
+The row of a token that was asked for n times is as long as a sum of n vectors h_i. Their length and their
+mean cosine c are the network's own, seen on drawn texts: |sum|^2 = |h|^2 (n + n (n - 1) c). N is the number
+at which the counts add up to N.
 """
 
 from __future__ import annotations
@@ -26,12 +34,13 @@ from dataclasses import dataclass
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
+from torch.func import functional_call
 
-from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient
-from exhume.attacks.gradient.text import model_of_texts
-from exhume.attacks.gradient.traces import TokenTargets, Traces, asked_for, traces_of
+from exhume.attacks.gradient.text import model_of_texts, words_in
+from exhume.attacks.gradient.traces import TokenTargets, Traces, asked_for, heights, traces_of
+from exhume.attacks.releases import BatchAnswer, EachGradient
 from exhume.core.contract import Key, Knowledge, NotApplicable, Progress, Store, silent
-from exhume.models.own_texts import LanguageModel
+from exhume.models.own_texts import LanguageModel, drawn_tokens
 from exhume.train.local import half_precision
 
 _FINE = 1e-5  # relative rounding with which a span alone certifies a text
@@ -44,6 +53,10 @@ _SWEEPS = 24  # over the places of a sum, which cost nearly nothing
 _NEARLY = 5.0  # times the least distance of a sum: what is farther off is none
 _FAR = 0.3  # of what drawn texts are off: no text of this length is nearer
 _ORDERINGS = 3  # of the tokens of a text, one after the other
+_DRAWN = 8  # texts that show the vectors of the outputs
+_HALF = 0.5  # of a token: fewer is none
+_STEPS = 60  # of halving
+_CLEAR = 4.0  # times the median row: one that stands out
 
 
 @dataclass(frozen=True)
@@ -345,28 +358,28 @@ class _Changes:
         """Every place once: the best token for it, then the best place to exchange it with."""
         scale = self._means(states).mean(1).clamp_min(1e-12)
         order = torch.randperm(self.ends, generator=generator).tolist()
-        for change in (self._replaced, self._exchanged):
+
+        def replaced(state: Tensor, place: int) -> Tensor:
+            """(o, l): the state first, then with every token here."""
+            tried = state.repeat(len(self.options[place]) + 1, 1)
+            if place < int(self._real(state).sum()):
+                tried[1:, place] = self.options[place]
+            return tried
+
+        def exchanged(state: Tensor, place: int) -> Tensor:
+            tried, length = state.repeat(self.ends + 1, 1), int(self._real(state).sum())
+            for row, other in zip(tried[1:], range(self.ends), strict=True):
+                if max(place, other) < length:
+                    row[place], row[other] = state[other], state[place]
+            return tried
+
+        for change in (replaced, exchanged):
             for place in order:
                 tried = torch.stack([change(state, place) for state in states])
                 costs = (self._means(tried.flatten(0, 1)) / scale[:, None]).sum(0)
                 best = costs.reshape(tried.shape[:2]).argmin(1)
                 states = tried[torch.arange(len(tried)), best]
         return states
-
-    def _replaced(self, state: Tensor, place: int) -> Tensor:
-        """(o, l): the state first, then with every token here."""
-        tried = state.repeat(len(self.options[place]) + 1, 1)
-        if place < int(self._real(state).sum()):
-            tried[1:, place] = self.options[place]
-        return tried
-
-    def _exchanged(self, state: Tensor, place: int) -> Tensor:
-        tried = state.repeat(self.ends + 1, 1)
-        length = int(self._real(state).sum())
-        for row, other in zip(tried[1:], range(self.ends), strict=True):
-            if max(place, other) < length:
-                row[place], row[other] = state[other], state[place]
-        return tried
 
     def _real(self, states: Tensor) -> Tensor:
         fill = self.traces.net.padding
@@ -391,3 +404,89 @@ class _Changes:
         if self.traces.local:
             worst = torch.maximum(worst, self.traces.worst(states, self.traces.local))
         return worst.masked_fill(~self._real(states), 0.0).amax(1) <= 1
+
+
+@dataclass(frozen=True)
+class TokenBag:
+    """The tokens behind a language model's update, each about as often as it occurs, in no order.
+
+    Sees: `Gradient`, the rows of the output weight and of the embedding.
+    Assumes: the architecture (`LanguageModel`); a trained output weight (tied or not) or embedding.
+    Guarantees: nothing; tokens and counts are estimates. It needs no width: batches of any size.
+    Candidates are single tokens (1,), each as often as it seems to occur; with a masked loss once.
+    Reference: Melis et al. 2019 for the rows; Geng et al. 2021 for labels and their counts.
+    """
+
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> EachGradient:
+        net = model_of_texts(knowledge, LanguageModel)
+        invert, who = _Bag(net, key).invert, "the list of tokens"
+        return EachGradient((1,), invert, who, "reading tokens", network=net, tokens=True)
+
+
+@dataclass(frozen=True, eq=False)
+class _Bag:
+    net: LanguageModel
+    key: Key
+
+    def invert(self, values: Tensor, at: Tensor, _: int) -> BatchAnswer:
+        counts = self._counts(values, at).round().long()
+        tokens = torch.arange(len(counts)).repeat_interleave(counts)
+        return BatchAnswer(
+            tokens[:, None], counts[tokens].double(), {"occurring": float((counts > 0).sum())}
+        )
+
+    def _counts(self, values: Tensor, at: Tensor) -> Tensor:
+        """(v,) how often each token occurs."""
+        used = words_in(self.net, values)
+        rows = self.net.layout.split(values).get(self.net.output)
+        if rows is not None and self.net.loss != "masked":
+            return self._asked(rows[: self.net.vocabulary].double(), at)
+        if used is not None:
+            return torch.zeros(self.net.vocabulary).index_fill(0, used, 1.0)
+        if rows is None:
+            why = "neither the embedding nor the outputs tell which tokens occur: both are frozen"
+            raise NotApplicable(why, ever=False)
+        sizes: Tensor = rows.norm(dim=1)
+        return (sizes > _CLEAR * sizes.median()).float()
+
+    def _asked(self, rows: Tensor, at: Tensor) -> Tensor:
+        size, cosine = self._vectors(at)
+        squares = rows.square().sum(1) / size
+
+        def counts(total: float) -> Tensor:
+            """n + n (n - 1) c = N^2 |row|^2 / |h|^2."""
+            wanted = squares * total**2
+            if cosine < 1e-3:
+                return wanted
+            half = (1 - cosine) / (2 * cosine)
+            return (half**2 + wanted / cosine).sqrt() - half
+
+        low, high = 1.0, 1e7
+        for _ in range(_STEPS):
+            middle = (low * high) ** 0.5
+            each = counts(middle)
+            if float(each[each > _HALF].sum()) > middle:
+                high = middle
+            else:
+                low = middle
+        each = counts(low)
+        return torch.where(each > _HALF, each.clamp_min(1.0), 0.0)
+
+    def _vectors(self, at: Tensor) -> tuple[float, float]:
+        """Mean |h|^2 of what the output weight is multiplied with, and the mean cosine of two."""
+        shape = (_DRAWN, self.net.length)
+        drawn = drawn_tokens(shape, self.net.vocabulary, self.net.padding, self.key.fold("drawn"))
+        named = {
+            n: t.detach().clone().requires_grad_() for n, t in self.net.layout.split(at).items()
+        }
+        outputs = functional_call(self.net.module, named, (drawn,))
+        places = torch.stack(
+            [torch.arange(_DRAWN), torch.arange(_DRAWN) % (self.net.length - 1)], 1
+        )
+        vectors = heights(outputs, named[self.net.output], places, drawn)
+        square = float(vectors.square().sum(1).mean())
+        products = vectors @ vectors.T
+        others = float((products.sum() - products.diagonal().sum()) / (_DRAWN * (_DRAWN - 1)))
+        return square, max(0.0, others / square)

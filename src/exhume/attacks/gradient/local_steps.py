@@ -11,16 +11,15 @@ U simulates the local training, step k on the records' losses with weights a_k; 
 of neuron j. The records lie in the row span of the first layer's update, exactly: every step adds delta x^T.
 So they have b - 1 unknowns each, and the network is simulated on that span. Gates are jumps: a neuron with a
 gate on the wrong side fits badly, and rho (bounded, after Geman and McClure) lets it wait until its record is
-right.
-
-Which records a step saw is not known: a_k starts even. Once the records are right, a is 0 or 1 by itself,
-and is rounded.
+right. Which records a step saw is not known: a_k starts even. Once the records are right, a is 0 or 1 by
+itself, and is rounded.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -28,16 +27,9 @@ from torch import Tensor
 
 from exhume.attacks.gradient.chains import Chain, Layer, chain_of
 from exhume.attacks.gradient.gates import Layers, features_behind, likely_records
-from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient, architecture_of
-from exhume.attacks.gradient.least_squares import least_squares
-from exhume.core.contract import (
-    Key,
-    Knowledge,
-    NotApplicable,
-    Progress,
-    Store,
-    silent,
-)
+from exhume.attacks.releases import BatchAnswer, EachGradient, architecture_of
+from exhume.core.contract import Key, Knowledge, NotApplicable, Progress, Store, silent
+from exhume.train.least_squares import least_norm
 from exhume.train.local import LocalTraining
 from exhume.train.order import EXACT, free_directions, robust_fit, rounded
 
@@ -119,37 +111,34 @@ class LocalStepsAttack:
 
 
 def _check(local: LocalTraining) -> None:
+    why = ""
     if local.routine.optimiser == "adam":
         raise NotApplicable(
             "several steps of Adam do not stay in the span of the records: each value has a scale of its own",
             ever=False,
         )
     if local.routine.loss == "mse":
-        raise NotApplicable(
-            "several local steps of the squared error are not fitted yet", ever=True
-        )
-    if local.frozen:
-        raise NotApplicable(
-            f"{local.frozen[0]} is frozen: only whole networks are fitted", ever=True
-        )
+        why = "several local steps of the squared error are not fitted yet"
+    elif local.frozen:
+        why = f"{local.frozen[0]} is frozen: only whole networks are fitted"
+    if why:
+        raise NotApplicable(why, ever=True)
 
 
 def _whole_chain(seen: Layers) -> Chain:
     """All layers of the network; refuses networks that are anything else."""
-    network = seen.architecture
+    network, why = seen.architecture, ""
     chain = chain_of(network, seen.parameters)
     if chain is None or not chain.whole or not chain.gated:
         raise NotApplicable(
             f"{network}: it is no chain of fully connected layers with gates", ever=False
         )
     if sum(1 + layer.biased for layer in chain.layers) < len(network.layout.names):
-        raise NotApplicable(
-            f"{network}: it has parameters outside its fully connected layers", ever=False
-        )
-    if not chain.layers[0].biased:
-        raise NotApplicable(
-            f"{chain.layers[0].name} has no bias, so that the size is open", ever=False
-        )
+        why = f"{network}: it has parameters outside its fully connected layers"
+    elif not chain.layers[0].biased:
+        why = f"{chain.layers[0].name} has no bias, so that the size is open"
+    if why:
+        raise NotApplicable(why, ever=False)
     return chain
 
 
@@ -168,7 +157,7 @@ def labels_at(seen: Layers, chain: Chain, inputs: Tensor) -> Tensor:
         heights = torch.where(outputs > 0, outputs, layer.leak * outputs)
     heights = _with_bias(heights, last)
     outputs = heights @ seen.weights(last).T
-    return labels_of(outputs, len(inputs) * least_squares(heights.T, seen.slopes(last).T))
+    return labels_of(outputs, len(inputs) * least_norm(heights.T, seen.slopes(last).T))
 
 
 def labels_of(outputs: Tensor, errors: Tensor) -> Tensor:
@@ -231,12 +220,11 @@ class ThroughSteps:
 
     # Coordinates: [x, 1] = (offset + z N) basis^T, so that the last entry is 1
 
-    @property
+    @cached_property
     def _offset(self) -> Tensor:
-        last = self.basis[-1]
-        return last / last.square().sum()
+        return self.basis[-1] / self.basis[-1].square().sum()
 
-    @property
+    @cached_property
     def _free(self) -> Tensor:
         """(b - 1, b) directions that keep the last entry."""
         whole: Tensor = torch.linalg.svd(self.basis[-1][None])[2]

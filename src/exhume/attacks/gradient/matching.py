@@ -1,22 +1,18 @@
 """Gradient matching as practised: search for records whose gradient is the released one.
 
-    min_X  || G - grad L(X) ||^2          DLG (Zhu et al. 2019)
-    min_X  1 - cos(G, grad L(X)) + tv(X)    inverting gradients (Geiping et al. 2020)
+    min_X  1 - cos(G, grad L(X)) + w tv(X),   X in [0, 1]
 
 Works on whatever `Architecture.build` returns, through `torch.func`. Restarts run together; the one whose own
 mismatch is smallest is kept. Labels are read off the last layer where that is possible, else searched for
 along with the records, as DLG does.
 
-Labels off the last layer's bias: for a mean cross-entropy dL/db_c = mean_i (p_c(x_i) - [y_i = c]), so B (p_c
-- dL/db_c) counts the records of class c. The probabilities are those of the queried network on noise: exact
-enough while it is untrained.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
@@ -32,12 +28,7 @@ from exhume.attacks.gradient.colours import (
     recoloured,
     statistics_of,
 )
-from exhume.attacks.gradient.gathering import (
-    BatchAnswer,
-    EachGradient,
-    architecture_of,
-    goes_on,
-)
+from exhume.attacks.releases import BatchAnswer, EachGradient, architecture_of, goes_on
 from exhume.core.contract import (
     Architecture,
     Attack,
@@ -54,6 +45,7 @@ from exhume.core.contract import (
     Store,
     silent,
 )
+from exhume.core.records import total_variation
 
 _BETAS = (0.9, 0.999)
 _EXPLAINED = 0.05  # mismatch above which a search has not converged: 10% of the squared gradient
@@ -75,26 +67,20 @@ class GradientMatching:
     Guarantees: none: the search may stop in a local minimum. Confidence is minus its own mismatch;
     `explained` is the share of the squared update that the answer accounts for.
     Reference: Zhu et al. 2019, Geiping et al. 2020 (signs, total variation), Yin et al. 2021 (batch-norm
-    statistics, restarts that hold together); Wang23 starts it from the tensor estimate.
+    statistics); Wang23 starts it from the tensor estimate.
     """
 
-    mismatch: str = "cosine"  # or "l2"
     variation: float = 0.0  # weight of the total variation of images; Geiping et al.: 1e-4 to 1e-1
     falls: float = 1.0  # what is left of that weight at the end; published: 1
     steps: int = 300
     rate: float = 0.1  # of Adam, falling to a tenth; of signs, to nothing
     signed: bool = False  # Adam on the signs of the slopes: better for images behind deep networks
     restarts: int = 4  # from noise; one, if there is an attack to start from
-    group: float = 0.0  # weight of a restart's distance from the mean of all of them
     statistics: float = 0.1  # weight of the mismatch of batch-norm statistics, where they are seen
     polish: int = 0  # steps of L-BFGS at the end, kept where they lower the mismatch
     start: Attack | None = None
-    low: float = 0.0  # records are kept within [low, high]
-    high: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.mismatch not in ("cosine", "l2"):
-            raise ExhumeError(f"mismatch: {self.mismatch!r} is not one of cosine, l2")
         if self.steps < 1 or self.restarts < 1:
             raise ExhumeError(
                 f"steps, restarts: must be at least 1, got {self.steps}, {self.restarts}"
@@ -111,10 +97,6 @@ class GradientMatching:
             raise NotApplicable("gradient matching needs the batch size", ever=True)
         size = knowledge.batch_size
         return PreparedMatching(self, architecture, size, started, key, progress, knowledge.local)
-
-    def weights(self, done: float) -> PriorWeights:
-        """When so much of the search is done."""
-        return PriorWeights(self.variation * self.falls**done, self.group, self.statistics)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,10 +139,10 @@ class PreparedMatching:
             architecture.layout,
             values,
             at,
-            self.attack.mismatch == "cosine",
             labels is None,
             self.local,
             seen,
+            self.attack.statistics,
         )
         records, soft, observed = _Search(self.attack, objective, self.progress).run(guess, soft)
         mismatch = observed["mismatch"]
@@ -173,11 +155,11 @@ class PreparedMatching:
 
     def _starts(self, index: int, before: Reconstruction | None, like: Tensor) -> Tensor:
         """(restarts, b, *shape)"""
-        shape, low, high = self.architecture.input_shape, self.attack.low, self.attack.high
+        shape = self.architecture.input_shape
         if before is not None:
             candidates = before.found(index).to(like.dtype)
             if len(candidates):
-                return candidates.reshape(1, -1, *shape).clamp(low, high)
+                return candidates.reshape(1, -1, *shape).clamp(0, 1)
             if self.batch_size is None:
                 raise ExhumeError(
                     f"release {index}: the start found no record, and no batch size is known"
@@ -189,7 +171,7 @@ class PreparedMatching:
             *shape,
             generator=self.key.fold("noise", index).generator(),
         )
-        return (low + (high - low) * noise).to(like.dtype)
+        return noise.to(like.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +193,7 @@ class _Search:
         observed = {
             "mismatch": left,
             "fell": 1 - left / max(float(earlier[best]), 1e-30),
-            "explained": max(0.0, 1 - left) ** (2 if self.objective.cosine else 1),
+            "explained": max(0.0, 1 - left) ** 2,
         }
         return nearest, soft[best], observed
 
@@ -219,7 +201,12 @@ class _Search:
         """Records and labels of all restarts, and their mismatches before the last quarter."""
         attack = self.attack
         if attack.start is not None and self.objective.searched:
-            soft = self._labelled(guess, soft)
+            # labels that suit a good start: while they are wrong, other records fit better than the true
+            adam, alone = _Adam(soft), replace(self.objective, statistical=0.0)
+            matching = replace(self, objective=alone)
+            for step in range(_LABELLING):
+                across = matching._slopes(guess, soft, 0.0)[1]
+                soft = soft - 0.5 * 0.1 ** (step / _LABELLING) * adam.move(across)
         state = [_Adam(guess, signed=attack.signed), _Adam(soft)]
         records, earlier = guess.clone(), self._mismatches(guess, soft)
         recolourings = {int(share * attack.steps) for share in _RECOLOURED}
@@ -231,12 +218,11 @@ class _Search:
                 earlier = self._mismatches(records, soft)
             if step in recolourings:
                 records = self._recoloured(records)
-            middle = records.mean(0).expand_as(records)
-            along, across = self._slopes(records, soft, middle, attack.weights(done))
+            along, across = self._slopes(records, soft, attack.variation * attack.falls**done)
             rate = attack.rate * (
                 (1 + math.cos(math.pi * done)) / 2 if attack.signed else 0.1**done
             )
-            records = (records - rate * state[0].move(along)).clamp(attack.low, attack.high)
+            records = (records - rate * state[0].move(along)).clamp(0, 1)
             if self.objective.searched:
                 soft = soft - rate * state[1].move(across)
         self.progress("searching", attack.steps, attack.steps)
@@ -244,20 +230,12 @@ class _Search:
 
     def _recoloured(self, records: Tensor) -> Tensor:
         """All restarts with the colours that batch norm saw, where it is known."""
-        aim, attack = self.objective, self.attack
+        aim = self.objective
         if not aim.statistics:
             return records
         named = aim.layout.split(aim.at)
         each = [recoloured(aim.module, named, batch, aim.statistics) for batch in records]
-        return torch.stack(each).clamp(attack.low, attack.high)
-
-    def _labelled(self, guess: Tensor, soft: Tensor) -> Tensor:
-        """Labels that suit a good start: while they are wrong, other records fit better than the true."""
-        adam, none = _Adam(soft), PriorWeights()
-        for step in range(_LABELLING):
-            slope = self._slopes(guess, soft, guess, none)[1]
-            soft = soft - 0.5 * 0.1 ** (step / _LABELLING) * adam.move(slope)
-        return soft
+        return torch.stack(each).clamp(0, 1)
 
     def _polished(self, records: Tensor, soft: Tensor, left: float) -> tuple[Tensor, float]:
         """L-BFGS from there, unless the mismatch grows."""
@@ -267,24 +245,19 @@ class _Search:
         )
 
         def closure() -> float:
-            value = self.objective.cost(moved, soft, records, self.attack.weights(1.0))
+            variation = self.attack.variation * self.attack.falls
+            value = self.objective.cost(moved, soft, variation)
             moved.grad = torch.autograd.grad(value, moved)[0]
             return float(value.detach())
 
         solver.step(closure)  # type: ignore[no-untyped-call]
-        ended = moved.detach().clamp(self.attack.low, self.attack.high)
+        ended = moved.detach().clamp(0, 1)
         after = float(self.objective.mismatch(ended, soft))
         return (ended, after) if after < left else (records, left)  # NaN is not less
 
-    def _slopes(
-        self, records: Tensor, soft: Tensor, middle: Tensor, weights: PriorWeights
-    ) -> tuple[Tensor, Tensor]:
-        def cost(batch: Tensor, targets: Tensor, mean: Tensor) -> Tensor:
-            return self.objective.cost(batch, targets, mean, weights)
-
-        slopes: tuple[Tensor, Tensor] = self._of_all(grad(cost, argnums=(0, 1)))(
-            records, soft, middle
-        )
+    def _slopes(self, records: Tensor, soft: Tensor, variation: float) -> tuple[Tensor, Tensor]:
+        cost = partial(self.objective.cost, variation=variation)
+        slopes: tuple[Tensor, Tensor] = self._of_all(grad(cost, argnums=(0, 1)))(records, soft)
         return slopes
 
     def _mismatches(self, records: Tensor, soft: Tensor) -> Tensor:
@@ -322,15 +295,6 @@ class _Adam:
         return first / (second.sqrt() + 1e-12)
 
 
-@dataclass(frozen=True)
-class PriorWeights:
-    """How much what is added to the mismatch counts."""
-
-    variation: float = 0.0
-    group: float = 0.0
-    statistics: float = 0.0
-
-
 @dataclass(frozen=True, eq=False)
 class Objective:
     """How far records (b, *shape) with targets (b, outputs) are from one released gradient."""
@@ -339,27 +303,21 @@ class Objective:
     layout: Layout
     values: Tensor  # (p,) the released gradient
     at: Tensor  # (p,)
-    cosine: bool  # else squared distance
     searched: bool  # targets are logits of labels that nobody knows
     local: ClientTraining | None = None  # how records became an update; None: one plain step
     statistics: dict[str, Tensor] = field(default_factory=dict)  # of batch norm, as in `Gradient`
+    statistical: float = 0.0  # weight of the mismatch of these
 
     def mismatch(self, records: Tensor, targets: Tensor) -> Tensor:
         """() how far the gradient of these records is from the released one."""
         return self._compared(records, targets)[0]
 
-    def cost(
-        self, records: Tensor, targets: Tensor, middle: Tensor, weights: PriorWeights
-    ) -> Tensor:
-        """() the mismatch and all else. middle: the mean of all restarts' records."""
+    def cost(self, records: Tensor, targets: Tensor, variation: float) -> Tensor:
+        """() the mismatch and all else. variation: weight of the records' total variation."""
         value, seen = self._compared(records, targets)
         if seen:
-            value = value + weights.statistics * gap(seen, self.statistics)
-        if weights.group:
-            value = value + weights.group * (records - middle).square().mean()
-        if weights.variation:
-            value = value + weights.variation * total_variation(records)
-        return value
+            value = value + self.statistical * gap(seen, self.statistics)
+        return value + variation * total_variation(records).mean() if variation else value
 
     def _compared(self, records: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         seen: dict[str, Tensor] = {}
@@ -373,9 +331,7 @@ class Objective:
         how = slope if self.local is None else partial(self.local.simulated, slope)
         made = how(self.at, records, targets)
         size = self.values.norm().clamp_min(1e-30)
-        if self.cosine:
-            return 1 - (made @ self.values) / (made.norm() * size).clamp_min(1e-30), seen
-        return ((made - self.values) / size).square().sum(), seen
+        return 1 - (made @ self.values) / (made.norm() * size).clamp_min(1e-30), seen
 
     def _loss(
         self, flat: Tensor, records: Tensor, targets: Tensor
@@ -391,19 +347,14 @@ class Objective:
         return -(share * torch.log_softmax(outputs, 1)).sum(1).mean(), seen
 
 
-def total_variation(records: Tensor) -> Tensor:
-    """() mean absolute difference of neighbouring pixels; 0 for records that are no images."""
-    if records.ndim < 4:
-        return records.new_zeros(())
-    down = (records[..., 1:, :] - records[..., :-1, :]).abs().mean()
-    right = (records[..., 1:] - records[..., :-1]).abs().mean()
-    return down + right
-
-
 def infer_labels(
     values: Tensor, at: Tensor, architecture: Architecture, batch: int
 ) -> Tensor | None:
-    """(b,) sorted labels, or None where the last layer has no bias to read."""
+    """(b,) sorted labels, or None where the last layer has no bias to read.
+
+    For a mean cross-entropy dL/db_c = mean_i (p_c(x_i) - [y_i = c]), so B (p_c - dL/db_c) counts the records
+    of class c. The probabilities are those of the network on noise: exact enough while it is untrained.
+    """
     layout = architecture.layout
     if len(layout.shapes[-1]) != 1:
         return None

@@ -5,15 +5,13 @@ Inside a span of q columns a gradient gives a function of q variables at m Gauss
     F(p) = sum_i r_i sigma(p · m_i),    and with dL/dW also    grad F(p) = sum_i r_i sigma'(p · m_i) m_i.
 
 T_p / p! are the coefficients of F in Hermite tensors. An average over the points estimates them with the
-noise of all of F; a least-squares fit of the orders 0..P leaves only the noise of the orders above P, and
-can use the gradients as equations too. Solved by conjugate gradients; no matrix is formed.
+noise of all of F; a least-squares fit of the orders 0..P leaves only the noise of the orders above P, and can
+use the gradients as equations too. Solved by conjugate gradients; no matrix is formed, the points are read in
+blocks. Memory: q^4 numbers and a block besides the points. Cost: about 4 m q^P operations an iteration.
 
-The points are read in blocks. Memory: q^4 numbers and a block besides the points. Cost: about 4 m q^P
-operations an iteration.
-
-`polish` fits F to its values and slopes: Levenberg-Marquardt on all m_i and r_i. Gradient matching where it
-is small: inside the span there are B^2 + B unknowns instead of B d, and many more equations. For smooth
-activations a fair start ends at rounding error, and the misfit says so without looking at any truth.
+`polish` fits F to its values and slopes: Levenberg-Marquardt on all m_i and r_i, B^2 + B unknowns in place of
+gradient matching's B d. For smooth activations a fair start ends at rounding error, and the misfit says so
+without looking at any truth.
 
 What Stein's lemma leaves of an activation is its Hermite coefficients, and they say which order is allowed.
 
@@ -47,9 +45,7 @@ _PIECES = 64  # intervals of the quadrature: kinks fall on their borders, or har
 _NODES = 32
 _REACH = 12.0  # standard deviations
 _SMALLEST = 1e-3  # of the largest coefficient: what is below cannot be told from rounding and noise
-_CLEARLY = (
-    2.0  # times larger, for its noise, is a coefficient of order 4 that is taken before order 3
-)
+_CLEARLY = 2.0  # times larger, for its noise, is a coefficient of order 4 taken before order 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,14 +295,11 @@ def order_for(activation: Activation, norm: float = 1.0) -> int:
         # unknowns besides: take it only where its coefficient is clearly the larger one.
         sizes = {p: abs(c[p]) / math.sqrt(math.factorial(p)) for p in usable}
         return 4 if sizes.get(4, 0.0) > _CLEARLY * sizes.get(3, 0.0) else 3
+    left = "only the moment of order 1 is left", "one linear combination"
     if abs(c[2]) > bar:
-        raise NotApplicable(
-            f"{activation.name}: the moments of order 3 and 4 vanish, so the gradient identifies "
-            "the span of the records and no single record",
-            ever=False,
-        )
+        left = "the moments of order 3 and 4 vanish", "the span"
     raise NotApplicable(
-        f"{activation.name}: only the moment of order 1 is left, so the gradient identifies one "
-        "linear combination of the records and no single record",
+        f"{activation.name}: {left[0]}, so the gradient identifies {left[1]} of the records and no single "
+        "record",
         ever=False,
     )

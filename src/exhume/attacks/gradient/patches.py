@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vjp
 
-from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient, architecture_of
-from exhume.attacks.gradient.least_squares import least_squares
+from exhume.attacks.releases import BatchAnswer, EachGradient, architecture_of
 from exhume.core.contract import (
     Architecture,
     Key,
@@ -29,6 +28,7 @@ from exhume.core.contract import (
     silent,
 )
 from exhume.models.probes import after, inputs_of
+from exhume.train.least_squares import least_norm
 
 _SAME = 1e-4  # relative: two gradients that are one
 _EXPLAINED = 0.005  # of dL/dW left over, at most: rounding to half precision leaves less
@@ -62,7 +62,7 @@ class PatchAttack:
                     f"{len(back)} places, but {places.vectors} has only {len(slopes)} numbers for each",
                     ever=False,
                 )
-            patches = least_squares(back.T, slopes)
+            patches = least_norm(back.T, slopes)
             left = float((slopes - back.T @ patches).norm() / slopes.norm().clamp_min(1e-300))
             if left > _EXPLAINED:
                 raise NotApplicable(
@@ -95,7 +95,14 @@ def _places(architecture: Architecture, parameters: Tensor, key: Key) -> _Places
     layers = [
         name
         for name, layer in module.named_modules()
-        if f"{name}.weight" in named and (isinstance(layer, nn.Linear) or _cuts_patches(layer))
+        if f"{name}.weight" in named
+        and (
+            isinstance(layer, nn.Linear)
+            or (
+                isinstance(layer, nn.Conv2d)
+                and (layer.stride, layer.groups, layer.dilation) == (layer.kernel_size, 1, (1, 1))
+            )
+        )
     ]
     with after(module, layers, lambda name, _, given: caught.setdefault(name, given)):
         outputs = functional_call(module, named, (probe.to(parameters.dtype),))
@@ -118,12 +125,6 @@ def _places(architecture: Architecture, parameters: Tensor, key: Key) -> _Places
         f"{architecture}: no trained vectors of places are added to what a layer makes of patches",
         ever=False,
     )
-
-
-def _cuts_patches(layer: nn.Module) -> bool:
-    if not isinstance(layer, nn.Conv2d):
-        return False
-    return layer.stride == layer.kernel_size and layer.groups == 1 and layer.dilation == (1, 1)
 
 
 def _rows(back: Tensor, slopes: Tensor) -> Tensor | None:

@@ -4,21 +4,20 @@ For ReLU the slope of F at a point is a sum over the open gates,
 
     grad F(p_j) = sum_i D_ji v_i,     D_ji = [p_j · m_i > 0],   v_i = r_i m_i,
 
-so there is a vector q_i (of the basis dual to the v_i) for which q_i · grad F takes two values only. Points
-on one side of record i's hyperplane share the gate i: their slopes, less their mean, have rank B - 1, and
-what is missing is q_i. A rough direction of the record is enough to choose such points, and the two values
-are a certificate that needs no truth. Leaky gates only shift the two values. Where slopes are exact,
-differences of theirs that recur give the gates at once; rough directions serve elsewhere.
+so there is a vector q_i (of the basis dual to the v_i) for which q_i · grad F takes two values only: a
+certificate that needs no truth. Leaky gates only shift the two values. Two ways to the q_i:
 
-Two neurons whose points lie on the same side of every record's hyperplane but one have slopes that differ by
-exactly v_i = r_i m_i. The m^2 / 2 pairs hold that difference many times (about m^2 / 2^B for independent
-records, far more often for images, which lie close to each other); other differences recur less. A
-candidate names its own hyperplane, p · v_i = 0, and is tested without the truth: the side a point lies on is
-then a linear function of the slopes, to rounding error. Found gates are taken out of the slopes, and those
-left over have fewer patterns and recur more.
+*Recurring differences*, where slopes are exact. Two neurons whose points lie on the same side of every
+record's hyperplane but one have slopes that differ by exactly v_i. The m^2 / 2 pairs hold that difference
+many times (about m^2 / 2^B for independent records, far more often for images, which lie close to each
+other); other differences recur less. A candidate names its own hyperplane, p · v_i = 0: the side a point lies
+on is then a linear function of the slopes, to rounding error. Found gates are taken out of the slopes, and
+those left over recur more.
 
-SPEAR (Dimitrov et al. 2024) draws B rows at a time for the same purpose. Pairs are ours. No moments and no
-Gaussian weights are needed.
+*Rough directions* of the records elsewhere. Points on one side of record i's hyperplane share the gate i:
+their slopes, less their mean, have rank B - 1, and what is missing is q_i.
+
+SPEAR (Dimitrov et al. 2024) draws B rows at a time for the same purpose. Pairs are ours.
 """
 
 from __future__ import annotations
@@ -76,7 +75,13 @@ class Gates:
 
     def opened(self, drop: float) -> Opened:
         """The records behind the q best gates; drop: slope of an open gate less that of a closed one."""
-        duals, spreads = self._best(self.points.shape[1])
+        count = self.points.shape[1]
+        order = sorted(range(len(self.duals)), key=lambda i: self.spreads[i])[:count]
+        best = [self.duals[i] for i in order]
+        while len(best) < count:  # where too few gates differ, the rest is what they leave over
+            best.append(_missing(torch.stack(best) if best else self.slopes[:0]))
+        spreads = torch.tensor([self.spreads[i] for i in order] + [1.0] * (count - len(order)))
+        duals = torch.stack(best)
         vectors = torch.linalg.pinv(duals.T) / drop  # rows r_i m_i
         gates = self.slopes @ duals.T
         gates = gates - gates.mean(0)
@@ -94,16 +99,6 @@ class Gates:
                 return
         self.duals.append(dual)
         self.spreads.append(spread)
-
-    def _best(self, count: int) -> tuple[Tensor, Tensor]:
-        """(count, q) and (count,); where too few gates differ, the rest is what they leave over."""
-        order = sorted(range(len(self.duals)), key=lambda i: self.spreads[i])[:count]
-        duals, spreads = [self.duals[i] for i in order], [self.spreads[i] for i in order]
-        while len(duals) < count:
-            rows = torch.stack(duals) if duals else self.slopes[:0]
-            duals.append(_missing(rows))
-            spreads.append(1.0)
-        return torch.stack(duals), torch.tensor(spreads)
 
 
 def _near(points: Tensor, slopes: Tensor, start: Tensor) -> tuple[Tensor, float]:

@@ -7,14 +7,11 @@
 3. T_p(V, ..., V) inside it, p = 3 or 4 by the activation's Hermite coefficients; decomposed into B terms.
 4. x_i = V u_i, of the norm that the attacker assumes; signs by T_1 for p = 4.
 
-The moments T_1, T_2 and T_3 are contracted before they are formed:
-
-    He_2(w) = w w^T - I,  He_3(w) = w^{(3)} - sym(w I), ...
-
-The largest object is T_3(I, V, V) for a span V of B columns: memory O(dB^2) besides the weights, which are
-read in blocks: products in the dtype of the weights, sums over blocks in that of g. Everything is linear in
-g, so C outputs are C calls. The weights are a tensor, or rows that are drawn afresh whenever they are read:
-a server that draws its query from a key need not hold it: 2^20 neurons of 784 inputs are 3 GB, a block 6 MB.
+He_2(w) = w w^T - I, He_3(w) = w^{(3)} - sym(w I), ...: moments are contracted before they are formed. The
+largest object is T_3(I, V, V) for a span V of B columns: memory O(dB^2) besides the weights, which are read
+in blocks: products in the dtype of the weights, sums over blocks in that of g. Everything is linear in g, so
+C outputs are C calls. The weights are a tensor, or rows that are drawn afresh whenever they are read: a
+server that draws its query from a key need not hold it: 2^20 neurons of 784 inputs are 3 GB, a block 6 MB.
 
 Shapes: m hidden neurons, d inputs, q columns of a basis, c outputs.
 """
@@ -29,10 +26,9 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.gradient.decompose import decompose, decompose_jointly
-from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient
 from exhume.attacks.gradient.moments import Samples, coefficients, fit_moments, order_for, polish
-from exhume.attacks.gradient.span import directions_of, odd
-from exhume.attacks.gradient.two_last import TwoLast, query_parameters, two_last
+from exhume.attacks.gradient.span import TwoLast, directions_of, odd, query_parameters, two_last
+from exhume.attacks.releases import BatchAnswer, EachGradient
 from exhume.core.contract import (
     Architecture,
     ExhumeError,
@@ -69,7 +65,6 @@ class TensorAttack:
     spread: float = 1.0  # deviation of the queried weights; Wang23: 1
     norm: float = 1.0  # of every record; Wang23: 1
     largest: int = 16  # batch size that can be found
-    method: str = "joint"  # see decompose.METHODS
     nonnegative: bool = True  # records are images: the sign where nothing else gives it
     jointly: bool = False  # C outputs are C tensors with common parts; else made one function
     refined: bool = False  # go on from the estimate with a fit of dL/da (Wang23's last step)
@@ -135,15 +130,20 @@ class _TensorInversion:
         observed = {"expected_error": math.sqrt(d / m)}
         c = coefficients(self.view.activation, size)
         even = abs(c[2]) > 0.05 * max(abs(value) for value in c)
+
+        def span() -> Tensor:
+            largest, key = self.attack.largest, self.key.fold("span")
+            return span_of_moments(weights, values, slopes, even=even, largest=largest, key=key)
+
         try:
             order = order_for(self.view.activation, size)
         except NotApplicable as why:
-            rows = slopes[:1] if not even else self._span(weights, values, slopes, even).T
+            rows = slopes[:1] if not even else span().T
             return self._batch(rows, dtype, observed, why)
         try:
             if m < _FEWEST * d:
                 raise NotApplicable(f"{m} neurons for {d} inputs: too few neurons", ever=True)
-            basis = self._span(weights, values, slopes, even)
+            basis = span()
         except NotApplicable as why:
             return self._batch(slopes.new_zeros(0, d), dtype, observed, why)
         points = project(weights, basis)
@@ -155,7 +155,7 @@ class _TensorInversion:
         if len(tensors) > 1:
             terms = decompose_jointly(torch.stack(tensors), key=key)
         else:
-            terms = decompose(tensors[0], method=self.attack.method, key=key)
+            terms = decompose(tensors[0], key=key)
         units = directions_of(self.view.activation, terms, *moments) @ basis.T
         if self.attack.refined:
             units = self._refined(weights, outputs[0], size * units) / size
@@ -173,10 +173,6 @@ class _TensorInversion:
             return start
         samples = Samples(weights[:rows].double(), values[:rows])
         return polish(self.view.activation, samples, start, _STEPS).records
-
-    def _span(self, weights: Rows, values: Tensor, slopes: Tensor, even: bool) -> Tensor:
-        key, largest = self.key.fold("span"), self.attack.largest
-        return span_of_moments(weights, values, slopes, even=even, largest=largest, key=key)
 
     def _batch(
         self,
@@ -199,13 +195,22 @@ def deflate(weights: Rows, values: Tensor) -> tuple[Tensor, Tensor]:
     """
     centred = values - values.mean()
     slope = torch.zeros(weights.shape[1], dtype=values.dtype)
-    residual, columns = _transposed(weights, torch.stack([centred, torch.ones_like(centred)]))
+    both = torch.stack([centred, torch.ones_like(centred)])
+    total = torch.zeros(2, weights.shape[1], dtype=values.dtype)
+    for w, v in zip(blocks(weights), torch.split(both, BLOCK, 1), strict=True):
+        total += v.to(w.dtype) @ w
+    residual, columns = total
     direction, norm = residual.clone(), float(residual @ residual)
     start = norm
     for _ in range(20):
         if norm <= 1e-16 * start or norm == 0:
             break
-        image = _normal(weights, direction, columns)
+        image, mean = torch.zeros_like(direction), 0.0  # W^T (W v - its mean), in one pass
+        for w in blocks(weights):
+            height = w @ direction.to(w.dtype)
+            image += height @ w
+            mean += float(height.double().sum()) / len(weights)
+        image -= mean * columns
         step = norm / float(direction @ image)
         slope, residual = slope + step * direction, residual - step * image
         norm, before = float(residual @ residual), norm
@@ -227,24 +232,6 @@ def deviation(weights: Rows) -> float:
     """Root mean square of all entries, by blocks."""
     total = sum(float(w.double().square().sum()) for w in blocks(weights))
     return math.sqrt(total / math.prod(weights.shape))
-
-
-def _transposed(weights: Rows, vectors: Tensor) -> Tensor:
-    """(k, m) to (k, d)."""
-    total = torch.zeros(len(vectors), weights.shape[1], dtype=vectors.dtype)
-    for w, v in zip(blocks(weights), torch.split(vectors, BLOCK, 1), strict=True):
-        total += v.to(w.dtype) @ w
-    return total
-
-
-def _normal(weights: Rows, vector: Tensor, columns: Tensor) -> Tensor:
-    """W^T (W v - its mean), in one pass; columns: W^T 1."""
-    total, mean = torch.zeros_like(vector), 0.0
-    for w in blocks(weights):
-        height = w @ vector.to(w.dtype)
-        total += height @ w
-        mean += float(height.double().sum()) / len(weights)
-    return total - mean * columns
 
 
 def span_of_moments(
@@ -297,33 +284,24 @@ def _side_by_side(weights: Rows, values: Tensor, basis: Tensor) -> Tensor:
 def _third_edge(weights: Rows, values: Tensor, basis: Tensor, key: Key) -> float:
     """What noise alone gives T_3(I, V, V) at most: |S|^(1/2) sqrt(d/m) + tr(S)^(1/2) / sqrt(m).
 
-    Side by side, outputs (c, m), which are uncorrelated, have the largest |S| and the sum of the traces.
-    """
-    m, d = weights.shape
-    rows = [_third_row(weights, each, basis, key) for each in values]
-    norm, trace = max(norm for norm, _ in rows), sum(trace for _, trace in rows)
-    return (math.sqrt(d * norm) + math.sqrt(trace)) / math.sqrt(m)
-
-
-def _third_row(weights: Rows, values: Tensor, basis: Tensor, key: Key) -> tuple[float, float]:
-    """|S| and tr(S).
-
     S = E[g^2 h h^T], h = He_2 of the points: the covariance of a row, inputs outside the span being Gaussian
-    and independent of g and h. Its norm is found by power iteration.
+    and independent of g and h. Its norm is found by power iteration. Side by side, outputs (c, m), which are
+    uncorrelated, have the largest |S| and the sum of the traces.
     """
-    m, q = len(weights), basis.shape[1]
+    (m, d), q = weights.shape, basis.shape[1]
     points = project(weights, basis)
-    square = values.square().double()
     lengths = points.square().sum(1)
-    trace = float(square @ (lengths.square() - 2 * lengths + q)) / m  # |p p^T - I|^2
-    along = torch.randn(q, q, dtype=torch.float64, generator=key.fold("edge").generator())
-    along, norm = along + along.T, 0.0
-    for _ in range(_EDGE):
-        along = along / along.norm()
-        inner = square * (((points @ along) * points).sum(1) - along.trace())
-        along = (points.T @ (inner[:, None] * points) - inner.sum() * torch.eye(q)) / m
-        norm = float(along.norm())
-    return norm, trace
+    drawn = torch.randn(q, q, dtype=torch.float64, generator=key.fold("edge").generator())
+    norms, traces = [], []
+    for square in values.square().double():
+        traces.append(float(square @ (lengths.square() - 2 * lengths + q)) / m)  # |p p^T - I|^2
+        along = drawn + drawn.T
+        for _ in range(_EDGE):
+            along = along / along.norm()
+            inner = square * (((points @ along) * points).sum(1) - along.trace())
+            along = (points.T @ (inner[:, None] * points) - inner.sum() * torch.eye(q)) / m
+        norms.append(float(along.norm()))
+    return (math.sqrt(d * max(norms)) + math.sqrt(sum(traces))) / math.sqrt(m)
 
 
 def _count(sizes: Tensor, edge: float, largest: int) -> int:

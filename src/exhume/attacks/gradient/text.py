@@ -11,9 +11,8 @@
 How the network makes one vector of a sequence is found out by running it on drawn tokens. The span of
 attention's gradients tells which tokens stand at a place in some record of the batch (and a few that do not:
 if s and t share place l, and t is at place m too, then s fits at m). The features of a record tell which of
-them belong together. All sentences are tried where they are few; else a search changes one place at a time,
-from many starts, then two where that is not enough. Either way the misfit says whether the sentence is
-right.
+them belong together: all sentences are tried where they are few; else a search changes one place at a time,
+from many starts, then two where that is not enough. The misfit says whether the sentence is right.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations, product
 from typing import TypeVar
 
@@ -29,7 +29,7 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from exhume.attacks.gradient.analytic import BiasRatio, agreeing_ratios
-from exhume.attacks.gradient.gathering import BatchAnswer, EachGradient
+from exhume.attacks.releases import BatchAnswer, EachGradient
 from exhume.core.contract import Key, Knowledge, NotApplicable, Progress, Store, silent
 from exhume.models.own_texts import TextModel, drawn_tokens
 
@@ -101,7 +101,12 @@ class _TextReading:
         except NotApplicable as why:
             reason, tokens, misfit = why.why, torch.zeros(0, self.net.length).long(), torch.zeros(0)
         sure = misfit < self.attack.tolerance
-        tokens, misfit = _different(tokens[sure], misfit[sure])
+        tokens, misfit = tokens[sure], misfit[sure]
+        first: dict[tuple[int, ...], int] = {}  # every sentence once, with its smallest misfit
+        for place in misfit.argsort(stable=True).tolist():
+            first.setdefault(tuple(tokens[place].tolist()), place)
+        different = torch.tensor(sorted(first.values()), dtype=torch.int64)
+        tokens, misfit = tokens[different], misfit[different]
         refused = None
         if not len(tokens):
             reason = reason or "what enters the fully connected layers is no text's vector"
@@ -199,18 +204,14 @@ class _TextReading:
     def _fitted(
         self, places: list[list[int]], features: Tensor, at: Tensor
     ) -> tuple[Tensor, Tensor]:
-        if sum(len(place) for place in places) > self.attack.options * self.net.length:
+        attack, key = self.attack, self.key.fold("sentences")
+        if sum(len(place) for place in places) > attack.options * self.net.length:
             raise NotApplicable(
-                f"more than {self.attack.options} tokens a place come into question", ever=True
+                f"more than {attack.options} tokens a place come into question", ever=True
             )
-        return Assembly(
-            places,
-            lambda tokens: self._through(at, tokens),
-            self.attack.largest,
-            self.attack.starts,
-            self.key.fold("sentences"),
-            self.attack.pairs,
-        ).fit(features, self.batch_size or len(features))
+        through = partial(self._through, at)
+        search = Assembly(places, through, attack.largest, attack.starts, key, attack.pairs)
+        return search.fit(features, self.batch_size or len(features))
 
     def _places(
         self, values: Tensor, at: Tensor, allowed: Tensor
@@ -235,16 +236,6 @@ class _TextReading:
         if self.net.padding is not None:  # a place that is masked out leaves no trace
             places = [sorted({*place, self.net.padding}) for place in places]
         return places, worst
-
-
-def _different(tokens: Tensor, misfit: Tensor) -> tuple[Tensor, Tensor]:
-    """Every sentence once, with its smallest misfit."""
-    order = misfit.argsort(stable=True)
-    seen: dict[tuple[int, ...], int] = {}
-    for place in order.tolist():
-        seen.setdefault(tuple(tokens[place].tolist()), place)
-    first = torch.tensor(sorted(seen.values()), dtype=torch.int64)
-    return tokens[first], misfit[first]
 
 
 def in_place(features: Tensor, table: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
@@ -320,26 +311,17 @@ def pooling_of(net: TextModel, at: Tensor) -> Pooling:
     turned = net.features(at, tokens.flip(1)).double()
     if net.length > 1 and not _alike(seen, turned):
         return Pooling("other", ordered=True)
-    if _alike(seen, _mean(net, at, tokens)):
-        return Pooling("masked" if _masked(net, at, tokens) else "mean", ordered=False)
-    return Pooling("other", ordered=False)
-
-
-def _mean(net: TextModel, at: Tensor, tokens: Tensor) -> Tensor:
-    """(n, l) to (n, d): the mean of what every token gives if it stands at all places."""
-    same = tokens.flatten()[:, None].expand(-1, net.length)
-    alone = net.features(at, same).double()
-    return alone.reshape(*tokens.shape, -1).mean(1)
-
-
-def _masked(net: TextModel, at: Tensor, tokens: Tensor) -> bool:
-    """Whether padding at the end is left out."""
+    # what every token gives if it stands at all places
+    everywhere = tokens.flatten()[:, None].expand(-1, net.length)
+    alone = net.features(at, everywhere).double().reshape(*tokens.shape, -1)
+    if not _alike(seen, alone.mean(1)):
+        return Pooling("other", ordered=False)
     if net.padding is None or net.length == 1:
-        return False
-    half = net.length // 2
-    filled = tokens.clone()
-    filled[:, half:] = net.padding
-    return _alike(net.features(at, filled).double(), _mean(net, at, tokens[:, :half]))
+        return Pooling("mean", ordered=False)
+    half, filled = net.length // 2, tokens.clone()
+    filled[:, half:] = net.padding  # perhaps left out, at the end
+    masked = _alike(net.features(at, filled).double(), alone[:, :half].mean(1))
+    return Pooling("masked" if masked else "mean", ordered=False)
 
 
 def _alike(left: Tensor, right: Tensor) -> bool:
@@ -401,10 +383,8 @@ class Assembly:
     def _search(self, wanted: Tensor, key: Key) -> tuple[Tensor, Tensor]:
         """One place at a time from many starts: the best few (f, l), best first, and the smallest misfit."""
         generator = key.generator()
-        columns = [
-            torch.tensor(place)[torch.randint(len(place), (self.starts,), generator=generator)]
-            for place in self.places
-        ]
+        drawn = [torch.randint(len(p), (self.starts,), generator=generator) for p in self.places]
+        columns = [torch.tensor(p)[at] for p, at in zip(self.places, drawn, strict=True)]
         here = torch.stack(columns, 1)  # (starts, l)
         singles = [(place,) for place in range(len(self.places))]
         here, misfit = self._descended(here, singles, wanted)

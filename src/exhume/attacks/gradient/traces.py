@@ -3,13 +3,9 @@
 Local sites tell which token may stand at which place; the others, whether the places before (or all places)
 can stand together. The vectors of a candidate are computed by the network itself.
 
-The span of a linear layer's gradient says which vectors it may have seen:
-
-    dL/dW = sum_t delta_t x_t^T
-
-Every row is a sum of the vectors x_t, so that these span the rows while they are fewer than the layer's
-width. What lies outside was not seen. The rank is read off the spectrum: of the gradient, every row at norm
-1, since rounding is relative to a row.
+The rows of a linear layer's gradient, dL/dW = sum_t delta_t x_t^T, span the vectors x_t it has seen while
+these are fewer than its width; what lies outside was not seen. The rank is read off the spectrum: of the
+gradient, every row at norm 1, since rounding is relative to a row.
 
 Of an adapter W + s B A the gradient of B shows the span of s A x, of its rank at most.
 
@@ -65,14 +61,10 @@ class Traces:
     def allowed(self) -> list[Tensor]:
         """For each place the tokens that may stand there, without padding."""
         every = torch.arange(self.net.vocabulary)
-        if not self.local:
-            fits = torch.ones(self.net.length, len(every), dtype=torch.bool)
-        else:
-            parts = [
-                self.worst(part[:, None].expand(-1, self.net.length), self.local) <= 1
-                for part in torch.split(every, _CHUNK)
-            ]
-            fits = torch.cat(parts).T.clone()
+        fits = torch.ones(self.net.length, len(every), dtype=torch.bool)
+        if self.local:
+            alone = every[:, None].expand(-1, self.net.length)
+            fits = (self.worst(alone, self.local) <= 1).T.clone()
         if self.net.padding is not None:
             fits[:, self.net.padding] = False
         return [every[row] for row in fits]
@@ -109,10 +101,6 @@ def traces_of(net: LanguageModel, values: Tensor, at: Tensor) -> Traces:
     told = [(site, span) for site, span in spans if span is not None]
     local = tuple((site, span) for site, span in told if site.local)
     mixed = [(site, span) for site, span in told if not site.local]
-    if not any(not site.local for site in net.sites):
-        raise NotApplicable(
-            f"{net}: no trained linear layer sees what attention has mixed", ever=False
-        )
     if not any(bool(slope.any()) for site in net.sites for slope in site.slopes(parts)):
         raise NotApplicable(
             "every value of the update is zero at the layers that see texts", ever=False
@@ -223,12 +211,8 @@ def asked_for(
         sure[places[~certain, 0]] = False
     loss = _summed(outputs, targets, torch.zeros_like(opened)) / count
     slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-    again = torch.cat(
-        [
-            (torch.zeros_like(p) if s is None else s).flatten()
-            for p, s in zip(named.values(), slopes, strict=True)
-        ]
-    )
+    each = zip(named.values(), slopes, strict=True)
+    again = torch.cat([(torch.zeros_like(p) if s is None else s).flatten() for p, s in each])
     size = values.norm().clamp_min(1e-30)
     return TokenTargets(targets, sure, float((again - values).norm() / size))
 

@@ -3,42 +3,28 @@
 Balle22 trains a network (RecoNN) to map released weights to the missing record. Given the record's
 label and the direction of the change it made, that map is close to linear, so it can be fitted in
 closed form in seconds, from a fifth of the shadow models, and every setting can be chosen by exact
-leave-one-out error on the shadows. Where the fixed records leave room in the first fully connected
-layer, its imprint (below) is tried as well, and whichever has the smaller such error is used.
+leave-one-out error on the shadows.
 
     delta_i = what is read off theta_i - theta_base, of unit size          i a shadow model
     z_hat   = mean_y + sum_{i: y_i = y} A_i (<delta, delta_i> + const)     y the inferred label
 
-What is read (the whole change, or neuron by neuron) is chosen by that error too; what the labels have in
-common is learned from all of them, see ridge.py.
-
-Memory: `closed_form_bytes` of auditing/plan.py. s shadows of p parameters and what is read off them are held
-whole where they are few; otherwise they lie in a file and are read in blocks, and 8·s²/c bytes of kernels
-are the most.
-Cost: the shadow models; then s·p·n + n³ + 34·n²·q operations a label, for records of q values.
-
-How the change of the weights is read: as one direction, or neuron by neuron.
-
-A neuron's incoming row stores a scaled copy of the record, if the neuron was active on it
+*Reading.* A neuron's incoming row stores a scaled copy of the record, if the neuron was active on it
 (Mnemonist23); the scale differs from neuron to neuron and carries little about the record. Dividing
-each row by a power of its size lets every row that holds a copy speak, however faint the copy is.
+each row by a power of its size lets every row that holds a copy speak, however faint the copy is:
 
     r_j -> r_j ||r_j||^(power - 1)      j a neuron; a row that did not change stays zero
 
 Then each layer's rows together get unit size, and the layers after the first a smaller say: they hold
-what the first layer made of the record. Power 1 for every layer, weighed by size, is the whole change.
+what the first layer made of the record. The other reading is the whole change as it is. What the labels have
+in common is learned from all of them, see ridge.py.
 
-Which label did the unknown record have? Read off the released weights.
+*Label.* A linear reading of the last layer's change is right about 9 times in 10; the map from change to
+label is quadratic rather than linear (the sign of the change depends on what the model already believed),
+and a Gaussian kernel on the same few numbers is right about 99 times in 100.
 
-A linear reading of the last layer's change is right about 9 times in 10; the map from change to label
-is quadratic rather than linear (the sign of the change depends on what the model already believed),
-and a Gaussian kernel on the same few numbers is right about 99 times in 100. The size of the change depends
-on how surprising the record was, its direction on what the record is: only directions are read.
-
-The imprint: the unknown record's features, as the first fully connected layer keeps them (ours).
-
-The gradient of that layer's weights W is a sum of a_j x f(x_j) over the records: f the features that
-enter the layer, a the signal that comes back to it. What an unknown record z changes is therefore
+*Imprint* (ours), where the fixed records leave room in the first fully connected layer. The gradient of
+its weights is a sum of a_j x f(x_j) over the records: f the features that enter the layer, a the signal that
+comes back to it. What an unknown record z changes is therefore
 
     theta(z) - theta_base  =  a x f(z)  +  what the fixed records do differently because of z
 
@@ -46,10 +32,13 @@ and the last term lies where the fixed records' own features lie, which the adve
 their span projected out, the change is close to rank one: its right factor is the direction of f(z),
 up to the sign. The sign is the label's: raising its score asks for a positive <a, W_next[label]>.
 Where labels of different sign are both likely, the direction is shortened accordingly, so that the
-regression answers with something closer to the mean record.
+regression answers with something closer to the mean record. Features of records the adversary holds cost a
+forward pass and no training, so this map is learned from them as well as from shadow models.
 
-Features of records the adversary holds cost a forward pass and no training, so the map from features
-to records is learned from these as well as from shadow models. It needs no regression per label.
+Memory: `closed_form_bytes` of auditing/plan.py. s shadows of p parameters and what is read off them are held
+whole where they are few; otherwise they lie in a file and are read in blocks, and 8·s²/c bytes of kernels
+are the most.
+Cost: the shadow models; then s·p·n + n³ + 34·n²·q operations a label, for records of q values.
 """
 
 from __future__ import annotations
@@ -88,7 +77,7 @@ from exhume.attacks.informed.shadows import (
     row_blocks,
     train_shadows,
 )
-from exhume.attacks.releases import weights_of
+from exhume.attacks.releases import OneEach, read_weights
 from exhume.core.contract import (
     Architecture,
     Cost,
@@ -96,13 +85,12 @@ from exhume.core.contract import (
     Knowledge,
     Layout,
     NotApplicable,
-    Outcome,
     Progress,
     Reconstruction,
     Records,
     Release,
-    Status,
     Store,
+    Weights,
     silent,
 )
 from exhume.models.hidden_units import HiddenUnits
@@ -151,68 +139,40 @@ class ClosedForm:
             progress=progress,
         )
         started = time.perf_counter()
-        assert knowledge.recipe is not None  # there are shadows
-        units = align_shadows(trained, knowledge.recipe.architecture)
-        shadow = trained.records
+        recipe, initial, fixed = knowledge.require("the closed form", "recipe", "initial", "fixed")
+        units, shadow = align_shadows(trained, recipe.architecture), trained.records
         reader = read_labels(
             trained.parameters, shadow.labels, trained.base, trained.layout, len(shadow.classes)
         )
         fitted = _fit(trained, holdings(knowledge), progress)
-        imprint = _imprint(knowledge, trained, reader) if self.imprint else None
-        if imprint is not None and imprint.held_out_error >= _error_as_inferred(
-            fitted, trained, reader
-        ):
-            imprint = None
-        seconds = trained.seconds + time.perf_counter() - started
-        cost = Cost(seconds, models=len(shadow) + 1)
+        read: ImprintReader | None = None
+        plain = (
+            fixed.shape == recipe.architecture.input_shape
+        )  # no regression's, which hold the target
+        imprint = None
+        if self.imprint and plain:
+            imprint = find_imprint(recipe.architecture, initial, trained.base, fixed)
+        if imprint is not None:
+            some, scores = trained.parameters[reader.rows[:MOST_READ]], reader.ridge.held_out
+            read = fit_imprint(imprint, some, scores, shadow[reader.rows], knowledge.public)
+            if read.regression.held_out_error >= _error_as_inferred(fitted, trained, reader):
+                read = None
+        observed = {} if units is None else {"units_aligned": 1.0}
+        network, held = knowledge.architecture, knowledge.public
+        if plain and network is not None and held is not None and len(held):
+            shares = accuracy(network, trained.parameters[:_SAMPLE], held)
+            observed["shadow_accuracy"] = float(shares.mean())
+        cost = Cost(trained.seconds + time.perf_counter() - started, models=len(shadow) + 1)
         return FittedClosedForm(
-            trained.base,
-            trained.layout,
-            reader,
-            fitted,
-            shadow.shape,
-            cost,
-            _accuracy(knowledge, trained) | ({} if units is None else {"units_aligned": 1.0}),
-            imprint,
-            units,
+            trained.base, trained.layout, reader, fitted, shadow.shape, cost, observed, read, units
         )
-
-
-def _accuracy(knowledge: Knowledge, trained: Shadows) -> dict[str, float]:
-    """How well some shadow models are trained, by records that are held besides."""
-    network, held = knowledge.architecture, knowledge.public
-    if network is None or held is None or not len(held) or held.shape != network.input_shape:
-        return {}  # nothing to measure it with, or a regression
-    some = trained.parameters[:_SAMPLE]
-    shares = accuracy(network, some, held)
-    return {"shadow_accuracy": float(shares.mean())}
-
-
-def _imprint(knowledge: Knowledge, trained: Shadows, reader: LabelReader) -> ImprintReader | None:
-    """The other reading, where the network has one."""
-    recipe, initial, fixed = knowledge.recipe, knowledge.initial, knowledge.fixed
-    assert recipe is not None  # there are shadows, so these three are known
-    assert initial is not None
-    assert fixed is not None
-    if fixed.shape != recipe.architecture.input_shape:
-        return None  # a regression's records hold the target, too
-    imprint = find_imprint(recipe.architecture, initial, trained.base, fixed)
-    if imprint is None:
-        return None
-    return fit_imprint(
-        imprint,
-        trained.parameters[reader.rows[:MOST_READ]],
-        reader.held_out_scores(),
-        trained.records[reader.rows],
-        knowledge.public,
-    )
 
 
 def _error_as_inferred(fitted: _Fitted, trained: Shadows, reader: LabelReader) -> float:
     """Mean squared error on the reader's shadows, each answered by the label inferred with it left out."""
     shadow = trained.records[reader.rows]
     usable = torch.tensor(sorted(fitted.regressions), device=trained.base.device)
-    inferred = usable[reader.held_out_scores()[:, usable].argmax(1)]
+    inferred = usable[reader.ridge.held_out[:, usable].argmax(1)]
     truth, total = shadow.inputs.flatten(1).double(), 0.0
     for label, regression in fitted.regressions.items():
         wrong = ((inferred == label) & (shadow.labels != label)).nonzero()[:, 0]
@@ -275,7 +235,7 @@ class _Fitted:
 
 @dataclass(frozen=True, eq=False)
 class FittedClosedForm:
-    """The reconstructor: good for every release of the same recipe, start and fixed set."""
+    """Good for every release of the same recipe, start and fixed set."""
 
     base: Tensor  # (p,) the model trained without the unknown record
     layout: Layout
@@ -288,42 +248,35 @@ class FittedClosedForm:
     units: HiddenUnits | None = None  # like which releases are read, where shadows are
 
     def run(self, releases: Release) -> Reconstruction:
-        who, whose = "the closed form", "the shadow models have"
-        released = weights_of(releases, self.shape, len(self.base), who=who, whose=whose)
-        if isinstance(released, Reconstruction):
-            return released
-        started, parameters = time.perf_counter(), released.parameters
+        who, whose, size = "the closed form", "the shadow models have", len(self.base)
+        return read_weights(
+            releases, self.shape, size, self._answer, self.cost, who=who, whose=whose
+        )
+
+    def _answer(self, releases: Weights) -> OneEach:
+        parameters = releases.parameters
         if self.units is not None:
             parameters = self.units.aligned(parameters)
         scores = self.reader.scores(parameters)
         usable = torch.tensor(sorted(self.fitted.regressions), device=scores.device)
         labels = usable[scores[:, usable].argmax(1)]
-        records, expected = self._read(parameters, scores, labels)
-        seconds = self.cost.seconds + time.perf_counter() - started
-        return Reconstruction(
-            candidates=records.reshape(-1, 1, *self.shape).to(parameters.dtype),
-            confidence=-expected[:, None],
-            status=Status(Outcome.CONVERGED),
-            cost=Cost(seconds, self.cost.models),
-            labels=labels[:, None],
-            observed={
-                "label_accuracy_on_shadows": self.reader.held_out_accuracy,
-                "mse_on_shadows": (self.imprint or self.fitted).held_out_error,
-                **self.trained,
-            },
-        )
-
-    def _read(self, parameters: Tensor, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(m, p), (m, c), (m,) to records (m, q) and their expected squared errors (m,)."""
         if self.imprint is not None:
-            return self.imprint.apply(parameters, scores)
-        records = scores.new_zeros(len(parameters), math.prod(self.shape), dtype=torch.float64)
-        expected = scores.new_zeros(len(parameters), dtype=torch.float64)
-        for label, regression in self.fitted.regressions.items():
-            rows = (labels == label).nonzero()[:, 0]
-            read = self.fitted.reading.apply(parameters[rows], self.base, self.layout)
-            records[rows], expected[rows] = regression.apply(read)
-        return records, expected
+            records, expected = self.imprint.apply(parameters, scores)
+        else:
+            every = len(parameters), math.prod(self.shape)
+            records = scores.new_zeros(*every, dtype=torch.float64)
+            expected = scores.new_zeros(len(parameters), dtype=torch.float64)
+            for label, regression in self.fitted.regressions.items():
+                rows = (labels == label).nonzero()[:, 0]
+                read = self.fitted.reading.apply(parameters[rows], self.base, self.layout)
+                records[rows], expected[rows] = regression.apply(read)
+        judged = self.imprint.regression if self.imprint else self.fitted
+        observed = {
+            "label_accuracy_on_shadows": self.reader.held_out_accuracy,
+            "mse_on_shadows": judged.held_out_error,
+            **self.trained,
+        }
+        return records.to(parameters.dtype), -expected, labels, observed
 
 
 @dataclass(frozen=True)
@@ -411,10 +364,6 @@ class LabelReader:
         features = _decision_features(parameters, self.base, self.layout)
         cross = gaussian_kernel((features - self.centre) / self.scale, self.anchors, self.width)
         return self.ridge.predict(cross)
-
-    def held_out_scores(self) -> Tensor:
-        """(a, c): the same for the anchors, each left out."""
-        return self.ridge.held_out
 
 
 def read_labels(
@@ -509,14 +458,22 @@ def find_imprint(
     ]
     if not dense or dense[0][1].in_features < _ROOM * len(fixed):
         return None
-    fits = all(one.out_features == next_.in_features for (_, one), (_, next_) in pairwise(dense))
+    fits = all(
+        lower.out_features == upper.in_features for (_, lower), (_, upper) in pairwise(dense)
+    )
     name = dense[0][0]
     known = [_entering(architecture, flat, fixed.inputs, name) for flat in (initial, base)]
     seen_once = all(rows.ndim == 2 and len(rows) == len(fixed) for rows in known)
     if not (fits and seen_once and dense[-1][1].out_features == len(fixed.classes)):
         return None
-    towards = _towards(architecture.layout, base, [name for name, _ in dense])
-    return Imprint(architecture, initial, base, name, _span(torch.cat(known)), towards)
+    _, values, right = torch.linalg.svd(torch.cat(known), full_matrices=False)
+    taken = right[values > _RANK * values[0]].T
+    named = architecture.layout.split(base.double())
+    first = named[f"{name}.weight"]
+    through = torch.eye(len(first), dtype=first.dtype, device=first.device)
+    for later, _ in dense[1:]:  # as one linear map, each label against the mean of all
+        through = named[f"{later}.weight"] @ through
+    return Imprint(architecture, initial, base, name, taken, through - through.mean(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -526,21 +483,13 @@ class ImprintReader:
     imprint: Imprint
     regression: Mapping
 
-    @property
-    def held_out_error(self) -> float:
-        return self.regression.held_out_error
-
     def apply(self, parameters: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
         """(m, p), (m, c) to records (m, q) and their expected squared errors (m,)."""
         return self.regression.apply(self.imprint.read(parameters, scores))
 
 
 def fit_imprint(
-    imprint: Imprint,
-    parameters: Tensor,
-    scores: Tensor,
-    shadow: Records,
-    further: Records | None,
+    imprint: Imprint, parameters: Tensor, scores: Tensor, shadow: Records, further: Records | None
 ) -> ImprintReader:
     """parameters: (s, p) of the shadows; further: records without a shadow model.
 
@@ -571,20 +520,3 @@ def _entering(architecture: Architecture, flat: Tensor, inputs: Tensor, layer: s
         for part in torch.split(inputs, _AT_ONCE):
             functional_call(module, named, (part,))
     return torch.cat([part.double() for part in seen]) if seen else torch.zeros(0)
-
-
-def _towards(layout: Layout, base: Tensor, dense: list[str]) -> Tensor:
-    """(c, k): the later layers as one linear map, each label against the mean of all."""
-    named = layout.split(base.double())
-    first = named[f"{dense[0]}.weight"]
-    through = torch.eye(len(first), dtype=first.dtype, device=first.device)
-    for name in dense[1:]:
-        through = named[f"{name}.weight"] @ through
-    return through - through.mean(0)
-
-
-def _span(rows: Tensor) -> Tensor:
-    """(n, f) to an orthonormal basis (f, q) of what the rows span."""
-    _, values, right = torch.linalg.svd(rows, full_matrices=False)
-    basis: Tensor = right[values > _RANK * values[0]].T
-    return basis

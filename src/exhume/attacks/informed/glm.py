@@ -1,43 +1,45 @@
-"""The missing record of a generalised linear model, exactly, from the weights at the optimum (Balle22).
+"""The missing record of a linear model, exactly, from the weights at the optimum (Balle22).
 
 At the optimum the gradients of all N = |D-| + 1 records and of the penalty cancel. The adversary can
 compute all of them but one, so it knows the missing record's gradient
 
-    G = -( sum_{D-} grad loss + kappa theta )  =  a (x, 1)^T,     a = p(x) - onehot(y)
+    G = -( sum_{D-} grad loss + kappa theta )  =  a (x, 1)^T
+
+    softmax or logistic regression    a = p(x) - onehot(y)
+    linear or ridge regression        a = theta (x, 1) - y
 
 The bias column of G is a, so with G_w the rest:  x = a^T G_w / a^T a  (logistic: x = G_w / G_b), and y
-is the one negative entry of a (logistic: 1 if a < 0). G is unchanged when all logits shift together, so
-it does not matter which of softmax regression's equivalent optima was released.
+is the one negative entry of a (logistic: 1 if a < 0), or theta (x, 1) - a. G is unchanged when all logits
+shift together, so it does not matter which of softmax regression's equivalent optima was released.
 
 Cost: 4·n·d·c operations a release. Memory: 8·n·(d + c·64) bytes.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from exhume.attacks.releases import weights_of
+from exhume.attacks.releases import OneEach, read_weights
 from exhume.core.contract import (
     Architecture,
     Cost,
     Key,
     Knowledge,
     NotApplicable,
-    Outcome,
     Progress,
     Reconstruction,
     Records,
     Release,
-    Status,
     Store,
+    Weights,
     silent,
 )
 from exhume.models.glm import onehot, probabilities
 from exhume.train.glm import Optimum, as_matrix, augmented
+from exhume.train.linear import LinearFit
 
 _CHUNK = 64  # releases whose probabilities on the fixed records are held at once
 
@@ -57,19 +59,16 @@ class GlmClosedForm:
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
-    ) -> PreparedGlm:
-        knowledge.require("the closed form of linear models", "recipe", "fixed")
-        recipe, fixed = knowledge.recipe, knowledge.fixed
-        assert recipe is not None  # `require` has seen to these two
-        assert fixed is not None
+    ) -> PreparedLinear:
+        who = "the closed form of linear models"
+        recipe, fixed = knowledge.require(who, "recipe", "fixed")
         _applicable(recipe.architecture)
         if not isinstance(recipe, Optimum):
             raise NotApplicable(
-                f"the closed form of linear models needs weights at the optimum of a known penalty; "
-                f"{recipe} stops elsewhere",
+                f"{who} needs weights at the optimum of a known penalty; {recipe} stops elsewhere",
                 ever=False,
             )
-        return PreparedGlm(recipe, fixed)
+        return PreparedLinear(recipe, fixed, who)
 
 
 def _applicable(architecture: Architecture) -> None:
@@ -89,36 +88,61 @@ def _applicable(architecture: Architecture) -> None:
         )
 
 
+@dataclass(frozen=True)
+class LinearClosedForm:
+    """Solve for the one unknown training row of a linear or ridge regression.
+
+    Sees: `Weights`, r models, each at the optimum of the fixed set and one unknown row.
+    Assumes: the fixed set, and the recipe: its penalty, and a bias that is not penalised.
+    No initial parameters, no shadow models, no records of its own.
+    Guarantees: exact up to N times the rounding of the fit, over the row's residual ||a||. A gradient has as
+    many numbers as a row with one target, so an answer carries no certificate; its confidence is ||a||.
+    Reference: Balle22 (convex models in closed form); for squared errors ours.
+    """
+
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> PreparedLinear:
+        who = "the closed form of linear regressions"
+        recipe, fixed = knowledge.require(who, "recipe", "fixed")
+        if not isinstance(recipe, LinearFit):
+            raise NotApplicable(
+                f"{who} needs least squares at their optimum, not {recipe}", ever=False
+            )
+        return PreparedLinear(recipe, fixed, who)
+
+
 @dataclass(frozen=True, eq=False)
-class PreparedGlm:
-    recipe: Optimum
+class PreparedLinear:
+    recipe: Optimum | LinearFit
     fixed: Records
+    who: str
 
     def run(self, releases: Release) -> Reconstruction:
         shape, size = self.fixed.shape, self.recipe.architecture.layout.size
-        who, whose = "the closed form of linear models", "the recipe's model has"
-        released = weights_of(releases, shape, size, who=who, whose=whose)
-        if isinstance(released, Reconstruction):
-            return released
-        started, parameters = time.perf_counter(), released.parameters
-        gradient = missing_gradient(self.recipe, parameters, self.fixed)
+        answer, whose = self._answer, "the recipe's model has"
+        return read_weights(releases, shape, size, answer, Cost(), who=self.who, whose=whose)
+
+    def _answer(self, releases: Weights) -> OneEach:
+        theta = as_matrix(self.recipe.architecture, releases.parameters)
+        if isinstance(self.recipe, LinearFit):
+            gradient = _missing_row(self.recipe, theta, self.fixed)
+            inputs, _ = read_record(gradient)
+            residual = gradient[:, :, -1]
+            targets = torch.einsum("rcd,rd->rc", theta, augmented(inputs, 1)) - residual
+            return torch.cat([inputs, targets], 1), residual.norm(dim=1), None, {}
+        gradient = missing_gradient(self.recipe, releases.parameters, self.fixed)
         records, labels = read_record(gradient)
-        theta = as_matrix(self.recipe.architecture, parameters)
         mismatch = _mismatch(theta, gradient, records, labels)
         observed = {
             "certificate_median": float(mismatch.median()),
             "certificate_worst": float(mismatch.max()),
         }
-        if gradient.shape[1] > 1:
-            observed["rank_one_residual_worst"] = float(_rank_one_residual(gradient).max())
-        return Reconstruction(
-            candidates=records.reshape(-1, 1, *shape).to(parameters.dtype),
-            confidence=-mismatch[:, None],
-            status=Status(Outcome.CONVERGED),
-            cost=Cost(time.perf_counter() - started),
-            labels=labels[:, None],
-            observed=observed,
-        )
+        if gradient.shape[1] > 1:  # zero if one record alone is missing; one output says nothing
+            rest = gradient[:, :, :-1]
+            left = _ratio(rest - gradient[:, :, -1:] * records[:, None], rest)
+            observed["rank_one_residual_worst"] = float(left.max())
+        return records.to(releases.parameters.dtype), -mismatch, labels, observed
 
 
 def missing_gradient(recipe: Optimum, parameters: Tensor, fixed: Records) -> Tensor:
@@ -136,6 +160,13 @@ def missing_gradient(recipe: Optimum, parameters: Tensor, fixed: Records) -> Ten
     return gradient
 
 
+def _missing_row(recipe: LinearFit, theta: Tensor, fixed: Records) -> Tensor:
+    """`missing_gradient` of a regression."""
+    inputs, targets = recipe.parts(fixed)
+    kappa = recipe.penalty.diagonal(len(fixed) + 1, recipe.architecture.sizes[0])
+    return -(torch.matmul(torch.matmul(theta, inputs.T) - targets.T, inputs) + kappa * theta)
+
+
 def read_record(gradient: Tensor) -> tuple[Tensor, Tensor]:
     """(r, c, d + 1) gradients of one record each to records (r, d) and labels (r,)."""
     a = gradient[:, :, -1]
@@ -144,13 +175,6 @@ def read_record(gradient: Tensor) -> tuple[Tensor, Tensor]:
     records = torch.einsum("rc,rcd->rd", a, gradient[:, :, :-1]) / size[:, None]
     labels = (a[:, 0] < 0).long() if a.shape[1] == 1 else a.argmin(1)
     return records, labels
-
-
-def _rank_one_residual(gradient: Tensor) -> Tensor:
-    """(r,) ||G_w - a x^T|| / ||G_w||: zero if one record alone is missing. Says nothing for one output."""
-    records, _ = read_record(gradient)
-    explained = gradient[:, :, -1:] * records[:, None]
-    return _ratio(gradient[:, :, :-1] - explained, gradient[:, :, :-1])
 
 
 def _mismatch(theta: Tensor, gradient: Tensor, records: Tensor, labels: Tensor) -> Tensor:

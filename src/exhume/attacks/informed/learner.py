@@ -1,6 +1,4 @@
-"""One step of training a reconstructor, with or without a perceptual term and a discriminator.
-
-Training a reconstructor on pairs of features and records, resumably, its epoch chosen on held-out shadows.
+"""Training a reconstructor on pairs of features and records, resumably, its epoch chosen on held-out shadows.
 
     loss = MAE + MSE + perceptual * LPIPS + adversarial * (-log D(reconstruction))     Balle22 §V
 
@@ -180,7 +178,10 @@ def fit(
 ) -> ReconstructorFit:
     """Train in place; the network returned is that of the epoch with the least error on `choose`."""
     learner = Learner(network, training, train.records.shape[1:], key, progress)
-    name = _name(network, training, train, choose, key)
+    given = (train.features, train.records, choose.features, choose.records)
+    inputs = (*map(digest, [*network.state_dict().values(), *given]), str(network))
+    # how often a checkpoint is made decides nothing, so it is no part of the address
+    name = address("fit_reconstructor", replace(training, checkpoint=1), inputs, key, 0)
     saved = store.load(name)
     if saved is None:
         errors = [error_on(network, choose)]
@@ -208,7 +209,10 @@ def fit(
         errors.append(error)
         ended = epoch == total or _patience_over(errors, training.patience)
         if ended or epoch % training.checkpoint == 0:
-            store.save(name, _state(None if ended else learner, best, errors))
+            running = {} if ended else learner.state()  # once finished, only what it ends with
+            listed = torch.tensor(errors, dtype=torch.float64)
+            chosen = {f"best.{name}": tensor for name, tensor in best.items()}
+            store.save(name, {**running, **chosen, "errors": listed})
         progress(stage, total if ended else epoch, total)
     network.load_state_dict(best)
     network.requires_grad_(False).eval()
@@ -231,22 +235,5 @@ def _patience_over(errors: list[float], patience: int) -> bool:
     return patience > 0 and len(errors) - 1 - errors.index(min(errors)) >= patience
 
 
-def _name(network: nn.Module, training: Training, train: Pairs, choose: Pairs, key: Key) -> str:
-    """How often a checkpoint is made decides nothing, so it is no part of the address."""
-    start = tuple(digest(tensor) for tensor in network.state_dict().values())
-    given = (train.features, train.records, choose.features, choose.records)
-    inputs = (*start, *(digest(tensor) for tensor in given), str(network))
-    return address("fit_reconstructor", replace(training, checkpoint=1), inputs, key, 0)
-
-
 def _copy(network: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in network.state_dict().items()}
-
-
-def _state(
-    learner: Learner | None, best: dict[str, Tensor], errors: list[float]
-) -> dict[str, Tensor]:
-    """What a run has to keep: once it is finished, only what it ends with."""
-    kept = {f"best.{name}": tensor for name, tensor in best.items()}
-    running = {} if learner is None else learner.state()
-    return {**running, **kept, "errors": torch.tensor(errors, dtype=torch.float64)}

@@ -3,23 +3,19 @@
 1. train shadow models; 2. train RecoNN phi on all parameters; 3. read the importance of every
 superparameter off phi; 4. keep the important ones; 5. retrain RecoNN on those.
 
-The share is taken of every hidden layer; the last layer has no activation that could be off and is
-always kept. So a random selection of the same share has the same size to the parameter: the null.
+A superparameter is one neuron's incoming row, weights and bias together, or one filter (our reading): a row
+of an inactive ReLU neuron receives no gradient from a record, a row of an active one stores a scaled copy of
+it. The share is taken of every hidden layer; the last layer has no activation that could be off and is always
+kept. So a random selection of the same share has the same size to the parameter: the null.
 
-How much does a trained reconstructor rely on each superparameter? Two answers (Mnemonist23).
-
-Gradient x input: the first-order change of the reconstruction phi if a row were set to its mean,
+Importance is gradient x input: the first-order change of the reconstruction phi if a row were set to its
+mean,
 
     I_r = sqrt( mean_i sum_o ( sum_{j in r} d phi_o / d x_ij  x_ij )^2 )
 
 with x the standardised parameters of held-out shadow i; the sum over the outputs o is estimated with
 random signs u, since E_u ( sum_o u_o a_o )^2 = sum_o a_o^2. Permutation, the check: by how much the
 error on held-out shadows grows when a row's values are those of other shadows.
-
-Superparameters: one neuron's incoming row, weights and bias together (Mnemonist23, our reading).
-
-A row of an inactive ReLU neuron receives no gradient from a record; a row of an active one stores a
-scaled copy of it. For a convolution a row is one filter.
 """
 
 from __future__ import annotations
@@ -73,14 +69,11 @@ class Mnemonist:
     importance: str = "gradient"  # or "permutation", the check
 
     def __post_init__(self) -> None:
-        if self.selection not in SELECTIONS:
-            raise ExhumeError(
-                f"selection: {self.selection!r} is not one of {', '.join(SELECTIONS)}"
-            )
-        if self.importance not in IMPORTANCES:
-            raise ExhumeError(
-                f"importance: {self.importance!r} is not one of {', '.join(IMPORTANCES)}"
-            )
+        for name, legal in (("selection", SELECTIONS), ("importance", IMPORTANCES)):
+            if getattr(self, name) not in legal:
+                raise ExhumeError(
+                    f"{name}: {getattr(self, name)!r} is not one of {', '.join(legal)}"
+                )
         if not 0 < self.share <= 1:
             raise ExhumeError(f"share: {self.share} given, legal is 0 < share <= 1")
 
@@ -113,7 +106,12 @@ class Mnemonist:
             assert first is not None
             every = torch.ones(rows.count, dtype=torch.bool)
             return FittedMnemonist(first, rows, measured, every)
-        chosen = self._choose(rows, measured, key.fold("random rows"))
+        kept, random = [], key.fold("random rows")
+        for layer, values in rows.per_layer(measured).items():
+            share = 1.0 if layer == rows.layers[-1] else self.share
+            drawn = random.fold(layer) if self.selection == "random" else None
+            kept.append(select(values, share, drawn))
+        chosen = torch.cat(kept)
         second = fit_reconstructor(
             self.reconn,
             shadows,
@@ -138,15 +136,6 @@ class Mnemonist:
         if self.importance == "gradient":
             return gradient_importance(first, rows, parameters, here).cpu()
         return permutation_importance(first, rows, parameters, shadows.records.inputs[held], here)
-
-    def _choose(self, rows: Superparameters, measured: Tensor, key: Key) -> Tensor:
-        layers = rows.per_layer(measured)
-        chosen = []
-        for layer, values in layers.items():
-            last = layer == rows.layers[-1]
-            random = key.fold(layer) if self.selection == "random" else None
-            chosen.append(select(values, 1.0 if last else self.share, random))
-        return torch.cat(chosen)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,9 @@
 """Reconstruction from a model trained with noise: learn what records do without it, and weigh the noise in.
 
-Shadows trained with noise of their own, as Balle22 trains them, show what a record does through that noise,
-and most of what a few hundred of them teach is noise. But the adversary who knows the recipe can also leave
-the noise out. Both fleets have the same records, so their difference is the noise, and what a record does is
-learned exactly from the other one. Given its label y, record and change are taken as jointly Gaussian:
+Most of what a few hundred shadows with noise of their own teach is noise. But the adversary who knows the
+recipe can also leave it out. Both fleets have the same records, so their difference is the noise, and what a
+record does is learned exactly from the other one. Given its label y, record and change are taken as jointly
+Gaussian:
 
     delta = theta - theta_base;  w = (delta + noise) / sigma       sigma_j: the noise's spread in parameter j
     E[z | w, y]  = mean_y + k(w)^T (K_y + n_y f I)^-1 Z_y             K_y: centred quiet shadows of label y
@@ -26,18 +26,17 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.informed.shadows import Shadows, train_shadows
-from exhume.attacks.releases import weights_of
+from exhume.attacks.releases import OneEach, read_weights
 from exhume.core.contract import (
     Cost,
     Key,
     Knowledge,
     NotApplicable,
-    Outcome,
     Progress,
     Reconstruction,
     Release,
-    Status,
     Store,
+    Weights,
     silent,
 )
 from exhume.train.recipe import FullBatch
@@ -119,7 +118,7 @@ class _Label:
 
 @dataclass(frozen=True, eq=False)
 class FittedNoiseAware:
-    """The reconstructor: good for every release of the same recipe, start and fixed set."""
+    """Good for every release of the same recipe, start and fixed set."""
 
     base: Tensor  # (p,) the model trained without the unknown record; the noise's mean effect included
     spread: Tensor  # (p,) of the noise
@@ -146,25 +145,20 @@ class FittedNoiseAware:
         return mixed.clamp(*self.bounds), probability
 
     def run(self, releases: Release) -> Reconstruction:
-        whose = "the shadow models have"
-        released = weights_of(releases, self.shape, len(self.base), who="it", whose=whose)
-        if isinstance(released, Reconstruction):
-            return released
-        started, parameters = time.perf_counter(), released.parameters
-        records, probability = self.answer(parameters)
-        sure, which = probability.max(1)
-        names = torch.tensor(list(self.labels), device=which.device)
-        return Reconstruction(
-            candidates=records.reshape(-1, 1, *self.shape).to(parameters.dtype),
-            confidence=sure[:, None],
-            status=Status(Outcome.CONVERGED),
-            cost=Cost(self.cost.seconds + time.perf_counter() - started, self.cost.models),
-            labels=names[which][:, None],
-            observed={
-                "label_accuracy_on_shadows": self.held_out_accuracy,
-                "mse_on_shadows": self.held_out_error,
-            },
+        who, whose, size = "the noise-aware attack", "the shadow models have", len(self.base)
+        return read_weights(
+            releases, self.shape, size, self._answer, self.cost, who=who, whose=whose
         )
+
+    def _answer(self, releases: Weights) -> OneEach:
+        records, probability = self.answer(releases.parameters)
+        sure, which = probability.max(1)
+        labels = torch.tensor(list(self.labels), device=which.device)[which]
+        observed = {
+            "label_accuracy_on_shadows": self.held_out_accuracy,
+            "mse_on_shadows": self.held_out_error,
+        }
+        return records.to(releases.parameters.dtype), sure, labels, observed
 
 
 def _fit(with_noise: Shadows, without: Shadows) -> FittedNoiseAware:

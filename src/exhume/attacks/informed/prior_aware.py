@@ -2,9 +2,13 @@
 
 The adversary knows that the unknown record is one of K candidates. Two views of private training:
 
-Every step (`Weights.trail`). The sums of gradients behind the steps are known (below), the fixed records'
-part can be computed, and what is left is the record's clipped gradient plus Gaussian noise of known
-size. The log-likelihood of candidate k is, up to what they share, exactly
+Every step (`Weights.trail`). The sums of gradients behind the steps follow from the parameters seen,
+
+    v_t = (theta_t - theta_{t+1}) / rate;   sum_t = N (v_t - m v_{t-1} - decay theta_t),
+
+exact but for their rounding, of the order of N / rate · 1e-7 of them. The fixed records' part can be
+computed, and what is left is the record's clipped gradient plus Gaussian noise of known size. The
+log-likelihood of candidate k is, up to what they share, exactly
 
     sum_t l_kt,    l_kt = (<left_t, g_k(theta_t)> - |g_k(theta_t)|^2 / 2) / (sigma C)^2
 
@@ -26,18 +30,6 @@ likely, confidence is the posterior of the answer under these likelihoods.
 
 Memory: 4·r·T·p bytes for every step of r releases.
 Cost: every step: one more training of each release; the end only: K + `draws` models.
-
-Gradient descent, undone: the sum of gradients behind every step, from the parameters that were seen.
-
-    v_t = (theta_t - theta_{t+1}) / rate;   sum_t = N (v_t - m v_{t-1} - decay theta_t)
-
-Exact but for rounding of the parameters, which is of the order of N / rate · 1e-7 of them.
-
-How far each record's clipped gradient points along a direction, for s models at once.
-
-For MLPs gradients are never formed: that of a record is, in every layer, its error times the layer's input
-and a 1 for the bias, so products with a direction and squared norms follow from the two factors. Every
-other architecture takes the general path.
 """
 
 from __future__ import annotations
@@ -50,7 +42,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exhume.attacks.releases import weights_of
+from exhume.attacks.releases import OneEach, read_weights
 from exhume.core.contract import (
     Architecture,
     Cost,
@@ -58,13 +50,12 @@ from exhume.core.contract import (
     Key,
     Knowledge,
     NotApplicable,
-    Outcome,
     Progress,
     Reconstruction,
     Records,
     Release,
-    Status,
     Store,
+    Weights,
     silent,
 )
 from exhume.models.activations import activation
@@ -101,12 +92,9 @@ class PriorAware:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> FittedPriorAware:
-        knowledge.require("the prior-aware attack", "recipe", "initial", "fixed", "candidates")
-        recipe, initial = knowledge.recipe, knowledge.initial
-        fixed, candidates = knowledge.fixed, knowledge.candidates
-        assert initial is not None  # `require` has seen to these
-        assert fixed is not None
-        assert candidates is not None
+        recipe, initial, fixed, candidates = knowledge.require(
+            "the prior-aware attack", "recipe", "initial", "fixed", "candidates"
+        )
         if not isinstance(recipe, FullBatch):
             raise NotApplicable(f"recipe: full-batch training is needed, not {recipe}", ever=True)
         started = time.perf_counter()
@@ -164,29 +152,27 @@ class FittedPriorAware:
         return replace(self, candidates=self.candidates[part], expected=self.expected[part])
 
     def run(self, releases: Release) -> Reconstruction:
-        shape, whose = self.candidates.shape, "the candidates' models have"
-        seen = weights_of(releases, shape, self.expected.shape[1], who="it", whose=whose)
-        if isinstance(seen, Reconstruction):
-            return seen
-        started = time.perf_counter()
-        try:
-            scores = self.by_end(seen.parameters)
-            if seen.trail is not None:
-                scores = self.by_steps(seen.trail, seen.parameters, seen.drawn)
-        except NotApplicable as why:
-            return Reconstruction.none(len(seen.parameters), shape, why)
-        sure, best = torch.softmax(scores, dim=1).max(1)
-        return Reconstruction(
-            candidates=self.candidates.inputs[best][:, None].clone(),
-            confidence=sure[:, None],
-            status=Status(Outcome.CONVERGED),
-            cost=Cost(self.cost.seconds + time.perf_counter() - started, self.cost.models),
-            labels=self.candidates.labels[best][:, None],
-            observed={
-                "candidates": float(len(self.candidates)),
-                "saw_every_step": float(seen.trail is not None),
-            },
+        size, who, whose = (
+            self.expected.shape[1],
+            "the prior-aware attack",
+            "the candidates' models have",
         )
+        return read_weights(
+            releases, self.candidates.shape, size, self._answer, self.cost, who=who, whose=whose
+        )
+
+    def _answer(self, releases: Weights) -> OneEach:
+        if releases.trail is None:
+            scores = self.by_end(releases.parameters)
+        else:
+            scores = self.by_steps(releases.trail, releases.parameters, releases.drawn)
+        sure, best = torch.softmax(scores, dim=1).max(1)
+        observed = {
+            "candidates": float(len(self.candidates)),
+            "saw_every_step": float(releases.trail is not None),
+        }
+        named = self.candidates[best]
+        return named.inputs, sure, named.labels, observed
 
     def by_end(self, parameters: Tensor) -> Tensor:
         """(r, p) final weights to (r, K) log-likelihoods."""
@@ -202,37 +188,25 @@ class FittedPriorAware:
         sums = sums_behind(recipe.descent, trail, final, counted)
         (r, steps, p), scores = trail.shape, []
         pieces = [torch.split(x.reshape(-1, p), self.chunk) for x in (trail, sums)]
-        taken = (
-            [None] * len(pieces[0])
-            if drawn is None
-            else list(torch.split(drawn.reshape(r * steps, -1), self.chunk))
-        )
-        for at, total, own in zip(*pieces, taken, strict=True):
-            expected = clipped_sum(recipe, at, self.fixed, own)
+        taken: list[Tensor | None] = [None] * len(pieces[0])
+        if drawn is not None:
+            taken = [*torch.split(drawn.reshape(r * steps, -1), self.chunk)]
+        network, rate = recipe.architecture, privacy.sampling
+        for at, total, drawn_here in zip(*pieces, taken, strict=True):
+            expected = clipped_sum(recipe, at, self.fixed, drawn_here)
             variance = privacy.deviation**2
-            if privacy.samples and own is None:
-                expected = privacy.sampling * expected
-                variance = variance + self._chance(at, p)
-            along, squared = projected(
-                recipe.architecture, at, total - expected, self.candidates, privacy
-            )
+            if privacy.samples and drawn_here is None:
+                expected = rate * expected
+                # what the draws of the fixed records add: q (1 - q) sum_i |g_i|^2 / p
+                _, squared = projected(network, at, torch.zeros_like(at), self.fixed, privacy)
+                variance = variance + rate * (1 - rate) * float(squared.sum(1).mean()) / p
+            along, squared = projected(network, at, total - expected, self.candidates, privacy)
             scores.append((along - squared / 2).double() / (variance or 1.0))
-        return _unsure(torch.cat(scores), privacy.sampling).reshape(r, steps, -1).sum(1)
-
-    def _chance(self, at: Tensor, size: int) -> float:
-        """What the draws of the fixed records add to each number's variance: q (1 - q) sum_i |g_i|^2 / p."""
-        rate, nowhere = self.recipe.privacy.sampling, torch.zeros_like(at)
-        _, squared = projected(
-            self.recipe.architecture, at, nowhere, self.fixed, self.recipe.privacy
-        )
-        return rate * (1 - rate) * float(squared.sum(1).mean()) / size
-
-
-def _unsure(scores: Tensor, rate: float) -> Tensor:
-    """log(1 - q + q e^l), elementwise: whether the record was drawn is not known."""
-    if rate == 1:
-        return scores
-    return torch.logaddexp(scores + math.log(rate), torch.full_like(scores, math.log1p(-rate)))
+        likely = torch.cat(scores)
+        if rate < 1:  # log(1 - q + q e^l): whether the record was drawn is not known
+            missed = torch.full_like(likely, math.log1p(-rate))
+            likely = torch.logaddexp(likely + math.log(rate), missed)
+        return likely.reshape(r, steps, -1).sum(1)
 
 
 def sums_behind(optimiser: Optimiser, trail: Tensor, final: Tensor, records: int | float) -> Tensor:
@@ -275,7 +249,11 @@ def projected(
     records: Records,
     privacy: Privacy,
 ) -> tuple[Tensor, Tensor]:
-    """(s, p) models, (s, p) directions, n shared records: <direction, g> and |g|^2, (s, n) each."""
+    """(s, p) models, (s, p) directions, n shared records: <direction, g> and |g|^2, (s, n) each.
+
+    For MLPs gradients are never formed: that of a record is, in every layer, its error times the layer's
+    input and a 1 for the bias, so both follow from the two factors.
+    """
     if isinstance(architecture, MLP):
         along, squared = _by_layers(architecture, parameters, directions, records)
     else:

@@ -7,16 +7,10 @@ network phi on the pairs (weights, record); phi of the released weights is the r
 Memory: 4·s·p bytes for s shadows of p parameters, 16 bytes a weight of the network in training.
 Cost: the shadow models; then about 4·p·h operations a shadow and epoch, h the first hidden width.
 
-What a reconstructor reads: released parameters, standardised by statistics of the training shadows.
-
-"parameters" is Balle22's input: each parameter minus its mean over the training shadows, over its
-standard deviation. "delta" (ours) first takes the change from the base model and divides it by its
-length, which says how surprising the record was and nothing about what it is.
-
-Parameters that no training shadow moves (weights from pixels that are always black) are left out:
-standardised they are zero, so a network could not learn from them.
-
-How far off a drawn record probably is: as far as those that look like it were, on shadows kept aside.
+What it reads: "parameters" is Balle22's input, each parameter minus its mean over the training shadows, over
+its standard deviation. "delta" (ours) first takes the change from the base model and divides it by its
+length, which says how surprising the record was and nothing about what it is. Parameters that no training
+shadow moves (weights from pixels that are always black) are left out: standardised they are zero.
 """
 
 from __future__ import annotations
@@ -32,19 +26,18 @@ from torch import Tensor, nn
 
 from exhume.attacks.informed.learner import Pairs, Training, error_on, fit
 from exhume.attacks.informed.shadows import LIMITS, Shadows, row_blocks, train_shadows
-from exhume.attacks.releases import weights_of
+from exhume.attacks.releases import OneEach, read_weights
 from exhume.core.contract import (
     Cost,
     ExhumeError,
     Key,
     Knowledge,
     NotApplicable,
-    Outcome,
     Progress,
     Reconstruction,
     Release,
-    Status,
     Store,
+    Weights,
     silent,
 )
 from exhume.models.reconstructors import Deconv, Dense
@@ -176,7 +169,7 @@ def fit_reconstructor(
     )
     aside = pairs(torch.cat([parts.choose, parts.report]))
     with torch.no_grad():
-        experience = ErrorCalibration.of(fitted.network(aside.features), aside.records)
+        calibration = ErrorCalibration.of(fitted.network(aside.features), aside.records)
     observed = {
         "mae_plus_mse_on_shadows": error_on(fitted.network, pairs(parts.report)),
         "epoch": float(fitted.epoch),
@@ -185,38 +178,32 @@ def fit_reconstructor(
     seconds = shadows.seconds + time.perf_counter() - started
     cost = Cost(seconds, models=len(shadows.records) + 1)
     return FittedRecoNN(
-        attack, features, fitted.network, shadows.records.shape, experience, observed, cost
+        attack, features, fitted.network, shadows.records.shape, calibration, observed, cost
     )
 
 
 @dataclass(frozen=True, eq=False)
 class FittedRecoNN:
-    """The reconstructor: good for every release of the same recipe, start and fixed set."""
+    """Good for every release of the same recipe, start and fixed set."""
 
     attack: RecoNN
     features: ReadParameters
     network: nn.Module
     shape: tuple[int, ...]
-    experience: ErrorCalibration
+    calibration: ErrorCalibration
     observed: dict[str, float] = field(default_factory=dict)
     cost: Cost = Cost()
 
     def run(self, releases: Release) -> Reconstruction:
         size, whose = len(self.features.base), "the shadow models have"
-        released = weights_of(releases, self.shape, size, who="RecoNN", whose=whose)
-        if isinstance(released, Reconstruction):
-            return released
-        started = time.perf_counter()
-        with torch.no_grad():
-            drawn = self.network(self.features.apply(released.parameters))
-        seconds = self.cost.seconds + time.perf_counter() - started
-        return Reconstruction(
-            candidates=drawn[:, None],
-            confidence=-self.experience.expected(drawn)[:, None],
-            status=Status(Outcome.CONVERGED),
-            cost=Cost(seconds, self.cost.models),
-            observed=self.observed,
+        return read_weights(
+            releases, self.shape, size, self._answer, self.cost, who="RecoNN", whose=whose
         )
+
+    @torch.no_grad()
+    def _answer(self, releases: Weights) -> OneEach:
+        drawn = self.network(self.features.apply(releases.parameters))
+        return drawn, -self.calibration.expected(drawn), None, self.observed
 
     def fine_tune(
         self,

@@ -30,7 +30,6 @@ from exhume.core.contract import (
     Outcome,
     Progress,
     Reconstruction,
-    Records,
     Release,
     Store,
     silent,
@@ -66,9 +65,11 @@ class Residual:
         closed = ClosedForm(chunk=self.chunk, imprint=False)
         inner = closed.prepare(knowledge, key=key, store=store, progress=progress)
         started = time.perf_counter()
-        shadow = knowledge.shadow
-        assert shadow is not None  # the closed form has used it
-        drawn, rows = _left_out(inner, shadow)
+        (shadow,) = knowledge.require("the correction", "shadow")
+        # what the closed form makes of each shadow with it left out, and which shadows these are
+        regressions = inner.fitted.regressions
+        drawn = torch.cat([regression.held_out for regression in regressions.values()])
+        rows = torch.cat([(shadow.labels == label).nonzero()[:, 0] for label in regressions])
         if len(rows) < _FEWEST:
             raise NotApplicable(
                 f"shadow: {len(rows)} records of labels that have two, {_FEWEST} needed", ever=True
@@ -90,15 +91,6 @@ class Residual:
         seconds = inner.cost.seconds + time.perf_counter() - started
         low, high = float(shadow.inputs.min()), float(shadow.inputs.max())
         return FittedResidual(inner, fitted, len(shadow.classes), (low, high), seconds)
-
-
-def _left_out(inner: FittedClosedForm, shadow: Records) -> tuple[Tensor, Tensor]:
-    """What the closed form makes of each shadow with it left out, (n, q), and which shadows these are."""
-    drawn, rows = [], []
-    for label, regression in inner.fitted.regressions.items():
-        rows.append((shadow.labels == label).nonzero()[:, 0])
-        drawn.append(regression.held_out)
-    return torch.cat(drawn), torch.cat(rows)
 
 
 def _features(drawn: Tensor, labels: Tensor, classes: int) -> Tensor:

@@ -4,15 +4,10 @@ For targets Y (n, q), a kernel K (n, n) and a penalty lam, with C = (K + lam I)^
 prediction at x: k(x)^T A;  leave-one-out residual of row i: A_i / C_ii.
 One eigendecomposition serves every penalty.
 
-One ridge regression per label, with what is common to all labels learned from all of them.
-
-Shared by all labels: the principal components of the records about their label's mean, from every
-record the adversary holds; for each component a penalty and a scale, chosen by leave-one-out error over
-all shadows. Components in which records vary much are learned with a small penalty, the others shrunk.
-
-For one label with kernel K = V diag(v) V^T and records' components Z (n, f), component j with its own
-penalty lam_j:  A_j = (K + lam_j I)^-1 Z_j,  prediction at x: s_j k(x)^T A_j,
-leave-one-out residual of row i: A_ij / ((K + lam_j I)^-1)_ii.
+`regress` fits one such regression per label, with what is common to all labels learned from all of them: the
+principal components of the records about their label's mean, from every record the adversary holds; for each
+component j a penalty lam_j and a scale s_j, chosen by leave-one-out error over all shadows. Components in
+which records vary much are learned with a small penalty, the others shrunk.
 """
 
 from __future__ import annotations
@@ -105,12 +100,7 @@ class Mapping:
 
 
 def fit_mapping(
-    directions: Tensor,
-    records: Tensor,
-    *,
-    low: float,
-    high: float,
-    judged: int | None = None,
+    directions: Tensor, records: Tensor, *, low: float, high: float, judged: int | None = None
 ) -> Mapping:
     """directions: (n, p) and records: (n, q) in fp64, the latter within low and high.
 

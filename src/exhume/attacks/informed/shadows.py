@@ -8,12 +8,8 @@ difference from it; there the base is the shadows' mean, in which the noise aver
 Every attack that asks with the same key, chunk and store gets the same shards, so the models are trained
 once.
 
-Memory: what `LIMITS.models` says; more models than that are kept in a file.
-
-How much memory a reconstructor takes at most: limits of the blocks it works in, and what they add up to.
-
-All shadow models together are s·p numbers: 12 GB at Balle22's CIFAR-10 size, several times that in fp64.
-What fits the limits here is held whole; anything larger is kept in a file and gone through in blocks.
+Memory: all shadow models together are s·p numbers: 12 GB at Balle22's CIFAR-10 size, several times that in
+fp64. What fits `LIMITS` is held whole; anything larger is kept in a file and gone through in blocks.
 """
 
 from __future__ import annotations
@@ -70,13 +66,7 @@ def train_shadows(
     progress: Progress = silent,
 ) -> Shadows:
     """All shadow models of this knowledge; `who` asks is named where the knowledge does not suffice."""
-    knowledge.require(who, "recipe", "initial", "fixed", "shadow")
-    recipe, initial = knowledge.recipe, knowledge.initial
-    fixed, shadow = knowledge.fixed, knowledge.shadow
-    assert recipe is not None  # `require` has seen to these four
-    assert initial is not None
-    assert fixed is not None
-    assert shadow is not None
+    recipe, initial, fixed, shadow = knowledge.require(who, "recipe", "initial", "fixed", "shadow")
     if len(shadow) < fewest:
         raise NotApplicable(
             f"shadow: {len(shadow)} records given, at least {fewest} needed", ever=True
@@ -93,7 +83,10 @@ def train_shadows(
         stage="training shadow models",
         progress=progress,
     )
-    parameters = _gathered(fleet, len(shadow), initial)
+    parameters, done = room_for(len(shadow), initial.shape[-1], initial), 0
+    for trained in fleet:
+        parameters[done : done + len(trained)] = trained
+        done += len(trained)
     base = _base(recipe, initial, fixed, parameters, key)
     layout = recipe.architecture.layout
     return Shadows(parameters, base, shadow, layout, time.perf_counter() - started)
@@ -131,15 +124,6 @@ def align_shadows(trained: Shadows, architecture: Architecture) -> HiddenUnits |
     for rows in row_blocks(*trained.parameters.shape, element=trained.parameters.element_size()):
         trained.parameters[rows] = units.aligned(trained.parameters[rows])
     return units
-
-
-def _gathered(fleet: Iterator[Tensor], models: int, initial: Tensor) -> Tensor:
-    """(s, p) of chunks that come one by one."""
-    parameters, done = room_for(models, initial.shape[-1], initial), 0
-    for chunk in fleet:
-        parameters[done : done + len(chunk)] = chunk
-        done += len(chunk)
-    return parameters
 
 
 @dataclass

@@ -12,14 +12,6 @@ differentiable or not. With means over the anchors x_j of a label,
 Several unknown records: influences add up to first order, so the anchors of their labels stand side by side.
 
 Memory: 4·classes·anchors·p bytes, as much for the metric, and twice that while it is made.
-
-Coordinates in which images are about white noise: smooth changes are cheap, fine grain is dear.
-
-    x = S w,     S = C^(1/2) (x) F^T diag(s) F
-
-F the orthonormal cosine transform, s^2 a power law in the spatial frequency and C the covariance of the
-channels, both fitted to a few known images. S is symmetric. Krylov solvers then find smooth corrections
-first, which is where natural images differ, and stopping early leaves noise out.
 """
 
 from __future__ import annotations
@@ -102,8 +94,12 @@ class Starts:
         progress: Progress,
         chunk: int = 16,
     ) -> Starts:
-        classes = len(fixed.classes)
-        chosen = torch.stack([_of_label(fixed, label, anchors) for label in range(classes)])
+        classes, every = len(fixed.classes), list[Tensor]()
+        for label in range(classes):  # as many of a label as there are; then others
+            members = fixed.labels == label
+            order = torch.cat([members.nonzero()[:, 0], (~members).nonzero()[:, 0]])
+            every.append(fixed.inputs[order[:anchors]])
+        chosen = torch.stack(every)
         wanted = torch.arange(classes, device=initial.device)[:, None].expand(chosen.shape[:2])
         extra = Records(chosen.flatten(0, 1)[:, None], wanted.reshape(-1)[:, None], fixed.classes)
         trained = train_fleet(
@@ -237,15 +233,17 @@ class Metric:
         return vectors + (along * (self.factors - 1)) @ self.directions
 
 
-def _of_label(fixed: Records, label: int, count: int) -> Tensor:
-    """(k, *shape) records of a label, as many as there are; then others."""
-    members = fixed.labels == label
-    order = torch.cat([members.nonzero()[:, 0], (~members).nonzero()[:, 0]])
-    return fixed.inputs[order[:count]]
-
-
 @dataclass(frozen=True, eq=False)
 class Whitening:
+    """Coordinates in which images are about white noise: smooth changes are cheap, fine grain is dear.
+
+        x = S w,     S = C^(1/2) (x) F^T diag(s) F
+
+    F the orthonormal cosine transform, s^2 a power law in the spatial frequency and C the covariance of the
+    channels, both fitted to a few known images. S is symmetric. Krylov solvers then find smooth corrections
+    first, which is where natural images differ, and stopping early leaves noise out.
+    """
+
     rows: Tensor  # (h, h) cosine transform
     columns: Tensor  # (w, w)
     scale: Tensor  # (h, w)

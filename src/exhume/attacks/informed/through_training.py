@@ -4,11 +4,12 @@
 
 No shadow models and no data beyond the fixed set: training is a known, deterministic map from the unknown
 records z to the weights theta(z), and Gauss-Newton inverts it. theta(z) is a real training, so the residual
-is exact and J only has to be good enough to converge. There is one search, with two linearisations:
+is exact and J only has to be good enough to converge. There is one search, with two linearisations
+(linearisations.py):
 
-- shared_adjoint.py, for full-batch descent of an MLP: questions about the weights are answered once, for all
+- `SharedAdjoint`, for full-batch descent of an MLP: questions about the weights are answered once, for all
   releases and labels, by the adjoint of training; J is then a matrix.
-- matrix_free.py, for any training that is known step by step, from any start, and for several unknown records
+- `MatrixFree`, for any training that is known step by step, from any start, and for several unknown records
   at once: products with J and its transpose go through the steps of training. It also finishes what the
   shared adjoint begins where a network has kinks: gates near them are unknowns of their own.
 
@@ -24,23 +25,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from exhume.attacks.informed.matrix_free import MatrixFree
-from exhume.attacks.informed.shared_adjoint import SharedAdjoint
-from exhume.attacks.informed.starts import (
-    Guess,
-    Spent,
-    Starts,
-    Target,
-    Whitening,
-    anchors_within,
-)
-from exhume.attacks.releases import weights_of
+from exhume.attacks.informed.linearisations import MatrixFree, SharedAdjoint
+from exhume.attacks.informed.starts import Guess, Spent, Starts, Target, Whitening, anchors_within
+from exhume.attacks.releases import OneEach, read_weights
 from exhume.core.contract import (
     Cost,
     Key,
@@ -54,6 +48,7 @@ from exhume.core.contract import (
     Release,
     Status,
     Store,
+    Weights,
     silent,
 )
 from exhume.models.activations import activation
@@ -101,19 +96,10 @@ class ThroughTraining:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> FittedThroughTraining:
-        recipe, initial, fixed = _known(knowledge)
+        recipe, initial, fixed = known = _known(knowledge)
         mlp, descent = self.applies_to(recipe)
         started = time.perf_counter()
-        starts = Starts.of(
-            recipe,
-            initial,
-            fixed,
-            torch.ones_like(initial),
-            anchors=self.anchors_of(len(fixed.classes), len(initial)),
-            key=key.fold("starts"),
-            store=store,
-            progress=progress,
-        )
+        starts = _starts(self, known, torch.ones_like(initial), key, store, progress)
         adjoint = SharedAdjoint.of(
             mlp,
             descent,
@@ -164,14 +150,10 @@ class ThroughTraining:
         q, b = int(self.questions * mlp.sizes[0]), min(self.functions, descent.steps)
         return 4 * b * q * mlp.sizes[0] * mlp.sizes[1]
 
-    def anchors_of(self, classes: int, parameters: int) -> int:
-        """How many records of each label are put into training once more, within time and memory."""
-        return anchors_within(self.anchors, self.memory, classes, parameters)
-
     def seconds(self, recipe: Recipe, classes: int, per_model: float) -> tuple[float, float]:
         """Before any release, and for each, where a training takes `per_model`."""
         mlp, descent = self.applies_to(recipe)
-        anchors = classes * self.anchors_of(classes, mlp.layout.size)
+        anchors = classes * anchors_within(self.anchors, self.memory, classes, mlp.layout.size)
         each = self.trainings
         if activation(mlp.activation).curve is None:
             each += ThroughAnyTraining.trainings
@@ -209,19 +191,10 @@ class ThroughAnyTraining:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> FittedThroughTraining:
-        recipe, initial, fixed = _known(knowledge)
+        recipe, initial, fixed = known = _known(knowledge)
         unrolled = unroll(recipe, initial, fixed, self.unknown, memory=self.memory)
         started = time.perf_counter()
-        starts = Starts.of(
-            recipe,
-            initial,
-            fixed,
-            unrolled.live,
-            anchors=self.anchors_of(len(fixed.classes), len(initial)),
-            key=key.fold("starts"),
-            store=store,
-            progress=progress,
-        )
+        starts = _starts(self, known, unrolled.live, key, store, progress)
         white = None
         if len(fixed.shape) == 3 and fully_connected(recipe.architecture) is None:
             white = Whitening.of(fixed.inputs)
@@ -233,14 +206,11 @@ class ThroughAnyTraining:
             self, recipe, initial, fixed, starts, (linear,), key, store, cost, progress
         )
 
-    def anchors_of(self, classes: int, parameters: int) -> int:
-        """How many records of each label are put into training once more, within time and memory."""
-        return anchors_within(self.anchors, self.memory, classes, parameters)
-
     def seconds(self, recipe: Recipe, classes: int, per_model: float) -> tuple[float, float]:
         """Before any release, and for each, where a training takes `per_model`."""
         network, steps = recipe.architecture, len(_rates_of(recipe))
-        before = 1 + classes * self.anchors_of(classes, network.layout.size)
+        size = network.layout.size
+        before = 1 + classes * anchors_within(self.anchors, self.memory, classes, size)
         kinks = free_gates(network.build())[1]
         each = self.trainings if kinks else _USUAL
         return per_model * before, each * (per_model + _STEP * steps)
@@ -266,14 +236,26 @@ def through_training_of(recipe: object) -> ThroughTraining | ThroughAnyTraining:
     return ThroughTraining()
 
 
-def _known(knowledge: Knowledge) -> tuple[Recipe, Tensor, Records]:
-    if lacking := knowledge.lacking("recipe", "initial", "fixed"):
+def _known(knowledge: Knowledge) -> tuple[Any, ...]:
+    names = ("recipe", "initial", "fixed")
+    if lacking := knowledge.lacking(*names):
         raise NotApplicable(f"training cannot be redone without: {', '.join(lacking)}", ever=True)
-    recipe, initial, fixed = knowledge.recipe, knowledge.initial, knowledge.fixed
-    assert recipe is not None  # `lacking` has seen to these
-    assert initial is not None
-    assert fixed is not None
-    return recipe, initial, fixed
+    return knowledge.require("redoing training", *names)
+
+
+def _starts(  # noqa: PLR0917
+    settings: ThroughTraining | ThroughAnyTraining,
+    known: tuple[Any, ...],
+    live: Tensor,
+    key: Key,
+    store: Store,
+    progress: Progress,
+) -> Starts:
+    (recipe, initial, fixed), key = known, key.fold("starts")
+    most = anchors_within(settings.anchors, settings.memory, len(fixed.classes), len(initial))
+    return Starts.of(
+        recipe, initial, fixed, live, anchors=most, key=key, store=store, progress=progress
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,40 +275,39 @@ class FittedThroughTraining:
 
     def run(self, releases: Release) -> Reconstruction:
         shape, who, whose = self.fixed.shape, "this attack", "the recipe's model has"
-        released = weights_of(releases, shape, len(self.initial), who=who, whose=whose)
-        if isinstance(released, Reconstruction):
-            return released
-        started, answers = time.perf_counter(), []
-        total = len(released.parameters)
-        for done, parameters in enumerate(released.parameters):
-            self.progress("differentiating through training", done, total)
-            answers.append(self._cached(parameters))
-        self.progress("differentiating through training", total, total)
-        residual = torch.stack([answer["residual"] for answer in answers])
-        explained = float((residual < _CONVERGED).double().mean())
-        status = Outcome.CONVERGED if explained == 1 else Outcome.STOPPED_EARLY
-        reason = "" if explained == 1 else f"{explained:.0%} of the releases are explained to 1%"
-        spent = float(sum(answer["models"] for answer in answers))
-        return Reconstruction(
-            candidates=torch.stack([answer["inputs"] for answer in answers]),
-            confidence=-residual[:, None].expand(-1, self.settings.unknown).to(torch.float32),
-            status=Status(status, reason),
-            cost=Cost(
-                self.cost.seconds + time.perf_counter() - started, self.cost.models + round(spent)
-            ),
-            labels=torch.stack([answer["labels"] for answer in answers]),
-            observed={
-                "residual": float(residual.median()),
-                "explained": explained,
-                "trainings": self.cost.models + spent,
-            },
+        result = read_weights(
+            releases, shape, len(self.initial), self._answer, self.cost, who=who, whose=whose
+        )
+        if result.status.outcome is Outcome.NOT_APPLICABLE:
+            return result
+        share, cost = result.observed["explained"], result.cost.seconds
+        status = Status(Outcome.STOPPED_EARLY, f"{share:.0%} of the releases are explained to 1%")
+        return replace(
+            result,
+            status=result.status if share == 1 else status,
+            cost=Cost(cost, round(result.observed["trainings"])),
         )
 
-    def _cached(self, released: Tensor) -> dict[str, Tensor]:
-        """One release's answer, from the store if it is there."""
-        inputs = (digest(self.fixed), digest(self.initial), digest(released))
-        place = address("through any training", [self.settings, self.recipe], inputs, self.key, 0)
-        return dict(cached(self.store, place, lambda: self._invert(released)))
+    def _answer(self, releases: Weights) -> OneEach:
+        """One release after the other, from the store if its answer is there."""
+        answers, total = [], len(releases.parameters)
+        for done, released in enumerate(releases.parameters):
+            self.progress("differentiating through training", done, total)
+            given = (digest(self.fixed), digest(self.initial), digest(released))
+            config = [self.settings, self.recipe]
+            place = address("through any training", config, given, self.key, 0)
+            answers.append(cached(self.store, place, partial(self._invert, released)))
+        self.progress("differentiating through training", total, total)
+        inputs, labels, residual, spent = (
+            torch.stack([answer[name] for answer in answers])
+            for name in ("inputs", "labels", "residual", "models")
+        )
+        observed = {
+            "residual": float(residual.median()),
+            "explained": float((residual < _CONVERGED).double().mean()),
+            "trainings": self.cost.models + float(spent.sum()),
+        }
+        return inputs, -residual[:, None].expand(labels.shape).float(), labels, observed
 
     # The search
 
@@ -359,7 +340,11 @@ class FittedThroughTraining:
         """A few steps for the next few labels that wait, then those that came closest to the end."""
         linear, tried = self.linearisations[0], list[tuple[Guess, float]]()
         while waiting and len(tried) < self.settings.labels:
-            begun = self._begun(target, waiting.pop(0), spent)
+            guess = waiting.pop(0)  # and the start of its labels whose real training comes closest
+            starts = [guess, *self.starts.others(target.parameters, guess)]
+            residuals = [self._residual(target, start, spent) for start in starts]
+            nearest = self.starts.nearest(residuals)
+            begun = starts[nearest], residuals[nearest]
             tried.append(self._descend(linear, target, *begun, spent, trial=True))
             if tried[-1][1] < _PROMISING:
                 break
@@ -372,13 +357,6 @@ class FittedThroughTraining:
             yield ended
             if ended[1] < _CONVERGED:
                 return
-
-    def _begun(self, target: Target, guess: Guess, spent: Spent) -> tuple[Guess, float]:
-        """The start of a label whose real training comes closest."""
-        starts = [guess, *self.starts.others(target.parameters, guess)]
-        residuals = [self._residual(target, start, spent) for start in starts]
-        nearest = self.starts.nearest(residuals)
-        return starts[nearest], residuals[nearest]
 
     def _descend(
         self,

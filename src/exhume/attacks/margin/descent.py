@@ -7,16 +7,12 @@ The squared residual and its gradient are derived by hand (Buzaglo23, eq. 6):
 
     L(C, lambda) = sum_l w_l || W_l - sum_i lambda_i g_{l,i} h_{l-1,i}ᵀ ||²  /  sum_l w_l ||W_l||²
 
-The unknown inputs live in the row span of the first layer, x_i = C_i V with orthonormal rows V (r, d):
-the first layer becomes W1 Vᵀ (k, r), and what of W1 lies outside V is a constant. The bias is one
-more column whose input is 1. A kink's derivative (ReLU's) is sigmoid(alpha z) wherever a derivative is taken,
-as in the authors' code; the forward pass is the true one. Smooth activations have their own.
-
-A `create_graph` backward would form every layer's gradient in pixel space and build a graph of twice the
-size; here each of the k x k products is done once forward and once backward. Layers of weight 0 cost
-nothing beyond the signal that passes through them.
-
-What is known of images beforehand are penalties on candidates and a bound on their contrast:
+The unknown inputs live in the row span of the first layer, x_i = C_i V with orthonormal rows V (r, d): the
+first layer becomes W1 Vᵀ (k, r), and what of W1 lies outside V is a constant. The bias is one more column
+whose input is 1. A kink's derivative (ReLU's) is sigmoid(alpha z) wherever a derivative is taken, as in the
+authors' code; the forward pass is the true one. Smooth activations have their own. Each of the k x k products
+is done once forward and once backward, and nothing lives in pixel space but `Prior`, what is known of images
+beforehand:
 
     box   sum over pixels of (|x| - 1)_+²         inputs less a mean lie in [-1, 1] (authors' code)
     tv    sum over neighbours of sqrt(diff² + eps)   smooth images
@@ -40,7 +36,6 @@ from exhume.models.matrices import Matrices
 from exhume.train.margin import Others, competitors, directions
 
 _BETAS, _TINY, _LAST = (0.9, 0.999), 1e-8, 0.02
-_PENALTY = 5.0  # of multipliers below their floor (authors' code)
 _DIVERGED = 1e6  # a residual of so many times the weights, or none at all
 _EPSILON = 1e-3  # rounds the corner of the total variation
 
@@ -74,8 +69,8 @@ class Start:
     coordinates: Tensor  # (m, r)
     raw: Tensor  # (m,) what the multipliers are made of
     spread: Tensor  # (r,)
-    multiplier: Literal["log", "squared", "penalty", "free"] = "log"
-    """lambda / share: exp(raw); raw² + floor; raw with a penalty 5·(floor - raw)_+²; raw."""
+    multiplier: Literal["log", "squared", "free"] = "log"
+    """lambda / share: exp(raw); raw² + floor; raw."""
     floor: float = 0.0
     share: float = 1.0
     largest: float = math.inf  # norm of a candidate
@@ -124,10 +119,7 @@ def descend(
         if prior:
             _, pull = prior.at(problem.span.inputs(coordinates), shape)
             by_c = by_c + pull @ problem.span.basis.T
-        by_raw = by_lambda * slope
-        if start.multiplier == "penalty":
-            by_raw = by_raw - 2 * _PENALTY * (start.floor - raw).clamp_min(0)
-        update([by_c * start.spread, by_raw], fall(descent, step))
+        update([by_c * start.spread, by_lambda * slope], fall(descent, step))
         if start.largest < math.inf:
             norms = (scaled * start.spread).norm(dim=1, keepdim=True)
             scaled.mul_((start.largest / norms).clamp(max=1))

@@ -85,8 +85,7 @@ class FeatureSpan:
         shape = tuple(reader.architecture.input_shape)
         if len(shape) != 3:
             raise NotApplicable(
-                f"records of shape {shape}: the span of features is for images",
-                ever=False,
+                f"records of shape {shape}: the span of features is for images", ever=False
             )
         layer_of = lru_cache(maxsize=1)(partial(_Layer.of, reader, widen=self.widen))
         once = partial(self._once, reader, layer_of)
@@ -138,7 +137,10 @@ class FeatureSpan:
                 return kept, float(step)
             kept = images.detach().clone()
             adam.zero_grad()
-            (distance.clamp_min(1e-12).log() + weight * _roughness(images)).sum().backward()
+            # channels of an image have the same edges
+            grey = images - images.mean(1, keepdim=True)
+            rough = total_variation(images) + 0.5 * total_variation(grey)
+            (distance.clamp_min(1e-12).log() + weight * rough).sum().backward()
             for group in adam.param_groups:
                 group["lr"] = self.descent.rate * fall(self.descent, step)
             adam.step()
@@ -220,9 +222,3 @@ class _Layer:
         _, values, rows = torch.linalg.svd(features.double(), full_matrices=False)
         flat_rows = rows[values > _FLAT * values[0]].to(features)
         return orthonormal(torch.cat([self.rows.basis[:_SHARED], flat_rows]))
-
-
-def _roughness(images: Tensor) -> Tensor:
-    """(m,) total variation, and half of that of the colours: channels of an image have the same edges."""
-    grey = images - images.mean(1, keepdim=True)
-    return total_variation(images) + 0.5 * total_variation(grey)

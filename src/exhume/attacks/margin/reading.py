@@ -4,18 +4,15 @@ The first layer's updates are combinations of the training inputs, so its rows l
 once weight decay has removed the initial weights, up to a floor of noise if they were small. The
 spectrum shows where the records end and the floor begins.
 
-The row space of a layer that weight decay has emptied of its start, with the noise of each direction:
+A deeper layer, W = sum_i s_i a_iᵀ = U diag(s) V, is read direction by direction: what entered it, a_i, drifts
+while training, and decay forgets where it was, so that the sum has a tail whose singular values s_j fall
+without a gap, and what training records have along v_j falls with s_j. Every direction is weighted by the
+noise that is there, w_j = e² / (s_j² + e²), down to the floor e that rounding or the start makes.
 
-    W = sum_i s_i a_iᵀ = U diag(s) V,      w_j = e² / (s_j² + e²)
-
-What entered the layer, a_i, drifts while training, and decay forgets where it was: the sum has a tail whose
-singular values s_j fall without a gap, and what training records have along v_j falls with s_j. So every
-direction is weighted by the noise that is there, down to the floor e that rounding or the start makes.
-
-Weights alone show whether their records can be read off them, without an attack and without the truth. Three
-things must be so. The first layer's spectrum ends, and so tells how many records there are. Nothing is left
-of the random start, so that layers are sums over records. And a record is asked for by more equations than
-it has unknowns. Behind convolutions the first fully connected layer takes the first layer's place.
+Weights alone show whether their records can be read off them, without an attack and without the truth. The
+first layer's spectrum must end, and so tell how many records there are; nothing may be left of the random
+start; and a record must be asked for by more equations than it has unknowns (`Premises`). Behind convolutions
+the first fully connected layer takes the first layer's place.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from exhume.attacks.gradient.chains import lowest_of
+from exhume.attacks.gradient.chains import chain_of
 from exhume.attacks.margin.descent import RowSpan, span_of
 from exhume.core.contract import Architecture, ExhumeError, Knowledge, NotApplicable
 from exhume.models.cnn import CNN
@@ -39,9 +36,7 @@ from exhume.store.shards import digest
 
 GAP = 1.5  # factor between neighbouring singular values that ends the span
 _CLEAR = 1.05  # times the edge of a floor: above it
-_CLIFF = (
-    30.0  # factor of a drop that ends the data wherever it is, if what follows is next to nothing
-)
+_CLIFF = 30.0  # factor of a drop that ends the data wherever it is, if next to nothing follows
 _FLOOR = 1e-4  # share of the largest singular value that is next to nothing
 _LONGER = 1.7  # inputs over the first layer's norm per its bias's, whose terms cancel less
 _ROUNDING = 1e-6  # share of the largest singular value below which one is rounding
@@ -57,9 +52,7 @@ class Reader:
     head: Head
     labels: Tensor | None  # (n,) of the unknown records
     centre: Tensor  # (*shape)
-    _spans: dict[tuple[str, int | None], RowSpan] = field(
-        default_factory=dict
-    )  # of the last release
+    _spans: dict[tuple[str, int | None], RowSpan] = field(default_factory=dict)  # of one release
 
     @staticmethod
     def of(knowledge: Knowledge, head: Head) -> Reader:
@@ -150,29 +143,21 @@ def labels_for(count: int, reader: Reader, like: Tensor) -> Tensor:
 
 def dense(architecture: Architecture | None) -> DenseNetwork:
     """The architecture, if it is fully connected with a hidden layer."""
-    if architecture is None:
-        raise NotApplicable("the margin attack needs the architecture", ever=True)
     if isinstance(architecture, DenseNetwork):
+        one_sum = ""
         if not architecture.hidden:
-            raise NotApplicable(
-                "fc1: without a hidden layer the weights are one sum over all records, which no gate "
-                "tells apart",
-                ever=False,
-            )
-        if isinstance(architecture, MLP) and architecture.activation == "identity":
-            raise NotApplicable(
-                "act1: a linear network's weights are one sum over all records, which nothing tells apart",
-                ever=False,
-            )
+            one_sum = "fc1: without a hidden layer the weights are one sum over all records, which no gate"
+        elif isinstance(architecture, MLP) and architecture.activation == "identity":
+            one_sum = "act1: a linear network's weights are one sum over all records, which nothing"
+        if one_sum:
+            raise NotApplicable(f"{one_sum} tells apart", ever=False)
         return architecture
-    if isinstance(architecture, CNN):
-        raise NotApplicable(
-            "conv1: shared filters have no row span of whole images; not yet covered", ever=True
-        )
-    raise NotApplicable(
-        f"{type(architecture).__name__}: only fully connected networks are covered so far",
-        ever=True,
-    )
+    why = f"{type(architecture).__name__}: only fully connected networks are covered so far"
+    if architecture is None:
+        why = "the margin attack needs the architecture"
+    elif isinstance(architecture, CNN):
+        why = "conv1: shared filters have no row span of whole images; not yet covered"
+    raise NotApplicable(why, ever=True)
 
 
 def check_homogeneous(mlp: DenseNetwork) -> None:
@@ -357,7 +342,7 @@ def _outside(values: Tensor, directions: int) -> float:
 
 def first_connected(architecture: Architecture, parameters: Tensor) -> tuple[str, Tensor]:
     """Name and weights of the first fully connected layer; refuses a network without convolutions."""
-    chain = lowest_of(architecture, parameters)
+    chain = chain_of(architecture, parameters, lowest_alone=True)
     if chain is None:
         raise NotApplicable("no fully connected layer takes one vector a record", ever=False)
     name = chain.layers[0].name

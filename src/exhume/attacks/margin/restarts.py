@@ -31,7 +31,7 @@ from exhume.core.contract import (
     Store,
     Weights,
 )
-from exhume.store.shards import address, digest
+from exhume.store.shards import address, cached, digest
 
 Once = Callable[[Tensor, Key, list[RestartRun], Callable[[int], None]], RestartRun]
 """(p,) parameters, the restart's key, the restarts before it, a callback for the steps done: one restart."""
@@ -83,14 +83,21 @@ class Restarts:
             pools.append(self.pool(runs))
         most = max(len(inputs) for inputs, _, _ in pools)
         candidates, confidence, labels = [], [], []
-        for inputs, sure, own in pools:
+        for inputs, sure, said_of in pools:
             candidates.append(_fill(to_images(inputs, self.reader.centre), most, 0.0))
             confidence.append(_fill(sure, most, FILLED_UP))
-            labels.append(_fill(own, most, -1.0))
+            labels.append(_fill(said_of, most, -1.0))
+        status = Status(Outcome.CONVERGED)
+        if stops:
+            status = Status(
+                Outcome.STOPPED_EARLY,
+                f"{len(stops)} of {len(losses)} restarts diverged, the first at step {min(stops):.0f}; their "
+                "candidates are those before it; lower the rates",
+            )
         return Reconstruction(
             candidates=torch.stack(candidates),
             confidence=torch.stack(confidence),
-            status=_status(stops, len(losses)),
+            status=status,
             cost=Cost(seconds),
             labels=torch.stack(labels),
             observed={
@@ -109,32 +116,20 @@ class Restarts:
         if self.reader.labels is not None:
             seen = (*seen, digest(self.reader.labels))
         name = address("margin restart", self.config, seen, self.key, index)
-        saved = self.store.load(name)
-        if saved is None:
-            started = time.perf_counter()
-            own, steps = self.key.fold("restart", index), self.config.descent.steps
-            run = self.once(row, own, earlier, lambda done: self.progress(stage, done, steps))
-            run = replace(run, seconds=time.perf_counter() - started)
-            numbers = torch.tensor(
-                [run.loss, run.diverged, run.records, run.seconds], dtype=torch.float64
-            )
-            kept = {"inputs": run.inputs, "labels": run.labels, "explained": run.explained}
-            self.store.save(name, {**kept, "numbers": numbers})
-            return run
+
+        def restart() -> dict[str, Tensor]:
+            started, steps = time.perf_counter(), self.config.descent.steps
+            key = self.key.fold("restart", index)
+            run = self.once(row, key, earlier, lambda done: self.progress(stage, done, steps))
+            numbers = [run.loss, run.diverged, run.records, time.perf_counter() - started]
+            parts = {"inputs": run.inputs, "labels": run.labels, "explained": run.explained}
+            return {**parts, "numbers": torch.tensor(numbers, dtype=torch.float64, device="cpu")}
+
+        saved = cached(self.store, name, restart)
         inputs, labels, explained = (
             saved[part].to(row.device) for part in ("inputs", "labels", "explained")
         )
         return RestartRun(inputs, labels, explained, *saved["numbers"].tolist())
-
-
-def _status(stops: list[float], restarts: int) -> Status:
-    if not stops:
-        return Status(Outcome.CONVERGED)
-    return Status(
-        Outcome.STOPPED_EARLY,
-        f"{len(stops)} of {restarts} restarts diverged, the first at step {min(stops):.0f}; their "
-        "candidates are those before it; lower the rates",
-    )
 
 
 def _fill(rows: Tensor, most: int, value: float) -> Tensor:
@@ -144,26 +139,23 @@ def _fill(rows: Tensor, most: int, value: float) -> Tensor:
 
 def joined(results: list[Reconstruction]) -> Reconstruction:
     """One reconstruction of several releases; those with fewer candidates are filled up."""
-    most = max(one.candidates.shape[1] for one in results)
-    labels = [row for one in results if one.labels is not None for row in one.labels]
-    mean = {
-        name: sum(one.observed[name] for one in results) / len(results)
-        for name in results[0].observed
-    }
+    first, most = results[0], max(each.candidates.shape[1] for each in results)
+
+    def filled(name: str, value: float) -> Tensor:
+        rows = (row for each in results for row in getattr(each, name))
+        return torch.stack([_fill(row, most, value) for row in rows])
+
+    stopped = [each.status for each in results if each.status.outcome != Outcome.CONVERGED]
     return Reconstruction(
-        candidates=torch.stack(
-            [_fill(row, most, 0.0) for one in results for row in one.candidates]
-        ),
-        confidence=torch.stack(
-            [_fill(row, most, FILLED_UP) for one in results for row in one.confidence]
-        ),
-        status=next(
-            (o.status for o in results if o.status.outcome != Outcome.CONVERGED),
-            results[0].status,
-        ),
-        cost=replace(results[0].cost, seconds=sum(one.cost.seconds for one in results)),
-        labels=torch.stack([_fill(row, most, -1.0) for row in labels]),
-        observed=mean,
+        candidates=filled("candidates", 0.0),
+        confidence=filled("confidence", FILLED_UP),
+        status=stopped[0] if stopped else first.status,
+        cost=replace(first.cost, seconds=sum(each.cost.seconds for each in results)),
+        labels=filled("labels", -1.0),
+        observed={
+            name: sum(each.observed[name] for each in results) / len(results)
+            for name in first.observed
+        },
     )
 
 
@@ -188,14 +180,10 @@ def agreed(runs: list[RestartRun]) -> tuple[Tensor, Tensor]:
     inputs, labels = torch.cat([r.inputs for r in runs]), torch.cat([r.labels for r in runs])
     if len(runs) < 2:
         return inputs[:0], labels[:0]
-    confidence, units = _agreement(runs), normalize(inputs, dim=1)
-    kept: list[int] = []
-    for index in confidence.argsort(descending=True, stable=True).tolist():
-        if float(confidence[index]) < _SAME:
-            break
-        if not kept or float((units[kept] @ units[index]).max()) <= _SAME:
-            kept.append(index)
-    return inputs[kept], labels[kept]
+    confidence = _agreement(runs)
+    sure = (confidence >= _SAME).nonzero()[:, 0]
+    once = sure[distinct(inputs[sure], confidence[sure], _SAME)[0]]
+    return inputs[once], labels[once]
 
 
 def distinct(inputs: Tensor, sure: Tensor, same: float) -> tuple[Tensor, Tensor]:
@@ -211,7 +199,7 @@ def distinct(inputs: Tensor, sure: Tensor, same: float) -> tuple[Tensor, Tensor]
             left &= ~alike
             kept.append(index)
             sizes.append(int(alike.sum()))
-    return torch.tensor(kept, device=units.device), torch.tensor(sizes, device=units.device)
+    return left.new_tensor(kept, dtype=torch.int64), left.new_tensor(sizes, dtype=torch.int64)
 
 
 def said(outputs: Tensor) -> Tensor:

@@ -43,14 +43,13 @@ class AsSent:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> EachSent:
-        knowledge.require("looking at what was sent", "shadow", "features", "seen")
-        assert knowledge.shadow is not None
-        assert knowledge.seen is not None
-        assert knowledge.features is not None
-        shape, features = knowledge.shadow.shape, knowledge.features
+        held, features, seen = knowledge.require(
+            "looking at what was sent", "shadow", "features", "seen"
+        )
+        shape = held.shape
         if len(shape) != 3 or (len(features) != 3 and math.prod(features) != math.prod(shape)):
             raise NotApplicable(f"features of shape {features} are no pictures", ever=False)
-        shown = _Shown(knowledge.shadow, features, knowledge.seen).answer
+        shown = _Shown(held, features, seen).answer
         return EachSent(shape, features, f"{features} were expected", shown)
 
 
@@ -63,7 +62,12 @@ class _Shown:
     def answer(self, values: Tensor) -> Answer:
         shape = self.held.shape
         maps, before = self._maps(values), self._maps(self.seen)
-        alike = _alike(before.mean(0), self.held.inputs.double().mean(0))  # (sent, colours)
+        # (sent, colours) correlation of every channel's mean picture with every colour's
+        sent, colour = (
+            F.normalize(m.flatten(1) - m.flatten(1).mean(1, keepdim=True))
+            for m in (before.mean(0), self.held.inputs.double().mean(0))
+        )
+        alike = sent @ colour.T
         colours = torch.arange(shape[0], device=values.device)
         likest = alike.abs().sum(1).argmax().expand(shape[0])
         picked = colours if maps.shape[1] == shape[0] else likest  # a channel for each colour
@@ -92,14 +96,6 @@ class _Shown:
         return shown.clamp(0, 1)
 
 
-def _alike(sent: Tensor, held: Tensor) -> Tensor:
-    """(k, c) correlation of every channel's mean picture with every colour's."""
-    one, other = (
-        F.normalize(m.flatten(1) - m.flatten(1).mean(1, keepdim=True)) for m in (sent, held)
-    )
-    return one @ other.T
-
-
 @dataclass(frozen=True)
 class WordsAsSent:
     """Take the largest of as many numbers as there are words for the word, or a single number for its own.
@@ -120,10 +116,8 @@ class WordsAsSent:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> EachSent:
-        knowledge.require("looking at what was sent", "shadow", "features")
-        assert knowledge.shadow is not None
-        assert knowledge.features is not None
-        shape, features = knowledge.shadow.shape, knowledge.features
+        held, features = knowledge.require("looking at what was sent", "shadow", "features")
+        shape = held.shape
         wide = features[1] if len(features) == 2 else 1
         if features[:1] != shape or len(features) > 2 or wide not in (1, self.vocabulary):
             raise NotApplicable(
@@ -134,14 +128,12 @@ class WordsAsSent:
         return EachSent(shape, features, f"{features} were expected", self._answer)
 
     def _answer(self, values: Tensor) -> Answer:
-        tokens, plain = self._words(values.flatten(2) if values.ndim > 2 else values[:, :, None])
+        if values.ndim == 2 or values.shape[2] == 1:
+            values = values.flatten(1)
+            tokens = values.round().clamp(0, self.vocabulary - 1).long()
+            plain = torch.isclose(values, tokens.to(values.dtype))
+        else:
+            tokens = values.argmax(2)
+            one_hot = F.one_hot(tokens, self.vocabulary).to(values.dtype)
+            plain = torch.isclose(values, one_hot).all(2)
         return tokens[:, None], plain.double().mean(1)[:, None]
-
-    def _words(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, l, e) to tokens (n, l), and where they are exactly what was sent."""
-        if values.shape[2] == 1:
-            tokens = values[:, :, 0].round().clamp(0, self.vocabulary - 1).long()
-            return tokens, torch.isclose(values[:, :, 0], tokens.to(values.dtype))
-        tokens = values.argmax(2)
-        one_hot = torch.nn.functional.one_hot(tokens, self.vocabulary).to(values.dtype)
-        return tokens, torch.isclose(values, one_hot).all(2)

@@ -2,26 +2,22 @@
 
 The client's table is secret but fixed. Take the positions away, which everybody knows, and a word sends the
 same vector wherever it stands, whoever writes it. The server numbers the vectors it has been sent, and finds
-out which number is which word by the statistics of its own text (`decipher`). The body's weights are not
-needed, and nothing is trained.
-
-Which symbol is which word follows from two texts that say different things. One text is written in symbols,
-one for each word; the other is plain, of the same kind. Frequencies, places in the sentence and neighbours
-of a word hardly differ between them. With counts a_if of symbol i in context f and the word's shares q_jf
-from the plain text, symbol i is taken for word j by
+out which number is which word by the statistics of its own text, of the same kind: frequencies, places in the
+sentence and neighbours of a word hardly differ between the two. With counts a_if of symbol i in context f and
+the word's shares q_jf from the plain text, symbol i is taken for word j by
 
     log-likelihood  L_ij = sum_f a_if log q_jf
 
 summed over all kinds of context, one word for each symbol (linear assignment). Contexts are first the
 places, counted from either end; then also the neighbours at distance one and two, as far as they are
-deciphered: those of the most frequent symbols first, more of them in every round.
-
-Cost: `rounds` linear assignments of v symbols, O(v^3) each in the worst case.
+deciphered: those of the most frequent symbols first, more of them in every round. The body's weights are not
+needed, and nothing is trained.
 
 Positions that nobody published are found by a vote. What is sent for word w at place p is E_w + P_p, so that
 the vectors of two places are the same set but for a shift, P_q - P_p: of all differences between a vector of
 one place and a vector of the other, the shift is the one that occurs most often.
 
+Cost: `rounds` linear assignments of v symbols, O(v^3) each in the worst case.
 Shapes: n texts, l places, e numbers of a vector; s distinct vectors.
 """
 
@@ -42,12 +38,10 @@ from exhume.core.contract import (
     Knowledge,
     NotApplicable,
     Progress,
-    Reconstruction,
-    Release,
     Store,
     silent,
 )
-from exhume.models.split.seq2seq import PADDING, UNKNOWN, TranslatorWords, sinusoids
+from exhume.models.split.seq2seq import PADDING, UNKNOWN, sinusoids
 
 SINUSOIDS, NO_POSITIONS, FOUND = _POSITIONS = ("sinusoids", "none", "found")
 """What a client adds to a word's vector: the public sinusoids, nothing, or a vector of each place."""
@@ -95,15 +89,12 @@ class SubstitutionCipher:
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
-    ) -> ReadTable:
-        knowledge.require("reading the embeddings as a cipher", "shadow", "seen")
-        assert knowledge.shadow is not None
-        assert knowledge.seen is not None
-        seen = knowledge.seen
-        if seen.ndim != 3 or seen.shape[1:2] != knowledge.shadow.shape:
+    ) -> EachSent:
+        held, seen = knowledge.require("reading the embeddings as a cipher", "shadow", "seen")
+        if seen.ndim != 3 or seen.shape[1:2] != held.shape:
             raise NotApplicable(
                 f"features of shape {tuple(seen.shape[1:])} are not one vector for each of "
-                f"{knowledge.shadow.shape[0]} places",
+                f"{held.shape[0]} places",
                 ever=False,
             )
         if not bool((seen != 0).any()):
@@ -112,154 +103,65 @@ class SubstitutionCipher:
         progress("deciphering", 0, 1)
         places, apart = self._placed(seen)
         vectors = unplaced(seen, places)
-        symbols, centres = numbered(vectors, real_ones(vectors)[:0], apart)
+        symbols, centres = numbered(vectors, vectors[0, :0], apart)
         silent_places = bool((seen == 0).all(2).any())
         padding = self.padding if silent_places else None
-        plain = _from_one(knowledge.shadow.inputs.long().cpu(), padding)
-        kinds = (len(centres) + 1, int(plain.max()) + 1)
-        if self.rounds:
-            words = decipher(symbols.cpu(), plain, kinds, self.rounds)
+        plain = held.inputs.long().cpu()
+        # token numbers from 1, 0 for the padding; those above it stay
+        if padding is None:
+            plain = plain + 1
         else:
-            words = by_frequency(symbols.cpu(), plain, kinds)
+            plain = torch.where(plain == padding, 0, plain + (plain < padding).long())
+        kinds = (len(centres) + 1, int(plain.max()) + 1)
+        words = decipher(symbols.cpu(), plain, kinds, self.rounds)
         progress("deciphering", 1, 1)
-        named = torch.where(words > 0, _as_given(words, padding), self.unknown)  # 0: left over
+        given = words - (1 if padding is None else (words <= padding).long())
+        named = torch.where(words > 0, given, self.unknown)  # 0: left over
         counts = torch.bincount(symbols.flatten().cpu(), minlength=kinds[0])
-        return ReadTable(
-            centres,
-            named[1:].to(seen.device),
-            counts[1:].double().log1p().to(seen.device),
-            apart,
-            tuple(seen.shape[1:]),
-            {"symbols": float(len(centres))},
-            Cost(time.perf_counter() - started),
-            places,
-            self.unknown if self.padding is None else self.padding,
-            self.unknown,
-        )
+        table, known = named[1:].to(seen.device), counts[1:].double().log1p().to(seen.device)
+        nothing = self.unknown if self.padding is None else self.padding  # where nothing was sent
+
+        def answer(values: Tensor) -> Answer:
+            vectors, device = unplaced(values, places), values.device
+            real = (vectors != 0).any(2)
+            far, nearest = nearest_of(vectors[real], centres)
+            tokens = torch.full(real.shape, nothing, device=device)
+            tokens[real] = torch.where(far <= apart, table[nearest], self.unknown)
+            sure = torch.zeros(real.shape, dtype=torch.float64, device=device)
+            sure[real] = torch.where(far <= apart, known[nearest], 0.0)
+            share = sure.sum(1) / real.sum(1).clamp_min(1)
+            return tokens[:, None].to(values.dtype), share[:, None]
+
+        features, observed = tuple(seen.shape[1:]), {"symbols": float(len(centres))}
+        cost, wanted = Cost(time.perf_counter() - started), f"{features} expected"
+        return EachSent(held.shape, features, wanted, answer, cost, observed)
 
     def _placed(self, seen: Tensor) -> tuple[Tensor, float]:
         """(l, e) what is added at every place, and how far apart the vectors of two words are."""
         places = torch.zeros_like(seen[0])
         if self.positions == SINUSOIDS:
-            places = _sinusoids_like(seen)
+            _, length, width = seen.shape
+            places = sinusoids(length, width, seen.device).to(seen.dtype)
         vectors = unplaced(seen, places)
-        if self.tolerance:
-            apart = self.tolerance * float(real_ones(vectors).norm(dim=1).median())
-        else:
-            apart = gap_between(vectors)
+        usual = self.tolerance * _length_of(vectors)
+        apart = usual or gap_between(vectors)
         if self.positions == FOUND:
             places = shifts(vectors, apart)
         return places, apart
 
 
-def _from_one(tokens: Tensor, padding: int | None) -> Tensor:
-    """Token numbers from 1, 0 for the padding; those above it stay."""
-    if padding is None:
-        return tokens + 1
-    return torch.where(tokens == padding, 0, tokens + (tokens < padding).long())
-
-
-def _as_given(words: Tensor, padding: int | None) -> Tensor:
-    """The inverse of `_from_one`, for words."""
-    if padding is None:
-        return words - 1
-    return words - (words <= padding).long()
-
-
-@dataclass(frozen=True)
-class KnownTable:
-    """Look every vector up in the client's own table: a bound, and no attack.
-
-    Sees: `Activations`, what the client sends for n sentences.
-    Assumes: the part named head, the client's embeddings; sinusoids as positions.
-    Guarantees: nothing about the truth is used. No randomness.
-    Reference: ours.
-    """
-
-    def prepare(
-        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
-    ) -> ReadTable:
-        head = knowledge.parts.get("head")
-        if not isinstance(head, TranslatorWords) or knowledge.features is None:
-            raise NotApplicable(
-                "looking words up needs the embeddings as the part named head, and the features' shape",
-                ever=True,
-            )
-        with torch.no_grad():
-            every = torch.arange(UNKNOWN, head.net.source, device=head.source.weight.device)[
-                :, None
-            ]
-            table = _plain(head.send(every))[:, 0]
-        return ReadTable(
-            table,
-            every[:, 0],
-            torch.ones(len(table), dtype=torch.float64, device=table.device),
-            float("inf"),
-            knowledge.features,
-            {},
-            Cost(),
-            _sinusoids_like(table.new_zeros(1, *knowledge.features)),
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class ReadTable:
-    """Vectors and the words they stand for."""
-
-    centres: Tensor  # (s, e)
-    words: Tensor  # (s,)
-    sure: Tensor  # (s,) how well each is known
-    apart: float  # farther from all of them than this: an unknown word
-    features: tuple[int, ...]
-    observed: dict[str, float]
-    cost: Cost
-    places: Tensor  # (l, e) what is added at every place; not a number: nobody knows
-    padding: int = PADDING  # where nothing was sent
-    unknown: int = UNKNOWN
-
-    def run(self, releases: Release) -> Reconstruction:
-        wanted, length = f"{self.features} expected", self.features[:1]
-        read = EachSent(length, self.features, wanted, self._answer, self.cost, self.observed)
-        return read.run(releases)
-
-    def _answer(self, values: Tensor) -> Answer:
-        vectors = unplaced(values, self.places)
-        real = (vectors != 0).any(2)
-        far, nearest = nearest_of(vectors[real], self.centres)
-        device = values.device
-        tokens = torch.full(real.shape, self.padding, device=device)
-        tokens[real] = torch.where(far <= self.apart, self.words[nearest], self.unknown)
-        sure = torch.zeros(real.shape, dtype=torch.float64, device=device)
-        sure[real] = torch.where(far <= self.apart, self.sure[nearest], 0.0)
-        share = sure.sum(1) / real.sum(1).clamp_min(1)
-        return tokens[:, None].to(values.dtype), share[:, None]
-
-
-def _plain(features: Tensor) -> Tensor:
-    """(n, l, e) without the sinusoids; zeros stay zeros."""
-    return unplaced(features, _sinusoids_like(features))
-
-
-def _sinusoids_like(features: Tensor) -> Tensor:
-    """(n, l, e) to (l, e)."""
-    _, length, width = features.shape
-    return sinusoids(length, width, features.device).to(features.dtype)
-
-
-def by_frequency(symbols: Tensor, plain: Tensor, kinds: tuple[int, int]) -> Tensor:
+def decipher(symbols: Tensor, plain: Tensor, kinds: tuple[int, int], rounds: int = 25) -> Tensor:
     """Symbols (n, l) and plain tokens (m, l), 0 where there is nothing, to a word for each symbol (s,).
 
-    Nothing but how often each occurs. 0 for symbol 0, and for those that are left over.
-    kinds: how many symbols s and words there are, 0 included.
+    0 for symbol 0, and for those that are left over. kinds: how many symbols s and words there are, 0
+    included. rounds: of places and neighbours; 0: nothing but how often each occurs.
     """
-    _check(symbols, plain, kinds)
-    return _assigned(_as_often(symbols, plain, kinds))
-
-
-def decipher(symbols: Tensor, plain: Tensor, kinds: tuple[int, int], rounds: int = 25) -> Tensor:
-    """`by_frequency`, improved by the places and neighbours of words."""
-    _check(symbols, plain, kinds)
+    for name, text, kind in (("symbols", symbols, kinds[0]), ("plain", plain, kinds[1])):
+        if text.ndim != 2 or not bool((text > 0).any()) or int(text.max()) >= kind:
+            raise ExhumeError(f"{name}: (n, l) numbers from 1 to {kind - 1} needed, 0 for nothing")
     settled = _as_often(symbols, plain, kinds)
+    if not rounds:
+        return _assigned(settled)
     settled += _explained(_places(symbols, kinds[0]), _places(plain, kinds[1]))
     words = _assigned(settled)
     neighbours = [
@@ -281,12 +183,6 @@ def decipher(symbols: Tensor, plain: Tensor, kinds: tuple[int, int], rounds: int
             break
         words = better
     return words
-
-
-def _check(symbols: Tensor, plain: Tensor, kinds: tuple[int, int]) -> None:
-    for name, text, kind in (("symbols", symbols, kinds[0]), ("plain", plain, kinds[1])):
-        if text.ndim != 2 or not bool((text > 0).any()) or int(text.max()) >= kind:
-            raise ExhumeError(f"{name}: (n, l) numbers from 1 to {kind - 1} needed, 0 for nothing")
 
 
 def _as_often(symbols: Tensor, plain: Tensor, kinds: tuple[int, int]) -> Tensor:
@@ -351,11 +247,6 @@ def unplaced(features: Tensor, places: Tensor) -> Tensor:
     return (features - places) * real
 
 
-def real_ones(vectors: Tensor) -> Tensor:
-    """(n, l, e) to the (m, e) that are there."""
-    return vectors[(vectors != 0).any(2)]
-
-
 def numbered(vectors: Tensor, centres: Tensor, apart: float) -> tuple[Tensor, Tensor]:
     """(n, l, e), zeros where there is nothing, to numbers (n, l) and what they stand for, (s, e).
 
@@ -394,17 +285,21 @@ def gap_between(vectors: Tensor) -> float:
         if len(here) > 1:
             apart = torch.cdist(here, here, compute_mode="donot_use_mm_for_euclid_dist")
             distances.append(apart[tuple(torch.triu_indices(len(here), len(here), 1))])
-    scale = float(real_ones(vectors).norm(dim=1).median()) if len(real_ones(vectors)) else 1.0
+    least = _SAME * _length_of(vectors)
     every = torch.cat(distances).double() if distances else torch.zeros(0)
-    if len(every) < 2:
-        return _SAME * scale
-    logs = every.clamp_min(_SAME * scale).log().sort().values
+    logs = every.clamp_min(least).log().sort().values
     low, high = (round(share * (len(logs) - 1)) for share in _SHARE)
     inner = logs[low : high + 1]
-    if len(inner) < 2:
-        return _SAME * scale
+    if len(every) < 2 or len(inner) < 2:
+        return least
     at = int(inner.diff().argmax())
     return float(((inner[at] + inner[at + 1]) / 2).exp())
+
+
+def _length_of(vectors: Tensor) -> float:
+    """Usual length of those that are there."""
+    lengths = vectors[(vectors != 0).any(2)].norm(dim=1)
+    return float(lengths.median()) if len(lengths) else 1.0
 
 
 def shifts(vectors: Tensor, apart: float) -> Tensor:

@@ -4,19 +4,14 @@
 
     min over x in [0, 1]:   ||h(x) - f||² / ||f||²  +  smooth · TV(x)
 
-started from the mean record, or from a decoder's answer. Where the shadow is close to the client, this
-needs no trained inverse; where it is not, the decoder's prior is missing and the answer shows it.
+started from a decoder's answer. `Committee` takes several shadows and answers with the mean of what their
+decoders draw. `SubsetSearch` tries the selections: the Ensembler's client reads P of N bodies in secret, and
+if a shadow through its own subset classifies best, the secret is found. How many of the 2^N - 1 subsets are
+tried is the budget. `QueriedInversion` asks the client, which Ensembler24 forbids (the black-box setting of
+He et al. 2019): its answers to chosen inputs train the decoder, and neither bodies nor a shadow are needed.
 
-Cost: `steps` forward and backward passes of the shadow head for all inputs.
-
-`Committee` takes several shadows and answers with the mean of what their decoders draw.
-
-`SubsetSearch` tries the selections: a shadow for every subset of bodies, and the one that classifies best is
-inverted. The Ensembler's client reads P of N bodies in secret. The server can train a shadow through any
-subset; if that through the client's own subset classifies best, the secret is found. How many of the 2^N - 1
-subsets are tried is the budget; the smallest number of bodies comes first, then the order of the indices.
-
-Cost: one shadow training for each subset, through as many bodies.
+Cost: one training of a shadow (for each subset, through as many bodies) and of a decoder; `Likelihood`
+besides `steps` forward and backward passes of the shadow head for all inputs.
 """
 
 from __future__ import annotations
@@ -30,12 +25,13 @@ from itertools import combinations, islice
 import torch
 from torch import Tensor, nn
 
-from exhume.attacks.releases import Answer, EachSent, features_of
+from exhume.attacks.releases import Answer, EachSent
 from exhume.attacks.split.shadow import (
     LEARNED,
     Reads,
     ServerSide,
     Shadow,
+    head_of,
     resolve_contrast_sign,
     server_of,
     train_shadow,
@@ -45,8 +41,6 @@ from exhume.core.contract import (
     ExhumeError,
     Key,
     Knowledge,
-    NotApplicable,
-    Outcome,
     Progress,
     Reconstruction,
     Release,
@@ -59,6 +53,7 @@ from exhume.store.shards import digest
 from exhume.train.single import Schedule, train_module
 
 _AT_ONCE = 500
+_ROUND = 20  # steps of one round at least
 _SHADOWS = Schedule(epochs=10, rate=1e-3, optimiser="adam", weight_decay=0.0)
 
 
@@ -164,11 +159,12 @@ class TrueHeadInversion:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> FittedInversion:
-        server = server_of(knowledge, "inverting the true head")
-        if "head" not in knowledge.parts:
-            raise NotApplicable("inverting the true head needs the part named head", ever=True)
-        started = time.perf_counter()
-        head = knowledge.parts["head"]
+        who = "inverting the true head"
+        server, head, started = (
+            server_of(knowledge, who),
+            head_of(knowledge, who),
+            time.perf_counter(),
+        )
         decoder, left = fit_decoder(
             head,
             server,
@@ -268,19 +264,23 @@ class FittedInversion:
     observed: dict[str, float]
     cost: Cost
 
-    @property
-    def wanted(self) -> str:
-        return f"the bodies take {self.server.features}"
-
     def run(self, releases: Release) -> Reconstruction:
+        return self.each.run(releases)
+
+    @property
+    def each(self) -> EachSent:
         shape, features = self.server.records.shape, self.server.features
-        decoded = EachSent(shape, features, self.wanted, self._answer, self.cost, self.observed)
-        return decoded.run(releases)
+        wanted = f"the bodies take {features}"
+        return EachSent(shape, features, wanted, self._answer, self.cost, self.observed)
 
     @torch.no_grad()
+    def decoded(self, values: Tensor) -> Tensor:
+        """(n, *features) to (n, *shape)."""
+        return torch.cat([self.decoder(part) for part in torch.split(values, _AT_ONCE)])
+
     def _answer(self, values: Tensor) -> Answer:
-        found = torch.cat([self.decoder(part) for part in torch.split(values, _AT_ONCE)])
-        return found[:, None], -mismatch(self.head, found, values)[:, None]
+        inputs = self.decoded(values)
+        return inputs[:, None], -mismatch(self.head, inputs, values)[:, None]
 
 
 @torch.no_grad()
@@ -308,7 +308,6 @@ class Likelihood:
     steps: int = 200
     rate: float = 0.05
     smooth: float = 0.01  # weight of the total variation
-    from_decoder: bool = True  # start at the decoder's answer; False: at the mean record
 
     def __post_init__(self) -> None:
         if self.steps < 1 or not self.rate > 0 or self.smooth < 0:
@@ -316,45 +315,24 @@ class Likelihood:
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
-    ) -> FittedLikelihood:
+    ) -> EachSent:
         inner = self.inversion.prepare(knowledge, key=key, store=store, progress=progress)
-        return FittedLikelihood(self, inner, progress)
 
+        def answer(values: Tensor) -> Answer:
+            start = inner.decoded(values)
+            inputs = search_inputs(
+                inner.head,
+                start,
+                values,
+                within=(start.new_tensor(0.0), start.new_tensor(1.0)),
+                steps=self.steps,
+                rate=self.rate,
+                smooth=self.smooth,
+                progress=partial(progress, "searching"),
+            )
+            return inputs[:, None], -mismatch(inner.head, inputs, values)[:, None]
 
-@dataclass(frozen=True, eq=False)
-class FittedLikelihood:
-    attack: Likelihood
-    inner: FittedInversion
-    progress: Progress
-
-    def run(self, releases: Release) -> Reconstruction:
-        first = self.inner.run(releases)
-        server = self.inner.server
-        values = features_of(releases, server.records.shape, server.features, self.inner.wanted)
-        if isinstance(values, Reconstruction):
-            return values
-        started = time.perf_counter()
-        start = first.candidates[:, 0]
-        if not self.attack.from_decoder:
-            start = server.records.inputs.mean(0).expand_as(start)
-        how = self.attack
-        found = search_inputs(
-            self.inner.head,
-            start,
-            values,
-            within=(start.new_tensor(0.0), start.new_tensor(1.0)),
-            steps=how.steps,
-            rate=how.rate,
-            smooth=how.smooth,
-            progress=partial(self.progress, "searching"),
-        )
-        seconds = first.cost.seconds + time.perf_counter() - started
-        return replace(
-            first,
-            candidates=found[:, None],
-            confidence=-mismatch(self.inner.head, found, values)[:, None],
-            cost=Cost(seconds, first.cost.models),
-        )
+        return replace(inner.each, answer=answer)
 
 
 def search_inputs(
@@ -414,34 +392,27 @@ class Committee:
 
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
-    ) -> FittedCommittee:
+    ) -> EachSent:
         members = []
         for index, inversion in enumerate(self.inversions):
             again = inversion in self.inversions[:index]
-            own = key.fold("member", index) if again else key
-            members.append(inversion.prepare(knowledge, key=own, store=store, progress=progress))
-        return FittedCommittee(tuple(members))
+            member_key = key.fold("member", index) if again else key
+            prepared = inversion.prepare(knowledge, key=member_key, store=store, progress=progress)
+            members.append(prepared.each)
 
+        def answer(values: Tensor) -> Answer:
+            drawn = torch.stack([member.answer(values)[0] for member in members])
+            return drawn.mean(0), -drawn.var(0).flatten(2).mean(2)
 
-@dataclass(frozen=True, eq=False)
-class FittedCommittee:
-    members: tuple[FittedInversion, ...]
-
-    def run(self, releases: Release) -> Reconstruction:
-        found = [member.run(releases) for member in self.members]
-        if found[0].status.outcome is Outcome.NOT_APPLICABLE:
-            return found[0]
-        drawn = torch.stack([one.candidates for one in found])
-        apart = drawn.var(0).flatten(2).mean(2)
+        costs = [member.cost for member in members]
         return replace(
-            found[0],
-            candidates=drawn.mean(0),
-            confidence=-apart,
-            cost=Cost(sum(f.cost.seconds for f in found), sum(f.cost.models for f in found)),
+            members[0],
+            answer=answer,
+            cost=Cost(sum(cost.seconds for cost in costs), sum(cost.models for cost in costs)),
             observed={
                 f"{name}.{index}": value
-                for index, one in enumerate(found)
-                for name, value in one.observed.items()
+                for index, member in enumerate(members)
+                for name, value in member.observed.items()
             },
         )
 
@@ -509,3 +480,56 @@ class SubsetSearch:
             observed={**fitted.observed, **observed},
             cost=Cost(time.perf_counter() - started, models=len(tried) + 1),
         )
+
+
+@dataclass(frozen=True)
+class QueriedInversion:
+    """Train a decoder on inputs of the server's own and what the client sent for them.
+
+    Sees: `Activations`, what the client sends for n inputs.
+    Assumes: records and, as their answers, what the client sends for them: queries.
+    Guarantees: nothing about the truth is used; the number of steps hardly depends on that of the queries.
+    Confidence is how near the features are to some that were asked for. Deterministic; resumable.
+    Reference: He et al. 2019 (query attack); outside Ensembler24's setting.
+    """
+
+    decoder: Decoder = Decoder()
+    steps: int = 1000
+    batch: int = 32
+    rate: float = 3e-3
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.batch) < 1 or not self.rate > 0:
+            raise ExhumeError(f"steps, batch and rate must be positive: {self}")
+
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> EachSent:
+        held, answers = knowledge.require("asking the client", "shadow", "answers")
+        inputs, features = held.inputs, tuple(answers.shape[1:])
+        if len(inputs) != len(answers) or len(inputs) < 2:
+            raise ExhumeError(f"answers: {len(answers)} to {len(inputs)} inputs; at least 2 needed")
+        started = time.perf_counter()
+        network = self.decoder.module(features, held.shape, key).to(inputs.device)
+        count = max(len(inputs), self.batch * min(_ROUND, self.steps))
+        rounds = max(1, round(self.steps * self.batch / count))
+        train_decoder(
+            network,
+            answers,
+            inputs,
+            Schedule(rounds, self.batch, self.rate, "adam", 0.0),
+            least=count,
+            known=(digest(inputs), digest(answers)),
+            key=key,
+            store=store,
+            progress=progress,
+        )
+        cost = Cost(time.perf_counter() - started, models=1)
+
+        @torch.no_grad()
+        def answer(sent: Tensor) -> Answer:
+            drawn = torch.cat([network(part) for part in torch.split(sent, _AT_ONCE)])
+            far = torch.cdist(sent.flatten(1), answers.flatten(1)).min(1).values
+            return drawn[:, None], -far[:, None]
+
+        return EachSent(held.shape, features, f"the client answered with {features}", answer, cost)

@@ -3,30 +3,27 @@
 The server knows the form of the head: a convolution, ReLU, perhaps max-pool, plus a fixed map of noise.
 
 1. Noise. After a ReLU many features are exactly zero, so that what is sent there is the noise itself, the
-   same number for different inputs. Where the smallest value seen occurs again and again, it is the noise.
-   (A white or black patch may also recur; the mean that the layer found below gives shows it.)
+   same number for different inputs. Where the smallest value seen occurs again and again, it is the noise,
+   unless the mean that the layer found below gives disagrees (a white or black patch may recur, too).
 2. Weights. On the server's own records, a layer of the same form must give features distributed as those
    seen. Windows of 3 x 3 features are compared by the sliced Wasserstein distance: for random directions p
 
        mean over p of  || sort(p · windows of layer(own records)) - sort(p · windows seen) ||²,
 
-   lowered by Adam over the weights, in coordinates in which patches of pixels are white. Several starts;
-   the distance itself, which the server can observe, says which are best. Natural images resemble their
-   negatives, so the best three and their mirror images go on with more windows, and the best of either
-   side twice more, each time with the noise that its own means leave. Of the two, that counts whose means
-   agree with the noise of 1 at more places, or which is nearer.
+   lowered by Adam over the weights, in coordinates in which patches of pixels are white. The distance itself,
+   which the server can observe, says which starts are best. Natural images resemble their negatives, so the
+   best three and their mirror images go on with more windows, and the best of either side twice more, each
+   time with the noise that its own means leave. Of the two, that counts whose means agree with the noise of 1
+   at more places, or which is nearer.
 3. A decoder of that layer, as in the paper, or its mirror image where it decodes to negatives
    (`resolve_contrast_sign`).
 
-No body and no label is used, so that a secret choice of bodies is none of its concern.
+No body and no label is used, so that a secret choice of bodies is none of its concern. Several layers are
+fitted at once. Without coordinates in which patches are white the flat directions hide the steep ones. The
+max-pool is one of 3 with stride 2; batch norm in use is part of the weights and the bias. Windows do not
+touch the border, where the padding shows.
 
 Cost: some hundred steps on some thousand windows for each start; minutes on one core. Memory: small.
-
-Several layers are fitted at once. Without coordinates in which patches are white the flat directions hide
-the steep ones. A first layer is a convolution with bias, a ReLU and perhaps a max-pool of 3 with stride 2:
-batch norm in use is part of the weights and the bias. A window of `side` x `side` features depends on a
-small square of pixels, so that thousands of windows cost less than a few images. Windows do not touch the
-border, where the padding shows.
 """
 
 from __future__ import annotations
@@ -105,13 +102,10 @@ class Lookalike:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> FittedInversion:
-        knowledge.require("a lookalike", "shadow", "features", "seen")
-        assert knowledge.shadow is not None
-        assert knowledge.features is not None
-        assert knowledge.seen is not None
-        server = ServerSide((), knowledge.shadow, knowledge.features, knowledge.seen)
+        held, features, seen = knowledge.require("a lookalike", "shadow", "features", "seen")
+        server = ServerSide((), held, features, seen)
         started = time.perf_counter()
-        layer, observed = self._layer(server, knowledge.seen, key, store, progress)
+        layer, observed = self._layer(server, seen, key, store, progress)
         noise = layer.get_buffer("noise")
         weight, bias = layer.get_buffer("weight"), layer.get_buffer("bias")
         quiet = _quiet(weight, bias, noise, pooled=layer.pooled)
@@ -125,9 +119,7 @@ class Lookalike:
             progress=progress,
         )
         whole: nn.Module = nn.Sequential(_Without(noise), decoder).eval()
-        whole, head, facing = resolve_contrast_sign(
-            whole, layer, knowledge.seen, server.records.inputs
-        )
+        whole, head, facing = resolve_contrast_sign(whole, layer, seen, held.inputs)
         observed |= {"mse_on_own_features": left, **facing}
         cost = Cost(time.perf_counter() - started, models=self.starts + 1)
         return FittedInversion(whole, head, server, observed, cost)
@@ -311,7 +303,11 @@ class LayerFit:
         made = self.windows.layer(inputs, weight.flatten(0, 1), bias.flatten())
         made = made.reshape(count, starts, channels, -1) / self.scale[:, None]
         sent = self.windows.of_features(self.seen, count, generator) / self.scale[:, None, None]
-        along = _directions(sent[0].numel(), directions, generator).to(sent.device)
+        # unit columns (size, directions), some dense, some with only a few entries
+        drawn = torch.randn(sent[0].numel(), directions, generator=generator)
+        share = 0.02 + 0.5 * torch.rand(directions, generator=generator)
+        drawn = drawn * (torch.rand(drawn.shape, generator=generator) < share)
+        along = (drawn / drawn.norm(dim=0).clamp_min(1e-12)).to(sent.device)
         wanted = (sent.flatten(1) @ along).sort(0).values
         have = (made.flatten(2) @ along).sort(0).values  # (m, s, directions)
         apart: Tensor = (have - wanted[:, None]).square().mean((0, 2))
@@ -325,15 +321,6 @@ def nearest(found: list[Tensor], apart: Tensor, count: int) -> list[Tensor]:
 def mirrored(found: list[Tensor]) -> list[Tensor]:
     """Layers that see the negatives, 2·mean - patch, as these see the patches."""
     return [-found[0], found[1]]
-
-
-def _directions(size: int, count: int, generator: torch.Generator) -> Tensor:
-    """(size, count) unit columns, some dense, some with only a few entries."""
-    drawn = torch.randn(size, count, generator=generator)
-    share = 0.02 + 0.5 * torch.rand(count, generator=generator)
-    drawn = drawn * (torch.rand(size, count, generator=generator) < share)
-    along: Tensor = drawn / drawn.norm(dim=0).clamp_min(1e-12)
-    return along
 
 
 class ClientLayer(nn.Module):
@@ -410,8 +397,8 @@ class Windows:
     def of_images(self, images: Tensor, count: int, generator: torch.Generator) -> Tensor:
         """(count, c, pixels, pixels): windows of images (n, c, h, w) drawn at random."""
         sizes = [size // self._stride for size in images.shape[2:]]
-        which, down, across = self._draw(len(images), sizes, count, generator)
-        down, across = (self._stride * at - self._before for at in (down, across))
+        which, *corner = self._draw(len(images), sizes, count, generator)
+        down, across = (self._stride * at - self._before for at in corner)
         return _windows(images, which, down, across, self.pixels)
 
     def of_features(self, features: Tensor, count: int, generator: torch.Generator) -> Tensor:

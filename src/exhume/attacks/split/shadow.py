@@ -3,24 +3,20 @@
 The server knows its bodies' weights and has records like the client's. It trains a head and a tail of its
 own around the frozen bodies until that pipeline classifies: the bodies force its head towards the
 client's. Which bodies count is the question of the defence; `Reads` says what the server assumes.
-With `match`, the shadow's features must also have the moments of those that the client has sent (ours).
 
-Cost: one training of a small head and tail, through the bodies that it reads.
+With `match` (ours), the shadow's features must also have the moments of those that the client has sent, which
+a server keeps: the mean at every place, and the covariances of channels between neighbouring places.
 
-What a server can learn of a client's head by looking on are moments of its features. A server keeps what it
-is sent. The mean of the features at every place, and the covariances of their channels between neighbouring
-places, say much about the head that makes them; the records of the server's own, sent through a shadow of
-that head, should have the same ones.
-
-Pictures and their negatives are told apart by the server's own records. A head that was only guessed may be
-right up to a sign: natural images resemble their negatives, so a lookalike's features can be distributed as
-the client's are, and all that it decodes comes back with dark and bright exchanged. Anyone who looks at it
-sees that. So does a machine, with many pictures at once: along the principal directions of the server's own
-records, the decoded ones or their mirror images
+Natural images resemble their negatives, so a head that was only guessed may be right up to a sign, and all
+that is decoded comes back with dark and bright exchanged. Anyone who looks at it sees that. So does a
+machine, with many pictures at once: along the principal directions of the server's own records, the decoded
+ones or their mirror images
 
     x' = 2·mean(own) - x,      the mean of a channel over all places
 
 are nearer in distribution (skies are above and bright; few coordinates of natural images are symmetric).
+
+Cost: one training of a small head and tail, through the bodies that it reads.
 """
 
 from __future__ import annotations
@@ -96,11 +92,17 @@ def server_of(knowledge: Knowledge, who: str) -> ServerSide:
     lacking = [*knowledge.lacking("shadow", "features"), *([] if bodies else ["parts"])]
     if lacking:
         raise NotApplicable(f"{who} needs to know: {', '.join(lacking)}", ever=True)
-    assert knowledge.shadow is not None
-    assert knowledge.features is not None
+    held, features = knowledge.require(who, "shadow", "features")
     fresh = knowledge.parts.get("fresh")
     sigma = fresh.sigma if isinstance(fresh, FreshNoise) else 0.0
-    return ServerSide(tuple(bodies), knowledge.shadow, knowledge.features, knowledge.seen, sigma)
+    return ServerSide(tuple(bodies), held, features, knowledge.seen, sigma)
+
+
+def head_of(knowledge: Knowledge, who: str) -> nn.Module:
+    """The client's own head, where it is known."""
+    if "head" not in knowledge.parts:
+        raise NotApplicable(f"{who} needs the part named head", ever=True)
+    return knowledge.parts["head"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,10 +145,16 @@ def train_shadow(
     aside = max(1, round(_JUDGED * len(order)))
     judged, used = server.records[order[:aside]], server.records[order[aside:]]
 
-    wanted = _wanted(server, match)
+    wanted = list[Tensor]()
+    if match:
+        if server.seen is None:
+            raise NotApplicable("matching moments needs to know: seen", ever=True)
+        wanted = moments(server.seen)
 
     def answer(features: Tensor) -> Tensor:
-        return _joined(bodies, tail, torch.softmax(choice, 0), features)
+        weighed = zip(torch.softmax(choice, 0), bodies, strict=True)
+        logits: Tensor = tail(torch.cat([w * body(features).flatten(1) for w, body in weighed], 1))
+        return logits
 
     def loss(rows: Tensor, generator: torch.Generator) -> Tensor:
         features = server.noisy(made(used.inputs[rows]), generator)
@@ -179,22 +187,6 @@ def train_shadow(
     return Shadow(made, float(torch.cat(right).double().mean()), weights)
 
 
-def _wanted(server: ServerSide, match: float) -> list[Tensor]:
-    if not match:
-        return []
-    if server.seen is None:
-        raise NotApplicable("matching moments needs to know: seen", ever=True)
-    return moments(server.seen)
-
-
-def _joined(
-    bodies: Sequence[nn.Module], tail: nn.Module, weights: Tensor, features: Tensor
-) -> Tensor:
-    answers = [w * body(features).flatten(1) for w, body in zip(weights, bodies, strict=True)]
-    logits: Tensor = tail(torch.cat(answers, 1))
-    return logits
-
-
 def _tail(bodies: Sequence[nn.Module], server: ServerSide, key: Key) -> nn.Module:
     device = server.records.inputs.device
     try:
@@ -207,9 +199,8 @@ def _tail(bodies: Sequence[nn.Module], server: ServerSide, key: Key) -> nn.Modul
             f"parts: a body cannot take features of shape {server.features}, so it belongs to another "
             f"network or split ({first})"
         ) from error
-    size = sum(answer.shape[1] for answer in answers)
-    tail = he_normal(lambda: nn.Linear(size, len(server.records.classes)), key.fold("tail"))
-    return tail.to(device)
+    size, classes = sum(answer.shape[1] for answer in answers), len(server.records.classes)
+    return he_normal(lambda: nn.Linear(size, classes), key.fold("tail")).to(device)
 
 
 def moments(features: Tensor) -> list[Tensor]:

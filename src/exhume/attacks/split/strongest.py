@@ -12,10 +12,9 @@ aside and judges four ways back, which share the rest:
 - `decoder`: a trained network, where one can be built for these shapes.
 
 The way that names most of the judged records among all held ones is taken; where several name as many, the
-one with the smallest squared error. Nothing about the truth is used.
-
-Texts (`StrongestReading`): words by the nearest vector and word after word (see token_search.py), and a ridge
-from all features of a text to the words at each of its places, alone or as the beginning of that search.
+one with the smallest squared error. Texts (`StrongestReading`): words by the nearest vector and word after
+word (token_search.py), a ridge from all features of a text to the words at each of its places, or both in
+turn.
 
 Cost: n^3 for the n held records in the ridge, one pass of the head for each number of an input, `steps`
 forward and backward passes for each judged record and each input from both beginnings, and one decoder.
@@ -35,19 +34,9 @@ from torch import Tensor, nn
 from exhume.attacks.informed.ridge import Ridge, fit_ridge
 from exhume.attacks.releases import Answer, EachSent
 from exhume.attacks.split.inversion import TrueHeadInversion, mismatch, search_inputs
-from exhume.attacks.split.shadow import ServerSide, server_of
+from exhume.attacks.split.shadow import ServerSide, head_of, server_of
 from exhume.attacks.split.token_search import KnownHead
-from exhume.core.contract import (
-    Cost,
-    ExhumeError,
-    Key,
-    Knowledge,
-    NotApplicable,
-    Progress,
-    Records,
-    Store,
-    silent,
-)
+from exhume.core.contract import Cost, ExhumeError, Key, Knowledge, Progress, Records, Store, silent
 from exhume.models.split.inverter import Decoder
 from exhume.train.single import Schedule
 
@@ -97,52 +86,39 @@ class StrongestInversion:
     ) -> EachSent:
         started = time.perf_counter()
         who = "inverting a known head"
-        server, head = server_of(knowledge, who), _head_of(knowledge, who)
+        server, head = server_of(knowledge, who), head_of(knowledge, who)
         judged, used = _set_aside(server.records, key, self.judged_of(len(server.records)))
         pairs = _Pairs(head, replace(server, records=used), key)
         ways: dict[str, Way] = {"ridge": _ridge(pairs)}
         table = _table(pairs, ways["ridge"])
         if table is not None:
             ways["table"] = table
-        if _has_gradient(pairs):
+        inputs = pairs.inputs[:2].clone().requires_grad_()
+        with torch.enable_grad():
+            sent = pairs.head(inputs)
+            slope = None  # whether features change with inputs in a way that a search can follow
+            if sent.requires_grad:
+                (slope,) = torch.autograd.grad(sent.square().sum(), inputs, allow_unused=True)
+        if slope is not None and bool(torch.isfinite(slope).all()) and bool(slope.any()):
             ways["search"] = _Search(self, pairs, ways["ridge"], progress)
-        decoder = self._decoder(knowledge, used, key, store, progress)
-        if decoder is not None:
-            ways["decoder"] = decoder
+        try:  # a network of ours need not go from these features to these records
+            self.decoder.module(server.features, used.shape, key)
+        except ExhumeError:
+            pass
+        else:
+            trained = TrueHeadInversion(self.decoder, self.decoder_schedule).prepare(
+                replace(knowledge, shadow=used), key=key, store=store, progress=progress
+            )
+            ways["decoder"] = trained.decoded
         best, observed = _best_of(ways, pairs, judged)
 
         def answer(values: Tensor) -> Answer:
             found = best(values).to(values.dtype)
             return found[:, None], -mismatch(head, found, values)[:, None]
 
-        cost = Cost(time.perf_counter() - started, models=int(decoder is not None))
+        cost = Cost(time.perf_counter() - started, models=int("decoder" in ways))
         wanted = f"the bodies take {server.features}"
         return EachSent(server.records.shape, server.features, wanted, answer, cost, observed)
-
-    def _decoder(
-        self, knowledge: Knowledge, used: Records, key: Key, store: Store, progress: Progress
-    ) -> Way | None:
-        """None: no network of ours goes from these features to these records."""
-        assert knowledge.features is not None  # a server has them
-        try:
-            self.decoder.module(knowledge.features, used.shape, key)
-        except ExhumeError:
-            return None
-        trained = TrueHeadInversion(self.decoder, self.decoder_schedule).prepare(
-            replace(knowledge, shadow=used), key=key, store=store, progress=progress
-        )
-
-        @torch.no_grad()
-        def decode(values: Tensor) -> Tensor:
-            return torch.cat([trained.decoder(part) for part in torch.split(values, _AT_ONCE)])
-
-        return decode
-
-
-def _head_of(knowledge: Knowledge, who: str) -> nn.Module:
-    if "head" not in knowledge.parts:
-        raise NotApplicable(f"{who} needs the part named head", ever=True)
-    return knowledge.parts["head"]
 
 
 def _set_aside(records: Records, key: Key, count: int) -> tuple[Records, Records]:
@@ -211,9 +187,7 @@ def _ridge(pairs: _Pairs) -> Way:
         return float((held_out + mean - truth).square().mean())
 
     features = pairs.sent(inputs, "ridge").flatten(1)
-    if bool(
-        (features == features[:1]).all()
-    ):  # nothing is sent, so that nothing tells records apart
+    if bool((features == features[:1]).all()):  # nothing tells records apart
         middle = mean.to(inputs.dtype).view(1, *inputs.shape[1:])
         return lambda values: middle.expand(len(values), *inputs.shape[1:]).clone()
     fitted = _Linear.fit(features, truth - mean, error)
@@ -225,9 +199,6 @@ def _ridge(pairs: _Pairs) -> Way:
     return answer
 
 
-# A number at a time
-
-
 @torch.no_grad()
 def _table(pairs: _Pairs, otherwise: Way) -> Way | None:
     """Levels looked up number by number; None: no feature depends on a single number.
@@ -235,7 +206,10 @@ def _table(pairs: _Pairs, otherwise: Way) -> Way | None:
     otherwise: for numbers on which no feature depends alone.
     """
     inputs = pairs.inputs
-    levels = _levels_of(inputs)
+    levels = torch.unique(inputs)  # values that numbers take, or evenly between the extremes
+    if len(levels) > _LEVELS:
+        ends = float(levels[0]), float(levels[-1])
+        levels = torch.linspace(*ends, _LEVELS, device=inputs.device)
     shape, numbers = inputs.shape[1:], inputs[0].numel()
     if numbers > _MOST_NUMBERS or len(levels) < 2 or len(inputs) < 2:
         return None
@@ -260,14 +234,6 @@ def _table(pairs: _Pairs, otherwise: Way) -> Way | None:
     return answer
 
 
-def _levels_of(inputs: Tensor) -> Tensor:
-    """(v,) values that numbers take; evenly between the extremes where these are many."""
-    values: Tensor = torch.unique(inputs)
-    if len(values) <= _LEVELS:
-        return values
-    return torch.linspace(float(values[0]), float(values[-1]), _LEVELS, device=inputs.device)
-
-
 def _owners(head: nn.Module, inputs: Tensor, levels: Tensor) -> Tensor:
     """(f,) the number of the input on which a feature alone depends; -1: on none or on several."""
     numbers, shape = inputs[0].numel(), inputs.shape[1:]
@@ -289,20 +255,6 @@ def _owners(head: nn.Module, inputs: Tensor, levels: Tensor) -> Tensor:
     return torch.where(count == 1, owner, -1)
 
 
-# By gradient
-
-
-def _has_gradient(pairs: _Pairs) -> bool:
-    """Whether features change with inputs in a way that a search can follow."""
-    inputs = pairs.inputs[:2].clone().requires_grad_()
-    with torch.enable_grad():
-        sent = pairs.head(inputs)
-        if not sent.requires_grad:
-            return False
-        (slope,) = torch.autograd.grad(sent.square().sum(), inputs, allow_unused=True)
-    return slope is not None and bool(torch.isfinite(slope).all()) and bool(slope.any())
-
-
 @dataclass(frozen=True, eq=False)
 class _Search:
     attack: StrongestInversion
@@ -312,39 +264,22 @@ class _Search:
 
     def __call__(self, values: Tensor) -> Tensor:
         mean = self.pairs.inputs.mean(0).expand(len(values), *self.pairs.inputs.shape[1:])
-        best, apart = None, None
-        for start in (self.begin(values), mean):
-            found = torch.cat(
-                [
-                    self._from(x, f)
-                    for x, f in zip(
-                        torch.split(start, _AT_ONCE), torch.split(values, _AT_ONCE), strict=True
-                    )
-                ]
-            )
-            left = mismatch(self.pairs.head, found, values)
-            if best is None or apart is None:
-                best, apart = found, left
-                continue
-            nearer = (left < apart).view(-1, *[1] * (found.ndim - 1))
-            best, apart = torch.where(nearer, found, best), torch.minimum(left, apart)
-        assert best is not None  # there are two starts
-        return best
+        first, second = (self._from(start, values) for start in (self.begin(values), mean))
+        left, other = (mismatch(self.pairs.head, inputs, values) for inputs in (first, second))
+        return torch.where((other < left).view(-1, *[1] * (first.ndim - 1)), second, first)
 
     def _from(self, start: Tensor, values: Tensor) -> Tensor:
-        return search_inputs(
+        search = partial(
+            search_inputs,
             self.pairs.head,
-            start,
-            values,
             within=self.pairs.range,
             steps=self.attack.steps,
             rate=self.attack.rate,
             smooth=self.attack.smooth,
             progress=partial(self.progress, "searching through the head"),
         )
-
-
-# Judged on held pairs
+        parts = zip(torch.split(start, _AT_ONCE), torch.split(values, _AT_ONCE), strict=True)
+        return torch.cat([search(begin, sent) for begin, sent in parts])
 
 
 def _best_of(ways: dict[str, Way], pairs: _Pairs, judged: Records) -> tuple[Way, dict[str, float]]:
@@ -354,23 +289,15 @@ def _best_of(ways: dict[str, Way], pairs: _Pairs, judged: Records) -> tuple[Way,
     others = pairs.server.records.inputs.flatten(1).double()
     observed, ranking = dict[str, float](), list[tuple[float, float, str]]()
     for name, way in ways.items():
-        found = way(sent).flatten(1).double()
-        share = _named(found, truth, others)
-        observed[f"named_by_{name}"] = share
-        ranking.append((share, -float((found - truth).square().mean()), name))
+        inputs = way(sent).flatten(1).double()
+        # named: strictly nearest to its own record, among all that are held
+        own = (inputs - truth).square().sum(1)
+        among = torch.cdist(inputs, truth).square()
+        among.fill_diagonal_(torch.inf)
+        rivals = torch.cat([among, torch.cdist(inputs, others).square()], 1).amin(1)
+        observed[f"named_by_{name}"] = share = float((own < rivals).double().mean())
+        ranking.append((share, -float((inputs - truth).square().mean()), name))
     return ways[max(ranking)[2]], observed
-
-
-def _named(found: Tensor, truth: Tensor, others: Tensor) -> float:
-    """Share of answers that are strictly nearest to their own record, among all that are held."""
-    own = (found - truth).square().sum(1)
-    among = torch.cdist(found, truth).square()
-    among.fill_diagonal_(torch.inf)
-    rivals = torch.cat([among, torch.cdist(found, others).square()], 1).amin(1)
-    return float((own < rivals).double().mean())
-
-
-# Texts
 
 
 @dataclass(frozen=True)
@@ -395,24 +322,17 @@ class StrongestReading:
     ) -> EachSent:
         started = time.perf_counter()
         who = "reading texts off a known head"
-        knowledge.require(who, "shadow", "features")
-        head = _head_of(knowledge, who)
-        assert knowledge.shadow is not None
-        assert knowledge.features is not None
-        held = knowledge.shadow
+        held, features = knowledge.require(who, "shadow", "features")
+        head = head_of(knowledge, who)
         judged, used = _set_aside(held, key, self.judged_of(len(held)))
         lookup = self.reading.prepare(
             replace(knowledge, shadow=used), key=key, store=store, progress=progress
         )
         ridge = _WordRidge.fit(head, used, self.reading.vocabulary)
-
-        def both(values: Tensor) -> Tensor:
-            return lookup.read(values, ridge.options(values, self.reading.options))
-
         ways: dict[str, Way] = {
             "look_up": lookup.read,
             "ridge": lambda values: ridge.options(values, 1)[:, :, 0],
-            "both": both,
+            "both": lambda sent: lookup.read(sent, ridge.options(sent, self.reading.options)),
         }
         best, observed = _best_reading(ways, head, judged)
 
@@ -421,8 +341,7 @@ class StrongestReading:
             return found[:, None], -lookup.mismatch(found, values)[:, None].double()
 
         cost = Cost(time.perf_counter() - started)
-        shape, features = held.shape, knowledge.features
-        return EachSent(shape, features, f"{features} expected", answer, cost, observed)
+        return EachSent(held.shape, features, f"{features} expected", answer, cost, observed)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exhume.attacks.releases import Answer, EachSent
-from exhume.attacks.split.shadow import server_of, train_shadow
+from exhume.attacks.split.shadow import head_of, server_of, train_shadow
 from exhume.core.contract import (
     Cost,
     ExhumeError,
@@ -70,15 +70,10 @@ class KnownHead:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> HeadReading:
-        knowledge.require("reading texts off a known head", "shadow", "features")
-        head = knowledge.parts.get("head")
-        if head is None:
-            raise NotApplicable(
-                "reading texts off a known head needs the part named head", ever=True
-            )
-        assert knowledge.shadow is not None
-        assert knowledge.features is not None
-        return HeadReading(self, head, knowledge.shadow, knowledge.features, {}, Cost(), progress)
+        who = "reading texts off a known head"
+        held, features = knowledge.require(who, "shadow", "features")
+        head = head_of(knowledge, who)
+        return HeadReading(self, head, held, features, {}, Cost(), progress)
 
 
 @dataclass(frozen=True)
@@ -151,8 +146,15 @@ class HeadReading:
     def read(self, sent: Tensor, options: Tensor | None = None) -> Tensor:
         """(n, *features) to tokens (n, l). options: (n, l, o) words to try, best first; None: by the head."""
         if options is None:
-            near = sent.ndim == 3
-            options = self._nearest(sent) if near else self._usual(len(sent), sent.device)
+            if sent.ndim == 3:
+                options = self._nearest(sent)
+            else:  # the most frequent words of each place in the server's own texts
+                rows = []
+                for column in self.held.inputs.long().T:
+                    often = torch.bincount(column, minlength=self.how.vocabulary)
+                    top = often.topk(min(self.how.options, len(often)))
+                    rows.append(torch.where(top.values > 0, top.indices, top.indices[0]))
+                options = torch.stack(rows).to(sent.device).expand(len(sent), -1, -1)
         found = options[:, :, 0].clone()
         for sweep in range(self.how.sweeps):
             self.progress("reading texts", sweep, self.how.sweeps)
@@ -190,15 +192,6 @@ class HeadReading:
             both = torch.cat([far[:, place], best], 1).argsort(dim=1, stable=True)
             said.append(torch.cat([words[:, place], own[at, place]], 1).gather(1, both)[:, :keep])
         return torch.stack(said, 1)
-
-    def _usual(self, count: int, device: torch.device) -> Tensor:
-        """(n, l, o) the most frequent words of each place in the server's own texts."""
-        rows = []
-        for column in self.held.inputs.long().T:
-            often = torch.bincount(column, minlength=self.how.vocabulary)
-            top = often.topk(min(self.how.options, len(often)))
-            rows.append(torch.where(top.values > 0, top.indices, top.indices[0]))
-        return torch.stack(rows).to(device).expand(count, -1, -1)
 
     def _swept(self, tokens: Tensor, sent: Tensor, options: Tensor) -> Tensor:
         """Every place once, the others as they are."""
@@ -246,14 +239,13 @@ class ShadowTranslation:
     def prepare(
         self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
     ) -> FittedTranslation:
-        knowledge.require("a shadow of the embeddings", "shadow", "answers", "parts")
-        assert knowledge.shadow is not None
-        assert knowledge.answers is not None
-        body = knowledge.parts.get("body0")
+        held, target, parts = knowledge.require(
+            "a shadow of the embeddings", "shadow", "answers", "parts"
+        )
+        body, source = parts.get("body0"), held.inputs
         if not isinstance(body, TranslatorBody):
             raise NotApplicable("parts: body0 is not the body of a translator", ever=False)
         started = time.perf_counter()
-        source, target = knowledge.shadow.inputs, knowledge.answers
         aside = max(1, round(_ASIDE * len(source)))
         words = self.network.words(key.fold("shadow")).to(source.device)
         train_translator(

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from exhume.attacks.margin.descent import SearchDescent
 from exhume.attacks.margin.feature_span import FeatureSpan
-from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.attacks.margin.hidden_span import HiddenSpan
+from exhume.attacks.margin.hidden_span import HiddenSpan, Strongest
 from exhume.attacks.margin.reading import FeaturePremises, Premises, feature_premises, premises_of
-from exhume.attacks.margin.strongest import Strongest
+from exhume.attacks.margin.stationarity import FirstLayer
 from exhume.auditing.kinds.checkpoint_conditions import (
     Fit,
     conditions_of,

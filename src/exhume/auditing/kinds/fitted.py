@@ -24,8 +24,7 @@ from scipy.stats import binom
 from torch import Tensor
 
 from exhume.attacks.baseline import MeanRecord
-from exhume.attacks.informed.glm import GlmClosedForm
-from exhume.attacks.informed.linear import LinearClosedForm
+from exhume.attacks.informed.glm import GlmClosedForm, LinearClosedForm
 from exhume.auditing.case import Answer, Case, Inputs, Kind, Load, Question, Row, Scored, Seats
 from exhume.auditing.plan import seconds_of
 from exhume.core.contract import (

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.gradient.matching import GradientMatching
-from exhume.attacks.gradient.two_last import decode
+from exhume.attacks.gradient.span import decode
 from exhume.auditing.case import (
     RUNG_TARGETS,
     Answer,

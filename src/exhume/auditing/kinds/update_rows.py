@@ -18,14 +18,13 @@ from torch import Tensor
 from exhume.attacks.gradient.analytic import BiasRatio
 from exhume.attacks.gradient.features import FeatureDecoding
 from exhume.attacks.gradient.gates import GateAttack
-from exhume.attacks.gradient.language import LanguageAttack
+from exhume.attacks.gradient.language import LanguageAttack, TokenBag
 from exhume.attacks.gradient.local_steps import LocalStepsAttack
 from exhume.attacks.gradient.matching import GradientMatching
 from exhume.attacks.gradient.patches import PatchAttack
 from exhume.attacks.gradient.span import SpanAttack
 from exhume.attacks.gradient.tensor import TensorAttack
 from exhume.attacks.gradient.text import TextAttack, WordRows
-from exhume.attacks.gradient.token_bag import TokenBag
 from exhume.auditing.attack import confidences, pooled
 from exhume.auditing.augmented import compare_with_named
 from exhume.auditing.case import Answer, Row

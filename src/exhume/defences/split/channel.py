@@ -72,13 +72,7 @@ class Channel:
         return self._trained(job, None, key=key, store=store, progress=progress)
 
     def fine_tune(
-        self,
-        job: SplitJob,
-        trained: Split,
-        *,
-        key: Key,
-        store: Store,
-        progress: Progress = silent,
+        self, job: SplitJob, trained: Split, *, key: Key, store: Store, progress: Progress = silent
     ) -> Pipeline:
         """Put a channel into a network that was trained without one, and train all of it further."""
         if not self.sigma:

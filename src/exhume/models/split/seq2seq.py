@@ -70,6 +70,9 @@ class TranslatorWords(nn.Module):
             self.target = nn.Embedding(net.target, net.width)
             self.name = nn.Linear(net.width, net.target)
 
+    def forward(self, sentences: Tensor) -> Tensor:
+        return self.send(sentences)
+
     def send(self, sentences: Tensor, noise: Tensor | None = None) -> Tensor:
         """(n, l) tokens of the first language to features (n, l, e), with noise (l, e) or (n, l, e)."""
         return _placed(self.source, sentences, noise)

@@ -7,16 +7,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import fmean
 
 import torch
 from torch import Tensor
 
 from exhume.attacks.gradient.matching import GradientMatching
-from exhume.attacks.gradient.span import SpanAttack
+from exhume.attacks.gradient.span import SpanAttack, decode, features_below
 from exhume.attacks.gradient.tensor import TensorAttack
-from exhume.attacks.gradient.two_last import decode, features_below
 from exhume.core.contract import Attack, Gradient, Key, Knowledge, Records, ReleaseDefence
 from exhume.core.results import Chart, Point
 from exhume.defences.release import ClipRelease, NoiseRelease, PruneRelease, QuantiseRelease
@@ -377,7 +375,7 @@ def _one_depth(run: Run[_DeepSetting], depth: int) -> dict[str, float]:
     at = attack.query(network, key.fold("depth", depth))
     release, secret = release_batches(network, at, batches)
     found = mounted(attack, Knowledge(architecture=network), release, key)
-    scores = score_batches(secret, found, through=partial(features_below, network, at))
+    scores = score_batches(secret, found, through=features_below(network, at))
     decoded = decode(network, at, found.candidates.flatten(0, 1), key.fold("decode"))
     shaped = decoded.reshape(*found.candidates.shape[:2], *batches.shape)
     behind = score_batches(secret, replace(found, candidates=shaped.to(batches.inputs.dtype)))

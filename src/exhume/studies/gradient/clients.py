@@ -28,10 +28,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import exhume
-from exhume.attacks.gradient.matching import GradientMatching, total_variation
+from exhume.attacks.gradient.matching import GradientMatching
 from exhume.auditing import Audit
 from exhume.core.contract import Gradient, Key, Outcome, Reconstruction, Records, Status
 from exhume.core.own_code import seeded_globals
+from exhume.core.records import total_variation
 from exhume.models.ordinary import LanguageTransformer, ResNet, fully_connected
 from exhume.models.own import ModuleArchitecture
 from exhume.readers.updates import Recording
@@ -329,7 +330,7 @@ def _inverted(
         loss = F.cross_entropy(outputs, labels)
         slopes = torch.autograd.grad(loss, list(parameters.values()), create_graph=True)
         made = torch.cat([slope.flatten() for slope in slopes])
-        cost = 1 - made @ sent / made.norm() + _VARIATION * total_variation(x)
+        cost = 1 - made @ sent / made.norm() + _VARIATION * total_variation(x).mean()
         x.grad = torch.autograd.grad(cost, x)[0].sign()
         adam.step()
         with torch.no_grad():

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exhume.attacks.gradient.decompose import METHODS, have_tensorly
 from exhume.attacks.gradient.span import SpanAttack
 from exhume.attacks.gradient.tensor import DrawnRows, TensorAttack, blocks
 from exhume.core.contract import Attack, Key, Reconstruction, Records, Status
@@ -84,8 +83,8 @@ _SCALES: dict[Scale, _Setting] = {
 def _run(run: Run[_Setting]) -> Outcome:
     """Wang23's theorem, measured: the tensor method's error against the number of neurons and of inputs.
 
-    dL/da alone, synthetic unit vectors, every point kept; images, whose records are far from orthogonal,
-    and the ways of decomposing the moment are reported beside it. An odd activation with one output
+    dL/da alone, synthetic unit vectors, every point kept; images, whose records are far from orthogonal, are
+    reported beside it. An odd activation with one output
     leaves the sign open ((x, y) and (-x, 1 - y) have the same gradient), so tanh is scored up to sign.
     """
     setting, seeds = run.setting, range(run.setting.seeds)
@@ -101,8 +100,6 @@ def _run(run: Run[_Setting]) -> Outcome:
         metrics |= _slopes(name, setting, rows, run.key.fold("bootstrap"))
     images = {f"images.{each.source}.m{each.width}": each for each in setting.images}
     metrics |= flattened(run.arms("images", _images, images))
-    there = [method for method in METHODS if method != "cp" or have_tensorly()]
-    metrics |= flattened(run.arms("decompositions", _method, {f"method.{m}": m for m in there}))
     return Outcome(
         metrics,
         said={
@@ -126,12 +123,10 @@ def _both(records: Records, m: int, key: Key) -> _Row:
     return {f"{number}.{name}": rows[name][number] for name in rows for number in rows[name]}
 
 
-def _one(
-    name: str, records: Records, m: int, at: Tensor, key: Key, *, method: str = "joint"
-) -> _Row:
+def _one(name: str, records: Records, m: int, at: Tensor, key: Key) -> _Row:
     """Mean error of a batch, whether its size was found, and the attack's seconds."""
     batch = records.labels.shape[1]
-    attack = TensorAttack(nonnegative=False, largest=2 * batch, method=method)
+    attack = TensorAttack(nonnegative=False, largest=2 * batch)
     network = TwoLayer(records.shape, m, 1, name)
     seen, _ = release_batches(network, at, records)
     # the first layer's gradient is not part of this threat model
@@ -176,20 +171,6 @@ def _images(run: Run[_Setting], images: _Images) -> dict[str, float]:
     records = even_odd_batches(run.records(images.source), images.batches, size, key)
     rows = [_both(records[i : i + 1], m, run.key.fold("images", i)) for i in range(images.batches)]
     return mean_of(rows) | {"expected": math.sqrt(math.prod(records.shape) / m)}
-
-
-def _method(run: Run[_Setting], method: str) -> dict[str, float]:
-    """One decomposition on the same gradients as the others."""
-    setting, m, found = run.setting, run.setting.widths[0] * 2, dict[str, float]()
-    for batch, name in product((setting.batch, 2 * setting.batch), _ORDERS):
-        rows = []
-        for key in (run.key.fold("methods", i) for i in range(2)):
-            records = unit_vectors(setting.inputs[0], batch, key)
-            at = TensorAttack().query(TwoLayer(records.shape, m), key)
-            rows.append(_one(name, records, m, at, key, method=method))
-        mean = mean_of(rows)
-        found |= {f"{name}.b{batch}.{number}": mean[number] for number in ("error", "seconds")}
-    return found
 
 
 STUDY = Study("gradient-tensor", _SCALES, _run)

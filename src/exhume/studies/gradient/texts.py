@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from exhume import readers
-from exhume.attacks.gradient.language import LanguageAttack
+from exhume.attacks.gradient.language import LanguageAttack, TokenBag
 from exhume.attacks.gradient.text import TextAttack
-from exhume.attacks.gradient.token_bag import TokenBag
 from exhume.core.contract import Attack, Key, Knowledge, Reconstruction, Records
 from exhume.core.own_code import seeded_globals
 from exhume.models.ordinary import LanguageTransformer

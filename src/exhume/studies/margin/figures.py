@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.margin.descent import SearchDescent
-from exhume.attacks.margin.eq6 import Equation6
-from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.attacks.margin.hidden_span import HiddenSpan
-from exhume.attacks.margin.strongest import Strongest
+from exhume.attacks.margin.hidden_span import HiddenSpan, Strongest
+from exhume.attacks.margin.stationarity import Equation6, FirstLayer
 from exhume.core.contract import Key, Records
 from exhume.core.results import Chart, Findings
 from exhume.models.mlp import HomogeneousMLP

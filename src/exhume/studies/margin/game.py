@@ -17,11 +17,9 @@ import torch
 from torch import Tensor
 
 from exhume.attacks.margin.descent import SearchDescent
-from exhume.attacks.margin.eq6 import Equation6
-from exhume.attacks.margin.first_layer import FirstLayer
-from exhume.attacks.margin.hidden_span import HiddenSpan
+from exhume.attacks.margin.hidden_span import HiddenSpan, Strongest
 from exhume.attacks.margin.restarts import Restarts
-from exhume.attacks.margin.strongest import Strongest
+from exhume.attacks.margin.stationarity import Equation6, FirstLayer
 from exhume.auditing import margin_findings
 from exhume.choices import device_named
 from exhume.core.contract import Attack, Key, Knowledge, Reconstruction, Records

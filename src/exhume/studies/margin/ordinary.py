@@ -15,9 +15,8 @@ from torch import Tensor
 
 from exhume.attacks.margin.descent import SearchDescent
 from exhume.attacks.margin.feature_span import FeatureSpan
-from exhume.attacks.margin.hidden_span import HiddenSpan
+from exhume.attacks.margin.hidden_span import HiddenSpan, Strongest, met
 from exhume.attacks.margin.restarts import distinct
-from exhume.attacks.margin.strongest import Strongest, met
 from exhume.auditing import margin_findings
 from exhume.auditing.kinds.checkpoint_findings import vector_findings
 from exhume.auditing.kinds.checkpoint_records import Pictures, ScoringRecords

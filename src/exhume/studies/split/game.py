@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exhume import readers
-from exhume.attacks.split.inversion import ShadowInversion, TrueHeadInversion
-from exhume.attacks.split.queried import QueriedInversion
+from exhume.attacks.split.inversion import QueriedInversion, ShadowInversion, TrueHeadInversion
 from exhume.core.contract import Attack, Key, Knowledge, Records
 from exhume.defences.split.ensembler import Ensembler, likeness
 from exhume.models.split.inverter import Decoder, ShadowHead

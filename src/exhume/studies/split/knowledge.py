@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from exhume.attacks.split.inversion import ShadowInversion
-from exhume.attacks.split.queried import QueriedInversion
+from exhume.attacks.split.inversion import QueriedInversion, ShadowInversion
 from exhume.core.contract import Attack, Key, Records
 from exhume.core.results import Chart, Point
 from exhume.defences.split.single import Noise

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from exhume import readers
-from exhume.attacks.split.cipher import KnownTable, SubstitutionCipher
-from exhume.attacks.split.token_search import FittedTranslation, ShadowTranslation
+from exhume.attacks.split.cipher import SubstitutionCipher
+from exhume.attacks.split.token_search import FittedTranslation, KnownHead, ShadowTranslation
 from exhume.core.contract import Attack, Key, Prepared, Reconstruction
 from exhume.core.results import Chart, Point
 from exhume.models.split.seq2seq import (
@@ -144,7 +144,7 @@ class _Game:
             self.held.target,
             earlier=self.earlier.source[:seen],
             noise=noises[1],
-            with_table=isinstance(attack, KnownTable),
+            with_table=isinstance(attack, KnownHead),
         )
         working = self.run.part(name).working(self.key.fold("attack", name))
         prepared = attack.prepare(knowledge, **working)
@@ -192,7 +192,7 @@ def _run(run: Run[_Setting]) -> Outcome:
         "decoder_on_client": of_shadow,
         "frequency": game.meet(replace(attack, rounds=0), "frequency")[-1],
         "cipher": of_cipher,
-        "known_table": game.meet(KnownTable(), "known table")[-1],
+        "known_table": game.meet(KnownHead(game.net.source), "known table")[-1],
     }
     for few in setting.fewer:
         name = f"cipher_seen_{few}"

@@ -22,8 +22,7 @@ from planted_language import (
 )
 from torch import nn
 
-from exhume.attacks.gradient.language import LanguageAttack
-from exhume.attacks.gradient.token_bag import TokenBag
+from exhume.attacks.gradient.language import LanguageAttack, TokenBag
 from exhume.attacks.gradient.traces import as_trained, span_of
 from exhume.core.contract import ExhumeError, Gradient, Key, Knowledge, NotApplicable, Outcome
 from exhume.models.mlp import MLP

@@ -1,7 +1,8 @@
-"""The linearisation of full-batch descent of an MLP, shared by all releases: one adjoint, answered once.
+"""Training linearised at a guess of the unknown records, in two ways.
 
-With questions c_1 … c_q about the weights, the answers a of train/influence.py, and f_t(z) the record's
-gradient at step t of the guess's own training,
+`SharedAdjoint`, of full-batch descent of an MLP: one adjoint for all releases, answered once. With questions
+c_1 … c_q about the weights, the answers a of train/influence.py, and f_t(z) the record's gradient at step t
+of the guess's own training,
 
     <c_i, J dz> = sum_t <a_{i,t}, d f_t(z) / dz · dz> / (n + 1).
 
@@ -10,9 +11,8 @@ is improved by Levenberg-Marquardt, each damping tried by a real training.
 
 Where to begin: the record whose pushes explain the release, with its errors left free. A record acts on
 training by its gradient at every step, which is made of the record z and of the error e_t that the outputs
-make on it. How large e_t is depends on z and its label steeply: by orders of magnitude between a record that
-is hard to learn and one that was learned long ago. Searches from a mean record fail at this. Written in a few
-functions of time and left free, e is no obstacle:
+make on it. How large e_t is depends on z and its label by orders of magnitude, and searches from a mean
+record fail at this. Written in a few functions of time and left free, e is no obstacle:
 
     <c_i, theta - theta_0>  ≈  sum_t <a_{i,t}, f_t(z, e_t)> / (n + 1),     e_t = sum_b basis[t, b] e_b
 
@@ -21,8 +21,26 @@ n + 1 records of which one has no gradient. No model is trained. What is left ov
 valley; the output whose errors are negative is the label.
 
 Memory: 4·b·q·k·d bytes for the answers to q questions (b functions of time). They are kept in the store,
-chunk by chunk, so that a stopped run does not ask again.
-Cost: q trainings once; per step a few more and q·d² operations.
+chunk by chunk. Cost: q trainings once; per step a few more and q·d² operations.
+
+`MatrixFree`, of any known training, by conjugate gradients and with gates as unknowns. J is never formed:
+products with it and with its transpose go through the steps of training (train/unrolled.py), so any module
+that `torch.func` takes will do, with momentum, weight decay, mini-batches of known order, Adam, batch norm,
+and several unknown records at once.
+
+With ReLU the weights are no smooth function of the unknown record. When it moves, gates of *known* records
+flip somewhere in training, each flip changes a gradient by a jump, and near the truth these jumps outweigh
+the record's own effect. But what a flip does to the weights is known (a push of that gate, carried through
+the rest of training), and there are many more weights than flips:
+
+    min over dz, c   ||theta - theta(z) - J dz - sum_g push_g c_g||²/s² + ||dz||²/a² + sum_g c_g²/P_g
+
+P_g is how likely gate g flips: by its distance from the kink, measured in how far gates move for a residual
+of this size. dz is what is wanted; c takes the jumps out of its way. As z comes closer, fewer gates are in
+doubt, and the last steps end in the right cell of all gates, where training is smooth.
+
+Cost: some 3 trainings a product; with c there are more of them. Memory: that of `Unrolled`; with c, some
+vectors of a number for each entry of each gate in each step.
 """
 
 from __future__ import annotations
@@ -36,13 +54,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import jacrev, vmap
 
-from exhume.attacks.informed.starts import Guess, Spent, Starts, Target
+from exhume.attacks.informed.starts import Guess, Spent, Starts, Target, Whitening
 from exhume.core.contract import Key, Progress, Records, Store
 from exhume.models.mlp import MLP
 from exhume.store.shards import address, cached, digest
 from exhume.train.influence import Answers, answer, pushes, pushes_of_error, trajectories
-from exhume.train.least_squares import solve_damped
+from exhume.train.least_squares import Solved, least_squares, solve_damped
 from exhume.train.optimisers import Descent
+from exhume.train.unrolled import Path, Pushes, Unknown, Unrolled
 
 Push = Callable[[MLP, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """`pushes`, or `pushes_of_error`."""
@@ -56,6 +75,16 @@ _FREE_DAMPING, _LEAST_FREE, _MOST_FREE = 1e-2, 1e-8, 1e3  # with errors left fre
 _TRIAL = 6  # steps after which a start must look right
 _PROMISING = 0.5  # of the answers left over that does
 _EXPLAINED = 0.25  # and below which no other start is tried; valleys end at .3 to .8
+_LENGTHS = (1.0, 0.4, 0.15)  # of a step
+_LEFT = 0.03  # of the linear residual: where the solver may stop
+_NEAR = 0.4  # relative residual from which jumping gates are what is left
+_PROBE = 0.1  # of the way to the label's mean: a step that shows how gates move
+_ERROR = 0.3  # of the records' own deviation, times the residual: how far a guess is off
+_WIDTHS = (0.3, 3.0, 0.03)  # of smoothed gates, in standard deviations, for a guess of residual 1
+_REACH = 3.0  # how far gates may move, over what a probe of the same residual moves them
+_DOUBT = 0.01  # deviations below which a gate is certain
+_SHARE = 1e-3  # of the residual that need not be explained
+_VECTORS = 8  # of all gates, held at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,12 +127,15 @@ class SharedAdjoint:
         config = [mlp, descent, questions, functions, chunk, starts.anchors.shape[1]]
         known = (digest(initial), digest(fixed))
         stage, parts = "differentiating through training", []
+
+        def answered(some: Tensor) -> dict[str, Tensor]:
+            answers = answer(mlp, descent, path, fixed, questions=some, basis=basis)
+            return {"first": answers.first, "rest": answers.rest}
+
         for done in range(0, questions, chunk):
             progress(stage, done, questions)
-            place, some = address("adjoint", config, known, key, done), asked[done : done + chunk]
-            parts.append(
-                cached(store, place, partial(_asked, mlp, descent, path, fixed, some, basis))
-            )
+            place = address("adjoint", config, known, key, done)
+            parts.append(cached(store, place, partial(answered, asked[done : done + chunk])))
         progress(stage, questions, questions)
         first = torch.cat([part["first"] for part in parts], 2).to(initial.device)
         rest = torch.cat([part["rest"] for part in parts], 1).to(initial.device)
@@ -141,29 +173,19 @@ class SharedAdjoint:
         jacobian /= len(self.fixed) + 1
         left = self.ask(target.parameters - end[0]).double()
         gram, right = jacobian.T @ jacobian, jacobian.T @ left
-        for factors in _DAMPINGS:
-            yield self._damped(guess, gram, right, factors)
 
-    def _damped(
-        self, guess: Guess, gram: Tensor, right: Tensor, factors: Iterable[float]
-    ) -> Iterator[Guess]:
-        for factor in factors:
+        def damped(factor: float) -> Guess:
             damping = max(_LEAST_DAMPING, guess.damping * factor)
             step = solve_damped(gram, right, damping).to(guess.inputs).view_as(guess.inputs)
             inputs = (guess.inputs + step).clamp(*self.starts.bounds)
-            yield replace(guess, inputs=inputs, damping=damping)
+            return replace(guess, inputs=inputs, damping=damping)
+
+        for factors in _DAMPINGS:
+            yield map(damped, factors)
 
     def ask(self, difference: Tensor) -> Tensor:
         """(p,) to the answers (q,)."""
         return self.questions @ difference
-
-
-def _asked(  # noqa: PLR0917
-    mlp: MLP, descent: Descent, path: Tensor, fixed: Records, questions: Tensor, basis: Tensor
-) -> dict[str, Tensor]:
-    """The answers to some questions, as they are kept."""
-    answers = answer(mlp, descent, path, fixed, questions=questions, basis=basis)
-    return {"first": answers.first, "rest": answers.rest}
 
 
 def without_gradient(descent: Descent, records: int) -> Descent:
@@ -256,7 +278,11 @@ class FreeErrors:
         """Levenberg-Marquardt; what the errors can explain is taken out of every step."""
         columns, errors, missing = self.explain(z, wanted)
         for _ in range(iterations):
-            steep = self._by_record(z, errors).double()
+            basis, path = self.answers.basis, self.path[:, None]
+            given = basis @ errors.view(basis.shape[1], -1).to(basis)  # with the errors held
+            given = (given - given.mean(1, keepdim=True))[:, None]
+            push = pushes_of_error
+            steep = record_jacobian(self.mlp, self.answers, path, z[None], push, given)[0].double()
             steep = steep - columns @ _fit(columns, steep)
             gram, right = steep.T @ steep, steep.T @ missing
             moved = False
@@ -280,15 +306,10 @@ class FreeErrors:
         errors = _fit(columns, wanted)
         return columns, errors, wanted - columns @ errors
 
-    @cached_property
-    def _layers(self) -> tuple[Tensor, Tensor]:
-        layers = self.mlp.layout.split(self.path)
-        return layers["fc1.weight"], layers["fc1.bias"]
-
     def _by_errors(self, z: Tensor) -> Tensor:
         answers, basis = self.answers, self.answers.basis
-        weight, bias = self._layers
-        before = weight @ z + bias
+        layers = self.mlp.layout.split(self.path)
+        before = layers["fc1.weight"] @ z + layers["fc1.bias"]
         nothing = z.new_zeros(len(basis), self.mlp.outputs)
         by_error = vmap(jacrev(partial(pushes_of_error, self.mlp), argnums=2))
         by_first, by_rest = by_error(self.path, before, nothing)
@@ -300,14 +321,176 @@ class FreeErrors:
         columns = columns - columns.mean(2, keepdim=True)  # the errors of a softmax add up to 0
         return columns.flatten(1)
 
-    def _by_record(self, z: Tensor, errors: Tensor) -> Tensor:
-        """(q, d) with the errors held."""
-        basis = self.answers.basis
-        given = basis @ errors.view(basis.shape[1], -1).to(basis)
-        given = (given - given.mean(1, keepdim=True))[:, None]
-        path = self.path[:, None]
-        return record_jacobian(self.mlp, self.answers, path, z[None], pushes_of_error, given)[0]
-
 
 def _fit(columns: Tensor, right: Tensor) -> Tensor:
     return solve_damped(columns.T @ columns, columns.T @ right, _RIDGE)
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixFree:
+    unrolled: Unrolled
+    starts: Starts
+    white: Whitening | None = None  # coordinates of images behind convolutions
+    products: int = 30  # of conjugate gradients in a step
+    gate_products: int = 150  # in those that have gates among their unknowns
+    trainings: int = 2000  # a release may cost
+    exact: float = 5e-5  # residual below which nothing is left to explain in single precision
+
+    def steps(
+        self, target: Target, guess: Guess, residual: float, spent: Spent
+    ) -> Iterator[Iterator[Guess]]:
+        """Steps from a guess, several where gates jump; of each, guesses in the order to be tried."""
+        for solved in self._solved(target, guess, residual, spent):
+            # the whole step and parts of it, then those of what the solver had before
+            yield (
+                replace(guess, inputs=(guess.inputs + length * step).clamp(*self.starts.bounds))
+                for step in (solved.step, *solved.earlier)
+                for length in _LENGTHS
+            )
+
+    def _solved(
+        self, target: Target, guess: Guess, residual: float, spent: Spent
+    ) -> Iterator[Solved]:
+        """(e, *shape) each, on the training linearised at a guess."""
+        free, gates = self.unrolled.freed()
+        # whether a number for each entry of each gate in each step fits into memory, several times
+        rows = sum(
+            (len(free.fixed) if seen.fixed is None else len(seen.fixed)) + len(seen.unknown)
+            for seen in free.steps
+        )
+        size = rows * free.activations * free.initial.element_size()
+        jumping = gates > 0 and 0 < size * _VECTORS <= free.memory << 20
+        if jumping and residual < _NEAR:
+            yield self._among_gates(free, target, guess, residual, spent)
+        for factor in _WIDTHS:
+            unrolled, _ = self.unrolled.smoothed(factor * min(1.0, residual))
+            path = unrolled.train(Unknown(guess.inputs, guess.labels))
+            solved = self._solve(GatesInDoubt(unrolled, path, []), target)
+            spent.models += 1 + 3 * solved.iterations
+            yield solved
+            if not gates:
+                return
+        if jumping and residual >= _NEAR:
+            yield self._among_gates(free, target, guess, residual, spent)
+
+    def _among_gates(
+        self, free: Unrolled, target: Target, guess: Guess, residual: float, spent: Spent
+    ) -> Solved:
+        """With every gate near its kink as an unknown of its own."""
+        centre = self.starts.means[guess.labels]
+        probe = guess.inputs + _PROBE * (centre - guess.inputs)
+        here, there = (Unknown(inputs, guess.labels) for inputs in (guess.inputs, probe))
+        gates = GatesInDoubt.of(free, here, there, target.parameters)
+        deviation = _ERROR * residual
+        if self.white is None:
+            deviation *= float(free.fixed.inputs.std())
+        solved = self._solve(gates, target, deviation)
+        spent.models += 2 + 4 * solved.iterations
+        return solved
+
+    def _solve(self, gates: GatesInDoubt, target: Target, deviation: float = 1.0) -> Solved:
+        """By conjugate gradients. deviation: of the unknown records, in their coordinates, among gates."""
+        unrolled, path, count = gates.unrolled, gates.path, gates.count
+        guess, size = path.guess, path.guess.inputs.numel()
+        right = self.starts.weighed(target.parameters - path.end)
+
+        def records(unknown: Tensor) -> Tensor:
+            return self._coloured(deviation * unknown[:size].view_as(guess.inputs))
+
+        def forward(unknown: Tensor) -> Tensor:
+            pushes = gates.spread(unknown[size:]) if count else None
+            return self.starts.weighed(unrolled.forward(path, records(unknown), pushes))
+
+        def adjoint(cotangent: Tensor) -> Tensor:
+            pushes: Pushes = []
+            weighed = self.starts.weighed(cotangent)
+            pulled = unrolled.adjoint(path, weighed, pushes if count else None)
+            inputs = deviation * self._coloured(pulled).flatten()
+            return torch.cat([inputs, gates.gathered(pushes)]) if count else inputs
+
+        if gates.doubts:
+            iterations, left, slope = self.gate_products, 0.0, 1e-3
+            damping = (_SHARE * float(right.norm())) ** 2 / len(right)
+        else:
+            iterations, left, slope, damping = self.products, _LEFT, 1e-4, 0.0
+        solved = least_squares(
+            forward, adjoint, right, iterations=iterations, damping=damping, left=left, slope=slope
+        )
+        earlier = tuple(records(step) for step in solved.earlier)
+        return replace(solved, step=records(solved.step), earlier=earlier)
+
+    def _coloured(self, white: Tensor) -> Tensor:
+        return white if self.white is None else self.white.apply(white)
+
+
+@dataclass(frozen=True, eq=False)
+class GatesInDoubt:
+    """A training, and which of its ReLUs near zero may be on here and off in the victim's run."""
+
+    unrolled: Unrolled  # with free gates, if any is in doubt
+    path: Path
+    doubts: Pushes  # deviation of each gate's jump, 0 where certain; empty: gates are no unknowns
+
+    @staticmethod
+    def of(unrolled: Unrolled, guess: Unknown, probe: Unknown, released: Tensor) -> GatesInDoubt:
+        """probe: another guess, which says how far gates move when the weights do."""
+        path, other = unrolled.train(guess), unrolled.train(probe)
+        apart = (other.end - path.end).norm().clamp_min(1e-30)
+        reach = _REACH * float((released - path.end).norm() / apart)
+        here, there = unrolled.entered(path), unrolled.entered(other)
+        doubts = [
+            [
+                tuple(_doubt(a, b, reach) for a, b in zip(*gates, strict=True))
+                for gates in zip(*blocks, strict=True)
+            ]
+            for blocks in zip(here, there, strict=True)
+        ]
+        for seen, blocks in zip(unrolled.steps, doubts, strict=True):
+            if unrolled.mixes and len(seen.unknown):  # they come last; their own gates are no noise
+                for gate in blocks[-1]:
+                    gate[-len(seen.unknown) :] = 0
+        return GatesInDoubt(unrolled, path, doubts)
+
+    @cached_property
+    def _places(self) -> list[Tensor]:
+        """Entries in doubt, gate by gate."""
+        return [gate.flatten().nonzero()[:, 0] for gate in _all_gates(self.doubts)]
+
+    @property
+    def count(self) -> int:
+        return sum(len(places) for places in self._places)
+
+    def spread(self, values: Tensor) -> Pushes:
+        """(g,) jumps in units of their deviations to pushes of all gates."""
+        parts = torch.split(values, [len(places) for places in self._places])
+        rest = iter(zip(self._places, parts, strict=True))
+
+        def jumps(gate: Tensor) -> Tensor:
+            places, units = next(rest)
+            return (
+                torch.zeros_like(gate)
+                .flatten()
+                .index_copy(0, places, gate.flatten()[places] * units)
+                .view_as(gate)
+            )
+
+        return [
+            [tuple(jumps(gate) for gate in gates) for gates in blocks] for blocks in self.doubts
+        ]
+
+    def gathered(self, pushes: Pushes) -> Tensor:
+        """The transpose of `spread`."""
+        rows = zip(_all_gates(pushes), _all_gates(self.doubts), self._places, strict=True)
+        return torch.cat([push.flatten()[at] * gate.flatten()[at] for push, gate, at in rows])
+
+
+def _all_gates(pushes: Pushes) -> list[Tensor]:
+    return [gate for blocks in pushes for gates in blocks for gate in gates]
+
+
+def _doubt(entered: Tensor, other: Tensor, reach: float) -> Tensor:
+    """Square roots of how likely the gates of one step flip; units (n, k) or channels (n, c, ...)."""
+    over = [i for i in range(entered.ndim) if i != 1]
+    moves = reach * (other - entered).square().mean(over, keepdim=True).sqrt()
+    likely = torch.special.ndtr(-entered.abs() / moves.clamp_min(1e-30))
+    return torch.where(likely.sqrt() > _DOUBT, likely.sqrt(), 0.0)

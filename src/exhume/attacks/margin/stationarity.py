@@ -1,6 +1,12 @@
-"""Training images from the first layer of a trained network, inside its own row span.
+"""Training images from a trained network's stationarity: Buzaglo23's attack as published, and ours.
 
-Against eq. (6) of Buzaglo23:
+`Equation6` minimises eq. (6): all layers, momentum, lambda = a² + lambda_min. The search lives in the whole
+row space of the first layer, min(k, d) directions, which eq. (6) alone never leaves: a candidate's gradient
+is a combination of the rows. The box on pixels does where |x| exceeds 1, and of its pull only what lies in
+the row space is followed; with k >= d nothing is lost. The settings are the first of the authors' published
+points. As in their code the sum over candidates is a mean, which decides what the rates mean.
+
+`FirstLayer` differs:
 1. Only the first layer is explained: the later ones keep most of their random start, which no data explain.
 2. Candidates live in the span of the first layer's rows: r = n - 1 unknowns each instead of d.
 3. The competitors of a class are weighted as cross-entropy weights them, not by the maximum. At the true
@@ -37,20 +43,70 @@ from exhume.attacks.margin.descent import (
     StationarityResidual,
     descend,
 )
-from exhume.attacks.margin.reading import Reader, labels_for, scale_of, spread_of
+from exhume.attacks.margin.reading import Reader, check_homogeneous, labels_for, scale_of, spread_of
 from exhume.attacks.margin.restarts import Restarts, agreed, pooled, said
-from exhume.core.contract import (
-    ExhumeError,
-    Key,
-    Knowledge,
-    Progress,
-    Store,
-    silent,
-)
+from exhume.core.contract import ExhumeError, Key, Knowledge, Progress, Store, silent
 from exhume.models.heads import Head
-from exhume.train.margin import Others
 
 _START = 0.05  # share of the first layer's square outside the records' directions: its start
+
+
+@dataclass(frozen=True)
+class Equation6:
+    """Reconstruct training records by minimising eq. (6).
+
+    Sees: `Weights`, r networks, each trained on its own unknown records.
+    Assumes: the architecture and about how many records there were; optionally their labels and the mean
+    that the released preprocessing subtracts.
+    Guarantees: nothing about the truth is used. Restarts are kept one by one.
+    Reference: Buzaglo23, eq. (6), and the settings of the authors' public code.
+    """
+
+    candidates: int = 200  # m; authors: twice the number of records
+    head: Head = "multiclass"
+    scale: float = 6.2e-5  # of the initial candidates; search: 1e-6 to .1
+    lambda_min: float = 0.203  # search: .01 to .5
+    alpha: float = 39.5  # search: 10 to 500
+    descent: SearchDescent = SearchDescent(
+        "momentum", steps=50_000, rate=1.36e-3, multiplier_rate=0.479, falling=False
+    )
+    prior: Prior = Prior(box=1.0)
+    restarts: int = 1
+
+    def prepare(
+        self, knowledge: Knowledge, *, key: Key, store: Store, progress: Progress = silent
+    ) -> Restarts:
+        reader = Reader.of(knowledge, self.head)
+        check_homogeneous(reader.mlp)
+        return Restarts(self, reader, partial(self._once, reader), key, store, progress, pooled)
+
+    def _once(
+        self,
+        reader: Reader,
+        parameters: Tensor,
+        key: Key,
+        _: list[RestartRun],
+        progress: Callable[[int], None],
+    ) -> RestartRun:
+        span = reader.span(parameters, 0)
+        labels = labels_for(self.candidates, reader, parameters)
+        weights = (1.0,) * (1 + len(span.network.later))
+        problem = StationarityResidual(span, labels, self.head, "max", self.alpha, weights)
+        shape, like = (self.candidates, len(span.values)), span.values
+        noise = torch.randn(shape, generator=key.fold("x").generator(), dtype=torch.float64)
+        raw = torch.rand(self.candidates, generator=key.fold("a").generator(), dtype=torch.float64)
+        start = Start(
+            self.scale * noise.to(like),
+            raw.to(like),
+            torch.ones_like(like),
+            "free" if self.head == "regression" else "squared",
+            self.lambda_min,
+            share=1 / self.candidates,
+            absolute=True,
+        )
+        image, descent = reader.mlp.input_shape, self.descent
+        end = descend(problem, start, descent, prior=self.prior, shape=image, progress=progress)
+        return end.run(span, labels, records=self.candidates / 2)
 
 
 @dataclass(frozen=True)
@@ -62,14 +118,11 @@ class FirstLayer:
     labels of the training records and the mean that the released preprocessing subtracts.
     Guarantees: nothing about the truth is used. Every restart is a piece of work of its own: a killed
     run goes on where it was and ends with the same bits; memory does not grow with restarts.
-    Reference: Buzaglo23, eq. (6); the six changes are ours.
+    Reference: Buzaglo23, eq. (6); the changes are ours.
     """
 
     head: Head = "multiclass"
-    others: Others = "softmax"
-    weights: tuple[float, ...] = (1.0,)  # of the layers' residuals, first to last
-    rank: int | None = None  # of the span; None: read off the spectrum, 0: all of it
-    candidates: float = 2.0  # per training record, whose number is the rank + 1
+    candidates: float = 2.0  # per training record, whose number is the rank of the span + 1
     later: float = 1.5  # the same for restarts that do not begin at random
     restarts: int = 6
     fresh: int = 2  # restarts that begin at random; later ones with what the earlier ones agree on
@@ -79,7 +132,6 @@ class FirstLayer:
     )
     largest: float = 0.25  # and at most; vectors: in proportion
     descent: SearchDescent = SearchDescent()
-    prior: Prior = Prior()
     labels: Literal["even", "own"] = "even"  # own: by the network, for any mix of classes
     smooth: float = (
         3e-4  # weight of an image's total variation per candidate, at a contrast of 0.22
@@ -103,36 +155,31 @@ class FirstLayer:
         earlier: list[RestartRun],
         progress: Callable[[int], None],
     ) -> RestartRun:
-        span = reader.span(parameters, self.rank)
+        span, shape = reader.span(parameters, None), reader.mlp.input_shape
         records, again = len(span.basis) + 1, len(earlier) >= self.fresh
         count = round((self.later if again else self.candidates) * records)
-        scale = scale_of(span, reader.mlp.input_shape, self.contrast)
-        start, columns = self._start(span, scale, count, key)
+        scale = scale_of(span, shape, self.contrast)
+        spread = spread_of(span, scale)
+        noise = torch.randn(count, len(spread), generator=key.generator(), dtype=torch.float64)
+        coordinates = noise.to(spread) * spread
+        raw, largest = torch.zeros_like(coordinates[:, 0]), scale * self.largest / self.contrast
+        start = Start(coordinates, raw, spread, largest=largest)
         if self.labels == "own" and reader.labels is None:
             labels = said(span.network.forward(start.coordinates)[1])
         else:
             labels = labels_for(count, reader, parameters)
         if again:
             labels, start = _begin_with(agreed(earlier), span, labels, start)
+        # weights of the first layer's columns; a bias that is not there (all zero) asks for nothing
+        columns = torch.cat([1 / spread, span.network.bias.any()[None].to(spread)])
         problem = StationarityResidual(
-            span, labels, self.head, self.others, self.alpha, self.weights, columns
+            span, labels, self.head, "softmax", self.alpha, columns=columns
         )
         start = _with_multipliers(problem, start, signed=self.head == "regression")
-        shape = reader.mlp.input_shape
         variation = self.smooth * (FirstLayer.contrast / self.contrast) / count
-        prior = replace(self.prior, tv=self.prior.tv + (variation if _is_sum(span) else 0.0))
-        found = descend(problem, start, self.descent, prior=prior, shape=shape, progress=progress)
-        return found.run(span, labels, records)
-
-    def _start(self, span: RowSpan, scale: float, count: int, key: Key) -> tuple[Start, Tensor]:
-        spread = spread_of(span, scale)
-        noise = torch.randn(count, len(spread), generator=key.generator(), dtype=torch.float64)
-        coordinates = noise.to(spread) * spread
-        columns = _columns(spread, span.network.bias)
-        raw = torch.zeros_like(coordinates[:, 0])
-        return Start(
-            coordinates, raw, spread, largest=scale * self.largest / self.contrast
-        ), columns
+        prior = Prior(tv=variation if _is_sum(span) else 0.0)
+        end = descend(problem, start, self.descent, prior=prior, shape=shape, progress=progress)
+        return end.run(span, labels, records)
 
 
 def _is_sum(span: RowSpan) -> bool:
@@ -143,11 +190,6 @@ def _is_sum(span: RowSpan) -> bool:
     inside, (neurons, rank) = span.values.square().sum(), span.network.first.shape
     whole = rank == min(neurons, span.basis.shape[1])
     return not whole and span.outside <= _START * (float(inside) + span.outside)
-
-
-def _columns(spread: Tensor, bias: Tensor) -> Tensor:
-    """(r+1,) weights of the first layer's columns. A bias that is not there (all zero) asks for nothing."""
-    return torch.cat([1 / spread, bias.any()[None].to(spread)])
 
 
 def _with_multipliers(problem: StationarityResidual, start: Start, *, signed: bool) -> Start:
@@ -166,15 +208,14 @@ def _with_multipliers(problem: StationarityResidual, start: Start, *, signed: bo
 
 
 def _begin_with(
-    found: tuple[Tensor, Tensor], span: RowSpan, labels: Tensor, start: Start
+    met: tuple[Tensor, Tensor], span: RowSpan, labels: Tensor, start: Start
 ) -> tuple[Tensor, Start]:
     """The start with the agreed inputs (k, d) in place of random ones of the same labels (k,)."""
-    inputs, known = found
     labels, coordinates = labels.clone(), start.coordinates.clone()
     free = torch.ones_like(labels, dtype=torch.bool)
-    for one, label in zip(inputs @ span.basis.T, known, strict=True):
+    for inputs, label in zip(met[0] @ span.basis.T, met[1], strict=True):
         places = (free & (labels == label)).nonzero()[:, 0]
         if len(places):
-            coordinates[places[0]] = one
+            coordinates[places[0]] = inputs
             free[places[0]] = False
     return labels, replace(start, coordinates=coordinates)
