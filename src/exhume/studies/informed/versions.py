@@ -44,7 +44,7 @@ class _Setting:
 
 _SCALES: dict[Scale, _Setting] = {
     "smoke": _Setting(5, 4, 60, 20, 3, 50),
-    "cpu": _Setting(50, 50, 200, 100, 5, 300),
+    "cpu": _Setting(50, 30, 100, 50, 5, 200),
     "paper": _Setting(50, 200, 200, 100, 5, 2000),
 }
 
